@@ -51,7 +51,7 @@ def test_one_that_is_the_target_itself_is_always_right(target: CausalModel) -> N
     assert guessed == right > 50
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 def test_guesses_are_what_the_draft_model_says_of_the_known_tokens(
     target: CausalModel, tmp_path: Path, seed: int
 ) -> None:
