@@ -46,7 +46,8 @@ class StepComposer:
             drafts = self._speculator.draft(computed, self._table, steps)
         for seq in computed:
             self._plan_one(seq, builder, drafts.get(seq.key, ()))
-        self._plan_prompts(computed, builder, now, steps, starts_s)
+        planned = {work.key for work in builder.work}
+        self._plan_prompts([seq for seq in computed if seq.key in planned], builder, now, steps, starts_s)
         if not builder.work and len(taking) < len(decoding):
             # No sequence of a higher class can go on, so nothing is gained by waiting for it.
             for seq in decoding[: self._limits.num_seqs]:
@@ -74,7 +75,9 @@ class StepComposer:
     def _plan_prompts(
         self, decoding: SeqOf[Sequence], builder: StepBuilder, now: float, steps: StepModels, starts_s: float
     ) -> None:
-        """Plan prompts by the policy's order. Among equals, those that have been begun come before those that wait for room."""
+        """Plan prompts by the policy's order. Among equals, those that have been begun come before those that wait for room.
+
+        `decoding` are the sequences that the step decodes. One whose last token a step in flight draws is none of them."""
 
         def turn(seq: Sequence) -> tuple[int, bool]:
             return self._policy.turn(seq, now, steps)

@@ -182,6 +182,16 @@ def test_without_decoding_sequences_the_step_is_full() -> None:
     assert _prompt_part(engine.step()) == 4096
 
 
+def test_a_sequence_whose_last_token_is_being_drawn_holds_no_prompt_back() -> None:
+    """As all are that a prefill instance computes. The step after that is planned while it runs."""
+    engine = Engine()
+    last = _request("last", 100, 0.01, 1_000)
+    engine.scheduler.add(replace(last, sampling=SamplingParams(max_tokens=1)))
+    engine.plan()
+    engine.scheduler.add(_request("long", 3000, 1.0, 10_000))
+    assert _prompt_part(engine.plan()) == 3000
+
+
 def test_prompts_go_on_where_decoding_alone_is_too_slow() -> None:
     slow = replace(STEPS, prompt=replace(STEPS.prompt, fixed_s=0.0))
     assert prompt_tokens(slow, 60, 1e6, 0.01, budget_tokens=4096) == MIN_TOKENS
