@@ -24,8 +24,8 @@ from sim.coarse.simulated_sequence import Rate, SimulatedRequest, SimulatedSeque
 
 _PAUSED_STEPS = 8
 """Steps that are taken at once, at most, while some sequences sit them out."""
-_FINE_BLOCK_TOKENS = 16
-"""A production block: a prompt lacking no more is computed where it is decoded."""
+_FINE_BLOCK_TOKENS, _REST_BLOCKS = 16, 3
+"""A production block: a prompt lacking no more, or no more than three behind a prefix, is computed where it is decoded."""
 
 
 class Surroundings(Protocol):
@@ -169,8 +169,6 @@ class Device:
 
     def _begin(self, now: float, planned_s: float) -> None:
         """The next step or burst, as it was planned at `planned_s`; as of now where there was nothing to plan then."""
-        if not self._seqs.decoding and not self._seqs.prompts:
-            planned_s = now
         self._seqs.join(planned_s)
         self._seqs.put_classes_first(now)
         self._seqs.grow_decoding(now)
@@ -179,12 +177,14 @@ class Device:
         batch = len(self._seqs.decoding)
         if not batch and not self._chunks:
             self._burst = None
+            if planned_s < now:
+                self._begin(now, now)
             return
         if self._chunks:
             self._burst = Burst(now, 1, self._step_with_prompts_s(batch))
         else:
             self._burst = decoding_burst(now, self._seqs.decoding, self._config.step)
-            if _any_later(self._seqs.waiting, planned_s) or _any_later(self._seqs.joining, planned_s):
+            if any(seq.ready_s > planned_s for seq in self._seqs.coming):
                 self._burst.num_steps = 1
             elif self._seqs.paused:
                 self._burst.num_steps = min(self._burst.num_steps, _PAUSED_STEPS)
@@ -261,13 +261,13 @@ class Device:
         """Prompts in the room that the decoding sequences leave in the step."""
         if not self._seqs.prompts and not self._seqs.waiting:
             return []
-        self._seqs.prompts = self._by_turn(self._seqs.prompts, now)
+        prompts = self._by_turn((seq for seq in self._seqs.prompts if seq.ready_s <= planned_s), now)
         here = [seq for seq in self._seqs.waiting if seq.ready_s <= planned_s]
-        budget = self._prompt_budget(now, [*self._seqs.prompts, *here])
+        budget = self._prompt_budget(now, [*prompts, *here])
         waiting = self._policy.order(here, now) if here and budget > 0 else ()
         chunks: list[_Chunk] = []
-        begun, may_admit = set(map(id, self._seqs.prompts)), True
-        for seq in self._by_turn((*self._seqs.prompts, *waiting), now):
+        begun, may_admit = set(map(id, prompts)), True
+        for seq in self._by_turn((*prompts, *waiting), now):
             if budget <= 0 or len(self._seqs.decoding) + len(chunks) >= self.info.max_num_seqs:
                 break
             if id(seq) not in begun and not (may_admit := may_admit and self._seqs.admit(seq)):
@@ -318,8 +318,9 @@ class Device:
             if not self._blocks.admit(seq, seq.num_known + 1, self._seqs.num_running):
                 return
             self._reserving.popleft()
-            if seq.num_missing <= _FINE_BLOCK_TOKENS:
-                self._seqs.prompts.append(seq)
+            num_blocks = _REST_BLOCKS if seq.num_computed else 1
+            if seq.num_missing <= num_blocks * _FINE_BLOCK_TOKENS:
+                self._compute_here(seq, now)
             else:
                 source = self._world.device(prefill)
                 self._world.at(now + self._config.message_s, source.start_prefill, seq)
@@ -328,8 +329,13 @@ class Device:
     def _expire(self, now: float, seq: SimulatedSequence, source: "Device") -> None:
         """Its prompt was not begun in time; `source` may wait for blocks just as this instance does. Compute it here."""
         if source.withdraw(seq):
-            self._seqs.prompts.append(seq)
+            self._compute_here(seq, now)
             self._wake(now)
+
+    def _compute_here(self, seq: SimulatedSequence, now: float) -> None:
+        """Compute the prompt of a sequence that has its blocks."""
+        seq.ready_s = now
+        self._seqs.prompts.append(seq)
 
     def withdraw(self, holder: SimulatedSequence) -> bool:
         """Do not compute that prompt; False when it has been begun."""
@@ -343,8 +349,3 @@ class Device:
         num_tokens = max(0, seq.num_computed - seq.num_pushed)
         seq.num_pushed = max(seq.num_pushed, seq.num_computed)
         return self._link.send(num_tokens * self.info.kv_token_bytes, burst.began_s, now)
-
-
-def _any_later(seqs: list[SimulatedSequence], planned_s: float) -> bool:
-    """Is any of them ready only after that?"""
-    return any(seq.ready_s > planned_s for seq in seqs)

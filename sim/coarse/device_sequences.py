@@ -35,6 +35,11 @@ class DeviceSequences:
         return len(self.decoding) + len(self.prompts) + len(self.joining) + len(self.paused)
 
     @property
+    def coming(self) -> list[SimulatedSequence]:
+        """Return those that a step does not take part in before it is planned: all but those that decode."""
+        return [*self.waiting, *self.prompts, *self.joining]
+
+    @property
     def num_waiting_tokens(self) -> int:
         """The number of tokens to compute before everything here decodes."""
         return sum(s.num_missing for s in self.prompts) + sum(s.num_known for s in self.waiting)
