@@ -5,6 +5,10 @@ and where they cross is learned with them."""
 
 from dataclasses import dataclass
 from math import inf, sqrt
+from typing import Final
+
+LEARNED_STEPS: Final = 20
+"""A law of steps is known once so many were seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,12 @@ class StepModels:
     of a prompt reads as much, so it takes no less."""
     prompt: StepModel = StepModel()
     """What computing takes in steps with a piece of a prompt."""
+
+    @property
+    def lacks_reading(self) -> bool:
+        """Whether steps are being learned from, but too few that only decode. Those with a piece of a prompt are as long as
+        computing takes, so they do not show how long reading takes."""
+        return self.prompt.num_steps > 0 and self.decode.num_steps < LEARNED_STEPS
 
     def mixed_step_s(
         self, num_tokens: float, num_context_tokens: float, num_seqs: float, num_pairs: float = 0.0

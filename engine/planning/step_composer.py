@@ -85,6 +85,8 @@ class StepComposer:
         prompts = sorted((seq for seq in self._table.running if seq.num_missing > 1), key=turn)
         if not prompts and not self._table.waiting:
             return
+        if decoding and builder.step % 2 and steps.lacks_reading:
+            return  # a step that only decodes shows how long reading takes; without a pause in prompts there is no other
         context = sum(len(seq.tokens) for seq in decoding)
         builder.budget = min(builder.budget, self._limits.prompt_tokens)
         if not self._whole_prompts:

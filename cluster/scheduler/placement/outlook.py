@@ -1,7 +1,7 @@
 """Predicts what would happen on an instance, in seconds, from the step times that it has learned.
 
-What an instance has not learned of prompts is taken from the fleet (`learned_paces`); where nobody knows, its prompt rate counts.
-Until it has learned how long decoding takes, that is taken to be in time."""
+What an instance has not learned is taken from the fleet (`learned_paces`). Where nobody knows how long prompts take, its prompt
+rate counts; where nobody knows how long decoding takes, that is taken to be in time."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -9,11 +9,11 @@ from math import ceil
 from typing import Final
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.learned_paces import LEARNED_STEPS, LearnedPaces
+from cluster.scheduler.placement.learned_paces import LearnedPaces
 from cluster.scheduler.placement.placement_policy import PlacementQuery
 from cluster.scheduler.queue.hopeless import IdleEstimate
 from core.pacing import prompt_tokens
-from core.steps import StepModels, chunk_pairs
+from core.steps import LEARNED_STEPS, StepModel, StepModels, chunk_pairs
 
 _LAG_STEPS: Final = 1.5
 
@@ -41,7 +41,7 @@ class Outlook:
         num_seqs, context = member.batch_seqs, member.batch_context_tokens
         model = self._model = paces.prompt_steps(member)
         self.is_learned = model.num_steps >= LEARNED_STEPS
-        steps = StepModels(member.steps.decode, model)
+        steps = StepModels(paces.decode_steps(member), model)
         room = max(1, member.max_batch_tokens - num_seqs)
         tpot_s = member.tightest_tpot_s
         self.batch_tokens = (
@@ -59,7 +59,7 @@ class Outlook:
         """Seconds until all prompts that are there and not late are computed."""
         self.all_s = self.prompt_s(member.queued_tokens)
         """Seconds until all are."""
-        self.slot_s = member.steps_to_slot * (decode_step_s(member, 0, 0.0) or member.step_s)
+        self.slot_s = member.steps_to_slot * (decode_step_s(steps.decode, member) or member.step_s)
         """Seconds until one more sequence finds a slot; infinite while that cannot be foreseen."""
         num_tokens = min(member.queued_tokens, member.max_batch_tokens)
         self._longest_s = 0.0
@@ -103,17 +103,17 @@ def idle_estimate(ask: PlacementQuery, members: Iterable[Member]) -> IdleEstimat
     return best
 
 
-def decode_step_s(member: Member, more_seqs: int, more_context_tokens: float) -> float:
-    """Return the time of one step of everything that decodes or will decode there, and of so many more; 0 while too
-    little is known."""
-    model = member.steps.decode
+def decode_step_s(
+    model: StepModel, member: Member, more_seqs: int = 0, more_context_tokens: float = 0.0
+) -> float:
+    """Return the time of one step of everything that decodes or will decode there, and of so many more, by the law of such steps
+    that holds there; 0 while too little is known."""
     if model.num_steps < LEARNED_STEPS:
         return 0.0
     num_seqs = member.batch_seqs + more_seqs
     return model.step_s(num_seqs, member.batch_context_tokens + more_context_tokens, num_seqs)
 
 
-def alone_step_s(member: Member, context_tokens: float) -> float:
-    """Return the time of one step of one such sequence alone. No instance like this one is faster."""
-    model = member.steps.decode
+def alone_step_s(model: StepModel, context_tokens: float) -> float:
+    """Return the time of one step of one such sequence alone. No instance with that law is faster."""
     return model.step_s(1, context_tokens, 1) if model.num_steps >= LEARNED_STEPS else 0.0

@@ -180,11 +180,12 @@ class SloPolicy:
         context = ask.num_tokens + length / 2
         able: list[tuple[float, float, Member]] = []
         for decode in decodes:
-            step_s = decode_step_s(decode, 1, context)
-            floor_s = reach * alone_step_s(decode, context)
+            law = self._paces.decode_steps(decode)
+            step_s = decode_step_s(law, decode, 1, context)
+            floor_s = reach * alone_step_s(law, context)
             if decode.batch_seqs and step_s > self._model.tpot_margin * max(decode.tightest_tpot_s, floor_s):
                 continue
-            before_s = decode_step_s(decode, 0, 0.0)
+            before_s = decode_step_s(law, decode)
             able.append((length * max(0.0, step_s - before_s), step_s / max(ask.tpot_s, floor_s), decode))
         able.sort(key=_preference)
         return able

@@ -69,6 +69,16 @@ def test_sequences_spread_over_instances_also_where_none_decodes_yet() -> None:
     assert decodes == dict.fromkeys(NAMES, 10)
 
 
+def test_a_new_instance_is_taken_to_decode_as_those_that_know_how_long_it_takes() -> None:
+    """Otherwise it would decode for nothing, and all would go there."""
+    world = fleet()
+    told(world, "d", steps=StepModels())
+    decodes = Counter[str]()
+    for i in range(80):
+        decodes[decode_of(world.placed(wants(f"r{i}", 40)))] += 1
+    assert decodes == dict.fromkeys(NAMES, 20)
+
+
 @pytest.mark.parametrize("tpot_s", [0.012, 0.05])
 def test_no_batch_grows_beyond_its_tightest_target(tpot_s: float) -> None:
     world = fleet()
