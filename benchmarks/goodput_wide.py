@@ -11,7 +11,9 @@ Each router of `sim.baselines` is run as its authors run it and with any role, w
 with two prefill instances of four. Windows are those of `benchmarks.goodput`, and besides: Mooncake's
 synthetic trace, agents' sessions in closed loop (`sim.agent_sessions`), and windows whose requests are of two classes in turn.
 One of another length than 20 s has its seconds behind it: `deepseek-r1/standard/0/60`.
-Devices are an H100 with prefill or memory at half or twice its speed, or with a slower link, an A100 and an L40S.
+Devices are an H100 with prefill or memory at half or twice its speed, or with a slower link, an A100 and an L40S; instances of
+several GPUs are a model of 70B on four H100s, and a quantised one with routed experts on eight H200s. Their rates are for each
+instance, not for each GPU.
 Prediction, written first: with early rejection and any role a baseline reaches 0.9 of Baton at 90 %, and on Baton's engine 0.95;
 where prompts are hopeless (agents, synthetic) Baton is below it."""
 
@@ -39,16 +41,18 @@ from benchmarks.goodput import (
     WINDOW_S,
 )
 from benchmarks.goodput import window as tuned_window
+from benchmarks.plan_questions import MOE
 from benchmarks.report import parser, write
 from core.config import load
 from core.errors import ConfigError
 from core.types import Slo
 from sim.agent_sessions import SessionLoad, read_sessions
 from sim.baselines.table import OURS, entry_of
-from sim.catalogue import GPUS, Gpu
+from sim.catalogue import GPUS, CatalogueModel, Gpu
 from sim.catalogued import Fleet
 from sim.coarse.coarse_workload import natural_block_tokens
 from sim.goodput import Curve, Window, attained, highest
+from sim.model_config import model_of
 
 SESSIONS, SYNTHETIC = "agent_lmcache_sessions.jsonl.gz", "mooncake_fast25_synthetic.jsonl.gz"
 CLASSES = load(None, {}, {}).slo_classes
@@ -76,17 +80,32 @@ ROUTERS = (
     "llm-d+any+refuse",
     "polyserve+refuse",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What an instance is made of."""
+
+    gpu: Gpu
+    model: str = MODEL
+    read: CatalogueModel | None = None
+    """A model that the catalogue does not have, called `model`."""
+    tp: int = 1
+
+
 _BASE = GPUS[GPU]
-DEVICES: dict[str, Gpu] = {
-    "base": _BASE,
-    "prefill/2": replace(_BASE, flop_per_s=_BASE.flop_per_s / 2),
-    "prefill*2": replace(_BASE, flop_per_s=_BASE.flop_per_s * 2),
-    "memory/2": replace(_BASE, memory_bytes_per_s=_BASE.memory_bytes_per_s / 2),
-    "memory*2": replace(_BASE, memory_bytes_per_s=_BASE.memory_bytes_per_s * 2),
-    "link/4": replace(_BASE, nic_bytes_per_s=_BASE.nic_bytes_per_s / 4),
-    "link 1 GB/s": replace(_BASE, nic_bytes_per_s=1e9),
-    "A100": GPUS["A100"],
-    "L40S": GPUS["L40S"],
+DEVICES: dict[str, Device] = {
+    "base": Device(_BASE),
+    "prefill/2": Device(replace(_BASE, flop_per_s=_BASE.flop_per_s / 2)),
+    "prefill*2": Device(replace(_BASE, flop_per_s=_BASE.flop_per_s * 2)),
+    "memory/2": Device(replace(_BASE, memory_bytes_per_s=_BASE.memory_bytes_per_s / 2)),
+    "memory*2": Device(replace(_BASE, memory_bytes_per_s=_BASE.memory_bytes_per_s * 2)),
+    "link/4": Device(replace(_BASE, nic_bytes_per_s=_BASE.nic_bytes_per_s / 4)),
+    "link 1 GB/s": Device(replace(_BASE, nic_bytes_per_s=1e9)),
+    "A100": Device(GPUS["A100"]),
+    "L40S": Device(GPUS["L40S"]),
+    "70B on 4": Device(_BASE, "llama-3.1-70b", tp=4),
+    "MoE on 8": Device(GPUS["H200"], "DeepSeek-V3", model_of(MOE), tp=8),
 }
 
 
@@ -111,12 +130,20 @@ class Cell:
 
 
 def fleet_of(cell: Cell) -> Fleet:
-    changed = DEVICES[cell.device]
+    device = DEVICES[cell.device]
     name, _, prefills = cell.scheduler.partition(":")
-    if prefills or entry_of(name).kind == "static":
-        num = int(prefills or NUM_GPUS // 2)
-        return Fleet(gpu=GPU, model=MODEL, num_prefill=num, num_decode=NUM_GPUS - num, changed=changed)
-    return Fleet(gpu=GPU, model=MODEL, num_prefill=0, num_decode=0, num_both=NUM_GPUS, changed=changed)
+    is_split = bool(prefills) or entry_of(name).kind == "static"
+    num = int(prefills or NUM_GPUS // 2) if is_split else 0
+    return Fleet(
+        gpu=GPU,
+        model=device.model,
+        num_prefill=num,
+        num_decode=NUM_GPUS - num if is_split else 0,
+        num_both=0 if is_split else NUM_GPUS,
+        tp=device.tp,
+        changed=device.gpu,
+        read=device.read,
+    )
 
 
 @cache
@@ -136,7 +163,7 @@ def offered(traces: Path, trace: str, seed: int, window_s: float = WINDOW_S) -> 
 
 
 def run_cell(cell: Cell, target: float, max_steps: int) -> tuple[str, dict[str, Any]]:
-    """Return the cell's highest rate, in requests per second and GPU. Its curve is a bound below the target: runs are cut."""
+    """Return its highest rate, in requests per second and instance. Its curve is a bound below the target: runs are cut."""
     trace, targets, seed, window_s = cell.named
     part, fleet = offered(cell.traces, trace, seed, window_s), fleet_of(cell)
     entry = entry_of(cell.scheduler.partition(":")[0])
