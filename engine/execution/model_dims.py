@@ -70,7 +70,9 @@ def shards_of(spec: ModelSpec, mesh: Mesh, layout: KVLayout) -> tuple[KVShard, .
     if spec.encodes:
         return (KVShard.whole(layout),)
     parts = [part_of(dims_of(spec), mesh, rank) for rank in range(mesh.size)]
-    return tuple(KVShard(layout, part.layers, part.kv_heads) for part in parts)
+    # Where some of a model's layers keep no keys and values, its pool has fewer layers. Such a model is not cut by layers.
+    kept = None if spec.recurrent is None else (0, layout.num_layers)
+    return tuple(KVShard(layout, kept or part.layers, part.kv_heads) for part in parts)
 
 
 def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int:

@@ -110,6 +110,17 @@ def test_a_state_in_another_memory_is_the_same(pool: str, tmp_path: Path) -> Non
     assert there.run(requests) == here
 
 
+@pytest.mark.parametrize("family", HYBRID)
+def test_a_pool_has_room_for_layers_that_keep_keys_and_values_alone(family: str, tmp_path: Path) -> None:
+    config: Any = HYBRID[family](random.Random(3), 3)
+    make(tmp_path, config, seed=2)
+    size = size_pool(tmp_path, ModelConfig(), EngineConfig(num_blocks=400, block_size=4), device=CPU)
+    num_keeping = sum("linear" not in kind for kind in config.layer_types)
+    assert 0 < num_keeping < config.num_hidden_layers
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    assert size.num_bytes == 400 * 4 * num_keeping * 2 * config.num_key_value_heads * head_dim * 4
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("hybrid")
