@@ -342,10 +342,13 @@ class Frontend:
                 log.error("%s is not for a frontend (from %s)", type(message).__name__, sender)
 
     def _ask(self, running: RunningAttempt) -> None:
-        """Ask one of the schedulers for a place, requests in turn, or later, where no scheduler is known."""
+        """Ask one of the schedulers for a place, requests in turn, or later, where no scheduler is known. One that was asked and
+        lost may come back, and knows nothing of it then."""
+        if running.wanted is None:
+            return
         living = self._schedulers.living
-        if running.wanted is not None and living:
-            running.scheduler = living[crc32(running.request.id.encode()) % len(living)]
+        running.scheduler = living[crc32(running.request.id.encode()) % len(living)] if living else ""
+        if living:
             self._mail.send(running.scheduler, running.wanted)
 
     def _ask_all(self) -> None:

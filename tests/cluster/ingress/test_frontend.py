@@ -58,13 +58,27 @@ class Peer:
         self.mail.send(to, Tokens(out))
 
 
+class CutMail:
+    """Loopback mail that `loses` a peer who lives on, as after a cut."""
+
+    def __init__(self, inner: LoopbackMail) -> None:
+        self._inner = inner
+        self.address, self.send, self.close = inner.address, inner.send, inner.close
+        self.loses: Callable[[str], None] = lambda _: None
+
+    def listen(self, on_message: Callable[[str, Message], None], on_lost: Callable[[str], None]) -> None:
+        self.loses = on_lost
+        self._inner.listen(on_message, on_lost)
+
+
 class World:
     def __init__(self) -> None:
         self.network = LoopbackNetwork()
+        self.mail = CutMail(self.network.join("frontend"))
         self.decodes: list[Peer] = []
         self.scheduler = Peer(self.network, "scheduler", self._schedule)
         self.frontend = Frontend(
-            self.network.join("frontend"),
+            self.mail,
             WallClock(),
             ScheduleConfig(),
             4,
@@ -193,6 +207,27 @@ async def test_an_instance_that_fails_without_dying_is_left_and_a_hopeless_reque
     with pytest.raises(ReplicaLost, match="giving up"):
         await world.run(world.request())
     assert world.frontend.num_running == 0
+
+
+async def test_a_scheduler_that_was_lost_and_found_again_is_asked_again(world: World) -> None:
+    asked: list[Message] = []
+
+    def act(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Submit):
+            peer.tokens(sender, message.request, [0, 1, 2, 3, 4, 5])
+
+    def forget_the_first(peer: Peer, sender: str, message: Message) -> None:
+        asked.extend([message] if isinstance(message, Place) else [])
+        if len(asked) != 1:
+            plain(peer, sender, message)
+
+    world.decode(act)
+    plain, world.scheduler._act = world.scheduler._act, forget_the_first
+    answer = asyncio.create_task(world.run(world.request()))
+    await until(lambda: bool(asked))
+    world.mail.loses(world.scheduler.mail.address)
+    assert await answer == [100, 101, 102, 103, 104, 105]
+    assert len(asked) == 2
 
 
 async def test_a_retiring_frontend_is_not_ready_and_answers_all_the_same(world: World) -> None:
