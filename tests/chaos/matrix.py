@@ -1,5 +1,6 @@
 """Runs cases, several clusters at a time. `python -m tests.chaos.matrix [TRANSPORT ...] --json FILE` runs all of them, or those of some
 transports, and writes the table of recovery times; pytest runs a part of those over NIXL and gloo, which stands in for NCCL.
+The witness computes, or with `--model FAMILY` a tiny model with recurrent layers.
 
 The times are of this set-up, where a silent process is given up after 1 s (5 s by default)."""
 
@@ -8,7 +9,7 @@ import contextlib
 import tempfile
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,11 @@ from tests.chaos.cases import (
     mistreat,
     slow_link,
 )
+from tests.chaos.hybrid import OVERRIDES as HYBRID_OVERRIDES
+from tests.chaos.hybrid import HybridModel
+from tests.chaos.model import WITNESS, Model
 from tests.chaos.world import ON_DEVICE, OVERRIDES, World
+from tests.models.checkpoints import HYBRID
 
 _CASE_S = 90.0
 SHM: dict[str, Any] = {}
@@ -34,6 +39,9 @@ NIXL: dict[str, Any] = {"transfer.transport": "nixl", "transfer.checksum": True}
 GLOO: dict[str, Any] = {"transfer.transport": "gloo", "transfer.checksum": True}
 DEVICE: dict[str, Any] = TCP | {ON_DEVICE: True}
 REMOTE = {"tcp": TCP, "device": DEVICE, "gloo": GLOO} | ({"nixl": NIXL} if available() else {})
+TRANSPORTS = {"shm": SHM} | REMOTE
+_WITNESS_ALONE = ("device",)
+"""Nothing else computes on simulated devices."""
 _WRITTEN_BY_OTHERS = (
     "decode.GRANTED", "decode.FENCING", "decode.RECALLING", "decode.REVOKING", "decode.CLOSING",
     "prefill.COMPUTING", "prefill.SENDING",
@@ -43,23 +51,36 @@ _PART = (
     "kill prefill in decode.GRANTED", "stop prefill in prefill.SENDING", "restart prefill in decode.FENCING",
     "kill decode in prefill.COMPUTING", "stop decode in decode.RECALLING", "restart decode in decode.GRANTED",
 )  # fmt: skip
-"""The cases of those states that pytest tries over NIXL and gloo."""
+"""The cases of those states that pytest tries over NIXL and gloo, and over shared memory with a hybrid."""
+_PART_FAMILY = "qwen3_next"
 
 
 @dataclass(frozen=True)
 class Entry:
-    name: str
-    overrides: dict[str, Any]
+    transport: str
+    what: str
     run: Callable[[World, str], Awaitable[Outcome]]
+    family: str = ""
+    """Which of `HYBRID` computes. Empty: the witness."""
+
+    @property
+    def setting(self) -> str:
+        return f"{self.family} over {self.transport}" if self.family else self.transport
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting}: {self.what}"
 
 
-def entries() -> list[Entry]:
-    return [*_process_entries(), *_message_entries()]
+def entries(family: str = "") -> list[Entry]:
+    made = [*_process_entries(), *_message_entries()]
+    return [replace(e, family=family) for e in made if not family or e.transport not in _WITNESS_ALONE]
 
 
-def part(all_of_them: list[Entry]) -> list[Entry]:
+def part() -> list[Entry]:
     """What is run each time."""
-    return [e for e in all_of_them if not e.name.startswith(("nixl", "gloo")) or e.name[6:] in _PART]
+    plain = [e for e in entries() if e.transport not in ("nixl", "gloo") or e.what in _PART]
+    return plain + [e for e in entries(_PART_FAMILY) if e.transport == "shm" and e.what in _PART]
 
 
 def _process_entries() -> list[Entry]:
@@ -73,11 +94,9 @@ def _process_entries() -> list[Entry]:
                 return await Case(world, name).run(state, fault)
 
             if state != "decode.RECALLING":  # it takes a checksum to get there
-                made.append(Entry(f"shm: {fault} in {state}", SHM, run))
+                made.append(Entry("shm", f"{fault} in {state}", run))
             if state in _WRITTEN_BY_OTHERS and fault.split()[1] in ("prefill", "decode"):
-                made += [
-                    Entry(f"{name}: {fault} in {state}", overrides, run) for name, overrides in REMOTE.items()
-                ]
+                made += [Entry(transport, f"{fault} in {state}", run) for transport in REMOTE]
     return made
 
 
@@ -89,28 +108,36 @@ def _message_entries() -> list[Entry]:
             async def run(world: World, name: str, message: str = message, kind: str = kind) -> Outcome:
                 return await mistreat(world, name, message, kind)
 
-            made.append(Entry(f"shm: {kind} {message}", SHM, run))
-    for overrides, transport in ((SHM, "shm"), (TCP, "tcp"), (DEVICE, "device")):
-        made.append(Entry(f"{transport}: slow link", overrides, slow_link))
+            made.append(Entry("shm", f"{kind} {message}", run))
+    made += [Entry(transport, "slow link", slow_link) for transport in ("shm", "tcp", "device")]
     return made
 
 
 async def run_all(folder: Path, chosen: list[Entry], num_worlds: int = 3) -> dict[str, Outcome | Exception]:
     """Every entry's outcome, or what went wrong. A world in which something went wrong is replaced."""
-    todo = sorted(chosen, key=lambda entry: entry.name.partition(":")[0])
+    todo = sorted(chosen, key=lambda entry: entry.setting)
     results: dict[str, Outcome | Exception] = {}
+    models: dict[str, Model] = {"": WITNESS}
+    models |= {
+        family: HybridModel(folder / family, family) for family in {e.family for e in todo if e.family}
+    }
 
     async def work(number: int) -> None:
         async with contextlib.AsyncExitStack() as stack:
             world: World | None = None
+            setting = ""
             while todo:
                 entry = todo.pop(0)
-                if world is not None and world.wanted != entry.overrides:
+                if entry.setting != setting:
                     await stack.aclose()
-                    world = None
+                    world, setting = None, entry.setting
                 try:
                     if world is None:
-                        world = World(folder / f"{number}-{len(todo)}", entry.overrides)
+                        world = World(
+                            folder / f"{number}-{len(todo)}",
+                            TRANSPORTS[entry.transport],
+                            model=models[entry.family],
+                        )
                         await stack.enter_async_context(world)
                     async with asyncio.timeout(_CASE_S):
                         results[entry.name] = await entry.run(world, entry.name)
@@ -147,19 +174,27 @@ def table(results: dict[str, Outcome | Exception]) -> list[dict[str, Any]]:
 
 def main() -> None:
     options = parser(__doc__, must_write=True)
-    options.add_argument("transports", nargs="*", default=["shm", *REMOTE])
+    options.add_argument("transports", nargs="*", help=f"of {', '.join(TRANSPORTS)}; all of them by default")
+    options.add_argument(
+        "--model", choices=HYBRID, default="", metavar="FAMILY", help=f"of {', '.join(HYBRID)}"
+    )
     args = options.parse_args()
-    chosen = [entry for entry in entries() if entry.name.partition(":")[0] in args.transports]
+    possible = [name for name in TRANSPORTS if not args.model or name not in _WITNESS_ALONE]
+    transports = args.transports or possible
+    if unknown := set(transports) - set(possible):
+        options.error(f"there are no cases over {', '.join(unknown)} here, but over {', '.join(possible)}")
+    chosen = [entry for entry in entries(args.model) if entry.transport in transports]
     if args.smoke:
         chosen = chosen[:1]
     with tempfile.TemporaryDirectory() as folder:
         results = asyncio.run(run_all(Path(folder), chosen))
     content = {
-        "set_up": OVERRIDES,
+        "set_up": OVERRIDES | (HYBRID_OVERRIDES if args.model else {}),
         "rows": table(results),
         "failures": {name: repr(r) for name, r in results.items() if isinstance(r, Exception)},
     }
-    write(args.json, f"tests.chaos.matrix {' '.join(args.transports)} --json FILE", content)
+    model = f" --model {args.model}" if args.model else ""
+    write(args.json, f"tests.chaos.matrix {' '.join(transports)}{model} --json FILE", content)
 
 
 if __name__ == "__main__":

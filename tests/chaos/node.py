@@ -21,6 +21,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +155,7 @@ class SlowSender:
 def sampling_of(command: dict[str, Any]) -> SamplingParams:
     max_tokens, seed, grammar = command["max_tokens"], command["seed"], command["grammar"]
     if not grammar:
-        return SamplingParams(max_tokens=max_tokens, seed=seed)
+        return SamplingParams(max_tokens=max_tokens, seed=seed, temperature=0.0)
     ends = (END,)
     return SamplingParams(
         max_tokens=max_tokens,
@@ -233,7 +234,16 @@ class Node:
 
     def parts(self, role: Role) -> InstanceParts:
         if self.has_model:
-            return remote_parts(self.config, Path(self.config.model.path), role, self.mail, KEY, no_ranks)
+            made = remote_parts(self.config, Path(self.config.model.path), role, self.mail, KEY, no_ranks)
+        else:
+            made = self.witness_parts(role)
+
+        def senders() -> list[Sender]:
+            return [SlowSender(sender) for sender in made.make_senders()]  # type: ignore[misc]
+
+        return replace(made, make_senders=senders)
+
+    def witness_parts(self, role: Role) -> InstanceParts:
         num_blocks = self.config.engine.num_blocks
         access = self.device_access(num_blocks) if self.on_device else self.host_access(role, num_blocks)
 
@@ -247,9 +257,6 @@ class Node:
 
             return InlineGroup(step)
 
-        def senders() -> list[Sender]:
-            return [SlowSender(sender) for sender in access.make_senders()]  # type: ignore[misc]
-
         tiers = build_tiers(
             self.config.engine, access.buffer, [RankPool(shard=SHARD, num_blocks=num_blocks)], "witness"
         )
@@ -258,7 +265,7 @@ class Node:
             num_blocks=num_blocks,
             max_context_tokens=400,
             make_receivers=access.make_receivers,
-            make_senders=senders,
+            make_senders=access.make_senders,
             make_group=group,
             host=f"{host_id()} {self.host}",
             source=access.source,

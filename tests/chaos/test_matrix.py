@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.cases import Outcome
-from tests.chaos.matrix import entries, part, run_all
+from tests.chaos.matrix import part, run_all
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-ENTRIES = part(entries())
+ENTRIES = part()
 NUM_WORLDS = 5
 """Most of a case is waiting until a silent process is given up."""
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.forked_node import ForkedNode
-from tests.chaos.witness import undisturbed
+from tests.chaos.model import WITNESS, Model
 from tests.deploy.network import NetworkEnd
 from tests.patience import PATIENCE_S
 
@@ -75,6 +75,7 @@ class Stream:
 
     prompt: tuple[int, ...]
     max_tokens: int
+    model: Model = WITNESS
     tokens: list[int] = field(default_factory=list)
     gaps_s: list[float] = field(default_factory=list)
     error: str | None = None
@@ -88,7 +89,7 @@ class Stream:
 
     @property
     def expected(self) -> tuple[int, ...]:
-        return undisturbed(self.prompt, self.max_tokens)
+        return self.model.undisturbed(self.prompt, self.tokens, self.max_tokens)
 
 
 class World:
@@ -100,13 +101,14 @@ class World:
         wanted: dict[str, Any],
         apart: bool = True,
         places: Mapping[str, NetworkEnd] | None = None,
+        model: Model = WITNESS,
     ) -> None:
         """`apart`: every prompt is computed by a prefill instance as long as there is one, whatever it costs. `places`: where on a
         network each node is, by its name."""
-        self.folder, self.wanted, self.apart = folder, wanted, apart
+        self.folder, self.apart, self.model = folder, apart, model
         self.places = places or {}
         folder.mkdir(parents=True, exist_ok=True)
-        self.overrides = OVERRIDES | wanted
+        self.overrides = OVERRIDES | model.overrides | wanted
         self.nodes: dict[str, Process] = {}
         self.streams: dict[str, Stream] = {}
         self._count = 0
@@ -182,7 +184,10 @@ class World:
         name = f"s{self._count}"
         self._count += 1
         self.streams[name] = Stream(
-            prompt=prompt, max_tokens=max_tokens, last_s=asyncio.get_running_loop().time()
+            prompt=prompt,
+            max_tokens=max_tokens,
+            model=self.model,
+            last_s=asyncio.get_running_loop().time(),
         )
         self.nodes[frontend].do(
             do="generate",
@@ -197,7 +202,7 @@ class World:
     def fresh_prompt(self, num_tokens: int) -> tuple[int, ...]:
         """One that no cache has seen."""
         self._count += 1
-        return tuple(1000 * self._count + i for i in range(num_tokens))
+        return self.model.prompt(self._count, num_tokens)
 
     async def route(self, frontend: str) -> tuple[str, str]:
         """Names of the prefill and the decode instance of the one request of this frontend; empty where there is none."""
