@@ -28,6 +28,10 @@ def _itl_at_4(d: Any, _: Find) -> list[float]:
     return [100 * itl["error"], 100 * itl["floor"]]
 
 
+def _failed_cases(d: Any, _: Find) -> list[float]:
+    return [sum(row["failed"] for row in d["rows"])]
+
+
 def _fp8(d: Any, find: Find) -> list[float]:
     row = find(d["formats"], format="FP8, one scale")
     return [row["kept_bytes_tp1"] / row["floats_bytes_tp1"]]
@@ -170,7 +174,8 @@ FIGURES: dict[str, list[Figures]] = {
     ],
     "transport_overlap.json": [_overlap],
     "remote_memory.json": [lambda d, _: [d["p50 ms"]["1 MiB"][whose] for whose in ("remote", "own")]],
-    "chaos.json": [lambda d, _: [sum(row["failed"] for row in d["rows"])]],
+    "chaos.json": [_failed_cases],
+    "chaos_hybrid.json": [_failed_cases],
     "soak.json": [lambda d, _: [d["failed_requests"], d["wrong_tokens"], d["requests"]]],
     "parallel_ranks.json": [lambda d, _: [d["results"]["collectives, ms"]["all_reduce, 64 rows"]]],
     "served_grid.json": [lambda d, _: [d["wrong"], d["servers"]]],
