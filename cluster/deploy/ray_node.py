@@ -1,5 +1,7 @@
 """A Ray node that comes up without waiting for its agents."""
 
+import contextlib
+import random
 import socket
 from typing import Any
 
@@ -8,6 +10,7 @@ from ray._private import node
 
 _ray: Any = _raylet
 _NOT_USED = -1
+_PORTS = range(20_000, 32_000)
 _UNUSED_AGENTS = (
     _ray.METRICS_AGENT_PORT_NAME,
     _ray.METRICS_EXPORT_PORT_NAME,
@@ -32,6 +35,12 @@ class PatientNode(node.Node):
 
 
 def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("", 0))
-        return sock.getsockname()[1]
+    """A port that nobody listens at, below those that Linux gives to outgoing connections: the agent binds it seconds later, and
+    the node ends with an agent that cannot."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with contextlib.suppress(OSError), socket.socket() as sock:
+            sock.bind(("", port))
+            return port
+    raise OSError(
+        f"no port from {_PORTS.start} to {_PORTS.stop - 1} is free for Ray's agent of runtime environments"
+    )

@@ -1,5 +1,6 @@
 """A batch over real Ray: through a killed ingress, a killed decode instance and a restart of the cluster, each line is answered once."""
 
+import contextlib
 import json
 import os
 import time
@@ -16,26 +17,29 @@ from tests.e2e.reference import corpus_prompts, greedy_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 MODEL, URL = "baton-embedded", "/v1/completions"
-NUM_LINES, NUM_PROMPTS, LENGTH = 1000, 12, 20
+NUM_LINES, NUM_PROMPTS, LENGTH, STEP = 1000, 12, 20, 20
 
 
 def client_of(server: ServeProcess) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=10, timeout=30)
+    return openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0, timeout=30)
 
 
 def wait(server: ServeProcess, batch_id: str, what: str, done: Callable[[Batch], bool]) -> Batch:
+    """Ask often, since lines are answered meanwhile: the SDK's own retries are seconds apart, in which a batch may end."""
     deadline, batch = time.monotonic() + 200, None
     with client_of(server) as client:
         while time.monotonic() < deadline:
-            batch = client.batches.retrieve(batch_id)
-            if done(batch):
-                return batch
-            time.sleep(0.2)
+            with contextlib.suppress(openai.APIConnectionError, openai.InternalServerError):
+                batch = client.batches.retrieve(batch_id)
+                if done(batch):
+                    return batch
+            time.sleep(0.1)
     raise AssertionError(f"{what} took too long: {batch}\n{server.log.read_text()[-3000:]}")
 
 
 def completed(batch: Batch) -> int:
-    assert batch.status in ("validating", "in_progress", "finalizing", "completed"), batch
+    """How many lines are answered of a batch that has lines left, without which the next kill would show nothing."""
+    assert batch.status in ("validating", "in_progress"), batch
     return batch.request_counts.completed if batch.request_counts else 0
 
 
@@ -61,17 +65,17 @@ def test_each_line_is_answered_once_whatever_ends(tmp_path: Path) -> None:
             text = "\n".join(map(json.dumps, lines)).encode()
             file = client.files.create(file=("lines.jsonl", text), purpose="batch")
             batch = client.batches.create(input_file_id=file.id, endpoint=URL, completion_window="24h")
-        wait(server, batch.id, "the first answers", lambda found: completed(found) > 50)
+        wait(server, batch.id, "the first answers", lambda found: completed(found) > STEP)
         os.kill(server.replicas("Ingress")[0].pid, 9)
         before = wait(server, batch.id, "the ingress", lambda found: True)
-        wait(server, batch.id, "after the ingress", lambda found: completed(found) > completed(before) + 50)
+        wait(server, batch.id, "after the ingress", lambda found: completed(found) > completed(before) + STEP)
         os.kill(server.replicas("DecodePool")[0].pid, 9)
         before = wait(server, batch.id, "the decode instance", lambda found: True)
         wait(
             server,
             batch.id,
             "after the decode instance",
-            lambda found: completed(found) > completed(before) + 50,
+            lambda found: completed(found) > completed(before) + STEP,
         )
     with serving(*arguments, "--decode", "1", log=tmp_path / "second.log") as server:
         found = wait(server, batch.id, "the batch", lambda found: found.status == "completed")
