@@ -27,9 +27,11 @@ class Pause:
         self._left = num_steps
 
     def tried(self, *, any_found: bool, any_chosen: bool) -> None:
-        """End the pause where something was chosen, else begin one that is longer than the last."""
+        """End the pause where something was chosen, else begin one that is no shorter than the last: what cannot be guessed yet
+        says nothing of whether guesses pay."""
         if any_chosen:
             self._left, self._next = 0, 1
             return
         self._left = self._next
-        self._next = min(_LONGEST if any_found else _LONGEST_WITHOUT_DRAFTS, 2 * self._next)
+        longest = _LONGEST if any_found else max(_LONGEST_WITHOUT_DRAFTS, self._next)
+        self._next = min(longest, 2 * self._next)

@@ -12,6 +12,7 @@ from engine.planning.sequence import Sequence
 from engine.planning.speculation.acceptance import Acceptance
 from engine.planning.speculation.draft_lengths import draft_lengths, longest_proposal
 from engine.planning.speculation.drafter import Draft
+from engine.planning.speculation.pause import Pause
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
 from tests.engine.fifo_policy import FifoPolicy
@@ -121,6 +122,20 @@ def test_under_load_steps_are_planned_ahead_and_guess_next_to_nothing() -> None:
     guessed, _ = scheduler.draft_tokens
     assert guessed < 10
     assert len(plans) < 310
+
+
+def test_a_long_pause_stays_long_where_nothing_is_found_either() -> None:
+    """Where sequences are not read yet, nothing is found in them: looking often would read all of them for nothing."""
+    pause = Pause()
+
+    def length_of_next(*, any_found: bool) -> int:
+        pause.tried(any_found=any_found, any_chosen=False)
+        return next(steps for steps in itertools.count() if pause.is_over or pause.passed())
+
+    assert [length_of_next(any_found=False) for _ in range(5)] == [1, 2, 4, 4, 4]
+    grown = [length_of_next(any_found=True) for _ in range(6)]
+    assert grown == [4, 8, 16, 32, 64, 64]
+    assert [length_of_next(any_found=False) for _ in range(3)] == [64, 64, 64]
 
 
 def test_guesses_take_no_more_rows_than_there_are_slots_and_no_more_tokens_than_a_step_has() -> None:
