@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from kernels.packed import LookUp
 
 LocalExperts = Callable[[Tensor, Tensor, Tensor], Tensor]
 """(x (N, hidden), slots (N, K) int64, weights (N, K) float32) -> (N, hidden): each row's weighted sum over its slots.
@@ -22,8 +23,8 @@ class Collectives:
 
     sum_partial: Callable[[Tensor], Tensor]
     """(T, hidden) of a product over a part of its inner dimension -> the sum over the parts. A bias is added behind it."""
-    embed: Callable[[Tensor, Tensor, torch.dtype], Tensor]
-    """(tokens (T,), this rank's rows of the embedding table, dtype) -> (T, hidden) of that dtype"""
+    embed: Callable[[Tensor, LookUp, torch.dtype], Tensor]
+    """(tokens (T,), this rank's rows of the embedding, dtype) -> (T, hidden) of that dtype"""
     gather_logits: Callable[[Tensor], Tensor]
     """(N, this rank's part of the vocabulary) -> (N, vocab_size)"""
     experts: Callable[[int, Tensor, Tensor, Tensor, LocalExperts], Tensor]
@@ -36,8 +37,8 @@ def _same(x: Tensor) -> Tensor:
     return x
 
 
-def _embed(tokens: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
-    return F.embedding(tokens, table).to(dtype)
+def _embed(tokens: Tensor, rows: LookUp, dtype: torch.dtype) -> Tensor:
+    return rows(tokens).to(dtype)
 
 
 def _here(layer: int, x: Tensor, experts: Tensor, weights: Tensor, local: LocalExperts) -> Tensor:

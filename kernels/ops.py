@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.packed import ExpertWeight, Kind, LinearWeight, Weight, tensors_of
+from kernels.packed import ExpertWeight, Kind, LinearWeight, LookUp, Weight, tensors_of
 from kernels.rounding import Activations, Rounded, Rounding
 from kernels.routing import Routing
 from kernels.sampling import DrawShapes, Masks, Penalties
@@ -183,6 +183,8 @@ class Ops:
     pack: Callable[[Weight, torch.dtype], LinearWeight]
     """(weight, what x will be) -> the same in the form that `linear` multiplies fastest. Called once for a weight, as a model is
     loaded."""
+    look_up: Callable[[Weight, torch.dtype, LinearWeight | None], LookUp]
+    """(embedding (V, N), what rows will be, the head that it is tied to, packed, or None) -> its rows. Called once."""
     pack_experts: Callable[[ExpertWeights], ExpertWeights]
     """Experts in the form that `experts` multiplies fastest. Called once, as they are loaded."""
     linear: Callable[[Activations, LinearWeight, Tensor | None], Tensor]

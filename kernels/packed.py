@@ -99,14 +99,20 @@ class FourBit:
 Weight = Tensor | EightBit | Int8Groups | FourBit
 
 
+LookUp = Callable[[Tensor], Tensor]
+"""numbers of rows (T,) int64 -> those rows of a matrix, (T, K)"""
+
+
 @dataclass(frozen=True, slots=True)
 class Prepacked:
-    """A matrix in a layout that one implementation of `Ops.linear` knows; it cannot be read back."""
+    """A matrix in a layout that one implementation of `Ops.linear` knows."""
 
     shape: tuple[int, int]
     """(N, K)"""
     product: Callable[[Tensor, Tensor | None], Tensor]
     """(x (T, K), T at least 1; bias (N,) or None) -> (T, N)"""
+    rows: LookUp | None = None
+    """The matrix's own rows; None: they cannot be read back."""
 
 
 LinearWeight = Weight | Prepacked

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from kernels.collectives import ONE_RANK, Collectives
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
-from kernels.packed import Weight, as_float
 from models.attention import ForwardStep
 from models.kv_places import KVPlaces
 from models.layer import Layer, add_and_norm, read_norm
@@ -18,8 +17,6 @@ from models.readout import NO_READOUT, Readout
 from models.rope import Rotations
 from models.spec import ModelSpec
 from models.weight_source import WeightSource
-
-_HALVES = (torch.bfloat16, torch.float16)
 
 
 class Model:
@@ -77,7 +74,6 @@ class Model:
         table, head = names[0], names[0] if spec.tied else names[1]
         shape = (spec.vocab_size, spec.hidden_size)
         stored = checkpoint.matrix(table, shape) if self.is_first else None
-        self._embedding = None if stored is None else _table(stored, checkpoint.dtype)
         self._norm = read_norm(spec, checkpoint, "model.norm.weight") if self.is_last else None
         self._head = None
         if self.is_last:
@@ -86,6 +82,8 @@ class Model:
                 matrix = stored if is_here else checkpoint.matrix(head, shape)
                 assert matrix is not None
                 self._head = self.ops.pack(matrix, checkpoint.dtype)
+        tied = self._head if spec.tied else None
+        self._rows = None if stored is None else self.ops.look_up(stored, checkpoint.dtype, tied)
         # A scorer's head is models/readout.py's.
         checkpoint.ignore(*names, "model.norm.weight", "score.weight")
 
@@ -123,8 +121,8 @@ class Model:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """The first stage's tokens (T,) -> (T, hidden_size)."""
-        assert self._embedding is not None, "only the first stage has the embedding"
-        x, scale = self.collectives.embed(tokens, self._embedding, self.dtype), self.spec.embedding_scale
+        assert self._rows is not None, "only the first stage has the embedding"
+        x, scale = self.collectives.embed(tokens, self._rows, self.dtype), self.spec.embedding_scale
         return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -138,11 +136,3 @@ class Model:
             logits = logits / self.spec.logit_divisor
         cap = self.spec.logit_soft_cap
         return self.ops.by_rows(torch.tanh, logits / cap) * cap if cap else logits
-
-
-def _table(stored: Weight, dtype: torch.dtype) -> Tensor:
-    """Return the embedding: in the 16 bits that it is stored in, where it is, since `dtype` has each such number; and copied, so
-    that it holds no file."""
-    if isinstance(stored, Tensor) and stored.dtype in _HALVES and dtype == torch.float32:
-        return stored.clone()
-    return as_float(stored, dtype)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.collectives import ONE_RANK, Collectives
+from kernels.packed import LookUp
 from parallel.comm import Comm
 from parallel.expert import Spread
 from parallel.plans import Range
@@ -25,11 +26,10 @@ def make_collectives(
     first, end = vocab[tp.rank]
     widths = [stop - start for start, stop in vocab]
 
-    def embed(tokens: Tensor, table: Tensor, dtype: torch.dtype) -> Tensor:
+    def embed(tokens: Tensor, rows: LookUp, dtype: torch.dtype) -> Tensor:
         mine = (tokens >= first) & (tokens < end)
-        rows = F.embedding(torch.where(mine, tokens - first, 0), table).to(dtype)
-        rows = rows.masked_fill(~mine[:, None], 0.0)
-        return tp.all_reduce(rows) if len(rows) else rows
+        found = rows(torch.where(mine, tokens - first, 0)).to(dtype).masked_fill(~mine[:, None], 0.0)
+        return tp.all_reduce(found) if len(found) else found
 
     def gather_logits(part: Tensor) -> Tensor:
         padded = F.pad(part, (0, max(widths) - part.shape[1]))

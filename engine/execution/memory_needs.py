@@ -10,7 +10,7 @@ from core.memory_law import RankNeeds
 from engine.execution.model_dims import dims_of, mixer_weights
 from kernels.cpu.attention import attends_heads_of
 from kernels.cpu.library import instruction_sets
-from kernels.torch.prepacked import WeightFormat, bytes_per_number, kept
+from kernels.torch.prepacked import WeightFormat, bytes_per_number, kept, reads_back
 from models.quantisation import Quantisation
 from models.recurrent_spec import RecurrentSpec
 from models.spec import ModelSpec
@@ -40,7 +40,8 @@ class Stored:
     other: int
     """Bytes of a number in activations and biases: those of the dtype that the model computes in."""
     on_cpu: bool
-    """Whether matrices are packed. A head that is tied to the embedding is then kept beside it."""
+    shares_head: bool = True
+    """Whether a head that is tied to the embedding is the same matrix."""
     attends_natively: bool = False
     """Whether attention writes out no scores: a CPU's native kernels read K and V where they lie."""
     draws_natively: bool = False
@@ -62,9 +63,10 @@ def stored_as(
             matrix=matrix,
             head=head,
             expert=expert,
-            embedding=2 if _keeps_halves(spec, weights) else wide,
+            embedding=_embedding_bytes(spec, weights, wide),
             other=wide,
             on_cpu=True,
+            shares_head=reads_back(weights, getattr(torch, dtype)) and not _is_gguf(spec),
             attends_natively=native,
             draws_natively=bool(instruction_sets()),
         )
@@ -74,10 +76,18 @@ def stored_as(
     return Stored(matrix=matrix, head=wide, expert=expert, embedding=wide, other=wide, on_cpu=False)
 
 
-def _keeps_halves(spec: ModelSpec, weights: WeightFormat) -> bool:
-    """Return whether the embedding stays in the 16 bits that a checkpoint has it in. A GGUF file's is made floats."""
-    is_gguf = spec.quantisation is not None and spec.quantisation.kind == "gguf"
-    return spec.dtype in ("bfloat16", "float16") and "half" in kept(weights) and not is_gguf
+def _embedding_bytes(spec: ModelSpec, weights: WeightFormat, wide: int) -> int:
+    """Return the bytes of each number of an embedding that is no head: the 16 bits that a checkpoint has it in stay, and what is
+    made of fewer bits has 8. A GGUF file's is made floats."""
+    if weights in ("int8", "int4"):
+        return 1
+    is_half = spec.dtype in ("bfloat16", "float16") and "half" in kept(weights)
+    return 2 if is_half and not _is_gguf(spec) else wide
+
+
+def _is_gguf(spec: ModelSpec) -> bool:
+    """A file's head may have more or fewer bits than can be read back, so that its embedding is counted beside it."""
+    return spec.quantisation is not None and spec.quantisation.kind == "gguf"
 
 
 def quantised_bytes(how: Quantisation) -> float:
@@ -134,7 +144,7 @@ def _weight_bytes(
     table = _size(share.vocab) * spec.hidden_size
     is_first, is_last = share.layers[0] == 0, share.layers[1] == spec.num_layers
     total += table * stored.embedding * is_first
-    shares_head = spec.tied and is_first and not stored.on_cpu
+    shares_head = spec.tied and is_first and stored.shares_head
     if is_last and not shares_head:
         total += table * stored.head
     return int(total)

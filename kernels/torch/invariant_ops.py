@@ -23,7 +23,7 @@ from kernels.routing import Routing
 from kernels.torch import reference
 from kernels.torch.experts import experts, route, top_stable
 from kernels.torch.invariant_attention import InvariantAttention, InvariantLatentAttention
-from kernels.torch.prepacked import NARROW, WeightFormat, in_panels, kept, pack, pack_experts
+from kernels.torch.prepacked import NARROW, WeightFormat, in_panels, kept, look_up, pack, pack_experts
 from kernels.torch.row_tiles import RowTiles
 
 
@@ -39,6 +39,7 @@ def invariant_ops(weights: WeightFormat = "full") -> Ops:
         gelu_tanh_mul=partial(_by_rows, tiles, reference.gelu_tanh_mul),
         clamped_swiglu=partial(_clamped_swiglu, tiles),
         pack=reference.as_stored if native() is None else partial(_pack, weights),
+        look_up=partial(look_up, weights),
         pack_experts=pack_experts,
         keeps=kept(weights),
         linear=linear,

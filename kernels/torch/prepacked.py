@@ -17,7 +17,7 @@ from kernels.cpu.linear import Layout, Panels, packed
 from kernels.cpu.sampling import with_native_draws
 from kernels.cpu.stored import KEPT, stored_experts, stored_panels
 from kernels.ops import ExpertWeights, Ops
-from kernels.packed import Kind, LinearWeight, Prepacked, Weight, as_float
+from kernels.packed import Kind, LinearWeight, LookUp, Prepacked, Weight, as_float
 from kernels.rounding import Activations, as_floats
 from kernels.torch import reference
 
@@ -41,6 +41,7 @@ def prepacked_ops(weights: WeightFormat) -> Ops:
         paged_attention=native_first(plain.paged_attention),
         linear=linear,
         pack=partial(pack, weights, of_bfloat16=of_bfloat16),
+        look_up=partial(look_up, weights),
         pack_experts=pack_experts,
         keeps=kept(weights),
     )
@@ -91,8 +92,23 @@ def pack(
             return _full(matrix, of_bfloat16)
 
 
+def look_up(weights: WeightFormat, weight: Weight, dtype: torch.dtype, head: LinearWeight | None) -> LookUp:
+    """`Ops.look_up`: the head's own matrix, where it can be read back. 4 bits are too few for an embedding, which has 8 then."""
+    if isinstance(head, Prepacked) and head.rows is not None:
+        return head.rows
+    if weights in ("int8", "int4"):
+        return packed(as_float(weight, dtype), Layout.INT8).rows
+    return reference.look_up(weight, dtype, head)
+
+
+def reads_back(weights: WeightFormat, dtype: torch.dtype) -> bool:
+    """Return whether what `pack` makes of a large matrix of floats has rows that `look_up` reads."""
+    in_blocks = weights == "full" and dtype == torch.bfloat16 and has_amx()
+    return native() is not None and weights != "int4" and not in_blocks
+
+
 def in_panels(panels: Panels) -> Prepacked:
-    return Prepacked(panels.shape, panels.product)
+    return Prepacked(panels.shape, panels.product, panels.rows if panels.has_rows else None)
 
 
 def pack_experts(held: ExpertWeights) -> ExpertWeights:

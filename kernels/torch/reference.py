@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.ops import AttentionMeta, ExpertWeights, Gate, HeadNorms, KVLayer, Ops
-from kernels.packed import LinearWeight, Prepacked, Weight, as_float
+from kernels.packed import LinearWeight, LookUp, Prepacked, Weight, as_float
 from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
 from kernels.torch.experts import experts, route
 from kernels.torch.gated_delta import gated_delta
@@ -18,6 +18,7 @@ from kernels.torch.sampling import draw, logprobs, penalise
 from kernels.torch.scaled_kv import store_vectors
 from kernels.torch.state_space import state_space
 
+_HALVES = (torch.bfloat16, torch.float16)
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
 
 
@@ -103,6 +104,15 @@ def as_stored(weight: Weight, dtype: torch.dtype) -> LinearWeight:
     return weight
 
 
+def look_up(weight: Weight, dtype: torch.dtype, head: LinearWeight | None) -> LookUp:
+    """`Ops.look_up`: in the 16 bits that the embedding is stored in, where it is, since float32 has each such number; and copied,
+    so that it holds no file."""
+    del head
+    if isinstance(weight, Tensor) and weight.dtype in _HALVES and dtype == torch.float32:
+        return partial(F.embedding, weight=weight.clone())
+    return partial(F.embedding, weight=as_float(weight, dtype))
+
+
 def experts_as_stored(held: ExpertWeights) -> ExpertWeights:
     """`Ops.pack_experts` likewise."""
     return held
@@ -138,6 +148,7 @@ def reference_ops() -> Ops:
         gelu_tanh_mul=gelu_tanh_mul,
         clamped_swiglu=clamped_swiglu,
         pack=as_stored,
+        look_up=look_up,
         pack_experts=experts_as_stored,
         linear=linear,
         rounds=no_rounding,

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 
 from kernels.collectives import ONE_RANK, Collectives, LocalExperts
+from kernels.packed import LookUp
 from models.weights import Cut
 from tests.patience import PATIENCE_S
 
@@ -84,16 +85,17 @@ class Meeting:
         self._barrier.wait()
         return said
 
-    def collectives(self, rank: int) -> Collectives:
-        """Tensor parallel."""
+    def collectives(self, rank: int, vocab_size: int) -> Collectives:
+        """Tensor parallel. Each rank has as many rows of the embedding."""
+        share = vocab_size // len(self._said)
 
         def sum_partial(x: torch.Tensor) -> torch.Tensor:
             return torch.stack(self.all(rank, x)).sum(0)
 
-        def embed(tokens: torch.Tensor, table: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-            local = tokens - rank * len(table)
-            mine = (local >= 0) & (local < len(table))
-            return sum_partial(table[local.where(mine, 0)].to(dtype) * mine[:, None])
+        def embed(tokens: torch.Tensor, rows: LookUp, dtype: torch.dtype) -> torch.Tensor:
+            local = tokens - rank * share
+            mine = (local >= 0) & (local < share)
+            return sum_partial(rows(local.where(mine, 0)).to(dtype) * mine[:, None])
 
         def experts(
             layer: int, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, local: LocalExperts

@@ -202,7 +202,7 @@ def test_two_ranks_hold_their_parts_as_they_are_stored(make: Make, tmp_path: Pat
 
     def rank(i: int) -> tuple[Tensor, Watched]:
         watched, sharding = Watched(), Sharding(dims_of(spec), Mesh(tp=2), i, rules_of(spec))
-        model, bytes_read = load(tmp_path, watched.ops, sharding, meeting.collectives(i))
+        model, bytes_read = load(tmp_path, watched.ops, sharding, meeting.collectives(i, spec.vocab_size))
         assert bytes_read < 0.75 * all_bytes
         paged = Paged(model, 1, random.Random(0))
         paged.kv = [layer.chunk(2, 2)[i].contiguous() for layer in paged.kv]
@@ -300,16 +300,26 @@ def test_an_order_of_activations_makes_floats_and_says_so(
     torch.testing.assert_close(got, logits(load(tmp_path, reference_ops())[0]), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("weights", ["half", "int8"])
-def test_an_embedding_of_16_bits_keeps_them(tmp_path: Path, weights: WeightFormat) -> None:
-    """It is as large as a tenth of the whole model; what is read of it is float32."""
-    reference = make_checkpoint(tmp_path, FAMILIES["llama"](random.Random(1), 0), seed=2)
-    reference.to(torch.bfloat16).save_pretrained(tmp_path)
-    spec = read_spec(tmp_path)
-    shape = spec.vocab_size, spec.hidden_size
-    wide = {id(each) for each in gc.get_objects() if type(each) is Tensor}
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("weights", ["half", "int8", "int4"])
+def test_an_embedding_takes_no_more_than_it_is_stored_in_and_none_beside_a_head_that_has_it(
+    tmp_path: Path, weights: WeightFormat, tied: bool
+) -> None:
+    """It is as large as a fifth of the whole model; what is read of it is float32."""
+    config = FAMILIES["llama"](random.Random(1), 0)
+    config.vocab_size, config.hidden_size, config.tie_word_embeddings = 4096, 384, tied
+    reference = make_checkpoint(tmp_path, config, seed=2).to(torch.bfloat16)
+    reference.save_pretrained(tmp_path)
+    table = reference.get_input_embeddings().weight.detach().float()
+    before = {id(each) for each in gc.get_objects() if type(each) is Tensor}
     model = load_model(tmp_path, "float32", CPU, weights=weights)
-    made = [each for each in gc.get_objects() if type(each) is Tensor and id(each) not in wide]
-    assert [each.dtype for each in made if tuple(each.shape) == shape] == [torch.bfloat16]
+    made = [each for each in gc.get_objects() if type(each) is Tensor and id(each) not in before]
     assert isinstance(model, Model)
-    assert model.embed(torch.tensor([3])).dtype == torch.float32
+    large = sum(each.nbytes for each in made if each.nbytes > table.numel() / 3)
+    head = {"half": 2, "int8": 1, "int4": 0.54}[weights]
+    own = {"half": 2, "int8": 1, "int4": 1}[weights] if not tied or weights == "int4" else 0
+    assert large == pytest.approx(table.numel() * (head + own), rel=0.15)
+    rows = model.embed(torch.tensor([3, 4095, 17]))
+    assert rows.dtype == torch.float32
+    bound = 0 if weights == "half" else float(table.abs().max()) / 254
+    torch.testing.assert_close(rows, table[[3, 4095, 17]], atol=bound, rtol=0)

@@ -73,7 +73,7 @@ def test_two_halves_equal_the_whole(tmp_path: Path) -> None:
 
     def rank(i: int) -> tuple[torch.Tensor, int, torch.Tensor]:
         shard = tensor_parallel(i, 2)
-        model = load_model(tmp_path, "float32", CPU, shard, collectives=meeting.collectives(i))
+        model = load_model(tmp_path, "float32", CPU, shard, collectives=meeting.collectives(i, VOCAB + 1))
         assert isinstance(model, Model)
         return Paged(load_mtp(tmp_path, model, CPU, shard=shard), model).logits(said)
 

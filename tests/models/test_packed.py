@@ -53,7 +53,7 @@ def test_two_ranks_equal_the_whole(kind: str, tmp_path: Path) -> None:
 
     def rank(i: int) -> torch.Tensor:
         sharding = Sharding(dims_of(spec), Mesh(tp=2), i, rules_of(spec))
-        model = load(tmp_path, sharding, meeting.collectives(i))
+        model = load(tmp_path, sharding, meeting.collectives(i, spec.vocab_size))
         bytes_read.append(model.bytes_read)
         paged = Paged(model, 1, random.Random(0))
         paged.kv = [layer.chunk(2, 2)[i].contiguous() for layer in paged.kv]

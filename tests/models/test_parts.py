@@ -55,7 +55,7 @@ def test_two_halves_equal_the_whole(family: str, original: bool, tmp_path: Path)
             "float32",
             CPU,
             tensor_parallel(i, 2, family == "gpt_oss"),
-            collectives=meeting.collectives(i),
+            collectives=meeting.collectives(i, reference.config.vocab_size),
         )
         paged = Paged(model, 1, random.Random(0))
         if model.spec.mla is None:

@@ -167,7 +167,8 @@ def test_two_ranks_equal_the_whole(family: str, tmp_path: Path) -> None:
 
     def rank(i: int) -> torch.Tensor:
         sharding = Sharding(dims_of(spec), Mesh(tp=2), i, rules_of(spec))
-        model = load_model(tmp_path, "float32", CPU, sharding, collectives=meeting.collectives(i))
+        collectives = meeting.collectives(i, spec.vocab_size)
+        model = load_model(tmp_path, "float32", CPU, sharding, collectives=collectives)
         paged = Paged(model, 1, random.Random(0))
         if spec.mla is None:
             paged.kv = [layer.chunk(2, 2)[i].contiguous() for layer in paged.kv]

@@ -135,5 +135,5 @@ def test_missing_files_are_said(folder: Path, tmp_path: Path) -> None:
 
 
 def test_bfloat16_loads_and_agrees_loosely(folder: Path) -> None:
-    assert load_model(folder, "bfloat16", CPU)._embedding.dtype is torch.bfloat16
-    assert load_model(folder, "auto", CPU)._embedding.dtype is torch.float32
+    assert load_model(folder, "bfloat16", CPU).dtype is torch.bfloat16
+    assert load_model(folder, "auto", CPU).dtype is torch.float32

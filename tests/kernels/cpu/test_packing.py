@@ -7,6 +7,8 @@ from torch.nn import functional as F
 
 from kernels.cpu.library import instruction_sets
 from kernels.cpu.linear import Layout, Panels, packed, packed_int4, packed_int8
+from kernels.cpu.stored import stored_panels
+from kernels.packed import Int8Groups, as_float
 from tests.kernels.cpu.steps import in_steps
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there are no native kernels here")
@@ -120,3 +122,31 @@ def test_floats_are_rounded_to_4_bits_by_whole_steps_of_their_spans_scale(
         assert torch.equal(left[:, : wanted.shape[1]], wanted)
         left = left[:, 64 + table.shape[1] + 16 * inputs :]
     assert not left.numel()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("layout", FLOATS, ids=lambda layout: layout.name)
+def test_rows_of_floats_are_read_back_as_they_were_packed(shape: tuple[int, int], layout: Layout):
+    matrix, numbers = random(*shape).to(FLOATS[layout][0]), integers(0, shape[0], 9)
+    assert torch.equal(packed(matrix, layout).rows(numbers), matrix[numbers])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("group", [12, 64, 640])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_rows_of_8_bits_are_read_back_as_they_were_stored(
+    shape: tuple[int, int], group: int, dtype: torch.dtype, has_zeros: bool
+):
+    values = integers(-128, 128, *shape).to(torch.int8)
+    groups = shape[0], -(-shape[1] // group)
+    scales, zeros = random(*groups).to(dtype), integers(-9, 9, *groups).to(torch.int16)
+    stored = Int8Groups(values=values, scales=scales, zeros=zeros if has_zeros else None, group=group)
+    panels = stored_panels(stored)
+    assert panels is not None
+    numbers = integers(0, shape[0], 9)
+    assert torch.equal(panels.rows(numbers), as_float(stored, torch.float32)[numbers])
+
+
+def test_rows_of_4_bits_are_not_read_back():
+    assert not packed(random(64, 64), Layout.STEPS4, 32).has_rows
