@@ -152,8 +152,13 @@ class StateLayer:
     """What the operation of one layer is over, beside its inputs."""
 
     shape: StateShape
+    """What is here of the layer."""
     place: StatePlace
     conv: Convolution
+    part: StateShape
+    """One part of the state; as many are here as make `shape`."""
+    channels: tuple[Literal["key", "value"], ...]
+    """What the convolution's channels are of, in their order."""
 
 
 KVLayer = Tensor | ScaledKV

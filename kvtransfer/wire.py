@@ -19,9 +19,10 @@ POOL_FORMAT = "baton-kv-1"
 """How a pool's bytes are laid out (`core/kv.py`); another layout gets another name. Travels as `RegionKey.name`."""
 SPEAKS = (1, 1)
 """The lowest and the highest version of the rules in this file that this release can follow."""
-KNOWN_REQUIREMENTS = frozenset({"base", "recurrent"})
-"""What a peer may demand that this release understands. `base`: the pool does not begin where its memory does. `recurrent`: a
-sequence's first blocks have its recurrent state."""
+KNOWN_REQUIREMENTS = frozenset({"base", "states"})
+"""What a peer may demand that this release understands. `base`: the pool does not begin where its memory does. `states`: a
+sequence's first blocks have its recurrent state, each head of the pool its part (`kernels/states.py`). Before 0.2.1 it was
+`recurrent`, and a state was in one piece."""
 _FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -74,7 +75,7 @@ def content_of(shard: KVShard, model: str = "", base_bytes: int = 0) -> KVConten
         dtype=layout.dtype,
         scales=layout.scales,
         software=_SOFTWARE,
-        requires=("base",) * bool(base_bytes) + ("recurrent",) * bool(layout.state_blocks),
+        requires=("base",) * bool(base_bytes) + ("states",) * bool(layout.state_blocks),
         state_tokens=layout.state_tokens,
     )
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.collectives import Collectives
 from kernels.ops import Convolution, KVLayer, Ops, StateLayer
 from kernels.packed import LinearWeight
 from kernels.rounding import Activations, Rounding
@@ -14,7 +15,8 @@ from models.weight_source import WeightSource
 
 
 class GatedDeltaNet:
-    """`models.attention.AttentionLayer` that keeps a state in place of keys and values."""
+    """`models.attention.AttentionLayer` that keeps a state in place of keys and values, of as many heads as this rank has weights
+    for."""
 
     takes: Rounding | None = None
 
@@ -25,10 +27,12 @@ class GatedDeltaNet:
         checkpoint: WeightSource,
         prefix: str,
         ops: Ops,
+        collectives: Collectives,
     ) -> None:
-        assert spec.recurrent is not None
-        shape = spec.recurrent.shape
-        self._ops, self._shape, self._eps = ops, shape, spec.norm_eps
+        kept = spec.recurrent
+        assert kept is not None
+        shape = kept.shape
+        self._ops, self._sum, self._eps = ops, collectives.sum_partial, spec.norm_eps
         hidden, heads = spec.hidden_size, shape.num_value_heads
 
         def matrix(name: str, rows: int, columns: int) -> LinearWeight:
@@ -39,8 +43,10 @@ class GatedDeltaNet:
         self._out = matrix("out_proj", hidden, shape.value_size)
         filters = (shape.conv_channels, 1, shape.conv_kernel)
         conv = checkpoint.take(f"{prefix}conv1d.weight", filters, torch.float32)[:, 0].contiguous()
-        self._state = StateLayer(shape, place, Convolution(conv, None))
         self._rate = -checkpoint.take(f"{prefix}A_log", (heads,), torch.float32).exp()
+        self._shape = kept.held(len(self._rate))
+        convolution = Convolution(conv, None)
+        self._state = StateLayer(self._shape, place, convolution, kept.part, ("key", "key", "value"))
         self._dt_bias = checkpoint.take(f"{prefix}dt_bias", (heads,), torch.float32)
         self._norm = checkpoint.take(f"{prefix}norm.weight", (shape.value_dim,), torch.float32)
 
@@ -52,7 +58,7 @@ class GatedDeltaNet:
         decay = self._rate * F.softplus(a.flatten(1) + self._dt_bias)
         out = ops.gated_delta(qkv, decay, torch.sigmoid(b.flatten(1)), kv_layer, step.meta, self._state)
         normed = ops.rms_norm(out, self._norm, self._eps).float() * F.silu(z.float())
-        return ops.linear(normed.flatten(1).to(qkv.dtype), self._out, None)
+        return self._sum(ops.linear(normed.flatten(1).to(qkv.dtype), self._out, None))
 
     def _by_kind(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(T, all that each key head has) -> queries, keys and values (T, channels), and gates (T, value heads, value_dim)."""

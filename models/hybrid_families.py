@@ -75,7 +75,7 @@ def qwen3_next(config: Config) -> ModelSpec:
     bias = bool(config.get("attention_bias", False))
     return replace(
         spec,
-        recurrent=recurrent(kinds_of(names, _QWEN_KINDS, spec.num_layers), shape),
+        recurrent=recurrent(kinds_of(names, _QWEN_KINDS, spec.num_layers), shape, spec.num_kv_heads),
         moe=moe if any(moe.sparse) else None,
         qkv_bias=bias,
         out_bias=bias,
@@ -95,7 +95,8 @@ def granite_hybrid(config: Config) -> ModelSpec:
     bias = bool(config.get("attention_bias", False))
     shared = count(config, "shared_intermediate_size")
     moe = replace(granite_experts(config, spec), shared_size=shared, shared_name="shared_mlp")
-    kept = recurrent(kinds_of(names, _GRANITE_KINDS, spec.num_layers), _state_space(config, spec))
+    kinds = kinds_of(names, _GRANITE_KINDS, spec.num_layers)
+    kept = recurrent(kinds, _state_space(config, spec), spec.num_kv_heads)
     biases = {"conv_bias": bool(config["mamba_conv_bias"])}
     biases["projection_bias"] = bool(config.get("mamba_proj_bias", False))
     return replace(
@@ -147,7 +148,7 @@ def kinds_of(names: list[str], known: Mapping[str, StateKind], num_layers: int) 
     return tuple(known[name] for name in names)
 
 
-def recurrent(kinds: tuple[StateKind, ...], shape: StateShape) -> RecurrentSpec | None:
+def recurrent(kinds: tuple[StateKind, ...], shape: StateShape, num_kv_heads: int) -> RecurrentSpec | None:
     """Return what the layers keep; None where all keep keys and values. Raises UnsupportedModel."""
     if "kv" not in kinds:
         raise UnsupportedModel("no layer attends: a model without keys and values is not supported")
@@ -155,4 +156,8 @@ def recurrent(kinds: tuple[StateKind, ...], shape: StateShape) -> RecurrentSpec 
         raise UnsupportedModel(
             f"{shape.num_value_heads} value heads of recurrent layers are no multiple of {shape.num_key_heads} key heads"
         )
-    return RecurrentSpec(kinds=kinds, shape=shape) if set(kinds) != {"kv"} else None
+    if set(kinds) == {"kv"}:
+        return None
+    return RecurrentSpec(
+        kinds=kinds, shape=shape, num_parts=num_kv_heads if shape.can_have(num_kv_heads) else 1
+    )

@@ -101,8 +101,8 @@ def _mixer(
         place = spec.recurrent.places(slot_bytes(spec, checkpoint.dtype))[index]
         if place is not None:
             if spec.recurrent.kinds[index] == "state_space":
-                return StateSpace(spec, place, checkpoint, f"{prefix}mamba.", ops)
-            return GatedDeltaNet(spec, place, checkpoint, f"{prefix}linear_attn.", ops)
+                return StateSpace(spec, place, checkpoint, f"{prefix}mamba.", ops, collectives)
+            return GatedDeltaNet(spec, place, checkpoint, f"{prefix}linear_attn.", ops, collectives)
     attention = (
         LatentAttention if spec.mla is not None else GatedAttention if spec.attention_gate else Attention
     )

@@ -18,8 +18,19 @@ class RecurrentSpec:
     """What each layer of the model keeps. Some keep keys and values."""
     shape: StateShape
     """The shape of the state of each of the other layers."""
+    num_parts: int = 1
+    """Parts of each state: as many as the pool has heads, or one."""
     conv_bias: bool = False
     projection_bias: bool = False
+
+    @property
+    def part(self) -> StateShape:
+        """The shape of a part of a state."""
+        return self.shape.share(1, self.num_parts)
+
+    def held(self, num_value_heads: int) -> StateShape:
+        """Return the shape of what a rank with so many value heads has of a state."""
+        return self.shape.share(num_value_heads // self.part.num_value_heads, self.num_parts)
 
     @property
     def num_kv_layers(self) -> int:
@@ -27,7 +38,7 @@ class RecurrentSpec:
 
     def places(self, slot_bytes: int) -> tuple[StatePlace | None, ...]:
         """Return where each layer's state lies; None where it keeps keys and values."""
-        num_slots = math.ceil(self.shape.num_floats * FLOAT_BYTES / slot_bytes)
+        num_slots = math.ceil(self.part.num_floats * FLOAT_BYTES * self.num_parts / slot_bytes)
         num_states = len(self.kinds) - self.num_kv_layers
         used = [0] * self.num_kv_layers
         found: list[StatePlace | None] = []

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.collectives import Collectives
 from kernels.ops import Convolution, KVLayer, Ops, StateLayer
 from kernels.packed import LinearWeight
 from kernels.rounding import Activations, Rounding
@@ -14,7 +15,8 @@ from models.weight_source import WeightSource
 
 
 class StateSpace:
-    """`models.attention.AttentionLayer` that keeps a state in place of keys and values."""
+    """`models.attention.AttentionLayer` that keeps a state in place of keys and values, of as many heads as this rank has weights
+    for."""
 
     takes: Rounding | None = None
 
@@ -25,13 +27,14 @@ class StateSpace:
         checkpoint: WeightSource,
         prefix: str,
         ops: Ops,
+        collectives: Collectives,
     ) -> None:
-        assert spec.recurrent is not None
-        shape = spec.recurrent.shape
-        self._ops, self._shape, self._eps = ops, shape, spec.norm_eps
-        conv_bias, has_bias = spec.recurrent.conv_bias, spec.recurrent.projection_bias
+        kept = spec.recurrent
+        assert kept is not None
+        shape, has_bias = kept.shape, kept.projection_bias
+        self._ops, self._sum, self._eps = ops, collectives.sum_partial, spec.norm_eps
         hidden, heads, inner = spec.hidden_size, shape.num_value_heads, shape.value_size
-        self._sizes = (inner, shape.conv_channels, heads)
+        sizes = (inner, shape.conv_channels, heads)
 
         def product(name: str, rows: int, columns: int) -> tuple[LinearWeight, Tensor | None]:
             weight = ops.pack(checkpoint.matrix(f"{prefix}{name}.weight", (rows, columns)), checkpoint.dtype)
@@ -40,15 +43,20 @@ class StateSpace:
         def vector(name: str, size: int) -> Tensor:
             return checkpoint.take(f"{prefix}{name}", (size,), torch.float32)
 
-        self._in, self._in_bias = product("in_proj", sum(self._sizes), hidden)
+        self._in, self._in_bias = product("in_proj", sum(sizes), hidden)
         self._out, self._out_bias = product("out_proj", hidden, inner)
         filters = (shape.conv_channels, 1, shape.conv_kernel)
         conv = checkpoint.take(f"{prefix}conv1d.weight", filters, torch.float32)[:, 0].contiguous()
-        bias = vector("conv1d.bias", shape.conv_channels) if conv_bias else None
-        self._state = StateLayer(shape, place, Convolution(conv, bias))
+        bias = vector("conv1d.bias", shape.conv_channels) if kept.conv_bias else None
         self._rate, self._skip = -vector("A_log", heads).exp(), vector("D", heads)
         self._step_bias, self._norm = vector("dt_bias", heads), vector("norm.weight", inner)
-        self._ones = torch.ones_like(self._norm[: inner // shape.num_key_heads])
+        self._shape = own = kept.held(len(self._rate))
+        convolution = Convolution(conv, bias)
+        self._state = StateLayer(own, place, convolution, kept.part, ("value", "key", "key"))
+        self._sizes = own.value_size, own.conv_channels, own.num_value_heads
+        self._group_size = inner // shape.num_key_heads
+        """The values that are normalised together; a rank may have some of them."""
+        self._ones = torch.ones_like(self._norm[: self._group_size])
 
     def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
         assert isinstance(kv_layer, Tensor), "states are kept as they are"
@@ -57,5 +65,12 @@ class StateSpace:
         steps = F.softplus(steps.float() + self._step_bias)
         out = ops.state_space(inputs, steps, self._rate * steps, self._skip, kv_layer, step.meta, self._state)
         gated = (out.flatten(1).float() * F.silu(gate.float())).unflatten(1, (self._shape.num_key_heads, -1))
-        normed = ops.rms_norm(gated, self._ones, self._eps).flatten(1) * self._norm
-        return ops.linear(normed.to(inputs.dtype), self._out, self._out_bias)
+        normed = self._normed(gated).flatten(1) * self._norm
+        out = self._sum(ops.linear(normed.to(inputs.dtype), self._out, None))
+        return out if self._out_bias is None else out + self._out_bias
+
+    def _normed(self, gated: Tensor) -> Tensor:
+        if gated.shape[2] == self._group_size:
+            return self._ops.rms_norm(gated, self._ones, self._eps)
+        squares = self._sum(gated.square().sum(2))
+        return gated * torch.rsqrt(squares / self._group_size + self._eps)[..., None]

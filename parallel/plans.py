@@ -11,6 +11,8 @@ from core.errors import ConfigError
 from parallel.mesh import Mesh
 
 Range = tuple[int, int]
+Section = tuple[int, bool]
+"""Neighbouring rows of a matrix, and whether ranks have each their part of them; else each has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,10 @@ class Dims:
     embedding_weights: int
     head_weights: int
     num_experts: int = 0
+    convolved: tuple[Section, ...] = ()
+    """A recurrent layer's channels, in the checkpoint's order."""
+    projected: tuple[Section, ...] = ()
+    """What a recurrent layer's first matrix makes, where it makes several things."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,14 @@ from typing import Literal
 
 from core.errors import UnsupportedModel
 from parallel.mesh import Mesh
-from parallel.plans import Dims, Range, even_part, part_of
+from parallel.plans import Dims, Range, Section, even_part, part_of
 
-Unit = Literal["heads", "kv_heads", "vocab", "width", "gate_up", "interleaved", "groups", "experts", "qkv"]
-"""What a dimension is cut by. `width` is an MLP's inner size; `gate_up` that of gate and up, one behind the other; `interleaved`
-the two alternating; `groups` the two alternating, only cut between groups of MXFP4; `qkv` the
-heads of queries, keys and values, one behind the other."""
+Unit = Literal[
+    "heads", "kv_heads", "vocab", "width", "gate_up", "interleaved", "groups", "experts", "qkv", "convolved", "projected"
+]  # fmt: skip
+"""What a dimension is cut by. `width` is an MLP's inner size, or that of a recurrent layer's heads; `convolved` and `projected`
+are those of `Dims`; `gate_up` is that of gate and up, one behind the other; `interleaved` the two alternating; `groups` the two
+alternating, only cut between groups of MXFP4; `qkv` the heads of queries, keys and values, one behind the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,7 @@ class Rule:
 _LAYER = r"model\.layers\.\d+\."
 _ATTENTION = _LAYER + r"self_attn\."
 _MLP = _LAYER + r"(mlp|mlp\.shared_experts|mlp\.shared_expert|feed_forward|feed_forward\.shared_expert)\."
+_STATES = _LAYER + r"(linear_attn|mamba)\."
 _FUSED = _LAYER + r"shared_mlp\."
 _EXPERT = _LAYER + r"(mlp|block_sparse_moe|feed_forward)\.experts\.\d+\."
 _EXPERTS = _LAYER + r"(mlp|block_sparse_moe|feed_forward)\.experts\."
@@ -50,7 +53,14 @@ RULES: tuple[Rule, ...] = (
     Rule(_MLP + r"down_proj\.weight", ((1, "width"),)),
     Rule(_FUSED + r"output_linear\.weight", ((1, "width"),)),
     Rule(_EXPERT + r"(down_proj|w2)\.weight", ((1, "width"),)),
+    # Recurrent layers, by their heads.
+    Rule(_LAYER + r"linear_attn\.in_proj_(qkvz|ba)\.weight", ((0, "width"),)),
+    Rule(_LAYER + r"mamba\.in_proj\.(weight|bias)", ((0, "projected"),)),
+    Rule(_STATES + r"conv1d\.(weight|bias)", ((0, "convolved"),)),
+    Rule(_STATES + r"(A_log|dt_bias|D)|" + _LAYER + r"mamba\.norm\.weight", ((0, "width"),)),
+    Rule(_STATES + r"out_proj\.weight", ((1, "width"),)),
     # Whole on every rank.
+    Rule(_LAYER + r"(mamba\.out_proj\.bias|linear_attn\.norm\.weight)"),
     Rule(_ATTENTION + r"(o_proj|q_a_proj|kv_a_proj_with_mqa)\.bias"),
     Rule(_ATTENTION + r"(q_a_proj|kv_a_proj_with_mqa|[qk]_norm|q_a_layernorm|kv_a_layernorm)\.weight"),
     Rule(_MLP + r"down_proj\.bias"),
@@ -132,6 +142,10 @@ class Sharding:
                 starts = (0, part.heads), (keys, part.kv_heads), (values, part.kv_heads)
                 dim = size // (values + dims.num_kv_heads)
                 return [_scaled((start + first, start + end), dim) for start, (first, end) in starts]
+            case "convolved":
+                return self._sections(dims.convolved)
+            case "projected":
+                return self._sections(dims.projected)
             case "vocab":
                 return [part.vocab]
             case "experts":
@@ -145,6 +159,15 @@ class Sharding:
                 return [_scaled(even_part(size // 2, self._tp, self._index), 2)]
             case "groups":
                 return [_scaled(even_part(size // (2 * _GROUP), self._tp, self._index), 2 * _GROUP)]
+
+    def _sections(self, sections: Sequence[Section]) -> list[Range]:
+        runs: list[Range] = []
+        start = 0
+        for size, is_cut in sections:
+            first, end = even_part(size, self._tp, self._index) if is_cut else (0, size)
+            runs.append((start + first, start + end))
+            start += size
+        return runs
 
 
 def _scaled(run: Range, unit: int) -> Range:

@@ -173,7 +173,7 @@ def _step_bytes(
     halves = [_attention_bytes(spec, tokens, share, stored, context_tokens)]
     halves += [_inner_bytes(spec, tokens, mesh, wide)]
     if spec.recurrent is not None:
-        halves.append(_recurrent_bytes(spec.recurrent, engine.max_num_seqs, tokens, wide))
+        halves.append(_recurrent_bytes(spec.recurrent, mesh.tp, engine.max_num_seqs, tokens, wide))
     if share.layers[1] == spec.num_layers and not spec.encodes:
         rows = min(engine.max_num_seqs, tokens)
         # Logits, those as the model gave them, and their log-probabilities; PyTorch draws by probabilities' running sums.
@@ -209,11 +209,11 @@ def _attention_bytes(
     return vectors + gathered + masks + repeated + 4 * heads * scores
 
 
-def _recurrent_bytes(kept: RecurrentSpec, num_seqs: int, tokens: int, wide: int) -> int:
+def _recurrent_bytes(kept: RecurrentSpec, num_ranks: int, num_seqs: int, tokens: int, wide: int) -> int:
     """Return the bytes of a recurrent layer's rows, which are floats from the convolution on, with what each says of the others
     of its chunk, and of its sequences' states, which are read, made anew and written. A state space has no keys and queries of
-    each head."""
-    shape = kept.shape
+    each head. `num_ranks`: among which heads are shared out."""
+    shape = kept.held(kept.shape.num_value_heads // num_ranks)
     if "state_space" in kept.kinds:
         heads = shape.num_value_heads * (4 * shape.value_dim + 2 * _CHUNK_TOKENS)
     else:

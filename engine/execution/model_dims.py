@@ -3,9 +3,10 @@
 from core.config import ParallelConfig
 from core.errors import ConfigError
 from core.kv import DTYPE_BYTES, KVLayout, KVShard
+from models.recurrent_spec import RecurrentSpec
 from models.spec import ModelSpec
 from parallel.mesh import Mesh
-from parallel.plans import Dims, check, part_of
+from parallel.plans import Dims, Section, check, part_of
 from parallel.rules import BY_TURNS, BY_TURNS_MXFP4, EXPERTS, RULES, TRANSPOSED, Rule
 
 
@@ -28,7 +29,22 @@ def dims_of(spec: ModelSpec) -> Dims:
         embedding_weights=head_weights,
         head_weights=head_weights,
         num_experts=0 if spec.moe is None else spec.moe.num_experts,
+        **_recurrent_sections(spec.recurrent),
     )
+
+
+def _recurrent_sections(kept: RecurrentSpec | None) -> dict[str, tuple[Section, ...]]:
+    """Return what `Dims` has of recurrent layers. A state space with one key head has that on every rank."""
+    if kept is None:
+        return {}
+    shape = kept.shape
+    keys, values = (shape.key_size, shape.num_key_heads > 1), (shape.value_size, True)
+    if "state_space" not in kept.kinds:
+        return {"convolved": (keys, keys, values)}
+    return {
+        "convolved": (values, keys, keys),
+        "projected": (values, values, keys, keys, (shape.num_value_heads, True)),
+    }
 
 
 def check_mesh(spec: ModelSpec, mesh: Mesh, role: str, num_spare: int = 0) -> None:
@@ -38,12 +54,31 @@ def check_mesh(spec: ModelSpec, mesh: Mesh, role: str, num_spare: int = 0) -> No
             f"{role}: {mesh} is impossible for {spec.architecture}, whose layers transformers computes: an instance of it is one "
             f"rank. Leave {role}.tp, pp, dp and ep at 1"
         )
-    if spec.recurrent is not None and mesh.size > 1:
-        raise ConfigError(
-            f"{role}: {mesh} is impossible for {spec.architecture}, whose recurrent layers are not cut: an instance of it is one "
-            f"rank. Leave {role}.tp, pp, dp and ep at 1"
-        )
+    if spec.recurrent is not None:
+        _check_recurrent(spec, spec.recurrent, mesh, role)
     check(dims_of(spec), mesh, role, num_spare)
+
+
+def _check_recurrent(spec: ModelSpec, kept: RecurrentSpec, mesh: Mesh, role: str) -> None:
+    """Raise ConfigError for a mesh over which states cannot be spread."""
+    if mesh.pp > 1:
+        raise ConfigError(
+            f"{role}: {mesh} is impossible for {spec.architecture}, whose recurrent states lie among other layers' keys and "
+            f"values: set {role}.pp=1, and more of tp, or of ep where the model has experts"
+        )
+    keys, kv_heads, tp = kept.shape.num_key_heads, spec.num_kv_heads, mesh.tp
+    spans = keys == 1 and "state_space" in kept.kinds
+    possible = [
+        tp
+        for tp in range(1, kv_heads + 1)
+        if tp == 1 or (kept.num_parts > 1 and kv_heads % tp == 0 and (spans or keys % tp == 0))
+    ]
+    if tp not in possible:
+        nearest = min(possible, key=lambda found: (abs(found - tp), found))
+        raise ConfigError(
+            f"{role}: {mesh} is impossible for {spec.architecture}: {kv_heads} KV heads and {keys} key heads of its recurrent "
+            f"layers cannot be shared out evenly over {tp} tensor-parallel ranks. Nearest possible: {role}.tp={nearest}"
+        )
 
 
 def expert_bytes(spec: ModelSpec, dtype: str, tp: int) -> int:
@@ -83,7 +118,8 @@ def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int
     shape, kind = spec.recurrent.shape, spec.recurrent.kinds[layer]
     gates = 2 if kind == "gated_delta" else 1
     inputs = shape.conv_channels + shape.value_size + gates * shape.num_value_heads
-    return spec.hidden_size * (inputs + shape.value_size) + shape.conv_channels * shape.conv_kernel
+    weights = spec.hidden_size * (inputs + shape.value_size) + shape.conv_channels * shape.conv_kernel
+    return weights * heads // spec.num_heads
 
 
 def _attention_weights(spec: ModelSpec, heads: int, kv_heads: int) -> int:

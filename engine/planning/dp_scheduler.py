@@ -26,7 +26,8 @@ _READ_COST = 1 / 16
 
 
 class DpScheduler:
-    """A Planner over `num_groups` StepSchedulers. `num_blocks` counts all blocks and is a multiple of `num_groups`."""
+    """A Planner over `num_groups` StepSchedulers. `num_blocks` counts all blocks and is a multiple of `num_groups`.
+    `num_state_blocks` is as in StepScheduler."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class DpScheduler:
         max_context_tokens: int,
         policy: SchedulerPolicy[Sequence],
         num_groups: int,
+        num_state_blocks: int = 0,
     ) -> None:
         each = num_blocks // num_groups
         self._block_size = config.block_size
@@ -45,7 +47,8 @@ class DpScheduler:
                 max_context_tokens,
                 policy,
                 group * each,
-                speculator=make_speculator(config, max_context_tokens),
+                speculator=None if num_state_blocks else make_speculator(config, max_context_tokens),
+                num_state_blocks=num_state_blocks,
             )
             for group in range(num_groups)
         ]
@@ -284,4 +287,4 @@ def make_planner(
             speculator=None if num_state_blocks else make_speculator(config, max_context_tokens),
             num_state_blocks=num_state_blocks,
         )
-    return DpScheduler(config, num_blocks, max_context_tokens, policy, num_groups)
+    return DpScheduler(config, num_blocks, max_context_tokens, policy, num_groups, num_state_blocks)

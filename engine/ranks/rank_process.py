@@ -19,6 +19,7 @@ from typing import cast
 import torch
 
 from core.garbage import leave_out_all_there_is
+from core.kv import KVLayout
 from core.plan import StepResult
 from core.ports import LayerSink
 from device.cuda import cuda_device
@@ -134,7 +135,7 @@ def _serve(setup: RankSetup, sock: socket.socket, line: _Line, device_of: Device
     speaks = place.tp == place.ep == 0  # the other tp and ep ranks draw the same tokens
     draws = _draws(part, Path(setup.folder), speaks, line)
     proposer = _proposer(setup, part, own.num_blocks, device, speaks)
-    step = counted(_runner(part, pool, layout.block_size, news, draws, proposer), part.model)
+    step = counted(_runner(part, pool, layout, news, draws, proposer), part.model)
     leave_out_all_there_is()
     line.say(Ready(part.bytes_read, time.perf_counter() - started, _peak_bytes()))
     while (word := read_frame(sock, TO_RANK)) is not None:
@@ -151,7 +152,8 @@ def _draws(part: ModelPart, folder: Path, owns_matchers: bool, line: _Line) -> D
     peers = Peers(owns_matchers, lambda tokens: ep.all_reduce(tp.all_reduce(tokens)))
     if not owns_matchers:
         return Draws(part.model, peers=peers)
-    grammars = GrammarMasks(GuidanceMatchers(folder, part.model.spec.vocab_size))
+    spec = part.model.spec
+    grammars = GrammarMasks(GuidanceMatchers(folder, spec.vocab_size), puts_off=spec.recurrent is None)
     grammars.on_ready(line.mask_ready)
     return Draws(part.model, grammars, peers)
 
@@ -183,17 +185,27 @@ def _proposer(
 def _runner(
     part: ModelPart,
     pool: DevicePool,
-    block_size: int,
+    layout: KVLayout,
     sink: LayerSink,
     draws: Draws,
     proposer: Proposer | None,
 ) -> Callable[[RankShare], StepResult]:
     if part.comms.pp.size == 1:
         hear = proposer.hear if proposer is not None else None
-        runner = Runner(part.model, pool, block_size, sink, draws=draws, on_hidden=hear)
+        runner = Runner(
+            part.model,
+            pool,
+            layout.block_size,
+            sink,
+            draws=draws,
+            num_state_blocks=layout.state_blocks,
+            on_hidden=hear,
+        )
         step = runner.step if proposer is None else Proposing(runner.step, proposer).step
         return lambda share: step(share.plan)
-    stage = StageRunner(part.model, pool, block_size, part.comms.pp, part.comms.pp.size, sink, draws=draws)
+    stage = StageRunner(
+        part.model, pool, layout.block_size, part.comms.pp, part.comms.pp.size, sink, draws=draws
+    )
     return lambda share: stage.step(share.plan, share.most_tokens)
 
 

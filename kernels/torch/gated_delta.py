@@ -17,15 +17,14 @@ def gated_delta(
     x: Tensor, decay: Tensor, beta: Tensor, kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer
 ) -> Tensor:
     """`Ops.gated_delta`"""
-    shape, held = layer.shape, read_states(kv_layer, meta, layer)
-    mixed, inputs = convolve(x.float(), layer.conv, held[:, : shape.conv_floats], meta)
+    shape, (inputs, matrices) = layer.shape, read_states(kv_layer, meta, layer)
+    mixed, inputs = convolve(x.float(), layer.conv, inputs, meta)
     q, k, v = heads_of(mixed, shape)
     q, k = (part * torch.rsqrt((part * part).sum(-1, keepdim=True) + _EPS) for part in (q, k))
-    matrices = held[:, shape.conv_floats :].unflatten(1, (-1, shape.key_dim, shape.value_dim))
     out, matrices = scanned(
         meta, matrices, (q * shape.key_dim**-0.5, k, v, decay, beta), _updated, _in_chunks
     )
-    write_states(kv_layer, meta, layer, torch.cat((inputs, matrices.flatten(1)), 1))
+    write_states(kv_layer, meta, layer, inputs, matrices)
     return out.to(x.dtype)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.ops import AttentionMeta, Convolution, StateLayer
+from kernels.states import FLOAT_BYTES, StateShape
 
 CHUNK_TOKENS = 64
 """The number of tokens between which products are computed, before the state behind them is."""
@@ -16,48 +17,82 @@ Rule = Callable[..., tuple[Tensor, Tensor]]
 """(matrices, parts ...) -> results like the parts' values, and the matrices behind them."""
 
 
-def read_states(kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer) -> Tensor:
-    """(B, num_floats) float32; zeros for the sequences that begin."""
+def read_states(kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer) -> tuple[Tensor, Tensor]:
+    """Return the convolution's last inputs (B, channels, kernel - 1) and the matrices (B, value heads, key_dim, value_dim), both
+    float32; zeros for the sequences that begin."""
     assert meta.states is not None
-    blocks, offsets = _slots(kv_layer, meta, layer)
-    stored = kv_layer.permute(0, 3, 1, 2, 4)[blocks, offsets]
-    held = stored.flatten(1).view(torch.float32)[:, : layer.shape.num_floats]
-    return torch.where(meta.states.begins[:, None], 0.0, held)
+    part, num_parts = layer.part, _num_parts(layer)
+    stored = kv_layer.permute(0, 3, 2, 1, 4)[_slots(kv_layer, meta, layer)]
+    held = stored.flatten(1).view(torch.float32).unflatten(1, (num_parts, -1))[..., : part.num_floats]
+    held = torch.where(meta.states.begins[:, None, None], 0.0, held)
+    matrices = held[..., part.conv_floats :].reshape(len(held), -1, part.key_dim, part.value_dim)
+    inputs = held[..., : part.conv_floats].unflatten(2, (part.conv_channels, -1))
+    pieces = inputs.split(_sizes(part, layer), 2)
+    # A key head of several parts is read from the first of them.
+    times = num_parts // min(num_parts, layer.shape.num_key_heads)
+    own = [
+        piece[:, ::times] if kind == "key" else piece
+        for kind, piece in zip(layer.channels, pieces, strict=True)
+    ]
+    return torch.cat([piece.flatten(1, 2) for piece in own], 1), matrices
 
 
-def write_states(kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer, held: Tensor) -> None:
-    """`held`: (B, num_floats) float32"""
-    blocks, offsets = _slots(kv_layer, meta, layer)
+def write_states(
+    kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer, inputs: Tensor, matrices: Tensor
+) -> None:
+    """Take both as `read_states` returns them; the matrices' heads may have any shape."""
+    num_parts = _num_parts(layer)
+    times = num_parts // min(num_parts, layer.shape.num_key_heads)
+    pieces = [
+        piece.unflatten(1, (num_parts // times, -1)).repeat_interleave(times, 1)
+        if kind == "key"
+        else piece.unflatten(1, (num_parts, -1))
+        for kind, piece in zip(layer.channels, inputs.split(_sizes(layer.shape, layer), 1), strict=True)
+    ]
+    held = [torch.cat(pieces, 2).flatten(2), matrices.reshape(len(matrices), num_parts, -1)]
+    slots = _slots(kv_layer, meta, layer)
     slot = kv_layer[0, :, :, 0]
-    num_floats = layer.place.num_slots * slot.nbytes // held.element_size()
-    filled = F.pad(held, (0, num_floats - held.shape[1])).view(kv_layer.dtype)
-    kv_layer.permute(0, 3, 1, 2, 4)[blocks, offsets] = filled.view(*offsets.shape, *slot.shape)
+    num_floats = layer.place.num_slots * slot.nbytes // (FLOAT_BYTES * num_parts)
+    surplus = num_floats - layer.part.num_floats
+    filled = torch.cat([*held, matrices.new_zeros(len(matrices), num_parts, surplus)], 2).flatten(1)
+    shape = len(filled), len(slot[0]), layer.place.num_slots, len(slot), slot.shape[2]
+    kv_layer.permute(0, 3, 2, 1, 4)[slots] = filled.view(kv_layer.dtype).view(shape)
 
 
-def _slots(kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer) -> tuple[Tensor, Tensor]:
-    """Return block and offset of each slot of each sequence's state, (B, num_slots) each."""
+def _num_parts(layer: StateLayer) -> int:
+    return layer.shape.num_value_heads // layer.part.num_value_heads
+
+
+def _sizes(shape: StateShape, layer: StateLayer) -> list[int]:
+    return [shape.key_size if kind == "key" else shape.value_size for kind in layer.channels]
+
+
+def _slots(kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer) -> tuple[Tensor, Tensor, Tensor]:
+    """Return block, offset and head of what each sequence's state lies in, in its order: each is (B, heads, num_slots) when it is
+    spread out."""
     assert meta.states is not None
     if (found := meta.cache.get(layer.place)) is None:
         blocks, size = meta.states.blocks, kv_layer.shape[3]
         first = layer.place.first_slot
         slots = torch.arange(first, first + layer.place.num_slots, device=blocks.device)
-        found = blocks[:, slots // size], (slots % size).expand(len(blocks), -1)
+        heads = torch.arange(kv_layer.shape[2], device=blocks.device)[:, None]
+        found = blocks[:, None, slots // size], slots % size, heads
         meta.cache[layer.place] = found
     return found
 
 
 def convolve(x: Tensor, conv: Convolution, held: Tensor, meta: AttentionMeta) -> tuple[Tensor, Tensor]:
-    """(x (T, channels), conv, last inputs (B, channels * (kernel - 1)), meta) -> silu of what each channel's filter makes of it
-    (T, channels), and the last inputs behind the step, as `held` has them."""
+    """(x (T, channels), conv, last inputs (B, channels, kernel - 1), meta) -> silu of what each channel's filter makes of it (T,
+    channels), and the last inputs behind the step, as `held` has them."""
     before = conv.weight.shape[1] - 1
     current, first, last = _rows(meta, before, x.device)
     padded = x.new_empty(len(x) + before * len(held), x.shape[1])
     padded[current + before] = x
-    padded[first] = held.unflatten(1, (-1, before)).mT.flatten(0, 1)
+    padded[first] = held.mT.flatten(0, 1)
     out = padded[current] * conv.weight[:, 0]
     for tap in range(1, before + 1):
         out = torch.addcmul(out, padded[current + tap], conv.weight[:, tap])
-    inputs = padded[last].unflatten(0, (-1, before)).mT.flatten(1)
+    inputs = padded[last].unflatten(0, (-1, before)).mT
     return F.silu(out if conv.bias is None else out + conv.bias), inputs
 
 

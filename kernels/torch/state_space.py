@@ -21,17 +21,17 @@ def state_space(
     layer: StateLayer,
 ) -> Tensor:
     """`Ops.state_space`"""
-    shape, held = layer.shape, read_states(kv_layer, meta, layer)
-    mixed, inputs = convolve(x.float(), layer.conv, held[:, : shape.conv_floats], meta)
+    shape, (inputs, matrices) = layer.shape, read_states(kv_layer, meta, layer)
+    mixed, inputs = convolve(x.float(), layer.conv, inputs, meta)
     v, k, q = mixed.split((shape.value_size, shape.key_size, shape.key_size), 1)
     groups = shape.num_key_heads
     q, k = (part.unflatten(1, (groups, shape.key_dim)) for part in (q, k))
     v = v.unflatten(1, (groups, -1, shape.value_dim))
     steps, decay = (part.unflatten(1, (groups, -1)) for part in (steps, decay))
-    matrices = held[:, shape.conv_floats :].unflatten(1, (groups, -1, shape.key_dim, shape.value_dim))
+    matrices = matrices.unflatten(1, (groups, -1))
     parts = (q, k, v * steps[..., None], decay)
     out, matrices = scanned(meta, matrices, parts, _updated, _in_chunks)
-    write_states(kv_layer, meta, layer, torch.cat((inputs, matrices.flatten(1)), 1))
+    write_states(kv_layer, meta, layer, inputs, matrices)
     out = torch.addcmul(out, v, skip.view(groups, -1, 1))
     return out.flatten(1, 2).to(x.dtype)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from kernels.torch.gated_delta import gated_delta
 from kernels.torch.state_space import state_space
 
 SHAPE = StateShape(num_key_heads=2, num_value_heads=4, key_dim=16, value_dim=24, conv_kernel=4)
-BLOCK, SLOT = 4, (2, 1, 16)
+BLOCK, HEAD = 4, (2, 16)
+"""Tokens of a block; K and V of a head of the pool, and their dimension."""
 CPU = torch.device("cpu")
 SKIP = torch.linspace(-1.0, 2.0, 4)
 
@@ -28,6 +30,7 @@ class Kind:
     ours: Callable[[Rows, torch.Tensor, AttentionMeta, StateLayer], torch.Tensor]
     theirs: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
     """(inputs behind the convolution, and the two numbers), one sequence from its beginning."""
+    channels: tuple[Literal["key", "value"], ...]
 
 
 def delta_by_transformers(mixed: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
@@ -52,11 +55,14 @@ def space_by_transformers(mixed: torch.Tensor, decay: torch.Tensor, steps: torch
 
 KINDS = {
     "gated delta": Kind(
-        lambda rows, pool, meta, layer: gated_delta(*rows, pool, meta, layer), delta_by_transformers
+        lambda rows, pool, meta, layer: gated_delta(*rows, pool, meta, layer),
+        delta_by_transformers,
+        ("key", "key", "value"),
     ),
     "state space": Kind(
         lambda rows, pool, meta, layer: state_space(rows[0], rows[2], -rows[2], SKIP, pool, meta, layer),
         space_by_transformers,
+        ("value", "key", "key"),
     ),
 }
 
@@ -64,10 +70,12 @@ KINDS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("num_parts", "num_heads"), [(1, 1), (1, 3), (2, 2), (4, 4)])
 def test_pieces_of_any_length_go_on_where_the_last_ones_ended(
-    kind: str, has_bias: bool, dtype: torch.dtype
+    kind: str, has_bias: bool, dtype: torch.dtype, num_parts: int, num_heads: int
 ) -> None:
-    """Also in pieces of several chunks. The pool's dtype changes nothing: a state is stored as it is."""
+    """Also in pieces of several chunks. The pool's dtype changes nothing: a state is stored as it is; nor do its heads, of which
+    each has a part of the state, or one state lies in all of them."""
     torch.manual_seed(1)
     steps = ((150, 1, 64, 0), (1, 1, 1, 1), (65, 7, 0, 200), (1, 0, 2, 1))
     totals = [sum(lens) for lens in zip(*steps, strict=True)]
@@ -76,12 +84,13 @@ def test_pieces_of_any_length_go_on_where_the_last_ones_ended(
     beta = [torch.sigmoid(torch.randn(n, 4)) for n in totals]
     weight = torch.randn(SHAPE.conv_channels, 4) * 0.5
     bias = torch.randn(SHAPE.conv_channels) if has_bias else None
-    slot_bytes = torch.empty(SLOT, dtype=dtype).nbytes
-    place = StatePlace(0, 3, -(-SHAPE.num_floats * 4 // slot_bytes))
+    part = SHAPE.share(1, num_parts)
+    slot_bytes = num_heads * torch.empty(HEAD, dtype=dtype).nbytes
+    place = StatePlace(0, 3, -(-part.num_floats * 4 * num_parts // slot_bytes))
     num_blocks = -(-(3 + place.num_slots) // BLOCK)
-    pool = torch.full((4 * num_blocks, SLOT[0], SLOT[1], BLOCK, SLOT[2]), torch.nan, dtype=dtype)
+    pool = torch.full((4 * num_blocks, HEAD[0], num_heads, BLOCK, HEAD[1]), torch.nan, dtype=dtype)
     tables = torch.randperm(4 * num_blocks).view(4, num_blocks)
-    layer = StateLayer(SHAPE, place, Convolution(weight, bias))
+    layer = StateLayer(SHAPE, place, Convolution(weight, bias), part, KINDS[kind].channels)
     got: list[list[torch.Tensor]] = [[], [], [], []]
     done = [0] * 4
     for lens in steps:

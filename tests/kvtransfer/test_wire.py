@@ -170,4 +170,4 @@ def test_a_recurrent_state_goes_only_where_it_is_kept_alike(its: KVLayout, word:
 
 
 def test_a_release_that_knows_no_recurrent_states_is_told_that_it_must() -> None:
-    assert content_of(KVShard.whole(replace(LAYOUT, state_blocks=2))).requires == ("recurrent",)
+    assert content_of(KVShard.whole(replace(LAYOUT, state_blocks=2))).requires == ("states",)

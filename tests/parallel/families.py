@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from tests.models.checkpoints import FAMILIES
+from tests.models.checkpoints import FAMILIES, HYBRID
 
 HEADS = {
     "llama": (5, 1),
@@ -16,18 +16,26 @@ HEADS = {
 """Query and KV heads that do not divide evenly (6, 2 elsewhere): some ranks have more, and some share a KV head."""
 
 
+_ATTENDING = ("attention", "full_attention")
+
+
 def awkward(family: str) -> Any:
     """A configuration of transformers: three layers, such heads, and experts for four ranks where there are any."""
-    config = FAMILIES[family](random.Random(family), 0)
+    config = (FAMILIES | HYBRID)[family](random.Random(family), 0)
     config.num_attention_heads, config.num_key_value_heads = HEADS.get(family, (6, 2))
     config.hidden_size = 16 * config.num_attention_heads
     config.num_hidden_layers = 3
-    if hasattr(config, "mamba_d_head"):  # which must fit, though no layer is recurrent
-        config.mamba_n_heads, config.mamba_d_head = 2, config.hidden_size
+    if hasattr(config, "mamba_d_head"):  # which must fit, also where no layer is recurrent
+        config.mamba_n_heads, config.mamba_d_head = 8, config.hidden_size // 4
+        config.mamba_n_groups = 1
+    if hasattr(config, "linear_num_key_heads"):
+        config.linear_num_key_heads, config.linear_num_value_heads = 4, 8
     if hasattr(config, "num_experts"):
         config.num_experts = 8  # as the other families have
     if hasattr(config, "no_rope_layers"):
         config.no_rope_layers = [1, 0, 1]
     if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[i % 2] for i in range(3)]
+        types = config.layer_types
+        other = types[1] if family in FAMILIES else next(each for each in types if each in _ATTENDING)
+        config.layer_types = [types[0], other, types[0]]
     return config

@@ -24,11 +24,13 @@ from cluster.local import LocalCluster
 from core.config import ClusterConfig, load
 from models.tokenizer import load_tokenizer
 from parallel.mesh import Mesh
-from tests.models.checkpoints import DENSE, SPARSE
+from tests.models.checkpoints import DENSE, HYBRID, SPARSE
 from tests.models.served import greedy, make_served_as, some_prompts
 from tests.parallel.families import awkward
 
 MESHES = [Mesh(), Mesh(tp=2), Mesh(tp=4), Mesh(pp=2), Mesh(pp=3), Mesh(tp=2, pp=2)]
+HYBRID_MESHES = [Mesh(), Mesh(tp=2), Mesh(ep=2), Mesh(ep=4), Mesh(tp=2, ep=2), Mesh(dp=2, ep=2)]
+"""Recurrent layers are not cut into stages, nor finer than KV heads."""
 EXPERT_MESHES = [*MESHES, Mesh(ep=2), Mesh(ep=4), Mesh(tp=2, ep=2), Mesh(dp=2, ep=2)]
 NUM_PROMPTS, LENGTH = 4, 8
 
@@ -55,7 +57,8 @@ class Found:
 
 def pairs() -> Iterator[Pair]:
     """Each family on each of its meshes, as prefill or decode."""
-    for families, meshes in ((sorted(DENSE), MESHES), (sorted(SPARSE), EXPERT_MESHES)):
+    grids = (sorted(DENSE), MESHES), (sorted(SPARSE), EXPERT_MESHES), (sorted(HYBRID), HYBRID_MESHES)
+    for families, meshes in grids:
         for number, family in enumerate(families):
             for place, (one, other) in enumerate(tournament(meshes, number)):
                 prefill, decode = (one, other) if (place + number) % 2 else (other, one)
@@ -79,7 +82,7 @@ def settings(folder: Path, pair: Pair, **keys: Any) -> ClusterConfig:
     values = {
         "model.path": str(folder),
         "engine.block_size": 4,
-        "engine.num_blocks": 240,
+        "engine.num_blocks": 2400 if pair.family in HYBRID else 240,
         "engine.max_batch_tokens": 48,
         "schedule.local_threshold_tokens": 0,
     }

@@ -9,11 +9,12 @@ import pytest
 from core.config import load
 from models.tokenizer import load_tokenizer
 from parallel.mesh import Mesh
-from tests.models.checkpoints import DENSE, FAMILIES
+from tests.models.checkpoints import DENSE, HYBRID, SPARSE
 from tests.models.served import greedy, make_served_as
 from tests.parallel.families import awkward
 from tests.parallel.served_grid import (
     EXPERT_MESHES,
+    HYBRID_MESHES,
     LENGTH,
     MESHES,
     Pair,
@@ -30,8 +31,9 @@ from tests.parallel.served_grid import (
 def test_the_grid_has_every_family_on_every_mesh() -> None:
     found = list(chain.from_iterable(((p.family, p.prefill), (p.family, p.decode)) for p in pairs()))
     assert len(set(found)) == len(found)
+    grids = (DENSE, MESHES), (SPARSE, EXPERT_MESHES), (HYBRID, HYBRID_MESHES)
     assert set(found) == {
-        (family, mesh) for family in FAMILIES for mesh in (MESHES if family in DENSE else EXPERT_MESHES)
+        (family, mesh) for families, meshes in grids for family in families for mesh in meshes
     }
 
 
@@ -44,7 +46,16 @@ def smallest(family: str, axis: str) -> Pair:
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize(("family", "axis"), [("gemma2", "tp"), ("gpt_oss", "ep"), ("qwen2_moe", "pp")])
+@pytest.mark.parametrize(
+    ("family", "axis"),
+    [
+        ("gemma2", "tp"),
+        ("gpt_oss", "ep"),
+        ("qwen2_moe", "pp"),
+        ("qwen3_next", "tp"),
+        ("granite_hybrid", "tp"),
+    ],
+)
 async def test_answers_over_http_equal_transformers(family: str, axis: str, tmp_path: Path) -> None:
     prompts, want = prepare(family, tmp_path)
     found = await serve(smallest(family, axis), tmp_path, prompts, want)

@@ -9,12 +9,15 @@ import pytest
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
 from core.types import Request, SamplingParams
+from engine.execution.model_dims import check_mesh
 from engine.execution.pool_size import size_pool
+from models.families import read_spec
 from models.registry import load_model
 from parallel.mesh import Mesh
 from tests.engine.execution.test_runner import Instance, prompts
 from tests.models.checkpoints import CPU, HYBRID, VOCAB, make
 from tests.models.continuation import continuation
+from tests.parallel.families import awkward
 
 LENGTH = 64
 
@@ -136,7 +139,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"deterministic": True}, {}, "engine.deterministic"),
         ({"kv_dtype": "int8"}, {}, "engine.kv_dtype is int8"),
         ({"num_blocks": 9}, {}, "num_blocks of 9.*recurrent state takes"),
-        ({}, {"mesh": Mesh(tp=2), "role": "decode"}, "recurrent layers are not cut"),
+        ({}, {"mesh": Mesh(pp=2), "role": "decode"}, "recurrent states lie among"),
     ],
 )
 def test_what_a_recurrent_state_does_not_allow_is_refused_before_a_weight_is_read(
@@ -144,3 +147,22 @@ def test_what_a_recurrent_state_does_not_allow_is_refused_before_a_weight_is_rea
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         size_pool(folder, ModelConfig(), EngineConfig(**engine), device=CPU, **others)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "named"),
+    [
+        (Mesh(pp=2), r"decode: pp 2 is impossible.*set decode\.pp=1"),
+        (
+            Mesh(tp=4),
+            r"2 KV heads and 4 key heads.*over 4 tensor-parallel ranks\. Nearest possible: decode\.tp=2",
+        ),
+    ],
+)
+def test_a_mesh_over_which_states_cannot_be_spread_is_refused_with_the_nearest_one(
+    mesh: Mesh, named: str, tmp_path: Path
+) -> None:
+    make(tmp_path, awkward("qwen3_next"), seed=2)
+    check_mesh(read_spec(tmp_path), Mesh(tp=2, ep=2), "decode")
+    with pytest.raises(ConfigError, match=named):
+        check_mesh(read_spec(tmp_path), mesh, "decode")
