@@ -1,26 +1,22 @@
 // The C ABI. Callers have checked dtypes, shapes and contiguity: pointers say nothing.
 #include <atomic>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "attention.h"
-#include "kernels.h"
+#include "isa.h"
 #include "linear.h"
 #include "packing.h"
+#include "rotation.h"
 #include "thread_pool.h"
 
 using baton::Format;
-using baton::Kernels;
+using baton::kernels_of;
 using baton::Layout;
 
 #define BATON_API extern "C" __attribute__((visibility("default")))
 
 namespace {
-
-enum Isa { AVX2 = 0, AVX512 = 1, AVX512_BF16 = 2 };
-
-const Kernels& kernels_of(int isa) { return isa == AVX2 ? baton::avx2_kernels : baton::avx512_kernels; }
 
 Layout layout_of(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros, int scales) {
     return {static_cast<Format>(format), outputs, inputs, group, has_zeros != 0, static_cast<Format>(scales)};
@@ -32,11 +28,11 @@ Layout layout_of(int format, int64_t outputs, int64_t inputs, int64_t group, int
 BATON_API int baton_has(int isa) {
     __builtin_cpu_init();
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    if (isa == AVX2) return avx2;
+    if (isa == baton::AVX2) return avx2;
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                         __builtin_cpu_supports("avx512vnni");
-    return isa == AVX512 ? avx512 : avx512 && __builtin_cpu_supports("avx512bf16");
+    return isa == baton::AVX512 ? avx512 : avx512 && __builtin_cpu_supports("avx512bf16");
 }
 
 BATON_API int64_t baton_packed_bytes(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros,
@@ -65,7 +61,7 @@ BATON_API void baton_linear(int isa, int format, int64_t outputs, int64_t inputs
                             int scales, const uint8_t* panels, const float* x, int64_t rows, const float* bias,
                             float* out, int threads) {
     const Layout layout = layout_of(format, outputs, inputs, group, has_zeros, scales);
-    baton::multiply(kernels_of(isa), isa == AVX512_BF16 ? &baton::avx512_dots : nullptr, layout, panels, x, rows, bias, out, threads);
+    baton::multiply({&kernels_of(isa), baton::dots_of(isa), layout, panels, bias}, x, rows, out, threads);
 }
 
 // The lanes of the instruction set, of which a head's size is a multiple.
@@ -78,7 +74,9 @@ BATON_API void baton_attend(int isa, int number, const float* q, float* out, int
                             const int64_t* context_lens, const int64_t* const* tables, int threads) {
     const baton::PagedStep step{q,      out,   heads,    kv_heads, size,      kv,           scales,       block_size,
                                 window, scale, soft_cap, sinks,    sequences, query_starts, context_lens, tables};
-    baton::attend(kernels_of(isa), number, step, threads);
+    const baton::PagedAttention attention(kernels_of(isa), number, step);
+    const baton::Phase phase = baton::phase_of<&baton::PagedAttention::attend>(attention.num_tasks(), attention);
+    baton::run_phases(threads, &phase, 1);
 }
 
 // `columns` (5, rows): temperature, top-k, top-p, min-p, and a number in [0, 1). The rows whose numbers are in `masked` may draw
@@ -107,7 +105,10 @@ BATON_API void baton_norm(int isa, const float* x, const float* added, const flo
 
 // `gate`: 0 silu, 1 gelu. x (rows, 2 size) -> out (rows, size)
 BATON_API void baton_gate(int isa, int gate, const float* x, int64_t rows, int64_t size, float* out, int threads) {
-    auto one = [&](int64_t row) { kernels_of(isa).gate_row[gate](x + 2 * row * size, size, out + row * size); };
+    auto one = [&](int64_t row) {
+        const float* gates = x + 2 * row * size;
+        kernels_of(isa).gate_row[gate](gates, gates + size, size, out + row * size);
+    };
     baton::run_rows(threads, rows, 4 * size, one);
 }
 
@@ -116,22 +117,8 @@ BATON_API void baton_gate(int isa, int gate, const float* x, int64_t rows, int64
 BATON_API void baton_turn(int isa, const float* qkv, int64_t rows, int64_t heads, int64_t kv_heads, int64_t size, const float* cos,
                           const float* sin, const float* q_weight, const float* k_weight, float eps, float* queries, float* keys,
                           float* pool, const int64_t* slots, int64_t block_size, int threads) {
-    auto turn = [&](int64_t row) {
-        const float* x = qkv + row * (heads + 2 * kv_heads) * size;
-        const float *own_cos = cos + row * size, *own_sin = sin + row * size;
-        for (int64_t head = 0; head < heads; ++head)
-            kernels_of(isa).turn_head({x + head * size, own_cos, own_sin, q_weight, size, eps, queries + (row * heads + head) * size});
-        const float *k = x + heads * size, *v = k + kv_heads * size;
-        for (int64_t head = 0; head < kv_heads; ++head) {
-            float* to = keys + (row * kv_heads + head) * size;
-            if (pool != nullptr) {
-                const int64_t block = slots[row] / block_size, place = slots[row] % block_size;
-                to = pool + ((2 * block * kv_heads + head) * block_size + place) * size;
-                std::memcpy(to + kv_heads * block_size * size, v + head * size, size * sizeof(float));
-            }
-            kernels_of(isa).turn_head({k + head * size, own_cos, own_sin, k_weight, size, eps, to});
-        }
-    };
+    const baton::Rotation work{qkv, heads, kv_heads, size, cos, sin, q_weight, k_weight, eps, queries, keys, pool, slots, block_size};
+    auto turn = [&](int64_t row) { baton::rotate(kernels_of(isa), work, row); };
     baton::run_rows(threads, rows, 2 * (heads + 2 * kv_heads) * size, turn);
 }
 
@@ -139,7 +126,7 @@ BATON_API void baton_turn(int isa, const float* qkv, int64_t rows, int64_t heads
 // products these were.
 BATON_API int64_t baton_spin(int isa, int format, int64_t rounds) {
     const auto kind = static_cast<Format>(format);
-    if (isa == AVX512_BF16 && kind == Format::bf16) return baton::avx512_dots.spin(rounds);
+    if (isa == baton::AVX512_BF16 && kind == Format::bf16) return baton::avx512_dots.spin(rounds);
     return kernels_of(isa).spin(kind, rounds);
 }
 

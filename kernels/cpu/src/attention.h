@@ -1,5 +1,7 @@
-// Attention over a paged pool: tasks of a sequence's queries and one KV head, over threads.
+// Attention over a paged pool: tasks of a sequence's queries and one KV head, in any order.
 #pragma once
+#include <vector>
+
 #include "kernels.h"
 
 namespace baton {
@@ -21,7 +23,23 @@ struct PagedStep {
     const int64_t* const* tables;  // (sequences,) of the context's blocks each
 };
 
-// `number`: 0 float32, 1 bfloat16, 2 int8.
-void attend(const Kernels& kernels, int number, const PagedStep& step, int threads);
+class PagedAttention {
+  public:
+    // `number`: 0 float32, 1 bfloat16, 2 int8.
+    PagedAttention(const Kernels& kernels, int number, const PagedStep& step);
+
+    int64_t num_tasks() const { return starts_.back() * step_.kv_heads; }
+    void attend(int64_t task) const;
+
+  private:
+    int64_t queries_of(int64_t sequence) const { return step_.query_starts[sequence + 1] - step_.query_starts[sequence]; }
+    void attend_piece(int64_t sequence, int64_t first_query, int64_t queries, int64_t head) const;
+
+    const Kernels* kernels_;
+    int number_;
+    PagedStep step_;
+    int64_t tokens_;               // of a piece of a sequence's queries
+    std::vector<int64_t> starts_;  // (sequences + 1,): pieces before each sequence
+};
 
 }  // namespace baton

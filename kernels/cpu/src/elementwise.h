@@ -61,9 +61,9 @@ inline Floats gelu_tanh(Floats x) {
 }
 
 template <Floats (*activation)(Floats)>
-void gate_row(const float* x, int64_t size, float* out) {
+void gate_row(const float* gates, const float* ups, int64_t size, float* out) {
     for (int64_t i = 0; i < size; i += LANES)
-        store_columns(out, i, size, times(activation(load_columns(x, i, size)), load_columns(x + size, i, size)));
+        store_columns(out, i, size, times(activation(load_columns(gates, i, size)), load_columns(ups, i, size)));
 }
 
 // A head's halves are rotated against each other.

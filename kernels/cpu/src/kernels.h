@@ -126,7 +126,7 @@ struct Kernels {
     int64_t lanes;
     int64_t (*draw_row)(const RowDraw&);
     void (*norm_row)(const RowNorm&);
-    void (*gate_row[2])(const float* x, int64_t size, float* out);  // silu and gelu: (2 size,) -> (size,)
+    void (*gate_row[2])(const float* gates, const float* ups, int64_t size, float* out);  // silu and gelu: (size,) each
     void (*turn_head)(const HeadTurn&);
     uint64_t (*read)(const uint8_t* from, int64_t bytes);
     int64_t (*spin)(Format format, int64_t rounds);  // products in registers, and how many of them

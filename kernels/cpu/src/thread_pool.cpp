@@ -8,6 +8,7 @@
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <vector>
 
 namespace baton {
 namespace {
@@ -18,6 +19,7 @@ constexpr auto PATIENCE = std::chrono::microseconds(50);
 
 template <class Done>
 bool spun(Done done) {
+    if (done()) return true;
     const auto end = std::chrono::steady_clock::now() + PATIENCE;
     do {
         for (int i = 0; i < 32; ++i) {
@@ -28,15 +30,51 @@ bool spun(Done done) {
     return false;
 }
 
-struct Job {
-    Task task;
-    void* context;
-    int64_t count;
-    std::atomic<int64_t> next{0};
+// How many of a phase's tasks are taken, and how many are done.
+struct Progress {
+    alignas(64) std::atomic<int64_t> taken{0};
+    std::atomic<int64_t> done{0};
+};
+
+class Job {
+  public:
+    Job(const Phase* phases, int64_t count) : phases_(phases), progress_(static_cast<size_t>(count)) {}
 
     void work() {
-        for (int64_t number; (number = next.fetch_add(1, std::memory_order_relaxed)) < count;) task(context, number);
+        for (size_t i = 0; i < progress_.size(); ++i) {
+            const Phase& phase = phases_[i];
+            Progress& progress = progress_[i];
+            for (int64_t number; (number = progress.taken.fetch_add(1, std::memory_order_relaxed)) < phase.count;) {
+                phase.task(phase.context, number);
+                if (progress.done.fetch_add(1) + 1 == phase.count) wake();
+            }
+            // Who has the last phase's tasks is waited for by the pool.
+            if (i + 1 < progress_.size()) wait([&] { return progress.done.load() == phase.count; });
+        }
     }
+
+  private:
+    // A phase is short: what is waited for longer has no processor. A thread that sleeps may give it its own, and is owed it back.
+    template <class Done>
+    void wait(Done done) {
+        if (spun(done)) return;
+        std::unique_lock<std::mutex> lock(mutex_);
+        sleepers_.fetch_add(1);
+        over_.wait(lock, done);
+        sleepers_.fetch_sub(1);
+    }
+
+    void wake() {
+        if (sleepers_.load() == 0) return;
+        std::lock_guard<std::mutex> lock(mutex_);
+        over_.notify_all();
+    }
+
+    const Phase* phases_;
+    std::vector<Progress> progress_;
+    std::mutex mutex_;
+    std::condition_variable over_;
+    std::atomic<int> sleepers_{0};
 };
 
 class Pool {
@@ -108,11 +146,17 @@ Pool& the_pool() {
     return pool;
 }
 
+bool is_for_one(const Phase* phases, int64_t count) {
+    for (int64_t i = 0; i < count; ++i)
+        if (phases[i].count > 1) return false;
+    return true;
+}
+
 }  // namespace
 
-void run_tasks(int threads, int64_t count, Task task, void* context) {
-    Job job{task, context, count};
-    if (threads < 2 || count < 2 || !the_pool().try_run(threads, job)) job.work();
+void run_phases(int threads, const Phase* phases, int64_t count) {
+    Job job(phases, count);
+    if (threads < 2 || is_for_one(phases, count) || !the_pool().try_run(threads, job)) job.work();
 }
 
 }  // namespace baton

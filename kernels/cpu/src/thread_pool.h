@@ -1,4 +1,4 @@
-// Threads that share out numbered tasks.
+// Threads that share out numbered tasks, in phases.
 #pragma once
 #include <cstdint>
 
@@ -6,14 +6,35 @@ namespace baton {
 
 using Task = void (*)(void* context, int64_t number);
 
-// Calls task(context, 0..count) on the calling thread and on at most `threads - 1` others; returns when all are done. Tasks are
-// taken one by one, so a thread that wakes late or loses its processor holds up one task and no more. While another call has the
-// threads, the caller computes alone.
-void run_tasks(int threads, int64_t count, Task task, void* context);
+// Calls of task(context, 0..count), in any order.
+struct Phase {
+    Task task;
+    void* context;
+    int64_t count;
+};
+
+// Calls all phases' tasks on the calling thread and on at most `threads - 1` others; returns when all are done. A phase begins when
+// every task of the one before is done. Tasks are taken one by one, so a thread that wakes late, or loses its processor between two
+// of them, holds up nobody; one that loses it in a task holds up that task and no more. While another call has the threads, the
+// caller computes alone.
+void run_phases(int threads, const Phase* phases, int64_t count);
+
+template <class Body>
+Phase phase_of(int64_t count, Body& body) {
+    return {[](void* context, int64_t number) { (*static_cast<Body*>(context))(number); }, &body, count};
+}
+
+// The same of a method. `owner` stays where it is until the phase is over.
+template <auto METHOD, class Owner>
+Phase phase_of(int64_t count, const Owner& owner) {
+    return {[](void* context, int64_t number) { (static_cast<const Owner*>(context)->*METHOD)(number); },
+            const_cast<Owner*>(&owner), count};
+}
 
 template <class Body>
 void run(int threads, int64_t count, Body& body) {
-    run_tasks(threads, count, [](void* context, int64_t number) { (*static_cast<Body*>(context))(number); }, &body);
+    const Phase phase = phase_of(count, body);
+    run_phases(threads, &phase, 1);
 }
 
 // Calls body(0..rows), several rows as one task: a thread is not woken for what is done before it is awake. `numbers` are those of
