@@ -5,8 +5,9 @@
 Qwen2.5-0.5B's shape with weights that are made up (`model.load_format: dummy`), one thread, through the ranks' own runner: steps
 of 1, 8 and 32 sequences with 512 and 2,048 tokens each, and one of 512 tokens of a prompt. Each operation is timed by the
 processor time that passes during its calls, so that others' work on the machine counts little; `rest` is everything between the
-calls: Python, the embedding, the choice of tokens. Both ways of attention take turns; of the rounds the one with the least total
-counts."""
+calls: Python, the embedding, the choice of tokens. Layers are computed one operation after the other, also where one call would
+compute them all: `cpu_fused.py` compares these two. Both ways of attention take turns; of the rounds the one with the least
+total counts."""
 
 import tempfile
 import time
@@ -24,6 +25,7 @@ from engine.execution.step_meter import PromptPiece, StepMeter
 from kernels.ops import Ops
 from kernels.torch.paged_attention import PagedAttention
 from kernels.torch.prepacked import WeightFormat, prepacked_ops
+from kernels.torch.reference import no_fusing
 
 PREDICTION = (
     "products take more than 0.8 of every step with 512 tokens, attention by PyTorch 0.3 of one of 32 with 2,048, all else below "
@@ -56,7 +58,9 @@ class Clock:
     def watch(self, ops: Ops) -> Ops:
         by_way = {"native": ops.paged_attention, "torch": PagedAttention()}
         either = replace(ops, paged_attention=lambda *arguments: by_way[self.way](*arguments))
-        return replace(ops, **{name: self.timed(name, getattr(either, name)) for name in TIMED})
+        return replace(
+            ops, fuse=no_fusing, **{name: self.timed(name, getattr(either, name)) for name in TIMED}
+        )
 
 
 def shares(meter: StepMeter, clock: Clock, pieces: list[PromptPiece], rounds: int) -> dict[Way, Shares]:

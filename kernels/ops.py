@@ -169,6 +169,66 @@ HeadNorms = tuple[Tensor, Tensor, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPart:
+    """A layer's attention with keys and values for each head, as data."""
+
+    norm: Tensor
+    """(N,) float32: of what comes in."""
+    qkv: LinearWeight
+    """((H + 2 Hkv) D, N)"""
+    qkv_bias: Tensor | None
+    head_dim: int
+    head_norms: HeadNorms | None
+    rotation: int
+    """Which of a step's rotations is the layer's."""
+    scale: float
+    window: int
+    soft_cap: float
+    sinks: Tensor | None
+    """These four are what `Ops.paged_attention` takes."""
+    out: LinearWeight
+    """(N, H D)"""
+    out_bias: Tensor | None
+    norm_behind: Tensor | None
+    """(N,) float32: of what goes out, before it is added to the residual."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlpPart:
+    """A layer's gated block that every token passes, as data."""
+
+    norm: Tensor
+    gate_up: LinearWeight
+    """(2 I, N): gates, then ups."""
+    gate_up_bias: Tensor | None
+    gate: Gate
+    down: LinearWeight
+    """(N, I)"""
+    down_bias: Tensor | None
+    norm_behind: Tensor | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DenseLayer:
+    """A whole layer of a rank that shares it with no other, as data."""
+
+    attention: AttentionPart
+    mlp: MlpPart
+    eps: float
+    """What all norms but the heads' add to the mean of squares."""
+    residual_scale: float
+    """What is given by both parts is multiplied with it before it is added to the residual."""
+
+
+FusedLayers = Callable[
+    [Tensor, Sequence[tuple[Tensor, Tensor]], Sequence[KVLayer], AttentionMeta], tuple[Tensor, Tensor] | None
+]
+"""(x (T, N), cosines and sines (T, D) of each rotation, each layer's KV, meta) -> the residual behind the last layer, and what is
+to be added to it, (T, N) each; or None, with nothing done, for a step that is better computed one operation after the other. `x`
+may be overwritten. The results have the bits of the single operations."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ops:
     """One implementation of everything, for one kind of device. Outputs have the dtype of the inputs."""
 
@@ -243,5 +303,7 @@ class Ops:
     fixed_decode: Callable[[int, int, int, int, torch.device], FixedDecode] | None
     """(sequences, most blocks of a sequence, a block that no sequence has, block_size, device) -> what captured decode steps are
     over; None where some operations here cannot be captured."""
+    fuse: Callable[[Sequence[DenseLayer]], FusedLayers | None]
+    """(layers) -> all of them as one operation, whose object is for one thread; None where there is none for such layers."""
     keeps: frozenset[Kind]
     """The weights that are multiplied fastest as they are stored. Others are better made floats once."""

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels.attention.chunks import chunked
-from kernels.collectives import Collectives
-from kernels.ops import AttentionMeta, KVLayer, Ops
+from kernels.collectives import ONE_RANK, Collectives
+from kernels.ops import AttentionMeta, AttentionPart, KVLayer, Ops
 from kernels.packed import joined, reordered
 from kernels.rounding import Activations, Rounding
 from models.projection_norms import ProjectionNorms
@@ -58,6 +58,7 @@ class Attention:
         self._scale, self._window = spec.attention_scale, spec.windows[index]
         self._soft_cap = spec.attention_soft_cap
         self._chunk = spec.chunks[index] if spec.chunks else 0
+        self._grows = spec.query_temperature is not None
         self._read_projections(spec, checkpoint, prefix, input_size or spec.hidden_size)
         self._norms = self._norm_all = self._sinks = None
         if spec.qk_norm == "projection":
@@ -123,6 +124,28 @@ class Attention:
             ops.linear(attended.reshape(-1, heads * self._head_dim), self._out, None)
         )
         return out if self._out_bias is None else out + self._out_bias
+
+    def part(self, norm: Tensor, norm_behind: Tensor | None, rotation: int) -> AttentionPart | None:
+        """Return the layer's half as data, with the norms before and behind it and the number of its rotation. None where ranks
+        share it, or where it is more than what that says."""
+        meets = self._collectives.sum_partial is not ONE_RANK.sum_partial
+        if meets or self._norm_all is not None or self._chunk or self._grows:
+            return None
+        return AttentionPart(
+            norm=norm,
+            qkv=self._qkv,
+            qkv_bias=self._qkv_bias,
+            head_dim=self._head_dim,
+            head_norms=self._norms,
+            rotation=rotation,
+            scale=self._scale,
+            window=self._window,
+            soft_cap=self._soft_cap,
+            sinks=self._sinks,
+            out=self._out,
+            out_bias=self._out_bias,
+            norm_behind=norm_behind,
+        )
 
 
 def _turned_rows(order: Tensor, num_rows: int, num_heads: int) -> Tensor:

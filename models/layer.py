@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.collectives import Collectives
-from kernels.ops import ExpertWeights, KVLayer, Ops
+from kernels.ops import DenseLayer, ExpertWeights, KVLayer, Ops
 from kernels.rounding import Activations, Rounding
 from models.attention import Attention, AttentionLayer, ForwardStep
 from models.gated_attention import GatedAttention
@@ -86,6 +86,18 @@ class Layer:
         if self._after_mlp is not None:
             out = ops.rms_norm(out, self._after_mlp, eps)
         return x, out if self._scale == 1.0 else out * self._scale
+
+    def described(self, rotation: int) -> DenseLayer | None:
+        """Return the layer as data; None where it is of another kind. `rotation`: which of a step's is its own."""
+        if not (isinstance(self._attention, Attention) and isinstance(self._mlp, Mlp)):
+            return None
+        if self._before_attention is None or self._before_mlp is None:
+            return None
+        attention = self._attention.part(self._before_attention, self._after_attention, rotation)
+        mlp = self._mlp.part(self._before_mlp, self._after_mlp)
+        if attention is None or mlp is None:
+            return None
+        return DenseLayer(attention=attention, mlp=mlp, eps=self._eps, residual_scale=self._scale)
 
 
 def _mixer(

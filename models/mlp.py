@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from kernels.collectives import Collectives
-from kernels.ops import Gate, Ops
+from kernels.collectives import ONE_RANK, Collectives
+from kernels.ops import Gate, MlpPart, Ops
 from kernels.packed import Weight, joined
 from kernels.rounding import Activations
 from models.attention import ForwardStep
@@ -49,6 +49,7 @@ class Mlp:
     ) -> None:
         hidden, bias = spec.hidden_size, spec.mlp_bias
         self._linear, self._sum = ops.linear, collectives.sum_partial
+        self._gate: Gate | None = None if spec.activation == "clamped_swiglu" else spec.activation
         *names, last = (f"{prefix}{name}" for name in spec.projections)
         rows = 2 * inner // len(names)
         gate_up = [checkpoint.matrix(f"{name}.weight", (rows, hidden)) for name in names]
@@ -67,3 +68,18 @@ class Mlp:
         inner = self._activate(self._linear(x, self._gate_up, self._gate_up_bias))
         out = self._sum(self._linear(inner, self._down, None))
         return out if self._down_bias is None else out + self._down_bias
+
+    def part(self, norm: Tensor, norm_behind: Tensor | None) -> MlpPart | None:
+        """Return the layer's half as data, with the norms before and behind it. None where ranks share it, or where its gate is
+        another one."""
+        if self._gate is None or self._sum is not ONE_RANK.sum_partial:
+            return None
+        return MlpPart(
+            norm=norm,
+            gate_up=self._gate_up,
+            gate_up_bias=self._gate_up_bias,
+            gate=self._gate,
+            down=self._down,
+            down_bias=self._down_bias,
+            norm_behind=norm_behind,
+        )

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from kernels.collectives import ONE_RANK, Collectives
-from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
+from kernels.ops import AttentionMeta, ExpertWeights, FusedLayers, KVLayer, Ops
 from models.attention import ForwardStep
 from models.kv_places import KVPlaces
 from models.layer import Layer, add_and_norm, read_norm
 from models.readout import NO_READOUT, Readout
-from models.rope import Rotations
+from models.rope import Rotation, Rotations
 from models.spec import ModelSpec
 from models.weight_source import WeightSource
 
@@ -66,6 +66,7 @@ class Model:
             ),
         )
         self._rotations = Rotations(spec, self.layers, ops, device)
+        self._fused = None if taps else self._fuse()
         self._places = KVPlaces.of(spec, self.layers, self.dtype)
         self.bytes_read = checkpoint.bytes_read
 
@@ -98,9 +99,36 @@ class Model:
         """`models.causal_model.CausalModel.forward`."""
         if self.is_first:
             x = self.embed(x)
+        rotations, done = self._rotations(positions, x.dtype), None
+        if self._fused is not None and on_layer is None:
+            done = self._fused(x, [(each.cos, each.sin) for each in rotations], kv, meta)
+        x, added = done or self._layer_by_layer(x, rotations, kv, meta, on_layer)
+        if self._norm is None:
+            return x if added is None else x + added
+        normed = add_and_norm(self.ops, x, added, self._norm, self.spec.norm_eps, None)[1]
+        assert isinstance(normed, Tensor), "the head's product is one of floats"
+        return normed
+
+    def _fuse(self) -> FusedLayers | None:
+        described = [
+            layer.described(rotation)
+            for layer, rotation in zip(self._layers, self._rotations.of_layer, strict=True)
+        ]
+        known = [layer for layer in described if layer is not None]
+        return self.ops.fuse(known) if len(known) == len(described) else None
+
+    def _layer_by_layer(
+        self,
+        x: Tensor,
+        rotations: Sequence[Rotation],
+        kv: Sequence[KVLayer],
+        meta: AttentionMeta,
+        on_layer: Callable[[int], None] | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the residual behind the last layer, and what is to be added to it."""
         places = self._places
         told = None if places.last else on_layer
-        steps = [ForwardStep(meta, rotation, told) for rotation in self._rotations(positions, x.dtype)]
+        steps = [ForwardStep(meta, rotation, told) for rotation in rotations]
         added: Tensor | None = None
         self.tapped = {}
         for index, layer in enumerate(self._layers):
@@ -109,11 +137,7 @@ class Model:
             if on_layer is not None and index in places.last:
                 on_layer(places.written[index])
         self._keep(len(self._layers), x, added)
-        if self._norm is None:
-            return x if added is None else x + added
-        normed = add_and_norm(self.ops, x, added, self._norm, self.spec.norm_eps, None)[1]
-        assert isinstance(normed, Tensor), "the head's product is one of floats"
-        return normed
+        return x, added
 
     def _keep(self, index: int, x: Tensor, added: Tensor | None) -> None:
         if index in self.taps:

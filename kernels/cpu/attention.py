@@ -24,13 +24,13 @@ _MOST_SIZE: Final = 1024
 
 def attends_heads_of(size: int) -> bool:
     """Whether there are native kernels, for heads of so many numbers."""
-    return library.native() is not None and _fastest(size) is not None
+    return library.native() is not None and fastest(size) is not None
 
 
 def supports(kv_layer: KVLayer) -> bool:
     """Whether native kernels read such a pool. One of float8 is made floats first."""
     is_known = isinstance(kv_layer, ScaledKV) or kv_layer.dtype in _NUMBERS
-    return is_known and _fastest(kv_layer.shape[-1]) is not None
+    return is_known and fastest(kv_layer.shape[-1]) is not None
 
 
 def native_first(otherwise: Attend) -> Attend:
@@ -61,8 +61,8 @@ def attend(
         raise _refused(f"sinks ({heads},) of float32")
     if meta.query_starts[-1] != tokens:
         raise _refused(f"{meta.query_starts[-1]} queries, as the step says, not {tokens}")
-    starts, contexts, tables = _sequences(meta, data.shape[0], block_size)
-    isa = _fastest(size) if isa is None else isa
+    starts, contexts, tables = sequences_of(meta, data.shape[0], block_size)
+    isa = fastest(size) if isa is None else isa
     if isa is None or size % _lanes(isa):
         raise _refused(f"heads that vectors divide, not of {size}")
     queries = q.float().contiguous()
@@ -79,7 +79,7 @@ def attend(
 
 
 def _checked_pool(kv_layer: KVLayer) -> tuple[Tensor, Tensor | None]:
-    """Pointers know no types and no bounds, so everything is checked here and in `_sequences`."""
+    """Pointers know no types and no bounds, so everything is checked here and in `sequences_of`."""
     data, scales = (kv_layer.data, kv_layer.scales) if isinstance(kv_layer, ScaledKV) else (kv_layer, None)
     known = (torch.int8,) if isinstance(kv_layer, ScaledKV) else (torch.float32, torch.bfloat16)
     if data.dim() != 5 or data.shape[1] != 2 or not data.is_contiguous() or data.dtype not in known:
@@ -93,11 +93,13 @@ def _checked_pool(kv_layer: KVLayer) -> tuple[Tensor, Tensor | None]:
     return data, scales
 
 
-def _sequences(meta: AttentionMeta, num_blocks: int, block_size: int) -> Sequence[Tensor]:
-    """First rows, context lengths and the block tables' addresses, int64, once a step."""
+def sequences_of(meta: AttentionMeta, num_blocks: int, block_size: int) -> Sequence[Tensor]:
+    """First rows, context lengths and the block tables' addresses, int64, once a step. Raises ValueError for tables that are too
+    short for their contexts, or name other blocks than a pool of `num_blocks` has."""
     key = "native sequences", num_blocks, block_size
     if (found := meta.cache.get(key)) is not None:
         return found
+    used: list[Tensor] = []
     for table, query, context in zip(meta.block_tables, meta.query_lens, meta.context_lens, strict=True):
         needed = -(-context // block_size)
         if not 0 <= query <= context:
@@ -106,9 +108,10 @@ def _sequences(meta: AttentionMeta, num_blocks: int, block_size: int) -> Sequenc
             raise _refused(
                 f"{needed} blocks for {context} tokens in int64, not {len(table)} in {table.dtype}"
             )
-        used = table[:needed]
-        if not bool((used >= 0).all() and (used < num_blocks).all()):
-            raise _refused(f"blocks below {num_blocks}")
+        used.append(table[:needed])
+    blocks = torch.cat(used) if used else torch.empty(0)
+    if not bool((blocks >= 0).all() and (blocks < num_blocks).all()):
+        raise _refused(f"blocks below {num_blocks}")
     found = meta.cache[key] = (
         torch.tensor(meta.query_starts, dtype=torch.int64),
         torch.tensor(meta.context_lens, dtype=torch.int64),
@@ -118,7 +121,7 @@ def _sequences(meta: AttentionMeta, num_blocks: int, block_size: int) -> Sequenc
 
 
 @cache
-def _fastest(size: int) -> library.Isa | None:
+def fastest(size: int) -> library.Isa | None:
     """The instruction set for heads of that many numbers."""
     fitting = [isa for isa in library.instruction_sets() if size % _lanes(isa) == 0]
     return fitting[-1] if fitting and size <= _MOST_SIZE else None

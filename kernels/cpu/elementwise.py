@@ -14,7 +14,7 @@ from kernels.cpu.pages import result
 from kernels.ops import AttentionMeta, HeadNorms, KVLayer, Ops
 from kernels.torch.reference import RmsNorm, write_kv
 
-_SILU, _GELU = 0, 1
+SILU, GELU = 0, 1
 """As `src/api.cpp` numbers gates."""
 Isa = library.Isa
 
@@ -28,8 +28,8 @@ def with_native_rows(ops: Ops) -> Ops:
         ops,
         rms_norm=norm_with(isa, ops.rms_norm),
         add_rms_norm=add_norm_with(isa, ops.add_rms_norm),
-        silu_mul=gate_with(isa, _SILU, ops.silu_mul),
-        gelu_tanh_mul=gate_with(isa, _GELU, ops.gelu_tanh_mul),
+        silu_mul=gate_with(isa, SILU, ops.silu_mul),
+        gelu_tanh_mul=gate_with(isa, GELU, ops.gelu_tanh_mul),
         rope_write_kv=turn_with(isa, ops.rope_write_kv),
     )
 
@@ -106,7 +106,7 @@ def turn_with(isa: Isa, otherwise: RopeWriteKV) -> RopeWriteKV:
         is_direct = isinstance(kv_layer, Tensor) and _is_plain(kv_layer)
         pool = kv_layer if is_direct and isinstance(kv_layer, Tensor) else None
         keys = None if pool is not None else torch.empty(rows, kv_heads, size)
-        slots = _checked_slots(meta, rows, kv_layer)
+        slots = checked_slots(meta, rows, kv_layer.shape[0] * kv_layer.shape[3])
         library.loaded().baton_turn(
             isa, qkv.data_ptr(), rows, heads, kv_heads, size, cos.data_ptr(), sin.data_ptr(), _at(q_weight), _at(k_weight),
             eps, queries.data_ptr(), _at(keys), _at(pool), slots.data_ptr(), kv_layer.shape[3], torch.get_num_threads(),
@@ -134,9 +134,9 @@ def _turns(angles: Tensor, qkv: Tensor, size: int) -> bool:
     return size % 2 == 0 and angles.shape == (len(qkv), size) and _is_plain(angles)
 
 
-def _checked_slots(meta: AttentionMeta, rows: int, kv_layer: KVLayer) -> Tensor:
-    """Return the step's slots; pointers know no bounds. They are looked at once for pools of one size."""
-    num_slots = kv_layer.shape[0] * kv_layer.shape[3]
+def checked_slots(meta: AttentionMeta, rows: int, num_slots: int) -> Tensor:
+    """Return the step's slots, of a pool with so many; pointers know no bounds. They are looked at once for pools of one size.
+    Raises ValueError."""
     key = "native slots", num_slots
     if (found := meta.cache.get(key)) is None:
         slots = meta.slots.contiguous()

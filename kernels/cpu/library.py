@@ -51,6 +51,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
             *(c_float, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int),
         ),
     ),
+    "baton_run_layers": (None, (c_void_p, c_int64, c_void_p, c_int)),
     "baton_spin": (c_int64, (c_int, c_int, c_int64)),
     "baton_read": (c_uint64, (c_int, c_void_p, c_int64, c_int)),
 }

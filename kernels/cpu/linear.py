@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels.cpu.library import Isa, fastest_exact, loaded
 from kernels.cpu.pages import large_pages, result
+from kernels.packed import Prepacked
 
 MOST_INPUTS_OF_BYTES: Final = 65_536
 """Sums of products of bytes, 255 times 127, have 32 bits."""
@@ -112,6 +113,11 @@ class Panels:
         # PyTorch's way to an operator takes as long as a small product: it is gone only where somebody traces.
         multiply = torch.ops.baton.linear.default if torch.compiler.is_compiling() else _linear
         return multiply(x.float().contiguous(), self.data, own, *about).to(x.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InPanels(Prepacked):
+    panels: Panels
 
 
 def packed(matrix: Tensor, layout: Layout, group: int = 0, isa: Isa | None = None) -> Panels:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.attention import native_first
+from kernels.cpu.dense_layers import fuse
 from kernels.cpu.elementwise import with_native_rows
 from kernels.cpu.library import Isa, fastest_of_bfloat16, native
-from kernels.cpu.linear import Layout, Panels, packed
+from kernels.cpu.linear import InPanels, Layout, Panels, packed
 from kernels.cpu.sampling import with_native_draws
 from kernels.cpu.stored import KEPT, stored_experts, stored_panels
 from kernels.ops import ExpertWeights, Ops
@@ -43,6 +44,7 @@ def prepacked_ops(weights: WeightFormat) -> Ops:
         pack=partial(pack, weights, of_bfloat16=of_bfloat16),
         look_up=partial(look_up, weights),
         pack_experts=pack_experts,
+        fuse=fuse,
         keeps=kept(weights),
     )
 
@@ -108,7 +110,7 @@ def reads_back(weights: WeightFormat, dtype: torch.dtype) -> bool:
 
 
 def in_panels(panels: Panels) -> Prepacked:
-    return Prepacked(panels.shape, panels.product, panels.rows if panels.has_rows else None)
+    return InPanels(panels.shape, panels.product, panels.rows if panels.has_rows else None, panels=panels)
 
 
 def pack_experts(held: ExpertWeights) -> ExpertWeights:

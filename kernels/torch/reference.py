@@ -1,13 +1,13 @@
 """Pure PyTorch of every operation: the specification, and what runs on a CPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.ops import AttentionMeta, ExpertWeights, Gate, HeadNorms, KVLayer, Ops
+from kernels.ops import AttentionMeta, DenseLayer, ExpertWeights, FusedLayers, Gate, HeadNorms, KVLayer, Ops
 from kernels.packed import LinearWeight, LookUp, Prepacked, Weight, as_float
 from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
 from kernels.torch.experts import experts, route
@@ -138,6 +138,11 @@ def by_rows(operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return operation(x)
 
 
+def no_fusing(layers: Sequence[DenseLayer]) -> FusedLayers | None:
+    """`Ops.fuse` where layers are computed one operation after the other."""
+    del layers
+
+
 def reference_ops() -> Ops:
     """Return the operations for one model on one thread: attention keeps scratch memory between calls."""
     return Ops(
@@ -167,5 +172,6 @@ def reference_ops() -> Ops:
         gated_delta=gated_delta,
         state_space=state_space,
         fixed_decode=None,
+        fuse=no_fusing,
         keeps=frozenset(),
     )

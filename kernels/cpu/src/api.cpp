@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "isa.h"
+#include "layers.h"
 #include "linear.h"
 #include "packing.h"
 #include "rotation.h"
@@ -120,6 +121,11 @@ BATON_API void baton_turn(int isa, const float* qkv, int64_t rows, int64_t heads
     const baton::Rotation work{qkv, heads, kv_heads, size, cos, sin, q_weight, k_weight, eps, queries, keys, pool, slots, block_size};
     auto turn = [&](int64_t row) { baton::rotate(kernels_of(isa), work, row); };
     baton::run_rows(threads, rows, 2 * (heads + 2 * kv_heads) * size, turn);
+}
+
+// `count` layers, of which there is at least one, for a step of at least one row.
+BATON_API void baton_run_layers(const baton::GivenLayer* layers, int64_t count, const baton::LayerStep* step, int threads) {
+    baton::run_layers(layers, count, *step, threads);
 }
 
 // Multiplies and adds up in registers, as products with panels of that format do: what they are measured against. Returns how many

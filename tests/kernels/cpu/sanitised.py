@@ -6,9 +6,11 @@ Each buffer is an allocation of just its size, so that one byte too far is seen.
 
 import sys
 import threading
-from ctypes import CDLL, c_float, c_int, c_int64, c_void_p
+from ctypes import CDLL, byref, c_float, c_int, c_int64, c_void_p
 
 import numpy as np
+
+from kernels.cpu.layer_structs import GivenLayer, GivenMatrix, LayerStep
 
 LIBRARY = CDLL(sys.argv[1])
 LIBRARY.baton_packed_bytes.restype = c_int64
@@ -189,6 +191,119 @@ def between_products(isa: int, rows: int, size: int) -> None:
         assert (values == qkv[row, -kv_heads:]).all()
 
 
+HIDDEN, INNER, HEADS, KV_HEADS, SIZE, BLOCK, WINDOW = 37, 21, 4, 2, 16, 3, 7
+MATRICES = {
+    "qkv": ((HEADS + 2 * KV_HEADS) * SIZE, HIDDEN),
+    "output": (HIDDEN, HEADS * SIZE),
+    "gate_up": (2 * INNER, HIDDEN),
+    "down": (HIDDEN, INNER),
+}
+"""A layer's matrices, and their shapes."""
+
+
+def given_layer(isa: int, layout: int, own: dict[str, np.ndarray]) -> GivenLayer:
+    """A layer of float32 as the library takes it; its panels are added to `own`."""
+    for name in MATRICES:
+        own[f"{name} panels"] = packed(layout, own[name], 32)
+    qkv, output, gate_up, down = (
+        GivenMatrix(
+            isa=isa, format=layout, outputs=shape[0], inputs=shape[1], group=32, scales=SCALES[layout],
+            panels=own[f"{name} panels"].ctypes.data, bias=own[f"{name} bias"].ctypes.data,
+        )
+        for name, shape in MATRICES.items()
+    )  # fmt: skip
+    norm = own["norm"].ctypes.data
+    return GivenLayer(
+        qkv=qkv, output=output, gate_up=gate_up, down=down, attention_norm=norm, mlp_norm=norm, behind_mlp=norm, window=WINDOW,
+        score_scale=0.3, eps=1e-5, residual_scale=0.5,
+    )  # fmt: skip
+
+
+def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * weight
+
+
+def layer_in_numpy(
+    own: dict[str, np.ndarray], x: np.ndarray, pool: np.ndarray, places: list[list[tuple[int, int]]], lens: list[tuple[int, int]]
+) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    """The residual, and what is to be added to it. `places`: block and offset of each sequence's tokens."""
+
+    def product(rows: np.ndarray, name: str) -> np.ndarray:
+        return rows @ own[name].T + own[f"{name} bias"]
+
+    qkv = product(normed(x, own["norm"]), "qkv").reshape(len(x), -1, SIZE)
+    out, row = np.empty((len(x), HEADS, SIZE)), 0
+    for (query, context), place in zip(lens, places, strict=True):
+        for token in range(context - query, context):
+            block, offset = place[token]
+            pool[block, :, :, offset] = qkv[row, HEADS:].reshape(2, KV_HEADS, SIZE)
+            seen = place[max(0, token + 1 - WINDOW) : token + 1]
+            keys, values = np.stack([pool[b, :, :, o] for b, o in seen], 1).repeat(HEADS // KV_HEADS, 2)
+            scores = np.exp(np.einsum("hd,lhd->hl", qkv[row, :HEADS], keys) * 0.3)
+            out[row] = np.einsum("hl,lhd->hd", scores / scores.sum(1, keepdims=True), values)
+            row += 1
+    x = x + product(out.reshape(len(x), -1), "output") * 0.5
+    gates, ups = np.split(product(normed(x, own["norm"]), "gate_up"), 2, -1)
+    return x, normed(product(gates / (1 + np.exp(-gates)) * ups, "down"), own["norm"]) * 0.5
+
+
+def placed(lens: list[tuple[int, int]]) -> tuple[list[np.ndarray], list[list[tuple[int, int]]]]:
+    """Tables of blocks in any order, and block and offset of each sequence's tokens."""
+    counts = [-(-context // BLOCK) for _, context in lens]
+    order = np.random.default_rng(len(lens)).permutation(sum(counts)).astype(np.int64)
+    tables = [part.copy() for part in np.split(order, np.cumsum(counts)[:-1])]
+    return tables, [
+        [(int(table[i // BLOCK]), i % BLOCK) for i in range(len(table) * BLOCK)] for table in tables
+    ]
+
+
+def pointers(*arrays: np.ndarray) -> np.ndarray:
+    return np.array([array.ctypes.data for array in arrays])
+
+
+def some_layers(rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
+    def numbers(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    return [
+        {name: numbers(*shape) / 6 for name, shape in MATRICES.items()}
+        | {f"{name} bias": numbers(shape[0]) for name, shape in MATRICES.items()}
+        | {"norm": numbers(HIDDEN)}
+        for _ in range(2)
+    ]
+
+
+def all_layers(isa: int, layout: int, lens: list[tuple[int, int]]) -> None:
+    """Two layers at once, over blocks of 3 tokens in any order; those of float32 are compared with numpy's."""
+    rng = np.random.default_rng(layout)
+    layers, (tables, places) = some_layers(rng), placed(lens)
+    new = [place[context - query : context] for place, (query, context) in zip(places, lens, strict=True)]
+    slots = np.array([block * BLOCK + offset for place in new for block, offset in place])
+    starts, contexts = (
+        np.cumsum([0, *(query for query, _ in lens)]),
+        np.array([context for _, context in lens]),
+    )
+    x, added = (rng.standard_normal((starts[-1], HIDDEN)).astype(np.float32) for _ in range(2))
+    cos, sin = np.ones((starts[-1], SIZE), np.float32), np.zeros((starts[-1], SIZE), np.float32)
+    pool_shape = sum(map(len, tables)), 2, KV_HEADS, BLOCK, SIZE
+    pools = [rng.standard_normal(pool_shape).astype(np.float32) for _ in layers]
+    wanted = x.astype(np.float64), np.zeros(x.shape)
+    for own, pool in zip(layers, pools, strict=True):
+        wanted = layer_in_numpy(own, wanted[0] + wanted[1], pool.astype(np.float64), places, lens)
+    tables_at, pools_at, cos_at, sin_at = pointers(*tables), pointers(*pools), pointers(cos), pointers(sin)
+    given = (GivenLayer * 2)(*(given_layer(isa, layout, own) for own in layers))
+    step = LayerStep(
+        x=x.ctypes.data, added=added.ctypes.data, rows=len(x), hidden=HIDDEN, row_isa=isa, attention_isa=isa, heads=HEADS,
+        kv_heads=KV_HEADS, size=SIZE, block_size=BLOCK, sequences=len(lens), slots=slots.ctypes.data,
+        query_starts=starts.ctypes.data, context_lens=contexts.ctypes.data, tables=tables_at.ctypes.data,
+        pools=pools_at.ctypes.data, cos=cos_at.ctypes.data, sin=sin_at.ctypes.data,
+    )  # fmt: skip
+    LIBRARY.baton_run_layers(given, c_int64(2), byref(step), c_int(2))
+    for got, want in zip((x, added), wanted, strict=True):
+        assert np.isfinite(got).all(), (isa, layout, lens)
+        assert layout or np.abs(got - want).max() < 1e-3, (isa, lens)
+
+
 def main() -> None:
     for isa in range(3):
         if LIBRARY.baton_has(c_int(isa)):
@@ -201,11 +316,15 @@ def main() -> None:
                 drawn(isa, count)
             for rows, size in ((1, 2), (7, 33), (5, 66), (40, 1024)):
                 between_products(isa, rows, size)
+            for layout in (0, 1, 2, 3, 5):
+                for lens in ([(1, 1)], [(1, 8), (3, 5), (1, 17)], [(1, 4), (26, 30)]):
+                    all_layers(isa, layout, lens)
             memory = np.ones(300_001, np.uint8)
             for layout in range(6):
                 LIBRARY.baton_spin(c_int(isa), c_int(layout), c_int64(3))
             LIBRARY.baton_read(c_int(isa), at(memory), c_int64(memory.size), c_int(2))
     callers = [threading.Thread(target=check, args=(0, 13, 133, 77)) for _ in range(4)]
+    callers += [threading.Thread(target=all_layers, args=(0, 0, [(1, 8), (14, 21)])) for _ in range(2)]
     for caller in callers:
         caller.start()
     for caller in callers:

@@ -1,0 +1,51 @@
+// Layers of a dense decoder with KV in float32: all of them for one step, as phases of one job of the threads.
+//
+// Each phase is made of the tasks that the single operations have, so that results have the bits of these operations one by one.
+#pragma once
+#include "kernels.h"
+
+namespace baton {
+
+// A matrix in panels as callers describe it: `kernels/cpu/layer_structs.py` has the same fields, as of all that follows.
+struct GivenMatrix {
+    int64_t isa, format, outputs, inputs, group, has_zeros, scales;
+    const uint8_t* panels;
+    const float* bias;  // (outputs,) or null
+};
+
+struct GivenLayer {
+    GivenMatrix qkv, output, gate_up, down;
+    const float* attention_norm;    // (hidden,)
+    const float *q_norm, *k_norm;   // (size,) or null
+    const float* sinks;             // (heads,) or null
+    const float* behind_attention;  // (hidden,): of a norm of what attention gives, or null
+    const float* mlp_norm;          // (hidden,)
+    const float* behind_mlp;        // (hidden,) or null
+    int64_t window;                 // 0: all
+    int64_t gate;                   // 0 silu, 1 gelu
+    int64_t rotation;               // which of the step's
+    float score_scale, soft_cap;
+    float eps, head_eps;
+    float residual_scale;  // of what each half of the layer adds
+};
+
+struct LayerStep {
+    float* x;      // (rows, hidden): the residual, which is overwritten
+    float* added;  // (rows, hidden): what is to be added to it behind the last layer, which is written
+    int64_t rows, hidden;
+    int64_t row_isa, attention_isa;
+    int64_t heads, kv_heads, size;
+    int64_t block_size;
+    int64_t sequences;
+    const int64_t* slots;          // (rows,)
+    const int64_t* query_starts;   // (sequences + 1,)
+    const int64_t* context_lens;   // (sequences,)
+    const int64_t* const* tables;  // (sequences,) of the context's blocks each
+    float* const* pools;           // (layers,) of (blocks, 2, kv_heads, block_size, size) each
+    const float* const* cos;       // (rotations,) of (rows, size) each
+    const float* const* sin;
+};
+
+void run_layers(const GivenLayer* layers, int64_t count, const LayerStep& step, int threads);
+
+}  // namespace baton
