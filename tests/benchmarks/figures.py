@@ -149,6 +149,9 @@ FIGURES: dict[str, list[Figures]] = {
     ],
     "cpu_products.json": [_products, _whole_products],
     "cpu_step.json": [_native_attention],
+    "cpu_fused.json": [
+        lambda d, _: [d["results"][bits]["decode 1"]["processors"] for bits in ("none", "int8", "int4")]
+    ],
     "cpu_peers.json": [
         lambda d, _: list(means(d["cells"], "tokens_per_s").values()),
         lambda d, _: [min(ratios) for ratios in by_best_peer(d["cells"], "tokens_per_s").values()],
