@@ -12,7 +12,7 @@ from sim.simulated_run import Arrival, SimConfig
 from sim.virtual_loop import run_virtual
 from tests.sim.random_rows import random_rows
 
-PREFILL, FAR = "loopback:prefill-3", "loopback:decode-1"
+PREFILL, FAR = "loopback:prefill-3", "loopback:decode-2"
 """The decode instance that hand-overs go to while its link is quick."""
 
 
