@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
 from threading import Event
 
 import openai
 import pytest
+from openai.types import Completion
 
 from tests.e2e.cluster_process import serving
 from tests.e2e.reference import corpus_prompts
@@ -33,32 +35,37 @@ class Answer:
 class Clients:
     def __init__(self, client: openai.OpenAI) -> None:
         self._client = client
+        self.num_flooded = 0
+        """Tokens of the flood."""
 
-    def ask(self, prompt: tuple[int, ...], slo_class: str, num_tokens: int) -> Answer:
-        began = time.monotonic()
-        stream = self._client.completions.create(
+    def stream(self, prompt: tuple[int, ...], slo_class: str, num_tokens: int) -> openai.Stream[Completion]:
+        return self._client.completions.create(
             model="baton-embedded",
             prompt=list(prompt),
             max_tokens=num_tokens,
             stream=True,
             extra_headers={"X-SLO-Class": slo_class},
-            extra_body={"ignore_eos": True, "cache_salt": str(began)},
+            extra_body={"ignore_eos": True, "cache_salt": str(time.monotonic())},
         )
+
+    def ask(self, prompt: tuple[int, ...]) -> Answer:
+        began, num_tokens = time.monotonic(), 16
+        stream = self.stream(prompt, "interactive", num_tokens)
         times = [time.monotonic() for chunk in stream if chunk.choices]
         assert times, "an answer without a token"
         return Answer(num_tokens, times[0] - began, times[-1] - times[0])
 
     def interactive(self, number: int) -> list[Answer]:
         prompts = corpus_prompts(NUM_EACH * NUM_CLIENTS)
-        return [self.ask(prompts[number * NUM_EACH + i], "interactive", 16) for i in range(NUM_EACH)]
+        return [self.ask(prompts[number * NUM_EACH + i]) for i in range(NUM_EACH)]
 
-    def flood(self, number: int, enough: Event) -> int:
-        """Answers until it is `enough`."""
-        prompt, count = corpus_prompts(NUM_FLOOD)[number], 0
+    def flood(self, number: int, enough: Event) -> None:
+        """One answer after the other until it is `enough`; then leave in the midst of one."""
+        prompt = corpus_prompts(NUM_FLOOD)[number]
         while not enough.is_set():
-            self.ask(prompt, "batch", 500)
-            count += 1
-        return count
+            with self.stream(prompt, "batch", 500) as chunks:
+                for _ in takewhile(lambda _: not enough.is_set(), chunks):
+                    self.num_flooded += 1
 
 
 @pytest.fixture(scope="module")
@@ -86,15 +93,16 @@ def test_a_higher_class_keeps_its_targets_beside_a_flood_that_gets_the_rest(clie
         all_of(threads, clients.interactive)  # the instances learn how long their steps take
         alone = sum(answer.in_time for answer in all_of(threads, clients.interactive))
         enough = Event()
-        flood: list[Future[int]] = [
-            threads.submit(clients.flood, number, enough) for number in range(NUM_FLOOD)
-        ]
+        flood = [threads.submit(clients.flood, number, enough) for number in range(NUM_FLOOD)]
         try:
             time.sleep(2.0)  # more of them than there are slots
+            before = clients.num_flooded
             beside = all_of(threads, clients.interactive)
+            served = clients.num_flooded - before
         finally:
             enough.set()
-        served = sum(future.result() for future in flood)
+        for client in flood:
+            client.result()
     kept = sum(answer.in_time for answer in beside)
     assert kept >= 0.95 * alone, [(a.first_s, a.rest_s) for a in beside]
     assert served > 0
