@@ -118,6 +118,7 @@ class NativeLayers:
             self._pools = _Pools.of(kv, self._shape)
         if self._pools is None:
             return None
+        x = x.contiguous()
         self._check(x, rotations, meta)
         return x, self._run(x, rotations, self._pools, meta)
 
@@ -157,9 +158,9 @@ class NativeLayers:
     def _check(self, x: Tensor, rotations: Sequence[tuple[Tensor, Tensor]], meta: AttentionMeta) -> None:
         """Pointers know no types and no bounds."""
         rows, shape = len(x), self._shape
-        if x.shape != (rows, shape.hidden) or not x.is_contiguous() or meta.query_starts[-1] != rows:
+        if x.shape != (rows, shape.hidden) or meta.query_starts[-1] != rows:
             raise ValueError(
-                f"fused layers take contiguous rows ({meta.query_starts[-1]}, {shape.hidden}), as the step says, "
+                f"fused layers take rows ({meta.query_starts[-1]}, {shape.hidden}), as the step says, "
                 f"not {tuple(x.shape)}"
             )
         angles = [each for rotation in rotations for each in rotation]
