@@ -21,8 +21,8 @@ SPEAKS = (1, 1)
 """The lowest and the highest version of the rules in this file that this release can follow."""
 KNOWN_REQUIREMENTS = frozenset({"base", "states"})
 """What a peer may demand that this release understands. `base`: the pool does not begin where its memory does. `states`: a
-sequence's first blocks have its recurrent state, each head of the pool its part (`kernels/states.py`). Before 0.2.1 it was
-`recurrent`, and a state was in one piece."""
+sequence's first blocks have its recurrent state, each head of the pool its part (`kernels/states.py`). Peers that say `recurrent`
+lay a state out in one piece."""
 _FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 

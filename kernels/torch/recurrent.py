@@ -29,7 +29,7 @@ def read_states(kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer) -> tup
     inputs = held[..., : part.conv_floats].unflatten(2, (part.conv_channels, -1))
     pieces = inputs.split(_sizes(part, layer), 2)
     # A key head of several parts is read from the first of them.
-    times = num_parts // min(num_parts, layer.shape.num_key_heads)
+    times = _parts_of_key_head(layer)
     own = [
         piece[:, ::times] if kind == "key" else piece
         for kind, piece in zip(layer.channels, pieces, strict=True)
@@ -41,8 +41,7 @@ def write_states(
     kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer, inputs: Tensor, matrices: Tensor
 ) -> None:
     """Take both as `read_states` returns them; the matrices' heads may have any shape."""
-    num_parts = _num_parts(layer)
-    times = num_parts // min(num_parts, layer.shape.num_key_heads)
+    num_parts, times = _num_parts(layer), _parts_of_key_head(layer)
     pieces = [
         piece.unflatten(1, (num_parts // times, -1)).repeat_interleave(times, 1)
         if kind == "key"
@@ -61,6 +60,12 @@ def write_states(
 
 def _num_parts(layer: StateLayer) -> int:
     return layer.shape.num_value_heads // layer.part.num_value_heads
+
+
+def _parts_of_key_head(layer: StateLayer) -> int:
+    """Return in how many parts each key head is."""
+    num_parts = _num_parts(layer)
+    return num_parts // min(num_parts, layer.shape.num_key_heads)
 
 
 def _sizes(shape: StateShape, layer: StateLayer) -> list[int]:
