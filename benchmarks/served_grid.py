@@ -36,7 +36,7 @@ def summary(results: list[Found]) -> dict[str, Any]:
     return {
         "note": "seconds: two cores that much else was running on",
         "families on meshes": len({(o.family, mesh) for o in results for mesh in (o.prefill, o.decode)}),
-        "of": 2 * len(list(pairs())),
+        "of": len({(pair.family, mesh) for pair in pairs() for mesh in (pair.prefill, pair.decode)}),
         "servers": len(results),
         "wrong": sum(not is_right(found) for found in results),
         "results": [asdict(found) for found in results],

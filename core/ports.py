@@ -32,8 +32,8 @@ class Mail(Protocol):
 
 
 LayerDone = Callable[[int, int], None]
-"""(rank, layer) -> None. Called when the rank has the layer's KV of all work of the step in its pool. Layers are the model's, in
-their order."""
+"""(rank, layer) -> None. Called when the rank has the layer's KV of all work of the step in its pool. Layers are those of the
+model that keep KV, in their order."""
 
 
 class KnowsScheduler(Protocol):

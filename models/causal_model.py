@@ -41,9 +41,10 @@ class CausalModel(Protocol):
     ) -> Tensor:
         """tokens (T,), or a former stage's hidden (T, hidden_size), which may be overwritten; positions (T,) -> hidden
         (T, hidden_size), for the next stage or for `logits`. Writes the tokens' KV into `kv`, which has a tensor for each of
-        `layers`.
+        `layers` that keeps keys and values, or a latent.
 
-        `on_layer(l)`, l being the model's index, is called as soon as layer l's KV is all in `kv`."""
+        `on_layer(l)`, l counting such layers of the whole model, is called as soon as layer l's KV is all in `kv`, and what
+        recurrent states lie beside it."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ class Model:
         )
         self._rotations = Rotations(spec, self.layers, ops, device)
         self._fused = None if taps else self._fuse()
-        self._places = KVPlaces.of(spec, self.layers, self.dtype)
+        self._places = KVPlaces.of(spec, self.layers)
         self.bytes_read = checkpoint.bytes_read
 
     def _read_ends(self, checkpoint: WeightSource) -> None:
@@ -127,15 +127,15 @@ class Model:
     ) -> tuple[Tensor, Tensor | None]:
         """Return the residual behind the last layer, and what is to be added to it."""
         places = self._places
-        told = None if places.last else on_layer
+        told = None if places.completed else on_layer
         steps = [ForwardStep(meta, rotation, told) for rotation in rotations]
         added: Tensor | None = None
         self.tapped = {}
         for index, layer in enumerate(self._layers):
             self._keep(index, x, added)
             x, added = layer(x, added, kv[places.written[index]], steps[self._rotations.of_layer[index]])
-            if on_layer is not None and index in places.last:
-                on_layer(places.written[index])
+            if on_layer is not None and index in places.completed:
+                on_layer(places.completed[index])
         self._keep(len(self._layers), x, added)
         return x, added
 

@@ -1,7 +1,8 @@
 """What the layers of a hybrid model keep of a sequence: keys and values of each token, or one recurrent state.
 
 The layers that keep a state share the slots of the KV layers out evenly, in their order (`kernels.states` says what a slot is).
-Invariant: no two states have a slot in common."""
+Where a state lies depends on the model alone, whatever the mesh, and a pipeline is cut only where no state is parted from the KV
+layer in which it lies. Invariant: no two states have a slot in common."""
 
 import math
 from dataclasses import dataclass
@@ -36,17 +37,36 @@ class RecurrentSpec:
     def num_kv_layers(self) -> int:
         return self.kinds.count("kv")
 
+    @property
+    def written(self) -> tuple[int, ...]:
+        """For each layer which KV layer it writes: that of its keys and values, or that of its state."""
+        num_states = len(self.kinds) - self.num_kv_layers
+        found: list[int] = []
+        for layer, kind in enumerate(self.kinds):
+            num_kv = self.kinds[:layer].count("kv")
+            found.append(num_kv if kind == "kv" else (layer - num_kv) * self.num_kv_layers // num_states)
+        return tuple(found)
+
+    @property
+    def stage_starts(self) -> tuple[int, ...]:
+        """The layers that a stage of a pipeline may begin with: those before them write other KV layers than all from them on."""
+        written = self.written
+        later = (layer for layer in range(1, len(written)) if max(written[:layer]) < min(written[layer:]))
+        return 0, *later
+
+    def kv_layers(self, first: int, end: int) -> tuple[int, int]:
+        """Return the range of KV layers that a stage with layers [first, end) has."""
+        return self.kinds[:first].count("kv"), self.kinds[:end].count("kv")
+
     def places(self, slot_bytes: int) -> tuple[StatePlace | None, ...]:
         """Return where each layer's state lies; None where it keeps keys and values."""
         num_slots = math.ceil(self.part.num_floats * FLOAT_BYTES * self.num_parts / slot_bytes)
-        num_states = len(self.kinds) - self.num_kv_layers
         used = [0] * self.num_kv_layers
         found: list[StatePlace | None] = []
-        for kind in self.kinds:
+        for kind, kv_layer in zip(self.kinds, self.written, strict=True):
             if kind == "kv":
                 found.append(None)
                 continue
-            kv_layer = (len(found) - found.count(None)) * self.num_kv_layers // num_states
             found.append(StatePlace(kv_layer, used[kv_layer], num_slots))
             used[kv_layer] += num_slots
         return tuple(found)
@@ -54,12 +74,3 @@ class RecurrentSpec:
     def num_slots(self, slot_bytes: int) -> int:
         """Return how many slots of each KV layer a sequence's states take."""
         return max(place.first_slot + place.num_slots for place in self.places(slot_bytes) if place)
-
-    def written(self, slot_bytes: int) -> tuple[int, ...]:
-        """Return for each layer which KV layer it writes: that of its keys and values, or that of its state."""
-        own = 0
-        found: list[int] = []
-        for place in self.places(slot_bytes):
-            found.append(own if place is None else place.kv_layer)
-            own += place is None
-        return tuple(found)

@@ -6,6 +6,7 @@ rank holds whole KV heads with all of their query heads. So a rank's query heads
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from core.errors import ConfigError
 from parallel.mesh import Mesh
@@ -35,6 +36,13 @@ class Dims:
     """A recurrent layer's channels, in the checkpoint's order."""
     projected: tuple[Section, ...] = ()
     """What a recurrent layer's first matrix makes, where it makes several things."""
+    stage_starts: tuple[int, ...] = ()
+    """The layers that a pipeline stage may begin with, where some keep their states in other layers' memory. Empty: any."""
+
+    @property
+    def stage_edges(self) -> list[int]:
+        """Where the layers may be cut into stages, both ends included."""
+        return [*(self.stage_starts or range(self.num_layers)), self.num_layers]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +93,11 @@ def check(dims: Dims, mesh: Mesh, role: str, num_spare: int = 0) -> None:
     `num_spare` counts slots for experts beyond one for each."""
     reasons: list[str] = []
     nearest = mesh
-    if mesh.pp > dims.num_layers:
-        reasons.append(f"{dims.num_layers} layers cannot fill {mesh.pp} pipeline stages")
-        nearest = replace(nearest, pp=dims.num_layers)
+    most = len(dims.stage_edges) - 1
+    if mesh.pp > most:
+        why = f": recurrent states let them be cut into {most} at most" if dims.stage_starts else ""
+        reasons.append(f"{dims.num_layers} layers cannot fill {mesh.pp} pipeline stages{why}")
+        nearest = replace(nearest, pp=most)
     most = min(dims.num_heads, dims.vocab_size, *dims.widths)
     if mesh.tp > most:
         reasons.append(
@@ -139,7 +149,9 @@ def stage_layers(dims: Dims, num_stages: int) -> list[Range]:
     weights = list(dims.layer_weights)
     weights[0] += dims.embedding_weights
     weights[-1] += dims.head_weights
-    return balanced_cuts(weights, num_stages)
+    edges = dims.stage_edges
+    pieces = [sum(weights[first:end]) for first, end in pairwise(edges)]
+    return [(edges[first], edges[end]) for first, end in balanced_cuts(pieces, num_stages)]
 
 
 def balanced_cuts(weights: Sequence[int], num_parts: int) -> list[Range]:

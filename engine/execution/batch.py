@@ -189,11 +189,15 @@ class OnDevice:
 
 
 def build_batch(
-    work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: int, device: torch.device
+    work: Sequence[SeqWork],
+    seqs: Sequence[RankSeq],
+    block_size: int,
+    device: torch.device,
+    num_state_blocks: int = 0,
 ) -> Batch:
     """Pack a step's work, all of whose tokens the host knows."""
     pack, step = Pack(), HostSteps(device).begin()
-    packed = PackedBatch(work, seqs, block_size, pack)
+    packed = PackedBatch(work, seqs, block_size, pack, num_state_blocks)
     pack.send(step.upload)
     return packed.batch(step)
 

@@ -30,6 +30,7 @@ def dims_of(spec: ModelSpec) -> Dims:
         head_weights=head_weights,
         num_experts=0 if spec.moe is None else spec.moe.num_experts,
         **_recurrent_sections(spec.recurrent),
+        stage_starts=() if spec.recurrent is None else spec.recurrent.stage_starts,
     )
 
 
@@ -60,12 +61,7 @@ def check_mesh(spec: ModelSpec, mesh: Mesh, role: str, num_spare: int = 0) -> No
 
 
 def _check_recurrent(spec: ModelSpec, kept: RecurrentSpec, mesh: Mesh, role: str) -> None:
-    """Raise ConfigError for a mesh over which states cannot be spread."""
-    if mesh.pp > 1:
-        raise ConfigError(
-            f"{role}: {mesh} is impossible for {spec.architecture}, whose recurrent states lie among other layers' keys and "
-            f"values: set {role}.pp=1, and more of tp, or of ep where the model has experts"
-        )
+    """Raise ConfigError for tensor-parallel ranks over which states cannot be spread."""
     keys, kv_heads, tp = kept.shape.num_key_heads, spec.num_kv_heads, mesh.tp
     spans = keys == 1 and "state_space" in kept.kinds
     possible = [
@@ -105,9 +101,11 @@ def shards_of(spec: ModelSpec, mesh: Mesh, layout: KVLayout) -> tuple[KVShard, .
     if spec.encodes:
         return (KVShard.whole(layout),)
     parts = [part_of(dims_of(spec), mesh, rank) for rank in range(mesh.size)]
-    # Where some of a model's layers keep no keys and values, its pool has fewer layers. Such a model is not cut by layers.
-    kept = None if spec.recurrent is None else (0, layout.num_layers)
-    return tuple(KVShard(layout, kept or part.layers, part.kv_heads) for part in parts)
+    kept = spec.recurrent
+    return tuple(
+        KVShard(layout, part.layers if kept is None else kept.kv_layers(*part.layers), part.kv_heads)
+        for part in parts
+    )
 
 
 def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int:

@@ -172,8 +172,8 @@ def begin_step(
 def layer_hook(
     pool: DevicePool, slots: torch.Tensor, layer_done: LayerDone | None, first_layer: int = 0
 ) -> Callable[[int], None] | None:
-    """Return a hook to be called with each layer of the model when its KV of the tokens at `slots` is computed. `first_layer` is
-    the pool's first."""
+    """Return a hook to be called with each layer of the model's KV when that of the tokens at `slots` is computed. `first_layer`
+    is the pool's first."""
     if not pool.is_told:
         return None if layer_done is None else lambda layer: layer_done(0, layer)
 

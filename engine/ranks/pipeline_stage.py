@@ -8,6 +8,7 @@ from collections import deque
 
 import torch
 
+from core.kv import KVShard
 from core.plan import Sampled, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch import RankSeq, build_batch
@@ -29,16 +30,19 @@ class StageRunner:
         self,
         model: CausalModel,
         pool: DevicePool,
-        block_size: int,
+        shard: KVShard,
         comm: Comm,
         num_micro_batches: int,
         sink: LayerSink | None = None,
         *,
         draws: Draws,
     ) -> None:
-        """`comm` joins this rank's stages, in order. `draws` is used on the last stage, where tokens are drawn."""
+        """`shard` is what `pool` has: of a model with recurrent layers the stage's own KV layers, whose slots have their states.
+        `comm` joins this rank's stages, in order. `draws` is used on the last stage, where tokens are drawn."""
         self._draws = draws
-        self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
+        self._model, self._pool, self._sink = model, pool, sink
+        self._block_size, self._num_state_blocks = shard.layout.block_size, shard.layout.state_blocks
+        self._first_kv_layer = shard.layers[0]
         self._comm, self._num_micro_batches = comm, num_micro_batches
         self._device, self._dtype = pool.device, model.dtype
         self._seqs: dict[str, RankSeq] = {}
@@ -56,7 +60,9 @@ class StageRunner:
             self._learn()
         if self._model.is_last:
             self._draws.begin(plan)
-        layer_done = begin_step(plan, self._seqs, self._pool, self._block_size, self._sink)
+        layer_done = begin_step(
+            plan, self._seqs, self._pool, self._block_size, self._sink, self._num_state_blocks
+        )
         parts = micro_batches(plan.work, self._num_micro_batches)
         sampled: list[Sampled] = []
         for number, work in enumerate(parts):
@@ -74,11 +80,12 @@ class StageRunner:
             for item, seq in zip(work, seqs, strict=True):
                 while seq.num_tokens < item.known_end and self._is_owed(seq):
                     self._learn()
-        batch = build_batch(work, seqs, self._block_size, self._device)
+        batch = build_batch(work, seqs, self._block_size, self._device, self._num_state_blocks)
         x = batch.tokens
         if not model.is_first:
             x = self._receive((len(x), model.spec.hidden_size), self._dtype, comm.rank - 1)
-        on_layer = layer_hook(self._pool, batch.meta.slots, layer_done, model.layers.start)
+        written = batch.written(self._block_size)
+        on_layer = layer_hook(self._pool, written, layer_done, self._first_kv_layer)
         hidden = model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)
         if not model.is_last:
             if work:

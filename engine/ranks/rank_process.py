@@ -19,7 +19,7 @@ from typing import cast
 import torch
 
 from core.garbage import leave_out_all_there_is
-from core.kv import KVLayout
+from core.kv import KVShard
 from core.plan import StepResult
 from core.ports import LayerSink
 from device.cuda import cuda_device
@@ -135,7 +135,7 @@ def _serve(setup: RankSetup, sock: socket.socket, line: _Line, device_of: Device
     speaks = place.tp == place.ep == 0  # the other tp and ep ranks draw the same tokens
     draws = _draws(part, Path(setup.folder), speaks, line)
     proposer = _proposer(setup, part, own.num_blocks, device, speaks)
-    step = counted(_runner(part, pool, layout, news, draws, proposer), part.model)
+    step = counted(_runner(part, pool, own.shard, news, draws, proposer), part.model)
     leave_out_all_there_is()
     line.say(Ready(part.bytes_read, time.perf_counter() - started, _peak_bytes()))
     while (word := read_frame(sock, TO_RANK)) is not None:
@@ -185,7 +185,7 @@ def _proposer(
 def _runner(
     part: ModelPart,
     pool: DevicePool,
-    layout: KVLayout,
+    shard: KVShard,
     sink: LayerSink,
     draws: Draws,
     proposer: Proposer | None,
@@ -195,17 +195,16 @@ def _runner(
         runner = Runner(
             part.model,
             pool,
-            layout.block_size,
+            shard.layout.block_size,
             sink,
             draws=draws,
-            num_state_blocks=layout.state_blocks,
+            num_state_blocks=shard.layout.state_blocks,
             on_hidden=hear,
         )
         step = runner.step if proposer is None else Proposing(runner.step, proposer).step
         return lambda share: step(share.plan)
-    stage = StageRunner(
-        part.model, pool, layout.block_size, part.comms.pp, part.comms.pp.size, sink, draws=draws
-    )
+    pp = part.comms.pp
+    stage = StageRunner(part.model, pool, shard, pp, pp.size, sink, draws=draws)
     return lambda share: stage.step(share.plan, share.most_tokens)
 
 

@@ -169,5 +169,14 @@ def test_a_recurrent_state_goes_only_where_it_is_kept_alike(its: KVLayout, word:
         check_compatible(ours, held)
 
 
+@pytest.mark.parametrize(("mine", "its"), [((0, 2), (0, 4)), ((0, 4), (2, 4)), ((2, 4), (0, 2))])
+def test_stages_hand_recurrent_states_over_as_keys_and_values(
+    mine: tuple[int, int], its: tuple[int, int]
+) -> None:
+    layout = replace(LAYOUT, state_blocks=2)
+    ours, theirs = KVShard(layout, mine, (0, 4)), KVShard(layout, its, (2, 4))
+    assert check_compatible(ours, region(theirs, pack(content_of(theirs)))) == 1
+
+
 def test_a_release_that_knows_no_recurrent_states_is_told_that_it_must() -> None:
     assert content_of(KVShard.whole(replace(LAYOUT, state_blocks=2))).requires == ("states",)

@@ -9,10 +9,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from core.errors import UnsupportedModel
+from engine.execution.model_dims import dims_of, shards_of
 from models.registry import load_model
 from models.weights import Checkpoint
-from tests.models.checkpoints import CPU, FAMILIES, VOCAB, Paged, make
+from parallel.mesh import Mesh
+from parallel.plans import stage_layers
+from tests.models.checkpoints import BLOCK, CPU, FAMILIES, HYBRID, VOCAB, Paged, make
 from tests.models.parts import Meeting, expert_parallel, tensor_parallel
+from tests.parallel.families import awkward
 
 PROMPT = list(range(2, 40))
 STEPS = [[(0, 0, PROMPT[:20])], [(0, 20, PROMPT[20:])]]
@@ -89,31 +93,32 @@ def test_ranks_that_hold_some_experts_equal_the_whole(family: str, original: boo
         assert load.sum(1).tolist() == [len(PROMPT) * config.num_experts_per_tok] * len(load)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "deepseek_v3", *HYBRID])
 def test_stages_equal_the_whole(family: str, tmp_path: Path) -> None:
-    reference = divisible(family, tmp_path)
+    """Each has its own layers of the pool, recurrent states included, and tells of them by the whole pool's numbers."""
+    reference = make(tmp_path, awkward(family), seed=1)
     with torch.inference_mode():
         want = reference(torch.tensor([PROMPT])).logits[0]
     whole = Paged(load_model(tmp_path, "float32", CPU), 1, random.Random(0))
-    cuts = (range(0, 1), range(1, whole.model.spec.num_layers))
-    stages = [load_model(tmp_path, "float32", CPU, layers=layers) for layers in cuts]
+    spec = whole.model.spec
+    shards = shards_of(spec, Mesh(pp=2), spec.kv_layout(BLOCK, "float32"))
+    cuts = stage_layers(dims_of(spec), 2)
+    stages = [load_model(tmp_path, "float32", CPU, layers=range(*layers)) for layers in cuts]
     seen: list[int] = []
 
     class Chain:
-        spec = whole.model.spec
-
         def forward(
             self, x: torch.Tensor, positions: torch.Tensor, kv: Any, meta: Any, _: Any
         ) -> torch.Tensor:
-            for stage, layers in zip(stages, cuts, strict=True):
-                x = stage.forward(x, positions, kv[layers.start : layers.stop], meta, seen.append)
+            for stage, shard in zip(stages, shards, strict=True):
+                x = stage.forward(x, positions, kv[slice(*shard.layers)], meta, seen.append)
             return x
 
         logits = staticmethod(stages[-1].logits)
 
     whole.model = Chain()  # type: ignore[assignment]
     torch.testing.assert_close(logits(whole), want, atol=1e-4, rtol=1e-4)
-    assert seen == [*range(whole.model.spec.num_layers)] * len(STEPS)
+    assert seen == [*range(len(whole.kv))] * len(STEPS)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ _ATTENDING = ("attention", "full_attention")
 
 
 def awkward(family: str) -> Any:
-    """A configuration of transformers: three layers, such heads, and experts for four ranks where there are any."""
+    """A configuration of transformers: three layers, such heads, and experts for four ranks where there are any. With recurrent
+    layers there are five, of which the first three and the last two can be stages."""
     config = (FAMILIES | HYBRID)[family](random.Random(family), 0)
     config.num_attention_heads, config.num_key_value_heads = HEADS.get(family, (6, 2))
     config.hidden_size = 16 * config.num_attention_heads
@@ -34,8 +35,10 @@ def awkward(family: str) -> Any:
         config.num_experts = 8  # as the other families have
     if hasattr(config, "no_rope_layers"):
         config.no_rope_layers = [1, 0, 1]
-    if getattr(config, "layer_types", None):
-        types = config.layer_types
-        other = types[1] if family in FAMILIES else next(each for each in types if each in _ATTENDING)
-        config.layer_types = [types[0], other, types[0]]
+    if family in HYBRID:
+        own, attends = config.layer_types[0], next(each for each in config.layer_types if each in _ATTENDING)
+        config.num_hidden_layers = 5
+        config.layer_types = [own, attends, own, own, attends]
+    elif getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[i % 2] for i in range(3)]
     return config

@@ -2,8 +2,9 @@
 
 Each pair is a whole server: the HTTP app, frontend, scheduler, a prefill and a decode instance on different meshes, whose ranks are
 processes, and the hand-over between them. Over a family's pairs each of its meshes occurs once; families are paired by different
-rounds of a round-robin tournament, so that over all families nearly every two meshes meet. Models have three layers and heads that
-divide unevenly (`families.py`). `python -m benchmarks.served_grid` tries them all."""
+rounds of a round-robin tournament, so that over all families nearly every two meshes meet. Pairs with stages of recurrent layers
+come beside that. Models have three layers, or five, and heads that divide unevenly (`families.py`). `python -m
+benchmarks.served_grid` tries them all."""
 
 import asyncio
 import contextlib
@@ -30,7 +31,15 @@ from tests.parallel.families import awkward
 
 MESHES = [Mesh(), Mesh(tp=2), Mesh(tp=4), Mesh(pp=2), Mesh(pp=3), Mesh(tp=2, pp=2)]
 HYBRID_MESHES = [Mesh(), Mesh(tp=2), Mesh(ep=2), Mesh(ep=4), Mesh(tp=2, ep=2), Mesh(dp=2, ep=2)]
-"""Recurrent layers are not cut into stages, nor finer than KV heads."""
+"""Recurrent layers are not cut finer than KV heads."""
+HYBRID_STAGES = [
+    (Mesh(pp=2), Mesh()),
+    (Mesh(tp=2), Mesh(pp=2)),
+    (Mesh(pp=2), Mesh(tp=2)),
+    (Mesh(tp=2, pp=2), Mesh(ep=2)),
+    (Mesh(pp=2, dp=2), Mesh(tp=2, pp=2)),
+]
+"""Prefill and decode between which states pass from stages to other stages, to heads, or to one rank, and back."""
 EXPERT_MESHES = [*MESHES, Mesh(ep=2), Mesh(ep=4), Mesh(tp=2, ep=2), Mesh(dp=2, ep=2)]
 NUM_PROMPTS, LENGTH = 4, 8
 
@@ -56,13 +65,16 @@ class Found:
 
 
 def pairs() -> Iterator[Pair]:
-    """Each family on each of its meshes, as prefill or decode."""
+    """Each family on each of its meshes, as prefill or decode; with recurrent layers on stages, too."""
     grids = (sorted(DENSE), MESHES), (sorted(SPARSE), EXPERT_MESHES), (sorted(HYBRID), HYBRID_MESHES)
     for families, meshes in grids:
         for number, family in enumerate(families):
             for place, (one, other) in enumerate(tournament(meshes, number)):
                 prefill, decode = (one, other) if (place + number) % 2 else (other, one)
                 yield Pair(family, prefill, decode)
+    for family in sorted(HYBRID):
+        for prefill, decode in HYBRID_STAGES:
+            yield Pair(family, prefill, decode)
 
 
 def tournament(meshes: Sequence[Mesh], number: int) -> list[tuple[Mesh, Mesh]]:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import pytest
@@ -78,6 +79,18 @@ def test_the_embedding_and_the_head_make_their_stages_shorter() -> None:
     )
     assert stage_layers(heavy, 2) == [(0, 4), (4, 6)]
     assert stage_layers(heavy, 3) == [(0, 2), (2, 5), (5, 6)]
+
+
+def test_layers_that_must_stay_together_are_balanced_in_groups() -> None:
+    bound = replace(dims(layers=10), stage_starts=(0, 3, 4, 8))
+    assert [stage_layers(bound, pp) for pp in (1, 2, 3, 4)] == [
+        [(0, 10)],
+        [(0, 4), (4, 10)],
+        [(0, 4), (4, 8), (8, 10)],
+        [(0, 3), (3, 4), (4, 8), (8, 10)],
+    ]
+    with pytest.raises(ConfigError, match=r"10 layers cannot fill 5.*cut into 4 at most.*pp=4"):
+        check(bound, Mesh(pp=5), "decode")
 
 
 @pytest.mark.parametrize(

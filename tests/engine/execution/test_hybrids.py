@@ -124,6 +124,20 @@ def test_a_pool_has_room_for_layers_that_keep_keys_and_values_alone(family: str,
     assert size.num_bytes == 400 * 4 * num_keeping * 2 * config.num_key_value_heads * head_dim * 4
 
 
+@pytest.mark.parametrize("family", HYBRID)
+def test_a_stage_has_a_pool_for_its_own_layers_and_their_states(family: str, tmp_path: Path) -> None:
+    """As many blocks as one rank has for the whole model take no more bytes in all stages together."""
+    make(tmp_path, awkward(family), seed=2)
+    engine = EngineConfig(num_blocks=400, block_size=4)
+    whole, staged = (size_pool(tmp_path, ModelConfig(), engine, Mesh(pp=pp), device=CPU) for pp in (1, 2))
+    assert [pool.shard.layers for pool in staged.pools] == [(0, 1), (1, 2)]
+    assert staged.shard == whole.shard
+    assert [pool.num_bytes for pool in staged.pools] == [whole.pools[0].num_bytes // 2] * 2
+    assert sum(need.weight_bytes for need in staged.needs) == pytest.approx(
+        whole.needs[0].weight_bytes, rel=0.1
+    )
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("hybrid")
@@ -139,7 +153,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"deterministic": True}, {}, "engine.deterministic"),
         ({"kv_dtype": "int8"}, {}, "engine.kv_dtype is int8"),
         ({"num_blocks": 9}, {}, "num_blocks of 9.*recurrent state takes"),
-        ({}, {"mesh": Mesh(pp=2), "role": "decode"}, "recurrent states lie among"),
+        ({}, {"mesh": Mesh(pp=2), "role": "decode"}, r"cut into 1 at most.* decode\.tp=1, pp=1"),
     ],
 )
 def test_what_a_recurrent_state_does_not_allow_is_refused_before_a_weight_is_read(
@@ -152,7 +166,10 @@ def test_what_a_recurrent_state_does_not_allow_is_refused_before_a_weight_is_rea
 @pytest.mark.parametrize(
     ("mesh", "named"),
     [
-        (Mesh(pp=2), r"decode: pp 2 is impossible.*set decode\.pp=1"),
+        (
+            Mesh(pp=3),
+            r"decode: pp 3 is impossible.*5 layers cannot fill 3.*cut into 2 at most.*: decode\.tp=1, pp=2",
+        ),
         (
             Mesh(tp=4),
             r"2 KV heads and 4 key heads.*over 4 tensor-parallel ranks\. Nearest possible: decode\.tp=2",
@@ -163,6 +180,6 @@ def test_a_mesh_over_which_states_cannot_be_spread_is_refused_with_the_nearest_o
     mesh: Mesh, named: str, tmp_path: Path
 ) -> None:
     make(tmp_path, awkward("qwen3_next"), seed=2)
-    check_mesh(read_spec(tmp_path), Mesh(tp=2, ep=2), "decode")
+    check_mesh(read_spec(tmp_path), Mesh(tp=2, ep=2, pp=2), "decode")
     with pytest.raises(ConfigError, match=named):
         check_mesh(read_spec(tmp_path), mesh, "decode")

@@ -1,0 +1,100 @@
+"""Stages on processes of their own execute what the scheduler plans for a model with recurrent layers: tokens are transformers' own."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from core.config import EngineConfig
+from core.plan import Sampled, StepPlan, StepResult
+from core.types import Request, SamplingParams
+from engine.execution.draws import Draws
+from engine.execution.kv_pool import KVPool
+from engine.execution.mirrored_pool import MirroredPool
+from engine.execution.model_dims import shards_of
+from engine.planning.step_scheduler import StepScheduler
+from engine.ranks.model_part import load_part
+from engine.ranks.pipeline_stage import StageRunner
+from models.families import read_spec
+from parallel.mesh import Mesh
+from tests.engine.fifo_policy import FifoPolicy
+from tests.models.checkpoints import BLOCK, CPU, HYBRID, VOCAB, make
+from tests.models.continuation import continuation
+from tests.parallel.families import awkward
+from tests.parallel.world import World
+
+LENGTH = 10
+SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH, min_tokens=LENGTH, masked_until_min=(1,))
+
+
+def plans_of(scheduler: StepScheduler, waves: list[list[Request]]) -> list[StepPlan]:
+    """What is planned, one step ahead, whatever is drawn: no plan depends on that. The last step lets every token arrive."""
+    plans: list[StepPlan] = []
+    flight: list[StepPlan] = []
+    for wave in waves:
+        for request in wave:
+            scheduler.add(request)
+        while True:
+            while len(flight) < 2 and (plan := scheduler.plan(0.0)):
+                flight.append(plan)
+            if not flight:
+                break
+            plans.append(flight.pop(0))
+            drawn = tuple(Sampled(work.key, 0) for work in plans[-1].work if work.samples)
+            scheduler.commit(plans[-1], StepResult(step=plans[-1].step, sampled=drawn), 0.0)
+    return [*plans, StepPlan(step=plans[-1].step + 2, new=(), copies=(), work=(), drop=())]
+
+
+def executed(
+    rank: int, store: Any, mesh: Mesh, folder: Path, plans: list[StepPlan], num_blocks: int
+) -> tuple[list[tuple[str, int]], bool]:
+    """What the stage draws, and whether it has told the pool of all that it wrote."""
+    part = load_part(folder, "float32", CPU, mesh, rank=rank, store=store, kernels="torch", block_size=BLOCK)
+    spec = part.model.spec
+    shard = shards_of(spec, mesh, spec.kv_layout(BLOCK, "float32"))[rank]
+    buffer = memoryview(bytearray(b"\xff" * shard.pool_bytes(num_blocks)))  # NaN
+    pool = MirroredPool(shard, num_blocks, buffer, CPU)
+    stage = StageRunner(part.model, pool, shard, part.comms.pp, mesh.pp, draws=Draws(part.model))
+    drawn = [(one.key, one.token) for plan in plans for one in stage.step(plan, plan.num_tokens).sampled]
+    part.comms.close()
+    told = KVPool(shard, num_blocks, buffer).layers
+    return drawn, all(
+        isinstance(ours, torch.Tensor)
+        and isinstance(layer, torch.Tensor)
+        and torch.equal(ours.nan_to_num(), layer[:num_blocks])
+        for ours, layer in zip(told, pool.layers, strict=True)
+    )
+
+
+@pytest.mark.parametrize("mesh", [Mesh(pp=2), Mesh(tp=2, pp=2)], ids=str)
+@pytest.mark.parametrize("family", HYBRID)
+def test_states_stay_with_their_stages_through_chunks_micro_batches_and_checkpoints(
+    family: str, mesh: Mesh, tmp_path: Path, world: World
+) -> None:
+    rng = random.Random(family)
+    reference = make(tmp_path, awkward(family), seed=1)
+    shared = [rng.randrange(2, VOCAB) for _ in range(25)]
+    texts = [(*shared, *(rng.randrange(2, VOCAB) for _ in range(count))) for count in (12, 7, 9, 4)]
+    first, second, *others = (
+        Request(id=str(i), prompt=text, sampling=SAMPLING, reply_to="f") for i, text in enumerate(texts)
+    )
+    states = read_spec(tmp_path).kv_layout(BLOCK, "float32").state_blocks
+    num_blocks = 14 * states + 200
+    config = EngineConfig(block_size=BLOCK, max_batch_tokens=16)
+    scheduler = StepScheduler(config, num_blocks, 128, FifoPolicy(), num_state_blocks=states)
+    plans = plans_of(scheduler, [[first], [second], others])
+    assert scheduler.prefix_tokens[1] > 0, "no prompt goes on from a checkpoint"
+    answers = world.run(mesh.size, executed, mesh, tmp_path, plans, num_blocks)
+    for rank, (drawn, has_told) in enumerate(answers):
+        assert has_told
+        said: dict[str, list[int]] = {}
+        for key, token in drawn:
+            said.setdefault(key, []).append(token)
+        if mesh.place(rank).pp < mesh.pp - 1:
+            assert not said
+            continue
+        for request in (first, second, *others):
+            own = said[request.key]
+            assert own == continuation(reference, request.prompt, own, LENGTH, barred=[1])
