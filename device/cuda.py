@@ -4,13 +4,19 @@ Written against cupy 14's signatures and run on a stand-in for them; it has not 
 
 import importlib
 import importlib.util
+import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+import numpy as np
 
 from core.errors import ConfigError, DeviceError, OutOfMemory
 from device.host_memory import view_of
+from device.many_copies import NAME, SOURCE, Launch, ManyCopies
 from device.seam import HOST, Copy, Event, Region
+
+log = logging.getLogger(__name__)
 
 _SUCCESS, _NO_MEMORY, _NOT_READY = 0, 2, 600
 _HANDLE_BYTES = 64
@@ -31,6 +37,19 @@ def load_runtime() -> Any:
             f"CUDA is reached through cupy, which cannot be imported ({error}): "
             "pip install cupy-cuda13x, or cupy-cuda12x for a torch of CUDA 12"
         ) from error
+
+
+def load_launch() -> Launch:
+    """Compile the kernel of many copies, for the calling thread's device. Raises what cupy raises where it cannot."""
+    cupy = importlib.import_module("cupy")
+    kernel = cupy.RawKernel(SOURCE, NAME)
+    kernel.compile()
+
+    def launch(programs: int, threads: int, arguments: Sequence[np.generic], stream: int) -> None:
+        with cupy.cuda.ExternalStream(stream):
+            kernel((programs,), (threads,), tuple(arguments))
+
+    return launch
 
 
 class CudaEvent:
@@ -55,10 +74,15 @@ class CudaStream:
         self._device, self.handle = device, handle
 
     def copy(self, copies: Sequence[Copy]) -> None:
-        kind = self._device.runtime.memcpyDefault
         for copy in copies:
             if copy.source.num_bytes != copy.destination.num_bytes:
                 raise DeviceError(f"a copy of {copy.source.num_bytes} bytes to {copy.destination.num_bytes}")
+        many = self._device.many_copies() if ManyCopies.takes(copies) else None
+        if many is not None:
+            many.copy(copies, self.handle, self.record)
+            return
+        kind = self._device.runtime.memcpyDefault
+        for copy in copies:
             to, source = copy.destination.address, copy.source.address
             self._device.call("memcpyAsync", to, source, copy.source.num_bytes, kind, self.handle)
 
@@ -96,12 +120,15 @@ class CudaDevice:
 
     asks_for_uses = False
 
-    def __init__(self, number: int, runtime: Any = None) -> None:
-        """`runtime`: in place of cupy's. Raises ConfigError without cupy, a driver or this device."""
+    def __init__(self, number: int, runtime: Any = None, load: Callable[[], Launch] = load_launch) -> None:
+        """`runtime` and `load`: in place of cupy's. Raises ConfigError without cupy, a driver or this device."""
         self.runtime = runtime or load_runtime()
         self.number = number
         self._thread = threading.local()
         self._allocated: dict[int, int] = {}
+        self._load, self._has_loaded = load, False
+        self._many: ManyCopies | None = None
+        self._loading = threading.Lock()
         try:
             self.call("getDeviceCount")
         except DeviceError as error:
@@ -148,16 +175,37 @@ class CudaDevice:
     def shut(self, region: Region) -> None:
         self.call("ipcCloseMemHandle", region.address)
 
+    def many_copies(self) -> ManyCopies | None:
+        """None where the kernel cannot be compiled: short copies are made one by one then."""
+        with self._loading:
+            if not self._has_loaded:
+                self._has_loaded = True
+                self._set_device()
+                try:
+                    self._many = ManyCopies(self, self._load())
+                except (
+                    Exception
+                ) as error:  # cupy raises errors of many kinds where NVRTC or its headers are missing
+                    log.warning(
+                        "CUDA device %d: short copies are made one by one, since %s", self.number, error
+                    )
+        self._set_device()
+        return self._many
+
     def call(self, name: str, *arguments: Any) -> Any:
         """Call the runtime, with this device as the calling thread's. Raises DeviceError."""
         try:
-            if not getattr(self._thread, "entered", False):
-                self.runtime.setDevice(self.number)
-                self._thread.entered = True
+            self._set_device()
             return getattr(self.runtime, name)(*arguments)
         except self.runtime.CUDARuntimeError as error:
             kind = OutOfMemory if error.status == _NO_MEMORY else DeviceError
             raise kind(f"{name}: {error}") from error
+
+    def _set_device(self) -> None:
+        """Make this device the calling thread's."""
+        if not getattr(self._thread, "entered", False):
+            self.runtime.setDevice(self.number)
+            self._thread.entered = True
 
     def give_back_event(self, handle: int) -> None:
         """When nobody refers to it any more, which may be as the process ends."""

@@ -17,7 +17,6 @@ from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.attention import TritonAttention
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
-from kernels.triton.kv_move import copy_blocks
 from kernels.triton.latent import absorbed_attention
 from kernels.triton.quantise import round_to
 from kernels.triton.sampling import sample
@@ -90,7 +89,6 @@ class Cases:
         yield self._invariant_decode()
         yield self._experts()
         yield from (self._packed_experts(kind) for kind in ("float8 blocks", "MXFP4"))
-        yield self._moves()
         yield self._sampling()
 
     def _randn(self, *shape: int) -> Tensor:
@@ -347,18 +345,6 @@ class Cases:
         name = f"experts, {kind}, {rows} x {width} of {count}"
         return Case(
             name=name, run=lambda: experts(x, slots, weights, held, activation.silu_mul), num_bytes=moved
-        )
-
-    def _moves(self) -> Case:
-        s, layers = self._s, 2 if self._s is SMOKE else 32
-        pool = self._randn(layers, s.batch * 8, 2, s.kv_heads, s.block_size, s.head_dim)
-        ids = torch.randperm(s.batch * 8, device=self._device)[: s.batch * 4]
-        packed = torch.empty_like(pool[:, : len(ids)])
-        return Case(
-            name="KV gather",
-            run=lambda: copy_blocks(pool, packed, ids, None),
-            num_bytes=2 * packed.nbytes,
-            target=0.85,
         )
 
     def _sampling(self) -> Case:

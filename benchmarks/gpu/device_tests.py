@@ -14,7 +14,7 @@ from kernels.triton.platform import INTERPRETED
 ROOT = Path(__file__).parents[2]
 KERNELS = "tests/kernels/triton"
 RUNS = (
-    [[f"{KERNELS}/test_kv_move.py"]]
+    [[f"{KERNELS}/test_route.py"]]
     if INTERPRETED
     else [["-m", "gpu", "tests/engine", "tests/kernels"], ["-n", "8", KERNELS]]
 )

@@ -1,11 +1,12 @@
 """Every kernel's time beside its floor and beside other people's: `python -m benchmarks.gpu.kernels --json FILE` (one GPU, some
 minutes). A floor is what must be moved over the *measured* copy bandwidth, or computed at the *measured* rate of a product.
 
-Predicted, before anything was run on a GPU: elementwise kernels, KV moves and decode attention from 1M tokens on reach 0.85 of
-the copy bandwidth; prefill attention 0.6 to 0.7 of SDPA's best backend on Hopper, whose kernels are warp-specialised as Triton's
-are not there, short of the target of 0.8; float8 products 0.85 of cuBLAS; 4-bit weights 0.6 of the bandwidth at 1 to 16 rows.
-Decode attention for CUDA graphs is within 0.05 of the one planned on the host for equal contexts, and holds 0.8 where one of them
-is long; norms and activations that round take 0.6 of the time of two steps.
+Predicted, before anything was run on a GPU: elementwise kernels and decode attention from 1M tokens on reach 0.85 of the copy
+bandwidth, and scattered pieces of KV, for which a launch takes few programs, 0.3, which is what NVLink moves; prefill attention
+0.6 to 0.7 of SDPA's best backend on Hopper, whose kernels are warp-specialised as Triton's are not there, short of the target of
+0.8; float8 products 0.85 of cuBLAS; 4-bit weights 0.6 of the bandwidth at 1 to 16 rows. Decode attention for CUDA graphs is
+within 0.05 of the one planned on the host for equal contexts, and holds 0.8 where one of them is long; norms and
+activations that round take 0.6 of the time of two steps.
 
 `TRITON_INTERPRET=1 python -m benchmarks.gpu.kernels --interpret-smoke` runs every case once, tiny, without a GPU: it shows that
 the script works, and its times mean nothing."""

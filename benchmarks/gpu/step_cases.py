@@ -1,12 +1,14 @@
 """What a step launches beside attention over plain caches and large products: see cases.py, of which these are more."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from benchmarks.gpu.cases import SMOKE, Case, Sizes
+from device import many_copies
 from kernels.ops import ScaledKV
 from kernels.packed import FourBit
 from kernels.rounding import Rounding
@@ -44,9 +46,29 @@ class StepCases:
         yield self._logprobs()
         yield self._penalties()
         yield self._masks()
+        if not self._small:
+            yield self._scattered()
 
     def _randn(self, *shape: int) -> Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=self._device)
+
+    def _scattered(self) -> Case:
+        """Pieces of one head's keys or values in one block, between a pool and another whose blocks lie elsewhere: the launch of
+        `device/many_copies.py`, compiled by torch, since cupy may not be there."""
+        s = self._s
+        pool = self._randn(s.batch * 8, 2, s.kv_heads, s.block_size, s.head_dim)
+        target = torch.empty_like(pool)
+        size, count = pool[0, 0, 0].nbytes, pool.nbytes // pool[0, 0, 0].nbytes
+        there, here = (base.data_ptr() + torch.randperm(count) * size for base in (target, pool))
+        pieces = torch.stack([there, here, torch.full_like(there, size)]).pin_memory()
+        launch: Any = torch.cuda._compile_kernel(many_copies.SOURCE, many_copies.NAME)
+        grid, block = (many_copies.MAX_PROGRAMS, 1, 1), (many_copies.THREADS, 1, 1)
+        return Case(
+            name="scattered KV pieces, one launch",
+            run=lambda: launch(grid=grid, block=block, args=[pieces, count]),
+            num_bytes=2 * pool.nbytes,
+            target=0.3,
+        )
 
     def _uneven(self) -> list[int]:
         return [self._s.context * 4, *[max(1, self._s.context // 16)] * 7]

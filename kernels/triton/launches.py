@@ -17,7 +17,6 @@ from kernels.triton.fixed_decode import TritonFixedDecode
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import add_lora
-from kernels.triton.kv_move import copy_blocks
 from kernels.triton.latent import absorbed_attention
 from kernels.triton.quantise import round_to
 from kernels.triton.route import route
@@ -212,12 +211,6 @@ def _adapters() -> None:
     add_lora(tensor(256, HIDDEN), x, tensor(8, 16, HIDDEN), tensor(8, HIDDEN, 16), adapters)
 
 
-def _moves() -> None:
-    pool = tensor(32, NUM_BLOCKS, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-    ids = tensor(64, dtype=torch.int64)
-    copy_blocks(pool, pool, ids, ids)
-
-
 def _sampling() -> None:
     logits, each, tokens = _float(64, 128256), _float(64), tensor(64, dtype=torch.int64)
     penalise_entries(logits, tokens, tokens, tokens, each, each, each)
@@ -273,7 +266,6 @@ LAUNCHES = (
     Launch("rounding to float8", lambda: _roundings(torch.float8_e4m3fn), FLOAT8),
     Launch("routing", _routes),
     Launch("adapters", _adapters, (80, 90)),
-    Launch("KV moves", _moves),
     Launch("sampling", _sampling),
     Launch("attention, batch-invariant", lambda: _attention(PREFILL + DECODE, split_tokens=1024), (90,)),
 )

@@ -18,19 +18,24 @@ from device.port import HostPort, PoolMemory
 from device.ring import PinnedRing, Slot
 from device.seam import HOST, ComputeDevice, Copy, Region
 from device.simulated import SimulatedDevice
+from tests.contract.cuda_as_cpp import load_launch, no_kernel
 from tests.contract.fake_cuda import FakeRuntime
 
 NUM_BYTES = 1 << 12
 
 
-@pytest.fixture(params=["cpu", "cuda", "simulated"])
+@pytest.fixture(params=["cpu", "cuda", "cuda, short copies one by one", "simulated"])
 def device(request: pytest.FixtureRequest) -> Iterator[ComputeDevice]:
     match request.param:
         case "cpu":
             yield CpuDevice()
         case "cuda":
             runtime = FakeRuntime()
-            yield CudaDevice(0, runtime)
+            yield CudaDevice(0, runtime, load_launch)
+            runtime.free_all()
+        case "cuda, short copies one by one":
+            runtime = FakeRuntime()
+            yield CudaDevice(0, runtime, no_kernel)
             runtime.free_all()
         case _:
             made = SimulatedDevice(seed=random.randrange(1000))

@@ -36,6 +36,7 @@ from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
+from tests.contract.cuda_as_cpp import load_launch
 from tests.contract.device_pools import DevicePoolView, FromDevice
 from tests.contract.fake_cuda import FakeRuntime
 
@@ -114,7 +115,7 @@ def pool_for(kind: str, num_bytes: int) -> Any:
     if kind != "cuda_ipc":
         return memoryview(bytearray(num_bytes))
     runtime = FakeRuntime()
-    device = CudaDevice(0, runtime)
+    device = CudaDevice(0, runtime, load_launch)
     address = device.allocate(num_bytes + 64).address
     DRIVERS[address + 64] = device
     return runtime.view(address)[64:]

@@ -1,0 +1,112 @@
+"""Many short copies as one launch.
+
+The keys and values of a sequence lie in pieces of a few kilobytes wherever two sides differ in heads or block size, or its blocks
+are scattered. A device's copy engine takes microseconds to begin each of them, and so does the host that asks for it. So pieces
+of one stream's copies are listed in pinned memory, and one kernel reads the list and moves them all: between a device's memory
+and itself, pinned host memory, or a peer's memory that is mapped."""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from core.errors import DeviceError
+from device.seam import Copy, Event, Region
+
+NAME = "copy_pieces"
+SOURCE = r"""
+struct __align__(16) Sixteen { unsigned int words[4]; };
+
+template <typename Word>
+__device__ void copy_words(unsigned long long to, unsigned long long from, unsigned long long num_bytes) {
+  Word *there = reinterpret_cast<Word *>(to);
+  const Word *here = reinterpret_cast<const Word *>(from);
+  for (unsigned long long at = threadIdx.x; at < num_bytes / sizeof(Word); at += blockDim.x) there[at] = here[at];
+}
+
+// `list` has the destinations of all pieces, then their sources, then their sizes.
+extern "C" __global__ void copy_pieces(const unsigned long long *list, unsigned long long num_pieces) {
+  for (unsigned long long piece = blockIdx.x; piece < num_pieces; piece += gridDim.x) {
+    const unsigned long long to = list[piece], from = list[num_pieces + piece], size = list[2 * num_pieces + piece];
+    const unsigned long long odd = to | from | size;
+    if (odd % 16 == 0) copy_words<Sixteen>(to, from, size);
+    else if (odd % 4 == 0) copy_words<unsigned int>(to, from, size);
+    else copy_words<unsigned char>(to, from, size);
+  }
+}
+"""
+THREADS = 256
+MAX_PROGRAMS = 128
+"""A launch takes no more of the device than so many programs of `THREADS`, since models compute meanwhile."""
+MIN_COPIES = 8
+MAX_MEAN_BYTES = 64 << 10
+"""Copies that are fewer, or longer in the mean, are left to the copy engine, which takes nothing of the device's processors."""
+_PIECE_BYTES = 16 << 10
+_LIST_PIECES = 4096
+_NUM_COLUMNS = 3
+
+Numbers = npt.NDArray[np.uint64]
+Launch = Callable[[int, int, Sequence[np.generic], int], object]
+"""(programs, threads of each, arguments, stream): launch the kernel."""
+
+
+class ListMemory(Protocol):
+    """What lists need of a device."""
+
+    def pinned(self, num_bytes: int) -> Region: ...
+    def host_view(self, region: Region, *, write: bool) -> memoryview: ...
+
+
+class ManyCopies:
+    """For any thread. Lists are used again once the kernel that reads them is done; there are as many as launches under way."""
+
+    def __init__(self, device: ListMemory, launch: Launch) -> None:
+        self._device, self._launch = device, launch
+        self._lock = threading.Lock()
+        self._lists: list[tuple[Event | None, Region]] = []
+
+    @staticmethod
+    def takes(copies: Sequence[Copy]) -> bool:
+        if len(copies) < MIN_COPIES:
+            return False
+        return sum(copy.source.num_bytes for copy in copies) <= len(copies) * MAX_MEAN_BYTES
+
+    def copy(self, copies: Sequence[Copy], stream: int, record: Callable[[], Event]) -> None:
+        """Launch copies of equal sizes on both sides on `stream`, of which `record` makes an event."""
+        pieces = cut(copies)
+        for start in range(0, pieces.shape[1], _LIST_PIECES):
+            part = pieces[:, start : start + _LIST_PIECES]
+            region, count = self._take_list(), part.shape[1]
+            view = self._device.host_view(region.part(0, part.nbytes), write=True)
+            np.frombuffer(view, np.uint64).reshape(part.shape)[:] = part
+            arguments = (np.uint64(region.address), np.uint64(count))
+            try:
+                self._launch(min(count, MAX_PROGRAMS), THREADS, arguments, stream)
+            except RuntimeError as error:  # as cupy's errors of the driver are
+                raise DeviceError(f"{NAME}: {error}") from error
+            event = record()
+            with self._lock:
+                self._lists.append((event, region))
+
+    def _take_list(self) -> Region:
+        with self._lock:
+            for number, (event, region) in enumerate(self._lists):
+                if event is None or event.query():
+                    del self._lists[number]
+                    return region
+        return self._device.pinned(_LIST_PIECES * _NUM_COLUMNS * np.dtype(np.uint64).itemsize)
+
+
+def cut(copies: Sequence[Copy]) -> Numbers:
+    """Return (3, pieces): the address that each piece goes to, the one that it comes from, and its bytes, at most 16 KiB."""
+    whole = np.array(
+        [(copy.destination.address, copy.source.address, copy.source.num_bytes) for copy in copies], np.uint64
+    ).reshape(-1, _NUM_COLUMNS)
+    num_pieces = (-(-whole[:, 2].astype(np.int64) // _PIECE_BYTES)).astype(np.int64)
+    numbers = np.repeat(np.arange(len(whole)), num_pieces)
+    first = np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    at = ((np.arange(len(numbers)) - first) * _PIECE_BYTES).astype(np.uint64)
+    rows = whole[numbers]
+    return np.stack([rows[:, 0] + at, rows[:, 1] + at, np.minimum(rows[:, 2] - at, np.uint64(_PIECE_BYTES))])
