@@ -4,14 +4,24 @@ The two may differ in block size, in the layers and in the KV heads that they ho
 vectors (one head's K or V of one token), which exist on both sides whatever they are stored as. Invariant: over all pairs of
 shards every vector of the pushed tokens is written exactly once and nothing else is touched."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from core.kv import KVShard
 
+Ints = npt.NDArray[np.int64]
+VectorRuns = npt.NDArray[np.int64]
+"""(runs, 3): `count` vectors from the `source`-th of the source pool on go to the `destination`-th of the destination pool on.
 
-@dataclass(frozen=True, slots=True)
-class CopyRun:
+Sides that differ in heads or block size have a run for each head and block, thousands for a long prompt, and each layer moves
+them again: so they are numbers in one array."""
+
+
+class CopyRun(NamedTuple):
     """Bytes [source, source + num_bytes) of the source pool go to [destination, ...) of the destination pool."""
 
     source: int
@@ -39,66 +49,64 @@ class Side:
         """Where the scales begin in the memory, if there are any."""
         return self.base_bytes + self.shard.data_bytes(self.num_blocks)
 
-    def place(self, token: int) -> tuple[int, int]:
-        """Return the block and slot of a token."""
-        index = token - self.first_token
-        size = self.shard.layout.block_size
-        return self.block_ids[index // size], index % size
+    def first_vectors(self, tokens: Ints, heads: tuple[int, int]) -> Ints:
+        """Return (tokens, planes, heads): the pool's number of each vector in the first layer."""
+        layout, index = self.shard.layout, tokens - self.first_token
+        blocks = np.asarray(self.block_ids, np.int64)[index // layout.block_size]
+        planes, of_heads = np.arange(layout.num_planes), np.arange(*heads) - self.shard.heads[0]
+        rows = planes[:, None] * self.shard.num_heads + of_heads
+        at = blocks * self.shard.block_vectors + index % layout.block_size
+        return at[:, None, None] + rows * layout.block_size
 
 
-@dataclass(frozen=True, slots=True)
-class VectorRun:
-    """`count` vectors from the `source`-th of the source pool on go to the `destination`-th of the destination pool on."""
-
-    source: int
-    destination: int
-    count: int
-
-
-def plan_vectors(source: Side, destination: Side, start: int, count: int) -> list[VectorRun]:
+def plan_vectors(source: Side, destination: Side, start: int, count: int) -> VectorRuns:
     """Return the runs for tokens [start, start + count) of the first layer that each side holds. `at_layer` moves them to other
     layers.
 
     Neighbouring runs are joined, so a sequence in consecutive blocks is one run a layer."""
     heads = _shared(source.shard.heads, destination.shard.heads)
-    runs: list[VectorRun] = []
-    for token, length in _segments(source, destination, start, count):
-        for run in _segment_runs(source, destination, token, length, heads):
-            last = runs[-1] if runs else None
-            if (
-                last is not None
-                and last.source + last.count == run.source
-                and last.destination + last.count == run.destination
-            ):
-                runs[-1] = VectorRun(last.source, last.destination, last.count + run.count)
-            else:
-                runs.append(run)
-    return runs
+    if count <= 0 or heads[0] >= heads[1]:
+        return np.empty((0, 3), np.int64)
+    tokens, lengths = _segments(source, destination, start, count)
+    down, up = (side.first_vectors(tokens, heads) for side in (source, destination))
+    counts = np.broadcast_to(lengths[:, None, None], down.shape)
+    return _joined(down.reshape(-1), up.reshape(-1), counts.reshape(-1))
 
 
-def at_layer(runs: Sequence[VectorRun], source: Side, destination: Side, layer: int) -> list[VectorRun]:
+def at_layer(runs: VectorRuns, source: Side, destination: Side, layer: int) -> VectorRuns:
     """Return the runs of `plan_vectors` for model layer `layer`; none when the destination does not hold it."""
     if not destination.shard.layers[0] <= layer < destination.shard.layers[1]:
-        return []
+        return runs[:0]
     down = (layer - source.shard.layers[0]) * source.layer_vectors
     up = (layer - destination.shard.layers[0]) * destination.layer_vectors
-    return [VectorRun(run.source + down, run.destination + up, run.count) for run in runs]
+    return runs + np.array([down, up, 0])
 
 
-def as_bytes(runs: Sequence[VectorRun], source: Side, destination: Side) -> list[CopyRun]:
+def as_bytes(runs: VectorRuns, source: Side, destination: Side) -> list[CopyRun]:
     """Return the byte runs of data, and of scales where there are any, between two sides that store vectors alike."""
-    size, scale = source.shard.layout.vector_bytes, source.shard.layout.scale_bytes
-    down, up = source.base_bytes, destination.base_bytes
-    copies = [
-        CopyRun(down + run.source * size, up + run.destination * size, run.count * size) for run in runs
-    ]
-    if scale:
-        down, up = source.scales_bytes, destination.scales_bytes
-        copies += [
-            CopyRun(down + run.source * scale, up + run.destination * scale, run.count * scale)
-            for run in runs
-        ]
+    layout = source.shard.layout
+    copies = byte_runs(runs, layout.vector_bytes, source.base_bytes, destination.base_bytes)
+    if layout.scale_bytes:
+        copies += byte_runs(runs, layout.scale_bytes, source.scales_bytes, destination.scales_bytes)
     return copies
+
+
+def byte_runs(runs: VectorRuns, item_bytes: int, source: int, destination: int) -> list[CopyRun]:
+    """Return the bytes of the runs' items, which begin at `source` in the one memory and at `destination` in the other."""
+    return [CopyRun(*run) for run in (runs * item_bytes + np.array([source, destination, 0])).tolist()]
+
+
+def group_vectors(runs: VectorRuns, capacity: int) -> list[VectorRuns]:
+    """Split the runs, in order, into groups of `capacity` vectors (the last may have fewer); a run may be cut."""
+    if not len(runs):
+        return []
+    ends = np.cumsum(runs[:, 2])
+    starts = np.union1d(np.append(ends[:-1], 0), np.arange(0, ends[-1], capacity))
+    run = np.searchsorted(ends, starts, side="right")
+    done = starts - ends[run] + runs[run, 2]
+    lengths = np.diff(np.append(starts, ends[-1]))
+    pieces = np.stack([runs[run, 0] + done, runs[run, 1] + done, lengths], axis=1)
+    return np.split(pieces, np.flatnonzero(np.diff(starts // capacity)) + 1)
 
 
 def duties(sources: Sequence[KVShard], destinations: Sequence[KVShard]) -> list[list[int]]:
@@ -157,42 +165,20 @@ def _shared(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     return max(a[0], b[0]), min(a[1], b[1])
 
 
-def _segments(source: Side, destination: Side, start: int, count: int) -> Iterator[tuple[int, int]]:
-    """Cut the tokens where a block of either side ends."""
-    token, end = start, start + count
-    sizes = source.shard.layout.block_size, destination.shard.layout.block_size
-    while token < end:
-        left = min(
-            size - (token - side.first_token) % size
-            for size, side in zip(sizes, (source, destination), strict=True)
-        )
-        length = min(left, end - token)
-        yield token, length
-        token += length
+def _segments(source: Side, destination: Side, start: int, count: int) -> tuple[Ints, Ints]:
+    """Cut the tokens where a block of either side ends. Returns the first token of each piece, and its length."""
+    end, cuts = start + count, [np.array([start])]
+    for side in (source, destination):
+        size = side.shard.layout.block_size
+        next_block = side.first_token + ((start - side.first_token) // size + 1) * size
+        cuts.append(np.arange(next_block, end, size))
+    tokens = np.unique(np.concatenate(cuts))
+    return tokens, np.diff(np.append(tokens, end))
 
 
-def _segment_runs(
-    source: Side, destination: Side, token: int, length: int, heads: tuple[int, int]
-) -> Iterator[VectorRun]:
-    """Return one run for each plane (K, V, or the one of a latent cache) and head, or one for a whole block that is laid out
-    alike."""
-    (from_block, from_slot), (to_block, to_slot) = source.place(token), destination.place(token)
-    same_heads = source.shard.heads == destination.shard.heads
-    same_size = source.shard.layout.block_size == destination.shard.layout.block_size
-    if same_heads and same_size and length == source.shard.layout.block_size:
-        size = source.shard.block_vectors
-        yield VectorRun(from_block * size, to_block * size, size)
-        return
-    for plane in range(source.shard.layout.num_planes):
-        for head in range(*heads):
-            yield VectorRun(
-                _vector(source.shard, from_block, plane, head, from_slot),
-                _vector(destination.shard, to_block, plane, head, to_slot),
-                length,
-            )
-
-
-def _vector(shard: KVShard, block: int, plane: int, head: int, slot: int) -> int:
-    """Return the index of a vector of the shard's first layer."""
-    row = plane * shard.num_heads + head - shard.heads[0]
-    return block * shard.block_vectors + row * shard.layout.block_size + slot
+def _joined(source: Ints, destination: Ints, counts: Ints) -> VectorRuns:
+    """Join each run with those that go on where it ends, on both sides."""
+    begins = np.ones(len(counts), bool)
+    begins[1:] = (source[1:] != (source + counts)[:-1]) | (destination[1:] != (destination + counts)[:-1])
+    at = np.flatnonzero(begins)
+    return np.stack([source[at], destination[at], np.add.reduceat(counts, at)], axis=1)

@@ -19,7 +19,7 @@ from core.ports import LayerDone, Mail
 from core.reports import LinkSpeed
 from core.types import TokenOut
 from device.seam import Event
-from kvtransfer.copies import CopyRun, VectorRun, as_bytes, at_layer, duties, same_storage
+from kvtransfer.copies import CopyRun, VectorRuns, as_bytes, at_layer, duties, same_storage
 from kvtransfer.link_speeds import LinkSpeeds
 from kvtransfer.linkqueue import LinkQueue, Turn, Urgency
 from kvtransfer.pushes import ActivePush, Chunk, LinkWrite, TargetPlan, plan_target, take_writes
@@ -342,7 +342,7 @@ class Pusher:
     async def _layer_copies(self, push: ActivePush, item: LinkWrite, plan: TargetPlan) -> list[CopyRun]:
         """Return what is to be written as it is stored. What must be converted has been written on return."""
         runs = at_layer(plan.runs, plan.source, plan.side, item.layer)
-        if not runs:
+        if not len(runs):
             return []
         direct: list[CopyRun] = []
         if same_storage(self._shard, plan.region.shard):
@@ -354,7 +354,7 @@ class Pusher:
         return direct
 
     async def _convert(
-        self, push: ActivePush, plan: TargetPlan, runs: list[VectorRun], after: tuple[Event, ...]
+        self, push: ActivePush, plan: TargetPlan, runs: VectorRuns, after: tuple[Event, ...]
     ) -> int:
         assert self._staging is not None, "refused in `open`"
 

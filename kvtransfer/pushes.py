@@ -4,11 +4,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from core.kv import KVLayout, RankPool
 from core.messages import ChunkDone, Grant, HandoverTimes, RegionKey
 from core.plan import KVPush
 from device.seam import Event
-from kvtransfer.copies import Side, VectorRun, plan_vectors
+from kvtransfer.copies import Side, VectorRuns, plan_vectors
 from kvtransfer.linkqueue import Urgency
 from kvtransfer.transport.base import Carried, Sender
 
@@ -71,7 +73,7 @@ class ActivePush:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TargetPlan:
     """The part of a chunk that goes from one of our ranks to one of the holder's, for the first layer."""
 
@@ -79,7 +81,8 @@ class TargetPlan:
     region: RegionKey
     source: Side
     side: Side
-    runs: list[VectorRun]
+    runs: VectorRuns
+    num_vectors: int
 
     @property
     def layer_bytes(self) -> int:
@@ -91,7 +94,7 @@ class TargetPlan:
         return self._num_bytes(shard.layout) if shard.layers[0] <= layer < shard.layers[1] else 0
 
     def _num_bytes(self, layout: KVLayout) -> int:
-        return sum(run.count for run in self.runs) * (layout.vector_bytes + layout.scale_bytes)
+        return self.num_vectors * (layout.vector_bytes + layout.scale_bytes)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -157,15 +160,17 @@ def plan_target(
         first_token=grant.first_token,
         base_bytes=region.base_bytes,
     )
+    runs = [
+        plan_vectors(source, side, 0, part.state_tokens),
+        plan_vectors(source, side, part.start, part.count),
+    ]
     return TargetPlan(
         sender=sender,
         region=region,
         source=source,
         side=side,
-        runs=[
-            *plan_vectors(source, side, 0, part.state_tokens),
-            *plan_vectors(source, side, part.start, part.count),
-        ],
+        runs=np.concatenate(runs),
+        num_vectors=sum(int(found[:, 2].sum()) for found in runs),
     )
 
 

@@ -12,7 +12,7 @@ from core.kv import SCALE_BYTES
 from device.port import HostPort, PoolMemory
 from device.seam import Event
 from kvtransfer.convert import Bytes, convert
-from kvtransfer.copies import CopyRun, Side, VectorRun
+from kvtransfer.copies import CopyRun, Side, VectorRuns, byte_runs, group_vectors
 
 STAGING_BYTES = 32 << 20
 _NUM_SLOTS = 2
@@ -38,7 +38,7 @@ class Staging:
 
     async def push(
         self,
-        runs: Sequence[VectorRun],
+        runs: VectorRuns,
         source: Side,
         destination: Side,
         send: Send,
@@ -48,7 +48,7 @@ class Staging:
         layout = destination.shard.layout
         capacity = self._slot_bytes // (layout.vector_bytes + layout.scale_bytes)
         num_bytes = 0
-        for group in _groups(runs, capacity):
+        for group in group_vectors(runs, capacity):
             slot = await self._slots.get()
             try:
                 copies = await asyncio.to_thread(self._convert, group, source, destination, slot, after)
@@ -59,11 +59,11 @@ class Staging:
         return num_bytes
 
     def _convert(
-        self, runs: Sequence[VectorRun], source: Side, destination: Side, slot: int, after: Sequence[Event]
+        self, runs: VectorRuns, source: Side, destination: Side, slot: int, after: Sequence[Event]
     ) -> list[CopyRun]:
         """Convert on a thread. Data of all runs comes first, then their scales."""
         ours, theirs = source.shard.layout, destination.shard.layout
-        total = sum(run.count for run in runs)
+        total = int(runs[:, 2].sum())
         gathered = self._read(_ranges(source.base_bytes, runs, ours.vector_bytes), after)
         scales = None
         if ours.scale_bytes:
@@ -94,30 +94,12 @@ class DeviceReader:
         return np.frombuffer(found, np.uint8)
 
 
-def _ranges(base: int, runs: Sequence[VectorRun], item_bytes: int) -> list[tuple[int, int]]:
-    return [(base + run.source * item_bytes, run.count * item_bytes) for run in runs]
+def _ranges(base: int, runs: VectorRuns, item_bytes: int) -> list[tuple[int, int]]:
+    return [(run.source, run.num_bytes) for run in byte_runs(runs, item_bytes, base, 0)]
 
 
-def _spread(runs: Sequence[VectorRun], staged: int, base: int, item_bytes: int) -> list[CopyRun]:
+def _spread(runs: VectorRuns, staged: int, base: int, item_bytes: int) -> list[CopyRun]:
     """Return the runs from one piece of staged items to where each belongs, counted from `base`."""
-    copies: list[CopyRun] = []
-    for run in runs:
-        copies.append(CopyRun(staged, base + run.destination * item_bytes, run.count * item_bytes))
-        staged += run.count * item_bytes
-    return copies
-
-
-def _groups(runs: Sequence[VectorRun], capacity: int) -> list[list[VectorRun]]:
-    """Split the runs, in order, into groups of at most `capacity` vectors; a run may be cut."""
-    groups: list[list[VectorRun]] = []
-    room = 0
-    for run in runs:
-        done = 0
-        while done < run.count:
-            if not room:
-                groups.append([])
-                room = capacity
-            count = min(room, run.count - done)
-            groups[-1].append(VectorRun(run.source + done, run.destination + done, count))
-            done, room = done + count, room - count
-    return groups
+    packed = runs.copy()
+    packed[:, 0] = np.cumsum(runs[:, 2]) - runs[:, 2]
+    return byte_runs(packed, item_bytes, staged, base)

@@ -8,7 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.kv import KVLayout, KVShard, num_blocks_for
-from kvtransfer.copies import CopyRun, Side, as_bytes, at_layer, chunk_runs, duties, plan_vectors, split_runs
+from kvtransfer.copies import (
+    CopyRun,
+    Side,
+    as_bytes,
+    at_layer,
+    chunk_runs,
+    duties,
+    group_vectors,
+    plan_vectors,
+    split_runs,
+)
 
 LAYERS, HEADS, POOL = 4, 4, 24
 
@@ -163,6 +173,21 @@ def test_splitting_keeps_every_byte_in_order(sizes: list[int], num_parts: int, l
         assert flat == [(run.source + i, run.destination + i) for run in runs for i in range(run.num_bytes)]
     assert len(split_runs(runs, num_parts, limit)) <= num_parts
     assert all(sum(run.num_bytes for run in part) <= limit for part in chunk_runs(runs, limit))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99), st.integers(1, 9)), max_size=9),
+    st.integers(1, 12),
+)
+def test_groups_of_vectors_have_each_of_them_in_order(
+    runs: list[tuple[int, int, int]], capacity: int
+) -> None:
+    groups = group_vectors(np.array(runs, np.int64).reshape(-1, 3), capacity)
+    flat = [(s + i, d + i) for group in groups for s, d, count in group.tolist() for i in range(count)]
+    assert flat == [(s + i, d + i) for s, d, count in runs for i in range(count)]
+    sizes = [int(group[:, 2].sum()) for group in groups]
+    assert all(size == capacity for size in sizes[:-1])
+    assert not sizes or 0 < sizes[-1] <= capacity
 
 
 def test_consecutive_whole_blocks_are_one_run() -> None:
