@@ -73,25 +73,23 @@ def pack(
         return in_panels(stored)
     if weights == "half" and isinstance(weight, Tensor) and weight.dtype in NARROW:
         return in_panels(packed(weight, NARROW[weight.dtype]))
-    # Numbers of 16 bits are rounded to fewer as floats are, without as much memory again.
-    if (
-        isinstance(weight, Tensor)
-        and weight.dtype in NARROW
-        and dtype == torch.float32
-        and weights in ("int8", "int4")
-    ):
-        matrix = weight
-    else:
-        matrix = as_float(weight, dtype)
     match weights:
         case "int8":
-            return in_panels(packed(matrix, Layout.INT8))
+            return in_panels(packed(_to_round(weight, dtype), Layout.INT8))
         case "int4":
-            return in_panels(packed(matrix, Layout.STEPS4, INT4_GROUP))
+            return in_panels(packed(_to_round(weight, dtype), Layout.STEPS4, INT4_GROUP))
         case "half":
+            matrix = as_float(weight, dtype)
             return in_panels(packed(matrix, _narrowest(matrix)))
         case "full":
-            return _full(matrix, of_bfloat16)
+            return _full(as_float(weight, dtype), of_bfloat16)
+
+
+def _to_round(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """Return the numbers that are rounded to fewer bits: those of 16 bits as they are, without as much memory again."""
+    if isinstance(weight, Tensor) and weight.dtype in NARROW and dtype == torch.float32:
+        return weight
+    return as_float(weight, dtype)
 
 
 def look_up(weights: WeightFormat, weight: Weight, dtype: torch.dtype, head: LinearWeight | None) -> LookUp:
@@ -99,7 +97,7 @@ def look_up(weights: WeightFormat, weight: Weight, dtype: torch.dtype, head: Lin
     if isinstance(head, Prepacked) and head.rows is not None:
         return head.rows
     if weights in ("int8", "int4"):
-        return packed(as_float(weight, dtype), Layout.INT8).rows
+        return packed(_to_round(weight, dtype), Layout.INT8).rows
     return reference.look_up(weight, dtype, head)
 
 
