@@ -20,11 +20,13 @@ from baton.bench.sse import SseReader
 from baton.bench.traces import RateWindow, read_rate_curve, read_trace
 from cluster.ingress.api.http_server import HttpServer
 from core.errors import ConfigError
+from tests.patience import until
 
 SHARED = Path(__file__).parents[3] / "shared" / "traces"
 
 
-def slow_server(first_s: float, gap_s: float, tokens: int) -> FastAPI:
+def slow_server(first_s: float, gap_s: float, tokens: int, least: int = 0) -> FastAPI:
+    """It answers nobody before it has been asked `least` times."""
     app = FastAPI()
     seen: list[Any] = []
     app.state.seen = seen
@@ -36,6 +38,7 @@ def slow_server(first_s: float, gap_s: float, tokens: int) -> FastAPI:
             return JSONResponse({"error": {}}, 429)
 
         async def events():
+            await until(lambda: len(seen) >= least)
             await asyncio.sleep(first_s)
             for _ in range(tokens):
                 yield f"data: {json.dumps({'choices': [{'text': 'x'}]})}\n\n"
@@ -66,20 +69,17 @@ async def test_measured_times_are_the_servers_delays() -> None:
     records = await run(slow_server(0.1, 0.03, 6), [BenchRequest("hi", 6)] * 4, concurrency=2)
     summary = summarise(records, 1000, 1000)
     assert summary.num_ok == 4
-    assert 100 <= summary.ttft_ms["p50"] < 160
-    assert 29 <= summary.itl_ms["p50"] < 60
-    assert 29 <= summary.tpot_ms["p50"] < 60
-    assert summary.e2e_ms["p50"] >= 249
+    first, all_of_it = summary.ttft_ms["p50"], summary.e2e_ms["p50"]
+    assert all_of_it >= 249
+    assert 100 <= first <= all_of_it - 100  # six gaps follow
+    assert 29 <= summary.itl_ms["p50"] <= (all_of_it - first) / 2
+    assert 29 <= summary.tpot_ms["p50"] <= (all_of_it - first) / 2
 
 
 async def test_open_loop_keeps_its_times_and_refusals_count() -> None:
     jobs = [BenchRequest("hi", 2, 0.0), BenchRequest("refuse", 2, 0.05), BenchRequest("hi", 2, 0.15)]
-    records = await run(slow_server(0.2, 0.0, 2), jobs)
-    assert [round(r.sent_s, 1) for r in records] == [
-        0.0,
-        pytest.approx(0.05, abs=0.06),
-        pytest.approx(0.15, abs=0.06),
-    ]
+    records = await run(slow_server(0.0, 0.0, 2, least=3), jobs)
+    assert all(record.sent_s > job.arrival_s - 1e-3 for record, job in zip(records, jobs, strict=True))
     assert [r.error for r in records] == ["", "HTTP 429", ""]
     assert summarise(records, 5000, 5000).attainment == pytest.approx(2 / 3)
 

@@ -67,6 +67,8 @@ KEY = b"chaos"
 END = 0
 """The token that ends what a grammar holds."""
 LAYER_S = 0.003
+REQUEST_TIMEOUT_S = 60.0
+"""After so long a request fails, whatever holds it up."""
 _DATA_HEAD_BYTES = 17
 _DIE_WITH_PARENT = 1
 
@@ -218,7 +220,7 @@ class Node:
                     self.config.schedule,
                     SHARD.layout.block_size,
                     resolve_schedulers=self.resolve,
-                    request_timeout_s=60.0,
+                    request_timeout_s=REQUEST_TIMEOUT_S,
                     observe=self.observe,
                     num_schedulers=self.config.serve.schedulers,
                 )

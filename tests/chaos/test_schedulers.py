@@ -10,6 +10,8 @@ from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 TWO = {"serve.schedulers": 2, "engine.num_blocks": 400}
+PATIENT = TWO | {"mail.peer_timeout_s": PATIENCE_S / 2}
+"""Nobody who only waits for a processor is given up, so that nothing is computed twice. A process that is killed is missed at once."""
 PROMPT, OUTPUT = 30, 60
 NUM_STREAMS = 12
 """With so many, hardly ever is one scheduler asked for all of them, since each is drawn."""
@@ -38,7 +40,7 @@ async def total(world: World, role: str, what: str) -> int:
 
 
 async def test_a_scheduler_is_killed_under_streams(tmp_path: Path) -> None:
-    async with World(tmp_path, TWO) as world:
+    async with World(tmp_path, PATIENT) as world:
         running = begin(world, NUM_STREAMS)
         while min(len(stream.tokens) for stream in running) < 5:
             await asyncio.sleep(0.01)

@@ -19,6 +19,7 @@ from cluster.deploy.serve_rest import ServeRest
 from core.errors import ConfigError
 from tests.charts.rendering import ROOT, cluster_spec, render, serve_config
 from tests.deploy.ray_nodes import actors_here, last_words, ray_of_nodes
+from tests.patience import PATIENCE_S
 
 TIMEOUT_S = 400.0
 
@@ -76,7 +77,7 @@ def _asked(resources: dict[str, float]) -> dict[str, float]:
 def _complete(port: int) -> str:
     body = {"model": "baton-embedded", "prompt": "import os\n", "max_tokens": 8, "temperature": 0}
     deadline_s = time.monotonic() + TIMEOUT_S
-    while httpx.get(f"http://127.0.0.1:{port}/ready").status_code != 200:
+    while httpx.get(f"http://127.0.0.1:{port}/ready", timeout=PATIENCE_S).status_code != 200:
         assert time.monotonic() < deadline_s
         time.sleep(0.2)
     answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)

@@ -10,6 +10,7 @@ import httpx
 
 from baton.bench.sse import DONE, SseReader
 from tests.cluster.ingress.api.fakes import NAME
+from tests.patience import until
 
 _STAGGER_S = 0.05
 """Loops begin one after another: at any moment streams are in every stage."""
@@ -137,10 +138,16 @@ class Load:
     async def __aenter__(self) -> "Load":
         self._client = client_of(self._url)
         self._tasks = [asyncio.create_task(self._run(i)) for i in range(self._num_loops)]
-        async with asyncio.timeout(60):
-            while len(self.streams) < 2 * self._num_loops:
-                await asyncio.sleep(0.05)
+        await self.more(2 * self._num_loops)
         return self
+
+    async def more(self, num_streams: int) -> None:
+        """Wait until so many more have come whole, however long the machine takes for them."""
+        wanted = self._num_whole() + num_streams
+        await until(lambda: self._num_whole() >= wanted)
+
+    def _num_whole(self) -> int:
+        return sum(stream.done for stream in self.streams)
 
     async def __aexit__(self, *_: object) -> None:
         self._stop.set()

@@ -49,14 +49,13 @@ async def test_nobody_notices_a_drained_ingress(url: str, ingresses: list[Ingres
     async with Load(url, 16, 8) as load:
         drained.process.terminate()
         assert await asyncio.to_thread(drained.process.wait, 40) == 0
-        await asyncio.sleep(1)
+        await load.more(16)
     streams = load.streams
     drained.start()
     await asyncio.to_thread(drained.wait_ready)
     assert Counter(s.outcome for s in streams) == {"ok": len(streams)}, [
         (s.status, s.error) for s in streams if s.outcome != "ok"
     ]
-    assert len(streams) > 30
 
 
 async def test_a_killed_ingress_cuts_its_own_streams_visibly_and_nobody_elses(
@@ -67,7 +66,7 @@ async def test_a_killed_ingress_cuts_its_own_streams_visibly_and_nobody_elses(
     async with Load(url, 16, 8) as load:
         killed.end()
         num_ended = len(load.streams)
-        await asyncio.sleep(2.5)
+        await load.more(40)
     streams = load.streams
     killed.start()
     await asyncio.to_thread(killed.wait_ready)

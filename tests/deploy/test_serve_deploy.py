@@ -65,7 +65,7 @@ def example(port: int) -> dict[str, Any]:
 
 
 def instances(url: str) -> set[str]:
-    return {instance["address"] for instance in httpx.get(f"{url}/cluster").json()["instances"]}
+    return {instance["address"] for instance in httpx.get(f"{url}/cluster", timeout=60).json()["instances"]}
 
 
 class Load:

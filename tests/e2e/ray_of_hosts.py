@@ -20,6 +20,7 @@ from cluster.deploy.serve_file import check_serve_file
 from cluster.deploy.serve_rest import ServeRest
 from tests.deploy.ray_nodes import actors_here, ray_of_nodes
 from tests.e2e.cluster_process import ROOT
+from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
 TIMEOUT_S = 120.0
@@ -82,7 +83,7 @@ def actors(kind: str) -> list[Any]:
 
 
 def instances(url: str) -> list[dict[str, Any]]:
-    return httpx.get(f"{url}/cluster").json()["instances"]
+    return httpx.get(f"{url}/cluster", timeout=PATIENCE_S).json()["instances"]
 
 
 def grants(url: str) -> int:
@@ -103,7 +104,7 @@ def wait(url: str, count: int) -> None:
 
 def complete(url: str, prompts: list[list[int]]) -> list[str]:
     """All at once, so that they queue: an idle decode instance computes prompts as short as these itself, which costs less."""
-    model = httpx.get(f"{url}/v1/models").json()["data"][0]["id"]
+    model = httpx.get(f"{url}/v1/models", timeout=PATIENCE_S).json()["data"][0]["id"]
 
     def answer(prompt: list[int]) -> str:
         body = {"model": model, "prompt": prompt, "max_tokens": 16, "temperature": 0}

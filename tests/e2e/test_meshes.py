@@ -72,7 +72,7 @@ async def bound(client: openai.AsyncOpenAI, model: str, prompt: list[int]) -> st
 async def until_lost(server: ServeProcess, count: int) -> float:
     """Seconds until the scheduler knows of fewer instances than `count`."""
     started = time.monotonic()
-    async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient() as http:
+    async with asyncio.timeout(PATIENCE_S), httpx.AsyncClient(timeout=PATIENCE_S) as http:
         while len((await http.get(f"{server.base_url}/cluster")).json()["instances"]) >= count:
             await asyncio.sleep(0.02)
     return time.monotonic() - started

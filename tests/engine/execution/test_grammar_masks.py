@@ -25,6 +25,7 @@ from engine.execution.matching import GuidanceMatchers, Mask, Matchers, Matching
 from kernels.torch.reference import reference_ops
 from models.hub import resolve
 from tests.engine.execution.drawing import sample
+from tests.patience import PATIENCE_S
 
 FOLDER = resolve("embedded")
 VOCAB, END, OPS = 4096, 0, reference_ops()
@@ -42,15 +43,19 @@ def test_masks_of_a_model_that_cannot_compute_a_token_again_are_never_late() -> 
     """A state that has taken a token in cannot be asked once more for what follows it."""
 
     class Slow(Matchers):
+        def __init__(self, takes_s: float) -> None:
+            self._takes_s = takes_s
+
         def start(self, new: NewSeq, grammar: Grammar) -> Matching:
-            sleeping.wait(0.05)
+            asked.wait(self._takes_s)
             return MATCHERS.start(new, grammar)
 
-    sleeping, new = Event(), NewSeq("slow", (1, 2), 2, params(YES_OR_NO))
-    for puts_off in (True, False):
-        masks = GrammarMasks(Slow(), puts_off=puts_off)
+    new = NewSeq("slow", (1, 2), 2, params(YES_OR_NO))
+    for puts_off, takes_s in ((True, PATIENCE_S), (False, 0.05)):
+        masks, asked = GrammarMasks(Slow(takes_s), puts_off=puts_off), Event()
         masks.begin(StepPlan(step=0, new=(new,), copies=(), work=(), drop=()))
         assert masks.late(["slow"]) == ({"slow"} if puts_off else set())
+        asked.set()
 
 
 class Watched(Matchers):

@@ -14,6 +14,7 @@ from matplotlib.image import imread
 
 from tests.cluster.ingress.observability.conftest import KEY, headers, load
 from tests.e2e.cluster_process import ServeProcess
+from tests.patience import PATIENCE_S
 
 pytestmark = [
     pytest.mark.slow,
@@ -88,7 +89,7 @@ def busy(server: ServeProcess) -> Iterator[ServeProcess]:
 
 def test_it_shows_instances_classes_and_links(busy: ServeProcess, tmp_path: Path) -> None:
     page = Page(chromium(tmp_path, "--dump-dom", url=f"{busy.base_url}/dashboard#key={KEY}"))
-    status = httpx.get(f"{busy.base_url}/cluster", headers=headers(), timeout=10).json()
+    status = httpx.get(f"{busy.base_url}/cluster", headers=headers(), timeout=PATIENCE_S).json()
     assert page.texts["state"] == "accepting requests"
     assert "trouble" in page.hidden
     assert "ask" in page.hidden
@@ -117,7 +118,7 @@ def test_without_a_key_it_asks_for_one_and_shows_nothing(server: ServeProcess, t
 
 
 def test_it_is_one_file_that_may_reach_nothing_else(server: ServeProcess) -> None:
-    answer = httpx.get(f"{server.base_url}/dashboard", timeout=10)
+    answer = httpx.get(f"{server.base_url}/dashboard", timeout=PATIENCE_S)
     assert answer.status_code == 200
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", answer.text)
     policy = answer.headers["content-security-policy"]

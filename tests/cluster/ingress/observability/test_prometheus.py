@@ -51,7 +51,7 @@ class Prometheus:
         self.url = url
 
     def get(self, path: str, **params: str) -> Any:
-        answer = httpx.get(f"{self.url}/api/v1/{path}", params=params, timeout=10)
+        answer = httpx.get(f"{self.url}/api/v1/{path}", params=params, timeout=PATIENCE_S)
         answer.raise_for_status()
         return answer.json()["data"]
 
@@ -197,7 +197,7 @@ def test_figures_are_what_happened(prometheus: Prometheus) -> None:
 
 def test_promtool_finds_nothing_to_complain_of(server: ServeProcess) -> None:
     subprocess.run(["promtool", "check", "rules", str(ALERTS)], check=True, capture_output=True)
-    text = httpx.get(f"{server.base_url}/metrics", headers=headers(), timeout=10).text
+    text = httpx.get(f"{server.base_url}/metrics", headers=headers(), timeout=PATIENCE_S).text
     ours = "".join(line + "\n" for line in text.splitlines() if "vllm:" not in line)
     found = subprocess.run(
         ["promtool", "check", "metrics"], input=ours, text=True, capture_output=True, check=False
