@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import triton
 
+from benchmarks.gpu.interpreter import replace_once
 from kernels.triton.platform import INTERPRETED
 
 
@@ -48,6 +49,8 @@ def begin(interpret_smoke: bool) -> torch.device:
         sys.exit(
             "no CUDA device: there is nothing to measure (--interpret-smoke shows that the script works)"
         )
+    if INTERPRETED:
+        replace_once()
     torch.manual_seed(0)
     return torch.device("cpu" if INTERPRETED else "cuda")
 

@@ -8,8 +8,13 @@ import os
 import pytest
 import torch
 
+from benchmarks.gpu.interpreter import replace_once
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore_glob = [] if INTERPRETED or torch.cuda.is_available() else ["test_*.py"]
+
+if INTERPRETED:
+    replace_once()
 
 
 @pytest.fixture
