@@ -33,8 +33,8 @@ from tests.ports import free_port
 STREAMS, REQUESTS, INPUT_TOKENS, OUTPUT_TOKENS = 16, 48, 64, 64
 
 
-def jobs(round_number: int, num_requests: int) -> list[BenchRequest]:
-    return synthetic(num_requests, INPUT_TOKENS, OUTPUT_TOKENS, 0.25, vocab_size=4000, seed=round_number)
+def jobs(round_number: int, num_requests: int, output_tokens: int) -> list[BenchRequest]:
+    return synthetic(num_requests, INPUT_TOKENS, output_tokens, 0.25, vocab_size=4000, seed=round_number)
 
 
 async def direct(work: Sequence[BenchRequest]) -> list[Record]:
@@ -110,11 +110,11 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=5)
     args = options.parse_args()
-    num_rounds, num_requests = (1, STREAMS) if args.smoke else (args.rounds, REQUESTS)
+    num_rounds, *sizes = (1, STREAMS, 4) if args.smoke else (args.rounds, REQUESTS, OUTPUT_TOKENS)
     rounds: dict[str, list[dict[str, float]]] = {"engine": [], "local": [], "ray": []}
     with server("--local", "--prefill", "0") as local, server("--prefill", "0", "--decode", "1") as ray:
         for number in range(num_rounds + 1):  # the first warms up
-            work = jobs(number, num_requests)
+            work = jobs(number, *sizes)
             results = {
                 "engine": figures(asyncio.run(direct(work))),
                 "local": figures(asyncio.run(over_http(local, work))),
