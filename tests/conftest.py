@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 from typing import Any
 
 import pytest
@@ -11,6 +12,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 # A shell starts background jobs with SIGINT ignored, and the programs that tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Hundreds of processes import the same thousands of modules. Where bytecode must not be written, as images often say, each of them
+# compiles them again, which is half of what its start takes.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Ray runs its workers at niceness 15 by default: tests of the other worker would come before all they do, for minutes.
 os.environ.setdefault("RAY_worker_niceness", "0")
