@@ -1,4 +1,4 @@
-"""lm-evaluation-harness finds the same through /v1/completions as with transformers itself."""
+"""lm-evaluation-harness finds through /v1/completions what transformers says of the choices."""
 
 import json
 import os
@@ -10,6 +10,7 @@ import pytest
 
 from models.hub import resolve
 from tests.e2e.cluster_process import ServeProcess
+from tests.e2e.reference import last_states, tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PACKAGE = "lm-eval[api]==0.4.13"
@@ -22,6 +23,7 @@ output_type: multiple_choice
 doc_to_text: "{{question}}"
 doc_to_choice: "{{choices}}"
 doc_to_target: "{{answer}}"
+target_delimiter: ""
 metric_list: [{metric: acc, aggregation: mean}, {metric: acc_norm, aggregation: mean}]
 """
 QUESTIONS = [
@@ -75,30 +77,46 @@ def evaluate(harness: Path, tasks: Path, *arguments: str) -> tuple[dict[str, flo
     return {name: metrics[f"{name},none"] for name in ("acc", "acc_norm")}, scores
 
 
+def of_transformers(question: str, choices: list[str]) -> list[float]:
+    """The log-probability of each choice behind the question. What is behind the question's own tokens is the choice's."""
+    start = len(tokenizer().encode(question, add_special_tokens=False))
+    found: list[float] = []
+    for choice in choices:
+        ids = tokenizer().encode(question + choice, add_special_tokens=False)
+        _, rows = last_states(tuple(ids[:-1]))
+        found.append(sum(rows[at - 1, ids[at]].item() for at in range(start, len(ids))))
+    return found
+
+
+def share_right(scores: list[list[float]]) -> float:
+    """How often the likeliest choice is the answer."""
+    right = [
+        max(range(3), key=one.__getitem__) == question[2]
+        for one, question in zip(scores, QUESTIONS, strict=True)
+    ]
+    return sum(right) / len(right)
+
+
 def test_the_result_is_that_of_transformers(harness: Path, tmp_path: Path) -> None:
     names = ("question", "choices", "answer")
     lines = [json.dumps(dict(zip(names, question, strict=True))) for question in QUESTIONS]
     (tmp_path / "words.jsonl").write_text("\n".join(lines))
     (tmp_path / "words.yaml").write_text(TASK.replace("DATA", str(tmp_path / "words.jsonl")))
-    folder = resolve("embedded")
-    want, want_scores = evaluate(
-        harness,
-        tmp_path,
-        "--model",
-        "hf",
-        "--model_args",
-        f"pretrained={folder},dtype=float32",
-        "--device",
-        "cpu",
-    )
     server = ServeProcess("--local", "--set", "model.dtype=float32", log=tmp_path / "serve.log")
     try:
         url = f"base_url={server.base_url}/v1/completions"
-        asked = f"model=baton-embedded,{url},tokenizer={folder},num_concurrent=4,max_retries=1"
-        got, got_scores = evaluate(harness, tmp_path, "--model", "local-completions", "--model_args", asked)
+        asked = f"model=baton-embedded,{url},tokenizer={resolve('embedded')},num_concurrent=4,max_retries=1"
+        metrics, got = evaluate(harness, tmp_path, "--model", "local-completions", "--model_args", asked)
     finally:
         server.stop()
-    assert got == want
-    assert [len(scores) for scores in got_scores] == [3] * len(QUESTIONS)
-    for mine, theirs in zip(got_scores, want_scores, strict=True):
+    want = [of_transformers(question, choices) for question, choices, _ in QUESTIONS]
+    for mine, theirs in zip(got, want, strict=True):
         assert mine == pytest.approx(theirs, abs=1e-3)
+    by_length = [
+        [score / len(choice) for score, choice in zip(scores, choices, strict=True)]
+        for scores, (_, choices, _) in zip(want, QUESTIONS, strict=True)
+    ]
+    assert metrics == {
+        "acc": pytest.approx(share_right(want)),
+        "acc_norm": pytest.approx(share_right(by_length)),
+    }
