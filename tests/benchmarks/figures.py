@@ -182,6 +182,7 @@ FIGURES: dict[str, list[Figures]] = {
     "soak.json": [lambda d, _: [d["failed_requests"], d["wrong_tokens"], d["requests"]]],
     "parallel_ranks.json": [lambda d, _: [d["results"]["collectives, ms"]["all_reduce, 64 rows"]]],
     "served_grid.json": [lambda d, _: [d["wrong"], d["servers"]]],
+    "served_grid_hybrid.json": [lambda d, _: [d["wrong"], d["servers"]]],
     "expert_balance.json": [_balanced],
 }
 """For each file one function for each row that names it."""
