@@ -19,15 +19,23 @@ from kernels.routing import Routing
 from kernels.sampling import DrawShapes, Masks, Penalties
 from kernels.states import StatePlace, StateShape
 
+TakeIn = Callable[["AttentionMeta", Tensor], None]
+"""(meta of some sequences, rows (T,) int64): take these rows of the guesses into their states."""
+
 
 @dataclass(frozen=True, slots=True)
 class StateBlocks:
-    """The blocks with the states of a step's sequences."""
+    """Where the states of a step's sequences lie, and which of its tokens they do not take in yet."""
 
     blocks: Tensor
     """(B, blocks of a state) int64"""
     begins: Tensor
     """(B,) bool: the sequence's first token is in this step, so that nothing is in its blocks yet."""
+    num_guesses: tuple[int, ...] = ()
+    """How many of each sequence's rows, the last ones, are guesses; () where none are. They are computed as though they were
+    right, but states are written as they are behind the rows before them."""
+    kept: list[TakeIn] = field(default_factory=list[TakeIn])
+    """What `AttentionMeta.take_in` calls: each layer that has computed guesses keeps what goes into its states of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +90,28 @@ class AttentionMeta:
             slots=slots,
             states=states,
         )
+
+    @classmethod
+    def of_states(cls, query_lens: Sequence[int], states: StateBlocks | None = None) -> "AttentionMeta":
+        """Return it without what only layers with keys and values need."""
+        return cls.over(query_lens, query_lens, (), torch.empty(0, dtype=torch.int64), states)
+
+    def take_in(self, num_right: Sequence[int]) -> bool:
+        """Take the first `num_right` guesses of each sequence, which were right, into its states in all layers that have computed
+        them. Returns whether there are any."""
+        states, seqs = self.states, [seq for seq, count in enumerate(num_right) if count]
+        if states is None or not seqs:
+            return False
+        firsts = tuple(accumulate(states.num_guesses, initial=0))
+        rows = [firsts[seq] + at for seq in seqs for at in range(num_right[seq])]
+        device = states.blocks.device
+        own = states.blocks.index_select(0, torch.tensor(seqs, device=device))
+        begins = torch.zeros(len(seqs), dtype=torch.bool, device=device)
+        right = AttentionMeta.of_states([num_right[seq] for seq in seqs], StateBlocks(own, begins))
+        taken = torch.tensor(rows, device=device)
+        for take_in in states.kept:
+            take_in(right, taken)
+        return True
 
 
 class FixedDecode(Protocol):

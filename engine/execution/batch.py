@@ -114,11 +114,15 @@ class Batch:
 
     def written(self, block_size: int) -> torch.Tensor:
         """Return the slots that the step writes, (T,) int64 and those of the sequences' states."""
-        if (states := self.meta.states) is None:
+        if self.meta.states is None:
             return self.meta.slots
-        first = states.blocks.flatten()[:, None] * block_size
-        own = first + torch.arange(block_size, device=first.device)
-        return torch.cat((self.meta.slots, own.flatten()))
+        return torch.cat((self.meta.slots, self.state_slots(block_size)))
+
+    def state_slots(self, block_size: int) -> torch.Tensor:
+        """Return the slots of the sequences' states, (N,) int64."""
+        assert self.meta.states is not None
+        first = self.meta.states.blocks.flatten()[:, None] * block_size
+        return (first + torch.arange(block_size, device=first.device)).flatten()
 
 
 class PackedBatch:
@@ -149,6 +153,8 @@ class PackedBatch:
         self._sample_rows = pack.add(np.array(rows, np.int64))
         self._drawn = OnDevice.of(work, seqs, pack)
         self._states: tuple[Placed, Placed] | None = None
+        guesses = tuple(len(item.drafts) for item in work)
+        self._num_guesses = guesses if any(guesses) else ()
         if num_state_blocks and work:
             begins = np.array([item.start == 0 for item in work])
             states = np.stack([table[:num_state_blocks] for table in tables])
@@ -158,7 +164,10 @@ class PackedBatch:
         tokens = self._tokens()
         if self._drawn is not None:
             self._drawn.fill(tokens, step)
-        states = StateBlocks(*(part() for part in self._states)) if self._states is not None else None
+        states = None
+        if self._states is not None:
+            blocks, begins = self._states
+            states = StateBlocks(blocks(), begins(), self._num_guesses)
         meta = AttentionMeta.over(self._lens, self._context_lens, self._tables, self._slots(), states)
         return Batch(tokens, self._positions(), meta, self._sample_rows())
 

@@ -98,7 +98,7 @@ def build_group(
     if ahead is not None:
         finish = partial(freeing, counted(runner.finish, loaded))
         return LaunchingGroup(runner, finish, ahead.poller, grammars)
-    step = runner.step if proposer is None else Proposing(runner.step, proposer).step
+    step = runner.step if proposer is None else Proposing(runner.step, proposer, num_state_blocks).step
     return InlineGroup(partial(freeing, counted(step, loaded)), grammars)
 
 

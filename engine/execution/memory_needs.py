@@ -179,7 +179,7 @@ def _step_bytes(
         # Logits, those as the model gave them, and their log-probabilities; PyTorch draws by probabilities' running sums.
         drawing = 0 if stored.draws_natively else 2 * _DOUBLE
         halves.append(rows * spec.vocab_size * (wide + 3 * _FLOAT + drawing))
-    return residual + max(halves)
+    return residual + max(halves) + _kept_bytes(spec, engine, mesh, share, wide)
 
 
 def _attention_bytes(
@@ -220,6 +220,16 @@ def _recurrent_bytes(kept: RecurrentSpec, num_ranks: int, num_seqs: int, tokens:
         heads = 4 * shape.num_value_heads * (2 * shape.key_dim + shape.value_dim + _CHUNK_TOKENS)
     rows = 2 * wide * (shape.conv_channels + shape.value_size) + _FLOAT * (3 * shape.conv_channels + heads)
     return tokens * rows + 4 * min(num_seqs, tokens) * shape.num_floats * _FLOAT
+
+
+def _kept_bytes(spec: ModelSpec, engine: EngineConfig, mesh: Mesh, share: ModelShare, wide: int) -> int:
+    """Return the bytes that recurrent layers keep of guesses until it is known which were right: what goes into their states."""
+    if (kept := spec.recurrent) is None:
+        return 0
+    shape = kept.held(kept.shape.num_value_heads // mesh.tp)
+    num_layers = sum(kind != "kv" for kind in kept.kinds[slice(*share.layers)])
+    guesses = min(max(engine.max_num_seqs, engine.speculate_tokens), engine.max_batch_tokens)
+    return num_layers * guesses * (wide * shape.conv_channels + 2 * _FLOAT * shape.num_value_heads)
 
 
 def _inner_bytes(spec: ModelSpec, tokens: int, mesh: Mesh, wide: int) -> int:

@@ -75,14 +75,19 @@ class Proposer(Protocol):
 
 
 class Proposing:
-    def __init__(self, step: Step, proposer: Proposer) -> None:
-        self._step, self._proposer = step, proposer
+    def __init__(self, step: Step, proposer: Proposer, num_state_blocks: int = 0) -> None:
+        """`num_state_blocks`: the first of each sequence, which have its recurrent state. A proposer sees the others."""
+        self._step, self._proposer, self._num_state_blocks = step, proposer, num_state_blocks
         self._seqs: dict[str, RankSeq] = {}
 
     def step(self, plan: StepPlan) -> StepResult:
         self._take_in(plan)
         started = time.perf_counter()
-        asked = [Proposal(work, self._seqs[work.key]) for work in plan.work if PROPOSED in work.drafts[:1]]
+        asked = [
+            Proposal(work, self._seqs[work.key])
+            for work in self._of_tokens(plan).work
+            if PROPOSED in work.drafts[:1]
+        ]
         has_read = bool(asked) and self._proposer.guess(asked)
         proposing_s = time.perf_counter() - started if asked and not has_read else 0.0
         plan = _with_guesses(plan, asked)
@@ -91,11 +96,18 @@ class Proposing:
             for one in drawn.drawn:
                 self._seqs[drawn.key].append(one.token)
         since = time.perf_counter()
-        self._proposer.computed(plan)
+        self._proposer.computed(self._of_tokens(plan))
         unmade = {one.key: len(one.work.drafts) - len(one.guesses) for one in asked}
         sampled = tuple(replace(one, num_unmade=unmade.get(one.key, 0)) for one in result.sampled)
         took_s = result.duration_s + time.perf_counter() - since
         return replace(result, sampled=sampled, duration_s=took_s, proposing_s=proposing_s)
+
+    def _of_tokens(self, plan: StepPlan) -> StepPlan:
+        """Return the plan without the blocks of states."""
+        if not (count := self._num_state_blocks):
+            return plan
+        work = tuple(replace(item, block_ids=item.block_ids[count:]) for item in plan.work)
+        return replace(plan, work=work)
 
     def _take_in(self, plan: StepPlan) -> None:
         for key in plan.drop:

@@ -9,15 +9,10 @@ def check_recurrent(spec: ModelSpec, engine: EngineConfig) -> None:
     """Raise ConfigError for settings that need a state to be had as it was at any earlier token, or in other bits."""
     if spec.recurrent is None:
         return
-    why = f"{spec.architecture} has recurrent layers, whose state is overwritten by each token"
-    if engine.speculate != "none":
-        raise ConfigError(
-            f"engine.speculate is {engine.speculate}, but {why}: a wrong guess could not be taken back. Leave it at none"
-        )
     if engine.host_cache_bytes or engine.disk_cache_bytes:
         raise ConfigError(
-            f"engine.host_cache_bytes or engine.disk_cache_bytes is set, but {why}: what is kept of one lies in the pool alone. "
-            "Leave both at 0"
+            f"engine.host_cache_bytes or engine.disk_cache_bytes is set, but {spec.architecture} has recurrent layers, whose "
+            "state is overwritten by each token: what is kept of one lies in the pool alone. Leave both at 0"
         )
     if engine.deterministic:
         raise ConfigError(

@@ -1,7 +1,7 @@
 """One rank: executes StepPlans on its model and its KV pool, in order. A step may be launched while the last one computes."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from engine.execution.batch import PackedBatch, RankSeq
 from engine.execution.decode_graphs import DecodeGraphs, Replay
 from engine.execution.draws import Draws, Launched
 from engine.execution.freeing import freeing
+from engine.execution.guessed_states import GuessedStates, guessed_states
 from engine.execution.kv_pool import DevicePool
 from engine.execution.prompt_outputs import read_prompts
 from engine.execution.shaping import host_needs
@@ -32,6 +33,8 @@ class LaunchedStep:
     draws: Launched
     replayed: bool
     over: Event
+    guessed: GuessedStates | None
+    """What states take in when it is known what was drawn, if anything."""
 
 
 class Runner:
@@ -91,7 +94,7 @@ class Runner:
             inputs = PackedBatch(plan.work, seqs, self._block_size, pack, self._num_state_blocks)
         asked = self._draws.ask(plan.work, seqs, pack)
         pack.send(io.upload)
-        hidden, rows = self._computed(inputs, io, layer_done)
+        hidden, rows, guessed = self._computed(plan.work, inputs, io, layer_done)
         if self._on_hidden is not None:
             self._on_hidden(hidden)
         read_prompts(self._model, hidden, plan.work, seqs)
@@ -103,12 +106,16 @@ class Runner:
             draws=draws,
             replayed=isinstance(inputs, Replay),
             over=io.end(),
+            guessed=guessed,
         )
 
     @torch.inference_mode()
     def finish(self, launched: LaunchedStep) -> StepResult:
         """Read what a step has drawn, which is over."""
         sampled = self._draws.finish(launched.draws, launched.io)
+        if launched.guessed is not None:
+            num_right = {one.key: len(one.more) for one in sampled}
+            launched.guessed.take_in(num_right, self._pool, self._block_size)
         return StepResult(
             step=launched.number,
             sampled=sampled,
@@ -125,16 +132,20 @@ class Runner:
         self._steps.close()
 
     def _computed(
-        self, inputs: Replay | PackedBatch, io: StepIO, layer_done: LayerDone | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return (T, hidden_size) of all tokens, and those rows of it behind which a token is drawn."""
+        self,
+        work: Sequence[SeqWork],
+        inputs: Replay | PackedBatch,
+        io: StepIO,
+        layer_done: LayerDone | None,
+    ) -> tuple[Tensor, Tensor, GuessedStates | None]:
+        """Return (T, hidden_size) of all tokens, those rows behind which a token is drawn, and what states take in later."""
         if isinstance(inputs, Replay):
             hidden = inputs.hidden(io)
-            return hidden, inputs.sampled(hidden)
+            return hidden, inputs.sampled(hidden), None
         batch = inputs.batch(io)
         on_layer = layer_hook(self._pool, batch.written(self._block_size), layer_done)
         hidden = self._model.forward(batch.tokens, batch.positions, self._pool.layers, batch.meta, on_layer)
-        return hidden, hidden.index_select(0, batch.sample_rows)
+        return hidden, hidden.index_select(0, batch.sample_rows), guessed_states(work, batch)
 
 
 def _why_waits(item: SeqWork, seq: RankSeq) -> str:

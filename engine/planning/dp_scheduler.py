@@ -47,7 +47,7 @@ class DpScheduler:
                 max_context_tokens,
                 policy,
                 group * each,
-                speculator=None if num_state_blocks else make_speculator(config, max_context_tokens),
+                speculator=make_speculator(config, max_context_tokens),
                 num_state_blocks=num_state_blocks,
             )
             for group in range(num_groups)
@@ -276,7 +276,7 @@ def make_planner(
     whole_prompts: bool = False,
     num_state_blocks: int = 0,
 ) -> Planner:
-    """`num_state_blocks` is as in StepScheduler. Then nothing guesses: a state that has a wrong token cannot be taken back."""
+    """`num_state_blocks` is as in StepScheduler."""
     if num_groups == 1:
         return StepScheduler(
             config,
@@ -284,7 +284,7 @@ def make_planner(
             max_context_tokens,
             policy,
             whole_prompts=whole_prompts,
-            speculator=None if num_state_blocks else make_speculator(config, max_context_tokens),
+            speculator=make_speculator(config, max_context_tokens),
             num_state_blocks=num_state_blocks,
         )
     return DpScheduler(config, num_blocks, max_context_tokens, policy, num_groups, num_state_blocks)

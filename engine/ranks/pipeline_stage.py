@@ -5,6 +5,7 @@ steps and their micro-batches follow each other without a gap as long as the nex
 
 import time
 from collections import deque
+from collections.abc import Sequence
 
 import torch
 
@@ -13,6 +14,7 @@ from core.plan import Sampled, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch import RankSeq, build_batch
 from engine.execution.draws import Draws, by_work, tokens_of
+from engine.execution.guessed_states import GuessedStates, guessed_states
 from engine.execution.kv_pool import DevicePool
 from engine.execution.prompt_outputs import read_prompts
 from engine.execution.runner import begin_step, layer_hook
@@ -48,6 +50,8 @@ class StageRunner:
         self._seqs: dict[str, RankSeq] = {}
         self._owed: deque[tuple[int, list[_Drawing]]] = deque()
         """On the first stage, the (step, work and sequences that draw) whose tokens the last stage will send, in this order."""
+        self._guessed: list[GuessedStates] = []
+        """What states take in of the step that runs when it is known what was drawn."""
 
     @torch.inference_mode()
     def step(self, plan: StepPlan, most_tokens: int) -> StepResult:
@@ -69,6 +73,7 @@ class StageRunner:
             sampled += self._run(plan.step, work, layer_done if number == len(parts) - 1 else None)
         for _ in range(min(self._num_micro_batches, most_tokens) - len(parts)):
             self._run(plan.step, (), None)
+        self._take_in(sampled)
         self._pool.finish()
         return StepResult(step=plan.step, sampled=tuple(sampled), duration_s=time.perf_counter() - started)
 
@@ -87,6 +92,8 @@ class StageRunner:
         written = batch.written(self._block_size)
         on_layer = layer_hook(self._pool, written, layer_done, self._first_kv_layer)
         hidden = model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)
+        if (guessed := guessed_states(work, batch)) is not None:
+            self._guessed.append(guessed)
         if not model.is_last:
             if work:
                 comm.send(hidden, comm.rank + 1)
@@ -99,6 +106,24 @@ class StageRunner:
         out = self._draws.draw(hidden[batch.sample_rows], work, seqs)
         comm.send(tokens_of(work, out).to(self._device), 0)
         return list(out)
+
+    def _take_in(self, sampled: Sequence[Sampled]) -> None:
+        """Say, or hear, which guesses were right. No step is planned ahead of that, so nothing is lost by waiting."""
+        guessed, self._guessed = self._guessed, []
+        while guessed and self._owed:
+            self._learn()
+        last = self._comm.size - 1
+        for states in guessed:
+            work = [item for item in states.work if item.samples]
+            if self._model.is_last:
+                tokens = tokens_of(work, sampled)
+                for stage in range(last):
+                    self._comm.send(tokens.to(self._device), stage)
+            else:
+                tokens = self._receive((sum(item.num_draws for item in work),), torch.int64, last)
+            drawn = by_work(work, tokens)
+            num_right = {item.key: max(0, len(own) - 1) for item, own in zip(work, drawn, strict=True)}
+            states.take_in(num_right, self._pool, self._block_size)
 
     def _is_owed(self, seq: RankSeq) -> bool:
         return any(seq is owed for _, drawing in self._owed for _, owed in drawing)

@@ -201,7 +201,11 @@ def _runner(
             num_state_blocks=shard.layout.state_blocks,
             on_hidden=hear,
         )
-        step = runner.step if proposer is None else Proposing(runner.step, proposer).step
+        step = (
+            runner.step
+            if proposer is None
+            else Proposing(runner.step, proposer, shard.layout.state_blocks).step
+        )
         return lambda share: step(share.plan)
     pp = part.comms.pp
     stage = StageRunner(part.model, pool, shard, pp, pp.size, sink, draws=draws)

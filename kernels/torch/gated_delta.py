@@ -2,13 +2,16 @@
 
 In chunks it is products within a chunk, and one update of the state behind it."""
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.ops import AttentionMeta, StateLayer
 from kernels.states import StateShape
-from kernels.torch.recurrent import CHUNK_TOKENS, convolve, read_states, scanned, write_states
+from kernels.torch.recurrent import CHUNK_TOKENS, Held, convolve, over_states, scanned
 
 _EPS = 1e-6
 
@@ -17,15 +20,18 @@ def gated_delta(
     x: Tensor, decay: Tensor, beta: Tensor, kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer
 ) -> Tensor:
     """`Ops.gated_delta`"""
-    shape, (inputs, matrices) = layer.shape, read_states(kv_layer, meta, layer)
+    return over_states(partial(_scan, layer), (x, decay, beta), kv_layer, meta, layer)
+
+
+def _scan(layer: StateLayer, rows: Sequence[Tensor], held: Held, meta: AttentionMeta) -> tuple[Tensor, Held]:
+    """`kernels.torch.recurrent.Scan` of inputs, decays and betas."""
+    (x, decay, beta), (inputs, matrices), shape = rows, held, layer.shape
     mixed, inputs = convolve(x.float(), layer.conv, inputs, meta)
     q, k, v = heads_of(mixed, shape)
     q, k = (part * torch.rsqrt((part * part).sum(-1, keepdim=True) + _EPS) for part in (q, k))
-    out, matrices = scanned(
-        meta, matrices, (q * shape.key_dim**-0.5, k, v, decay, beta), _updated, _in_chunks
-    )
-    write_states(kv_layer, meta, layer, inputs, matrices)
-    return out.to(x.dtype)
+    parts = (q * shape.key_dim**-0.5, k, v, decay, beta)
+    out, matrices = scanned(meta, matrices, parts, _updated, _in_chunks)
+    return out.to(x.dtype), (inputs, matrices)
 
 
 def heads_of(mixed: Tensor, shape: StateShape) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,8 +1,10 @@
 """What all layers with a recurrent state share: where the states lie, a short convolution, and how a ragged batch is scanned.
 
-A step with one token of a sequence is one update of its state. Longer pieces are computed in chunks."""
+A step with one token of a sequence is one update of its state. Longer pieces are computed in chunks. Invariant: a state that is
+written has taken in known tokens alone. Guesses are computed from it, and taken in when it is known which were right."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,6 +17,64 @@ CHUNK_TOKENS = 64
 """The number of tokens between which products are computed, before the state behind them is."""
 Rule = Callable[..., tuple[Tensor, Tensor]]
 """(matrices, parts ...) -> results like the parts' values, and the matrices behind them."""
+Held = tuple[Tensor, Tensor]
+"""What `read_states` returns."""
+Scan = Callable[[Sequence[Tensor], Held, AttentionMeta], tuple[Tensor, Held]]
+"""(rows, (T, ..) each, what the sequences hold, meta) -> the rows' results (T, ..), and what is held behind them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Neighbouring rows of some of a step's sequences."""
+
+    seqs: Tensor
+    rows: Tensor
+    meta: AttentionMeta
+
+
+def over_states(
+    scan: Scan, rows: Sequence[Tensor], kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer
+) -> Tensor:
+    """Compute `rows`, (T, ..) each, from the sequences' states on, and write the states behind them: behind known tokens, where
+    there are guesses. What those need to be taken in is kept."""
+    assert meta.states is not None
+    held = read_states(kv_layer, meta, layer)
+    if not meta.states.num_guesses:
+        out, held = scan(rows, held, meta)
+        write_states(kv_layer, meta, layer, *held)
+        return out
+    known, guessed = _parts(meta, meta.states.num_guesses)
+    first, held = scan([each[known.rows] for each in rows], held, known.meta)
+    write_states(kv_layer, meta, layer, *held)
+    guesses = [each[guessed.rows] for each in rows]
+
+    def take_in(right: AttentionMeta, taken: Tensor) -> None:
+        over_states(scan, [each[taken] for each in guesses], kv_layer, right, layer)
+
+    meta.states.kept.append(take_in)
+    inputs, matrices = held
+    more, _ = scan(guesses, (inputs[guessed.seqs], matrices[guessed.seqs]), guessed.meta)
+    out = first.new_empty(len(rows[0]), *first.shape[1:])
+    out[known.rows], out[guessed.rows] = first, more
+    return out
+
+
+def _parts(meta: AttentionMeta, num_guesses: Sequence[int]) -> tuple[_Part, _Part]:
+    """Return the rows of known tokens, and those of guesses."""
+    if (found := meta.cache.get("guesses")) is None:
+        lens = [own - guesses for own, guesses in zip(meta.query_lens, num_guesses, strict=True)]
+        ends = [start + own for start, own in zip(meta.query_starts, lens, strict=False)]
+        device = meta.states.blocks.device if meta.states is not None else None
+        found = _part(meta.query_starts, lens, device), _part(ends, num_guesses, device)
+        meta.cache["guesses"] = found
+    return found
+
+
+def _part(starts: Sequence[int], lens: Sequence[int], device: torch.device | None) -> _Part:
+    seqs = [seq for seq, count in enumerate(lens) if count]
+    rows = [starts[seq] + at for seq in seqs for at in range(lens[seq])]
+    meta = AttentionMeta.of_states([lens[seq] for seq in seqs])
+    return _Part(torch.tensor(seqs, device=device), torch.tensor(rows, device=device), meta)
 
 
 def read_states(kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer) -> tuple[Tensor, Tensor]:

@@ -3,12 +3,15 @@
 In chunks it is attention within a chunk, by weights that decay, and one update of the state behind it. G: groups of heads that
 share queries and keys. R: heads of a group. Queries are what the paper calls C, keys B."""
 
+from collections.abc import Sequence
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.ops import AttentionMeta, StateLayer
-from kernels.torch.recurrent import CHUNK_TOKENS, convolve, read_states, scanned, write_states
+from kernels.torch.recurrent import CHUNK_TOKENS, Held, convolve, over_states, scanned
 
 
 def state_space(
@@ -21,19 +24,24 @@ def state_space(
     layer: StateLayer,
 ) -> Tensor:
     """`Ops.state_space`"""
-    shape, (inputs, matrices) = layer.shape, read_states(kv_layer, meta, layer)
+    return over_states(partial(_scan, layer, skip), (x, steps, decay), kv_layer, meta, layer)
+
+
+def _scan(
+    layer: StateLayer, skip: Tensor, rows: Sequence[Tensor], held: Held, meta: AttentionMeta
+) -> tuple[Tensor, Held]:
+    """`kernels.torch.recurrent.Scan` of inputs, steps and decays."""
+    (x, steps, decay), (inputs, matrices), shape = rows, held, layer.shape
     mixed, inputs = convolve(x.float(), layer.conv, inputs, meta)
     v, k, q = mixed.split((shape.value_size, shape.key_size, shape.key_size), 1)
     groups = shape.num_key_heads
     q, k = (part.unflatten(1, (groups, shape.key_dim)) for part in (q, k))
     v = v.unflatten(1, (groups, -1, shape.value_dim))
     steps, decay = (part.unflatten(1, (groups, -1)) for part in (steps, decay))
-    matrices = matrices.unflatten(1, (groups, -1))
     parts = (q, k, v * steps[..., None], decay)
-    out, matrices = scanned(meta, matrices, parts, _updated, _in_chunks)
-    write_states(kv_layer, meta, layer, inputs, matrices)
+    out, matrices = scanned(meta, matrices.unflatten(1, (groups, -1)), parts, _updated, _in_chunks)
     out = torch.addcmul(out, v, skip.view(groups, -1, 1))
-    return out.flatten(1, 2).to(x.dtype)
+    return out.flatten(1, 2).to(x.dtype), (inputs, matrices.flatten(1, 2))
 
 
 def _updated(matrices: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> tuple[Tensor, Tensor]:

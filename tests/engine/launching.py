@@ -129,7 +129,7 @@ class Launching:
             self._num_blocks,
             MAX_CONTEXT,
             FifoPolicy(),
-            speculator=None if self._num_states else make_speculator(self._settings, MAX_CONTEXT),
+            speculator=make_speculator(self._settings, MAX_CONTEXT),
             num_state_blocks=self._num_states,
         )
         engine, answers = Engine(scheduler, self._group, WallClock()), Answers(each.id for each in requests)

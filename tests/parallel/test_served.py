@@ -18,9 +18,10 @@ from cluster.local import LocalCluster
 from core.config import ClusterConfig, load
 from core.types import Request, SamplingParams, ThinkingBudget
 from parallel.comm import TIMEOUT_S
-from tests.models.checkpoints import FAMILIES, VOCAB, make
+from tests.models.checkpoints import FAMILIES, HYBRID, VOCAB, make
 from tests.models.eagle_checkpoints import make_right_eagle
 from tests.models.mtp_checkpoints import make_right_mtp
+from tests.parallel.families import awkward
 from tests.parallel.forked_ranks import forked_ranks
 from tests.patience import PATIENCE_S
 
@@ -33,11 +34,12 @@ SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH, min_tokens=LENGTH,
 def checkpoint(folder: Path, family: str = "llama") -> tuple[list[tuple[int, ...]], list[list[int]]]:
     """Prompts, and what transformers says to them."""
     rng = random.Random(family)
-    config = FAMILIES[family](rng, 0)
-    config.num_attention_heads, config.num_key_value_heads = (4, 4) if "deepseek" in family else (4, 2)
-    config.hidden_size, config.num_hidden_layers = 32, 3
-    if getattr(config, "layer_types", None):
-        config.layer_types = [config.layer_types[i % 2] for i in range(3)]
+    config = awkward(family) if family in HYBRID else FAMILIES[family](rng, 0)
+    if family in FAMILIES:
+        config.num_attention_heads, config.num_key_value_heads = (4, 4) if "deepseek" in family else (4, 2)
+        config.hidden_size, config.num_hidden_layers = 32, 3
+        if getattr(config, "layer_types", None):
+            config.layer_types = [config.layer_types[i % 2] for i in range(3)]
     reference = make(folder, config, seed=1)
     shared = [rng.randrange(2, VOCAB) for _ in range(18)]
     prompts = [
@@ -237,6 +239,7 @@ async def test_prompts_are_scored_and_embedded_on_any_mesh(keys: dict[str, int],
     [
         pytest.param("llama", {"decode.tp": 2, "decode.pp": 2}, id="tp2 x pp2"),
         pytest.param("deepseek_v3", {"decode.dp": 2, "decode.pp": 2}, id="dp2 x pp2"),
+        pytest.param("qwen3_next", {"decode.tp": 2, "engine.num_blocks": 1200}, id="recurrent layers, tp2"),
     ],
 )
 async def test_guesses_change_no_token_on_any_mesh(family: str, keys: dict[str, int], tmp_path: Path) -> None:

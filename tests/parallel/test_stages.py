@@ -8,17 +8,19 @@ import pytest
 import torch
 
 from core.config import EngineConfig
-from core.plan import Sampled, StepPlan, StepResult
+from core.plan import Drawn, Sampled, SeqWork, StepPlan, StepResult
 from core.types import Request, SamplingParams
 from engine.execution.draws import Draws
 from engine.execution.kv_pool import KVPool
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.model_dims import shards_of
+from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
 from engine.ranks.model_part import load_part
 from engine.ranks.pipeline_stage import StageRunner
 from models.families import read_spec
 from parallel.mesh import Mesh
+from tests.engine.execution.test_speculation import Adversary
 from tests.engine.fifo_policy import FifoPolicy
 from tests.models.checkpoints import BLOCK, CPU, HYBRID, VOCAB, make
 from tests.models.continuation import continuation
@@ -29,8 +31,20 @@ LENGTH = 10
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH, min_tokens=LENGTH, masked_until_min=(1,))
 
 
-def plans_of(scheduler: StepScheduler, waves: list[list[Request]]) -> list[StepPlan]:
-    """What is planned, one step ahead, whatever is drawn: no plan depends on that. The last step lets every token arrive."""
+def plans_of(
+    scheduler: StepScheduler, waves: list[list[Request]], truth: dict[str, list[int]]
+) -> list[StepPlan]:
+    """What is planned, one step ahead, where this is drawn. The last step lets every token arrive."""
+    num_said = dict.fromkeys(truth, 0)
+
+    def drawn_by(work: SeqWork) -> Sampled:
+        rest = truth[work.key][num_said[work.key] :]
+        right = 0
+        while right < len(work.drafts) and work.drafts[right] == rest[right]:
+            right += 1
+        num_said[work.key] += right + 1
+        return Sampled(work.key, rest[0], more=tuple(Drawn(token) for token in rest[1 : right + 1]))
+
     plans: list[StepPlan] = []
     flight: list[StepPlan] = []
     for wave in waves:
@@ -42,9 +56,21 @@ def plans_of(scheduler: StepScheduler, waves: list[list[Request]]) -> list[StepP
             if not flight:
                 break
             plans.append(flight.pop(0))
-            drawn = tuple(Sampled(work.key, 0) for work in plans[-1].work if work.samples)
+            drawn = tuple(drawn_by(work) for work in plans[-1].work if work.samples)
             scheduler.commit(plans[-1], StepResult(step=plans[-1].step, sampled=drawn), 0.0)
     return [*plans, StepPlan(step=plans[-1].step + 2, new=(), copies=(), work=(), drop=())]
+
+
+def greedily(reference: Any, prompt: tuple[int, ...]) -> list[int]:
+    tokens = reference.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt)),
+        max_new_tokens=LENGTH,
+        suppress_tokens=[1],
+        do_sample=False,
+        pad_token_id=0,
+    )
+    return tokens[0, len(prompt) :].tolist()
 
 
 def executed(
@@ -57,7 +83,8 @@ def executed(
     buffer = memoryview(bytearray(b"\xff" * shard.pool_bytes(num_blocks)))  # NaN
     pool = MirroredPool(shard, num_blocks, buffer, CPU)
     stage = StageRunner(part.model, pool, shard, part.comms.pp, mesh.pp, draws=Draws(part.model))
-    drawn = [(one.key, one.token) for plan in plans for one in stage.step(plan, plan.num_tokens).sampled]
+    results = [stage.step(plan, plan.num_tokens) for plan in plans]
+    drawn = [(one.key, each.token) for result in results for one in result.sampled for each in one.drawn]
     part.comms.close()
     told = KVPool(shard, num_blocks, buffer).layers
     return drawn, all(
@@ -70,7 +97,7 @@ def executed(
 
 @pytest.mark.parametrize("mesh", [Mesh(pp=2), Mesh(tp=2, pp=2)], ids=str)
 @pytest.mark.parametrize("family", HYBRID)
-def test_states_stay_with_their_stages_through_chunks_micro_batches_and_checkpoints(
+def test_states_stay_with_their_stages_through_chunks_guesses_and_checkpoints(
     family: str, mesh: Mesh, tmp_path: Path, world: World
 ) -> None:
     rng = random.Random(family)
@@ -83,9 +110,20 @@ def test_states_stay_with_their_stages_through_chunks_micro_batches_and_checkpoi
     states = read_spec(tmp_path).kv_layout(BLOCK, "float32").state_blocks
     num_blocks = 14 * states + 200
     config = EngineConfig(block_size=BLOCK, max_batch_tokens=16)
-    scheduler = StepScheduler(config, num_blocks, 128, FifoPolicy(), num_state_blocks=states)
-    plans = plans_of(scheduler, [[first], [second], others])
+    truth = {request.key: greedily(reference, request.prompt) for request in (first, second, *others)}
+    guesses = Adversary({key.partition("#")[0]: said for key, said in truth.items()}, rng)
+    scheduler = StepScheduler(
+        config,
+        num_blocks,
+        128,
+        FifoPolicy(),
+        speculator=Speculator(guesses, config, 128),
+        num_state_blocks=states,
+    )
+    plans = plans_of(scheduler, [[first], [second], others], truth)
     assert scheduler.prefix_tokens[1] > 0, "no prompt goes on from a checkpoint"
+    guessed, right = scheduler.draft_tokens
+    assert guessed > right > 0
     answers = world.run(mesh.size, executed, mesh, tmp_path, plans, num_blocks)
     for rank, (drawn, has_told) in enumerate(answers):
         assert has_told

@@ -18,10 +18,12 @@ def next_token(tokens: list[int]) -> int:
 class FakeRank:
     """Stores tokens instead of KV and refuses to read a slot that holds anything but its sequence's token.
 
-    Puts a share of the draws off, as a rank does whose masks are late."""
+    Puts a share of the draws off, as a rank does whose masks are late, and knows behind a share what must follow."""
 
-    def __init__(self, num_blocks: int, block_size: int, rng: random.Random, put_off: float) -> None:
-        self.rng, self.put_off = rng, put_off
+    def __init__(
+        self, num_blocks: int, block_size: int, rng: random.Random, put_off: float, forced: float = 0.0
+    ) -> None:
+        self.rng, self.put_off, self.forced = rng, put_off, forced
         self.late: dict[str, int] = {}
         """Sequences whose masks are still to be made, and behind how many tokens."""
         self.off: dict[str, int] = {}
@@ -66,8 +68,18 @@ class FakeRank:
                     drawn.append(next_token(tokens[: work.known_end + len(drawn)]))
                 self.seqs[work.key] += drawn
                 more = tuple(Drawn(token) for token in drawn[1:])
-                sampled.append(Sampled(work.key, drawn[0], more=more))
+                run = self.run_behind(self.seqs[work.key])
+                sampled.append(Sampled(work.key, drawn[0], more=more, run=run))
         return StepResult(step=plan.step, sampled=tuple(sampled))
+
+    def run_behind(self, tokens: list[int]) -> tuple[int, ...]:
+        """What is said to be forced behind `tokens`."""
+        if not self.forced or self.rng.random() >= self.forced:
+            return ()
+        longer = list(tokens)
+        for _ in range(self.rng.randint(1, 6)):
+            longer.append(next_token(longer))
+        return tuple(longer[len(tokens) :])
 
     def announce(self, plan: StepPlan) -> None:
         for key in plan.drop:

@@ -11,17 +11,21 @@ from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.types import Request
 from engine.planning.block_ledger import Reservation
-from engine.planning.dp_scheduler import make_planner
+from engine.planning.speculation.speculator import Speculator
+from engine.planning.step_scheduler import StepScheduler
 from tests.engine.fifo_policy import FifoPolicy
 from tests.property.fake_rank import NONSENSE, FakeRank
-from tests.property.test_engine_accounting import Drive, Moves, check_output, some_requests
+from tests.property.test_engine_accounting import Drive, HalfRight, Moves, check_output, some_requests
 
 
 class RankWithStates(FakeRank):
-    """Refuses to add a token to a state that has not taken in exactly those before it, or that anybody else has written."""
+    """Refuses to add a token to a state that has not taken in exactly those before it, or that anybody else has written. States take
+    in guesses that were right when a step is over."""
 
-    def __init__(self, num_blocks: int, block_size: int, rng: random.Random, num_states: int) -> None:
-        super().__init__(num_blocks, block_size, rng, put_off=0.0)
+    def __init__(
+        self, num_blocks: int, block_size: int, rng: random.Random, num_states: int, forced: float
+    ) -> None:
+        super().__init__(num_blocks, block_size, rng, put_off=0.0, forced=forced)
         self.num_states = num_states
         self.taken_in: dict[int, list[int]] = {}
         """By block: the tokens that its part of a state has taken in."""
@@ -40,13 +44,14 @@ class RankWithStates(FakeRank):
                 self.taken_in.pop(block, None)
         rest = [replace(w, block_ids=w.block_ids[self.num_states :], push=None) for w in plan.work]
         result = super().step(replace(plan, work=tuple(rest), copies=()))
+        right = {one.key: len(one.more) for one in result.sampled}
         for work in plan.work:
-            assert not work.drafts
+            end = work.known_end + right.get(work.key, 0)
             tokens = self.seqs[work.key]
             for block in work.block_ids[: self.num_states]:
                 held = self.taken_in.get(block) if work.start else []
                 assert held == tokens[: work.start], f"{work.key} goes on from another state than its own"
-                self.taken_in[block] = tokens[: work.start + work.count]
+                self.taken_in[block] = tokens[:end]
                 self.slots[block] = [None] * self.size
             if work.push:
                 shift, push = self.num_states * self.size, work.push
@@ -103,6 +108,8 @@ class MovesWithStates(Moves):
     budget=st.integers(1, 24),
     depth=st.sampled_from([1, 2]),
     no_memory=st.sampled_from([0.0, 0.0, 0.05, 0.3]),
+    guesses=st.booleans(),
+    forced=st.sampled_from([0.0, 0.3]),
 )
 def test_every_state_takes_in_each_token_once_and_every_block_comes_back(
     seed: int,
@@ -113,13 +120,23 @@ def test_every_state_takes_in_each_token_once_and_every_block_comes_back(
     *,
     depth: int,
     no_memory: float,
+    guesses: bool,
+    forced: float,
 ) -> None:
     rng = random.Random(seed)
     num_blocks = num_states + more_blocks
-    config = EngineConfig(block_size=block_size, max_batch_tokens=budget, max_num_seqs=rng.randint(1, 8))
+    config = EngineConfig(
+        block_size=block_size,
+        max_batch_tokens=budget,
+        max_num_seqs=rng.randint(1, 8),
+        speculate_tokens=rng.randint(1, 6),
+    )
     drive = Drive(config, num_blocks, depth, rng, 1, 0.0, no_memory=no_memory)
-    drive.scheduler = make_planner(config, num_blocks, 10_000, FifoPolicy(), 1, num_state_blocks=num_states)
-    drive.rank = rank = RankWithStates(num_blocks, block_size, rng, num_states)
+    speculator = Speculator(HalfRight(rng) if guesses else None, config, 10_000)
+    drive.scheduler = StepScheduler(
+        config, num_blocks, 10_000, FifoPolicy(), speculator=speculator, num_state_blocks=num_states
+    )
+    drive.rank = rank = RankWithStates(num_blocks, block_size, rng, num_states, forced)
     requests = some_requests(rng, more_blocks * block_size)
     moves = MovesWithStates(drive, rng, requests)
     for _ in range(8000):

@@ -99,3 +99,19 @@ async def test_an_instance_that_dies_or_leaves_costs_no_token(served: Served, wh
         got = await asyncio.gather(*running)
         assert got == of_transformers(served, got)
         await w.idle()
+
+
+async def test_guesses_cost_no_token_when_a_decode_instance_dies(served: Served) -> None:
+    folder, batch, _ = served
+    async with world(folder, 1, 2, **BLOCKS, **{"engine.speculate": "suffix"}) as w:
+        got = await asyncio.gather(*(w.run(prompt, LENGTH) for prompt in batch))
+        assert got == of_transformers(served, got)
+        before = w.num_tokens
+        running = [asyncio.create_task(w.run(prompt, LENGTH)) for prompt in batch]
+        async with asyncio.timeout(PATIENCE_S):
+            while w.num_tokens < before + 40:
+                await asyncio.sleep(0)
+        await w.kill(w.decodes[0])
+        assert await asyncio.gather(*running) == got
+        await w.idle()
+        assert max(report.work.accepted_tokens for report in await w.reports()) > 0

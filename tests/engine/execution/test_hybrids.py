@@ -5,16 +5,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
+from core.kv import KVShard
 from core.types import Request, SamplingParams
+from engine.execution.kv_pool import KVPool
 from engine.execution.model_dims import check_mesh
 from engine.execution.pool_size import size_pool
 from models.families import read_spec
 from models.registry import load_model
 from parallel.mesh import Mesh
 from tests.engine.execution.test_runner import Instance, prompts
+from tests.engine.execution.test_speculation import Adversary
 from tests.models.checkpoints import CPU, HYBRID, VOCAB, make
 from tests.models.continuation import continuation
 from tests.parallel.families import awkward
@@ -111,6 +115,19 @@ def test_a_state_in_another_memory_is_the_same(pool: str, tmp_path: Path) -> Non
     here = Instance(model, num_blocks, max_batch_tokens=9).run(requests)
     there = Instance(model, num_blocks, max_batch_tokens=9, **{pool: True})
     assert there.run(requests) == here
+    guesses = Adversary(here, random.Random(2))
+    guessing = Instance(model, num_blocks, max_batch_tokens=9, drafter=guesses, **{pool: True})
+    assert guessing.run(requests) == here
+    guessed, right = guessing.scheduler.draft_tokens
+    assert guessed > right > 0
+    assert not guessing.device.violations
+    if pool == "mirrored":
+        host = KVPool(KVShard.whole(model.spec.kv_layout(4, "float32")), num_blocks, guessing.buffer)
+        for own, other in zip(guessing.pool.layers, host.layers, strict=True):
+            assert isinstance(own, torch.Tensor)
+            assert isinstance(other, torch.Tensor)
+            written = ~other.isnan()
+            assert torch.equal(own[:num_blocks][written], other[written])
 
 
 @pytest.mark.parametrize("family", HYBRID)
@@ -148,7 +165,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("engine", "others", "named"),
     [
-        ({"speculate": "ngram"}, {}, "engine.speculate is ngram.*wrong guess"),
+        ({"speculate": "mtp"}, {}, "engine.speculate is mtp.*no layer for multi-token prediction"),
         ({"host_cache_bytes": 1 << 20}, {}, "engine.host_cache_bytes"),
         ({"deterministic": True}, {}, "engine.deterministic"),
         ({"kv_dtype": "int8"}, {}, "engine.kv_dtype is int8"),

@@ -143,3 +143,6 @@ async def test_recurrent_states_go_from_step_to_step_on_the_device(tmp_path: Pat
     agree(await instance.run(asked), want)
     assert instance.watched is not None
     assert instance.watched.num_overlapped > 10
+    guessing = Launching(hybrid, 250, speculate="ngram")
+    agree(await guessing.run(asked), want)
+    assert guessing.work.accepted_tokens > 0

@@ -70,13 +70,17 @@ def test_experts_copies_take_room(tmp_path: Path) -> None:
     assert spare - plain == 94 * 3 * 4096 * 1536 * 2
 
 
-@pytest.mark.parametrize("what", ["a long prompt", "many tokens drawn"])
-@pytest.mark.parametrize("family", ALL)
+PARTS = [(family, what) for family in ALL for what in ("a long prompt", "many tokens drawn")]
+PARTS += [(family, "many guesses") for family in HYBRID]
+
+
+@pytest.mark.parametrize(("family", "what"), PARTS)
 def test_the_largest_step_stays_within_what_is_set_aside_for_it(
     tmp_path: Path, family: str, what: str
 ) -> None:
-    """Either half of the law by itself: a prompt's step draws nothing, and one token of each of many sequences is little."""
-    drawn = what == "many tokens drawn"
+    """Either half of the law by itself: a prompt's step draws nothing, and one token of each of many sequences is little. What
+    recurrent layers keep of guesses is beside both."""
+    drawn = what != "a long prompt"
     config = ALL[family](random.Random(family), 0)
     config.vocab_size, config.max_position_embeddings = VOCAB, 1024
     make(tmp_path / "model", config, seed=1)
@@ -87,10 +91,14 @@ def test_the_largest_step_stays_within_what_is_set_aside_for_it(
     pool = KVPool(size.shard, size.num_blocks, memoryview(bytearray(size.num_bytes)))
     model = load_model(tmp_path / "model", "float32", CPU)
     runner = Runner(model, pool, engine.block_size, num_state_blocks=states)
-    measured = _peak_bytes(runner, _many_drawn(states) if drawn else _long_prompt(states), tmp_path)
+    plans = _many_drawn(states, num_guesses=what == "many guesses") if drawn else _long_prompt(states)
+    measured = _peak_bytes(runner, plans, tmp_path)
     allowed = size.needs[0].step_bytes
     assert measured <= allowed, f"{measured:,} bytes were alive, {allowed:,} were set aside"
-    assert allowed <= 2.5 * measured, f"{allowed:,} bytes are set aside for {measured:,}"
+    if (
+        what != "many guesses"
+    ):  # the same sequences without guesses are more, so that these need not come near
+        assert allowed <= 2.5 * measured, f"{allowed:,} bytes are set aside for {measured:,}"
 
 
 def _long_prompt(states: int) -> list[StepPlan]:
@@ -103,17 +111,25 @@ def _long_prompt(states: int) -> list[StepPlan]:
     return [StepPlan(step=1, new=(new,), copies=(), work=(work,), drop=())]
 
 
-def _many_drawn(states: int) -> list[StepPlan]:
-    """256 sequences whose next tokens are drawn at once, after a step that has warmed up what is kept between steps."""
+def _many_drawn(states: int, num_guesses: int = 0) -> list[StepPlan]:
+    """Sequences of which 256 tokens are drawn at once, after a step that has warmed up what is kept between steps."""
+    num_seqs = 256 // (1 + num_guesses)
     sampling = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, top_k=50, seed=1, num_logprobs=0)
-    new = tuple(NewSeq(f"s{i}", (i % VOCAB, 1), 2, sampling) for i in range(256))
-    blocks = [tuple(range(i * (states + 1), (i + 1) * (states + 1))) for i in range(256)]
+    new = tuple(NewSeq(f"s{i}", (i % VOCAB, 1), 2, sampling) for i in range(num_seqs))
+    blocks = [tuple(range(i * (states + 1), (i + 1) * (states + 1))) for i in range(num_seqs)]
     first, drawn = (
         tuple(
-            SeqWork(key=seq.key, start=start, count=1, block_ids=own, samples=start > 0)
+            SeqWork(
+                key=seq.key,
+                start=start,
+                count=1 + len(drafts),
+                block_ids=own,
+                samples=start > 0,
+                drafts=drafts,
+            )
             for seq, own in zip(new, blocks, strict=True)
         )
-        for start in (0, 1)
+        for start, drafts in ((0, ()), (1, (5,) * num_guesses))
     )
     return [
         StepPlan(step=1, new=new, copies=(), work=first, drop=()),

@@ -89,11 +89,12 @@ async def test_results_may_find_none_when_the_next_step_has_been_launched(
     assert instance.work.out_of_memory_steps > 3
 
 
-async def test_recurrent_states_are_computed_from_the_beginning(tmp_path: Path) -> None:
+@pytest.mark.parametrize("speculate", ["none", "ngram"])
+async def test_recurrent_states_are_computed_from_the_beginning(speculate: str, tmp_path: Path) -> None:
     make(tmp_path, HYBRID["qwen3_next"](random.Random(4), 0), seed=2)
     hybrid, asked = load_model(tmp_path, "float32", CPU), requests(FREE)[:3]
     want = await Launching(hybrid, 1000, launching=False).run(asked)
-    instance = without((9, 60, 200), Launching(hybrid, 250))
+    instance = without((9, 60, 200), Launching(hybrid, 250, speculate=speculate))
     agree(await instance.run(asked), want)
     assert instance.work.out_of_memory_steps == 3
     assert instance.num_preempted

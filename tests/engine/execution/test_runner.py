@@ -91,7 +91,7 @@ class Instance:
             assert isinstance(pool, ResidentPool)
             graphs = DecodeGraphs(model, pool, settings.block_size, 128 // settings.block_size, sizes, again)
         self.num_replayed = 0
-        num_states = layout.state_blocks
+        self.num_states = num_states = layout.state_blocks
         self.proposer: Proposer | None = None
         self.run_step: Callable[[StepPlan], StepResult] = self.verify
         if draft is not None:
@@ -118,7 +118,7 @@ class Instance:
             num_blocks,
             128,
             FifoPolicy(),
-            speculator=None if num_states else speculator,
+            speculator=speculator,
             num_state_blocks=num_states,
         )
         self.depth = depth
@@ -126,7 +126,7 @@ class Instance:
         self.num_announced = self.num_copies = 0
 
     def guess_by(self, proposer: Proposer) -> None:
-        self.proposer, self.run_step = proposer, Proposing(self.verify, proposer).step
+        self.proposer, self.run_step = proposer, Proposing(self.verify, proposer, self.num_states).step
 
     def hear(self, hidden: torch.Tensor) -> None:
         if self.proposer is not None:
