@@ -60,17 +60,17 @@ def requests(*kinds: dict[str, SamplingParams]) -> list[Request]:
     ]
 
 
-def agree(got: dict[str, list[TokenOut]], want: dict[str, list[TokenOut]]) -> None:
+def agree(got: dict[str, list[TokenOut]], want: dict[str, list[TokenOut]], tolerance: float = 1e-4) -> None:
     """The same tokens, for the same reasons. Log-probabilities depend a little on what a step computes beside them."""
     for name, tokens in want.items():
         assert [(each.token, each.finish) for each in got[name]] == [
             (each.token, each.finish) for each in tokens
         ]
         for one, other in zip(got[name], tokens, strict=True):
-            assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+            assert one.logprob == pytest.approx(other.logprob, abs=tolerance)
             assert [token for token, _ in one.top] == [token for token, _ in other.top]
             scores = [each.logprob for each in other.prompt_scores]
-            assert [each.logprob for each in one.prompt_scores] == pytest.approx(scores, abs=1e-4)
+            assert [each.logprob for each in one.prompt_scores] == pytest.approx(scores, abs=tolerance)
 
 
 def open_matchers() -> GatedMatchers:

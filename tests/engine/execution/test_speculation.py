@@ -112,7 +112,7 @@ def num_states(model: CausalModel) -> int:
 
 def check(got: Said, want: Said, model: CausalModel) -> None:
     if num_states(model):
-        agree(got, want)
+        agree(got, want, 1e-3)  # a prompt in other chunks, too
     else:
         assert got == want
 
