@@ -16,6 +16,7 @@ pytestmark = pytest.mark.slow
 async def test_texts_are_embedded_while_an_instance_is_killed(tmp_path: Path) -> None:
     want = checkpoint(tmp_path, "xlm-roberta", "mean").encode(TEXTS, batch_size=1)
     arguments = ("--model", str(tmp_path / "model"), "--prefill", "1", "--decode", "1")
+    arguments += ("--set", "mail.peer_timeout_s=60")  # nobody is stopped: who is silent waits for a processor
     with serving(*arguments, log=tmp_path / "log") as server:
         server.wait_status("two instances", lambda status: len(status["instances"]) == 2)
         async with openai.AsyncOpenAI(
@@ -26,13 +27,14 @@ async def test_texts_are_embedded_while_an_instance_is_killed(tmp_path: Path) ->
                 got = await client.embeddings.create(model="model", input=TEXTS)
                 return [each.embedding for each in got.data]
 
-            assert server.memory_bytes() < 2e9
             running = [asyncio.create_task(embedded()) for _ in range(40)]
             await running[0]
             server.replicas("DecodePool")[0].kill()
             for got in (*await asyncio.gather(*running), await embedded()):
                 np.testing.assert_allclose(got, want, atol=1e-5)
+        server.wait_status("two instances again", lambda status: len(status["instances"]) == 2)
         assert len(ray_sessions(server)) == 1
+        assert server.memory_bytes() < 2e9
     assert ray_sessions(server) == []
 
 
