@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,10 +78,12 @@ class CudaStream:
         for copy in copies:
             if copy.source.num_bytes != copy.destination.num_bytes:
                 raise DeviceError(f"a copy of {copy.source.num_bytes} bytes to {copy.destination.num_bytes}")
-        many = self._device.many_copies() if ManyCopies.takes(copies) else None
-        if many is not None:
-            many.copy(copies, self.handle, self.record)
-            return
+        if ManyCopies.takes(copies):
+            # cupy launches on the calling thread's device.
+            self._device.call("setDevice", self._device.number)
+            if (many := self._device.many_copies) is not None:
+                many.copy(copies, self.handle, self.record)
+                return
         kind = self._device.runtime.memcpyDefault
         for copy in copies:
             to, source = copy.destination.address, copy.source.address
@@ -126,9 +129,7 @@ class CudaDevice:
         self.number = number
         self._thread = threading.local()
         self._allocated: dict[int, int] = {}
-        self._load, self._has_loaded = load, False
-        self._many: ManyCopies | None = None
-        self._loading = threading.Lock()
+        self._load = load
         try:
             self.call("getDeviceCount")
         except DeviceError as error:
@@ -175,37 +176,25 @@ class CudaDevice:
     def shut(self, region: Region) -> None:
         self.call("ipcCloseMemHandle", region.address)
 
+    @cached_property
     def many_copies(self) -> ManyCopies | None:
         """None where the kernel cannot be compiled: short copies are made one by one then."""
-        with self._loading:
-            if not self._has_loaded:
-                self._has_loaded = True
-                self._set_device()
-                try:
-                    self._many = ManyCopies(self, self._load())
-                except (
-                    Exception
-                ) as error:  # cupy raises errors of many kinds where NVRTC or its headers are missing
-                    log.warning(
-                        "CUDA device %d: short copies are made one by one, since %s", self.number, error
-                    )
-        self._set_device()
-        return self._many
+        try:
+            return ManyCopies(self, self._load())
+        except Exception as error:  # cupy's are of many kinds where NVRTC or its headers are missing
+            log.warning("CUDA device %d: short copies are made one by one, since %s", self.number, error)
+            return None
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call the runtime, with this device as the calling thread's. Raises DeviceError."""
         try:
-            self._set_device()
+            if not getattr(self._thread, "entered", False):
+                self.runtime.setDevice(self.number)
+                self._thread.entered = True
             return getattr(self.runtime, name)(*arguments)
         except self.runtime.CUDARuntimeError as error:
             kind = OutOfMemory if error.status == _NO_MEMORY else DeviceError
             raise kind(f"{name}: {error}") from error
-
-    def _set_device(self) -> None:
-        """Make this device the calling thread's."""
-        if not getattr(self._thread, "entered", False):
-            self.runtime.setDevice(self.number)
-            self._thread.entered = True
 
     def give_back_event(self, handle: int) -> None:
         """When nobody refers to it any more, which may be as the process ends."""

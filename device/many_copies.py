@@ -7,13 +7,12 @@ and itself, pinned host memory, or a peer's memory that is mapped."""
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from core.errors import DeviceError
-from device.seam import Copy, Event, Region
+from device.seam import ComputeDevice, Copy, Event, Region
 
 NAME = "copy_pieces"
 SOURCE = r"""
@@ -52,20 +51,13 @@ Launch = Callable[[int, int, Sequence[np.generic], int], object]
 """(programs, threads of each, arguments, stream): launch the kernel."""
 
 
-class ListMemory(Protocol):
-    """What lists need of a device."""
-
-    def pinned(self, num_bytes: int) -> Region: ...
-    def host_view(self, region: Region, *, write: bool) -> memoryview: ...
-
-
 class ManyCopies:
     """For any thread. Lists are used again once the kernel that reads them is done; there are as many as launches under way."""
 
-    def __init__(self, device: ListMemory, launch: Launch) -> None:
+    def __init__(self, device: ComputeDevice, launch: Launch) -> None:
         self._device, self._launch = device, launch
         self._lock = threading.Lock()
-        self._lists: list[tuple[Event | None, Region]] = []
+        self._lists: list[tuple[Event, Region]] = []
 
     @staticmethod
     def takes(copies: Sequence[Copy]) -> bool:
@@ -93,7 +85,7 @@ class ManyCopies:
     def _take_list(self) -> Region:
         with self._lock:
             for number, (event, region) in enumerate(self._lists):
-                if event is None or event.query():
+                if event.query():
                     del self._lists[number]
                     return region
         return self._device.pinned(_LIST_PIECES * _NUM_COLUMNS * np.dtype(np.uint64).itemsize)
@@ -104,7 +96,7 @@ def cut(copies: Sequence[Copy]) -> Numbers:
     whole = np.array(
         [(copy.destination.address, copy.source.address, copy.source.num_bytes) for copy in copies], np.uint64
     ).reshape(-1, _NUM_COLUMNS)
-    num_pieces = (-(-whole[:, 2].astype(np.int64) // _PIECE_BYTES)).astype(np.int64)
+    num_pieces = -(-whole[:, 2].astype(np.int64) // _PIECE_BYTES)
     numbers = np.repeat(np.arange(len(whole)), num_pieces)
     first = np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
     at = ((np.arange(len(numbers)) - first) * _PIECE_BYTES).astype(np.uint64)
