@@ -1,6 +1,6 @@
 """What guesses gain: tokens a second with each source by those without, and how often guesses are right.
 
-    python -m benchmarks.speculation [--json FILE] [--threads 1] [--rounds 2] [--smoke]
+    python -m benchmarks.speculation [--json FILE] [--threads 1] [--rounds 2] [--only SOURCE ...] [--smoke]
 
 The embedded model goes on with pieces of the source files that were held out of its training, 192 tokens each, for 128 tokens,
 greedily or at temperature 0.8. Each source has an engine of its own, with one rank in this process and steps planned ahead where
@@ -179,8 +179,8 @@ def _ratio(paces: list[float], plain: list[float]) -> float:
     return round(statistics.median(pace / base for pace, base in zip(paces, plain, strict=True)), 3)
 
 
-async def measure(threads: int, rounds: int, smoke: bool) -> dict[str, Any]:
-    benches = {name: Bench(source, threads) for name, source in SOURCES.items()}
+async def measure(threads: int, rounds: int, only: list[str], smoke: bool) -> dict[str, Any]:
+    benches = {name: Bench(SOURCES[name], threads) for name in ("none", *only)}
     results: dict[str, Any] = {}
     num_tokens = SMOKE_TOKENS if smoke else NUM_TOKENS
     for temperature in (0.0, 0.8):
@@ -199,11 +199,14 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--rounds", type=int, default=2)
+    options.add_argument("--only", nargs="+", choices=[*SOURCES][1:], default=[*SOURCES][1:], help="sources")
     args = options.parse_args()
-    results = asyncio.run(measure(args.threads, 1 if args.smoke else args.rounds, args.smoke))
+    rounds = 1 if args.smoke else args.rounds
+    results = asyncio.run(measure(args.threads, rounds, args.only, args.smoke))
+    chosen = "" if args.only == [*SOURCES][1:] else f" --only {' '.join(args.only)}"
     write(
         args.json,
-        f"benchmarks.speculation --threads {args.threads} --rounds {args.rounds}",
+        f"benchmarks.speculation --threads {args.threads} --rounds {args.rounds}{chosen}",
         {"prediction": PREDICTION, "threads": args.threads, "results": results},
     )
 

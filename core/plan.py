@@ -142,3 +142,5 @@ class StepResult:
     """Whether its launches had been captured before."""
     proposing_s: float = 0.0
     """How long the rank has made guesses before the step; 0 where it has read much that it had not seen, too."""
+    reading_s: float = 0.0
+    """How long both have taken then."""

@@ -89,7 +89,7 @@ class Proposing:
             if PROPOSED in work.drafts[:1]
         ]
         has_read = bool(asked) and self._proposer.guess(asked)
-        proposing_s = time.perf_counter() - started if asked and not has_read else 0.0
+        guessing_s = time.perf_counter() - started if asked else 0.0
         plan = _with_guesses(plan, asked)
         result = self._step(plan)
         for drawn in result.sampled:
@@ -100,7 +100,13 @@ class Proposing:
         unmade = {one.key: len(one.work.drafts) - len(one.guesses) for one in asked}
         sampled = tuple(replace(one, num_unmade=unmade.get(one.key, 0)) for one in result.sampled)
         took_s = result.duration_s + time.perf_counter() - since
-        return replace(result, sampled=sampled, duration_s=took_s, proposing_s=proposing_s)
+        return replace(
+            result,
+            sampled=sampled,
+            duration_s=took_s,
+            proposing_s=0.0 if has_read else guessing_s,
+            reading_s=guessing_s if has_read else 0.0,
+        )
 
     def _of_tokens(self, plan: StepPlan) -> StepPlan:
         """Return the plan without the blocks of states."""

@@ -6,6 +6,7 @@ plan: the ranks execute it together, since a layer's experts are spread over all
 
 from collections import Counter
 from collections.abc import Sequence as SeqOf
+from dataclasses import replace
 
 from core.config import EngineConfig
 from core.messages import Grant
@@ -223,7 +224,7 @@ class DpScheduler:
             if part is not None:
                 keys = {work.key for work in part.work}
                 own = tuple(drawn for drawn in result.sampled if drawn.key in keys)
-                out += group.commit(part, StepResult(step=part.step, sampled=own), now)
+                out += group.commit(part, replace(result, step=part.step, sampled=own), now)
         return out
 
     def take_back(self) -> TakenBack:

@@ -45,6 +45,7 @@ class _Step:
     sampled: dict[str, Sampled] = field(default_factory=dict[str, Sampled])
     duration_s: float = 0.0
     proposing_s: float = 0.0
+    reading_s: float = 0.0
     loads: tuple[ExpertLoad, ...] = ()
 
 
@@ -160,6 +161,7 @@ class ProcessGroup:
         step.num_left -= 1
         step.duration_s = max(step.duration_s, result.duration_s)
         step.proposing_s = max(step.proposing_s, result.proposing_s)
+        step.reading_s = max(step.reading_s, result.reading_s)
         step.sampled.update({sampled.key: sampled for sampled in result.sampled})
         step.loads += (
             result.expert_loads if self._balancer is None else self._balancer.observe(result.expert_loads)
@@ -179,6 +181,7 @@ class ProcessGroup:
                         duration_s=step.duration_s,
                         expert_loads=step.loads,
                         proposing_s=step.proposing_s,
+                        reading_s=step.reading_s,
                     )
                 )
 

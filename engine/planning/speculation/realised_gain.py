@@ -19,6 +19,14 @@ _LEAST_STEPS = 4
 """Steps without guesses before any with them. Twice as many of those before their pace counts, since it varies more."""
 
 
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    took_s: float
+    """From the commit before."""
+    lost_s: float
+    """How much longer that is than what its tokens take without guesses; 0 where none slowed it, or that is not known."""
+
+
 @dataclass(slots=True)
 class _Pace:
     """Means over recent steps."""
@@ -45,19 +53,26 @@ class RealisedGain:
         """By size, without guesses and with them."""
         self._committed_at, self._num_seqs, self._had_guesses = 0.0, 0, False
 
-    def committed(self, plan: StepPlan, result: StepResult, now: float) -> None:
+    def committed(self, plan: StepPlan, result: StepResult, now: float) -> StepTime:
         """Learn from a step, if the one before it was of the same sequences and neither computed prompts."""
         num_seqs = len(plan.work) if all(work.known_end == work.start + 1 for work in plan.work) else 0
         took_s = now - self._committed_at
         if result.duration_s:
-            took_s = min(took_s, _LONGEST_WAIT * (result.duration_s + result.proposing_s))
+            own_s = result.duration_s + result.proposing_s + result.reading_s
+            took_s = min(took_s, _LONGEST_WAIT * own_s)
         has_guesses = any(work.drafts for work in plan.work)
+        # The step behind one with guesses waits for it, too.
+        is_slowed = has_guesses or self._had_guesses
         drawn = sum(1 + len(one.more) for one in result.sampled)
-        if num_seqs and num_seqs == self._num_seqs and took_s > 0 and drawn >= num_seqs:
-            # The step behind one with guesses waits for it, too.
-            key = _size(num_seqs), has_guesses or self._had_guesses
-            self._paces.setdefault(key, _Pace()).add(took_s, drawn / num_seqs)
+        lost_s = 0.0
+        if num_seqs and took_s > 0 and drawn >= num_seqs:
+            if is_slowed and self.is_known(num_seqs):
+                plain = self._pace(num_seqs, False)
+                lost_s = took_s - drawn / num_seqs * plain.took_s / plain.drawn
+            if num_seqs == self._num_seqs:
+                self._paces.setdefault((_size(num_seqs), is_slowed), _Pace()).add(took_s, drawn / num_seqs)
         self._committed_at, self._num_seqs, self._had_guesses = now, num_seqs, has_guesses
+        return StepTime(took_s, lost_s)
 
     def is_known(self, num_seqs: int) -> bool:
         """Return whether enough steps without guesses were seen."""

@@ -1,13 +1,15 @@
 """Decides which guesses the next step computes, and when it is worth while to look for some.
 
 Guesses need known tokens, while a step that is planned ahead does not know what the one before it draws. So where guesses pay,
-steps are planned one at a time; where they do not, steps are planned ahead, and now and then it is tried again.
+steps are planned one at a time; where they do not, steps are planned ahead, and now and then it is tried again, as seldom as
+makes what trials lose a small share of the time.
 
 What a grammar forces is guessed, too, whoever else guesses: the ranks say so with the token before it (`Sequence.run`), so nobody
 has to look for it. A draft model or a head on the rank proposes tokens that are not known here: then it is decided how many."""
 
 from collections import deque
 from collections.abc import Sequence as SeqOf
+from math import inf
 
 from core.config import EngineConfig
 from core.plan import PROPOSED, StepPlan, StepResult
@@ -24,6 +26,7 @@ from engine.planning.speculation.proposal_pace import ProposalPace
 from engine.planning.speculation.proposals import Proposals
 from engine.planning.speculation.realised_gain import RealisedGain
 from engine.planning.speculation.suffix_drafter import SuffixDrafter
+from engine.planning.speculation.trial_time import TrialTime
 
 _FORCED = "grammar"
 """The source of what a grammar forces."""
@@ -53,6 +56,8 @@ class Speculator:
         """Logits of one step: memory is reckoned for `max_num_seqs` of them."""
         self._looks, self._runs = Pause(), Pause()
         self._acceptance, self._gain, self._pace = Acceptance(), RealisedGain(), ProposalPace()
+        self._trials, self._is_trial = TrialTime(), False
+        """Whether the last step with guesses was one, for which somebody had to look."""
         self._num_guessing = 0
         """Steps with guesses since some without were measured."""
         self._guessed: dict[str, Draft] = {}
@@ -67,18 +72,18 @@ class Speculator:
             return False
         if any(work.drafts for work in in_flight[-1].work):
             return True
-        if not (self._may_look or self._may_run(table.running)):
+        if not (self._may_look(len(table.running)) or self._may_run(table.running)):
             return False
         return not table.has_prompts and table.has_pending
 
     def draft(self, decoding: SeqOf[Sequence], table: SequenceTable, steps: StepModels) -> Drafts:
         """Return guesses for sequences that the next step decodes, by key. There are none while prompts are computed or wait,
         which have better use for the step's time."""
-        may_look, may_run = self._may_look, self._may_run(decoding)
+        may_look, may_run = self._may_look(len(decoding)), self._may_run(decoding)
         self._looks.passed()
         self._runs.passed()
         is_unknown = table.has_prompts or any(seq.num_pending for seq in decoding)
-        if is_unknown or not decoding or not (may_look or may_run):
+        if is_unknown or not (may_look or may_run):
             return {}
         may_look = may_look and self._is_measured(len(decoding), steps)
         runs = self._forced(decoding) if may_run else []
@@ -90,14 +95,16 @@ class Speculator:
         if may_run:
             self._runs.tried(any_found=bool(runs), any_chosen=any(lengths[: len(runs)]))
         if may_look:
-            is_trial = not any(lengths) and self._looks.is_longest
-            is_chosen = any(lengths[len(runs) :])
-            pays = self._gain.gain(len(decoding)) >= _LEAST_GAIN
-            self._looks.tried(any_found=bool(guesses), any_chosen=is_chosen and pays)
+            is_chosen, gain = any(lengths[len(runs) :]), self._gain.gain(len(decoding))
+            is_forced = not any(lengths) and self._looks.is_longest and self._trials.is_paid
+            self._looks.tried(any_found=bool(guesses), any_chosen=is_chosen and gain >= _LEAST_GAIN)
             self._num_guessing += is_chosen
-            if is_trial and guesses:
+            if is_forced and guesses:
                 # What guesses cost, and how often they are right, is learned from guesses alone.
                 lengths[_cheapest(drafts, len(runs))] = 1
+            self._is_trial = not (is_chosen and _LEAST_GAIN <= gain < inf)
+        elif any(lengths):
+            self._is_trial = False
         self._guessed |= {seq.key: draft for seq, draft in drafts}
         return {
             seq.key: draft.tokens[:length]
@@ -107,7 +114,10 @@ class Speculator:
 
     def committed(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Learn when a step's tokens were known."""
-        self._gain.committed(plan, result, now)
+        time = self._gain.committed(plan, result, now)
+        self._trials.passed(time.took_s)
+        if self._is_trial:
+            self._trials.lost(time.lost_s)
         self._pace.observe(plan, result)
 
     def verified(self, seq: Sequence, guessed: int, right: int) -> None:
@@ -140,9 +150,11 @@ class Speculator:
         self._looks.rest(_PLAIN_STEPS)
         return False
 
-    @property
-    def _may_look(self) -> bool:
-        return self._drafter is not None and self._looks.is_over
+    def _may_look(self, num_seqs: int) -> bool:
+        """Return whether to look for guesses: not where they are known not to pay, as long as trials have lost enough."""
+        if self._drafter is None or not num_seqs or not self._looks.is_over:
+            return False
+        return self._trials.is_paid or self._gain.gain(num_seqs) >= _LEAST_GAIN
 
     def _may_run(self, seqs: SeqOf[Sequence]) -> bool:
         """Return whether a step could compute tokens that are forced. One of them is drawn by a step in flight, if there is

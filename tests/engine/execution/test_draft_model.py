@@ -113,6 +113,7 @@ class Reading:
     def __init__(self, instance: Instance, model: CausalModel, most: int) -> None:
         self.unmade: list[int] = []
         self.has_time: list[bool] = []
+        self.num_read_first = 0
         layers = draft_layers(KVShard.whole(model.spec.kv_layout(4, "float32")), 200, CPU)
         instance.guess_by(DraftModel(model, layers, 4, VOCAB, most_read=most))
         self.run_step, instance.run_step = instance.run_step, self.step
@@ -121,6 +122,8 @@ class Reading:
         result = self.run_step(plan)
         self.unmade += [one.num_unmade for one in result.sampled]
         self.has_time.append(result.proposing_s > 0)
+        assert not (result.proposing_s and result.reading_s)
+        self.num_read_first += result.reading_s > 0
         return result
 
 
@@ -138,6 +141,7 @@ def test_what_it_has_not_seen_is_read_in_pieces_before_it_guesses(target: Causal
     assert reading.has_time[1:6] == [False, False, False, True, True], (
         "what takes long since much is read tells nothing"
     )
+    assert reading.num_read_first == 3
     reading.unmade.clear()
     assert said(instance, asked) == want
     assert reading.unmade[1] == 0, "the KV that it has computed is found in the prefix cache's blocks"

@@ -59,23 +59,30 @@ def drawn(work: SeqWork) -> Sampled:
 @dataclass(frozen=True)
 class DraftModel:
     """On the rank: as often right as it says, at the price of so long for one more guess of all sequences. Before it guesses it has
-    to read each sequence, which takes so long, too."""
+    to read each sequence, which takes so long, too, and then each token that it has missed since, up to 512 in a step, which takes
+    `missed_s`."""
 
     right: float
     each_s: float
     reading_s: float
-    known: set[str] = field(default_factory=set[str])
+    missed_s: float = 0.0
+    known: dict[str, int] = field(default_factory=dict[str, int])
+    """The tokens of each sequence that it has read."""
 
     def guess(self, plan: StepPlan, rng: random.Random) -> tuple[StepPlan, float, float]:
         """Return the plan with guesses, how long it took to make them, and how long to read before."""
-        asked = [len(work.drafts) for work in plan.work if PROPOSED in work.drafts]
-        new = {work.key for work in plan.work if PROPOSED in work.drafts} - self.known
-        self.known.update(new)
+        asked = [work for work in plan.work if PROPOSED in work.drafts]
+        num_new = sum(work.key not in self.known for work in asked)
+        missed = [work.start - self.known.get(work.key, work.start) for work in asked]
+        num_missed = min(512, sum(count for count in missed if count > 16))  # fewer are its own guesses
+        self.known.update((work.key, work.known_end) for work in asked)
         work = tuple(
             replace(work, drafts=tuple(7 if rng.random() < self.right else 8 for _ in work.drafts))
             for work in plan.work
         )
-        return replace(plan, work=work), max(asked, default=0) * self.each_s, len(new) * self.reading_s
+        longest = max((len(work.drafts) for work in asked), default=0)
+        reading_s = num_new * self.reading_s + num_missed * self.missed_s
+        return replace(plan, work=work), longest * self.each_s, reading_s
 
 
 def pace(
@@ -90,7 +97,7 @@ def pace(
         sampling = SamplingParams(max_tokens=length)
         scheduler.add(Request(id=str(i), prompt=(i, 5), sampling=sampling, reply_to="f"))
     fits, rng = StepFits(), random.Random(1)
-    flight: list[tuple[StepPlan, StepPlan, float, float, float]] = []
+    flight: list[tuple[StepPlan, float, StepResult]] = []
     now, free_at, started_at, num_drawn = 0.0, 0.0, -1.0, 0
     while scheduler.num_running == num_seqs or started_at < 0:
         while len(flight) < 2 and (plan := scheduler.plan(now, fits.models)):
@@ -99,12 +106,16 @@ def pace(
                 model.guess(plan, rng) if model is not None else (plan, 0.0, 0.0)
             )
             free_at = max(now + WAIT_S, free_at) + took_s + proposing_s + reading_s
-            proposing_s = 0.0 if reading_s else proposing_s
-            flight.append((plan, guessed, free_at, took_s, proposing_s))
-        plan, guessed, now, took_s, proposing_s = flight.pop(0)
-        fits.observe(plan, took_s)
-        sampled = tuple(drawn(work) for work in guessed.work if work.samples)
-        result = StepResult(step=plan.step, sampled=sampled, duration_s=took_s, proposing_s=proposing_s)
+            result = StepResult(
+                step=plan.step,
+                sampled=tuple(drawn(work) for work in guessed.work if work.samples),
+                duration_s=took_s,
+                proposing_s=0.0 if reading_s else proposing_s,
+                reading_s=reading_s and reading_s + proposing_s,
+            )
+            flight.append((plan, free_at, result))
+        plan, now, result = flight.pop(0)
+        fits.observe(plan, result.duration_s)
         tokens = scheduler.commit(plan, result, now)
         if started_at >= 0:
             num_drawn += len(tokens)
@@ -150,10 +161,13 @@ def test_where_a_device_has_time_to_spare_guesses_gain_what_they_can(
     assert gain(num_seqs, name, 0.5, 0.9) > least
 
 
-def gain_of_model(num_seqs: int, name: str, right: float, each: float, length: int = 400) -> float:
-    """`each`: what one more guess of a sequence takes, by a step of one token."""
+def gain_of_model(
+    num_seqs: int, name: str, right: float, each: float, length: int = 400, missed: float = 0.0
+) -> float:
+    """`each`: what one more guess of a sequence takes, by a step of one token; `missed`: the same for a token that it has to read
+    since it was not asked for long."""
     device = DEVICES[name]
-    model = DraftModel(right, each * device(1), reading_s=each * device(1))
+    model = DraftModel(right, each * device(1), reading_s=each * device(1), missed_s=missed * device(1))
     return pace(num_seqs, device, Proposals(), length, model) / pace_without(num_seqs, name, length)
 
 
@@ -171,3 +185,12 @@ def test_a_draft_model_guesses_as_far_ahead_as_it_gains(right: float, each: floa
 
 def test_a_draft_model_that_costs_more_than_it_gains_is_asked_next_to_never() -> None:
     assert gain_of_model(1, "bound by memory", 0.9, 2.0, length=1200) > 0.98
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize(("right", "each"), [(0.3, 0.2), (0.9, 1.0)])
+def test_reading_what_was_said_since_the_last_trial_takes_a_small_share_of_the_time(
+    name: str, right: float, each: float
+) -> None:
+    """What 64 steps have said takes as long to read as some steps."""
+    assert gain_of_model(8, name, right, each, length=1900, missed=0.02) > 0.98
