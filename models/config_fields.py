@@ -92,6 +92,14 @@ def text_part(
     return replace(spec, skipped_prefixes=(*parts, *(f"model.{part}" for part in parts)))
 
 
+def mtp_layers(config: Config) -> tuple[str, ...]:
+    """Return `ModelSpec.mtp_layers` of a model that has them behind its own layers."""
+    first = count(config, "num_hidden_layers")
+    return tuple(
+        f"model.layers.{first + more}." for more in range(int(config["num_nextn_predict_layers"] or 0))
+    )
+
+
 def windows(config: Config, slides: Callable[[int], bool]) -> tuple[int, ...]:
     """Return each layer's window, from `layer_types` where the config has them."""
     window = int(config.get("sliding_window") or 0)

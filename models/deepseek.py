@@ -6,7 +6,7 @@ from typing import Any
 
 from core.errors import UnsupportedModel
 from kernels.routing import Routing
-from models.config_fields import Config, common, count
+from models.config_fields import Config, common, count, mtp_layers
 from models.spec import MlaSpec, ModelSpec, MoeSpec
 
 _SHARED: dict[str, Any] = {
@@ -73,7 +73,7 @@ def deepseek_v3(config: Config) -> ModelSpec:
     _refuse_unless(config, "scoring_func", "sigmoid")
     _refuse_unless(config, "topk_method", "noaux_tc")
     spec = _common(config, biased_routing(config), bool(config["rope_interleave"]), choice_bias=True)
-    return replace(spec, num_skipped_layers=int(config["num_nextn_predict_layers"] or 0))
+    return replace(spec, mtp_layers=mtp_layers(config))
 
 
 def biased_routing(config: Config) -> Routing:

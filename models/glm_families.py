@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from models.config_fields import Config, partly_rotated
+from models.config_fields import Config, mtp_layers, partly_rotated
 from models.deepseek import biased_routing, experts
 from models.dense_families import FUSED
 from models.spec import LayerNorms, ModelSpec
@@ -55,5 +55,5 @@ def glm4_moe(config: Config) -> ModelSpec:
         qkv_bias=bool(config.get("attention_bias", False)),
         qk_norm="head" if config.get("use_qk_norm") else "none",
         moe=experts(config, spec.num_layers, biased_routing(config), choice_bias=True),
-        num_skipped_layers=int(config["num_nextn_predict_layers"] or 0),
+        mtp_layers=mtp_layers(config),
     )

@@ -81,6 +81,7 @@ def qwen3_next(config: Config) -> ModelSpec:
         out_bias=bias,
         unit_offset_norm=True,
         attention_gate=True,
+        mtp_layers=("mtp.layers.0.",),
         skipped_prefixes=("mtp.",),
     )
 

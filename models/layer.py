@@ -38,20 +38,21 @@ class Layer:
         load: Tensor,
         ops: Ops,
         collectives: Collectives,
+        *,
+        prefix: str = "",
     ) -> None:
-        """`load` ((num_experts,) int64) counts the choices of this layer's router."""
-        prefix = f"model.layers.{index}."
+        """`load` ((num_experts,) int64) counts the choices of this layer's router. `prefix`: the beginning of its tensors' names,
+        where it is not that of the model's layer `index`."""
+        prefix = prefix or f"model.layers.{index}."
         self._ops, self._eps, self._scale = ops, spec.norm_eps, spec.residual_scale
         self._attention = _mixer(spec, index, checkpoint, prefix, ops, collectives)
         self._mlp: FeedForward
         self.experts: ExpertWeights | None = None
         """None where every token passes the same weights."""
         if spec.moe is not None and spec.moe.sparse[index]:
-            old = f"{prefix}block_sparse_moe."
-            block = (
-                old if f"{old}{spec.moe.router}.weight" in checkpoint else f"{prefix}{spec.moe.block_name}."
+            moe = self._mlp = Moe(
+                spec, index, checkpoint, prefix, load=load, ops=ops, collectives=collectives
             )
-            moe = self._mlp = Moe(spec, index, checkpoint, block, load=load, ops=ops, collectives=collectives)
             self.experts = moe.held
         else:
             self._mlp = Mlp(

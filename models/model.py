@@ -59,11 +59,8 @@ class Model:
         """By the model's index, for the layers that have any."""
         checkpoint.ignore_under(
             *spec.skipped_prefixes,
-            *(
-                f"model.layers.{i}."
-                for i in range(spec.num_layers + spec.num_skipped_layers)
-                if i not in self.layers
-            ),
+            *spec.mtp_layers,
+            *(f"model.layers.{i}." for i in range(spec.num_layers) if i not in self.layers),
         )
         self._rotations = Rotations(spec, self.layers, ops, device)
         self._fused = None if taps else self._fuse()

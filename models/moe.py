@@ -14,7 +14,7 @@ from models.weight_source import WeightSource
 
 
 class Moe:
-    """A mixture of all experts under `prefix`. It adds each token's choices to `load` ((num_experts,) int64)."""
+    """A mixture of all experts of the layer under `prefix`. It adds each token's choices to `load` ((num_experts,) int64)."""
 
     takes: Rounding | None = None
 
@@ -34,7 +34,9 @@ class Moe:
         self._ops, self._collectives, self._index, self._load = ops, collectives, index, load
         self._routing, self._activate = moe.routing, activation_of(spec, ops)
         self._weighs_inputs = moe.weighs_inputs
-        router, shape = f"{prefix}{moe.router}", (moe.num_experts, hidden)
+        old = f"{prefix}block_sparse_moe."
+        block = old if f"{old}{moe.router}.weight" in checkpoint else f"{prefix}{moe.block_name}."
+        router, shape = f"{block}{moe.router}", (moe.num_experts, hidden)
         self._router, self._router_bias = checkpoint.take(f"{router}.weight", shape, torch.float32), None
         if moe.router_bias:
             self._router_bias = checkpoint.take(f"{router}.bias", shape[:1], torch.float32)
@@ -42,15 +44,15 @@ class Moe:
         if moe.choice_bias:
             name = f"{router}.e_score_correction_bias"
             self._choice_bias = checkpoint.take(name, shape[:1], torch.float32)
-        self.held = ops.pack_experts(read_experts(checkpoint, f"{prefix}experts", moe, hidden))
+        self.held = ops.pack_experts(read_experts(checkpoint, f"{block}experts", moe, hidden))
         """The experts in this rank's slots. Between steps others may be put there (`kernels.collectives` sends rows
         accordingly)."""
         self._down_bias = None
         if moe.by_turns:
-            biases = checkpoint.take(f"{prefix}experts.down_proj_bias", shape, torch.float32)
+            biases = checkpoint.take(f"{block}experts.down_proj_bias", shape, torch.float32)
             self._down_bias = biases.T.contiguous()
         self._shared = self._shared_gate = None
-        shared = f"model.layers.{index}.{moe.shared_name}"
+        shared = f"{prefix}{moe.shared_name}"
         if moe.shared_size:
             self._shared = Mlp(spec, checkpoint, f"{shared}.", moe.shared_size, ops, collectives)
         if moe.shared_gate:

@@ -1,10 +1,10 @@
-"""The layer for multi-token prediction that checkpoints of DeepSeek-V3 and GLM-4-MoE have behind their own layers (DeepSeek-AI,
-"DeepSeek-V3 Technical Report", 2024, section 2.2).
+"""The layer for multi-token prediction that checkpoints of DeepSeek-V3 and GLM-4-MoE have behind their own layers, and those of
+Qwen3-Next under names of its own (DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.2).
 
-It joins the next token's embedding to the model's last state, both normalised, and passes them through one more layer. The
-embedding and the head are the model's: checkpoints repeat them."""
+It joins the next token's embedding to the model's last state, both normalised, and passes them through one more layer, which
+attends. The embedding and the head are the model's: checkpoints repeat them."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,22 +23,37 @@ from models.weight_source import WeightSource
 from models.weights import Checkpoint, Shard, holds_tensor, whole
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Names:
+    """What a checkpoint calls the tensors of the layer that no other layer has, without `.weight`."""
+
+    token_norm: str
+    state_norm: str
+    join: str
+    last_norm: str
+
+
 def with_mtp_layer(spec: ModelSpec) -> ModelSpec:
-    """Return the model with the first layer for multi-token prediction among its own: it is as its last layers are."""
-    moe = None if spec.moe is None else replace(spec.moe, sparse=(*spec.moe.sparse, True))
+    """Return the model with the first layer for multi-token prediction among its own: it is as the last ones that attend."""
+    moe, kept = spec.moe, spec.recurrent
     return replace(
-        spec, num_layers=spec.num_layers + 1, num_skipped_layers=0, windows=(*spec.windows, 0), moe=moe
+        spec,
+        num_layers=spec.num_layers + 1,
+        mtp_layers=(),
+        windows=(*spec.windows, 0),
+        moe=moe and replace(moe, sparse=(*moe.sparse, True)),
+        recurrent=kept and replace(kept, kinds=(*kept.kinds, "kv")),
     )
 
 
 def check_mtp(spec: ModelSpec, folder: Path, load_format: LoadFormat) -> None:
     """Raise UnsupportedModel where the model in `folder` has no such layer, or its checkpoint came without it."""
-    if not spec.num_skipped_layers:
+    if not spec.mtp_layers:
         raise UnsupportedModel(
             f"engine.speculate is mtp, but {spec.architecture} has no layer for multi-token prediction "
             "(num_nextn_predict_layers in config.json): guess by ngram, suffix or a draft model"
         )
-    name = f"{_prefix(spec.num_layers)}enorm.weight"
+    name = f"{_names(spec.mtp_layers[0]).token_norm}.weight"
     if load_format != "dummy" and not holds_tensor(folder, name):
         raise UnsupportedModel(
             f"engine.speculate is mtp, but the checkpoint in {folder} was saved without the layer for multi-token prediction: it "
@@ -66,8 +81,20 @@ def load_mtp(
     return head
 
 
-def _prefix(index: int) -> str:
-    return f"model.layers.{index}."
+def _names(layer: str) -> _Names:
+    if layer.startswith("mtp."):
+        return _Names(
+            token_norm="mtp.pre_fc_norm_embedding",
+            state_norm="mtp.pre_fc_norm_hidden",
+            join="mtp.fc",
+            last_norm="mtp.norm",
+        )
+    return _Names(
+        token_norm=f"{layer}enorm",
+        state_norm=f"{layer}hnorm",
+        join=f"{layer}eh_proj",
+        last_norm=f"{layer}shared_head.norm",
+    )
 
 
 class MtpHead:
@@ -76,18 +103,19 @@ class MtpHead:
     def __init__(self, target: Model, checkpoint: WeightSource, device: torch.device) -> None:
         self._target, self.ops = target, target.ops
         spec, index = with_mtp_layer(target.spec), target.spec.num_layers
-        prefix, hidden = _prefix(index), spec.hidden_size
+        prefix, hidden = target.spec.mtp_layers[0], spec.hidden_size
+        names = _names(prefix)
         self._eps = spec.norm_eps
         self._token_norm, self._state_norm, self._last_norm = (
-            read_norm(spec, checkpoint, f"{prefix}{name}.weight")
-            for name in ("enorm", "hnorm", "shared_head.norm")
+            read_norm(spec, checkpoint, f"{name}.weight")
+            for name in (names.token_norm, names.state_norm, names.last_norm)
         )
-        join = checkpoint.matrix(f"{prefix}eh_proj.weight", (hidden, 2 * hidden))
+        join = checkpoint.matrix(f"{names.join}.weight", (hidden, 2 * hidden))
         self._join = self.ops.pack(join, checkpoint.dtype)
         num_experts = 0 if spec.moe is None else spec.moe.num_experts
         # The experts of this layer stay where they are, so nobody reads how often each is chosen.
         chosen = torch.zeros(num_experts, dtype=torch.int64, device=device)
-        self._layer = Layer(spec, index, checkpoint, chosen, self.ops, target.collectives)
+        self._layer = Layer(spec, index, checkpoint, chosen, self.ops, target.collectives, prefix=prefix)
         self._rotations = Rotations(spec, range(index, index + 1), self.ops, device)
         _ignore_others(target.spec, checkpoint)
 
@@ -113,9 +141,13 @@ class MtpHead:
 
 def _ignore_others(spec: ModelSpec, checkpoint: WeightSource) -> None:
     """Leave the model's own tensors to it, and those that this layer repeats of them, and further such layers."""
-    prefix, end = _prefix(spec.num_layers), spec.num_layers + spec.num_skipped_layers
-    checkpoint.ignore(f"{prefix}embed_tokens.weight", f"{prefix}shared_head.head.weight")
-    others = [index for index in range(end) if index != spec.num_layers]
+    layer, *others = spec.mtp_layers
+    checkpoint.ignore(f"{layer}embed_tokens.weight", f"{layer}shared_head.head.weight")
     checkpoint.ignore_under(
-        "model.embed_tokens.", "model.norm.", "lm_head.", *spec.skipped_prefixes, *map(_prefix, others)
+        "model.embed_tokens.",
+        "model.norm.",
+        "lm_head.",
+        *others,
+        *(prefix for prefix in spec.skipped_prefixes if not layer.startswith(prefix)),
+        *(f"model.layers.{index}." for index in range(spec.num_layers)),
     )

@@ -152,8 +152,8 @@ class ModelSpec:
     recurrent: RecurrentSpec | None = None
     """What the layers keep of a sequence, where some keep a state in place of keys and values."""
     moe: MoeSpec | None = None
-    num_skipped_layers: int = 0
-    """Behind the model's own in the checkpoint, for multi-token prediction."""
+    mtp_layers: tuple[str, ...] = ()
+    """Beginnings of names of the tensors of each layer for multi-token prediction."""
     skipped_prefixes: tuple[str, ...] = ()
     """Beginnings of names of tensors that no layer has a use for."""
     rotary_dim: int = 0

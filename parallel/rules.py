@@ -28,7 +28,7 @@ class Rule:
     """(dimension, unit). A dimension that is not named is whole on every rank."""
 
 
-_LAYER = r"model\.layers\.\d+\."
+_LAYER = r"(model|mtp)\.layers\.\d+\."
 _ATTENTION = _LAYER + r"self_attn\."
 _MLP = _LAYER + r"(mlp|mlp\.shared_experts|mlp\.shared_expert|feed_forward|feed_forward\.shared_expert)\."
 _STATES = _LAYER + r"(linear_attn|mamba)\."
@@ -67,6 +67,7 @@ RULES: tuple[Rule, ...] = (
     Rule(_LAYER + r"(mlp|block_sparse_moe|feed_forward)\.(gate|router|router\.layer)\.(weight|bias|e_score_correction_bias)"),
     Rule(_LAYER + r"mlp\.shared_expert_gate\.weight"),
     Rule(_LAYER + r"(enorm|hnorm|eh_proj|shared_head\.norm)\.weight"),
+    Rule(r"mtp\.(pre_fc_norm_embedding|pre_fc_norm_hidden|fc|norm)\.weight"),
 )  # fmt: skip
 
 EXPERTS: tuple[Rule, ...] = (

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -96,10 +97,13 @@ def test_a_model_or_a_checkpoint_without_one_is_refused(tmp_path: Path) -> None:
         check_mtp(read_spec(tmp_path), tmp_path, "auto")
 
 
-def test_a_tensor_of_the_layer_that_nobody_reads_is_an_error(tmp_path: Path) -> None:
-    make_mtp(tmp_path, "deepseek_v3")
-    file, count = tmp_path / "model.safetensors", read_spec(tmp_path).num_layers
-    save_file({**load_file(file), f"model.layers.{count}.odd": torch.ones(3)}, file)
+@pytest.mark.parametrize(
+    ("family", "name"), [("deepseek_v3", "model.layers.{}.odd"), ("qwen3_next", "mtp.odd")]
+)
+def test_a_tensor_of_the_layer_that_nobody_reads_is_an_error(family: str, name: str, tmp_path: Path) -> None:
+    make_mtp(tmp_path, family)
+    file, odd = tmp_path / "model.safetensors", name.format(read_spec(tmp_path).num_layers)
+    save_file({**load_file(file), odd: torch.ones(3)}, file)
     model = load_model(tmp_path, "float32", CPU)
-    with pytest.raises(UnsupportedModel, match=r"no rule .* 'model\.layers\.\d+\.odd'"):
+    with pytest.raises(UnsupportedModel, match=f"no rule .* '{re.escape(odd)}'"):
         load_mtp(tmp_path, model, CPU)

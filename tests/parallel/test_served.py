@@ -263,14 +263,17 @@ async def test_guesses_change_no_token_on_any_mesh(family: str, keys: dict[str, 
     [
         pytest.param("mtp", {"decode.tp": 2}, id="mtp, tp2"),
         pytest.param("mtp", {"decode.ep": 2}, id="mtp, ep2"),
+        pytest.param(
+            "mtp of a hybrid", {"decode.tp": 2, "engine.num_blocks": 1200}, id="mtp of a hybrid, tp2"
+        ),
         pytest.param("eagle", {"decode.tp": 2}, id="eagle, tp2"),
     ],
 )
 async def test_heads_guess_alike_on_all_ranks(source: str, keys: dict[str, int], tmp_path: Path) -> None:
     """A head that is right, so that ranks that guessed otherwise would part."""
-    speculate = source
-    if source == "mtp":
-        make_right_mtp(tmp_path)
+    speculate = source.split()[0]
+    if speculate == "mtp":
+        make_right_mtp(tmp_path, family="qwen3_next" if "hybrid" in source else "deepseek_v3")
     else:
         make_right_eagle(tmp_path / "head", tmp_path, num_heads=2)
         speculate = f"eagle:{tmp_path / 'head'}"

@@ -25,7 +25,13 @@ from models.registry import load_model
 from parallel.mesh import ONE_RANK, Mesh
 from tests.engine.execution.test_draft_model import guesses_of, unchecked
 from tests.engine.execution.test_runner import Instance
-from tests.engine.execution.test_speculation import one_at_a_time, requests, requests_of_64_seeds, said
+from tests.engine.execution.test_speculation import (
+    num_states,
+    one_at_a_time,
+    requests,
+    requests_of_64_seeds,
+    said,
+)
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, make
 from tests.models.eagle_checkpoints import EagleReference, make_eagle, make_right_eagle, make_target
 from tests.models.mtp_checkpoints import MtpReference, make_mtp, make_right_mtp
@@ -46,7 +52,8 @@ class Made:
 
 
 def made_mtp(folder: Path, reference: MtpReference) -> Made:
-    model = load_model(folder, "float32", CPU, deterministic=True)
+    is_hybrid = read_spec(folder).recurrent is not None
+    model = load_model(folder, "float32", CPU, deterministic=not is_hybrid)
     layout = model.spec.kv_layout(4, "float32")
     return Made(reference, model, load_mtp(folder, model, CPU), layout, "mtp")
 
@@ -62,6 +69,7 @@ Make = Callable[[Path], Made]
 MAKE: dict[str, Make] = {
     "mtp": lambda folder: made_mtp(folder, make_mtp(folder, "deepseek_v3")),
     "glm": lambda folder: made_mtp(folder, make_mtp(folder, "glm4_moe")),
+    "qwen": lambda folder: made_mtp(folder, make_mtp(folder, "qwen3_next")),
     "eagle": lambda folder: made_eagle(folder, make_eagle(folder / "head", make_target(folder))),
 }
 RIGHT: dict[str, Make] = {
@@ -131,7 +139,7 @@ def greedy_requests(rng: random.Random, count: int) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("source", [*SOURCES, "qwen"])
 def test_guesses_are_what_its_definition_says_of_the_known_tokens(source: str, tmp_path: Path) -> None:
     """The guesses do not depend on a prompt's chunks, on wrong guesses before them, or on a preemption."""
     made = MAKE[source](tmp_path)
@@ -140,7 +148,11 @@ def test_guesses_are_what_its_definition_says_of_the_known_tokens(source: str, t
     want = one_at_a_time(made.model, asked)
     for depth, most in ((1, 5), (2, 64)):
         instance = made.instance(
-            num_blocks=24, depth=depth, prefix_cache=False, max_batch_tokens=most, speculate_tokens=4
+            num_blocks=24 + 3 * num_states(made.model),
+            depth=depth,
+            prefix_cache=False,
+            max_batch_tokens=most,
+            speculate_tokens=4,
         )
         found = guesses_of(instance, asked, want)
         assert instance.scheduler.num_preempted > 0

@@ -165,7 +165,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("engine", "others", "named"),
     [
-        ({"speculate": "mtp"}, {}, "engine.speculate is mtp.*no layer for multi-token prediction"),
+        ({"speculate": "mtp"}, {}, r"engine.speculate is mtp.*has no mtp\.pre_fc_norm_embedding\.weight"),
         ({"host_cache_bytes": 1 << 20}, {}, "engine.host_cache_bytes"),
         ({"deterministic": True}, {}, "engine.deterministic"),
         ({"kv_dtype": "int8"}, {}, "engine.kv_dtype is int8"),
