@@ -187,6 +187,7 @@ class Frontend:
                 if running.brings is not None:
                     # The others want the KV at a decode instance, and go on from it for as long as they may.
                     place = replace(place, max_new_tokens=max(2, timeline.request.sampling.max_tokens))
+                await running.pause(fruitless, deadline - self._clock.now())
                 async for token in self._attempt(running, place, deadline):
                     emitted.append(token.token)
                     finished = token.finish is not None

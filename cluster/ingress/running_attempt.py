@@ -1,6 +1,7 @@
 """One attempt of one request, from placing to its last token, as the frontend sees it."""
 
 import asyncio
+import contextlib
 from collections import deque
 
 from cluster.ingress.shared_prompt import SharedPrompt
@@ -8,6 +9,9 @@ from cluster.ingress.timeline import Attempt
 from core.messages import Place
 from core.ports import Clock
 from core.types import Request, Route, TokenOut
+
+_FIRST_PAUSE_S, _GROWTH = 0.25, 4.0
+"""Behind the second attempt without a token, and how many times as long behind each further one."""
 
 
 class Lost(Exception):
@@ -69,6 +73,18 @@ class RunningAttempt:
         self.route = self.record.route = route
         self.record.placed_s = self._clock.now()
         self.changed.set()
+
+    async def pause(self, num_fruitless: int, most_s: float) -> None:
+        """Wait before it begins behind so many that brought no token. The first lost instance is left at once. Where the next was
+        lost, too, whoever is left may be stalled, and answer a few seconds later. Raises the attempt's failure."""
+        if num_fruitless < 2:
+            return
+        pause_s = _FIRST_PAUSE_S * _GROWTH ** (num_fruitless - 2)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, min(pause_s, most_s))):
+                await self.wait()
+        if self.failure:
+            raise self.failure
 
     async def wait(self) -> None:
         await self.changed.wait()

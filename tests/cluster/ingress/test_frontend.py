@@ -22,10 +22,14 @@ from core.messages import (
     Submit,
     Tokens,
 )
+from core.ports import Clock
 from core.reports import Status
 from core.types import FinishReason, Request, Route, SamplingParams, TokenOut
 from net.loopback_mail import LoopbackMail, LoopbackNetwork
+from sim.virtual_loop import LoopClock, run_virtual
 from tests.patience import until
+
+TIMEOUT_S = 5.5
 
 
 class Peer:
@@ -72,18 +76,18 @@ class CutMail:
 
 
 class World:
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock | None = None) -> None:
         self.network = LoopbackNetwork()
         self.mail = CutMail(self.network.join("frontend"))
         self.decodes: list[Peer] = []
         self.scheduler = Peer(self.network, "scheduler", self._schedule)
         self.frontend = Frontend(
             self.mail,
-            WallClock(),
+            clock or WallClock(),
             ScheduleConfig(),
             4,
             resolve_schedulers=self._resolve,
-            request_timeout_s=5,
+            request_timeout_s=TIMEOUT_S,
         )
         self.runner = asyncio.create_task(self.frontend.run())
 
@@ -195,18 +199,67 @@ async def test_refusals_reach_the_client_as_what_they_are(world: World) -> None:
     assert hopeless.value.possible_ttft_s == 3.06
 
 
-async def test_an_instance_that_fails_without_dying_is_left_and_a_hopeless_request_ends(world: World) -> None:
-    def fail(peer: Peer, sender: str, message: Message) -> None:
-        if isinstance(message, Submit):
-            peer.mail.send(
-                sender, Failed(message.request.id, message.request.attempt, "engine stopped", True)
-            )
+def fail(peer: Peer, sender: str, message: Message) -> None:
+    if isinstance(message, Submit):
+        peer.mail.send(sender, Failed(message.request.id, message.request.attempt, "engine stopped", True))
 
-    for _ in range(5):
-        world.decode(fail)
-    with pytest.raises(ReplicaLost, match="giving up"):
-        await world.run(world.request())
-    assert world.frontend.num_running == 0
+
+Act = Callable[[Peer, str, Message], None]
+
+
+async def attempts_at(*acts: Act) -> list[float]:
+    """Have a request answered by instances that do this, one behind the other. Returns when each was asked, in virtual time."""
+    clock, submitted_at = LoopClock(), list[float]()
+
+    def noting(act: Act) -> Act:
+        def noted(peer: Peer, sender: str, message: Message) -> None:
+            if isinstance(message, Submit):
+                submitted_at.append(round(clock.now() - began_at, 3))
+            act(peer, sender, message)
+
+        return noted
+
+    world = World(clock)
+    await clock.sleep(1)
+    began_at = clock.now()
+    for act in acts:
+        world.decode(noting(act))
+    try:
+        assert await world.run(world.request()) == [100, 101, 102, 103, 104, 105]
+        return submitted_at
+    finally:
+        assert world.frontend.num_running == 0
+        assert clock.now() - began_at <= TIMEOUT_S
+        world.runner.cancel()
+        await world.frontend.close()
+
+
+def answer(peer: Peer, sender: str, message: Message) -> None:
+    if isinstance(message, Submit):
+        peer.tokens(sender, message.request, [0, 1, 2, 3, 4, 5])
+
+
+def test_the_first_lost_instance_is_left_at_once_and_the_others_with_growing_pauses() -> None:
+    assert run_virtual(attempts_at(fail, answer)) == [0, 0]
+    assert run_virtual(attempts_at(fail, fail, fail, fail, answer)) == [0, 0, 0.25, 1.25, 5.25]
+
+
+def test_what_five_instances_in_a_row_have_not_answered_is_given_up() -> None:
+    with pytest.raises(ReplicaLost, match="5 instances in a row .* giving up"):
+        run_virtual(attempts_at(fail, fail, fail, fail, fail, answer))
+
+
+def test_a_token_is_fruit_and_the_next_loss_is_the_first_again() -> None:
+    def one_token(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Submit):
+            peer.tokens(sender, message.request, [0])
+            asyncio.get_running_loop().call_later(0.01, fail, peer, sender, message)
+
+    def rest(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Submit):
+            peer.tokens(sender, message.request, [1, 2, 3, 4, 5])
+
+    assert run_virtual(attempts_at(fail, fail, one_token, rest)) == [0, 0, 0.25, 0.26]
 
 
 async def test_a_scheduler_that_was_lost_and_found_again_is_asked_again(world: World) -> None:
