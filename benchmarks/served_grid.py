@@ -18,8 +18,9 @@ from tests.parallel.forked_ranks import start_forked
 from tests.parallel.served_grid import Found, is_right, pairs, prepare, serve
 
 
-def measure(families: list[str], num_pairs: int | None, path: Path | None) -> list[Found]:
-    """The first `num_pairs` servers of each family, or all. `path`: where what is known is written after each."""
+def measure(families: list[str], num_pairs: int | None, path: Path | None, command: str) -> list[Found]:
+    """The first `num_pairs` servers of each family, or all. `path`: where what is known is written after each, with the `command`
+    that has made it."""
     results: list[Found] = []
     with tempfile.TemporaryDirectory() as name:
         for family in families:
@@ -28,7 +29,7 @@ def measure(families: list[str], num_pairs: int | None, path: Path | None) -> li
             for pair in [pair for pair in pairs() if pair.family == family][:num_pairs]:
                 results.append(asyncio.run(serve(pair, folder, prompts, want)))
                 print(json.dumps(asdict(results[-1])), flush=True)
-                write(path, "benchmarks.served_grid", summary(results))
+                write(path, command, summary(results))
     return results
 
 
@@ -49,7 +50,9 @@ def main() -> None:
     args = options.parse_args()
     with patch("engine.ranks.child_ranks.start_children", start_forked):
         families = args.only or sorted({pair.family for pair in pairs()})
-        results = measure(families[:1], 1, args.json) if args.smoke else measure(families, None, args.json)
+        command = " ".join(["benchmarks.served_grid", *(["--only", *args.only] if args.only else [])])
+        first = families[:1] if args.smoke else families
+        results = measure(first, 1 if args.smoke else None, args.json, command)
     wrong = sum(not is_right(found) for found in results)
     print(f"{len(results)} servers, {wrong} of them wrong")
     raise SystemExit(bool(wrong))
