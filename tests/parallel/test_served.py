@@ -60,6 +60,10 @@ def checkpoint(folder: Path, family: str = "llama") -> tuple[list[tuple[int, ...
     return prompts, want
 
 
+STATES = {"engine.num_blocks": 2400}
+"""Room for recurrent states."""
+
+
 def settings(folder: Path, **keys: Any) -> ClusterConfig:
     values = {
         "model.path": str(folder),
@@ -102,6 +106,11 @@ EXPERT_MESHES = [
     pytest.param("mixtral", {"prefill.dp": 2, "prefill.ep": 2, "decode.tp": 2}, id="dp2 x ep2 to tp2"),
     pytest.param("deepseek_v2", {"prefill.pp": 2, "decode.tp": 2, "decode.dp": 2}, id="pp2 to tp2 x dp2"),
     pytest.param("qwen3_moe", {"prefill.pp": 2, "prefill.dp": 2, "decode.ep": 2}, id="pp2 x dp2 to ep2"),
+    pytest.param(
+        "qwen3_next",
+        {"prefill.pp": 2, "decode.tp": 2, "decode.ep": 2, **STATES},
+        id="recurrent layers, pp2 to tp2 x ep2",
+    ),
 ]
 
 
@@ -166,10 +175,21 @@ def ranks_of(keys: dict[str, int], role: str) -> range:
     return range(math.prod(keys.get(f"{role}.{axis}", 1) for axis in ("tp", "pp", "dp", "ep")))
 
 
-async def test_a_killed_rank_of_decode_loses_no_token(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        pytest.param("llama", {"decode.tp": 2}, id="tp2"),
+        pytest.param(
+            "qwen3_next", {"decode.pp": 2, "engine.speculate": "suffix", **STATES}, id="recurrent layers, pp2"
+        ),
+    ],
+)
+async def test_a_killed_rank_of_decode_loses_no_token(
+    family: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
     """Ranks are started as instances start them."""
-    prompts, want = checkpoint(tmp_path)
-    keys = {"prefill_instances": 0, "decode_instances": 2, "decode.tp": 2}
+    prompts, want = checkpoint(tmp_path, family)
+    keys = {"prefill_instances": 0, "decode_instances": 2, **keys}
     async with LocalCluster.running(settings(tmp_path, **keys)) as cluster:
         running = asyncio.create_task(answers(cluster, prompts))
         while not all(instance.num_used_blocks for instance in cluster.instances):
@@ -239,7 +259,10 @@ async def test_prompts_are_scored_and_embedded_on_any_mesh(keys: dict[str, int],
     [
         pytest.param("llama", {"decode.tp": 2, "decode.pp": 2}, id="tp2 x pp2"),
         pytest.param("deepseek_v3", {"decode.dp": 2, "decode.pp": 2}, id="dp2 x pp2"),
-        pytest.param("qwen3_next", {"decode.tp": 2, "engine.num_blocks": 1200}, id="recurrent layers, tp2"),
+        pytest.param("qwen3_next", {"decode.tp": 2, **STATES}, id="recurrent layers, tp2"),
+        pytest.param("granite_hybrid", {"decode.pp": 2, **STATES}, id="recurrent layers, pp2"),
+        pytest.param("granite_hybrid", {"decode.ep": 2, **STATES}, id="recurrent layers, ep2"),
+        pytest.param("qwen3_next", {"decode.dp": 2, **STATES}, id="recurrent layers, dp2"),
     ],
 )
 async def test_guesses_change_no_token_on_any_mesh(family: str, keys: dict[str, int], tmp_path: Path) -> None:
@@ -263,9 +286,7 @@ async def test_guesses_change_no_token_on_any_mesh(family: str, keys: dict[str, 
     [
         pytest.param("mtp", {"decode.tp": 2}, id="mtp, tp2"),
         pytest.param("mtp", {"decode.ep": 2}, id="mtp, ep2"),
-        pytest.param(
-            "mtp of a hybrid", {"decode.tp": 2, "engine.num_blocks": 1200}, id="mtp of a hybrid, tp2"
-        ),
+        pytest.param("mtp of a hybrid", {"decode.tp": 2, **STATES}, id="mtp of a hybrid, tp2"),
         pytest.param("eagle", {"decode.tp": 2}, id="eagle, tp2"),
     ],
 )
