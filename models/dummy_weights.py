@@ -15,8 +15,15 @@ class DummyWeights:
     keeps: frozenset[Kind] = frozenset()
     bytes_read = 0
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, shard: Shard = whole) -> None:
-        self.dtype, self.device, self._shard = dtype, device, shard
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard = whole,
+        matrices: torch.dtype | None = None,
+    ) -> None:
+        """`matrices`: what they would be stored in and are kept in; None: `dtype`."""
+        self.dtype, self.device, self._shard, self._matrices = dtype, device, shard, matrices
 
     def __contains__(self, name: str) -> bool:
         return False
@@ -31,7 +38,8 @@ class DummyWeights:
         bound = (3 / shape[-1]) ** 0.5
         return out.uniform_(-bound, bound, generator=generator)
 
-    matrix = take
+    def matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
+        return self.take(name, shape, self._matrices)
 
     def held(self, name: str, count: int) -> list[int]:
         return held_rows(self._shard, name, count)

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,10 @@ import transformers
 from core.config import EngineConfig, ModelConfig
 from core.errors import UnsupportedModel
 from engine.execution.pool_size import size_pool
+from kernels.cpu.library import native
+from kernels.ops import Ops
+from kernels.packed import LinearWeight, Weight
+from kernels.torch.prepacked import WeightFormat, prepacked_ops
 from models.dummy_weights import DummyWeights
 from models.registry import load_model
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, Paged
@@ -45,6 +50,28 @@ def test_a_rank_makes_no_more_than_its_part() -> None:
     source = DummyWeights(torch.bfloat16, CPU, tensor_parallel(1, 2))
     assert source.take("model.layers.0.mlp.up_proj.weight", (64, 32)).shape == (32, 32)
     assert source.take("model.norm.weight", (32,), torch.float32).shape == (32,)
+
+
+@pytest.mark.skipif(native() is None, reason="without native kernels a CPU keeps no 16 bits")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_matrices_have_the_16_bits_that_a_checkpoint_s_would(
+    monkeypatch: pytest.MonkeyPatch, dtype: str, tmp_path: Path
+) -> None:
+    described, packed = describe(tmp_path, dtype=dtype), set[torch.dtype]()
+
+    def noting(weights: WeightFormat) -> Ops:
+        ops = prepacked_ops(weights)
+
+        def pack(weight: Weight, computed: torch.dtype) -> LinearWeight:
+            assert isinstance(weight, torch.Tensor)
+            packed.add(weight.dtype)
+            return ops.pack(weight, computed)
+
+        return replace(ops, pack=pack)
+
+    monkeypatch.setattr("kernels.select.prepacked_ops", noting)
+    load_model(described, "auto", CPU, load_format="dummy", weights="half")
+    assert packed == {getattr(torch, dtype)}
 
 
 @pytest.mark.parametrize(
