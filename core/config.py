@@ -32,8 +32,8 @@ class ModelConfig(Section):
     load_format: Literal["auto", "dummy"] = "auto"
     """`auto`: the folder's safetensors files. `dummy`: random weights, for measurements; the folder needs no files of weights."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """`auto`: the checkpoint's on GPUs; on CPUs float32, with matrices in 16 bits where the checkpoint has no more, and
-    quantised ones as they are stored. `float16` is exact for checkpoints of float16, and ends at 65,504."""
+    """`auto`: the checkpoint's on GPUs; on CPUs float32, with matrices as they are stored, and rows rounded for bfloat16's where
+    that is quicker. `float16` is exact for checkpoints of float16, and ends at 65,504."""
     quantization: Literal["none", "int8", "int4"] = "none"
     """How many bits CPUs keep of the matrices of a full-precision checkpoint; what is multiplied with them is rounded to 8."""
     max_context_tokens: int = Field(default=0, ge=0)

@@ -123,7 +123,7 @@ def sequences_of(meta: AttentionMeta, num_blocks: int, block_size: int) -> Seque
 @cache
 def fastest(size: int) -> library.Isa | None:
     """The instruction set for heads of that many numbers."""
-    fitting = [isa for isa in library.instruction_sets() if size % _lanes(isa) == 0]
+    fitting = [isa for isa in library.allowed_sets() if size % _lanes(isa) == 0]
     return fitting[-1] if fitting and size <= _MOST_SIZE else None
 
 

@@ -1,6 +1,7 @@
 """The library of native kernels, loaded at its first use, and which instruction sets it may use here."""
 
 import logging
+import os
 import time
 from ctypes import CDLL, c_float, c_int, c_int64, c_uint64, c_void_p
 from enum import IntEnum
@@ -8,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from core.errors import ConfigError
 from kernels.cpu.build import BuildError, library_path
 
 _log = logging.getLogger(__name__)
@@ -72,7 +74,7 @@ class Isa(IntEnum):
     AVX512 = 1
     """F, BW, DQ, VL and VNNI."""
     AVX512_BF16 = 2
-    """With an instruction for products of bfloat16: rows are rounded to it where there are many, and matrices of it."""
+    """With an instruction for products of bfloat16: rows are rounded to it for matrices of it."""
 
 
 def load(path: Path) -> CDLL:
@@ -113,10 +115,19 @@ def instruction_sets() -> list[Isa]:
     return [] if library is None else [isa for isa in Isa if library.baton_has(isa)]
 
 
+def allowed_sets() -> list[Isa]:
+    """Return those that may be chosen: where `BATON_MAX_CPU_ISA` names one, none behind it. Raises ConfigError."""
+    name = os.environ.get("BATON_MAX_CPU_ISA", "").upper()
+    if name and name not in Isa.__members__:
+        known = ", ".join(isa.name.lower() for isa in Isa)
+        raise ConfigError(f"BATON_MAX_CPU_ISA is {name.lower()}: it may be one of {known}")
+    return [isa for isa in instruction_sets() if not name or isa <= Isa[name]]
+
+
 @cache
 def fastest_exact() -> Isa:
     """Return the fastest instruction set that rounds no row to bfloat16. Needs `native`."""
-    return max(isa for isa in instruction_sets() if isa != Isa.AVX512_BF16)
+    return max(isa for isa in allowed_sets() if isa != Isa.AVX512_BF16)
 
 
 @cache
@@ -126,7 +137,7 @@ def fastest_of_bfloat16() -> Isa | None:
     library = native()
     if library is None:
         return None
-    if not library.baton_has(Isa.AVX512_BF16):
+    if Isa.AVX512_BF16 not in allowed_sets():
         return fastest_exact()
 
     def rate(isa: Isa) -> float:

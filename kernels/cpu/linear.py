@@ -2,7 +2,7 @@
 
 float32, bfloat16 and float16 are added up in float32. With fewer bits each row of inputs is rounded to 8 as it comes, by its
 largest magnitude; products are exact within a group of inputs that share a scale. A row's result has the same bits whatever other
-rows come with it, and however many threads compute it; only `Isa.AVX512_BF16` rounds rows to bfloat16, where there are many."""
+rows come with it, and however many threads compute it. `Isa.AVX512_BF16` rounds rows to bfloat16 for matrices of it."""
 
 from dataclasses import dataclass
 from enum import IntEnum

@@ -35,8 +35,7 @@ NARROW: Final = {torch.bfloat16: Layout.BFLOAT16, torch.float16: Layout.FLOAT16}
 def prepacked_ops(weights: WeightFormat) -> Ops:
     """Return the reference's operations over matrices that are kept as `weights` says. For one model on one thread."""
     plain = with_native_rows(with_native_draws(reference.reference_ops()))
-    # Activations of float32 are rounded nowhere, so that a token's bits do not depend on how many are computed with it.
-    of_bfloat16 = fastest_of_bfloat16() if weights == "full" else None
+    of_bfloat16 = fastest_of_bfloat16()
     return replace(
         plain,
         paged_attention=native_first(plain.paged_attention),
@@ -72,7 +71,7 @@ def pack(
     if weights == "half" and (stored := stored_panels(weight)) is not None:
         return in_panels(stored)
     if weights == "half" and isinstance(weight, Tensor) and weight.dtype in NARROW:
-        return in_panels(packed(weight, NARROW[weight.dtype]))
+        return _narrow(weight, NARROW[weight.dtype], of_bfloat16)
     match weights:
         case "int8":
             return in_panels(packed(_to_round(weight, dtype), Layout.INT8))
@@ -80,9 +79,13 @@ def pack(
             return in_panels(packed(_to_round(weight, dtype), Layout.STEPS4, INT4_GROUP))
         case "half":
             matrix = as_float(weight, dtype)
-            return in_panels(packed(matrix, _narrowest(matrix)))
+            return _narrow(matrix, _narrowest(matrix), of_bfloat16)
         case "full":
             return _full(as_float(weight, dtype), of_bfloat16)
+
+
+def _narrow(matrix: Tensor, layout: Layout, of_bfloat16: Isa | None) -> Prepacked:
+    return in_panels(packed(matrix, layout, isa=of_bfloat16 if layout == Layout.BFLOAT16 else None))
 
 
 def _to_round(weight: Weight, dtype: torch.dtype) -> Tensor:
@@ -155,8 +158,7 @@ def _full(matrix: Tensor, of_bfloat16: Isa | None) -> LinearWeight:
         return matrix
     is_bfloat16 = matrix.dtype == torch.bfloat16
     if native() is not None and not (is_bfloat16 and has_amx()):
-        layout = NARROW.get(matrix.dtype, Layout.FLOAT32)
-        return in_panels(packed(matrix, layout, isa=of_bfloat16 if is_bfloat16 else None))
+        return _narrow(matrix, NARROW.get(matrix.dtype, Layout.FLOAT32), of_bfloat16)
     return in_blocks(matrix if is_bfloat16 and has_bfloat16() else matrix.float())
 
 

@@ -1,7 +1,6 @@
 // What each instruction set implements: products of one panel with a block of rows, and the rounding of rows.
 //
-// A row's result has the same bits in every block: its sums are made in the order of the inputs, however many rows there are. Only
-// `Dots` add up in another order.
+// A row's result has the same bits in every block: its sums are made in the order of the inputs, however many rows there are.
 #pragma once
 #include "layout.h"
 

@@ -38,7 +38,7 @@ Product::Product(const Matrix& matrix, const float* x, int64_t rows, float* out,
       memory_(&memory) {
     const Layout& layout = matrix_.layout;
     const Kernels& kernels = *matrix_.kernels;
-    by_dots_ = matrix_.dots != nullptr && layout.format == Format::bf16 && blocks_.count > 1;
+    by_dots_ = matrix_.dots != nullptr && layout.format == Format::bf16;
     widens_halves_ = layout.format == Format::int4 && blocks_.count >= WIDENED_FROM;
     widens_steps_ = layout.format == Format::steps4 && blocks_.count > 1 && kernels.widen_steps != nullptr;
     reads_x_ = !layout.is_whole() && !by_dots_ && blocks_.each == 1;

@@ -10,7 +10,7 @@ namespace baton {
 // A matrix and what multiplies with it.
 struct Matrix {
     const Kernels* kernels;
-    const Dots* dots;  // or null; with them more rows than a block has are rounded to bfloat16 where the panels are of it
+    const Dots* dots;  // or null; with them rows are rounded to bfloat16 where the panels are of it
     Layout layout;
     const uint8_t* panels;
     const float* bias;  // (outputs,) or null

@@ -9,6 +9,8 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from torch import Tensor
 from torch.nn import functional as F
 
+from core.errors import ConfigError
+from kernels.cpu import library
 from kernels.cpu.library import Isa, fastest_exact, fastest_of_bfloat16, instruction_sets
 from kernels.cpu.linear import MOST_INPUTS_OF_BYTES, Layout, Panels, packed, packed_int4, packed_int8
 from kernels.rounding import Rounding, as_floats, round_to, rounded
@@ -54,13 +56,9 @@ def error(got: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> float:
     return float((got.double() - wanted).norm() / wanted.norm())
 
 
-MANY_ROWS = 13
-"""From so many on rows are rounded where there are products of bfloat16 by bfloat16."""
-
-
 def as_multiplied(isa: Isa, layout: Layout, x: Tensor) -> Tensor:
     """What products with weights of that layout take the rows for."""
-    rounds = isa == Isa.AVX512_BF16 and layout == Layout.BFLOAT16 and len(x) >= MANY_ROWS
+    rounds = isa == Isa.AVX512_BF16 and layout == Layout.BFLOAT16
     return x.bfloat16().float() if rounds else x
 
 
@@ -227,8 +225,6 @@ MAKE["INT4 with zero points"] = lambda isa: packed_int4(
 @pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 def test_a_row_has_the_same_bits_in_every_batch(isa: Isa, make: Callable[[Isa], Panels]):
     weight, x, bias = make(isa), random(120, 300), random(200)
-    if isa == Isa.AVX512_BF16 and weight.layout == Layout.BFLOAT16:
-        pytest.skip("it rounds rows where there are many")
     whole = weight.product(x, bias)
     for count in (1, 2, 5, 11, 12, 13, 29):
         parts = [weight.product(part, bias) for part in x.split(count)]
@@ -289,3 +285,19 @@ def test_the_operator_can_be_traced():
     torch.library.opcheck(
         torch.ops.baton.linear.default, about, test_utils=("test_schema", "test_faketensor")
     )
+
+
+def test_no_instruction_set_behind_the_named_one_is_chosen(monkeypatch: pytest.MonkeyPatch):
+    for chosen in (fastest_exact, fastest_of_bfloat16):
+        monkeypatch.setattr(library, chosen.__name__, chosen.__wrapped__)
+    for name, last in (("avx2", Isa.AVX2), ("avx512", Isa.AVX512), ("AVX512_BF16", Isa.AVX512_BF16)):
+        monkeypatch.setenv("BATON_MAX_CPU_ISA", name)
+        assert library.fastest_exact() == max(
+            isa for isa in instruction_sets() if isa <= min(last, Isa.AVX512)
+        )
+        assert (library.fastest_of_bfloat16() or Isa.AVX2) <= last
+    monkeypatch.setenv("BATON_MAX_CPU_ISA", "sse")
+    with pytest.raises(
+        ConfigError, match="BATON_MAX_CPU_ISA is sse: it may be one of avx2, avx512, avx512_bf16"
+    ):
+        library.fastest_exact()

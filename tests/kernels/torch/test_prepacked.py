@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels.cpu.library import native
+from kernels.cpu.library import Isa, instruction_sets, native
 from kernels.packed import FourBit, Prepacked
 from kernels.torch import prepacked
-from kernels.torch.prepacked import WeightFormat, linear, pack
+from kernels.torch.prepacked import WeightFormat, linear, pack, prepacked_ops
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there are no native kernels here")
 SHAPES = [(1, 16, 8), (3, 7, 33), (8, 96, 64), (65, 200, 129), (1, 640, 512), (70, 511, 520)]
@@ -74,6 +74,21 @@ def test_without_native_kernels_float32_has_the_same_product(monkeypatch: pytest
     monkeypatch.setattr(prepacked, "native", lambda: None)
     weight, x, bias = matrix(600, 512), rows(9, 512), rows(1, 600)[0]
     assert error(linear(x, pack("full", weight, torch.float32), bias), x, weight, bias) < 1e-6
+
+
+@pytest.mark.parametrize("isa", instruction_sets(), ids=lambda isa: isa.name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_are_rounded_for_matrices_of_bfloat16_where_their_products_are_quicker(
+    monkeypatch: pytest.MonkeyPatch, isa: Isa, dtype: torch.dtype
+):
+    monkeypatch.setattr(prepacked, "fastest_of_bfloat16", lambda: isa)
+    ops, weight, x = prepacked_ops("half"), matrix(96, 64, dtype), rows(40, 64)
+    is_rounded = isa == Isa.AVX512_BF16 and dtype == torch.bfloat16
+    taken_for = x.bfloat16().float() if is_rounded else x
+    for count in (1, 2, 40):
+        got = ops.linear(x[:count], ops.pack(weight, torch.float32), None)
+        assert got.dtype == torch.float32
+        assert error(got, taken_for[:count], weight, None) < 2e-6
 
 
 def test_what_16_bits_cannot_hold_stays_wider():
