@@ -293,6 +293,9 @@ class Ops:
     """(x (T, 2N), gate, rounding) -> `silu_mul` or `gelu_tanh_mul` of x, rounded."""
     by_rows: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
     """(operation, x (T, ...)) -> operation(x), which is row by row and the same object at every call."""
+    in_pieces: Callable[[Callable[[Activations], Tensor], Activations], Tensor]
+    """(operation, x (T, N)) -> operation(x) (T, M), which is row by row and has larger results on the way: of many rows some at a
+    time may be computed, so that a processor's cache holds these."""
     rope_write_kv: Callable[[Tensor, Tensor, Tensor, HeadNorms | None, KVLayer, AttentionMeta], Tensor]
     """(qkv (T, (H + 2 Hkv) D), cos (T, D), sin (T, D), norms, kv_layer, meta) -> queries (T, H, D). Queries and keys pass their
     norms, if any, and are rotated as in `rope`; keys and values are stored at meta.slots."""

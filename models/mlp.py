@@ -48,7 +48,7 @@ class Mlp:
         collectives: Collectives,
     ) -> None:
         hidden, bias = spec.hidden_size, spec.mlp_bias
-        self._linear, self._sum = ops.linear, collectives.sum_partial
+        self._linear, self._sum, self._in_pieces = ops.linear, collectives.sum_partial, ops.in_pieces
         self._gate: Gate | None = None if spec.activation == "clamped_swiglu" else spec.activation
         *names, last = (f"{prefix}{name}" for name in spec.projections)
         rows = 2 * inner // len(names)
@@ -65,9 +65,12 @@ class Mlp:
     def __call__(self, x: Activations, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
         del step
-        inner = self._activate(self._linear(x, self._gate_up, self._gate_up_bias))
-        out = self._sum(self._linear(inner, self._down, None))
+        out = self._sum(self._in_pieces(self._multiply, x))
         return out if self._down_bias is None else out + self._down_bias
+
+    def _multiply(self, x: Activations) -> Tensor:
+        inner = self._activate(self._linear(x, self._gate_up, self._gate_up_bias))
+        return self._linear(inner, self._down, None)
 
     def part(self, norm: Tensor, norm_behind: Tensor | None) -> MlpPart | None:
         """Return the layer's half as data, with the norms before and behind it. None where ranks share it, or where its gate is

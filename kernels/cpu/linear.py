@@ -33,6 +33,8 @@ class Layout(IntEnum):
     """4 bits that are made of floats: 32 inputs have a step, a whole number of at most 15, and more of them share a scale."""
 
 
+TASK_ROWS: Final = 96
+"""Rows that a panel is multiplied with before the next one is, as `src/linear.cpp` has it."""
 _FLOATS: Final = {
     torch.float32: Layout.FLOAT32,
     torch.bfloat16: Layout.BFLOAT16,

@@ -3,6 +3,7 @@
 Native kernels have panels of their own (`kernels/cpu/linear.py`): of float32, of 16 bits and of fewer. Without them, and for
 products of bfloat16 on a processor with AMX, there are oneDNN's blocks. The matrix itself is not kept."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Final, Literal
@@ -14,7 +15,8 @@ from kernels.cpu.attention import native_first
 from kernels.cpu.dense_layers import fuse
 from kernels.cpu.elementwise import with_native_rows
 from kernels.cpu.library import Isa, fastest_of_bfloat16, native
-from kernels.cpu.linear import InPanels, Layout, Panels, packed
+from kernels.cpu.linear import TASK_ROWS, InPanels, Layout, Panels, packed
+from kernels.cpu.pages import result
 from kernels.cpu.sampling import with_native_draws
 from kernels.cpu.stored import KEPT, stored_experts, stored_panels
 from kernels.ops import ExpertWeights, Ops
@@ -40,6 +42,7 @@ def prepacked_ops(weights: WeightFormat) -> Ops:
         plain,
         paged_attention=native_first(plain.paged_attention),
         linear=linear,
+        in_pieces=in_pieces,
         pack=partial(pack, weights, of_bfloat16=of_bfloat16),
         look_up=partial(look_up, weights),
         pack_experts=pack_experts,
@@ -61,6 +64,21 @@ def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         return reference.linear(x, weight, bias)
     rows = as_floats(x)
     return weight.product(rows, bias) if len(rows) else rows.new_empty(0, weight.shape[0])
+
+
+def in_pieces(operation: Callable[[Activations], Tensor], x: Activations) -> Tensor:
+    """`Ops.in_pieces`, of as many rows as a product takes at a time, so that it reads matrices no more often."""
+    if not isinstance(x, Tensor) or len(x) < 2 * TASK_ROWS:
+        return operation(x)
+    first, *others = x.split(TASK_ROWS)
+    piece = operation(first)
+    shape = len(x), *piece.shape[1:]
+    out = result(*shape) if piece.dtype == torch.float32 else piece.new_empty(shape)
+    out[:TASK_ROWS], end = piece, TASK_ROWS
+    for part in others:
+        out[end : end + len(part)] = operation(part)
+        end += len(part)
+    return out
 
 
 def pack(

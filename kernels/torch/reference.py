@@ -138,6 +138,10 @@ def by_rows(operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return operation(x)
 
 
+def in_pieces(operation: Callable[[Activations], Tensor], x: Activations) -> Tensor:
+    return operation(x)
+
+
 def no_fusing(layers: Sequence[DenseLayer]) -> FusedLayers | None:
     """`Ops.fuse` where layers are computed one operation after the other."""
     del layers
@@ -160,6 +164,7 @@ def reference_ops() -> Ops:
         norm_rounded=norm_rounded,
         gated_rounded=gated_rounded,
         by_rows=by_rows,
+        in_pieces=in_pieces,
         rope_write_kv=partial(rope_write_kv, rms_norm),
         paged_attention=PagedAttention(),
         route=route,

@@ -6,8 +6,9 @@ from torch.nn import functional as F
 
 from kernels.cpu.library import Isa, instruction_sets, native
 from kernels.packed import FourBit, Prepacked
+from kernels.rounding import Activations
 from kernels.torch import prepacked
-from kernels.torch.prepacked import WeightFormat, linear, pack, prepacked_ops
+from kernels.torch.prepacked import WeightFormat, in_pieces, linear, pack, prepacked_ops
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there are no native kernels here")
 SHAPES = [(1, 16, 8), (3, 7, 33), (8, 96, 64), (65, 200, 129), (1, 640, 512), (70, 511, 520)]
@@ -113,3 +114,20 @@ def test_weights_that_a_checkpoint_stores_in_four_bits_are_packed_as_what_they_m
     packed, x = pack("full", stored, torch.float32), rows(4, 128)
     assert isinstance(packed, Prepacked)
     assert torch.allclose(linear(x, packed, None), linear(x, stored, None), atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("count", [0, 5, 191, 192, 200, 700])
+def test_pieces_have_the_bits_of_the_whole(count: int, dtype: torch.dtype):
+    ups, down = (pack("half", matrix(96, 96, torch.bfloat16), dtype) for _ in range(2))
+    x, sizes = rows(count, 96, dtype), list[int]()
+
+    def multiply(part: Activations) -> torch.Tensor:
+        sizes.append(len(part))
+        return linear(linear(part, ups, None), down, None)
+
+    got = in_pieces(multiply, x)
+    assert sum(sizes) == count
+    assert max(sizes) < 192
+    assert got.dtype == dtype
+    assert torch.equal(got, multiply(x))
