@@ -123,6 +123,10 @@ class FixedDecode(Protocol):
         """What a model's forward pass is captured with. Its slots are filled with the rest."""
         ...
 
+    def fits(self, context_lens: Sequence[int]) -> bool:
+        """Return whether there are places for a step of these contexts, which may be fewer than the sequences."""
+        ...
+
     def inputs(
         self, context_lens: Sequence[int], block_tables: Sequence[np.ndarray], slots: Sequence[int]
     ) -> list[np.ndarray]:
@@ -334,8 +338,8 @@ class Ops:
     state = exp(decay) state; state += k (step v); out = q state + skip v. Reads and writes the sequences' states at
     meta.states."""
     fixed_decode: Callable[[int, int, int, int, torch.device], FixedDecode] | None
-    """(sequences, most blocks of a sequence, a block that no sequence has, block_size, device) -> what captured decode steps are
-    over; None where some operations here cannot be captured."""
+    """(sequences, most blocks of a sequence, a block behind all that sequences have, block_size, device) -> what captured decode
+    steps are over; None where some operations here cannot be captured."""
     fuse: Callable[[Sequence[DenseLayer]], FusedLayers | None]
     """(layers) -> all of them as one operation, whose object is for one thread; None where there is none for such layers."""
     keeps: frozenset[Kind]

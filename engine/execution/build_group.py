@@ -139,7 +139,7 @@ def why_no_graphs(model: CausalModel, pool: DevicePool) -> str:
     if isinstance(model, Model) and model.taps:
         return "an EAGLE-3 head reads states within the model, which a captured step does not give"
     if model.ops.fixed_decode is None:
-        return "only Triton's kernels can be captured (engine.kernels auto or triton, without engine.deterministic)"
+        return "only Triton's kernels can be captured (engine.kernels auto or triton)"
     return ""
 
 

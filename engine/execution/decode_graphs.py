@@ -75,12 +75,16 @@ class DecodeGraphs:
         return _Captured(rows, fixed, replay)
 
     def fit(self, work: Sequence[SeqWork]) -> bool:
-        """Return whether the step is decode alone, of no more sequences than were captured."""
-        return 0 < len(work) <= self._sizes[-1] and all(item.count == 1 for item in work)
+        """Return whether the step is decode alone, of no more sequences than were captured, whose contexts have places."""
+        return (
+            0 < len(work) <= self._sizes[-1]
+            and all(item.count == 1 for item in work)
+            and self._captured_for(len(work)).fixed.fits([item.start + 1 for item in work])
+        )
 
     def pack(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> "Replay":
         """Add to `pack` the inputs of work that does `fit`."""
-        captured = self._captured[next(size for size in self._sizes if size >= len(work))]
+        captured = self._captured_for(len(work))
         starts = np.array([item.start for item in work])
         tables = [seq.block_table(item.block_ids) for item, seq in zip(work, seqs, strict=True)]
         places = zip(tables, starts.tolist(), strict=True)
@@ -101,6 +105,9 @@ class DecodeGraphs:
             fixed=[pack.add(each) for each in captured.fixed.inputs((starts + 1).tolist(), tables, slots)],
             sample_rows=pack.add(np.array(drawing, np.int64)) if len(drawing) < len(work) else None,
         )
+
+    def _captured_for(self, num_seqs: int) -> _Captured:
+        return self._captured[next(size for size in self._sizes if size >= num_seqs)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from kernels.triton.tiles import Items, Tiles, cut
 DECODE_ROWS = 16
 """The fewest rows that a tensor core's product takes."""
 _PREFILL_ROWS = 128
-_INVARIANT_ROWS = 64
+INVARIANT_ROWS = 64
 """The fewest rows that Hopper's products take. With so many, decode still waits for memory and not for them."""
 _MIN_SPLIT_TOKENS = 256
 """With fewer tokens than this, reducing the splits costs more than it gains."""
@@ -95,7 +95,7 @@ def plan(meta: AttentionMeta, shape: AttentionShape, window: int, device: torch.
 def _plan(meta: AttentionMeta, shape: AttentionShape, window: int, device: torch.device) -> list[ContextPart]:
     everyone = range(len(meta.query_lens))
     if shape.split_tokens:
-        return [_part(meta, everyone, config_for(shape, _INVARIANT_ROWS, device), shape, window, device)]
+        return [_part(meta, everyone, config_for(shape, INVARIANT_ROWS, device), shape, window, device)]
     few = config_for(shape, DECODE_ROWS, device)
     short = [i for i in everyone if meta.query_lens[i] * few.heads <= few.block_m]
     long = [i for i in everyone if meta.query_lens[i] * few.heads > few.block_m]

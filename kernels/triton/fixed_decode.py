@@ -1,10 +1,11 @@
 """Decode steps whose kernels are launched alike whatever the lengths: `Ops.fixed_decode`.
 
 Attention's programs take items from a table of fixed length, each a split of one sequence's context; those without an item end at
-once. Splits are as long as it takes for all to have places in the table: of S sequences with x tokens each there are at most
-S + sum(x) / split of them."""
+once. Of S sequences with x tokens each there are at most S + sum(x) / split of them. So splits are as long as it takes for all to
+have places in the table; or, where they end at fixed places so that bits are the same in any batch, the table is as long as it
+takes for all tokens of the pool."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,7 @@ from kernels.ops import AttentionMeta
 from kernels.triton.attention_config import (
     DECODE_ROWS,
     FIXED,
+    INVARIANT_ROWS,
     PROGRAMS_PER_PROCESSOR,
     AttentionConfig,
     AttentionShape,
@@ -26,17 +28,31 @@ from kernels.triton.attention_config import (
 from kernels.triton.platform import num_programs
 from kernels.triton.tiles import Items, Tiles
 
-Splits = tuple[np.ndarray, int]
-"""(num_items,) int32: how many splits each sequence's context has; tokens of one."""
+Splits = tuple[np.ndarray, np.ndarray, int]
+"""(num_seqs,) int32 each: the first split of each sequence's context, and how many it has; tokens of one."""
+_Split = Callable[[np.ndarray], Splits]
+"""(num_seqs,) int32 tokens of each context -> its splits."""
 
 
 class TritonFixedDecode:
     """`FixedDecode`."""
 
     def __init__(
-        self, num_seqs: int, max_blocks: int, empty_block: int, block_size: int, device: torch.device
+        self,
+        num_seqs: int,
+        max_blocks: int,
+        empty_block: int,
+        block_size: int,
+        device: torch.device,
+        split_tokens: int = 0,
     ) -> None:
+        """`split_tokens` > 0: contexts are split at its multiples, as by `attention.TritonAttention`. There are places for all
+        tokens of the pool, which are more than those of all contexts unless sequences share many."""
         self._num_seqs, self._empty_block, self._device = num_seqs, empty_block, device
+        self._split_tokens, self._most_splits = split_tokens, 0
+        if split_tokens:
+            longest = triton.cdiv(max_blocks * block_size, split_tokens)
+            self._most_splits = min(num_seqs * longest, num_seqs + empty_block * block_size // split_tokens)
         self._empty_slot = empty_block * block_size
         self._lens = np.ones(num_seqs, np.int32)
         self._plans: dict[tuple[AttentionShape, int], _Plan] = {}
@@ -66,6 +82,12 @@ class TritonFixedDecode:
         )
         self.fill([torch.from_numpy(each).to(device) for each in self.inputs((), (), ())])
 
+    def fits(self, context_lens: Sequence[int]) -> bool:
+        if not self._split_tokens:
+            return True
+        num_splits = sum(triton.cdiv(length, self._split_tokens) for length in context_lens)
+        return num_splits + self._num_seqs - len(context_lens) <= self._most_splits
+
     def inputs(
         self, context_lens: Sequence[int], block_tables: Sequence[np.ndarray], slots: Sequence[int]
     ) -> list[np.ndarray]:
@@ -93,40 +115,49 @@ class TritonFixedDecode:
         on."""
         key = (shape, window)
         if (plan := self._plans.get(key)) is None:
-            assert not shape.split_tokens, "not with the same bits in any batch"
-            plan = self._plans[key] = _Plan.make(shape, window, self._tiles, self._device)
+            assert shape.split_tokens == self._split_tokens
+            plan = self._plans[key] = self._plan(shape, window)
             plan.memory.copy_(torch.from_numpy(plan.items(self._lens)))
         return plan.part
+
+    def _plan(self, shape: AttentionShape, window: int) -> "_Plan":
+        if tokens := self._split_tokens:
+            config, most = config_for(shape, INVARIANT_ROWS, self._device), self._most_splits
+            return _Plan.make(
+                config, self._tiles, most, lambda lens: split_at_multiples(lens, window, tokens)
+            )
+        config = config_for(shape, DECODE_ROWS, self._device)
+        most = most_items(self._num_seqs, config, shape, self._device)
+        return _Plan.make(config, self._tiles, most, lambda lens: split_all(lens, window, most, config))
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
     part: ContextPart
-    window: int
+    split: _Split
     memory: Tensor
     """The int32 memory that all of `part.items` are views of."""
 
     @classmethod
-    def make(cls, shape: AttentionShape, window: int, tiles: Tiles, device: torch.device) -> "_Plan":
-        config = config_for(shape, DECODE_ROWS, device)
+    def make(cls, config: AttentionConfig, tiles: Tiles, most: int, split: _Split) -> "_Plan":
+        """Make a plan with places for `most` splits."""
         assert config.heads <= config.block_m
-        most = most_items(tiles.num_tiles, config, shape, device)
-        memory = torch.empty(2 * most + tiles.num_tiles + 1, dtype=torch.int32, device=device)
+        memory = torch.empty(2 * most + tiles.num_tiles + 1, dtype=torch.int32, device=tiles.table.device)
         items = Items(*memory.split([most, most, tiles.num_tiles, 1]))
         return cls(
             ContextPart(tiles=tiles, config=config, num_splits=1, split_tokens=0, in_parts=True, items=items),
-            window,
+            split,
             memory,
         )
 
     def items(self, lens: np.ndarray) -> np.ndarray:
         """Return what `memory` contains for contexts of lens (num_seqs,) tokens."""
-        config, most = self.part.config, self.part.num_items
-        splits, tokens = split_all(lens, self.window, most, config)
+        most = self.part.num_items
+        firsts, splits, tokens = self.split(lens)
         tiles, places = np.full(most, -1, np.int32), np.zeros(most, np.int32)
         ends = splits.cumsum(dtype=np.int32)
         tiles[: ends[-1]] = np.repeat(np.arange(len(lens), dtype=np.int32), splits)
-        places[: ends[-1]] = np.arange(ends[-1]) - np.repeat(ends - splits, splits)
+        places[: ends[-1]] = np.arange(ends[-1]) - np.repeat(ends - splits - firsts, splits)
         return np.concatenate((tiles, places, ends, np.array([tokens], np.int32)))
 
 
@@ -142,4 +173,10 @@ def split_all(lens: np.ndarray, window: int, most: int, config: AttentionConfig)
     spans = lens.astype(np.int64) if not window else np.minimum(lens, window + config.block_n - 1)
     least = int(spans.sum()) / (most - len(lens))
     tokens = max(smallest_split(config), triton.cdiv(int(np.ceil(least)), config.block_n) * config.block_n)
-    return (-(-spans // tokens)).astype(np.int32), tokens
+    return np.zeros_like(lens), (-(-spans // tokens)).astype(np.int32), tokens
+
+
+def split_at_multiples(lens: np.ndarray, window: int, tokens: int) -> Splits:
+    """Split all contexts (num_seqs,) at multiples of `tokens`, but for what is before the last token's window."""
+    firsts = np.maximum(lens - window, 0) // tokens if window else np.zeros_like(lens)
+    return firsts, -(-lens // tokens) - firsts, tokens

@@ -115,10 +115,11 @@ def _latent_attention(lens: list[tuple[int, int]]) -> None:
 
 
 def _fixed(
-    batch: int, head_dim: int = HEAD_DIM, window: int = 0, kv_dtype: torch.dtype = torch.bfloat16
-) -> None:
-    meta = TritonFixedDecode(batch, 512, 0, BLOCK_SIZE, torch.device("meta")).meta
-    q, attend = tensor(batch, HEADS, head_dim), TritonAttention()
+    batch: int, head_dim: int = HEAD_DIM, window: int = 0, kv_dtype: torch.dtype = torch.bfloat16,
+    split_tokens: int = 0,
+) -> None:  # fmt: skip
+    meta = TritonFixedDecode(batch, 512, NUM_BLOCKS, BLOCK_SIZE, torch.device("meta"), split_tokens).meta
+    q, attend = tensor(batch, HEADS, head_dim), TritonAttention(split_tokens)
     attend(q, _pool(kv_dtype, head_dim), meta, 0.1, window, 0.0, None)
 
 
@@ -243,6 +244,7 @@ LAUNCHES = (
     Launch("fixed decode, heads of 64, window", lambda: _fixed(32, 64, 128)),
     Launch("fixed decode, int8", lambda: _fixed(32, kv_dtype=torch.int8), (80, 90)),
     Launch("fixed decode, latents", lambda: _fixed_latents(32)),
+    Launch("fixed decode, batch-invariant", lambda: _fixed(32, split_tokens=1024), (90,)),
     Launch("int8 product", lambda: _scaled(4096, torch.int8)),
     Launch("float8 product", lambda: _scaled(4096, torch.float8_e4m3fn), FLOAT8),
     Launch("float8 product by blocks", lambda: _scaled(4096, torch.float8_e4m3fn, blockwise=True), FLOAT8),

@@ -64,13 +64,18 @@ def invariant_triton_ops(device: torch.device) -> Ops:
     """Return operations that give a token the same bits whatever it is batched with and however its prompt is chunked: nothing
     that a kernel is chosen, compiled or cut by depends on the number of rows or on other sequences' lengths. Packed weights'
     kernels do not promise that."""
+    return invariant_ops_split_at(device, _SPLIT_TOKENS)
+
+
+def invariant_ops_split_at(device: torch.device, split_tokens: int) -> Ops:
+    """The same, with contexts split at multiples of `split_tokens`."""
     return replace(
         triton_ops(device),
         linear=gemm.linear,
         rounds=no_rounding,
-        fixed_decode=None,
+        fixed_decode=partial(TritonFixedDecode, split_tokens=split_tokens),
         keeps=frozenset(),
-        paged_attention=TritonAttention(_SPLIT_TOKENS),
+        paged_attention=TritonAttention(split_tokens),
         experts=partial(experts, block_m=_EXPERT_ROWS),
-        latent_attention=partial(invariant_latent_attention, split_tokens=_SPLIT_TOKENS),
+        latent_attention=partial(invariant_latent_attention, split_tokens=split_tokens),
     )

@@ -11,12 +11,18 @@ from kernels.rounding import rounded
 from kernels.triton.attention import TritonAttention
 from kernels.triton.attention_config import AttentionConfig
 from kernels.triton.fixed_decode import TritonFixedDecode, split_all
-from kernels.triton.latent import latent_attention
+from kernels.triton.latent import absorbed_attention, latent_attention
 from tests.kernels.paged_step import Step, expected, make_step
 
 MAX_BLOCKS = 40
+POOL = 2 * MAX_BLOCKS
+"""Blocks of the pool, where splits at fixed places have places for all of its tokens."""
 STEPS = [[70, 1, 33], [170, 5, 1], [1, 1, 1], [18, 40, 130]]
 """Contexts of steps that follow each other: longer and shorter, split or not."""
+
+
+HEADS = [((4, 2), 0, 0.0, False), ((4, 2), 7, 2.0, False), ((20, 1), 40, 0.0, True), ((3, 3), 0, 0.0, False)]
+"""Heads, window, soft cap, and whether there are sinks."""
 
 
 def filled(fixed: TritonFixedDecode, step: Step) -> TritonFixedDecode:
@@ -26,10 +32,7 @@ def filled(fixed: TritonFixedDecode, step: Step) -> TritonFixedDecode:
     return fixed
 
 
-@pytest.mark.parametrize(
-    ("heads", "window", "soft_cap", "sinks"),
-    [((4, 2), 0, 0.0, False), ((4, 2), 7, 2.0, False), ((20, 1), 40, 0.0, True), ((3, 3), 0, 0.0, False)],
-)
+@pytest.mark.parametrize(("heads", "window", "soft_cap", "sinks"), HEADS)
 def test_any_steps_through_one_plan(
     device: torch.device, heads: tuple[int, int], window: int, soft_cap: float, sinks: bool
 ) -> None:
@@ -40,6 +43,43 @@ def test_any_steps_through_one_plan(
         got = attend(step.q, step.kv_layer, filled(fixed, step).meta, 0.7, window, soft_cap, sink)
         want = expected(step, 0.7, window, soft_cap, sink)
         torch.testing.assert_close(got.cpu().double(), want, atol=4e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "window", "soft_cap", "sinks"), HEADS)
+def test_splits_at_fixed_places_give_the_bits_of_a_launched_step(
+    device: torch.device, heads: tuple[int, int], window: int, soft_cap: float, sinks: bool
+) -> None:
+    """Splits of 32 tokens: up to six of a context, and none of what is before its window."""
+    fixed, attend = TritonFixedDecode(3, MAX_BLOCKS, POOL, 8, device, 32), TritonAttention(32)
+    sink = torch.randn(heads[0], device=device) if sinks else None
+    for seed, lens in enumerate(STEPS):
+        step = make_step([(1, n) for n in lens], heads=heads, block_size=8, seed=seed, device=device)
+        want = attend(step.q, step.kv_layer, step.meta, 0.7, window, soft_cap, sink)
+        assert torch.equal(
+            attend(step.q, step.kv_layer, filled(fixed, step).meta, 0.7, window, soft_cap, sink), want
+        )
+        torch.testing.assert_close(
+            want.cpu().double(), expected(step, 0.7, window, soft_cap, sink), atol=4e-6, rtol=1e-5
+        )
+
+
+def test_splits_at_fixed_places_of_latents(device: torch.device) -> None:
+    fixed, rank = TritonFixedDecode(3, MAX_BLOCKS, POOL, 8, device, 32), 16
+    for seed, lens in enumerate(STEPS):
+        step = make_step([(1, n) for n in lens], block_size=8, seed=seed, device=device)
+        latents = torch.randn(len(step.kv_layer), 1, 1, 8, rank + 8, device=device)
+        q = torch.randn(3, 4, rank + 8, device=device)
+        want = absorbed_attention(q, latents, step.meta, 0.3, rank, 32)
+        assert torch.equal(absorbed_attention(q, latents, filled(fixed, step).meta, 0.3, rank, 32), want)
+
+
+def test_contexts_of_a_whole_pool_have_places_and_those_that_share_more_do_not(device: torch.device) -> None:
+    fixed = TritonFixedDecode(3, 40, 50, 8, device, 32)  # a pool of 400 tokens, contexts of 320 at most
+    for lens in ([320, 79, 1], [133, 133, 133], [1, 1, 1], [320]):
+        assert fixed.fits(lens)
+    assert not fixed.fits([320, 79, 65])
+    assert TritonFixedDecode(1, 40, 4000, 8, device, 32).fits([320])
+    assert TritonFixedDecode(3, 40, 50, 8, device).fits([320, 320, 320])
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
@@ -103,12 +143,13 @@ def test_splits_hold_all_tokens_and_fit_the_table(
     lens: list[int], window: int, more: int, block_n: int
 ) -> None:
     most = len(lens) + more
-    splits, tokens = split_all(
+    firsts, splits, tokens = split_all(
         np.array(lens, np.int32),
         window,
         most,
         AttentionConfig(block_m=16, block_n=block_n, heads=4, num_warps=4, num_stages=3),
     )
+    assert not firsts.any()
     assert tokens % block_n == 0
     assert splits.sum() <= most
     assert splits.min() >= 1
