@@ -2,9 +2,14 @@
 
 Ranks with the same attention have the same rows. Each takes its share of them, sends every row once to each rank that holds any
 of its experts, and gets back that rank's weighted sum; then the shares are put together again. Ranks with other sequences take
-part in the same exchange with rows of their own, or with none."""
+part in the same exchange with rows of their own, or with none.
+
+How many rows go where depends on what they choose. Launches that are to be captured must not, so each rank then computes its own
+experts of all rows, which must be the same on all ranks, and the sums are gathered."""
 
 from collections.abc import Callable
+from functools import reduce
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +19,8 @@ from kernels.collectives import LocalExperts
 from parallel.balance import Placement
 from parallel.comm import Comm
 from parallel.plans import even_part
+
+T = TypeVar("T")
 
 
 class Spread:
@@ -33,13 +40,23 @@ class Spread:
         self._same_rows, self._all, self._sum_parts, self._device = same_rows, all_ranks, sum_parts, device
         self._first, self._layers = slots, dict[int, _Slots]()
         self._per_rank = len(slots) // all_ranks.size
+        self._is_fixed = False
+
+    def fixed(self, launch: Callable[[], T]) -> T:
+        """Return what `launch` returns, whose launches depend on the number of rows alone. All ranks have the same rows."""
+        assert self._same_rows.size == self._all.size, "others have rows of their own"
+        self._is_fixed = True
+        try:
+            return launch()
+        finally:
+            self._is_fixed = False
 
     def placement(self, layer: int) -> Placement:
         return self._of(layer).placement
 
     def place(self, layer: int, slots: Placement) -> None:
         """Take another placement. All ranks must do so between the same two steps, when the weights are there."""
-        self._layers[layer] = _Slots(slots, self._device)
+        self._of(layer).place(slots)
 
     def __call__(
         self, layer: int, x: Tensor, experts: Tensor, weights: Tensor, local: LocalExperts
@@ -47,6 +64,8 @@ class Spread:
         """(T, hidden) on ranks with the same rows -> (T, hidden) on them."""
         if self._all.size == 1:
             return self._sum_parts(local(x, experts, weights))
+        if self._is_fixed:
+            return self._everywhere(layer, x, experts, weights, local)
         num_rows, same = len(x), self._same_rows
         shares = [even_part(num_rows, same.size, rank) for rank in range(same.size)]
         first, end = shares[same.rank]
@@ -60,8 +79,16 @@ class Spread:
 
     def _of(self, layer: int) -> "_Slots":
         if layer not in self._layers:
-            self.place(layer, self._first)
+            self._layers[layer] = _Slots(self._first, self._device)
         return self._layers[layer]
+
+    def _everywhere(
+        self, layer: int, x: Tensor, experts: Tensor, weights: Tensor, local: LocalExperts
+    ) -> Tensor:
+        slots = self._of(layer).by_rows(experts)
+        here = torch.where(slots // self._per_rank == self._all.rank, slots % self._per_rank, -1)
+        parts = self._all.all_gather(self._sum_parts(local(x, here, weights)))
+        return reduce(torch.add, [part.float() for part in parts]).to(x.dtype)
 
     def _exchange(self, x: Tensor, slots: Tensor, weights: Tensor, local: LocalExperts) -> Tensor:
         """Send (n, hidden) out to the ranks of the slots, and return (n, hidden), which comes back."""
@@ -86,21 +113,36 @@ class Spread:
 
 
 class _Slots:
-    """One layer's placement, as tensors."""
+    """One layer's placement, as tensors that never move."""
 
     def __init__(self, placement: Placement, device: torch.device) -> None:
+        num_experts = max(placement) + 1
+        most = len(placement) - num_experts + 1
+        self._slots = torch.empty((num_experts, most), dtype=torch.int64, device=device)
+        """The slots that hold an expert, repeated where it has fewer."""
+        self._num_copies = torch.empty(num_experts, dtype=torch.int64, device=device)
+        self._turn = 0
+        self.place(placement)
+
+    def place(self, placement: Placement) -> None:
+        """Take another placement, of as many slots."""
         self.placement = placement
-        copies: list[list[int]] = [[] for _ in range(max(placement) + 1)]
+        num_experts, most = self._slots.shape
+        copies: list[list[int]] = [[] for _ in range(num_experts)]
         for slot, expert in enumerate(placement):
             copies[expert].append(slot)
-        most = max(map(len, copies))
-        self._slots = torch.tensor([(own * most)[:most] for own in copies], device=device)
-        """(experts, most): the slots that hold an expert, repeated where it has fewer."""
-        self._num_copies = torch.tensor([len(own) for own in copies], device=device)
-        self._turn = 0
+        self._slots.copy_(torch.tensor([(own * most)[:most] for own in copies]))
+        self._num_copies.copy_(torch.tensor([len(own) for own in copies]))
 
     def choose(self, experts: Tensor) -> Tensor:
         """Return the slots of (n, K) experts. Rows take an expert's copies in turn, from step to step."""
-        turns = torch.arange(self._turn, self._turn + len(experts), device=experts.device)[:, None]
-        self._turn += len(experts)
+        first, self._turn = self._turn, self._turn + len(experts)
+        return self._chosen(experts, first)
+
+    def by_rows(self, experts: Tensor) -> Tensor:
+        """Return them with a choice of copies that is every step's."""
+        return self._chosen(experts, 0)
+
+    def _chosen(self, experts: Tensor, first: int) -> Tensor:
+        turns = torch.arange(first, first + len(experts), device=experts.device)[:, None]
         return self._slots[experts, turns % self._num_copies[experts]]

@@ -7,11 +7,9 @@ from pathlib import Path
 import torch
 
 from core.config import EngineConfig, ModelConfig
-from core.errors import ConfigError
-from core.kv import RankPool, num_blocks_for
+from core.kv import RankPool
 from core.ports import LayerSink, WorkerGroup
 from device.port import PoolMemory
-from engine.execution.decode_graphs import DecodeGraphs, auto_sizes
 from engine.execution.devices import choose_device
 from engine.execution.draft_setup import make_proposer
 from engine.execution.draws import Draws
@@ -19,10 +17,12 @@ from engine.execution.encoder_runner import EncoderRunner
 from engine.execution.expert_load import counted
 from engine.execution.freeing import freeing
 from engine.execution.grammar_masks import GrammarMasks
-from engine.execution.graph_capture import CudaCapture
+from engine.execution.graph_capture import cuda_capture
+from engine.execution.graph_sizes import GraphSizes
 from engine.execution.inline_group import InlineGroup
 from engine.execution.kv_pool import DevicePool, KVPool
 from engine.execution.launching_group import LaunchingGroup
+from engine.execution.make_graphs import make_graphs
 from engine.execution.matching import GuidanceMatchers
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.pool_size import PoolSize
@@ -30,8 +30,6 @@ from engine.execution.proposing import Proposing
 from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from engine.execution.step_memory import HostSteps, StepMemory
-from models.causal_model import CausalModel
-from models.model import Model
 from models.registry import load_encoder, load_model
 
 _log = logging.getLogger(__name__)
@@ -74,7 +72,10 @@ def build_group(
         if isinstance(memory, PoolMemory)
         else make_pool(place, memory, device)
     )
-    graphs = make_graphs(loaded, pool, engine, size.max_context_tokens)
+    asked, capture = GraphSizes.of(engine), cuda_capture(device)
+    graphs, said = make_graphs(loaded, pool, engine.block_size, size.max_context_tokens, asked, capture)
+    if said:
+        _log.info("%s", said)
     num_state_blocks = place.shard.layout.state_blocks
     matchers = GuidanceMatchers(folder, loaded.spec.vocab_size)
     grammars = GrammarMasks(matchers, puts_off=not num_state_blocks)
@@ -100,47 +101,6 @@ def build_group(
         return LaunchingGroup(runner, finish, ahead.poller, grammars)
     step = runner.step if proposer is None else Proposing(runner.step, proposer, num_state_blocks).step
     return InlineGroup(partial(freeing, counted(step, loaded)), grammars)
-
-
-def make_graphs(
-    model: CausalModel, pool: DevicePool, engine: EngineConfig, max_context_tokens: int
-) -> DecodeGraphs | None:
-    """Capture decode graphs as `engine.cuda_graphs` says. Raises ConfigError where named sizes cannot be captured, and CUDA's
-    error when a capture fails. With `auto` a failed capture is not an error: steps then launch one kernel at a time, so that the
-    instance still serves."""
-    asked = engine.cuda_graphs
-    if asked == "off":
-        return None
-    if reason := why_no_graphs(model, pool):
-        if asked != "auto":
-            raise ConfigError(f"engine.cuda_graphs names sizes, but {reason}: leave it at auto")
-        _log.info("decode steps are launched one kernel at a time: %s", reason)
-        return None
-    assert isinstance(pool, MirroredPool | ResidentPool), "on a GPU"
-    sizes = auto_sizes(engine.max_num_seqs) if asked == "auto" else asked
-    most_blocks = num_blocks_for(max_context_tokens, engine.block_size)
-    try:
-        return DecodeGraphs(model, pool, engine.block_size, most_blocks, sizes, CudaCapture(pool.device))
-    except RuntimeError:
-        if asked != "auto":
-            raise
-        _log.exception("decode steps are launched one kernel at a time, since capturing them has failed")
-        return None
-
-
-def why_no_graphs(model: CausalModel, pool: DevicePool) -> str:
-    """Return a clause that says why decode steps cannot be captured; empty where they can."""
-    if pool.device.type != "cuda":
-        return "CUDA graphs are captured on GPUs alone"
-    if model.spec.recurrent is not None:
-        return "recurrent layers cannot be captured"
-    if any(model.spec.chunks):
-        return "attention within chunks cuts sequences by their lengths, which a captured step does not know"
-    if isinstance(model, Model) and model.taps:
-        return "an EAGLE-3 head reads states within the model, which a captured step does not give"
-    if model.ops.fixed_decode is None:
-        return "only Triton's kernels can be captured (engine.kernels auto or triton)"
-    return ""
 
 
 def make_pool(place: RankPool, memory: memoryview, device: torch.device) -> DevicePool:

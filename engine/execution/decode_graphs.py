@@ -25,13 +25,6 @@ from models.causal_model import CausalModel
 _log = logging.getLogger(__name__)
 
 
-def auto_sizes(largest: int) -> tuple[int, ...]:
-    """Return the batch sizes to capture up to `largest`. They pad steps by fewer than 8 rows, 16 from 64 on and 32 from 256
-    on."""
-    sizes = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 16), *range(256, largest + 1, 32))
-    return (*(size for size in sizes if size < largest), largest)
-
-
 @dataclass(frozen=True, slots=True)
 class _Captured:
     rows: Tensor

@@ -106,6 +106,10 @@ class Draws:
             return Asked(drawing, None)
         return Asked(drawing, RowDraws(_histories(drawing), pack))
 
+    def meets_peers(self, asked: Asked) -> bool:
+        """Return whether `finish` of this step meets the peers."""
+        return self._peers is not None and asked.is_bound and bool(asked.drawing)
+
     def launch(self, hidden: torch.Tensor, asked: Asked, step: StepIO) -> Launched:
         """Draw the next tokens, but for sequences whose masks are late.
 

@@ -9,12 +9,16 @@ Launch = Callable[[], Tensor]
 Capture = Callable[[Launch], Launch]
 """Takes launches that always read and write the same memory, and returns what repeats them. All results are one tensor."""
 
+CaptureOn = Callable[[torch.device], Capture | None]
 _WARM_UPS = 2
 """Launches made before a capture, during which nothing may be compiled, chosen or allocated for good."""
 
 
 class CudaCapture:
-    """Captures CUDA graphs that share their scratch memory. One of them may be replayed at a time, on one stream."""
+    """Captures CUDA graphs that share their scratch memory. One of them may be replayed at a time, on one stream.
+
+    NCCL's collectives are launched on streams of their own, which join the capture by the events between them and this one. So
+    ranks that meet in their launches must capture the same ones in the same order."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -37,6 +41,11 @@ class CudaCapture:
             return out
 
         return replay
+
+
+def cuda_capture(device: torch.device) -> Capture | None:
+    """Return what captures on a device of this process. None: nothing can be captured there."""
+    return CudaCapture(device) if device.type == "cuda" else None
 
 
 def again(launch: Launch) -> Launch:

@@ -63,8 +63,8 @@ class PoolSize:
     encodes: bool = False
     """The model is an encoder, whose blocks take no memory."""
     on_device: bool = False
-    """Whether pools lie in GPUs' memory alone. With several ranks each is then in a memory of its own, from number 1 on. That
-    of one rank, whose steps may be captured, has a block more, which is nobody's."""
+    """Whether pools lie in GPUs' memory alone. With several ranks each is then in a memory of its own, from number 1 on. Without
+    `dp`, where steps may be captured, each has a block more, which is nobody's."""
 
     @property
     def num_bytes(self) -> int:
@@ -136,7 +136,7 @@ def size_pool(
     beside = _draft_bytes(draft, mesh)
     found = found or _found_here(device, mesh.size)
     on_device = found.on_device and not spec.encodes
-    num_idle = int(on_device and mesh.size == 1)
+    num_idle = int(on_device and mesh.dp == 1)
     hosts = memories or (0,) * mesh.size
     sharing = [Sharing(found.num_sharers, hosts.count(host)) for host in hosts]
     if engine.num_blocks or engine.kv_bytes:

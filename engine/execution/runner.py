@@ -32,6 +32,8 @@ class LaunchedStep:
     io: StepIO
     draws: Launched
     replayed: bool
+    ends_first: bool
+    """Whether it must be finished before another step is launched: ranks meet then, as they do in a launch."""
     over: Event
     guessed: GuessedStates | None
     """What states take in when it is known what was drawn, if anything."""
@@ -105,6 +107,7 @@ class Runner:
             io=io,
             draws=draws,
             replayed=isinstance(inputs, Replay),
+            ends_first=self._draws.meets_peers(asked),
             over=io.end(),
             guessed=guessed,
         )

@@ -5,6 +5,7 @@ launches goes on. Whoever reads the pool is in another process, which orders its
 
 import contextlib
 import threading
+from collections import Counter
 from collections.abc import Callable
 
 from core.plan import StepPlan
@@ -23,17 +24,19 @@ class LayerNews:
         """`memory` is what the pool lies in. None: the host's, where a layer that is reported is there."""
         self._say, self._memory = say, memory
         self._changed = threading.Condition()
-        self._num_owed = 0
+        self._num_owed = Counter[int]()
+        """Layers of each step that are launched and not said."""
 
     def step_started(self, plan: StepPlan) -> LayerDone | None:
         if not any(work.push for work in plan.work):
             return None
         return lambda _, layer: self._computed(LayerReady(plan.step, layer))
 
-    def settle(self) -> None:
-        """Wait until all has been said of layers that are there. The step's end may be said then."""
+    def settle(self, step: int) -> None:
+        """Wait until all has been said of the layers of a step that is over. Its end may be said then."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._num_owed)
+            self._changed.wait_for(lambda: not self._num_owed[step])
+            del self._num_owed[step]
 
     def _computed(self, news: LayerReady) -> None:
         memory = self._memory
@@ -41,7 +44,7 @@ class LayerNews:
             self._say(news)
             return
         with self._changed:
-            self._num_owed += 1
+            self._num_owed[news.step] += 1
         memory.poller.when_done(memory.device.compute.record(), lambda error: self._over(news, error))
 
     def _over(self, news: LayerReady, error: Exception | None) -> None:
@@ -51,5 +54,5 @@ class LayerNews:
                     self._say(news)
         finally:
             with self._changed:
-                self._num_owed -= 1
+                self._num_owed[news.step] -= 1
                 self._changed.notify()

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from engine.execution.graph_capture import Launch
 from engine.execution.model_dims import dims_of, rules_of
 from kernels.select import Kernels
 from kernels.torch.prepacked import WeightFormat
@@ -51,6 +53,19 @@ class ModelPart:
     @property
     def bytes_read(self) -> int:
         return self.model.bytes_read
+
+    @property
+    def why_no_graphs(self) -> str:
+        """A clause that says why what ranks do together in a step cannot be captured; empty where it can."""
+        if self.comms.pp.size > 1:
+            return "a pipeline's stages pass on parts of steps, whose numbers differ"
+        if self.comms.experts.size > self.comms.ep.size:
+            return "groups of ranks meet at the experts with sequences of their own, of which each has another number"
+        return ""
+
+    def fixed(self, launch: Launch) -> Tensor:
+        """Return what `launch` returns, with launches that can be captured."""
+        return launch() if self.spread is None else self.spread.fixed(launch)
 
     @torch.inference_mode()
     def relocate(self, layers: Mapping[int, Sequence[Move]]) -> int:

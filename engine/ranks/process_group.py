@@ -46,6 +46,7 @@ class _Step:
     duration_s: float = 0.0
     proposing_s: float = 0.0
     reading_s: float = 0.0
+    replayed: bool = False
     loads: tuple[ExpertLoad, ...] = ()
 
 
@@ -74,6 +75,8 @@ class ProcessGroup:
         except BaseException:
             self._store.close()
             raise
+        if said := self.ready[0].graphs:
+            log.info("%s: %s", self.ranks[0].name, said)
         loop = asyncio.get_running_loop()
         self._sink, self._balancer = sink, balancer
         self._hear_ready: OnReady = lambda key, num_tokens: None
@@ -162,6 +165,7 @@ class ProcessGroup:
         step.duration_s = max(step.duration_s, result.duration_s)
         step.proposing_s = max(step.proposing_s, result.proposing_s)
         step.reading_s = max(step.reading_s, result.reading_s)
+        step.replayed |= result.replayed
         step.sampled.update({sampled.key: sampled for sampled in result.sampled})
         step.loads += (
             result.expert_loads if self._balancer is None else self._balancer.observe(result.expert_loads)
@@ -182,6 +186,7 @@ class ProcessGroup:
                         expert_loads=step.loads,
                         proposing_s=step.proposing_s,
                         reading_s=step.reading_s,
+                        replayed=step.replayed,
                     )
                 )
 

@@ -13,6 +13,7 @@ from typing import Any
 from core.errors import ProtocolError
 from core.kv import RankPool
 from core.plan import StepPlan, StepResult
+from engine.execution.graph_sizes import NO_GRAPHS, GraphSizes
 from engine.execution.head_setup import HeadSetup
 from net.codec import decode_one_of, encode
 from parallel.mesh import Mesh
@@ -66,6 +67,10 @@ class RankSetup:
     """The number of slots for more copies of experts, over all ranks that share a layer's."""
     address: str = "127.0.0.1"
     """Where other ranks reach this one's host."""
+    max_batch_tokens: int = 0
+    """The most tokens of a step."""
+    graphs: GraphSizes = NO_GRAPHS
+    """Which decode steps to capture."""
     head: HeadSetup | None = None
     """What makes guesses beside the model. None: the ranks make none."""
     meeting: Meeting = Meeting()
@@ -86,6 +91,8 @@ class Ready:
     load_s: float
     peak_bytes: int
     """The most resident memory that it has had."""
+    graphs: str = ""
+    """What is to be said of its decode steps: whether they are captured, or why not. Empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
 from core.garbage import leave_out_all_there_is
-from core.kv import KVShard
 from core.plan import StepResult
 from core.ports import LayerSink
 from device.cuda import cuda_device
@@ -27,15 +26,19 @@ from device.poller import Poller
 from device.port import PoolMemory
 from device.seam import DeviceOf
 from engine.execution.build_group import make_pool
+from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.draws import Draws, Peers
 from engine.execution.expert_load import counted
 from engine.execution.grammar_masks import GrammarMasks
+from engine.execution.graph_capture import Capture, CaptureOn, cuda_capture
 from engine.execution.kv_pool import DevicePool
 from engine.execution.load_head import load_head
+from engine.execution.make_graphs import make_graphs
 from engine.execution.matching import GuidanceMatchers
 from engine.execution.proposing import Proposer, Proposing
 from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
+from engine.execution.step_memory import StepMemory
 from engine.ranks.layer_news import LayerNews
 from engine.ranks.model_part import ModelPart, load_part
 from engine.ranks.pipeline_stage import StageRunner
@@ -50,8 +53,9 @@ from engine.ranks.rank_messages import (
     frame,
     read_frame,
 )
-from engine.ranks.rank_share import RankShare, share_of
-from engine.ranks.rendezvous import join
+from engine.ranks.rank_share import share_of
+from engine.ranks.rank_steps import RankSteps, StepsAhead, StepsInTurn, Word
+from engine.ranks.rendezvous import join, wait_for_all
 from kernels.select import Kernels
 from kernels.torch.prepacked import WeightFormat
 from models.spec import LoadFormat
@@ -85,14 +89,16 @@ def main() -> None:
     os._exit(code)
 
 
-def serve_instance(sock: socket.socket, device_of: DeviceOf = cuda_device) -> int:
+def serve_instance(
+    sock: socket.socket, device_of: DeviceOf = cuda_device, capture_on: CaptureOn = cuda_capture
+) -> int:
     """Until the instance ends the stream, or something fails here. Returns the process' exit code. `device_of` returns the device
-    of a name that a pool lies on."""
+    of a name that a pool lies on, and `capture_on` what captures on the device that computes."""
     line = _Line(sock)
     try:
         setup = read_frame(sock, TO_RANK)
         if setup is not None:
-            _serve(setup, sock, line, device_of)
+            _serve(setup, sock, line, device_of, capture_on)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the instance has ended
     except Exception as error:
@@ -102,16 +108,42 @@ def serve_instance(sock: socket.socket, device_of: DeviceOf = cuda_device) -> in
     return 0
 
 
-def _serve(setup: RankSetup, sock: socket.socket, line: _Line, device_of: DeviceOf) -> None:
+def _serve(
+    setup: RankSetup, sock: socket.socket, line: _Line, device_of: DeviceOf, capture_on: CaptureOn
+) -> None:
     torch.set_num_threads(setup.num_threads)
     started = time.perf_counter()
     device = torch.device(setup.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    own = setup.pools[setup.rank]
-    layout = own.shard.layout
     store = join(setup.meeting)  # kept: communicators may ask it again when they first speak to a peer
-    part = load_part(
+    part = _part(setup, device, store)
+    pool, memory = _pool(setup, device, device_of)
+    news = LayerNews(line.say, memory)
+    place = setup.mesh.place(setup.rank)
+    speaks = place.tp == place.ep == 0  # the other tp and ep ranks draw the same tokens
+    graphs, said = _graphs(setup, part, pool, capture_on(device), store)
+    draws = _draws(part, Path(setup.folder), speaks, line)
+    proposer = _proposer(setup, part, device, speaks)
+    steps = _steps(setup, part, pool, memory, sink=news, draws=draws, proposer=proposer, graphs=graphs)
+    leave_out_all_there_is()
+    line.say(Ready(part.bytes_read, time.perf_counter() - started, _peak_bytes(), said))
+
+    def answer(result: StepResult) -> None:
+        news.settle(result.step)
+        line.say(result if speaks else StepResult(step=result.step, sampled=(), duration_s=result.duration_s))
+
+    steps.serve(_words(setup, sock), lambda word: _relocate(part, word), answer)
+
+
+def _words(setup: RankSetup, sock: socket.socket) -> Iterator[Word]:
+    while (word := read_frame(sock, TO_RANK)) is not None:
+        yield word if isinstance(word, Relocate) else share_of(word, setup.pools, setup.rank)
+
+
+def _part(setup: RankSetup, device: torch.device, store: Any) -> ModelPart:
+    layout = setup.pools[setup.rank].shard.layout
+    return load_part(
         Path(setup.folder),
         setup.dtype,
         device,
@@ -129,22 +161,39 @@ def _serve(setup: RankSetup, sock: socket.socket, line: _Line, device_of: Device
         max_context_tokens=setup.max_context_tokens,
         taps=setup.head.taps if setup.head is not None else (),
     )
-    pool, memory = _pool(setup, device, device_of)
-    news = LayerNews(line.say, memory)
-    place = setup.mesh.place(setup.rank)
-    speaks = place.tp == place.ep == 0  # the other tp and ep ranks draw the same tokens
-    draws = _draws(part, Path(setup.folder), speaks, line)
-    proposer = _proposer(setup, part, own.num_blocks, device, speaks)
-    step = counted(_runner(part, pool, own.shard, news, draws, proposer), part.model)
-    leave_out_all_there_is()
-    line.say(Ready(part.bytes_read, time.perf_counter() - started, _peak_bytes()))
-    while (word := read_frame(sock, TO_RANK)) is not None:
-        if isinstance(word, Relocate):
-            part.relocate(dict(word.layers))
-            continue
-        result = step(share_of(word, setup.pools, setup.rank))
-        news.settle()
-        line.say(result if speaks else StepResult(step=result.step, sampled=(), duration_s=result.duration_s))
+
+
+def _relocate(part: ModelPart, word: Relocate) -> None:
+    part.relocate(dict(word.layers))
+
+
+def _graphs(
+    setup: RankSetup, part: ModelPart, pool: DevicePool, capture: Capture | None, store: Any
+) -> tuple[DecodeGraphs | None, str]:
+    """Capture decode steps on all ranks, or on none."""
+    tp, ep = part.comms.tp, part.comms.ep
+    if capture is not None:
+        # Before steps are captured they are launched, so that ranks meet.
+        wait_for_all(store, "loaded", setup.rank, setup.mesh.size)
+
+    def agree(is_captured: bool) -> bool:
+        num_without = torch.tensor(int(not is_captured), device=pool.device)
+        return not ep.all_reduce(tp.all_reduce(num_without)).item()
+
+    return make_graphs(
+        part.model,
+        pool,
+        setup.pools[setup.rank].shard.layout.block_size,
+        setup.max_context_tokens,
+        setup.graphs,
+        None if capture is None else _of_fixed_sizes(part, capture),
+        meeting=part.why_no_graphs,
+        agree=agree,
+    )
+
+
+def _of_fixed_sizes(part: ModelPart, capture: Capture) -> Capture:
+    return lambda launch: capture(lambda: part.fixed(launch))
 
 
 def _draws(part: ModelPart, folder: Path, owns_matchers: bool, line: _Line) -> Draws:
@@ -158,9 +207,7 @@ def _draws(part: ModelPart, folder: Path, owns_matchers: bool, line: _Line) -> D
     return Draws(part.model, grammars, peers)
 
 
-def _proposer(
-    setup: RankSetup, part: ModelPart, num_blocks: int, device: torch.device, decides: bool
-) -> Proposer | None:
+def _proposer(setup: RankSetup, part: ModelPart, device: torch.device, decides: bool) -> Proposer | None:
     """Load what guesses here. One rank decides, since kernels that each has chosen for itself may round otherwise."""
     if setup.head is None:
         return None
@@ -173,7 +220,7 @@ def _proposer(
     return load_head(
         setup.head,
         part.model,
-        num_blocks,
+        setup.pools[setup.rank].num_blocks,
         device,
         kernels=cast(Kernels, setup.kernels),
         load_format=cast(LoadFormat, setup.load_format),
@@ -182,34 +229,39 @@ def _proposer(
     )
 
 
-def _runner(
+def _steps(
+    setup: RankSetup,
     part: ModelPart,
     pool: DevicePool,
-    shard: KVShard,
+    memory: PoolMemory | None,
+    *,
     sink: LayerSink,
     draws: Draws,
     proposer: Proposer | None,
-) -> Callable[[RankShare], StepResult]:
-    if part.comms.pp.size == 1:
-        hear = proposer.hear if proposer is not None else None
-        runner = Runner(
-            part.model,
-            pool,
-            shard.layout.block_size,
-            sink,
-            draws=draws,
-            num_state_blocks=shard.layout.state_blocks,
-            on_hidden=hear,
-        )
-        step = (
-            runner.step
-            if proposer is None
-            else Proposing(runner.step, proposer, shard.layout.state_blocks).step
-        )
-        return lambda share: step(share.plan)
-    pp = part.comms.pp
-    stage = StageRunner(part.model, pool, shard, pp, pp.size, sink, draws=draws)
-    return lambda share: stage.step(share.plan, share.most_tokens)
+    graphs: DecodeGraphs | None,
+) -> RankSteps:
+    """Return what executes the rank's part of plans. Steps are launched ahead where its pool is on a device alone; but a
+    pipeline's stages wait for each other, and a proposer for tokens on the host."""
+    shard, pp = setup.pools[setup.rank].shard, part.comms.pp
+    if pp.size > 1:
+        stage = StageRunner(part.model, pool, shard, pp, pp.size, sink, draws=draws)
+        return StepsInTurn(counted(lambda share: stage.step(share.plan, share.most_tokens), part.model))
+    layout, ahead = shard.layout, memory if proposer is None else None
+    runner = Runner(
+        part.model,
+        pool,
+        layout.block_size,
+        sink,
+        graphs,
+        draws=draws,
+        num_state_blocks=layout.state_blocks,
+        steps=None if ahead is None else StepMemory(ahead.device, pool.device, setup.max_batch_tokens),
+        on_hidden=None if proposer is None else proposer.hear,
+    )
+    if ahead is not None:
+        return StepsAhead(runner, counted(runner.finish, part.model), ahead.poller)
+    step = runner.step if proposer is None else Proposing(runner.step, proposer, layout.state_blocks).step
+    return StepsInTurn(counted(lambda share: step(share.plan), part.model))
 
 
 def _pool(

@@ -22,6 +22,7 @@ from net.channel import Channel, Identity, Listener, connect
 log = logging.getLogger(__name__)
 
 _WAIT_S = 300.0
+_LOAD_S = 600.0
 
 
 def join(meeting: Meeting) -> Any:
@@ -29,6 +30,13 @@ def join(meeting: Meeting) -> Any:
     if meeting.secret:
         return RemoteStore(meeting.place, meeting.secret)
     return dist.FileStore(meeting.place)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def wait_for_all(store: Any, what: str, rank: int, num_ranks: int) -> None:
+    """Wait until all ranks have come to `what`, for longer than a collective would: one may load its weights for minutes more
+    than another. Raises RuntimeError."""
+    store.set(f"{what}-{rank}", "1")
+    store.wait([f"{what}-{other}" for other in range(num_ranks)], timedelta(seconds=_LOAD_S))
 
 
 class StoreFile:

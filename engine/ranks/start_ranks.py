@@ -6,6 +6,7 @@ from pathlib import Path
 
 from core.config import EngineConfig, ParallelConfig
 from core.ports import LayerSink
+from engine.execution.graph_sizes import GraphSizes
 from engine.execution.model_dims import expert_bytes, mesh_of
 from engine.execution.pool_size import PoolSize
 from engine.ranks.expert_balancer import Balancer
@@ -87,6 +88,8 @@ def setups_of(
             memory=memories[pool.memory],
             num_spare=num_spare,
             address=addresses[rank] if addresses else "127.0.0.1",
+            max_batch_tokens=engine.max_batch_tokens,
+            graphs=GraphSizes.of(engine),
             head=size.draft.setup_of(rank) if size.draft is not None else None,
         )
         for rank, pool in enumerate(size.pools)

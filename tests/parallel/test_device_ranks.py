@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.models.served import make_served
 from tests.parallel.device_world import processes, running, unordered
+from tests.parallel.test_late_masks import said_by, say
 from tests.parallel.test_served import answers, checkpoint, fails, settings
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -18,6 +21,42 @@ CASES = [
     ),
     pytest.param("llama", "tcp", {"prefill.pp": 2}, "memory", id="pp2 to a host's pool by tcp"),
 ]
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks compute by Triton's kernels, and capture."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize(("family", "axis"), [("llama", "tp"), ("mixtral", "ep")])
+async def test_ranks_replay_steps_with_their_meetings_in_them(family: str, axis: str, tmp_path: Path) -> None:
+    """Whichever rank launches first, and whatever each has heard of the step before: tokens stay on the devices."""
+    prompts, want = checkpoint(tmp_path, family)
+    keys = {"prefill_instances": 0, f"decode.{axis}": 2, "transfer.transport": "tcp"}
+    graphs = {"engine.cuda_graphs": (2, 4), "engine.deterministic": axis == "tp"}
+    async with running(settings(tmp_path, **keys, **graphs), tmp_path) as cluster:
+        assert await answers(cluster, prompts) == want
+        async with asyncio.timeout(PATIENCE_S):
+            while not (counts := (await cluster.frontend.status()).instances[0].work).replayed_steps:
+                await asyncio.sleep(0.05)
+        assert counts.replayed_steps < counts.steps, "prompts are launched"
+        cluster.instances[0].check_integrity()
+    assert unordered(tmp_path) == []
+
+
+async def test_ranks_that_launch_ahead_say_what_one_rank_says_under_grammars_and_beside_them(
+    tmp_path: Path,
+) -> None:
+    """One of them draws what a grammar allows, and tells the others when the step is over."""
+    make_served(tmp_path, "llama", 0)
+    keys = {"prefill_instances": 0, "decode.tp": 2, "transfer.transport": "tcp"}
+    async with running(settings(tmp_path, **keys), tmp_path) as cluster:
+        said = await said_by(cluster)
+    assert said == await say({}, tmp_path)
+    assert unordered(tmp_path) == []
 
 
 @pytest.mark.parametrize(("family", "transport", "keys", "victim"), CASES)

@@ -27,15 +27,19 @@ BOUND = replace(FREE, stop_token_ids=(0,), grammar=Grammar(text=LARGE))
 
 
 async def say(keys: dict[str, int], folder: Path) -> list[list[int]]:
+    async with LocalCluster.running(settings(folder, **keys)) as cluster:
+        return await said_by(cluster)
+
+
+async def said_by(cluster: LocalCluster) -> list[list[int]]:
     """What sequences with and without the grammar say together."""
     prompts = [tuple(prompt) for prompt in some_prompts(4, 6)]
-    async with LocalCluster.running(settings(folder, **keys)) as cluster:
-        asked = [
-            answer(cluster, prompt, replace((FREE, BOUND)[i % 2], seed=i)) for i, prompt in enumerate(prompts)
-        ]
-        said = list(await asyncio.gather(*asked))
-        for instance in cluster.instances:
-            instance.check_integrity()
+    asked = [
+        answer(cluster, prompt, replace((FREE, BOUND)[i % 2], seed=i)) for i, prompt in enumerate(prompts)
+    ]
+    said = list(await asyncio.gather(*asked))
+    for instance in cluster.instances:
+        instance.check_integrity()
     return said
 
 

@@ -37,7 +37,7 @@ def test_a_rank_says_of_a_layer_that_it_is_there_when_others_may_read_it(
     assert layer_done is not None
     devices[0].compute.uses([], [here])
     layer_done(0, 5)
-    news.settle()
+    news.settle(3)
     assert said == [LayerReady(3, 5)]
     if poller is Poller:
         read(devices[1], there)
@@ -63,7 +63,7 @@ def test_the_end_of_a_step_waits_for_the_news_of_its_layers(monkeypatch: pytest.
     assert layer_done is not None
     layer_done(0, 0)
     layer_done(0, 1)
-    thread = threading.Thread(target=lambda: (news.settle(), ended.set()))
+    thread = threading.Thread(target=lambda: (news.settle(3), ended.set()))
     thread.start()
     assert not said
     events[0].is_done = True

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,9 +56,11 @@ def part_logits(  # noqa: PLR0917 (ranks are given what they run by position)
     num_spare: int = 0,
     moving: Sequence[dict[int, tuple[Move, ...]]] = (),
     on_gpus: bool = False,
+    fixed: bool = False,
 ) -> list[Any]:
     """The logits of each step; nothing but on the last stage. `moving`: the experts that move before each step. `on_gpus`: a GPU
-    for each rank, with PyTorch's operations, whose products are float32 as the reference's are."""
+    for each rank, with PyTorch's operations, whose products are float32 as the reference's are. `fixed`: by launches that can be
+    captured."""
     device = torch.device("cuda", rank) if on_gpus else CPU
     if on_gpus:
         torch.cuda.set_device(device)
@@ -89,7 +92,8 @@ def part_logits(  # noqa: PLR0917 (ranks are given what they run by position)
             x = torch.empty(0, part.model.spec.hidden_size, device=device)
         else:
             x = pp.recv((len(positions), part.model.spec.hidden_size), torch.float32, pp.rank - 1)
-        x = part.model.forward(x, positions, kv, meta)
+        forward = partial(part.model.forward, x, positions, kv, meta)
+        x = part.fixed(forward) if fixed else forward()
         if pp.rank < pp.size - 1:
             if step:
                 pp.send(x, pp.rank + 1)
@@ -176,6 +180,30 @@ def test_experts_may_move_between_steps(family: str, tmp_path: Path, world: Worl
             assert moved(between, moving[2][layer]) == target
         found = world.run(mesh.size, part_logits, mesh, tmp_path, steps, False, num_spare, moving)
         compare(mesh, found, steps, want)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(tp=2), Mesh(ep=2), Mesh(ep=4), Mesh(tp=2, ep=2)], ids=str)
+def test_launches_that_depend_on_no_choice_of_experts_say_the_same_bits(
+    mesh: Mesh, tmp_path: Path, world: World
+) -> None:
+    steps, want = reference_logits(tmp_path, "qwen3_moe")
+    given = (part_logits, mesh, tmp_path, steps, True)
+    launched = world.run(mesh.size, *given)
+    fixed = world.run(mesh.size, *given, 0, (), False, True)
+    compare(mesh, fixed, steps, want)
+    for ours, theirs in zip(launched, fixed, strict=True):
+        assert all(np.array_equal(one, other) for one, other in zip(ours, theirs, strict=True))
+
+
+def test_such_launches_find_experts_where_they_are_when_they_have_moved(tmp_path: Path, world: World) -> None:
+    """With copies of some."""
+    steps, want = reference_logits(tmp_path, "qwen3_moe")
+    mesh, dims = Mesh(ep=2), dims_of(read_spec(tmp_path))
+    first = first_placement(dims.num_experts, 2, 2)
+    target = place([3, 1, 2, 5, *range(dims.num_experts - 4)], 2, 2)
+    moves = dict.fromkeys(range(dims.num_layers), next_moves(first, target, 2, len(first)))
+    given = (part_logits, mesh, tmp_path, steps, False, 2, [{}, moves, {}])
+    compare(mesh, world.run(mesh.size, *given, False, True), steps, want)
 
 
 @pytest.mark.parametrize(

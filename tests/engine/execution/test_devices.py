@@ -1,5 +1,6 @@
 """What is asked for and not there is refused in one sentence; where there is a GPU, it says what a CPU says."""
 
+from collections.abc import Callable
 from unittest.mock import Mock
 
 import pytest
@@ -8,9 +9,11 @@ import torch
 from baton import LLM, SamplingParams
 from core.config import EngineConfig, load
 from core.errors import ConfigError
-from engine.execution import build_group
-from engine.execution.build_group import why_no_graphs
+from engine.execution import make_graphs as graphs_made
 from engine.execution.devices import choose_device
+from engine.execution.graph_capture import again
+from engine.execution.graph_sizes import GraphSizes
+from engine.execution.make_graphs import make_graphs, why_no_graphs
 from engine.execution.resident_pool import ResidentPool
 from kernels.attention.case import Case
 from kernels.select import Kernels, select_ops
@@ -53,8 +56,10 @@ def test_attention_that_is_not_installed_is_refused_where_it_is_forced(
 
 def test_graphs_that_cannot_be_captured_are_refused_where_sizes_are_named() -> None:
     sizes: dict[str, object] = {"engine": {"cuda_graphs": [1, 8]}}
-    with pytest.raises(ConfigError, match="prefill instances have 2 ranks, whose meetings are not captured"):
-        load({**sizes, "prefill": {"tp": 2}}, {})
+    for axis in ("pp", "dp"):
+        with pytest.raises(ConfigError, match="prefill instances have stages or groups"):
+            load({**sizes, "prefill": {axis: 2}}, {})
+    assert load({**sizes, "prefill": {"tp": 2}}, {}).engine.cuda_graphs == (1, 8)
     with (
         pytest.raises(
             ConfigError, match=r"engine\.cuda_graphs names sizes, but CUDA graphs are captured on GPUs alone"
@@ -67,32 +72,46 @@ def test_graphs_that_cannot_be_captured_are_refused_where_sizes_are_named() -> N
 def test_kernels_that_take_lengths_from_the_host_are_not_captured() -> None:
     model = Mock(ops=reference_ops())
     model.spec.recurrent, model.spec.chunks = None, ()
-    assert why_no_graphs(model, Mock(device=torch.device("cuda"))).startswith("only Triton's kernels")
+    assert why_no_graphs(model, again).startswith("only Triton's kernels")
 
 
 def test_recurrent_layers_are_not_captured() -> None:
-    pool = Mock(device=torch.device("cuda"))
-    assert why_no_graphs(Mock(), pool) == "recurrent layers cannot be captured"
+    assert why_no_graphs(Mock(), again) == "recurrent layers cannot be captured"
 
 
 def test_attention_within_chunks_is_not_captured() -> None:
     model = Mock()
     model.spec.recurrent, model.spec.chunks = None, (8192, 0)
-    assert why_no_graphs(model, Mock(device=torch.device("cuda"))).startswith("attention within chunks")
+    assert why_no_graphs(model, again).startswith("attention within chunks")
 
 
 def test_where_a_capture_fails_auto_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_group, "CudaCapture", Mock())
-    monkeypatch.setattr(
-        build_group,
-        "DecodeGraphs",
-        Mock(side_effect=RuntimeError("operation not permitted when stream is capturing")),
-    )
+    fails = Mock(side_effect=RuntimeError("operation not permitted when stream is capturing"))
+    monkeypatch.setattr(graphs_made, "DecodeGraphs", fails)
+    graphs, said = captured(GraphSizes.of(EngineConfig()))
+    assert graphs is None
+    assert said.endswith("capturing them has failed: operation not permitted when stream is capturing")
+    with pytest.raises(RuntimeError, match="not permitted"):
+        captured(GraphSizes.of(EngineConfig(cuda_graphs=(1, 8))))
+
+
+def test_no_rank_replays_where_another_one_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They meet in each layer, with as many rows as each of them has: a step that one has padded the others must have."""
+    monkeypatch.setattr(graphs_made, "DecodeGraphs", Mock())
+    asked, agreed = GraphSizes.of(EngineConfig()), list[bool]()
+    assert captured(asked, lambda own: agreed.append(own) or True)[0] is not None
+    graphs, said = captured(asked, lambda own: agreed.append(own) or False)
+    assert graphs is None
+    assert said.endswith("capturing them has failed on another rank")
+    assert agreed == [True, True]
+
+
+def captured(
+    asked: GraphSizes, agree: Callable[[bool], bool] = bool
+) -> tuple[graphs_made.DecodeGraphs | None, str]:
     pool, model = Mock(spec=ResidentPool, device=torch.device("cuda")), Mock()
     model.spec.recurrent, model.spec.chunks = None, ()
-    assert build_group.make_graphs(model, pool, EngineConfig(), 1024) is None
-    with pytest.raises(RuntimeError, match="not permitted"):
-        build_group.make_graphs(model, pool, EngineConfig(cuda_graphs=(1, 8)), 1024)
+    return make_graphs(model, pool, 16, 1024, asked, again, agree=agree)
 
 
 @pytest.mark.gpu

@@ -26,7 +26,8 @@ HOST = DeviceMemory(name="this host", total_bytes=64 * GIB, free_bytes=40 * GIB,
 
 
 def sized(
-    folder: Path, memory: DeviceMemory, mesh: Mesh = ONE_RANK, *, sharers: int = 1, most: int | None = None, **keys: Any
+    folder: Path, memory: DeviceMemory, mesh: Mesh = ONE_RANK, *, sharers: int = 1, most: int | None = None,
+    kept: bool = False, **keys: Any,
 ) -> PoolSize:  # fmt: skip
     """Qwen3-8B's, whose token takes 36 layers of 8 heads of K and V: 288 KiB in float32, 144 KiB in bfloat16."""
     return size_pool(
@@ -36,7 +37,9 @@ def sized(
         EngineConfig(**keys),
         mesh,
         device=torch.device("cpu" if memory.is_host else "cuda"),
-        found=RankMemory(devices=(memory,) * mesh.size, num_sharers=sharers, most_pool_bytes=most),
+        found=RankMemory(
+            devices=(memory,) * mesh.size, num_sharers=sharers, most_pool_bytes=most, on_device=kept
+        ),
     )
 
 
@@ -52,6 +55,16 @@ def test_ranks_have_equally_many_blocks_and_more_together(tmp_path: Path) -> Non
     whole, cut = sized(tmp_path, H100), sized(tmp_path, H100, Mesh(tp=2))
     assert len({pool.num_blocks for pool in cut.pools}) == 1
     assert cut.num_blocks > 2 * whole.num_blocks
+
+
+@pytest.mark.parametrize("mesh", [ONE_RANK, Mesh(tp=2)], ids=str)
+def test_a_pool_on_a_gpu_has_a_block_of_nobody_for_rows_that_only_fill_up_a_captured_step(
+    mesh: Mesh, tmp_path: Path
+) -> None:
+    for keys in ({}, {"num_blocks": 100}):
+        size = sized(tmp_path, H100, mesh, kept=True, **keys)
+        assert {pool.num_blocks for pool in size.pools} == {size.num_blocks + 1}
+        assert size.pools[0].num_bytes <= 72 * GIB - GPU_RESERVE_BYTES - size.needs[0].num_bytes
 
 
 def test_a_host_keeps_half_of_what_is_free_for_others_and_shares_the_rest(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from core.plan import KVPush, NewSeq, Sampled, SeqWork, StepPlan
 from core.types import Request, SamplingParams
-from engine.execution.decode_graphs import auto_sizes
+from engine.execution.graph_sizes import auto_sizes
 from kernels.ops import Ops
 from kernels.triton.ops import invariant_ops_split_at, triton_ops
 from models.model import Model

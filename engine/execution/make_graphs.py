@@ -1,0 +1,78 @@
+"""Captures a rank's decode steps where that can be done, and says why where it cannot."""
+
+import logging
+from collections.abc import Callable
+
+from core.errors import ConfigError
+from core.kv import num_blocks_for
+from engine.execution.decode_graphs import DecodeGraphs
+from engine.execution.graph_capture import Capture
+from engine.execution.graph_sizes import GraphSizes
+from engine.execution.kv_pool import DevicePool
+from engine.execution.mirrored_pool import MirroredPool
+from engine.execution.resident_pool import ResidentPool
+from models.causal_model import CausalModel
+from models.model import Model
+
+_log = logging.getLogger(__name__)
+
+
+def make_graphs(
+    model: CausalModel,
+    pool: DevicePool,
+    block_size: int,
+    max_context_tokens: int,
+    asked: GraphSizes,
+    capture: Capture | None,
+    *,
+    meeting: str = "",
+    agree: Callable[[bool], bool] = bool,
+) -> tuple[DecodeGraphs | None, str]:
+    """Capture what is `asked` for. Return the graphs, if any, and what is to be said of them.
+
+    `capture` is None where nothing can be captured. `meeting` says why the ranks' meetings cannot be; empty where they can.
+    `agree` is called by all ranks that meet in a step, with whether its own steps are captured, and returns whether all are: a
+    step that is padded on one rank must be on the others. Raises ConfigError where named sizes cannot be captured, and CUDA's
+    error when a capture fails; sizes that are not named are launched one kernel at a time then, so that the instance still
+    serves."""
+    if not asked.sizes:
+        return None, ""
+    if (why := meeting or why_no_graphs(model, capture)) or capture is None:
+        if asked.are_named:
+            raise ConfigError(f"engine.cuda_graphs names sizes, but {why}: leave it at auto")
+        return None, _launched(why)
+    assert isinstance(pool, MirroredPool | ResidentPool), "on a GPU"
+    most_blocks, graphs = num_blocks_for(max_context_tokens, block_size), None
+    why = "capturing them has failed on another rank"
+    try:
+        graphs = DecodeGraphs(model, pool, block_size, most_blocks, asked.sizes, capture)
+    except RuntimeError as error:
+        if asked.are_named:
+            raise
+        why = f"capturing them has failed: {error}"
+        _log.exception("decode steps cannot be captured")
+    if not agree(graphs is not None):
+        return None, _launched(why)
+    return (
+        graphs,
+        f"decode steps of up to {max(asked.sizes)} sequences are captured, in {len(asked.sizes)} sizes",
+    )
+
+
+def why_no_graphs(model: CausalModel, capture: Capture | None) -> str:
+    """Return a clause that says why decode steps cannot be captured; empty where they can."""
+    if capture is None:
+        return "CUDA graphs are captured on GPUs alone"
+    if model.spec.recurrent is not None:
+        return "recurrent layers cannot be captured"
+    if any(model.spec.chunks):
+        return "attention within chunks cuts sequences by their lengths, which a captured step does not know"
+    if isinstance(model, Model) and model.taps:
+        return "an EAGLE-3 head reads states within the model, which a captured step does not give"
+    if model.ops.fixed_decode is None:
+        return "only Triton's kernels can be captured (engine.kernels auto or triton)"
+    return ""
+
+
+def _launched(why: str) -> str:
+    return f"decode steps are launched one kernel at a time: {why}"
