@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from core.errors import DeviceError
+from device.convert import Bytes, convert_regions
 from device.host_memory import address_of, move, view_of
-from device.seam import HOST, Copy, Event, Region
+from device.seam import HOST, Conversion, Copy, Event, Region
 
 
 class _Done:
@@ -24,6 +25,9 @@ class CpuStream:
             if copy.source.num_bytes != copy.destination.num_bytes:
                 raise DeviceError(f"a copy of {copy.source.num_bytes} bytes to {copy.destination.num_bytes}")
             move(copy.destination.address, copy.source.address, copy.source.num_bytes)
+
+    def convert(self, work: Conversion) -> None:
+        convert_regions(work, _bytes)
 
     def uses(self, reads: Iterable[Region], writes: Iterable[Region]) -> None:
         """Nothing to do."""
@@ -68,4 +72,8 @@ class CpuDevice:
         return view_of(region.address, region.num_bytes)
 
     def array(self, region: Region) -> object:
-        return np.frombuffer(view_of(region.address, region.num_bytes), np.uint8)
+        return _bytes(region)
+
+
+def _bytes(region: Region) -> Bytes:
+    return np.frombuffer(view_of(region.address, region.num_bytes), np.uint8)

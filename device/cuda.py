@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 
 from core.errors import ConfigError, DeviceError, OutOfMemory
+from device import many_conversions, many_copies
 from device.host_memory import view_of
-from device.many_copies import NAME, SOURCE, Launch, ManyCopies
-from device.seam import HOST, Copy, Event, Region
+from device.many_conversions import ManyConversions
+from device.many_copies import Launch, ManyCopies
+from device.seam import HOST, Conversion, Copy, Event, Region
 
 log = logging.getLogger(__name__)
 
@@ -40,10 +42,14 @@ def load_runtime() -> Any:
         ) from error
 
 
-def load_launch() -> Launch:
-    """Compile the kernel of many copies, for the calling thread's device. Raises what cupy raises where it cannot."""
+Load = Callable[[str, str], Launch]
+"""(source, name) -> a kernel of CUDA C++, compiled for the calling thread's device."""
+
+
+def load_launch(source: str, name: str) -> Launch:
+    """Raises what cupy raises where it cannot compile."""
     cupy = importlib.import_module("cupy")
-    kernel = cupy.RawKernel(SOURCE, NAME)
+    kernel = cupy.RawKernel(source, name)
     kernel.compile()
 
     def launch(programs: int, threads: int, arguments: Sequence[np.generic], stream: int) -> None:
@@ -89,6 +95,11 @@ class CudaStream:
             to, source = copy.destination.address, copy.source.address
             self._device.call("memcpyAsync", to, source, copy.source.num_bytes, kind, self.handle)
 
+    def convert(self, work: Conversion) -> None:
+        # cupy launches on the calling thread's device.
+        self._device.call("setDevice", self._device.number)
+        self._device.many_conversions.convert(work, self.handle, self.record)
+
     def uses(self, reads: Iterable[Region], writes: Iterable[Region]) -> None:
         """Nothing to do."""
 
@@ -123,7 +134,7 @@ class CudaDevice:
 
     asks_for_uses = False
 
-    def __init__(self, number: int, runtime: Any = None, load: Callable[[], Launch] = load_launch) -> None:
+    def __init__(self, number: int, runtime: Any = None, load: Load = load_launch) -> None:
         """`runtime` and `load`: in place of cupy's. Raises ConfigError without cupy, a driver or this device."""
         self.runtime = runtime or load_runtime()
         self.number = number
@@ -180,10 +191,18 @@ class CudaDevice:
     def many_copies(self) -> ManyCopies | None:
         """None where the kernel cannot be compiled: short copies are made one by one then."""
         try:
-            return ManyCopies(self, self._load())
+            return ManyCopies(self, self._load(many_copies.SOURCE, many_copies.NAME))
         except Exception as error:  # cupy's are of many kinds where NVRTC or its headers are missing
             log.warning("CUDA device %d: short copies are made one by one, since %s", self.number, error)
             return None
+
+    @cached_property
+    def many_conversions(self) -> ManyConversions:
+        """Raises DeviceError where the kernel cannot be compiled."""
+        try:
+            return ManyConversions(self, self._load(many_conversions.SOURCE, many_conversions.NAME))
+        except Exception as error:  # cupy's are of many kinds where NVRTC or its headers are missing
+            raise DeviceError(f"KV cannot be converted on CUDA device {self.number}: {error}") from error
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call the runtime, with this device as the calling thread's. Raises DeviceError."""

@@ -5,14 +5,13 @@ are scattered. A device's copy engine takes microseconds to begin each of them, 
 of one stream's copies are listed in pinned memory, and one kernel reads the list and moves them all: between a device's memory
 and itself, pinned host memory, or a peer's memory that is mapped."""
 
-import threading
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from core.errors import DeviceError
-from device.seam import ComputeDevice, Copy, Event, Region
+from device.launch_lists import LaunchLists, Numbers
+from device.seam import ComputeDevice, Copy, Event
 
 NAME = "copy_pieces"
 SOURCE = r"""
@@ -46,18 +45,15 @@ _PIECE_BYTES = 16 << 10
 _LIST_PIECES = 4096
 _NUM_COLUMNS = 3
 
-Numbers = npt.NDArray[np.uint64]
 Launch = Callable[[int, int, Sequence[np.generic], int], object]
 """(programs, threads of each, arguments, stream): launch the kernel."""
 
 
 class ManyCopies:
-    """For any thread. Lists are used again once the kernel that reads them is done; there are as many as launches under way."""
+    """For any thread."""
 
     def __init__(self, device: ComputeDevice, launch: Launch) -> None:
-        self._device, self._launch = device, launch
-        self._lock = threading.Lock()
-        self._lists: list[tuple[Event, Region]] = []
+        self._launch, self._lists = launch, LaunchLists(device, _LIST_PIECES * _NUM_COLUMNS)
 
     @staticmethod
     def takes(copies: Sequence[Copy]) -> bool:
@@ -70,25 +66,16 @@ class ManyCopies:
         pieces = cut(copies)
         for start in range(0, pieces.shape[1], _LIST_PIECES):
             part = pieces[:, start : start + _LIST_PIECES]
-            region, count = self._take_list(), part.shape[1]
-            view = self._device.host_view(region.part(0, part.nbytes), write=True)
-            np.frombuffer(view, np.uint64).reshape(part.shape)[:] = part
-            arguments = (np.uint64(region.address), np.uint64(count))
-            try:
-                self._launch(min(count, MAX_PROGRAMS), THREADS, arguments, stream)
-            except RuntimeError as error:  # as cupy's errors of the driver are
-                raise DeviceError(f"{NAME}: {error}") from error
-            event = record()
-            with self._lock:
-                self._lists.append((event, region))
+            with self._lists.filled(part, record) as address:
+                launch(self._launch, NAME, address, part.shape[1], stream)
 
-    def _take_list(self) -> Region:
-        with self._lock:
-            for number, (event, region) in enumerate(self._lists):
-                if event.query():
-                    del self._lists[number]
-                    return region
-        return self._device.pinned(_LIST_PIECES * _NUM_COLUMNS * np.dtype(np.uint64).itemsize)
+
+def launch(kernel: Launch, name: str, address: np.uint64, count: int, stream: int) -> None:
+    """Launch a kernel over the `count` pieces of the list at `address`. Raises DeviceError."""
+    try:
+        kernel(min(count, MAX_PROGRAMS), THREADS, (address, np.uint64(count)), stream)
+    except RuntimeError as error:  # as cupy's errors of the driver are
+        raise DeviceError(f"{name}: {error}") from error
 
 
 def cut(copies: Sequence[Copy]) -> Numbers:

@@ -8,7 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from core.errors import DeviceError
+from core.kv import SCALE_BYTES, KVLayout
 
 HOST = -1
 """In place of a device's number."""
@@ -39,6 +43,36 @@ class Copy:
     source: Region
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversion:
+    """Vectors that lie scattered, to be put one behind the other and stored as `target` stores them."""
+
+    source: KVLayout
+    target: KVLayout
+    data: Region
+    """Where the vectors lie, from the 0th on."""
+    scales: Region | None
+    """Where their scales lie, from the 0th on, if they have any."""
+    runs: npt.NDArray[np.int64]
+    """(runs, 2): the number of a run's first vector, and how many there are."""
+    packed: Region
+    packed_scales: Region | None
+    """None where the target has none."""
+
+    def data_parts(self) -> list[Region]:
+        """Return what is read of the vectors, in order."""
+        return self._parts(self.data, self.source.vector_bytes)
+
+    def scale_parts(self) -> list[Region]:
+        return self._parts(self.scales, SCALE_BYTES) if self.scales is not None else []
+
+    def written(self) -> list[Region]:
+        return [self.packed, *([self.packed_scales] if self.packed_scales is not None else [])]
+
+    def _parts(self, whole: Region, item_bytes: int) -> list[Region]:
+        return [whole.part(first * item_bytes, count * item_bytes) for first, count in self.runs.tolist()]
+
+
 class Event(Protocol):
     def query(self) -> bool:
         """Is all work done that was on the stream before it? Does not block. Raises DeviceError for work that failed."""
@@ -49,6 +83,10 @@ class DeviceStream(Protocol):
     """For any thread. Nothing but `close` blocks."""
 
     def copy(self, copies: Sequence[Copy]) -> None:
+        """Raises DeviceError."""
+        ...
+
+    def convert(self, work: Conversion) -> None:
         """Raises DeviceError."""
         ...
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from core.errors import Bug, DeviceError, OutOfMemory
+from device.convert import convert_regions
 from device.happens_before import AccessLog, VectorClock
-from device.seam import HOST, Copy, Event, Region
+from device.seam import HOST, Conversion, Copy, Event, Region
 from device.shared_accesses import HANDLE_BYTES, SharedLog, open_shared, share
 
 _MAX_DELAY_S = 300e-6
@@ -69,6 +70,10 @@ class SimulatedStream:
     def copy(self, copies: Sequence[Copy]) -> None:
         self.uses([copy.source for copy in copies], [copy.destination for copy in copies])
         self._give(lambda: self._device.move(copies))
+
+    def convert(self, work: Conversion) -> None:
+        self.uses(work.data_parts() + work.scale_parts(), work.written())
+        self._give(lambda: self._device.converted(work))
 
     def uses(self, reads: Iterable[Region], writes: Iterable[Region]) -> None:
         self._device.given(self.name, self._clock, reads, writes)
@@ -258,6 +263,9 @@ class SimulatedDevice:
     def move(self, copies: Sequence[Copy]) -> None:
         for copy in copies:
             self._bytes(copy.destination)[:] = self._bytes(copy.source)
+
+    def converted(self, work: Conversion) -> None:
+        convert_regions(work, self._bytes)
 
     def _actor(self, name: str) -> int:
         actor = os.getpid() << 32 | next(_ACTORS)

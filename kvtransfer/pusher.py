@@ -19,7 +19,7 @@ from core.ports import LayerDone, Mail
 from core.reports import LinkSpeed
 from core.types import TokenOut
 from device.seam import Event
-from kvtransfer.copies import CopyRun, VectorRuns, as_bytes, at_layer, duties, same_storage
+from kvtransfer.copies import CopyRun, as_bytes, at_layer, duties, same_storage
 from kvtransfer.link_speeds import LinkSpeeds
 from kvtransfer.linkqueue import LinkQueue, Turn, Urgency
 from kvtransfer.pushes import ActivePush, Chunk, LinkWrite, TargetPlan, plan_target, take_writes
@@ -57,18 +57,19 @@ class Pusher:
         pools: Sequence[RankPool] = (),
         now: Callable[[], float] | None = None,
         remote_senders: Sequence[Sequence[Sender]] = (),
+        remote_staging: Sequence[Staging | None] = (),
     ) -> None:
         """`source` is how senders read the pool; none means where it lies.
-        `staging` is where KV is converted for holders that store it otherwise. Without it they are refused, as they are where
-        pools lie in several memories. `pools` are those of the instance's ranks; none means one rank with all of `shard`.
-        `senders` read this process's memory, number 0, and each of `remote_senders` another process's, from 1 on. Ranks that
-        hold the same share the work.
+        `staging` is where KV in this process's memory is converted for holders that store it otherwise, and each of
+        `remote_staging` where it is in another's. Holders are refused where a pool's memory has none. `pools` are those of the
+        instance's ranks; none means one rank with all of `shard`. `senders` read this process's memory, number 0, and each of
+        `remote_senders` another process's, from 1 on. Ranks that hold the same share the work.
 
         `now` measures; the loop's own clock, the default, may count in milliseconds."""
         self._pools = tuple(pools) or (RankPool(shard=shard, num_blocks=num_blocks),)
         self._source = source or HostSource()
         self._shard, self._model = shard, model
-        self._mail, self._staging = mail, None if remote_senders else staging
+        self._mail, self._staging = mail, (staging, *remote_staging)
         self._senders = [sender for memory in (senders, *remote_senders) for sender in memory]
         self._routes = [Routes(memory) for memory in (senders, *remote_senders)]
         self._memories = {pool.memory for pool in self._pools}
@@ -191,7 +192,9 @@ class Pusher:
                 continue
             us, them = f"prefill {self._mail.address}", f"decode {grant.holder}"
             check_compatible(self._shard, region, self._model, us, them)
-            if self._staging is None and not same_storage(self._shard, region.shard):
+            if not same_storage(self._shard, region.shard) and not all(
+                self._staging_of(memory) for memory in self._memories
+            ):
                 raise TransferError(
                     f"KV cannot be handed over: {us} stores {self._shard.layout.dtype} and has no room to convert it "
                     f"to the {region.shard.layout.dtype} of {them}"
@@ -349,19 +352,16 @@ class Pusher:
             direct = as_bytes(runs, plan.source, plan.side)
             num_bytes = sum(copy.num_bytes for copy in direct)
         else:
-            num_bytes = await self._convert(push, plan, runs, item.after)
+            pool = self._pools[item.rank]
+            staging = self._staging_of(pool.memory)
+            assert staging is not None, "refused in `open`"
+            grant_id, region = push.grant.id, plan.region
+            num_bytes = await staging.push(plan.sender, grant_id, region, runs, pool, item.after)
         item.chunk.vouched_bytes += num_bytes if plan.sender.vouches else 0
         return direct
 
-    async def _convert(
-        self, push: ActivePush, plan: TargetPlan, runs: VectorRuns, after: tuple[Event, ...]
-    ) -> int:
-        assert self._staging is not None, "refused in `open`"
-
-        async def send(copies: list[CopyRun]) -> None:
-            await plan.sender.write(push.grant.id, plan.region, copies)
-
-        return await self._staging.push(runs, plan.source, plan.side, send, after)
+    def _staging_of(self, memory: int) -> Staging | None:
+        return self._staging[memory] if memory < len(self._staging) else None
 
     def _chunk_done(self, chunk: Chunk) -> None:
         chunk.push.unfinished.remove(chunk)

@@ -1,105 +1,194 @@
 """Conversion of pushed vectors into the holder's storage, in memory behind the pool that senders read like the pool itself.
 
-Two slots: while one is being sent the other is filled. Invariant: a slot is refilled only after its write has returned."""
+Slots: while one is being sent another is filled. Invariant: a slot is refilled only after its write has returned."""
 
 import asyncio
-import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from core.kv import SCALE_BYTES
-from device.port import HostPort, PoolMemory
-from device.seam import Event
-from kvtransfer.convert import Bytes, convert
-from kvtransfer.copies import CopyRun, Side, VectorRuns, byte_runs, group_vectors
+from core.errors import DeviceError, TransferError
+from core.kv import SCALE_BYTES, RankPool
+from core.messages import RegionKey
+from device.convert import Bytes, convert
+from device.port import PoolMemory
+from device.seam import Conversion, Event, Region
+from kvtransfer.copies import CopyRun, VectorRuns, byte_runs, group_vectors
+from kvtransfer.source import Source
+from kvtransfer.transport.base import Sender
 
 STAGING_BYTES = 32 << 20
 _NUM_SLOTS = 2
-_READ_BYTES = 4 << 20
-Send = Callable[[list[CopyRun]], Awaitable[None]]
+_ALIGNED = 16
 
 
-Read = Callable[[Sequence[tuple[int, int]], Sequence[Event]], Bytes]
-"""(ranges of the pool, events) -> their bytes, in order, as they are behind the events. Blocks."""
-
-
-class Staging:
-    """Room to convert in: what follows the first `pool_bytes` of `memory`, two vectors with their scales at least."""
-
-    def __init__(self, memory: memoryview, pool_bytes: int, read: Read | None = None) -> None:
-        """`read` reads the pool; none means that it is those first bytes."""
-        self._memory = np.frombuffer(memory, np.uint8)
-        self._read = read or self._read_memory
-        self._slot_bytes = (len(memory) - pool_bytes) // _NUM_SLOTS // SCALE_BYTES * SCALE_BYTES
-        self._slots: asyncio.Queue[int] = asyncio.Queue()
-        for number in range(_NUM_SLOTS):
-            self._slots.put_nowait(pool_bytes + number * self._slot_bytes)
+class Staging(Protocol):
+    """Where a memory's KV is converted for holders that store it otherwise."""
 
     async def push(
         self,
+        sender: Sender,
+        grant_id: str,
+        region: RegionKey,
         runs: VectorRuns,
-        source: Side,
-        destination: Side,
-        send: Send,
-        after: Sequence[Event] = (),
+        source: RankPool,
+        after: Sequence[Event],
     ) -> int:
-        """Convert the runs, as they are behind `after`, and hand them to `send`, a slot at a time. Returns the bytes sent."""
-        layout = destination.shard.layout
-        capacity = self._slot_bytes // (layout.vector_bytes + layout.scale_bytes)
+        """Convert runs of a pool in this memory, as they are behind `after`, and have `sender`, which reads it, write them.
+        Returns the bytes sent. Raises ReplicaLost and TransferError."""
+        ...
+
+
+class _Slots:
+    """Room to convert in, two vectors with their scales at least: so many bytes from `start` on."""
+
+    def __init__(self, start: int, end: int) -> None:
+        first = -(-start // _ALIGNED) * _ALIGNED
+        self._num_bytes = (end - first) // _NUM_SLOTS // _ALIGNED * _ALIGNED
+        self.free: asyncio.Queue[int] = asyncio.Queue()
+        for number in range(_NUM_SLOTS):
+            self.free.put_nowait(first + number * self._num_bytes)
+
+    def groups(self, runs: VectorRuns, region: RegionKey) -> list[VectorRuns]:
+        """Cut the runs into what a slot has room for."""
+        layout = region.shard.layout
+        room = self._num_bytes - (_ALIGNED if layout.scale_bytes else 0)
+        return group_vectors(runs, room // (layout.vector_bytes + layout.scale_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    """Where in a slot a group's vectors lie when they are converted, and their scales behind them, if there are any."""
+
+    data: int
+    data_bytes: int
+    scales: int
+    scales_bytes: int
+
+    @classmethod
+    def at(cls, slot: int, runs: VectorRuns, region: RegionKey) -> "_Staged":
+        layout, total = region.shard.layout, int(runs[:, 2].sum())
+        data_bytes = total * layout.vector_bytes
+        scales = slot + -(-data_bytes // _ALIGNED) * _ALIGNED
+        return cls(slot, data_bytes, scales, total * layout.scale_bytes)
+
+    def copies(self, runs: VectorRuns, region: RegionKey) -> list[CopyRun]:
+        """Return the runs from here to where each belongs. Data of all runs comes first."""
+        packed = runs.copy()
+        packed[:, 0] = np.cumsum(runs[:, 2]) - runs[:, 2]
+        layout = region.shard.layout
+        copies = byte_runs(packed, layout.vector_bytes, self.data, region.base_bytes)
+        if self.scales_bytes:
+            there = region.base_bytes + region.shard.data_bytes(region.num_blocks)
+            copies += byte_runs(packed, layout.scale_bytes, self.scales, there)
+        return copies
+
+
+class HostStaging:
+    """`Staging` in host memory: what follows its first `pool_bytes`."""
+
+    def __init__(self, memory: memoryview, pool_bytes: int) -> None:
+        self._memory, self._slots = np.frombuffer(memory, np.uint8), _Slots(pool_bytes, len(memory))
+
+    async def push(
+        self,
+        sender: Sender,
+        grant_id: str,
+        region: RegionKey,
+        runs: VectorRuns,
+        source: RankPool,
+        after: Sequence[Event],
+    ) -> int:
         num_bytes = 0
-        for group in group_vectors(runs, capacity):
-            slot = await self._slots.get()
+        for group in self._slots.groups(runs, region):
+            slot = await self._slots.free.get()
             try:
-                copies = await asyncio.to_thread(self._convert, group, source, destination, slot, after)
-                await send(copies)
+                copies = await asyncio.to_thread(self._convert, group, source, region, slot)
+                await sender.write(grant_id, region, copies)
             finally:
-                self._slots.put_nowait(slot)
+                self._slots.free.put_nowait(slot)
             num_bytes += sum(copy.num_bytes for copy in copies)
         return num_bytes
 
-    def _convert(
-        self, runs: VectorRuns, source: Side, destination: Side, slot: int, after: Sequence[Event]
-    ) -> list[CopyRun]:
-        """Convert on a thread. Data of all runs comes first, then their scales."""
-        ours, theirs = source.shard.layout, destination.shard.layout
-        total = int(runs[:, 2].sum())
-        gathered = self._read(_ranges(source.base_bytes, runs, ours.vector_bytes), after)
-        scales = None
+    def _convert(self, runs: VectorRuns, source: RankPool, region: RegionKey, slot: int) -> list[CopyRun]:
+        ours, staged = source.shard.layout, _Staged.at(slot, runs, region)
+        gathered, scales = self._read(runs, ours.vector_bytes, source.base_bytes), None
         if ours.scale_bytes:
-            scales = self._read(_ranges(source.scales_bytes, runs, SCALE_BYTES), after).view(np.float32)
-        data, new_scales = convert(ours, gathered, scales, theirs)
-        self._memory[slot : slot + data.nbytes] = data
-        copies = _spread(runs, slot, destination.base_bytes, theirs.vector_bytes)
+            scales = self._read(runs, SCALE_BYTES, _scales_of(source)).view(np.float32)
+        data, new_scales = convert(ours, gathered, scales, region.shard.layout)
+        self._memory[staged.data : staged.data + staged.data_bytes] = data
         if new_scales is not None:
-            at = slot + total * theirs.vector_bytes
-            self._memory[at : at + new_scales.nbytes] = new_scales.view(np.uint8)
-            copies += _spread(runs, at, destination.scales_bytes, theirs.scale_bytes)
-        return copies
+            self._memory[staged.scales : staged.scales + staged.scales_bytes] = new_scales.view(np.uint8)
+        return staged.copies(runs, region)
 
-    def _read_memory(self, ranges: Sequence[tuple[int, int]], after: Sequence[Event]) -> Bytes:
-        return np.concatenate([self._memory[start : start + size] for start, size in ranges])
-
-
-class DeviceReader:
-    """`Read` of a pool on a device, for any thread."""
-
-    def __init__(self, memory: PoolMemory) -> None:
-        self._port, self._lock = HostPort(memory, "convert", _READ_BYTES), threading.Lock()
-
-    def __call__(self, ranges: Sequence[tuple[int, int]], after: Sequence[Event]) -> Bytes:
-        found = bytearray()
-        with self._lock:
-            self._port.read(ranges, found.extend, after)
-        return np.frombuffer(found, np.uint8)
+    def _read(self, runs: VectorRuns, item_bytes: int, base: int) -> Bytes:
+        parts = byte_runs(runs, item_bytes, base, 0)
+        return np.concatenate([self._memory[part.source : part.source + part.num_bytes] for part in parts])
 
 
-def _ranges(base: int, runs: VectorRuns, item_bytes: int) -> list[tuple[int, int]]:
-    return [(run.source, run.num_bytes) for run in byte_runs(runs, item_bytes, base, 0)]
+class DeviceStaging:
+    """`Staging` in a device's memory: what follows its first `pool_bytes`. For the event loop's thread."""
+
+    def __init__(self, memory: PoolMemory, pool_bytes: int, source: Source) -> None:
+        """`source` is how senders read that memory."""
+        self._memory, self._source = memory, source
+        self._slots = _Slots(pool_bytes, memory.region.num_bytes)
+        self._stream = memory.device.stream("convert")
+
+    async def push(
+        self,
+        sender: Sender,
+        grant_id: str,
+        region: RegionKey,
+        runs: VectorRuns,
+        source: RankPool,
+        after: Sequence[Event],
+    ) -> int:
+        num_bytes = 0
+        for group in self._slots.groups(runs, region):
+            slot = await self._slots.free.get()
+            try:
+                copies = await self._convert(group, source, region, slot, after)
+                await self._source.write(sender, grant_id, region, copies, ())
+            finally:
+                self._slots.free.put_nowait(slot)
+            num_bytes += sum(copy.num_bytes for copy in copies)
+        return num_bytes
+
+    async def _convert(
+        self, runs: VectorRuns, source: RankPool, region: RegionKey, slot: int, after: Sequence[Event]
+    ) -> list[CopyRun]:
+        staged = _Staged.at(slot, runs, region)
+        work = Conversion(
+            source=source.shard.layout,
+            target=region.shard.layout,
+            data=self._from(source.base_bytes, source.shard.data_bytes(source.num_blocks)),
+            scales=self._scales(source),
+            runs=runs[:, [0, 2]],
+            packed=self._from(staged.data, staged.data_bytes),
+            packed_scales=self._from(staged.scales, staged.scales_bytes) if staged.scales_bytes else None,
+        )
+        for event in after:
+            self._stream.wait(event)
+        try:
+            self._stream.convert(work)
+        except DeviceError as error:
+            raise TransferError(str(error)) from error
+        finally:
+            await self._memory.poller.done([self._stream.record()])
+        return staged.copies(runs, region)
+
+    def _scales(self, source: RankPool) -> Region | None:
+        if not source.shard.layout.scale_bytes:
+            return None
+        at = _scales_of(source)
+        return self._from(at, source.base_bytes + source.num_bytes - at)
+
+    def _from(self, start: int, num_bytes: int) -> Region:
+        return self._memory.region.part(start, num_bytes)
 
 
-def _spread(runs: VectorRuns, staged: int, base: int, item_bytes: int) -> list[CopyRun]:
-    """Return the runs from one piece of staged items to where each belongs, counted from `base`."""
-    packed = runs.copy()
-    packed[:, 0] = np.cumsum(runs[:, 2]) - runs[:, 2]
-    return byte_runs(packed, item_bytes, staged, base)
+def _scales_of(pool: RankPool) -> int:
+    return pool.base_bytes + pool.shard.data_bytes(pool.num_blocks)

@@ -12,7 +12,7 @@ from device.port import PoolMemory
 from device.ring import PinnedRing
 from device.seam import ComputeDevice
 from kvtransfer.source import DeviceSource
-from kvtransfer.staging import DeviceReader, Staging
+from kvtransfer.staging import DeviceStaging
 from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.loopback_transport import (
     DeviceLoopbackReceiver,
@@ -28,14 +28,15 @@ from net.channel import Identity
 log = logging.getLogger(__name__)
 
 _SLOT_BYTES = 4 << 20
-_NUM_SLOTS = 9
-"""One of them is where KV is converted."""
+_NUM_SLOTS = 8
+_STAGING_BYTES = 16 << 20
 DeviceMedia = Mapping[str, Callable[[PoolMemory], Medium]]
 
 
 def take_device_memory(device: ComputeDevice, num_bytes: int) -> PoolMemory:
-    """Allocate a pool, zeroed, which is given back with its last user. Raises DeviceError."""
-    memory = PoolMemory(device, device.allocate(num_bytes), Poller())
+    """Allocate a pool, zeroed, which is given back with its last user, and behind it room to convert its KV in. Raises
+    DeviceError."""
+    memory = PoolMemory(device, device.allocate(num_bytes + _STAGING_BYTES), Poller())
     memory.poller.wait([device.compute.record()])  # a device is asked for zeros, and writes them later
     finalizer = weakref.finalize(memory, device.free, memory.region)
     finalizer.atexit = False  # the driver frees the memory of a process that ends
@@ -49,17 +50,18 @@ def device_access(
     *,
     key: bytes,
     memory: PoolMemory,
+    num_bytes: int,
     media: DeviceMedia,
 ) -> PoolAccess:
-    """Reach a pool in a process of its own, as `pool_access.remote_access` does. `media` makes what moves device memory: with
-    `auto` all of it is offered, beside TCP, and pools in this host's memory are written through /dev/shm.
+    """Reach a pool, the first `num_bytes` of `memory`, in a process of its own, as `pool_access.remote_access` does. `media`
+    makes what moves device memory: with `auto` all of it is offered, beside TCP, and pools in this host's memory are written
+    through /dev/shm.
 
     Raises ConfigError."""
     ways = _ways(config, media)
     tls = tls_of(config)
     ring = PinnedRing(memory.device, _SLOT_BYTES, _NUM_SLOTS)
     staged = ring.memory
-    room = ring.take()
     mediums = _mediums(config, memory, {way: media[way] for way in ways if way in media})
 
     def receivers(holder: Holder) -> list[Receiver]:
@@ -77,19 +79,20 @@ def device_access(
             made.append(TcpSender(key, me, staged, config.checksum, tls, config.tcp_streams))
         return made
 
-    end = room.offset + ring.slot_bytes
+    source = DeviceSource(memory, ring, [medium.name for medium in mediums])
     return PoolAccess(
         buffer=memory,
         make_receivers=receivers,
         make_senders=senders,
         path="",
-        source=DeviceSource(memory, ring, [medium.name for medium in mediums]),
-        staging=None if mediums else Staging(staged[:end], room.offset, DeviceReader(memory)),
+        source=source,
+        staging=DeviceStaging(memory, num_bytes, source),
     )
 
 
-def loopback_access(fabric: LoopbackFabric, address: str, memory: PoolMemory) -> PoolAccess:
-    """Reach a pool within its process, where all pools are on one device."""
+def loopback_access(fabric: LoopbackFabric, address: str, memory: PoolMemory, num_bytes: int) -> PoolAccess:
+    """Reach a pool, the first `num_bytes` of `memory`, within its process, where all pools are on one device."""
+    source = DeviceSource(memory, None, ("loopback",))
 
     def receivers(holder: Holder) -> list[Receiver]:
         admission = WriteAdmission(holder.may_write, holder.arrived, holder.corrupted)
@@ -100,7 +103,8 @@ def loopback_access(fabric: LoopbackFabric, address: str, memory: PoolMemory) ->
         make_receivers=receivers,
         make_senders=lambda: [DeviceLoopbackSender(fabric, memory)],
         path="",
-        source=DeviceSource(memory, None, ("loopback",)),
+        source=source,
+        staging=DeviceStaging(memory, num_bytes, source),
     )
 
 

@@ -95,6 +95,7 @@ def make_pusher(mail: Mail, clock: Clock, parts: InstanceParts) -> Pusher:
         pools=parts.pools,
         now=clock.now,
         remote_senders=[host.senders for host in parts.remote],
+        remote_staging=[host if host.converts else None for host in parts.remote],
     )
 
 

@@ -9,7 +9,7 @@ from core.config import TransferConfig
 from core.errors import ConfigError
 from device.port import PoolMemory
 from kvtransfer.source import Source
-from kvtransfer.staging import STAGING_BYTES, Staging
+from kvtransfer.staging import STAGING_BYTES, HostStaging, Staging
 from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
@@ -34,7 +34,7 @@ class PoolAccess:
     source: Source | None = None
     """How senders read the pool. None means that it is where they read."""
     staging: Staging | None = None
-    """Where KV is converted for holders that store it otherwise: in memory that the senders read, behind the pool."""
+    """Where KV is converted for holders that store it otherwise: in the memory that the pool lies in, behind it."""
 
 
 def remote_access(
@@ -76,7 +76,7 @@ def remote_access(
             made.append(TcpSender(key, me, memory, config.checksum, tls, config.tcp_streams))
         return made
 
-    staging = None if segment else Staging(memory, num_bytes)
+    staging = None if segment else HostStaging(memory, num_bytes)
     return PoolAccess(
         buffer=memory[:num_bytes], make_receivers=receivers, make_senders=senders, path=path, staging=staging
     )

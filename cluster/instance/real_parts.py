@@ -30,7 +30,7 @@ from engine.ranks.rank_messages import MemoryPlace
 from engine.ranks.start_ranks import start_ranks
 from engine.tiers.build_tiers import build_tiers
 from engine.tiers.layer_gate import LayerGate
-from kvtransfer.staging import STAGING_BYTES, Staging
+from kvtransfer.staging import STAGING_BYTES, HostStaging
 from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.transport.shm import host_id
@@ -63,7 +63,7 @@ def local_parts(
     )
     if size.on_device:
         memory = take_device_memory(CudaDevice(0), size.num_bytes)
-        access = loopback_access(fabric, mail.address, memory)
+        access = loopback_access(fabric, mail.address, memory, size.num_bytes)
         return _parts(config, folder, size, parallel, access=access, host="process", spawner=None)
     memory, path = take_memory(size.num_bytes + STAGING_BYTES)
     buffer = memory[: size.num_bytes]
@@ -84,7 +84,7 @@ def local_parts(
             make_receivers=receivers,
             make_senders=senders,
             path=path,
-            staging=Staging(memory, size.num_bytes),
+            staging=HostStaging(memory, size.num_bytes),
         ),
         host="process",
         spawner=spawner,
@@ -111,7 +111,9 @@ def remote_parts(
         device = CudaDevice(0)
         memory = take_device_memory(device, size.num_bytes)
         media = device_media(config.transfer, device)
-        access = device_access(config.transfer, mail.me, host, key=key, memory=memory, media=media)
+        access = device_access(
+            config.transfer, mail.me, host, key=key, memory=memory, num_bytes=size.num_bytes, media=media
+        )
         return _parts(config, folder, size, parallel, access=access, host=host_id(), spawner=None)
     access = (
         no_access()

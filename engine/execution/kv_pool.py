@@ -96,14 +96,18 @@ def bytes_of(shard: KVShard, num_blocks: int, buffer: memoryview) -> Tensor:
 
 
 def pool_parts(shard: KVShard, num_blocks: int, flat: Tensor) -> tuple[Tensor, ...]:
-    """Return views of `flat`, a pool's bytes: the vectors (layers, num_blocks, planes, heads, block_size, head_dim) and, where
-    there are any, their scales without head_dim. Vectors of 8 bits are uint8, which all operations know."""
+    """Return views of `flat`, which begins with a pool's bytes: the vectors (layers, num_blocks, planes, heads, block_size,
+    head_dim) and, where there are any, their scales without head_dim. Vectors of 8 bits are uint8, which all operations know."""
     layout = shard.layout
     shape = (shard.num_layers, num_blocks, layout.num_planes, shard.num_heads, layout.block_size)
     at, dtype = shard.data_bytes(num_blocks), TORCH_DTYPES[layout.dtype]
     stored = torch.uint8 if dtype.itemsize == 1 else dtype
     data = flat[:at].view(stored).view(*shape, layout.head_dim)
-    return (data, flat[at:].view(torch.float32).view(shape)) if layout.scale_bytes else (data,)
+    return (
+        (data, flat[at : shard.pool_bytes(num_blocks)].view(torch.float32).view(shape))
+        if layout.scale_bytes
+        else (data,)
+    )
 
 
 def copy_slots(parts: Sequence[Tensor], copies: Sequence[BlockCopy]) -> None:

@@ -1,6 +1,6 @@
 """KV of 8 bits with a scale for each vector, in pure PyTorch: how it is stored and what it means.
 
-Rounded as kvtransfer.convert does, so that a block holds the same whether it was computed in 8 bits or handed over in more."""
+Rounded as device.convert does, so that a block holds the same whether it was computed in 8 bits or handed over in more."""
 
 import torch
 from torch import Tensor

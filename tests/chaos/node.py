@@ -290,7 +290,15 @@ class Node:
 
     def device_access(self, num_blocks: int) -> PoolAccess:
         memory, self.device = simulated_memory(num_blocks, seed=os.getpid())
-        return device_access(self.config.transfer, self.mail.me, self.host, key=KEY, memory=memory, media={})
+        return device_access(
+            self.config.transfer,
+            self.mail.me,
+            self.host,
+            key=KEY,
+            memory=memory,
+            num_bytes=SHARD.pool_bytes(num_blocks),
+            media={},
+        )
 
     async def generate(self, name: str, prompt: list[int], sampling: SamplingParams) -> None:
         request = Request(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from core.errors import DeviceError
 from device.cuda import CudaDevice
-from device.many_copies import MAX_MEAN_BYTES, MIN_COPIES, Launch, ManyCopies, cut
+from device.many_copies import MAX_MEAN_BYTES, MIN_COPIES, NAME, SOURCE, Launch, ManyCopies, cut
 from device.seam import Copy, Region
 from tests.contract.cuda_as_cpp import load_launch
 from tests.contract.fake_cuda import FakeRuntime
@@ -46,7 +46,7 @@ def test_scattered_pieces_arrive_and_nothing_else_changes(unit: int, sizes: list
 
 
 def counted(launches: list[int]) -> Launch:
-    run = load_launch()
+    run = load_launch(SOURCE, NAME)
 
     def launch(programs: int, threads: int, arguments: Sequence[np.generic], stream: int) -> None:
         launches.append(int(arguments[1]))
@@ -65,7 +65,7 @@ def copies_of(device: CudaDevice, count: int, num_bytes: int) -> list[Copy]:
 
 def test_few_or_long_copies_are_left_to_the_copy_engine() -> None:
     launches, runtime = list[int](), FakeRuntime()
-    device = CudaDevice(0, runtime, lambda: counted(launches))
+    device = CudaDevice(0, runtime, lambda *_: counted(launches))
     device.compute.copy(copies_of(device, MIN_COPIES - 1, 64))
     device.compute.copy(copies_of(device, MIN_COPIES, MAX_MEAN_BYTES + 16))
     assert not launches
@@ -104,7 +104,7 @@ def test_a_long_copy_is_cut_and_an_empty_one_is_nothing() -> None:
 
 
 def test_a_launch_that_fails_is_a_device_error() -> None:
-    def failing() -> Launch:
+    def failing(source: str, name: str) -> Launch:
         def launch(programs: int, threads: int, arguments: Sequence[np.generic], stream: int) -> None:
             raise RuntimeError("CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure")
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from core.kv import KVLayout
-from kvtransfer.convert import convert
+from device.convert import convert
 
 TORCH = {
     "float32": torch.float32,

@@ -19,7 +19,7 @@ from core.types import TokenOut
 from kvtransfer.copies import CopyRun
 from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import MAX_WRITES, Pusher
-from kvtransfer.staging import Staging
+from kvtransfer.staging import HostStaging
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.wire import content_of, pack
 from tests.patience import until
@@ -107,7 +107,7 @@ async def test_a_sequence_arrives_in_the_holders_storage_and_nothing_else_change
     ours_blocks = rng.sample(range(BLOCKS), num_blocks_for(num_tokens, ours.layout.block_size))
     grant = inbox.open("r#0", 0, "prefill", theirs_blocks, first_token=0, num_tokens=num_tokens, ttl_s=60)
     mail = FakeMail()
-    staging = Staging(source, ours.pool_bytes(BLOCKS))
+    staging = HostStaging(source, ours.pool_bytes(BLOCKS))
     pusher = Pusher(ours, BLOCKS, mail, [LoopbackSender(fabric, source)], staging=staging)
     pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
     for start, count in ((0, 5), (5, 6)):

@@ -14,7 +14,7 @@ from core.messages import Commit, Grant
 from kvtransfer.inbox import Inbox
 from kvtransfer.memory import OwnMemory
 from kvtransfer.pusher import Pusher
-from kvtransfer.staging import Staging
+from kvtransfer.staging import HostStaging
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from tests.kvtransfer.test_pusher import BLOCKS, DIM, FIRST, HEADS, LAYERS, FakeMail, works
 from tests.patience import until
@@ -33,13 +33,8 @@ def test_any_mesh_writes_into_any_other(data: st.DataObject) -> None:
 
 async def _any_mesh(data: st.DataObject) -> None:
     dtypes = data.draw(st.sampled_from([("float32", "float32"), ("float32", "bfloat16")]))
-    one_host = dtypes[0] != dtypes[1]
-    """What converts does so in its own memory."""
     sizes = data.draw(st.permutations((2, 4)))
-    pools = [
-        draw_pools(data, dtype, size, num_hosts)
-        for dtype, size, num_hosts in zip(dtypes, sizes, (1 if one_host else 2, 2), strict=True)
-    ]
+    pools = [draw_pools(data, dtype, size, 2) for dtype, size in zip(dtypes, sizes, strict=True)]
     firsts = [data.draw(st.sampled_from([pool.first_block for pool in side])) for side in pools]
     rng = random.Random(data.draw(st.integers(0, 99)))
     writer, holder = (
@@ -55,7 +50,7 @@ async def _any_mesh(data: st.DataObject) -> None:
     grant = receiving.inbox.open(
         "r#0", 0, "prefill", holder.blocks, first_token=0, num_tokens=NUM_TOKENS, ttl_s=60
     )
-    await push(writer, fabric, grant, receiving.inbox.committed, one_host)
+    await push(writer, fabric, grant, receiving.inbox.committed)
     assert [commit.num_bytes for commit in receiving.completed] == [sum(receiving.arrived)]
     assert not any(receiver.num_refused for receiver in receiving.receivers)
     holder.check(kv)
@@ -123,9 +118,7 @@ class Receiving:
         self.inbox.arrived(grant_id, num_bytes)
 
 
-async def push(
-    writer: Side, fabric: LoopbackFabric, grant: Grant, hear: Callable[[Commit], None], one_host: bool
-) -> None:
+async def push(writer: Side, fabric: LoopbackFabric, grant: Grant, hear: Callable[[Commit], None]) -> None:
     """Compute the sequence in two steps and send its KV. `hear` is called with what the writer says at its end."""
     here, mail = writer.memories[0], FakeMail()
     pusher = Pusher(
@@ -133,9 +126,10 @@ async def push(
         BLOCKS,
         mail,
         [LoopbackSender(fabric, here)],
-        staging=Staging(here, memory_bytes(writer.pools)),
+        staging=HostStaging(here, memory_bytes(writer.pools)),
         pools=writer.pools,
-        remote_senders=[] if one_host else [[LoopbackSender(fabric, writer.memories[1])]],
+        remote_senders=[[LoopbackSender(fabric, writer.memories[1])]],
+        remote_staging=[HostStaging(writer.memories[1], memory_bytes(writer.pools, 1))],
     )
     pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
     for start, count in ((0, 5), (5, 6)):

@@ -44,6 +44,8 @@ class MemoryReady:
     regions: tuple[tuple[RegionKey, ...], ...]
     """The regions of each pool, in the order of the setup."""
     ways: tuple[RemoteEndpoint, ...]
+    converts: bool = False
+    """Whether it does RemoteConvert."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,21 @@ class RemoteWrite:
     sizes: tuple[int, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteConvert:
+    """Convert vectors of a pool for a holder that stores them otherwise, and write them. Answered with the bytes sent."""
+
+    number: int
+    way: int
+    grant_id: str
+    region: RegionKey
+    pool: RankPool
+    sources: tuple[int, ...]
+    destinations: tuple[int, ...]
+    counts: tuple[int, ...]
+    """The vectors of each run (`kvtransfer/copies.py`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     number: int
@@ -165,6 +182,7 @@ TO_MEMORY = {
         WhenIdle,
         Fence,
         RemoteWrite,
+        RemoteConvert,
         Probe,
     )
 }

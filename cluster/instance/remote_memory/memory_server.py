@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 
+import numpy as np
+
 from cluster.instance.device_access import device_access, take_device_memory
 from cluster.instance.pool_access import PoolAccess, remote_access
 from cluster.instance.pull_media import MEDIA, device_media
@@ -31,6 +33,7 @@ from cluster.instance.remote_memory.memory_messages import (
     Open,
     Probe,
     RefuseGrant,
+    RemoteConvert,
     RemoteEndpoint,
     RemoteWrite,
     Sent,
@@ -111,7 +114,9 @@ class MemoryServer:
         self._senders = access.make_senders()
         regions = tuple(tuple(self._memory.regions(pool)) for pool in setup.pools)
         ways = tuple(RemoteEndpoint(sender.name, sender.vouches) for sender in self._senders)
-        self._say(MemoryReady(memory=place, host=host_id(), regions=regions, ways=ways))
+        self._staging = access.staging
+        converts = access.staging is not None
+        self._say(MemoryReady(memory=place, host=host_id(), regions=regions, ways=ways, converts=converts))
 
     def on_word(self, word: object) -> None:
         match word:
@@ -144,6 +149,8 @@ class MemoryServer:
             ):
                 runs = [CopyRun(*run) for run in zip(sources, destinations, sizes, strict=True)]
                 self._answer(number, self._write(way, grant_id, region, runs))
+            case RemoteConvert():
+                self._answer(word.number, self._convert(word))
             case Probe(number, way, region, num_bytes):
                 self._answer(number, self._senders[way].probe(region, num_bytes))
             case _:
@@ -171,7 +178,18 @@ class MemoryServer:
         sender = self._senders[way]
         # What is to be read is there: the instance has been told so by those who wrote it.
         await self._source.write(sender, grant_id, region, runs, ())
-        if carried := sender.carried(region):
+        self._say_carried(way, region)
+
+    async def _convert(self, word: RemoteConvert) -> int:
+        assert self._staging is not None, "MemoryReady has said so"
+        runs = np.array([word.sources, word.destinations, word.counts], np.int64).T
+        sender, region = self._senders[word.way], word.region
+        num_bytes = await self._staging.push(sender, word.grant_id, region, runs, word.pool, ())
+        self._say_carried(word.way, region)
+        return num_bytes
+
+    def _say_carried(self, way: int, region: RegionKey) -> None:
+        if carried := self._senders[way].carried(region):
             self._say(BytesCarried(way, region.endpoint, carried.num_bytes, carried.busy_s))
 
     def _answer(self, number: int, work: Awaitable[int | None]) -> None:
@@ -202,7 +220,9 @@ def _opened(
         memory = take_device_memory(device, num_bytes)
         handle, offset = device.export(memory.region)
         media = device_media(transfer, device)
-        access = device_access(transfer, me, setup.host, key=key, memory=memory, media=media)
+        access = device_access(
+            transfer, me, setup.host, key=key, memory=memory, num_bytes=num_bytes, media=media
+        )
         return MemoryPlace(num_bytes, handle=handle, offset=offset), access
     access = remote_access(
         transfer, setup.receives, me, setup.host, key=key, num_bytes=num_bytes, media=MEDIA

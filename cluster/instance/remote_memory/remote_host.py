@@ -27,6 +27,7 @@ from cluster.instance.remote_memory.memory_messages import (
     Open,
     Probe,
     RefuseGrant,
+    RemoteConvert,
     RemoteEndpoint,
     RemoteWrite,
     Sent,
@@ -37,10 +38,11 @@ from core.config import MailConfig
 from core.errors import ConfigError, ProtocolError, ReplicaLost, TransferError
 from core.kv import RankPool
 from core.messages import RegionKey
+from device.seam import Event
 from engine.ranks.rank import Rank
 from engine.ranks.rank_messages import frame, next_frame, open_streams, read_frame
-from kvtransfer.copies import CopyRun
-from kvtransfer.transport.base import Carried
+from kvtransfer.copies import CopyRun, VectorRuns
+from kvtransfer.transport.base import Carried, Sender
 from kvtransfer.transport.shm import host_id
 
 log = logging.getLogger(__name__)
@@ -94,7 +96,8 @@ _NOTHING = Carried(0, 0.0)
 
 
 class RemoteHost:
-    """A kvtransfer.memory.Memory and engine.ranks.rank.Companion, with the `senders` that read the memory.
+    """A kvtransfer.memory.Memory and engine.ranks.rank.Companion, with the `senders` that read the memory, and its Staging where
+    it `converts`.
 
     All but the constructor and `end` is for the event loop's thread, after `run`."""
 
@@ -103,7 +106,7 @@ class RemoteHost:
     ) -> None:
         """`shares_host` says that another process of its instance writes from that host, since a holder's segment takes the claim
         of one only."""
-        self.memory = ready.memory
+        self.memory, self.converts = ready.memory, ready.converts
         self.senders = [
             _RemoteSender(self, number, way, ready.host)
             for number, way in enumerate(ready.ways)
@@ -154,6 +157,31 @@ class RemoteHost:
     async def fence(self, writer: str, grant_id: str) -> None:
         with suppress(ReplicaLost):  # the memory went with its memory server
             await self.ask(Fence(0, writer, grant_id))
+
+    async def push(
+        self,
+        sender: Sender,
+        grant_id: str,
+        region: RegionKey,
+        runs: VectorRuns,
+        source: RankPool,
+        after: Sequence[Event],
+    ) -> int:
+        # What is to be read is there: the instance has been told so by those who wrote it.
+        assert isinstance(sender, _RemoteSender)
+        sources, destinations, counts = (tuple(column) for column in runs.T.tolist())
+        return await self.ask(
+            RemoteConvert(
+                number=0,
+                way=sender.number,
+                grant_id=grant_id,
+                region=region,
+                pool=source,
+                sources=sources,
+                destinations=destinations,
+                counts=counts,
+            )
+        )
 
     async def close(self) -> None:
         """End the memory server. Idempotent."""
@@ -267,7 +295,8 @@ class _RemoteSender:
 
     def __init__(self, remote: RemoteHost, number: int, way: RemoteEndpoint, host: str) -> None:
         self.name, self.vouches = way.name, way.vouches
-        self._remote, self._number, self._host = remote, number, host
+        self.number = number
+        self._remote, self._host = remote, host
 
     def reaches(self, region: RegionKey) -> bool:
         return region.transport == self.name and region.host in ("", self._host)
@@ -279,7 +308,7 @@ class _RemoteSender:
         await self._remote.ask(
             RemoteWrite(
                 number=0,
-                way=self._number,
+                way=self.number,
                 grant_id=grant_id,
                 region=region,
                 sources=sources,
@@ -289,10 +318,10 @@ class _RemoteSender:
         )
 
     def carried(self, region: RegionKey) -> Carried | None:
-        return self._remote.carried(self._number, region.endpoint)
+        return self._remote.carried(self.number, region.endpoint)
 
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
-        return await self._remote.ask(Probe(0, self._number, region, num_bytes))
+        return await self._remote.ask(Probe(0, self.number, region, num_bytes))
 
     def ended(self, grant_id: str) -> None:
         self._remote.say(Sent(grant_id))

@@ -58,12 +58,13 @@ def memory_for(device: SimulatedDevice, shard: KVShard) -> PoolMemory:
     return take_device_memory(device, shard.pool_bytes(BLOCKS + 1))
 
 
-def access(way: str, name: str, memory: PoolMemory, fabric: LoopbackFabric) -> PoolAccess:
+def access(way: str, name: str, memory: PoolMemory, shard: KVShard, fabric: LoopbackFabric) -> PoolAccess:
+    num_bytes = shard.pool_bytes(BLOCKS + 1)
     if way == "loopback":
-        return loopback_access(fabric, name, memory)
+        return loopback_access(fabric, name, memory, num_bytes)
     me = Identity(name, name, os.getpid())
     config = TransferConfig(transport="tcp", checksum=way == "tcp, checked")
-    return device_access(config, me, HOST, key=KEY, memory=memory, media={})
+    return device_access(config, me, HOST, key=KEY, memory=memory, num_bytes=num_bytes, media={})
 
 
 async def hand_over(
@@ -83,7 +84,8 @@ async def hand_over(
     ends = (devices[0], devices[0] if way == "loopback" else devices[1])
     here, there = (memory_for(device, shard) for device, shard in zip(ends, shards, strict=True))
     fabric = LoopbackFabric()
-    ours, theirs = access(way, "prefill", here, fabric), access(way, "decode", there, fabric)
+    ours = access(way, "prefill", here, shards[0], fabric)
+    theirs = access(way, "decode", there, shards[1], fabric)
     assert ours.source is not None
     source = wrap(ours.source)
     arrived: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -148,10 +150,11 @@ async def test_layers_that_a_step_without_memory_has_sent_are_sent_again(
     assert not [device.violations for device in devices if device.violations]
 
 
-async def test_kv_is_converted_on_its_way_from_device_to_device(
-    model: CausalModel, devices: list[SimulatedDevice]
+@pytest.mark.parametrize("way", ["tcp", "loopback"])
+async def test_kv_is_converted_on_its_device(
+    way: str, model: CausalModel, devices: list[SimulatedDevice]
 ) -> None:
-    got = await hand_over(model, "tcp", ("float32", "int8"), devices)
+    got = await hand_over(model, way, ("float32", "int8"), devices)
     assert torch.cosine_similarity(got, alone(model), 0) > 0.995
     assert not [device.violations for device in devices if device.violations]
 
@@ -217,5 +220,6 @@ async def test_what_moves_host_memory_alone_is_refused_by_name(devices: list[Sim
                 HOST,
                 key=KEY,
                 memory=memory,
+                num_bytes=1 << 12,
                 media={},
             )

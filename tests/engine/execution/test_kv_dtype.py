@@ -20,7 +20,7 @@ from engine.execution.pool_size import size_pool
 from engine.execution.runner import Runner
 from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import Pusher
-from kvtransfer.staging import STAGING_BYTES, Staging
+from kvtransfer.staging import STAGING_BYTES, HostStaging
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from models.causal_model import CausalModel
 from models.registry import load_model
@@ -101,7 +101,7 @@ async def test_decode_goes_on_from_what_prefill_has_stored_otherwise(ours: str, 
     inbox.attach([receiver])
     grant = inbox.open("a", 0, "prefill", [7, 1, 5], first_token=0, num_tokens=len(TEXT) - 1, ttl_s=60)
     mail = FakeMail()
-    staging = Staging(source, source_shard.pool_bytes(BLOCKS))
+    staging = HostStaging(source, source_shard.pool_bytes(BLOCKS))
     pusher = Pusher(source_shard, BLOCKS, mail, [LoopbackSender(fabric, source)], staging=staging)
     pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why))
     runner = Runner(model, KVPool(source_shard, BLOCKS, source), 4, pusher)

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from core.kv import KVLayout
+from device.convert import convert
 from kernels.ops import AttentionMeta, Ops, ScaledKV
 from kernels.rounding import rounded
 from kernels.torch.invariant_ops import invariant_ops
 from kernels.torch.reference import reference_ops
-from kvtransfer.convert import convert
 
 DTYPES = {"float8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}
 CPU = torch.device("cpu")

@@ -1,15 +1,17 @@
-"""KV vectors from one storage dtype into another, on the sending side, without torch.
+"""KV vectors from one storage dtype into another, on the sending side, without torch: what a device's kernel does
+(`device/many_conversions.py`), on the host.
 
 Floats are rounded to nearest, ties to even; 8-bit storage with scales gets one scale for each vector, its largest magnitude over
 the dtype's, and without scales saturates. Invariant: converting there and back changes an element by at most half a step of the
 coarser storage."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from core.kv import KVLayout
+from device.seam import Conversion, Region
 
 Floats = npt.NDArray[np.float32]
 Bytes = npt.NDArray[np.uint8]
@@ -30,11 +32,29 @@ def convert(
         values = values * scales[:, None]
     if target.scales == "none":
         return _STORE[target.dtype](values).view(np.uint8).reshape(-1), None
-    largest = _LARGEST.get(target.dtype, 1.0)
-    new_scales = np.abs(values).max(axis=1) / np.float32(largest)
+    new_scales = np.abs(values).max(axis=1) / np.float32(largest_of(target.dtype))
     new_scales = np.where(new_scales > 0, new_scales, np.float32(1)).astype(np.float32)
     stored = _STORE[target.dtype](values / new_scales[:, None])
     return stored.view(np.uint8).reshape(-1), new_scales
+
+
+def convert_regions(work: Conversion, bytes_of: Callable[[Region], Bytes]) -> None:
+    """Do what is asked of a device, in memory whose bytes `bytes_of` gives."""
+
+    def joined(regions: Iterable[Region]) -> Bytes:
+        return np.concatenate([bytes_of(region) for region in regions])
+
+    scales = joined(work.scale_parts()).view(np.float32) if work.scales is not None else None
+    data, new_scales = convert(work.source, joined(work.data_parts()), scales, work.target)
+    bytes_of(work.packed)[:] = data
+    if work.packed_scales is not None:
+        assert new_scales is not None
+        bytes_of(work.packed_scales)[:] = new_scales.view(np.uint8)
+
+
+def largest_of(dtype: str) -> float:
+    """Return the magnitude that a vector's largest number has in storage with scales."""
+    return _LARGEST.get(dtype, 1.0)
 
 
 def _load_bfloat16(data: Bytes) -> Floats:
