@@ -30,8 +30,6 @@ def memory_in_process(config: ClusterConfig, parallel: ParallelConfig, spawner: 
 
 def why_copied(config: ClusterConfig) -> str:
     """Return a clause that says what needs a copy in host memory of the KV of several ranks on GPUs; empty where nothing does."""
-    if config.engine.host_cache_bytes or config.engine.disk_cache_bytes:
-        return "host_cache_bytes and disk_cache_bytes reach the KV of several ranks through host memory"
     if config.transfer.transport not in ("auto", "tcp", "cuda_ipc", "nixl"):
         return f"transfer.transport {config.transfer.transport} moves host memory"
     return ""

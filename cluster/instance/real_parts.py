@@ -13,6 +13,7 @@ from cluster.instance.pool_access import PoolAccess, no_access, remote_access
 from cluster.instance.pull_media import MEDIA, device_media
 from cluster.instance.rank_memory import memory_in_process, memory_of_replica, why_copied
 from cluster.instance.remote_memory.memory_messages import MemorySetup
+from cluster.instance.remote_memory.remote_bytes import NUM_SLOTS, RemoteBytes
 from cluster.instance.remote_memory.remote_host import Keep, RemoteHost, start_memories
 from cluster.instance.shared_memory import take_memory
 from core.config import ClusterConfig, ParallelConfig
@@ -30,6 +31,7 @@ from engine.ranks.rank_messages import MemoryPlace
 from engine.ranks.start_ranks import start_ranks
 from engine.tiers.build_tiers import build_tiers
 from engine.tiers.layer_gate import LayerGate
+from engine.tiers.saved_first import SavedFirst
 from kvtransfer.staging import STAGING_BYTES, HostStaging
 from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
@@ -148,6 +150,7 @@ def _memory_servers(
     keep, ranks = placement.keep_on_devices if size.on_device else placement.keep, placement.ranks
     if keep is None:
         return ()
+    has_tiers = bool(config.engine.host_cache_bytes or config.engine.disk_cache_bytes)
     firsts = {pool.memory: rank for rank, pool in reversed(list(enumerate(size.pools)))}
     setups = [
         MemorySetup(
@@ -158,6 +161,7 @@ def _memory_servers(
             host=ranks.address_of(rank),
             pools=tuple(pool for pool in size.pools if pool.memory == memory),
             device=ranks.devices[rank] if size.on_device else "",
+            exchange_blocks=NUM_SLOTS if has_tiers and size.on_device else 0,
         )
         for memory, rank in sorted(firsts.items())
         if memory
@@ -206,11 +210,19 @@ def _parts(
     spawner: Spawner | None,
     remote: tuple[RemoteHost, ...] = (),
 ) -> InstanceParts:
+    exchanges = {
+        number: RemoteBytes(host, host.exchange) for number, host in enumerate(remote, 1) if host.exchange
+    }
+
+    async def settled() -> None:
+        for exchange in exchanges.values():
+            await exchange.settled()
+
     def group(sink: LayerSink | None) -> WorkerGroup:
         if spawner is not None:
             memories = [MemoryPlace(size.num_bytes, access.path), *(host.memory for host in remote)]
             try:
-                return start_ranks(
+                ranks = start_ranks(
                     folder,
                     config.engine,
                     size,
@@ -220,13 +232,14 @@ def _parts(
                     spawner=spawner,
                     companions=remote,
                 )
+                return SavedFirst(ranks, settled) if exchanges else ranks
             except BaseException:
                 _end(remote)
                 raise
         return build_group(folder, config.model, config.engine, size, access.buffer, sink)
 
     revision = weights_revision(folder)
-    tiers = build_tiers(config.engine, access.buffer, size.pools, revision)
+    tiers = build_tiers(config.engine, access.buffer, size.pools, revision, exchanges)
     return InstanceParts(
         shard=size.shard,
         num_blocks=size.num_blocks,

@@ -3,7 +3,7 @@
 import fcntl
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from core.config import EngineConfig
@@ -14,19 +14,24 @@ from engine.tiers.block_digests import root_digest
 from engine.tiers.block_pieces import BlockPieces
 from engine.tiers.disk_tier import DiskTier
 from engine.tiers.host_tier import HostTier
+from engine.tiers.pool_bytes import PoolBytes
 from engine.tiers.tier_store import TierStore
 
 _MAX_INSTANCES = 256
 
 
 def build_tiers(
-    config: EngineConfig, memory: memoryview | PoolMemory, pools: Sequence[RankPool], revision: str
+    config: EngineConfig,
+    memory: memoryview | PoolMemory,
+    pools: Sequence[RankPool],
+    revision: str,
+    remote: Mapping[int, PoolBytes] | None = None,
 ) -> TierStore | None:
-    """Return the tiers, or None when both are off. `pools` are those of the instance's ranks, in `memory`; `revision` is that of
-    the weights. Raises ConfigError."""
+    """Return the tiers, or None when both are off. `pools` are those of the instance's ranks, in `memory` and in the `remote`
+    ones, by their numbers; `revision` is that of the weights. Raises ConfigError."""
     if not config.host_cache_bytes and not config.disk_cache_bytes:
         return None
-    pieces = BlockPieces(memory, pools)
+    pieces = BlockPieces(memory, pools, remote)
     root = root_digest(revision.encode() + b"|" + pieces.fingerprint, "")
     host = HostTier(config.host_cache_bytes // pieces.num_bytes)
     return TierStore(pieces, host, _disk(config, pieces.num_bytes, root), root)

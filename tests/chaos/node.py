@@ -290,14 +290,9 @@ class Node:
 
     def device_access(self, num_blocks: int) -> PoolAccess:
         memory, self.device = simulated_memory(num_blocks, seed=os.getpid())
+        me, num_bytes = self.mail.me, SHARD.pool_bytes(num_blocks)
         return device_access(
-            self.config.transfer,
-            self.mail.me,
-            self.host,
-            key=KEY,
-            memory=memory,
-            num_bytes=SHARD.pool_bytes(num_blocks),
-            media={},
+            self.config.transfer, me, self.host, key=KEY, memory=memory, num_bytes=num_bytes, media={}
         )
 
     async def generate(self, name: str, prompt: list[int], sampling: SamplingParams) -> None:

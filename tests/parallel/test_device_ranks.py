@@ -59,6 +59,29 @@ async def test_ranks_that_launch_ahead_say_what_one_rank_says_under_grammars_and
     assert unordered(tmp_path) == []
 
 
+@pytest.mark.parametrize(
+    ("family", "keys"),
+    [
+        ("llama", {"decode.tp": 2, "engine.num_blocks": 16}),
+        ("mixtral", {"decode.dp": 2, "engine.num_blocks": 32}),
+    ],
+    ids=["tp2", "dp2"],
+)
+async def test_prefixes_come_back_from_below(family: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    """Memory servers save blocks that ranks would write over, and put them back."""
+    prompts, want = checkpoint(tmp_path, family)
+    keys = {**keys, "prefill_instances": 0, "transfer.transport": "tcp", "engine.host_cache_bytes": 1 << 24}
+    async with running(settings(tmp_path, **keys), tmp_path) as cluster:
+        for _ in range(2):
+            for prompt, tokens in zip(prompts, want, strict=True):
+                assert await answers(cluster, [prompt]) == [tokens]
+        (instance,) = (await cluster.wait_ready()).instances
+        assert instance.tiers.host_hits >= 4, "nothing was restored: the test shows nothing"
+        assert len(processes("memory")) == 2
+        cluster.instances[0].check_integrity()
+    assert unordered(tmp_path) == []
+
+
 @pytest.mark.parametrize(("family", "transport", "keys", "victim"), CASES)
 async def test_tokens_equal_transformers_also_when_a_rank_or_its_memory_server_is_killed(
     family: str, transport: str, keys: dict[str, Any], victim: str, tmp_path: Path

@@ -25,6 +25,8 @@ class MemorySetup:
     """The pools that lie in it."""
     device: str = ""
     """The device whose memory it is, as torch names it; empty: the host's."""
+    exchange_blocks: int = 0
+    """How many blocks have room in host memory that it shares with its instance, for lower tiers. 0: there are none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class MemoryReady:
     ways: tuple[RemoteEndpoint, ...]
     converts: bool = False
     """Whether it does RemoteConvert."""
+    exchange: MemoryPlace | None = None
+    """The host memory that it shares with its instance, if the setup asks for any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,26 @@ class RemoteConvert:
     """The vectors of each run (`kvtransfer/copies.py`)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveBytes:
+    """Copy ranges of the memory into the exchange, one behind the other. Answered when they are there."""
+
+    number: int
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    destination: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreBytes:
+    """Copy ranges into the memory, which lie one behind the other in the exchange. Answered when they are there."""
+
+    number: int
+    starts: tuple[int, ...]
+    sizes: tuple[int, ...]
+    source: int
+
+
 @dataclass(frozen=True, slots=True)
 class Probe:
     number: int
@@ -183,6 +207,8 @@ TO_MEMORY = {
         Fence,
         RemoteWrite,
         RemoteConvert,
+        SaveBytes,
+        RestoreBytes,
         Probe,
     )
 }

@@ -5,6 +5,7 @@ It decides nothing. It admits what its instance says and reports what arrives. B
 directly; only messages go to and from its own. It ends with the stream that carries them, and its memory with it."""
 
 import asyncio
+import itertools
 import os
 import socket
 import traceback
@@ -36,10 +37,13 @@ from cluster.instance.remote_memory.memory_messages import (
     RemoteConvert,
     RemoteEndpoint,
     RemoteWrite,
+    RestoreBytes,
+    SaveBytes,
     Sent,
     Sync,
     WhenIdle,
 )
+from cluster.instance.shared_memory import take_memory
 from core.config import TransferConfig
 from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import memory_bytes
@@ -47,6 +51,8 @@ from core.messages import RegionKey
 from device.cuda import cuda_device
 from device.seam import DeviceOf
 from engine.ranks.rank_messages import MemoryPlace, frame, next_frame, open_streams
+from engine.tiers.block_pieces import block_bytes
+from engine.tiers.pool_bytes import PoolBytes, bytes_of_pool
 from kvtransfer.copies import CopyRun
 from kvtransfer.memory import OwnMemory
 from kvtransfer.source import HostSource
@@ -115,8 +121,22 @@ class MemoryServer:
         regions = tuple(tuple(self._memory.regions(pool)) for pool in setup.pools)
         ways = tuple(RemoteEndpoint(sender.name, sender.vouches) for sender in self._senders)
         self._staging = access.staging
-        converts = access.staging is not None
-        self._say(MemoryReady(memory=place, host=host_id(), regions=regions, ways=ways, converts=converts))
+        self._tiers: PoolBytes | None = None
+        exchange: MemoryPlace | None = None
+        if setup.exchange_blocks:
+            each = block_bytes(setup.pools)
+            self._exchange, path = take_memory(setup.exchange_blocks * each)
+            self._tiers, exchange = bytes_of_pool(access.buffer, each), MemoryPlace(len(self._exchange), path)
+        self._say(
+            MemoryReady(
+                memory=place,
+                host=host_id(),
+                regions=regions,
+                ways=ways,
+                converts=access.staging is not None,
+                exchange=exchange,
+            )
+        )
 
     def on_word(self, word: object) -> None:
         match word:
@@ -151,6 +171,10 @@ class MemoryServer:
                 self._answer(number, self._write(way, grant_id, region, runs))
             case RemoteConvert():
                 self._answer(word.number, self._convert(word))
+            case SaveBytes():
+                self._save(word)
+            case RestoreBytes():
+                self._answer(word.number, self._restore(word))
             case Probe(number, way, region, num_bytes):
                 self._answer(number, self._senders[way].probe(region, num_bytes))
             case _:
@@ -166,6 +190,8 @@ class MemoryServer:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._tiers is not None:
+            await asyncio.to_thread(self._tiers.close)
         for sender in self._senders:
             await sender.close()
         await self._source.close()
@@ -187,6 +213,24 @@ class MemoryServer:
         num_bytes = await self._staging.push(sender, word.grant_id, region, runs, word.pool, ())
         self._say_carried(word.way, region)
         return num_bytes
+
+    def _save(self, word: SaveBytes) -> None:
+        assert self._tiers is not None, "the setup asks for an exchange"
+
+        def saved(content: bytes) -> None:
+            self._exchange[word.destination : word.destination + len(content)] = content
+            self._say(Answer(word.number))
+
+        self._tiers.save(list(zip(word.starts, word.sizes, strict=True)), saved)
+
+    async def _restore(self, word: RestoreBytes) -> None:
+        assert self._tiers is not None, "the setup asks for an exchange"
+        ends = itertools.accumulate(word.sizes, initial=word.source)
+        pieces = [
+            (start, self._exchange[at : at + size])
+            for start, at, size in zip(word.starts, ends, word.sizes, strict=False)
+        ]
+        await asyncio.to_thread(self._tiers.write, pieces)
 
     def _say_carried(self, way: int, region: RegionKey) -> None:
         if carried := self._senders[way].carried(region):

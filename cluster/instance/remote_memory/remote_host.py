@@ -106,7 +106,7 @@ class RemoteHost:
     ) -> None:
         """`shares_host` says that another process of its instance writes from that host, since a holder's segment takes the claim
         of one only."""
-        self.memory, self.converts = ready.memory, ready.converts
+        self.memory, self.converts, self.exchange = ready.memory, ready.converts, ready.exchange
         self.senders = [
             _RemoteSender(self, number, way, ready.host)
             for number, way in enumerate(ready.ways)
@@ -125,7 +125,7 @@ class RemoteHost:
     def run(self, arrived: Callable[[str, int], None], corrupted: Callable[[str], None]) -> None:
         """Report to an instance's inbox what has come into the memory."""
         self._arrived, self._corrupted = arrived, corrupted
-        loop = asyncio.get_running_loop()
+        loop = self.loop = asyncio.get_running_loop()
         self._lost: asyncio.Future[Exception] = loop.create_future()
         self._tasks = [loop.create_task(self._converse()), loop.create_task(self._beat())]
 
