@@ -108,7 +108,9 @@ def make_engine(
         parts.make_group(GatedSink(gate, pusher) if tiers and gate else pusher),
         clock,
         lookahead=config.lookahead,
-        tiers=Restoring(scheduler, tiers, config.block_size, gate) if tiers else None,
+        tiers=Restoring(scheduler, tiers, config.block_size, gate, parts.shard.layout.state_blocks)
+        if tiers
+        else None,
         fits=StepFits(parts.steps),
     )
 

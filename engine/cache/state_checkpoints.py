@@ -13,6 +13,9 @@ from engine.cache.block_pool import BlockPool
 _MOST_SHARE = 0.5
 """The share of the pool that checkpoints may take. They stand for few tokens each, and keys and values need the rest."""
 
+CheckpointKept = Callable[[int, tuple[int, ...]], None]
+"""Called with each checkpoint that is newly kept: the cached block that it is at, its blocks."""
+
 
 class StateCheckpoints:
     def __init__(self, pool: BlockPool, note: Callable[[Sequence[int], bool], None]) -> None:
@@ -24,6 +27,7 @@ class StateCheckpoints:
         """For each of them, the hashes of all blocks up to it."""
         self._reach: Counter[int] = Counter()
         """To how many checkpoints a block with this hash leads."""
+        self.on_kept: CheckpointKept | None = None
         self._num_blocks = self._num_pending = 0
         self._most = int(pool.num_blocks * _MOST_SHARE)
 
@@ -72,6 +76,8 @@ class StateCheckpoints:
             self._num_blocks += len(blocks)
             self._reach.update(path)
             self._note([one for one in path if self._reach[one] == 1], True)
+            if self.on_kept is not None:
+                self.on_kept(block, self._at[block])
         self.drop(blocks)
 
     def drop(self, blocks: list[int]) -> None:

@@ -6,14 +6,9 @@ from models.spec import ModelSpec
 
 
 def check_recurrent(spec: ModelSpec, engine: EngineConfig) -> None:
-    """Raise ConfigError for settings that need a state to be had as it was at any earlier token, or in other bits."""
+    """Raise ConfigError for settings that need a state to have the same bits however a prompt is chunked, or fewer bits."""
     if spec.recurrent is None:
         return
-    if engine.host_cache_bytes or engine.disk_cache_bytes:
-        raise ConfigError(
-            f"engine.host_cache_bytes or engine.disk_cache_bytes is set, but {spec.architecture} has recurrent layers, whose "
-            "state is overwritten by each token: what is kept of one lies in the pool alone. Leave both at 0"
-        )
     if engine.deterministic:
         raise ConfigError(
             f"engine.deterministic is set, but {spec.architecture} has recurrent layers, whose bits depend on how a prompt is "

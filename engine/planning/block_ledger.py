@@ -21,16 +21,30 @@ _LEAST_BLOCKS = 4
 """What a checkpoint must spare: fewer blocks are computed again as fast as a step more is made for them."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Restore:
-    """Fresh blocks that a lower tier fills with the KV that follows a cached prefix. No sequence sees them until they are
-    published."""
+    """Fresh blocks that a lower tier fills with the KV that follows a cached prefix, and with the recurrent state behind it. No
+    sequence sees them until they are published."""
 
     tokens: tuple[int, ...]
     salt: str
     prefix: tuple[int, ...]
     """The cached blocks before them, which are kept meanwhile."""
     blocks: tuple[int, ...]
+    state: tuple[int, ...]
+
+    @property
+    def fresh(self) -> tuple[int, ...]:
+        return self.blocks + self.state
+
+
+@dataclass(frozen=True, slots=True)
+class CachedPrefix:
+    """How many full blocks of a request's prefix are cached."""
+
+    num_kept: int
+    num_usable: int
+    """The blocks from which the request can go on: where sequences have states, up to the last checkpoint; otherwise all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,30 +271,54 @@ class BlockLedger:
         seq.num_kept = seq.num_computed = 0
         seq.checkpoints = []
 
-    def begin_restore(self, tokens: tuple[int, ...], salt: str, count: int, headroom: int) -> Restore | None:
-        prefix = self._cache.match(tokens, salt, partial=False).blocks
+    def cached_prefix(self, request: Request) -> CachedPrefix:
+        blocks = self._cache.match(request.tokens, request.salt, partial=False).blocks
+        has_states = self.num_state_blocks > 0
+        return CachedPrefix(
+            len(blocks), self._cache.checkpoints.last(blocks)[0] if has_states else len(blocks)
+        )
+
+    def begin_restore(self, request: Request, num_full: int, headroom: int) -> Restore | None:
+        prefix = self._cache.match(request.tokens, request.salt, partial=False).blocks[:num_full]
+        num_fresh, num_states = num_full - len(prefix), self.num_state_blocks
         idle = sum(self._pool.refs(block) == 0 for block in prefix)
-        if self.num_available - idle < count + headroom:
+        if self.num_available - idle < num_fresh + num_states + headroom:
             return None
         self._pool.share(prefix)
-        restore = Restore(tokens, salt, prefix, tuple(self._take(count)))
+        if num_states and not self._cache.checkpoints.begin(num_states):
+            self._give_back([*reversed(prefix)])
+            return None
+        fresh = self._take(num_fresh + num_states)
+        restore = Restore(
+            tokens=request.tokens,
+            salt=request.salt,
+            prefix=prefix,
+            blocks=tuple(fresh[:num_fresh]),
+            state=tuple(fresh[num_fresh:]),
+        )
         self._restores.append(restore)
         return restore
 
     def publish_restore(self, restore: Restore, count: int) -> None:
         blocks = [*restore.prefix, *restore.blocks[:count]]
-        self._cache.insert(restore.tokens, len(blocks), blocks, restore.salt, len(restore.prefix))
+        twins = self._cache.insert(restore.tokens, len(blocks), blocks, restore.salt, len(restore.prefix))
+        if restore.state:
+            self._pool.share(restore.state)
+            if count == len(restore.fresh) and not twins:  # nobody refers to a twin, so it may go
+                self._cache.keep_checkpoint([*restore.state], blocks, len(blocks), twins)
+            else:
+                self._cache.checkpoints.drop([*restore.state])
 
     def end_restore(self, restore: Restore) -> None:
         self._restores = [r for r in self._restores if r is not restore]
-        self._give_back([*reversed(restore.blocks), *reversed(restore.prefix)])
+        self._give_back([*restore.state, *reversed(restore.blocks), *reversed(restore.prefix)])
 
     def check_integrity(self, seqs: Iterable[Sequence]) -> None:
         """Raise Bug where the sequences, the pool and the prefix cache disagree."""
         refs = [0] * self._pool.blocks.stop
         held = [block for blocks in self._copy_sources.values() for block in blocks]
         held += [block for made in self._checkpoints.values() for one in made for block in one.blocks]
-        held += [block for restore in self._restores for block in (*restore.prefix, *restore.blocks)]
+        held += [block for restore in self._restores for block in (*restore.prefix, *restore.fresh)]
         for block in itertools.chain(held, *(itertools.chain(s.block_ids, s.twins) for s in seqs)):
             refs[block] += 1
         self._pool.check_integrity(refs)

@@ -15,7 +15,8 @@ from core.ports import SchedulerPolicy
 from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.cache.radix_cache import Kept
-from engine.planning.block_ledger import Reservation, Restore
+from engine.cache.state_checkpoints import CheckpointKept
+from engine.planning.block_ledger import CachedPrefix, Reservation, Restore
 from engine.planning.planner_protocol import Planner
 from engine.planning.sequence import Sequence
 from engine.planning.speculation.speculator import make_speculator
@@ -179,27 +180,27 @@ class DpScheduler:
         for group in self._of(key):
             group.compute(key)
 
-    def on_kept(self, hear: Kept) -> None:
+    def on_kept(self, hear: Kept, hear_checkpoint: CheckpointKept) -> None:
         for group in self._groups:
-            group.on_kept(hear)
+            group.on_kept(hear, hear_checkpoint)
 
-    def num_cached_blocks(self, request: Request) -> int:
-        return max(group.num_cached_blocks(request) for group in self._groups)
+    def cached_prefix(self, request: Request) -> CachedPrefix:
+        return max((group.cached_prefix(request) for group in self._groups), key=_worth)
 
-    def begin_restore(self, request: Request, count: int) -> Restore | None:
+    def begin_restore(self, request: Request, num_full: int) -> Restore | None:
         """Restore behind the longest cached prefix. Among the groups that have as much of it, the one with the least to do is
         chosen."""
-        most = self.num_cached_blocks(request)
+        most = self.cached_prefix(request)
         for group in self._by_cost(request):
-            if group.num_cached_blocks(request) == most and (found := group.begin_restore(request, count)):
+            if group.cached_prefix(request) == most and (found := group.begin_restore(request, num_full)):
                 return found
         return None
 
     def publish_restore(self, restore: Restore, count: int) -> None:
-        self._groups[restore.blocks[0] // self._blocks_each].publish_restore(restore, count)
+        self._groups[restore.fresh[0] // self._blocks_each].publish_restore(restore, count)
 
     def end_restore(self, restore: Restore) -> None:
-        self._groups[restore.blocks[0] // self._blocks_each].end_restore(restore)
+        self._groups[restore.fresh[0] // self._blocks_each].end_restore(restore)
 
     def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None:
         if any(group.awaits_tokens for group in self._groups):
@@ -260,11 +261,15 @@ class DpScheduler:
         size = self._block_size
 
         def cost(group: StepScheduler) -> tuple[bool, float]:
-            missing = len(request.tokens) - group.num_cached_blocks(request) * size
+            missing = len(request.tokens) - group.cached_prefix(request).num_usable * size
             to_read = group.num_used_blocks * size * _READ_COST
             return missing > group.num_available_blocks * size, missing + group.num_waiting_tokens + to_read
 
         return sorted(self._groups, key=cost)
+
+
+def _worth(prefix: CachedPrefix) -> tuple[int, int]:
+    return prefix.num_usable, prefix.num_kept
 
 
 def make_planner(

@@ -17,7 +17,8 @@ from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.cache.block_pool import BlockPool
 from engine.cache.radix_cache import Kept, PrefixMatch, RadixCache
-from engine.planning.block_ledger import BlockLedger, Reservation, Restore
+from engine.cache.state_checkpoints import CheckpointKept
+from engine.planning.block_ledger import BlockLedger, CachedPrefix, Reservation, Restore
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.preemption import Preemption
 from engine.planning.sequence import Sequence, State
@@ -264,20 +265,22 @@ class StepScheduler:
             seq.aborted = True
             seq.state = State.DONE
 
-    def on_kept(self, hear: Kept) -> None:
-        """Call `hear` with each block whose KV is complete and kept."""
-        self._cache.on_kept = hear
+    def on_kept(self, hear: Kept, hear_checkpoint: CheckpointKept) -> None:
+        """Call `hear` with each block whose KV is complete and kept, and `hear_checkpoint` with each checkpoint of a state."""
+        self._cache.on_kept, self._cache.checkpoints.on_kept = hear, hear_checkpoint
 
-    def num_cached_blocks(self, request: Request) -> int:
-        return len(self._cache.match(request.tokens, request.salt, partial=False).blocks)
+    def cached_prefix(self, request: Request) -> CachedPrefix:
+        """Return how much of the request's prefix is cached."""
+        return self._ledger.cached_prefix(request)
 
-    def begin_restore(self, request: Request, count: int) -> Restore | None:
-        """Reserve blocks for the `count` full blocks after the cached prefix. Returns None while there are not enough to
-        spare."""
-        return self._ledger.begin_restore(request.tokens, request.salt, count, len(self._table.running))
+    def begin_restore(self, request: Request, num_full: int) -> Restore | None:
+        """Reserve blocks for those of the request's first `num_full` blocks that are not cached, and for the recurrent state
+        behind them. Returns None while there are not enough to spare."""
+        return self._ledger.begin_restore(request, num_full, len(self._table.running))
 
     def publish_restore(self, restore: Restore, count: int) -> None:
-        """Put the first `count` blocks of a restore into the cache. They hold their KV, or will before a step reads it."""
+        """Put the first `count` of a restore's fresh blocks into the cache, with the state's checkpoint if these are all. They
+        hold their KV, or will before a step reads it."""
         self._ledger.publish_restore(restore, count)
 
     def end_restore(self, restore: Restore) -> None:

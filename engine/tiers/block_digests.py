@@ -17,6 +17,12 @@ def child_digest(parent: bytes, tokens: Sequence[int]) -> bytes:
     return hashlib.blake2b(parent + packed, digest_size=DIGEST_BYTES).digest()
 
 
+def state_digests(prefix: bytes, num_blocks: int) -> Iterator[bytes]:
+    """Yield the names of the blocks of the recurrent state behind a prefix with this digest, made as they are asked for."""
+    for index in range(num_blocks):
+        yield hashlib.blake2b(prefix + b"state" + struct.pack("<I", index), digest_size=DIGEST_BYTES).digest()
+
+
 def prefix_digests(root: bytes, tokens: Sequence[int], block_size: int) -> Iterator[bytes]:
     """Yield one digest for each full block of `tokens`, made as it is asked for."""
     digest = root

@@ -13,7 +13,7 @@ from core.reports import TierCounts
 from core.types import Request
 from engine.planning.block_ledger import Restore
 from engine.planning.planner_protocol import Planner
-from engine.tiers.block_digests import child_digest, prefix_digests, root_digest
+from engine.tiers.block_digests import child_digest, prefix_digests, root_digest, state_digests
 from engine.tiers.layer_gate import Fill, LayerGate
 from engine.tiers.tier_store import TierStore
 
@@ -28,10 +28,17 @@ class Restoring:
     find its blocks in the prefix cache."""
 
     def __init__(
-        self, scheduler: Planner, store: TierStore, block_size: int, gate: LayerGate | None = None
+        self,
+        scheduler: Planner,
+        store: TierStore,
+        block_size: int,
+        gate: LayerGate | None = None,
+        num_state_blocks: int = 0,
     ) -> None:
-        """`gate` is what the ranks' steps wait at."""
+        """`gate` is what the ranks' steps wait at. `num_state_blocks`: of each sequence's recurrent state, without which a prefix
+        is of no use."""
         self._scheduler, self._store, self._block_size, self._gate = scheduler, store, block_size, gate
+        self._num_state_blocks = num_state_blocks
         self._roots: dict[str, bytes] = {}
         self._digests: dict[int, bytes] = {}
         """By block of the pool, the digest of what it held when it was last kept."""
@@ -41,7 +48,7 @@ class Restoring:
         self._freed: Callable[[], None] = lambda: None
         self._publishing = False
         """Whether the cache begins to keep blocks that have come from below, which need not be saved."""
-        scheduler.on_kept(self._kept)
+        scheduler.on_kept(self._kept, self._checkpoint_kept)
 
     @property
     def num_waiting(self) -> int:
@@ -85,16 +92,29 @@ class Restoring:
         await asyncio.gather(*self._filling, return_exceptions=True)
 
     def _begin(self, request: Request) -> tuple[Restore | None, list[bytes]]:
-        num_cached = self._scheduler.num_cached_blocks(request)
+        cached = self._scheduler.cached_prefix(request)
         limit = (len(request.tokens) - 1) // self._block_size  # one token is left to compute
-        if num_cached >= limit or not request.reuses_prefix:
+        if cached.num_usable >= limit or not request.reuses_prefix:
             return None, []
         all_digests = prefix_digests(self._root(request.salt), request.tokens, self._block_size)
-        rest = itertools.islice(all_digests, num_cached, limit)
-        digests = list(itertools.takewhile(self._store.__contains__, rest))
-        if len(digests) < _MIN_BLOCKS:
+        digests = [*itertools.islice(all_digests, cached.num_kept)]
+        rest = itertools.islice(all_digests, limit - cached.num_kept)
+        digests += itertools.takewhile(self._store.__contains__, rest)
+        num_full, state = self._last_with_state(digests, cached.num_usable)
+        if num_full - cached.num_usable < _MIN_BLOCKS:
             return None, []
-        return self._scheduler.begin_restore(request, len(digests)), digests
+        return self._scheduler.begin_restore(request, num_full), digests[cached.num_kept : num_full] + state
+
+    def _last_with_state(self, digests: list[bytes], least: int) -> tuple[int, list[bytes]]:
+        """Return how many of a prefix's blocks have a recurrent state behind them below, and the names of its blocks. Fewer than
+        `least` are not wanted. Without states that is all of them."""
+        if not self._num_state_blocks:
+            return len(digests), []
+        for num_full in range(len(digests), least, -1):
+            state = [*state_digests(digests[num_full - 1], self._num_state_blocks)]
+            if all(map(self._store.__contains__, state)):
+                return num_full, state
+        return least, []
 
     async def _restore(
         self, key: str, restore: Restore, digests: list[bytes], then: Callable[[], None]
@@ -103,11 +123,11 @@ class Restoring:
         try:
             contents = await self._store.fetch(digests)
             if self._gate is None:
-                await self._store.fill(restore.blocks[: len(contents)], contents, lambda _: None)
+                await self._store.fill(restore.fresh[: len(contents)], contents, lambda _: None)
         except Exception:
             contents = []
             log.exception("request %s: loading its prefix failed; it is computed", key)
-        blocks = restore.blocks[: len(contents)]
+        blocks = restore.fresh[: len(contents)]
         if self._gate is None:
             self._publish(restore, len(blocks))
             self._end(restore)
@@ -148,6 +168,11 @@ class Restoring:
         self._digests[block] = digest
         if not self._publishing:
             self._store.save(digest, block)
+
+    def _checkpoint_kept(self, block: int, state: tuple[int, ...]) -> None:
+        if not self._publishing:
+            for digest, part in zip(state_digests(self._digests[block], len(state)), state, strict=True):
+                self._store.save(digest, part)
 
     def _root(self, salt: str) -> bytes:
         root = self._roots.get(salt)

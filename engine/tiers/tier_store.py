@@ -13,8 +13,8 @@ from engine.tiers.block_pieces import BlockPieces
 from engine.tiers.disk_tier import DiskTier
 from engine.tiers.host_tier import HostTier
 
-_MAX_UNWRITTEN = 256
-"""The number of blocks that may be on their way to the disk. Further ones are not saved there."""
+_MAX_UNWRITTEN_BYTES = 1 << 30
+"""So much may be on its way to the disk. Further blocks are not saved there. A recurrent state is hundreds of blocks at once."""
 
 
 class TierStore:
@@ -56,7 +56,8 @@ class TierStore:
 
     def _keep(self, digest: bytes, content: bytes) -> None:
         for gone, old in self._host.put(digest, content):
-            if self._disk is not None and gone not in self._disk and len(self._unwritten) < _MAX_UNWRITTEN:
+            is_full = len(self._unwritten) * len(old) >= _MAX_UNWRITTEN_BYTES
+            if self._disk is not None and gone not in self._disk and not is_full:
                 self._unwritten[gone] = old
                 self._thread.submit(self._write, self._disk, gone)
 

@@ -10,7 +10,7 @@ from core.config import EngineConfig
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.types import Request
-from engine.planning.block_ledger import Reservation
+from engine.planning.block_ledger import Reservation, Restore
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
 from tests.engine.fifo_policy import FifoPolicy
@@ -76,7 +76,68 @@ class RankWithStates(FakeRank):
         self.taken_in |= {block: list(request.tokens) for block in blocks[: self.num_states]}
 
 
+class Below:
+    """Lower tiers: what the prefix cache has kept, as it was then."""
+
+    def __init__(self, scheduler: StepScheduler, rank: RankWithStates, rng: random.Random) -> None:
+        self.scheduler, self.rank, self.rng = scheduler, rank, rng
+        self.prefix_of: dict[int, tuple[str, tuple[int, ...]]] = {-1: ("", ())}
+        """By block of the pool: the tenant, and all tokens up to its end."""
+        self.blocks: set[tuple[str, tuple[int, ...]]] = set()
+        self.states: set[tuple[str, tuple[int, ...]]] = set()
+        self.under_way: list[Restore] = []
+        self.num_restored = 0
+        scheduler.on_kept(self.kept, self.checkpoint_kept)
+
+    def kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int) -> None:
+        self.prefix_of[block] = salt, self.prefix_of[parent][1] + tokens
+        assert tuple(self.rank.slots[block]) == tokens
+        self.blocks.add(self.prefix_of[block])
+
+    def checkpoint_kept(self, block: int, state: tuple[int, ...]) -> None:
+        prefix = self.prefix_of[block]
+        assert [self.rank.taken_in[part] for part in state] == [list(prefix[1])] * len(state)
+        self.states.add(prefix)
+
+    def restore(self, request: Request) -> None:
+        cached, size = self.scheduler.cached_prefix(request), self.rank.size
+        limit = (len(request.tokens) - 1) // size
+        prefixes = [(request.salt, request.tokens[: end * size]) for end in range(limit + 1)]
+        ends = [
+            end
+            for end in range(cached.num_usable + 1, limit + 1)
+            if prefixes[end] in self.states
+            and self.blocks.issuperset(prefixes[cached.num_kept + 1 : end + 1])
+        ]
+        if not ends or (restore := self.scheduler.begin_restore(request, end := ends[-1])) is None:
+            return
+        for number, block in enumerate(restore.blocks, len(restore.prefix)):
+            self.rank.slots[block] = [*request.tokens[number * size : (number + 1) * size]]
+            self.rank.taken_in.pop(block, None)
+        self.rank.taken_in |= {part: [*request.tokens[: end * size]] for part in restore.state}
+        is_whole = self.rng.random() < 0.8
+        self.scheduler.publish_restore(restore, len(restore.fresh) - (not is_whole))
+        assert not is_whole or self.scheduler.cached_prefix(request).num_usable >= end
+        self.under_way.append(restore)
+        self.num_restored += is_whole
+        self.scheduler.check_integrity()
+
+    def end_one(self) -> None:
+        if self.under_way and self.rng.random() < 0.3:
+            self.scheduler.end_restore(self.under_way.pop())
+            self.scheduler.check_integrity()
+
+
 class MovesWithStates(Moves):
+    below: Below | None = None
+
+    def place_one(self) -> None:
+        if self.below is not None:
+            if self.todo:
+                self.below.restore(self.todo[-1])
+            self.below.end_one()
+        super().place_one()
+
     def push(self, request: Request) -> None:
         shift = self.drive.rank.num_states * self.drive.rank.size  # type: ignore[attr-defined]
         grant = Grant(
@@ -137,17 +198,56 @@ def test_every_state_takes_in_each_token_once_and_every_block_comes_back(
         config, num_blocks, 10_000, FifoPolicy(), speculator=speculator, num_state_blocks=num_states
     )
     drive.rank = rank = RankWithStates(num_blocks, block_size, rng, num_states, forced)
-    requests = some_requests(rng, more_blocks * block_size)
-    moves = MovesWithStates(drive, rng, requests)
+    play(drive, rank, MovesWithStates(drive, rng, some_requests(rng, more_blocks * block_size)))
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+@given(
+    seed=st.integers(0, 2**32),
+    num_states=st.integers(1, 5),
+    depth=st.sampled_from([1, 2]),
+    no_memory=st.sampled_from([0.0, 0.0, 0.05]),
+)
+def test_prefixes_come_back_from_below_with_the_states_behind_them(
+    seed: int, num_states: int, depth: int, no_memory: float
+) -> None:
+    serve_with_tiers(seed, num_states, depth, no_memory)
+
+
+def test_states_do_come_back_from_below() -> None:
+    assert sum(serve_with_tiers(seed, 4, 2, 0.0) for seed in range(4)) > 0, "the property shows nothing"
+
+
+def serve_with_tiers(seed: int, num_states: int, depth: int, no_memory: float) -> int:
+    """Return how many prefixes came back."""
+    rng = random.Random(seed)
+    more_blocks = rng.randint(60, 120)
+    num_blocks, config = num_states + more_blocks, EngineConfig(block_size=1, max_num_seqs=2)
+    drive = Drive(config, num_blocks, depth, rng, 1, 0.0, no_memory=no_memory)
+    drive.scheduler = StepScheduler(config, num_blocks, 10_000, FifoPolicy(), num_state_blocks=num_states)
+    drive.rank = rank = RankWithStates(num_blocks, 1, rng, num_states, forced=0.0)
+    requests = some_requests(rng, more_blocks) + some_requests(rng, more_blocks)
+    again = [replace(one, id=f"{n}", sibling="") for n, one in enumerate(requests * 2)]
+    moves = MovesWithStates(drive, rng, again)
+    moves.below = below = Below(drive.scheduler, rank, rng)
+    play(drive, rank, moves)
+    return below.num_restored
+
+
+def play(drive: Drive, rank: RankWithStates, moves: MovesWithStates) -> None:
+    """Make moves until all requests have been served."""
     for _ in range(8000):
         moves.place_one()
         moves.abort_one()
         moves.release_held()
-        if not drive.turn() and not moves.todo and not moves.held:
+        is_over = not drive.turn() and not moves.todo and not moves.held
+        if is_over and (moves.below is None or not moves.below.under_way):
             break
     else:
         raise AssertionError("it never ends")
-    for request in requests:
+    for request in moves.requests:
         if request.key in drive.limits and request.key not in moves.aborted:
             # One more token would have changed the state while it was being sent.
             assert len(drive.out[request.key]) == 1
@@ -156,5 +256,5 @@ def test_every_state_takes_in_each_token_once_and_every_block_comes_back(
         else:
             check_output(drive, request, request.key in moves.aborted)
     assert drive.scheduler.num_used_blocks == 0
-    assert drive.scheduler.num_available_blocks == num_blocks
+    assert drive.scheduler.num_available_blocks == drive.scheduler.num_blocks
     drive.scheduler.check_integrity()

@@ -115,3 +115,31 @@ async def test_guesses_cost_no_token_when_a_decode_instance_dies(served: Served)
         assert await asyncio.gather(*running) == got
         await w.idle()
         assert max(report.work.accepted_tokens for report in await w.reports()) > 0
+
+
+def long_prompts(count: int) -> list[tuple[int, ...]]:
+    return [tuple(prompt) for prompt in some_prompts(9, count, 90)]
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+async def test_prefixes_come_back_from_below_with_their_states(
+    served: Served, tier: str, tmp_path: Path
+) -> None:
+    folder, _, reference = served
+    states = read_spec(folder).kv_layout(4, "float32").state_blocks
+    keys: dict[str, Any] = {"engine.num_blocks": 3 * states + 60, f"engine.{tier}_cache_bytes": 1 << 28}
+    if tier == "disk":
+        keys["engine.disk_cache_path"] = str(tmp_path)
+    prompts = long_prompts(4)
+    async with world(folder, 0, 1, **keys) as w:
+        first = [await w.run(prompt, 12) for prompt in prompts]
+        before = (await w.reports())[-1]
+        again = [await w.run(prompt, 12) for prompt in prompts]
+        for prompt, said in zip(prompts, first, strict=True):
+            assert said == continuation(reference, prompt, said, 12, ends=[1])
+        assert again == first
+        await w.idle()
+        after = (await w.reports())[-1]
+        restored = after.tiers.host_hits + after.tiers.disk_hits
+        assert restored >= len(prompts) * states, "no state was restored"
+        assert after.work.computed_tokens - before.work.computed_tokens < sum(map(len, prompts)) / 2

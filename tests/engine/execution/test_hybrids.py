@@ -166,7 +166,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("engine", "others", "named"),
     [
         ({"speculate": "mtp"}, {}, r"engine.speculate is mtp.*has no mtp\.pre_fc_norm_embedding\.weight"),
-        ({"host_cache_bytes": 1 << 20}, {}, "engine.host_cache_bytes"),
         ({"deterministic": True}, {}, "engine.deterministic"),
         ({"kv_dtype": "int8"}, {}, "engine.kv_dtype is int8"),
         ({"num_blocks": 9}, {}, "num_blocks of 9.*recurrent state takes"),

@@ -89,7 +89,7 @@ def test_a_prefix_from_below_goes_behind_what_is_cached_or_where_the_least_is_to
     scheduler = planner()
     scheduler.add(request("first", 0, 8))
     home = groups(run(scheduler, scheduler.plan(0.0)))["first#0"]
-    behind = scheduler.begin_restore(request("more", 0, 24), 2)
+    behind = scheduler.begin_restore(request("more", 0, 24), 4)
     fresh = [scheduler.begin_restore(request(name, 100 * ord(name), 24), 5) for name in ("a", "b")]
     assert behind is not None
     assert len(behind.prefix) == 2
