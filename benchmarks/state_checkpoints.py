@@ -5,7 +5,10 @@
 The production scheduler and runner on a CPU, with made-up weights of two small hybrids. Prompts share a prefix and differ in
 their last 32 tokens. In turns: without a prefix cache; the first prompt, which leaves a checkpoint at its end; the second one,
 which finds keys and values alone and leaves a checkpoint where the two differ; the third one, which goes on from there. Times are
-to the first token, the least of all rounds."""
+to the first token, the least of all rounds.
+
+Then what it takes to copy a state out of the pool to host memory, and back, beside computing the tokens that lie between two
+checkpoints of a sequence that generates, which is what is lost without one."""
 
 import json
 import tempfile
@@ -17,20 +20,22 @@ import torch
 
 from benchmarks.report import parser, write
 from core.config import EngineConfig
-from core.kv import KVShard
+from core.kv import KVShard, RankPool
 from core.plan import BlockCopy
 from core.types import Request, SamplingParams
 from decode.headroom_policy import HeadroomPolicy
 from engine.execution.kv_pool import KVPool
 from engine.execution.runner import Runner
+from engine.planning.checkpointing import blocks_apart
 from engine.planning.step_scheduler import StepScheduler
+from engine.tiers.block_pieces import BlockPieces
 from models.causal_model import CausalModel
 from models.registry import load_model
 
 PREDICTION = (
     "With 1,024 shared tokens the prompt that finds a checkpoint takes 0.10 of the time to its first token, with 256 it takes "
     "0.30; making a checkpoint adds 5 % and 15 %, most of it a step of few tokens more; copying a state takes 1 % of a step of "
-    "512 tokens"
+    "512 tokens. Saving a state to host memory and restoring it take 2 % each of computing the tokens between two checkpoints"
 )
 NUM_OWN = 32
 PREFIXES = [256, 1024]
@@ -81,7 +86,9 @@ class OneAfterAnother:
         self.layout = layout = model.spec.kv_layout(config.block_size, "float32")
         num_blocks = 8 * layout.state_blocks + 4 * num_tokens // config.block_size
         shard = KVShard.whole(layout)
-        self.pool = KVPool(shard, num_blocks, memoryview(bytearray(shard.pool_bytes(num_blocks))))
+        buffer = memoryview(bytearray(shard.pool_bytes(num_blocks)))
+        self.pool = KVPool(shard, num_blocks, buffer)
+        self._pieces = BlockPieces(buffer, [RankPool(shard=shard, num_blocks=num_blocks)])
         states = layout.state_blocks
         self._runner = Runner(model, self.pool, config.block_size, num_state_blocks=states)
         self.scheduler = StepScheduler(config, num_blocks, 1 << 16, HeadroomPolicy(), num_state_blocks=states)
@@ -101,6 +108,31 @@ class OneAfterAnother:
         started = time.perf_counter()
         self.pool.copy_blocks([BlockCopy(block, states + block, size) for block in range(states)])
         return time.perf_counter() - started
+
+    def below_s(self) -> tuple[float, float]:
+        """Copy one state to host memory, and back."""
+        contents: list[bytes] = []
+        started = time.perf_counter()
+        for block in range(self.layout.state_blocks):
+            self._pieces.save(block, contents.append)
+        saved = time.perf_counter()
+        for layer in self._pieces.layers:
+            for block, content in enumerate(contents):
+                self._pieces.scatter_layer(layer, block, memoryview(content))
+        return saved - started, time.perf_counter() - saved
+
+
+def between(model: CausalModel, rounds: int) -> dict[str, float]:
+    """Seconds to compute what lies between two checkpoints, and to save and restore a state."""
+    num_blocks = model.spec.kv_layout(EngineConfig().block_size, "float32").state_blocks
+    size = EngineConfig().block_size * blocks_apart(num_blocks)
+    found: dict[str, float] = {"apart_tokens": size}
+    for _ in range(rounds + 1):
+        cold = OneAfterAnother(model, size, prefix_cache=False)
+        save_s, restore_s = cold.below_s()
+        taken = {"save": save_s, "restore": restore_s, "compute_apart": cold.ttft_s("c", (7,) * size)}
+        found |= {key: min(value, found.get(key, value)) for key, value in taken.items()}
+    return found
 
 
 def a_round(model: CausalModel, size: int, seed: int) -> dict[str, float]:
@@ -124,6 +156,7 @@ def measure(shape: str, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
         model = load_model(Path(folder), "float32", torch.device("cpu"), load_format="dummy")
     layout = model.spec.kv_layout(16, "float32")
     rows: list[dict[str, Any]] = []
+    apart = between(model, rounds)
     for size in sizes:
         runs = [a_round(model, size, seed) for seed in range(rounds + 1)][1:]
         least = {key: min(run[key] for run in runs) for key in runs[0]}
@@ -133,6 +166,10 @@ def measure(shape: str, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
             "checkpoint_mib": layout.state_tokens * layout.token_bytes / 2**20,
             "checkpoint_as_tokens": layout.state_tokens,
             "copy_ms": 1e3 * least["copy"],
+            "save_ms": 1e3 * apart["save"],
+            "restore_ms": 1e3 * apart["restore"],
+            "apart_tokens": apart["apart_tokens"],
+            "compute_apart_ms": 1e3 * apart["compute_apart"],
             "without_cache_ms": 1e3 * least["without"],
             "copy_by_without": least["copy"] / least["without"],
             **{f"{key}_by_without": least[key] / least["without"] for key in ("first", "second", "third")},

@@ -38,9 +38,6 @@ _ASK_TIMEOUT_S = 2.0
 _LAST_WORD_S = 1.0
 _FENCE_PATIENCE_S = 0.5
 """A fence takes longer than this only where a writer is cut off but lives. The client need not wait for that; the blocks must."""
-_REST_BLOCKS = 3
-"""Where the beginning of a sequence is here, at most so many blocks behind it are computed here, too. The last is not full, and
-copies of two more may have been on their way when an instance was lost."""
 _MAX_GRANTS = 3
 """The number of writers that a prompt is given to before this instance computes it itself, so that it does not wander between
 instances without room."""
@@ -195,13 +192,9 @@ class DecodeWorker:
         if job.handoff is not None and job.handoff.state in DECODE_OVER:
             self._engine.release(job.request.key)  # cancelled while the answer was on its way
             return
-        matched = job.reservation.matched_tokens
-        missing = job.reservation.num_tokens - matched
         # Computing a few tokens costs less than a hand-over, for which the writer has to compute what is here already, too, as
         # far as it is not in its own cache: after a loss that is the whole output.
-        num_blocks = _REST_BLOCKS if matched else 1
-        local = missing <= num_blocks * self._inbox.block_size
-        self._on_fact(job, Fact.RESERVED_LOCAL if local else Fact.RESERVED)
+        self._on_fact(job, Fact.RESERVED_LOCAL if job.reservation.computes_rest else Fact.RESERVED)
 
     def _refuse(self, job: _Job, error: BaseException) -> None:
         self._fail(job, str(error), retryable=not isinstance(error, RequestError))

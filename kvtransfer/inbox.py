@@ -50,10 +50,6 @@ class Inbox:
         """The number of grants since the inbox was made."""
 
     @property
-    def block_size(self) -> int:
-        return self._shard.layout.block_size
-
-    @property
     def num_live(self) -> int:
         return len(self._ledger)
 

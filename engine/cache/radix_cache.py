@@ -151,15 +151,21 @@ class RadixCache:
         return more
 
     def keep_checkpoint(
-        self, state: list[int], blocks: Sequence[int], num_known: int, twins: Sequence[int]
-    ) -> None:
+        self,
+        state: list[int],
+        blocks: Sequence[int],
+        num_known: int,
+        twins: Sequence[int],
+        num_saved: int,
+    ) -> int:
         """Keep a checkpoint that has been made of a sequence's state behind its first `num_known` blocks, which `insert` has
-        handled."""
+        handled. Returns the cached block that it is at, or -1 where there is one already. `num_saved` is as in
+        `StateCheckpoints.keep`."""
         run, at = self._last_known(blocks, num_known, twins)
         block, path = run.blocks[at - 1], run.hashes[:at]
         while (parent := run.parent) is not None and parent.blocks:
             run, path = parent, [*parent.hashes, *path]
-        self.checkpoints.keep(state, block, path)
+        return block if self.checkpoints.keep(state, block, path, num_saved) else -1
 
     def release(self, idle_blocks: Sequence[int], wanted: bool = True) -> None:
         """Offer cached blocks that nobody refers to any more (as BlockPool.drop reports) for eviction.

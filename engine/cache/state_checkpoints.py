@@ -14,7 +14,7 @@ _MOST_SHARE = 0.5
 """The share of the pool that checkpoints may take. They stand for few tokens each, and keys and values need the rest."""
 
 CheckpointKept = Callable[[int, tuple[int, ...]], None]
-"""Called with each checkpoint that is newly kept: the cached block that it is at, its blocks."""
+"""Called with a checkpoint that is newly kept and is to leave the pool: the cached block that it is at, its blocks."""
 
 
 class StateCheckpoints:
@@ -25,6 +25,8 @@ class StateCheckpoints:
         """By cached block, the least recently used first."""
         self._paths: dict[int, Sequence[int]] = {}
         """For each of them, the hashes of all blocks up to it."""
+        self._num_saved: dict[int, int] = {}
+        """For each of them, `num_saved`."""
         self._reach: Counter[int] = Counter()
         """To how many checkpoints a block with this hash leads."""
         self.on_kept: CheckpointKept | None = None
@@ -54,6 +56,10 @@ class StateCheckpoints:
                 return count, state
         return 0, ()
 
+    def num_saved(self, block: int) -> int:
+        """Return behind how many leading blocks the last checkpoint stands, up to the one at `block`, that lower tiers got."""
+        return self._num_saved[block]
+
     def touch(self, block: int) -> None:
         """Note that the checkpoint at `block` is used."""
         self._at[block] = self._at.pop(block)
@@ -67,18 +73,23 @@ class StateCheckpoints:
         self._num_pending += count
         return True
 
-    def keep(self, blocks: list[int], block: int, path: Sequence[int]) -> None:
-        """Keep a checkpoint that has been made, unless the cached block `block`, where it belongs, has one. `path` has the hashes
-        of all blocks up to that one."""
-        if block not in self._at:
+    def keep(self, blocks: list[int], block: int, path: Sequence[int], num_saved: int) -> bool:
+        """Keep a checkpoint that has been made, and return True, unless the cached block `block`, where it belongs, has one.
+
+        `path` has the hashes of all blocks up to that one. `num_saved`: behind how many of them the last checkpoint stands that
+        lower tiers have, or are to have: where it is this one, `on_kept` hears of it."""
+        is_new = block not in self._at
+        if is_new:
             self._pool.keep(blocks)
             self._at[block], self._paths[block] = tuple(blocks), path
             self._num_blocks += len(blocks)
             self._reach.update(path)
             self._note([one for one in path if self._reach[one] == 1], True)
-            if self.on_kept is not None:
+            self._num_saved[block] = num_saved
+            if num_saved == len(path) and self.on_kept is not None:
                 self.on_kept(block, self._at[block])
         self.drop(blocks)
+        return is_new
 
     def drop(self, blocks: list[int]) -> None:
         """Give up the reference that the maker of a checkpoint had to its blocks."""
@@ -90,6 +101,11 @@ class StateCheckpoints:
         block = next((block for block, blocks in self._at.items() if self._is_idle(blocks)), None)
         return 0 if block is None else self.gone(block)
 
+    def passed(self, block: int) -> None:
+        """Give up the checkpoint at a cached block, if there is one that nobody copies from: a later one has taken its place."""
+        if self._is_idle(self._at.get(block, ())):
+            self.gone(block)
+
     def gone(self, block: int) -> int:
         """The cached block is given up, and the checkpoint at it, if there is one. Returns how many blocks that frees."""
         if (blocks := self._at.pop(block, None)) is None:
@@ -97,6 +113,7 @@ class StateCheckpoints:
         self._num_blocks -= len(blocks)
         self._pool.forget(blocks)
         path = self._paths.pop(block)
+        del self._num_saved[block]
         self._reach.subtract(path)
         lost = [one for one in path if not self._reach[one]]
         for one in lost:
@@ -112,4 +129,4 @@ class StateCheckpoints:
             raise Bug(f"checkpoints take {self.num_blocks} blocks of at most {self._most}")
 
     def _is_idle(self, blocks: tuple[int, ...]) -> bool:
-        return not self._pool.refs(blocks[0])
+        return bool(blocks) and not self._pool.refs(blocks[0])

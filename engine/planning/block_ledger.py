@@ -15,10 +15,12 @@ from core.types import Request
 from engine.cache.block_pool import BlockPool
 from engine.cache.prefix_run import num_equal
 from engine.cache.radix_cache import PrefixMatch, RadixCache
+from engine.planning.checkpointing import Checkpointing
 from engine.planning.sequence import Sequence
 
-_LEAST_BLOCKS = 4
-"""What a checkpoint must spare: fewer blocks are computed again as fast as a step more is made for them."""
+_REST_BLOCKS = 3
+"""Where the beginning of a sequence is here, at most so many blocks behind it are computed here, too. The last is not full, and
+copies of two more may have been on their way when an instance was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +49,7 @@ class CachedPrefix:
     """The blocks from which the request can go on: where sequences have states, up to the last checkpoint; otherwise all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
     """Blocks for a request's known tokens. The first `matched_tokens` (whole blocks) are in the cache already."""
 
@@ -55,15 +57,8 @@ class Reservation:
     block_ids: tuple[int, ...]
     matched_tokens: int
     num_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Checkpoint:
-    """Blocks into which a step copies a sequence's recurrent state behind its first `num_full` blocks of tokens."""
-
-    seq: Sequence
-    num_full: int
-    blocks: list[int]
+    computes_rest: bool = False
+    """Whether the rest is so short that it is to be computed here. Where sequences have states, blocks are found for it then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +78,9 @@ class BlockLedger:
         """`num_state_blocks`: of each sequence, before those of its tokens. They have its recurrent state."""
         self._pool, self._cache, self._block_size = pool, cache, block_size
         self.num_state_blocks = num_state_blocks
+        self._checkpointing = Checkpointing(pool, cache, block_size, num_state_blocks)
         self._copy_sources: dict[int, list[int]] = {}
         """By step, the blocks that are referenced until it is committed because it copies from them."""
-        self._checkpoints: dict[int, list[_Checkpoint]] = {}
-        """By step, the checkpoints that it makes."""
         self._restores: list[Restore] = []
         self._found: dict[bool, _Found] = {}
         """The last match with part of a block, and the last one without. The same request, waiting for room, mostly asks
@@ -152,7 +146,7 @@ class BlockLedger:
         fresh, first = self._take(needed), self.num_state_blocks
         seq.grow([*fresh[:first], *match.blocks, *fresh[first:]])
         seq.num_kept = len(match.blocks)
-        seq.checkpoints = self._checkpoints_of(seq, match)
+        self._checkpointing.admitted(seq, match)
         seq.num_computed = len(match.blocks) * self._block_size
         self.num_queried_tokens += len(seq.tokens)
         self.num_hit_tokens += seq.num_computed
@@ -173,32 +167,31 @@ class BlockLedger:
             self._copy_sources.setdefault(step, []).extend(copy.src for copy in copies)
         return copies
 
+    def has_come(self, seq: Sequence) -> None:
+        """Offer the cache what another instance has computed of a sequence. If it goes on, its state is kept where the next block
+        ends."""
+        self.offer(seq, seq.num_computed)
+        self._checkpointing.has_come(seq)
+
+    def begins_near(self, request: Request, match: PrefixMatch) -> bool:
+        """Return whether what a request lacks of its KV is so little that it is to be computed here, whoever else could."""
+        num_blocks = _REST_BLOCKS if match.blocks else 1
+        if match.state and request.emitted:  # nobody who is asked for it has more of what was generated
+            num_blocks += self._checkpointing.num_apart
+        return len(request.tokens) <= (len(match.blocks) + num_blocks) * self._block_size
+
     def before_checkpoint(self, seq: Sequence, count: int) -> int:
         """Return how many of its next `count` tokens are to be computed before a checkpoint is made."""
-        ends = [end - seq.num_computed for end in seq.checkpoints if end > seq.num_computed]
-        return min([count, *ends])
+        return self._checkpointing.before(seq, count)
 
     def checkpoint(self, seq: Sequence, step: int, headroom: int) -> list[BlockCopy]:
         """Return the copies that make a checkpoint of the state that `step` finds, where one is to be made, the budget allows it
         and `headroom` blocks are left for those that run."""
-        if not seq.checkpoints or seq.checkpoints[0] != seq.num_computed:
-            return []
-        del seq.checkpoints[0]
-        count = self.num_state_blocks
-        if self.num_available - headroom < count or not self._cache.checkpoints.begin(count):
-            return []
-        blocks = self._take(count)
-        made = _Checkpoint(seq, seq.num_computed // self._block_size, blocks)
-        self._checkpoints.setdefault(step, []).append(made)
-        return self._whole(seq.block_ids[:count], blocks)
+        num_spare = self.num_available - headroom
+        return self._whole(seq.block_ids, self._checkpointing.make(seq, step, num_spare, self._take))
 
     def committed(self, step: int) -> None:
-        for made in self._checkpoints.pop(step, []):
-            seq, own = made.seq, self._token_blocks(made.seq)
-            if seq.num_kept == made.num_full:
-                self._cache.keep_checkpoint(made.blocks, own, seq.num_kept, seq.twins)
-            else:  # it had left when the step before ended
-                self._cache.checkpoints.drop(made.blocks)
+        self._checkpointing.committed(step)
         self._give_back(self._copy_sources.pop(step, []))
 
     def undo_copies(self, seq: Sequence, plan: StepPlan) -> None:
@@ -223,8 +216,7 @@ class BlockLedger:
 
     def undone(self, step: int) -> None:
         """Give back what `committed` would: the step was taken back."""
-        for made in self._checkpoints.pop(step, []):
-            self._cache.checkpoints.drop(made.blocks)
+        self._checkpointing.undone(step)
         self._give_back(self._copy_sources.pop(step, []))
 
     def num_needed(self, num_tokens: int) -> int:
@@ -269,7 +261,7 @@ class BlockLedger:
         self._cache.release(self._pool.drop(blocks), seq.request.retain)
         seq.block_ids, seq.table, seq.twins = [], (), []
         seq.num_kept = seq.num_computed = 0
-        seq.checkpoints = []
+        self._checkpointing.stripped(seq)
 
     def cached_prefix(self, request: Request) -> CachedPrefix:
         blocks = self._cache.match(request.tokens, request.salt, partial=False).blocks
@@ -305,7 +297,7 @@ class BlockLedger:
         if restore.state:
             self._pool.share(restore.state)
             if count == len(restore.fresh) and not twins:  # nobody refers to a twin, so it may go
-                self._cache.keep_checkpoint([*restore.state], blocks, len(blocks), twins)
+                self._cache.keep_checkpoint([*restore.state], blocks, len(blocks), twins, len(blocks))
             else:
                 self._cache.checkpoints.drop([*restore.state])
 
@@ -317,7 +309,7 @@ class BlockLedger:
         """Raise Bug where the sequences, the pool and the prefix cache disagree."""
         refs = [0] * self._pool.blocks.stop
         held = [block for blocks in self._copy_sources.values() for block in blocks]
-        held += [block for made in self._checkpoints.values() for one in made for block in one.blocks]
+        held += self._checkpointing.held_blocks
         held += [block for restore in self._restores for block in (*restore.prefix, *restore.fresh)]
         for block in itertools.chain(held, *(itertools.chain(s.block_ids, s.twins) for s in seqs)):
             refs[block] += 1
@@ -335,20 +327,6 @@ class BlockLedger:
         """Return as much of a match as has a checkpoint behind it."""
         count, state = self._cache.checkpoints.last(match.blocks)
         return PrefixMatch(blocks=match.blocks[:count], state=state, num_alike=len(match.blocks))
-
-    def _checkpoints_of(self, seq: Sequence, match: PrefixMatch) -> list[int]:
-        """Return where an admitted sequence's state is to be kept: where it departs from what others had, and behind its last
-        full block, which a conversation goes on from."""
-        found: list[int] = []
-        if not self.num_state_blocks or not self._cache.enabled:
-            return found
-        last = (len(seq.tokens) - 1) // self._block_size if seq.request.retain else 0
-        before = len(match.blocks)
-        for num_full in (match.num_alike, last):
-            if num_full >= before + _LEAST_BLOCKS:
-                found.append(num_full * self._block_size)
-                before = num_full
-        return found
 
     def _whole(self, sources: SeqOf[int], destinations: SeqOf[int]) -> list[BlockCopy]:
         """Return the copies of a state."""

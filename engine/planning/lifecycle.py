@@ -18,6 +18,11 @@ class Lifecycle:
         seq.state = State.RUNNING
         self._table.running.append(seq)
 
+    def wait(self, seq: Sequence) -> None:
+        """Let a sequence that has no blocks wait for them."""
+        seq.state = State.WAITING
+        self._table.waiting.append(seq)
+
     def preempt(self, seq: Sequence) -> None:
         """Let a running sequence wait again. It loses its blocks when nothing is in flight."""
         self._table.running.remove(seq)
@@ -49,8 +54,7 @@ class Lifecycle:
                 self.forget(seq)
         elif seq.state is State.PREEMPTED:
             self._give_up_blocks(seq)
-            seq.state = State.WAITING
-            self._table.waiting.append(seq)
+            self.wait(seq)
 
     def forget(self, seq: Sequence) -> None:
         self._give_up_blocks(seq)

@@ -54,7 +54,11 @@ class Sequence:
     state_tokens: int = 0
     """The number of tokens whose place in the first blocks its recurrent state takes."""
     checkpoints: list[int] = field(default_factory=list[int])
-    """The numbers of tokens behind which its state is still to be kept for others. A step ends at each of them."""
+    """The numbers of tokens behind which its state is still to be kept. A step ends at each of them."""
+    passed_checkpoint: int = -1
+    """The cached block with the last checkpoint of what it has generated; -1: there is none."""
+    num_saved: int = 0
+    """The number of leading blocks behind which lower tiers have got its state last."""
     first_token_s: float = inf
     """When an output token was first known on this instance."""
     num_first: int = 0

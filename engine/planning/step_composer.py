@@ -148,6 +148,7 @@ class StepComposer:
             return
         start = seq.num_computed
         samples = start + count == seq.num_planned_tokens
+        drafts = drafts[: self._ledger.before_checkpoint(seq, count + len(drafts)) - count]
         if drafts:
             drafts = drafts[: self._ledger.room(seq, len(drafts), len(self._table.running))]
         builder.copies += self._ledger.checkpoint(seq, builder.step, len(self._table.running))

@@ -196,12 +196,17 @@ class StepScheduler:
     def reserve(self, request: Request) -> Reservation | None:
         """Blocks for all known tokens and the next one, or None while there are not enough. Raises RequestError."""
         self.check_fits(request)
-        # A state is written as a whole, and with it all tokens that it has taken in.
-        sends_all = self._ledger.num_state_blocks > 0
-        match = (
-            PrefixMatch(blocks=()) if sends_all else self._ledger.find(request, request.tokens, partial=False)
-        )
+        match = self._ledger.find(request, request.tokens, partial=False)
+        is_near = self._ledger.begins_near(request, match)
         seq = self._table.new(request, None)
+        if (
+            match.state and is_near
+        ):  # it finds blocks, and has its state copied, as others do that are computed here
+            seq.state = State.RESERVED
+            return _reservation(seq, len(match.blocks) * self._config.block_size, computes_rest=True)
+        if self._ledger.num_state_blocks:
+            # A state is written as a whole, and with it all tokens that it has taken in.
+            match = PrefixMatch(blocks=())
         # One block more than is known: the prefill instance may generate while it sends.
         wanted = min(
             len(seq.tokens) + 1 + self._config.block_size, seq.num_prompt + request.sampling.max_tokens
@@ -214,7 +219,7 @@ class StepScheduler:
             self._lifecycle.disown(seq)
             return None
         seq.state = State.RESERVED
-        return Reservation(seq.key, seq.table, seq.num_computed, len(seq.tokens))
+        return _reservation(seq, seq.num_computed, computes_rest=is_near)
 
     def make_room(self, request: Request) -> bool:
         """Preempt sequences of lower classes until `request` finds blocks here. Returns False, having preempted none, if that
@@ -239,7 +244,7 @@ class StepScheduler:
         seq = self._reserved(key)
         seq.know((token.token for token in drawn), now)
         seq.num_computed = len(seq.tokens) - 1
-        self._ledger.offer(seq, seq.num_computed)
+        self._ledger.has_come(seq)
         if drawn[-1].finish is not None:
             self._lifecycle.forget(seq)
         else:
@@ -247,7 +252,11 @@ class StepScheduler:
 
     def compute(self, key: str) -> None:
         """Compute the missing tokens here, since nobody will write the reserved blocks."""
-        self._lifecycle.run(self._reserved(key))
+        seq = self._reserved(key)
+        if seq.block_ids:
+            self._lifecycle.run(seq)
+        else:
+            self._lifecycle.wait(seq)
 
     def release(self, key: str) -> None:
         """Give back a reservation, or a sequence whose blocks the pusher has read. Its users are gone."""
@@ -378,3 +387,13 @@ class StepScheduler:
         if seq.state is not State.RESERVED:
             raise Bug(f"{key} holds no reservation (it is {seq.state.name})")
         return seq
+
+
+def _reservation(seq: Sequence, matched_tokens: int, *, computes_rest: bool) -> Reservation:
+    return Reservation(
+        key=seq.key,
+        block_ids=seq.table,
+        matched_tokens=matched_tokens,
+        num_tokens=len(seq.tokens),
+        computes_rest=computes_rest,
+    )

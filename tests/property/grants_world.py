@@ -81,7 +81,9 @@ class Engine:
             blocks = tuple(sorted(self.free)[:BLOCKS_EACH])
             self.free -= set(blocks)
             self.reserved[request.key] = blocks
-            future.set_result(Reservation(request.key, blocks, 0, len(PROMPT)))
+            future.set_result(
+                Reservation(key=request.key, block_ids=blocks, matched_tokens=0, num_tokens=len(PROMPT))
+            )
         return future
 
     def activate(self, reservation: Reservation, drawn: list[TokenOut]) -> None:

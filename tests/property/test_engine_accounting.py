@@ -223,6 +223,8 @@ class Moves:
             self.push(request)
         elif (reservation := self.drive.scheduler.reserve(request)) is None:
             self.todo.append(request)
+        elif not reservation.block_ids:
+            self.drive.scheduler.compute(request.key)
         else:
             self.drive.rank.receive(request, reservation)
             self.take_over(request)

@@ -134,10 +134,8 @@ class World:
                 prefills = self.prefills
                 if message.ends_with_prompt and prefills:
                     decodes, prefills = prefills, []
-                route = Route(
-                    decodes[self.count % len(decodes)].address,
-                    prefills[self.count % len(prefills)].address if prefills else "",
-                )
+                source = message.source or (prefills[self.count % len(prefills)].address if prefills else "")
+                route = Route(decodes[self.count % len(decodes)].address, source)
                 self.count += 1
                 self.scheduler.send(sender, Placed(request_id, attempt, route))
             case NeedPrefill(request_id=request_id, attempt=attempt, epoch=epoch):

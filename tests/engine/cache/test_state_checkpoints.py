@@ -32,7 +32,7 @@ class Kept:
         self.cache.evict(max(0, STATE - self.pool.num_free))
         state = self.pool.take(STATE)
         if count:
-            self.cache.keep_checkpoint(state, blocks, count, [])
+            self.cache.keep_checkpoint(state, blocks, count, [], 0)
         else:
             self.cache.checkpoints.drop(state)
         self.check()
