@@ -280,9 +280,10 @@ class Frontend:
         """Migrate live: a copy of the KV goes elsewhere while tokens go on; then the rest is done between two tokens.
 
         The copy is made by a request of one token for all that is known so far, whose KV comes from the instance that ends. What
-        it leaves in the other's prefix cache is what the next attempt finds there."""
-        request, known = running.request, tuple(running.known)
-        if len(known) + 1 >= request.sampling.max_tokens:
+        it leaves in the other's prefix cache is what the next attempt finds there: whole blocks, and a recurrent state if it
+        stands where a block ends."""
+        request, known = running.request, self._whole_blocks(running)
+        if len(running.known) + 1 >= request.sampling.max_tokens:
             return
         sampling = replace(request.sampling, max_tokens=len(known) + 1)
         copy = replace(request, id=f"{request.id}~", emitted=known, sampling=sampling)
@@ -298,6 +299,13 @@ class Frontend:
         if finished and copying.route is not None:
             running.moved_to = copying.route.decode
             running.fail(Moved(leaving))
+
+    def _whole_blocks(self, running: RunningAttempt) -> tuple[int, ...]:
+        """Return what is known of the output, without the tokens behind the last full block, as far as there are blocks of
+        output."""
+        num_tokens = len(running.request.prompt) + len(running.known)
+        num_kept = len(running.known) - num_tokens % self._block_size
+        return tuple(running.known[: num_kept if num_kept > 0 else None])
 
     def _place(
         self, request: Request, exclude: tuple[str, ...] = (), *, source: str = "", prefer: str = ""

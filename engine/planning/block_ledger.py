@@ -173,6 +173,10 @@ class BlockLedger:
         self.offer(seq, seq.num_computed)
         self._checkpointing.has_come(seq)
 
+    def leave_state(self, seq: Sequence) -> None:
+        """Make the state of a sequence that ends a checkpoint, where it ends with a block and no step is in flight."""
+        self._checkpointing.leave_state(seq)
+
     def begins_near(self, request: Request, match: PrefixMatch) -> bool:
         """Return whether what a request lacks of its KV is so little that it is to be computed here, whoever else could."""
         num_blocks = _REST_BLOCKS if match.blocks else 1

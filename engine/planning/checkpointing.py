@@ -119,6 +119,16 @@ class Checkpointing:
         for made in self._made.pop(step, []):
             self._cache.checkpoints.drop(made.blocks)
 
+    def leave_state(self, seq: Sequence) -> None:
+        """Make the state of a sequence that ends a checkpoint, where it ends with a block and no step is in flight."""
+        num_full, rest = divmod(seq.num_computed, self._block_size)
+        count = self._num_state_blocks
+        if not self._is_on or rest or seq.num_kept != num_full or not self._cache.checkpoints.begin(count):
+            return
+        state, own = seq.block_ids[:count], seq.block_ids[count:]
+        self._pool.share(state)
+        self._cache.keep_checkpoint(state, own, num_full, seq.twins, self._num_saved(seq, num_full))
+
     def _num_saved(self, seq: Sequence, num_full: int) -> int:
         """Return `seq.num_saved` when a checkpoint is made behind the sequence's first `num_full` blocks. It leaves the pool if
         it is far enough from the last one that did."""

@@ -246,6 +246,7 @@ class StepScheduler:
         seq.num_computed = len(seq.tokens) - 1
         self._ledger.has_come(seq)
         if drawn[-1].finish is not None:
+            self._ledger.leave_state(seq)
             self._lifecycle.forget(seq)
         else:
             self._lifecycle.run(seq)

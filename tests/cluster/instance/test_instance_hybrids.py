@@ -168,3 +168,23 @@ async def test_a_buddy_goes_on_from_the_states_that_it_has_copies_of(served: Ser
         states = read_spec(folder).kv_layout(4, "float32").state_blocks
         (report,) = [r for r in (await w.reports())[-2:] if r.address == buddy.address]
         assert report.tiers.host_hits >= states, "no state was fetched"
+
+
+async def test_sequences_leave_a_draining_instance_with_their_states(served: Served) -> None:
+    folder, batch, _ = served
+    async with world(folder, 0, 2, **BLOCKS) as w:
+        leaving, staying = w.decodes
+        w.decodes.remove(staying)
+        running = [asyncio.create_task(w.run(prompt, LONG)) for prompt in batch[:2]]
+        async with asyncio.timeout(PATIENCE_S):
+            while w.num_tokens < 150:
+                await asyncio.sleep(0)
+        w.decodes = [staying]
+        await leaving.drain(20)
+        assert not all(task.done() for task in running), "they were waited for, not moved"
+        got = await asyncio.gather(*running)
+        hits = (await w.reports())[-1].work.prefix_hit_tokens
+        assert got == of_transformers(served, got, LONG)
+        assert hits > 100, "their tokens were computed again"
+        await leaving.close()
+        await w.idle()

@@ -87,6 +87,35 @@ def test_what_another_instance_has_begun_leaves_its_first_where_a_block_ends() -
     assert served.num_usable(longer(prompt, 6)) * SIZE == 2 * APART + 2
 
 
+def test_a_copy_that_ends_with_a_block_leaves_its_state_as_it_came() -> None:
+    served, tokens = Served(), longer((1, 2, 3), 2 * APART - 3)
+    served.hand_over(request("copy", (1, 2, 3), 1, tokens[3:]))
+    assert served.num_usable(tokens) * SIZE == 2 * APART
+    more = longer(tokens, 3)
+    reservation = served.scheduler.reserve(request("moved", (1, 2, 3), 20, more[3:]))
+    assert reservation is not None
+    assert reservation.computes_rest
+    assert reservation.matched_tokens == 2 * APART
+    before = served.num_computed
+    served.scheduler.compute("moved#0")
+    served.run()
+    assert served.num_computed - before == 3 + 19
+    assert served.scheduler.num_used_blocks == 0
+
+
+@pytest.mark.parametrize(("num_missing", "is_near"), [(APART, True), (2 * APART, False)])
+def test_a_request_that_goes_on_is_computed_here_if_a_checkpoint_is_near(
+    num_missing: int, is_near: bool
+) -> None:
+    served, tokens = Served(), longer((1, 2, 3), APART - 3)
+    served.hand_over(request("copy", (1, 2, 3), 1, tokens[3:]))
+    more = longer(tokens, num_missing)
+    reservation = served.scheduler.reserve(request("again", (1, 2, 3), 20, more[3:]))
+    assert reservation is not None
+    assert reservation.computes_rest == is_near
+    assert bool(reservation.block_ids) != is_near, "a state is written with all tokens that it has taken in"
+
+
 def test_only_checkpoints_that_are_far_apart_leave_the_pool() -> None:
     served, prompt = Served(), tuple(range(100, 160))
     served.scheduler.add(request("a", prompt, 1))
