@@ -4,20 +4,22 @@
         [--shape 0.5b] [--threads 2] [--bits 16,8,4] [--servers baton-local,baton-ray,vllm] [--rounds 2] [--smoke]
 
 Each server runs alone, on as many processors as there are threads, and the servers take turns. A round is 32 requests to
-`/v1/completions`, 16 at a time, streamed; the first of each start is not counted. The best round counts. `baton-ray` is one
-instance behind Ray Serve, in processes of its own. OpenVINO, llama.cpp and CTranslate2 are left out, since no server of theirs is
-to be had from the registries that the environments are made from, and transformers, whose server takes no prompts of tokens.
-The checkpoints are those of `benchmarks.cpu.run`, which makes what is missing with `--rounds 0`."""
+`/v1/completions`, 16 at a time, streamed; the first of each start is not counted. The best round counts, and FILE is written
+after each. `baton-ray` is one instance behind Ray Serve, in processes of its own. OpenVINO, llama.cpp and CTranslate2 are left
+out, since no server of theirs is to be had from the registries that the environments are made from, and transformers, whose
+server takes no prompts of tokens. The checkpoints are those of `benchmarks.cpu.run`, which makes what is missing with
+`--rounds 0`."""
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ SERVERS = ("baton-local", "baton-ray", "vllm")
 NAME = "measured"
 _START_S = 900.0
 Figures = dict[str, float]
+Rows = list[dict[str, Any]]
 
 
 class NoServer(Exception):
@@ -183,36 +186,40 @@ def measure(server: str, args: Any, folder: Path, bits: int, number: int) -> Fig
         return found | {"memory_mb": _memory_mb(root)}
 
 
-def best(before: Figures | None, now: Figures) -> Figures:
-    if before is None:
-        return now
-    return {name: (max if "tokens" in name else min)(value, before[name]) for name, value in now.items()}
+def add(rows: Rows, key: dict[str, Any], now: Figures) -> None:
+    """The best of all rounds stays, at the end of `rows`."""
+    before = next((row for row in rows if key.items() <= row.items()), None)
+    if before is not None:
+        rows.remove(before)
+        now = {name: (max if "tokens" in name else min)(value, before[name]) for name, value in now.items()}
+    rows.append(key | now)
 
 
-def run(args: Any, checkpoints: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of figures, and of what was left out."""
+def run(args: Any, checkpoints: Path, save: Callable[[Rows, Rows], None]) -> Rows:
+    """Rows of figures. `save` takes them after each start, and those of what was left out."""
     folder = checkpoints / ("tiny" if args.smoke else args.shape) / "plain"
     if not folder.exists():
         make_checkpoint(SHAPES[folder.parent.name], folder)
     bits_wanted = [16] if args.smoke else [int(each) for each in args.bits.split(",")]
     servers = ["baton-local"] if args.smoke else args.servers.split(",")
-    found: dict[tuple[int, str], Figures] = {}
-    left_out: dict[tuple[int, str], str] = {}
+    rows: Rows = []
+    left_out: Rows = []
     for number in range(1 if args.smoke else args.rounds):
-        for key in [(bits, server) for bits in bits_wanted for server in servers]:
-            if key in left_out:
+        for bits, server in itertools.product(bits_wanted, servers):
+            key = {"bits": bits, "server": server}
+            if any(key.items() <= row.items() for row in left_out):
                 continue
             try:
-                found[key] = best(found.get(key), measure(key[1], args, folder, key[0], number))
+                add(rows, key, measure(server, args, folder, bits, number))
+                said = rows[-1]
             except NoServer as reason:
-                left_out[key] = str(reason)
-            print(f"{key[0]:2} bits {key[1]:12} {found.get(key) or left_out[key]}", flush=True)
-    rows = [{"bits": bits, "server": server, **figures} for (bits, server), figures in found.items()]
-    missing = [{"bits": bits, "server": server, "reason": why} for (bits, server), why in left_out.items()]
-    return rows, missing
+                left_out.append(said := key | {"reason": str(reason)})
+            print(said, flush=True)
+            save(rows, left_out)
+    return rows
 
 
-def show(rows: list[dict[str, Any]]) -> None:
+def show(rows: Rows) -> None:
     print(
         "\n| bits | server | tokens/s | Baton's by it | tokens/CPU-s | TTFT p50, p99 ms | ITL p50, p99 ms | MB |"
     )
@@ -237,17 +244,15 @@ def main() -> None:
     options.add_argument("--servers", default=",".join(SERVERS))
     options.add_argument("--rounds", type=int, default=2)
     args = options.parse_args()
+
+    def save(rows: Rows, left_out: Rows) -> None:
+        found = {"servers": rows, "left_out": left_out}
+        setting = {"prediction": PREDICTION, "shape": args.shape, "threads": args.threads}
+        write(args.json, f"benchmarks.cpu.servers --threads {args.threads}", setting | found)
+
     with tempfile.TemporaryDirectory() as temporary:
-        rows, left_out = run(args, Path(temporary) if args.smoke else args.checkpoints)
-    show(rows)
-    content = {
-        "prediction": PREDICTION,
-        "shape": args.shape,
-        "threads": args.threads,
-        "servers": rows,
-        "left_out": left_out,
-    }
-    write(args.json, f"benchmarks.cpu.servers --threads {args.threads}", content)
+        rows = run(args, Path(temporary) if args.smoke else args.checkpoints, save)
+    show(sorted(rows, key=lambda row: -row["bits"]))
 
 
 if __name__ == "__main__":
