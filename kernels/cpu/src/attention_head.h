@@ -121,18 +121,15 @@ struct Seen {
 
 // Makes weights of a row's scores, of which [from, end) are seen; the factor of what was added up before.
 inline float weigh(float* scores, int64_t from, int64_t end, float soft_cap, Seen& seen) {
-    float most = seen.largest;
     if (soft_cap > 0)
         for (int i = 0; i < TILE; i += LANES) store(scores + i, capped(load(scores + i), soft_cap));
     for (int64_t i = 0; i < from; ++i) scores[i] = NOTHING;
     for (int64_t i = end; i < TILE; ++i) scores[i] = NOTHING;
-    Floats largest_of = all(most);
+    Floats largest_of = all(seen.largest);
     for (int i = 0; i < TILE; i += LANES) largest_of = larger(load(scores + i), largest_of);
-    float each[LANES];
-    store(each, largest_of);
-    for (float one : each) most = one > most ? one : most;
+    const float most = largest_lane(largest_of);
     const Floats base = all(most);
-    const float factor = seen.largest == NOTHING ? 0.0f : exp_of(seen.largest - most);
+    const float factor = seen.largest == NOTHING ? 0.0f : seen.largest == most ? 1.0f : exp_of(seen.largest - most);
     Floats total = times(load(seen.total), all(factor));
     for (int i = 0; i < TILE; i += LANES) {
         const Floats weight = exp_of(less(load(scores + i), base));

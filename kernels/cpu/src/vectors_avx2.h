@@ -115,6 +115,12 @@ inline Floats plus(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Floats less(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 inline Floats over(Floats a, Floats b) { return _mm256_div_ps(a, b); }
 inline Floats larger(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+// The largest of all lanes, of which none is a NaN.
+inline float largest_lane(Floats x) {
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
 inline Floats magnitude(Floats x) { return _mm256_andnot_ps(all(-0.0f), x); }
 inline Floats nearest(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // `x`, but 0 where `number` is below `least`.

@@ -97,6 +97,8 @@ inline Floats plus(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats less(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats over(Floats a, Floats b) { return _mm512_div_ps(a, b); }
 inline Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+// The largest of all lanes, of which none is a NaN.
+inline float largest_lane(Floats x) { return _mm512_reduce_max_ps(x); }
 inline Floats magnitude(Floats x) { return _mm512_abs_ps(x); }
 inline Floats nearest(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 // `x`, but 0 where `number` is below `least`.
