@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from core.plan import PROPOSED, NewSeq, SeqWork, StepPlan, StepResult
+from core.plan import PROPOSED, NewSeq, Sampled, SeqWork, StepPlan, StepResult
 from core.types import TokenId
 from engine.execution.batch import RankSeq
 from engine.execution.sampler import RowDraws
@@ -83,30 +83,38 @@ class Proposing:
     def step(self, plan: StepPlan) -> StepResult:
         self._take_in(plan)
         started = time.perf_counter()
-        asked = [
-            Proposal(work, self._seqs[work.key])
-            for work in self._of_tokens(plan).work
-            if PROPOSED in work.drafts[:1]
-        ]
+        asked = self._asked(plan)
         has_read = bool(asked) and self._proposer.guess(asked)
         guessing_s = time.perf_counter() - started if asked else 0.0
         plan = _with_guesses(plan, asked)
         result = self._step(plan)
-        for drawn in result.sampled:
-            for one in drawn.drawn:
-                self._seqs[drawn.key].append(one.token)
+        self._learn(result)
         since = time.perf_counter()
         self._proposer.computed(self._of_tokens(plan))
-        unmade = {one.key: len(one.work.drafts) - len(one.guesses) for one in asked}
-        sampled = tuple(replace(one, num_unmade=unmade.get(one.key, 0)) for one in result.sampled)
         took_s = result.duration_s + time.perf_counter() - since
         return replace(
             result,
-            sampled=sampled,
+            sampled=_with_unmade(result.sampled, asked),
             duration_s=took_s,
             proposing_s=0.0 if has_read else guessing_s,
             reading_s=guessing_s if has_read else 0.0,
         )
+
+    def _asked(self, plan: StepPlan) -> list[Proposal]:
+        if not any(work.drafts for work in plan.work):
+            return []
+        return [
+            Proposal(work, self._seqs[work.key])
+            for work in self._of_tokens(plan).work
+            if PROPOSED in work.drafts[:1]
+        ]
+
+    def _learn(self, result: StepResult) -> None:
+        for drawn in result.sampled:
+            seq = self._seqs[drawn.key]
+            seq.append(drawn.token)
+            for one in drawn.more:
+                seq.append(one.token)
 
     def _of_tokens(self, plan: StepPlan) -> StepPlan:
         """Return the plan without the blocks of states."""
@@ -141,8 +149,18 @@ def draw_guesses(
 
 def _with_guesses(plan: StepPlan, asked: Sequence[Proposal]) -> StepPlan:
     """Return the plan with the guesses in their places. What was asked for and is not there is left out."""
+    if not asked:
+        return plan
     guesses = {one.key: tuple(one.guesses) for one in asked}
     return replace(plan, work=tuple(_filled(work, guesses.get(work.key)) for work in plan.work))
+
+
+def _with_unmade(sampled: tuple[Sampled, ...], asked: Sequence[Proposal]) -> tuple[Sampled, ...]:
+    """Say how many of the guesses that were asked for are not there."""
+    unmade = {one.key: missing for one in asked if (missing := len(one.work.drafts) - len(one.guesses))}
+    if not unmade:
+        return sampled
+    return tuple(replace(one, num_unmade=unmade.get(one.key, 0)) for one in sampled)
 
 
 def _filled(work: SeqWork, guesses: tuple[TokenId, ...] | None) -> SeqWork:
