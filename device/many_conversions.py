@@ -56,8 +56,7 @@ __device__ u32 to_float8(float value) {
   const float magnitude = fminf(fabsf(value), 448.0f);
   const u32 bits = bits_of(magnitude);
   if (magnitude < 0x1p-6f) return sign | (u32)rintf(magnitude * 0x1p9f);
-  const u32 code = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3);
-  return sign | (code < 126 ? code : 126);
+  return sign | (((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3));
 }
 
 __device__ float load(u64 kind, u64 from, u64 at) {

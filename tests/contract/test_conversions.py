@@ -49,11 +49,17 @@ def layout(storage: tuple[str, str], width: int) -> KVLayout:
 
 
 def stored(kind: KVLayout, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
-    """Vectors of all magnitudes, with zeros, what is too large, and what is too small."""
+    """Vectors of all magnitudes, with zeros, what is too large, what is too small, and what lies half-way between two numbers of
+    fewer bits."""
     rng = np.random.default_rng(seed)
     values = rng.standard_normal((NUM_VECTORS, kind.head_dim)) * 10.0 ** rng.uniform(-9, 6, (NUM_VECTORS, 1))
     values[rng.random(values.shape) < 0.1] = 0
     values[3] = 0
+    halves = rng.random(NUM_VECTORS) < 0.3
+    values[halves] = np.ldexp(
+        1 + rng.integers(0, 1 << 12, values.shape) / (1 << 12), rng.integers(-9, 9, values.shape)
+    )[halves]
+    values[rng.random(NUM_VECTORS) < 0.1] *= np.exp2(-12)
     floats = layout(("float32", "none"), kind.head_dim)
     return convert(floats, values.astype(np.float32).view(np.uint8).reshape(-1), None, kind)
 

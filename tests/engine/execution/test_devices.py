@@ -116,14 +116,19 @@ def captured(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("deterministic", [False, True])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 3}])
-def test_captured_steps_say_what_launched_ones_say(sampling: dict[str, float]) -> None:
+def test_captured_steps_say_what_launched_ones_say(sampling: dict[str, float], deterministic: bool) -> None:
     """Three sequences in graphs of four rows, then one."""
     params = SamplingParams(max_tokens=48, **sampling)  # type: ignore[arg-type]
     texts: list[list[str]] = []
     for sizes in ("off", [1, 2, 4]):
         with LLM(
-            "embedded", model__dtype="float32", engine__kernels="triton", engine__cuda_graphs=sizes
+            "embedded",
+            model__dtype="float32",
+            engine__kernels="triton",
+            engine__cuda_graphs=sizes,
+            engine__deterministic=deterministic,
         ) as llm:
             several = [answer.text for answer in llm.generate(PROMPTS, params)]
             texts.append([*several, llm.generate(PROMPTS[:1], params)[0].text])
