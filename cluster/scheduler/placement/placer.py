@@ -94,7 +94,7 @@ class Placer:
             return None
         waiter.blocked_since = None
         if found is None:
-            waiter.lacks_slot = early and waiter.waits_for is None
+            waiter.lacks_slot = early and not _waits_for_prompts(waiter)
             return None
         waiter.waits_for = None
         return self._bind(waiter, ask, found, now)
@@ -360,6 +360,13 @@ class Placer:
         roster, candidates = self._roster, self._roster.candidates(place)
         members = roster.members if roster.scans else (*candidates.cached[:1], *roster.some(_SAMPLE))
         return idle_estimate(PlacementQuery(place.num_tokens, 0, candidates.match), members)
+
+
+def _waits_for_prompts(waiter: Waiter) -> bool:
+    """Return whether an instance was found that must compute other prompts first.
+
+    It is a function since mypyc takes `waits_for` to be what was assigned last, whatever was called meanwhile."""
+    return waiter.waits_for is not None
 
 
 def _is_urgent(waiter: Waiter, now: float) -> bool:

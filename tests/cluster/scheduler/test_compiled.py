@@ -30,6 +30,7 @@ SETTINGS = tomllib.loads((ROOT / "pyproject.toml").read_text())
 COMPILED = SETTINGS["tool"]["baton"]["compiled"]
 FLEETS = {
     "few of any role": (0, 0, 5, 40.0),
+    "flooded, of any role": (0, 0, 2, 300.0),
     "many of any role": (0, 0, 70, 500.0),
     "few with roles": (2, 3, 0, 40.0),
     "many with roles": (40, 40, 0, 500.0),
