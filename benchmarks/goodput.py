@@ -28,7 +28,7 @@ from core.types import Slo
 from sim.baselines.table import SCHEDULERS
 from sim.bound import Needs
 from sim.catalogued import Fleet, engine_of
-from sim.coarse.coarse_workload import jobs, natural_block_tokens
+from sim.coarse.coarse_workload import natural_block_tokens
 from sim.goodput import Curve, Window, attained, highest
 
 TRACES = {
@@ -88,9 +88,9 @@ def fleet_of(num_prefill: int) -> Fleet:
 class Limits:
     """What no scheduler can exceed on a window (`sim.bound`), in copies of it."""
 
-    def __init__(self, part: Window, slo: Slo, seed: int) -> None:
+    def __init__(self, part: Window, slo: Slo | Sequence[Slo], seed: int, fleet: Fleet) -> None:
         self._part, self._slo, self._seed = part, slo, seed
-        self._engine = engine_of(fleet_of(0), part.block_tokens)
+        self._engine = engine_of(fleet, part.block_tokens)
 
     def sustained(self, target: float) -> float:
         """In the long run: without the time that a short window leaves after its last arrival."""
@@ -111,8 +111,8 @@ class Limits:
         return self.sustained(TARGETS[0]) or 1.0
 
     def _needs(self, copies: float) -> Needs:
-        work = jobs(self._part.load(copies, self._seed), self._slo, self._part.block_tokens)
-        return Needs(work, self._slo, self._engine, self._part.block_tokens)
+        work = self._part.jobs(copies, self._seed, self._slo)
+        return Needs(work, self._engine, self._part.block_tokens)
 
 
 def run_cell(task: Task, max_steps: int = MAX_STEPS) -> tuple[str, dict[str, Any]]:
@@ -124,7 +124,7 @@ def run_cell(task: Task, max_steps: int = MAX_STEPS) -> tuple[str, dict[str, Any
     curve = Curve(
         lambda copies: attained(part, copies, seed, slo, fleet=fleet, entry=entry, least=TARGETS[0])
     )
-    guess = Limits(part, slo, seed).guess / 2
+    guess = Limits(part, slo, seed, fleet).guess / 2
     began = time.perf_counter()
     per_copy = part.rate / NUM_GPUS
     goodput = {
@@ -210,7 +210,7 @@ def bounds(folder: Path, grid: Grid, seeds: int) -> dict[str, dict[str, float]]:
     for trace, slo in track(grid, "bounds"):
         for seed in range(seeds):
             part = window(folder, trace, seed)
-            limits, per_copy = Limits(part, SLOS[slo], seed), part.rate / NUM_GPUS
+            limits, per_copy = Limits(part, SLOS[slo], seed, fleet_of(0)), part.rate / NUM_GPUS
             for target in TARGETS:
                 found[f"{trace}/{slo}/{seed}/{target:g}"] = {
                     "sustained": limits.sustained(target) * per_copy,

@@ -1,10 +1,13 @@
 """Goodput beyond what Baton was tuned on: baselines at full strength, other loads, other devices.
 
     python -m benchmarks.goodput_wide --traces ../shared/traces [--windows agents/interactive/0 ...] [--devices base ...]
-        [--schedulers ...] [--target 0.9] [--steps 7] [--processes 1] [--hours 24] [--json FILE]
+        [--schedulers ...] [--target 0.9] [--steps 7] [--processes 1] [--hours 24] [--again] [--json FILE]
 
-Cells that the output file has are not run again, and it is written after each. Every device comes with all windows before the
-next, so that a run that was cut short says something of all windows.
+Cells that the output file has are not run again, and it is written after each. Each says of which code it is; with `--again`
+those of other code are run anew. Every device comes with all windows before the next, so that a run that was cut short says
+something of all windows. Beside the rates are the bounds of each window and device (`sim.bound`), which know the future: where
+1.25 times the best baseline is above them, no scheduler can be so much better. Sessions have none, since their turns come when
+others have ended.
 
 Each router of `sim.baselines` is run as its authors run it and with any role, with early rejection and on Baton's engine
 (`sim.baselines.table`); one of each is left out by name. `baton:2` has fixed roles,
@@ -17,9 +20,11 @@ instance, not for each GPU.
 Prediction, written first: with early rejection and any role a baseline reaches 0.9 of Baton at 90 %, and on Baton's engine 0.95;
 where prompts are hopeless (agents, synthetic) Baton is below it."""
 
+import hashlib
 import json
 import multiprocessing
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -39,6 +44,7 @@ from benchmarks.goodput import (
     SLOS,
     TRACES,
     WINDOW_S,
+    Limits,
 )
 from benchmarks.goodput import window as tuned_window
 from benchmarks.plan_questions import MOE
@@ -175,7 +181,33 @@ def run_cell(cell: Cell, target: float, max_steps: int) -> tuple[str, dict[str, 
     curve = Curve(measure)
     found = highest(curve, target, 10.0 / per_copy / _SLOW.get(trace, 1.0), max_steps=max_steps)
     rates = {f"{copies * per_copy:.4g}": round(share, 4) for copies, share in sorted(curve.points.items())}
-    return cell.key, {"goodput": round(found * per_copy, 4), "curve": rates}
+    return cell.key, {"goodput": round(found * per_copy, 4), "curve": rates, "code": code()}
+
+
+Bounds = dict[str, dict[str, float] | None]
+"""By window and device what no scheduler can exceed: on the `window` itself, and in the `long run`, which a burst of 20 s with
+long outputs can be above, since what is left after its last arrival is done later. It is 0 where none can hold the target, and
+None for sessions."""
+
+
+def bound_of(cell: Cell, target: float) -> dict[str, float] | None:
+    trace, targets, seed, window_s = cell.named
+    part = offered(cell.traces, trace, seed, window_s)
+    if not isinstance(part, Window):
+        return None
+    limits, per_copy = Limits(part, TARGETS[targets], seed, fleet_of(cell)), part.rate / NUM_GPUS
+    found = {"window": limits.ever(target), "long run": limits.sustained(target)}
+    return {name: round(copies * per_copy, 4) for name, copies in found.items()}
+
+
+@cache
+def code() -> str:
+    """Return a name of the code that decides what a cell says: what is compiled, and the rest of the simulation."""
+    root = Path(__file__).parents[1]
+    settings = tomllib.loads((root / "pyproject.toml").read_text())
+    modules = {root / name for name in settings["tool"]["baton"]["compiled"]["modules"]}
+    files = sorted({*modules, *root.glob("sim/**/*.py")})
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
 
 
 _SLOW = {"conversation": 6.0, "synthetic": 6.0}
@@ -184,13 +216,8 @@ _SLOW = {"conversation": 6.0, "synthetic": 6.0}
 
 def ratios(cells: dict[str, Any]) -> dict[str, Any]:
     """Return our rate by each other's, on the windows, devices and splits that both were run on: mean, worst, and how many."""
-    rates: dict[tuple[str, ...], dict[str, float]] = {}
-    for key, cell in cells.items():
-        *where, scheduler = key.split("|")
-        name, _, prefills = scheduler.partition(":")
-        rates.setdefault((*where, prefills), {})[name] = cell["goodput"]
     pairs: dict[str, dict[tuple[str, ...], float]] = {}
-    for at, by_name in rates.items():
+    for at, by_name in _rates(cells).items():
         others = {name: rate for name, rate in by_name.items() if name != OURS}
         if OURS in by_name and others:
             for name, rate in (*others.items(), (_BEST, max(others.values()))):
@@ -199,6 +226,41 @@ def ratios(cells: dict[str, Any]) -> dict[str, Any]:
 
 
 _BEST = "the best in each cell"
+WANTED = 1.25
+"""Times the best baseline's rate: the target."""
+
+
+def by_bounds(cells: dict[str, Any], bounds: Bounds) -> dict[str, dict[str, Any]]:
+    """Return, for each kind of bound, our rate and the best other's by it, in the mean of the windows and devices that have one
+    and both were run on, and in how many of them it allows `WANTED` times the best other's."""
+    return {kind: _by_bound(cells, bounds, kind) for kind in ("window", "long run")}
+
+
+def _by_bound(cells: dict[str, Any], bounds: Bounds, kind: str) -> dict[str, Any]:
+    shares: dict[str, tuple[float, float]] = {}
+    for where, rates in _rates(cells).items():
+        others = [rate for name, rate in rates.items() if name != OURS]
+        known = bounds.get("|".join(where[:2]))
+        if OURS in rates and others and known and (bound := known[kind]):
+            shares["|".join(filter(None, where))] = (rates[OURS] + 1e-3) / bound, (max(others) + 1e-3) / bound
+    ours, best = ([pair[i] for pair in shares.values()] for i in (0, 1))
+    return {
+        OURS: round(geometric_mean(ours), 3) if ours else 0.0,
+        _BEST: round(geometric_mean(best), 3) if best else 0.0,
+        "cells": len(shares),
+        "cells_within_reach": sum(WANTED * share <= 1 for share in best),
+        "out_of_reach": sorted(where for where, (_, share) in shares.items() if WANTED * share > 1),
+    }
+
+
+def _rates(cells: dict[str, Any]) -> dict[tuple[str, ...], dict[str, float]]:
+    """Return the rates by (window, device, split) and scheduler."""
+    rates: dict[tuple[str, ...], dict[str, float]] = {}
+    for key, cell in cells.items():
+        *where, scheduler = key.split("|")
+        name, _, prefills = scheduler.partition(":")
+        rates.setdefault((*where, prefills), {})[name] = cell["goodput"]
+    return rates
 
 
 def _summary(found: dict[tuple[str, ...], float]) -> dict[str, Any]:
@@ -234,30 +296,57 @@ def main() -> None:
     options.add_argument(
         "--hours", type=float, default=24.0, help="Then it stops; go on with the same command."
     )
+    options.add_argument(
+        "--again", action="store_true", help="Also the cells of the file that other code made."
+    )
     args = options.parse_args()
     if args.smoke:
         args.windows, args.steps = ["azure-code/mixed/0", "agents/interactive/0"], 1
         args.schedulers = [OURS, "sarathi+refuse+engine"]
     until_s = time.monotonic() + args.hours * 3600
-    cells: dict[str, Any] = {}
+    found: dict[str, Any] = {"cells": {}, "bounds": {}}
     if args.json and args.json.exists():
-        cells = json.loads(args.json.read_text())["cells"]
+        found |= json.loads(args.json.read_text())
+    cells = found["cells"]
     all_cells = [
         Cell(args.traces, w, d, s) for d in args.devices for w in args.windows for s in args.schedulers
     ]
-    todo = [cell for cell in all_cells if cell.key not in cells]
+    find_bounds(args.traces, [*cells, *(cell.key for cell in all_cells)], found["bounds"], args.target)
+    _write(args.json, args.target, args.steps, found)
+    todo = [cell for cell in all_cells if _is_due(cells.get(cell.key), args.again)]
     for key, cell in track(run(todo, args.target, args.steps, args.processes), total=len(todo)):
         cells[key] = cell
         print(f"{cell['goodput']:8.2f}  {key}", flush=True)
-        _write(args.json, args.target, args.steps, cells)
+        _write(args.json, args.target, args.steps, found)
         if time.monotonic() > until_s:
             break
-    print(json.dumps(ratios(cells), indent=1))
+    print(
+        json.dumps({"ours_by_others": ratios(cells), "by_bound": by_bounds(cells, found["bounds"])}, indent=1)
+    )
 
 
-def _write(path: Path | None, target: float, max_steps: int, cells: dict[str, Any]) -> None:
+def find_bounds(traces: Path, keys: Sequence[str], bounds: Bounds, target: float) -> None:
+    """Add the bounds that are missing for these cells."""
+    for key in keys:
+        window, device, scheduler = key.split("|")
+        if f"{window}|{device}" not in bounds:
+            bounds[f"{window}|{device}"] = bound_of(Cell(traces, window, device, scheduler), target)
+
+
+def _is_due(known: dict[str, Any] | None, again: bool) -> bool:
+    return known is None or (again and known.get("code") != code())
+
+
+def _write(path: Path | None, target: float, max_steps: int, found: dict[str, Any]) -> None:
     command = f"benchmarks.goodput_wide --traces ../shared/traces --target {target:g} --steps {max_steps}"
-    write(path, command, {"ours_by_others": ratios(cells), "cells": dict(sorted(cells.items()))})
+    cells, bounds = found["cells"], found["bounds"]
+    content = {
+        "ours_by_others": ratios(cells),
+        "by_bound": by_bounds(cells, bounds),
+        "bounds": dict(sorted(bounds.items())),
+        "cells": dict(sorted(cells.items())),
+    }
+    write(path, command, content)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from math import inf
 
 from core.steps import chunk_pairs
-from core.types import Slo
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.cost import StepCost
 
@@ -44,9 +43,8 @@ class _Need:
 class Needs:
     """What a load needs, on instances of one kind."""
 
-    def __init__(
-        self, jobs: Sequence[SimulatedRequest], slo: Slo, engine: EngineBound, block_tokens: int
-    ) -> None:
+    def __init__(self, jobs: Sequence[SimulatedRequest], engine: EngineBound, block_tokens: int) -> None:
+        """Each job's targets are those of its own class."""
         self._num_jobs = len(jobs)
         self._needs: list[_Need] = []
         """The needs of all but the hopeless."""
@@ -54,7 +52,7 @@ class Needs:
         for job in jobs:
             num_cached = min(sum(h in seen for h in job.hashes) * block_tokens, job.num_prompt - 1)
             seen.update(job.hashes)
-            if (need := _need(job, num_cached, slo, engine)) is not None:
+            if (need := _need(job, num_cached, engine)) is not None:
                 self._needs.append(need)
 
     def least_s(self, attainment: float) -> float:
@@ -97,9 +95,9 @@ def _least_s(works: Sequence[tuple[float, ...]], num_spare: int) -> float:
     return max(sum(sorted(resource)[:num_kept]) for resource in zip(*works, strict=True))
 
 
-def _need(job: SimulatedRequest, num_cached: int, slo: Slo, engine: EngineBound) -> _Need | None:
+def _need(job: SimulatedRequest, num_cached: int, engine: EngineBound) -> _Need | None:
     """Return what a request needs; None where it is hopeless."""
-    cost = engine.cost
+    cost, slo = engine.cost, job.request.slo
     num_new, num_decoded = job.num_prompt - num_cached, job.max_tokens - 1
     prompt_s = num_new / cost.tokens_per_s + chunk_pairs(num_cached, num_new) * cost.pair_s
     context = job.num_prompt + job.max_tokens / 2

@@ -104,6 +104,15 @@ def _by_the_best(d: Any, _: Find) -> list[float]:
     return [d["ours_by_others"]["the best in each cell"][name] for name in ("mean", "worst")]
 
 
+def _by_the_bound(d: Any, _: Find) -> list[float]:
+    ever, long = d["by_bound"]["window"], d["by_bound"]["long run"]
+    return [
+        *(ever[name] for name in ("baton", "the best in each cell")),
+        long["cells_within_reach"],
+        long["cells"],
+    ]
+
+
 FIGURES: dict[str, list[Figures]] = {
     "goodput.json": [
         _baton("ratio_to_best_static", "0.9"),
@@ -114,7 +123,7 @@ FIGURES: dict[str, list[Figures]] = {
             d["summary"][target]["ours"]["baton"]["worst_cell_against_any"] for target in ("0.9", "0.99")
         ],
     ],
-    "goodput_wide.json": [_by_the_best],
+    "goodput_wide.json": [_by_the_best, _by_the_bound],
     "goodput_fixed.json": [_by_the_best],
     "goodput_sure.json": [lambda d, _: [d["against"]["0.99"]["sarathi"]["geometric_mean"]]],
     "decisions.json": [_decision(any_role=False), _decision(any_role=True)],

@@ -52,7 +52,7 @@ def test_no_scheduler_beats_the_bounds(seed: int) -> None:
     fleet = Fleet(gpu="L40S", model="llama-3.1-8b", num_prefill=0, num_decode=0, num_both=1)
 
     def needs(copies: float) -> Needs:
-        return Needs(jobs(part.load(copies, 0), SLO, 64), SLO, engine_of(fleet, 64), 64)
+        return Needs(jobs(part.load(copies, 0), SLO, 64), engine_of(fleet, 64), 64)
 
     sustained = part.duration_s / needs(1.0).least_s(0.9)
     ever = highest(lambda copies: float(needs(copies).can_ever_be(0.9, 1)), 1.0, sustained, 1.01, 24)
@@ -82,21 +82,30 @@ def test_a_run_that_was_cut_short_would_have_missed(seed: int) -> None:
 
 
 def test_dearer_requests_are_given_up_first() -> None:
-    needs = Needs(_jobs([10] * 9 + [2000]), SLO, ENGINE, 64)
-    assert needs.least_s(0.9) == pytest.approx(Needs(_jobs([10] * 9), SLO, ENGINE, 64).least_s(1.0))
+    needs = Needs(_jobs([10] * 9 + [2000]), ENGINE, 64)
+    assert needs.least_s(0.9) == pytest.approx(Needs(_jobs([10] * 9), ENGINE, 64).least_s(1.0))
     assert needs.least_s(0.9) < 0.1 * needs.least_s(1.0)
 
 
 def test_hopeless_requests_use_up_what_may_miss() -> None:
     """A prompt that an idle instance cannot compute in time: nobody dear is given up beside it, and of two one is too many."""
-    one = Needs(_jobs([10] * 8 + [2000, 20_000]), SLO, ENGINE, 64)
-    assert one.least_s(0.9) == pytest.approx(Needs(_jobs([10] * 8 + [2000]), SLO, ENGINE, 64).least_s(1.0))
-    two = Needs(_jobs([10] * 8 + [20_000] * 2), SLO, ENGINE, 64)
+    one = Needs(_jobs([10] * 8 + [2000, 20_000]), ENGINE, 64)
+    assert one.least_s(0.9) == pytest.approx(Needs(_jobs([10] * 8 + [2000]), ENGINE, 64).least_s(1.0))
+    two = Needs(_jobs([10] * 8 + [20_000] * 2), ENGINE, 64)
     assert two.least_s(0.9) == inf
     assert two.least_s(0.9) > 100 * 1e9
     assert not two.can_ever_be(0.9, 100)
     assert two.least_s(0.8) <= 1e9
     assert two.can_ever_be(0.8, 1)
+
+
+def test_requests_are_bounded_by_the_targets_of_their_own_class() -> None:
+    """2000 tokens take 202 ms: too long for every second one."""
+    classes = (replace(SLO, ttft_s=0.2), replace(SLO, ttft_s=10.0))
+    rows = [TraceRow(arrival_s=0.0, input_tokens=2000, output_tokens=2)] * 10
+    needs = Needs(jobs(Load(rows=rows, duration_s=1.0), classes, 64), ENGINE, 64)
+    assert needs.can_ever_be(0.5, 1)
+    assert not needs.can_ever_be(0.6, 100)
 
 
 @pytest.mark.parametrize(
@@ -111,13 +120,13 @@ def test_a_token_takes_its_share_of_the_fullest_step(
     num_prompt: int, engine: EngineBound, token_s: float
 ) -> None:
     """By hand: as many such sequences as there are slots; as the blocks hold; as 10 ms + 10 ms each let 50 ms hold."""
-    least_s = Needs(_jobs([num_prompt]), SLO, engine, 64).least_s(1.0)
+    least_s = Needs(_jobs([num_prompt]), engine, 64).least_s(1.0)
     assert least_s == pytest.approx(token_s, rel=0.02)
 
 
 def test_what_is_due_by_some_time_must_have_been_done_by_then() -> None:
     """Ten prompts of 90 ms each, all due at 0.5 s: one instance has no time for them, however long it is idle later."""
-    needs = Needs(_jobs([900] * 10), SLO, ENGINE, 64)
+    needs = Needs(_jobs([900] * 10), ENGINE, 64)
     assert not needs.can_ever_be(1.0, 1)
     assert needs.can_ever_be(1.0, 2)
     assert needs.least_s(1.0) <= 10.0
