@@ -27,7 +27,7 @@ class DeviceWitnessRank(WitnessRank):
 
     def __init__(self, memory: PoolMemory, num_blocks: int, sink: LayerSink | None, layer_s: float) -> None:
         pool = np.asarray(memory.device.array(memory.region))
-        super().__init__(pool.data, num_blocks, sink, layer_s)
+        super().__init__(pool.data[: SHARD.pool_bytes(num_blocks)], num_blocks, sink, layer_s)
         self._memory, self._num_blocks = memory, num_blocks
 
     def step(self, plan: StepPlan) -> StepResult:
