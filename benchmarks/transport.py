@@ -41,7 +41,7 @@ from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
 from kvtransfer.pusher import MAX_WRITES
 from kvtransfer.transport.base import Sender
-from kvtransfer.transport.collective import CollectiveMedium
+from kvtransfer.transport.collective import gloo_over_host
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
@@ -117,7 +117,7 @@ def holder(pipe: Any, back: socket.socket, wanted_path: str) -> None:
 
 def media(pool: memoryview) -> list[Medium]:
     found: list[Medium] = [NixlMedium(RegisteredMemory.of(pool))] if available() else []
-    return [*found, CollectiveMedium("gloo", torch.frombuffer(pool, dtype=torch.uint8), "127.0.0.1")]
+    return [*found, gloo_over_host(pool, "127.0.0.1")]
 
 
 class Ways:

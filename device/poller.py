@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from core.errors import DeviceError
 from device.seam import Event
 
 log = logging.getLogger(__name__)
@@ -38,8 +39,9 @@ class Poller:
             self._is_asking = True
         threading.Thread(target=self._run, name="device events", daemon=True).start()
 
-    def wait(self, events: Sequence[Event]) -> None:
-        """Blocks the calling thread, which launches no steps, until all are done. Raises DeviceError."""
+    def wait(self, events: Sequence[Event], timeout_s: float | None = None) -> None:
+        """Blocks the calling thread, which launches no steps, until all are done. Raises DeviceError, also for one that is not
+        done within `timeout_s`."""
         for event in events:
             over = threading.Event()
             failed: list[Exception] = []
@@ -51,7 +53,8 @@ class Poller:
                 over.set()
 
             self.when_done(event, then)
-            over.wait()
+            if not over.wait(timeout_s):
+                raise DeviceError(f"work on a device has not ended within {timeout_s:g} s")
             if failed:
                 raise failed[0]
 

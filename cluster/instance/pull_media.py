@@ -3,21 +3,16 @@
 from collections.abc import Callable, Mapping
 from functools import partial
 
-import torch
-
 from cluster.instance.pool_access import has_rdma
 from core.config import TransferConfig
 from core.errors import ConfigError
 from device.port import PoolMemory
 from device.seam import SharingDevice
-from kvtransfer.transport.collective import CollectiveMedium, check
+from kvtransfer.transport.collective import CollectiveMedium, gloo_over_host
+from kvtransfer.transport.communicator import check
 from kvtransfer.transport.cuda_ipc import CudaIpcMedium
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium
-
-
-def _gloo(pool: memoryview, hostname: str) -> Medium:
-    return CollectiveMedium("gloo", torch.frombuffer(pool, dtype=torch.uint8), hostname)
 
 
 def _nccl(pool: memoryview, hostname: str) -> Medium:
@@ -38,7 +33,7 @@ def _in_host_memory(transport: str) -> ConfigError:
 
 
 MEDIA: Mapping[str, Callable[[memoryview, str], Medium]] = {
-    "gloo": _gloo,
+    "gloo": gloo_over_host,
     "nccl": _nccl,
     "cuda_ipc": _cuda_ipc,
 }
@@ -49,6 +44,9 @@ def device_media(config: TransferConfig, device: SharingDevice) -> dict[str, Cal
     made: dict[str, Callable[[PoolMemory], Medium]] = {"cuda_ipc": partial(CudaIpcMedium, device)}
     if config.transport == "nixl" or (available() and has_rdma()):
         made["nixl"] = _registered
+    if config.transport == "nccl":
+        # Not with auto: its kernels take processors from the model while they wait for a peer.
+        made["nccl"] = lambda memory: CollectiveMedium("nccl", memory, "")
     return made
 
 

@@ -16,11 +16,14 @@ from device.simulated import SimulatedDevice, SimulatedStream
 from engine.execution.step_memory import Pack, StepMemory
 from kvtransfer.copies import CopyRun
 from kvtransfer.source import DeviceSource
+from kvtransfer.transport.collective import CollectiveMedium
+from kvtransfer.transport.communicator import BUFFER_BYTES, NUM_BUFFERS
 from kvtransfer.transport.loopback_transport import (
     DeviceLoopbackReceiver,
     DeviceLoopbackSender,
     LoopbackFabric,
 )
+from kvtransfer.transport.pull import PullReceiver, PullSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
@@ -50,6 +53,10 @@ class Deaf(SimulatedDevice):
 
 def _not_waiting(event: Event) -> None:
     """What a forgotten wait does."""
+
+
+def _refused(work: object) -> None:
+    raise AssertionError("the compute stream is the model's")
 
 
 class Impatient(Poller):
@@ -138,6 +145,54 @@ async def hand_over(memory: PoolMemory) -> None:
         await source.close()
 
 
+async def by_communicator(ours: PoolMemory, theirs: PoolMemory, asked: Poller | None = None) -> None:
+    """Two layers go from pool to pool, each through all buffers of both ends of a communicator, and one of them twice. `asked` is
+    whom the source asks whether a layer is there."""
+    device, half = ours.device, ours.region.num_bytes // 2
+    admission = WriteAdmission(lambda *_: True, lambda *_: None, lambda _: None)
+    holder = Identity("holder", "h1", os.getpid())
+    receiver = PullReceiver(
+        KEY, holder, "127.0.0.1", CollectiveMedium("gloo", theirs, "127.0.0.1"), admission
+    )
+    sender = PullSender(KEY, WRITER, CollectiveMedium("gloo", ours, "127.0.0.1"), checksum=False)
+    source = DeviceSource(PoolMemory(device, ours.region, asked or Poller()), None, ("gloo",))
+    region = receiver.region(SHARD, BLOCKS)
+    try:
+        for layer in (0, half):
+            device.compute.uses([], [ours.region.part(layer, half)])
+            await source.write(sender, "g", region, [CopyRun(layer, layer, half)], source.mark())
+    finally:
+        await sender.close()
+        await source.close()
+        await receiver.close()
+
+
+def pool_beside(memory: PoolMemory, poller: Poller) -> PoolMemory:
+    """Another one on the same device, with two layers of as many bytes as a communicator's buffers have, and some more."""
+    return PoolMemory(memory.device, memory.device.allocate(2 * (NUM_BUFFERS + 1) * BUFFER_BYTES), poller)
+
+
+async def send_layers(memory: PoolMemory) -> None:
+    await by_communicator(pool_beside(memory, Poller()), pool_beside(memory, Poller()), memory.poller)
+
+
+async def pass_on(memory: PoolMemory) -> None:
+    await by_communicator(pool_beside(memory, memory.poller), pool_beside(memory, Poller()))
+
+
+async def take_over(memory: PoolMemory) -> None:
+    await by_communicator(pool_beside(memory, Poller()), pool_beside(memory, memory.poller))
+
+
+async def take_over_saved(memory: PoolMemory) -> None:
+    """As `refill`, from a communicator's buffers."""
+    theirs = pool_beside(memory, Poller())
+    stream = memory.device.stream("save")
+    stream.copy([Copy(memory.device.pinned(NUM_BYTES), theirs.region.part(0, NUM_BYTES))])
+    theirs.read_until(stream.record())
+    await by_communicator(pool_beside(memory, Poller()), theirs)
+
+
 async def steps(memory: PoolMemory) -> None:
     """Each step adds one to what the step before has drawn, and the host reads it when the step is over."""
     between = StepMemory(memory.device, CPU, 4)
@@ -159,6 +214,10 @@ WAITS = [
     pytest.param(save, "compute", Poller, id="steps wait for blocks that are being saved"),
     pytest.param(refill, "receive", Poller, id="arriving bytes wait for blocks that are being saved"),
     pytest.param(hand_over, "", Impatient, id="device memory is read behind the layer"),
+    pytest.param(send_layers, "", Impatient, id="a communicator's copies begin behind the layer"),
+    pytest.param(pass_on, "", Impatient, id="a communicator sends behind the copy from the pool"),
+    pytest.param(take_over, "", Impatient, id="the pool takes from a communicator behind its receive"),
+    pytest.param(take_over_saved, "gloo", Poller, id="received bytes wait for blocks that are being saved"),
     pytest.param(steps, "compute", Poller, id="steps wait for their inputs"),
     pytest.param(steps, "step results", Poller, id="what is drawn is copied behind the step"),
     pytest.param(steps, "", Impatient, id="the host reads what is drawn behind its copy"),
@@ -178,6 +237,21 @@ async def test_without_its_wait_work_is_found_unordered(
     whole, broken = devices
     assert not whole.violations
     assert "nothing orders that" in broken.violations[0]
+
+
+async def test_a_communicator_gives_the_compute_stream_no_work(devices: list[SimulatedDevice]) -> None:
+    """A step that computes would come behind it, and behind whatever the peer does."""
+
+    class Alone(SimulatedDevice):
+        def __init__(self) -> None:
+            super().__init__(seed=3)
+            self.compute.copy = _refused
+            self.compute.wait = _refused
+
+    devices.append(device := Alone())
+    memory = PoolMemory(device, device.allocate(NUM_BYTES), Poller())
+    await by_communicator(pool_beside(memory, Poller()), pool_beside(memory, Poller()))
+    assert not device.violations
 
 
 async def test_a_layer_goes_from_device_to_device_while_the_next_one_computes(

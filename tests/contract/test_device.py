@@ -50,6 +50,18 @@ def filled(device: ComputeDevice, content: bytes) -> Region:
     return pinned
 
 
+class Never:
+    """An event of work that does not end."""
+
+    def query(self) -> bool:
+        return False
+
+
+def test_who_waits_for_work_for_so_long_is_told_that_it_has_not_ended() -> None:
+    with pytest.raises(DeviceError, match="not ended within 0.01 s"):
+        Poller().wait([Never()], 0.01)
+
+
 def content_of(device: ComputeDevice, region: Region, poller: Poller) -> bytes:
     """Read memory that nothing works on."""
     stream, pinned = device.stream("look"), device.pinned(region.num_bytes)

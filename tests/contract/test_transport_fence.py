@@ -151,15 +151,8 @@ async def test_the_fence_waits_for_a_fetch_that_is_writing_the_pool(
         case "cuda_ipc":
             monkeypatch.setattr(intake._stream, "copy", held(intake._stream.copy))
         case _:
-            empty = intake._empty
-
-            def emptying(number: int, chunk: list[CopyRun]) -> None:
-                with intake._lock:
-                    begun.set()
-                    assert go_on.wait(PATIENCE_S)
-                empty(number, chunk)
-
-            monkeypatch.setattr(intake, "_empty", emptying)
+            stream = intake._copies._stream
+            monkeypatch.setattr(stream, "copy", held(stream.copy))
     writing = asyncio.create_task(sender.write(grant.id, grant.regions[0], runs_for([3], [0])))
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     fence = asyncio.create_task(holder.inbox.fence(grant.id, "writer"))

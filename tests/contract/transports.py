@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-import torch
 
 from core.errors import TransferError
 from core.kv import KVLayout, KVShard
@@ -21,7 +20,7 @@ from device.seam import Region
 from kvtransfer.copies import CopyRun, Side, as_bytes, at_layer, plan_vectors
 from kvtransfer.inbox import Inbox
 from kvtransfer.transport.base import Receiver, Sender
-from kvtransfer.transport.collective import CollectiveMedium
+from kvtransfer.transport.collective import CollectiveMedium, gloo_over_host
 from kvtransfer.transport.cuda_ipc import CudaIpcMedium
 from kvtransfer.transport.loopback_transport import (
     DeviceLoopbackReceiver,
@@ -121,7 +120,7 @@ def pool_for(kind: str, num_bytes: int) -> Any:
     return runtime.view(address)[64:]
 
 
-def medium(kind: str, pool: memoryview) -> Medium:
+def medium(kind: str, pool: Any) -> Medium:
     match kind:
         case "cuda_ipc":
             address = address_of(pool)
@@ -130,7 +129,9 @@ def medium(kind: str, pool: memoryview) -> Medium:
         case "nixl":
             return NixlMedium(RegisteredMemory.of(pool))
         case "gloo":
-            return CollectiveMedium("gloo", torch.frombuffer(pool, dtype=torch.uint8), "127.0.0.1")
+            return gloo_over_host(pool, "127.0.0.1")
+        case "gloo on a device":
+            return CollectiveMedium("gloo", pool.memory, "127.0.0.1")
         case _:
             raise AssertionError(kind)
 
@@ -160,6 +161,9 @@ def make_sender(
             ring = PinnedRing(source.memory.device, 1 << 10, 3)
             plain = kind.split()[0]
             return FromDevice(make_sender(plain, fabric, ring.memory, checksum, me), source.memory, ring)
+        case "gloo on a device":
+            inner = PullSender(KEY, me, medium(kind, source), checksum)
+            return FromDevice(inner, source.memory, PinnedRing(source.memory.device, 1 << 10, 2), direct=True)
         case "loopback":
             return LoopbackSender(fabric, source)
         case "shm":
@@ -170,7 +174,7 @@ def make_sender(
             return PullSender(KEY, me, medium(kind, source), checksum)
 
 
-PULLED = [pytest.param("nixl", marks=needs_nixl), "gloo", "cuda_ipc"]
+PULLED = [pytest.param("nixl", marks=needs_nixl), "gloo", "gloo on a device", "cuda_ipc"]
 IN_HOST_MEMORY = PULLED[:2]
 REMOTE = ["tcp", "tcp on a device", *PULLED]
 

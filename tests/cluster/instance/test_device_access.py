@@ -11,6 +11,7 @@ import torch
 
 from cluster.instance.device_access import device_access, loopback_access, take_device_memory
 from cluster.instance.pool_access import PoolAccess
+from cluster.instance.pull_media import device_media
 from core.config import TransferConfig
 from core.errors import ConfigError, OutOfMemory, TransferError
 from core.kv import KVShard
@@ -28,6 +29,7 @@ from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import Pusher
 from kvtransfer.source import Source
 from kvtransfer.transport.base import Sender
+from kvtransfer.transport.collective import CollectiveMedium
 from kvtransfer.transport.loopback_transport import LoopbackFabric
 from models.causal_model import CausalModel
 from models.registry import load_model
@@ -63,8 +65,10 @@ def access(way: str, name: str, memory: PoolMemory, shard: KVShard, fabric: Loop
     if way == "loopback":
         return loopback_access(fabric, name, memory, num_bytes)
     me = Identity(name, name, os.getpid())
-    config = TransferConfig(transport="tcp", checksum=way == "tcp, checked")
-    return device_access(config, me, HOST, key=KEY, memory=memory, num_bytes=num_bytes, media={})
+    kind = "gloo" if way == "gloo" else "tcp"
+    config = TransferConfig(transport=kind, checksum=way == "tcp, checked")
+    media = {"gloo": lambda pool: CollectiveMedium("gloo", pool, HOST)} if way == "gloo" else {}
+    return device_access(config, me, HOST, key=KEY, memory=memory, num_bytes=num_bytes, media=media)
 
 
 async def hand_over(
@@ -131,7 +135,7 @@ def alone(model: CausalModel) -> torch.Tensor:
     return rows_of(model, Runner(model, pool, 4), 0, (1, 2, 3, 4, 5))
 
 
-@pytest.mark.parametrize("way", ["tcp", "tcp, checked", "loopback"])
+@pytest.mark.parametrize("way", ["tcp", "tcp, checked", "gloo", "loopback"])
 async def test_decode_goes_on_from_what_prefill_has_computed_on_another_device(
     way: str, model: CausalModel, devices: list[SimulatedDevice]
 ) -> None:
@@ -150,7 +154,7 @@ async def test_layers_that_a_step_without_memory_has_sent_are_sent_again(
     assert not [device.violations for device in devices if device.violations]
 
 
-@pytest.mark.parametrize("way", ["tcp", "loopback"])
+@pytest.mark.parametrize("way", ["tcp", "gloo", "loopback"])
 async def test_kv_is_converted_on_its_device(
     way: str, model: CausalModel, devices: list[SimulatedDevice]
 ) -> None:
@@ -223,3 +227,21 @@ async def test_what_moves_host_memory_alone_is_refused_by_name(devices: list[Sim
                 num_bytes=1 << 12,
                 media={},
             )
+
+
+async def test_nccl_is_offered_where_it_is_asked_for_and_refused_by_name_without_its_torch(
+    devices: list[SimulatedDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    memory, asked = take_device_memory(devices[0], 1 << 12), TransferConfig(transport="nccl")
+    assert "nccl" not in device_media(TransferConfig(), devices[0])
+    with pytest.raises(ConfigError, match="transport nccl needs NVIDIA GPUs and a CUDA build of torch"):
+        device_access(
+            asked,
+            Identity("a", "a", 1),
+            HOST,
+            key=KEY,
+            memory=memory,
+            num_bytes=1 << 12,
+            media=device_media(asked, devices[0]),
+        )
