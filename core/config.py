@@ -346,16 +346,12 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
 
 def _check_device_transport(config: ClusterConfig) -> None:
     transport = config.transfer.transport
-    if transport == "nccl":
-        raise ConfigError(
-            "transfer.transport is nccl, which instances do not hand KV over by: between GPUs use auto, cuda_ipc or tcp"
-        )
     several = any(pool.num_ranks > 1 for pool in (config.prefill, config.decode))
     tiered = several and (config.engine.host_cache_bytes or config.engine.disk_cache_bytes)
-    if transport == "cuda_ipc" and (tiered or config.engine.device == "cpu"):
+    if transport in ("cuda_ipc", "nccl") and (tiered or config.engine.device == "cpu"):
         why = "instances of several ranks with host or disk caches" if tiered else "CPUs"
         raise ConfigError(
-            f"transfer.transport cuda_ipc moves GPU memory; {why} hand KV over in host memory: use auto, shm, tcp or nixl"
+            f"transfer.transport {transport} moves GPU memory; {why} hand KV over in host memory: use auto, shm, tcp or nixl"
         )
 
 

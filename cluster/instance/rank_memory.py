@@ -30,7 +30,7 @@ def memory_in_process(config: ClusterConfig, parallel: ParallelConfig, spawner: 
 
 def why_copied(config: ClusterConfig) -> str:
     """Return a clause that says what needs a copy in host memory of the KV of several ranks on GPUs; empty where nothing does."""
-    if config.transfer.transport not in ("auto", "tcp", "cuda_ipc", "nixl"):
+    if config.transfer.transport not in ("auto", "tcp", "cuda_ipc", "nixl", "nccl"):
         return f"transfer.transport {config.transfer.transport} moves host memory"
     return ""
 

@@ -61,7 +61,11 @@ def test_choices_are_named() -> None:
 @pytest.mark.parametrize(
     ("transport", "more", "word"),
     [
-        ("nccl", {}, "use auto, cuda_ipc or tcp"),
+        (
+            "nccl",
+            {"engine.device": "cpu"},
+            "transport nccl moves GPU memory; CPUs hand KV over in host memory",
+        ),
         ("cuda_ipc", {"engine.device": "cpu"}, "CPUs hand KV over in host memory"),
         (
             "cuda_ipc",

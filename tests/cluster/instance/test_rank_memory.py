@@ -42,6 +42,7 @@ def test_pools_on_gpus_leave_room_for_memory_servers_and_ask_nothing_of_the_host
         ({}, ""),
         ({"transfer.transport": "tcp"}, ""),
         ({"transfer.transport": "cuda_ipc"}, ""),
+        ({"transfer.transport": "nccl"}, ""),
         ({"transfer.transport": "shm"}, "transfer.transport shm moves host memory"),
         ({"engine.host_cache_bytes": 1 << 20}, ""),
     ],
