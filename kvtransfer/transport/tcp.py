@@ -230,8 +230,8 @@ class TcpSender:
 
     def carried(self, region: RegionKey) -> Carried | None:
         """Ask the kernel, which takes bytes long before they are there."""
-        task = self._links.get(region.endpoint)
-        return task.result().carried() if task and _owner(task) is not None else None
+        link = _made(self._links.get(region.endpoint))
+        return None if link is None else link.carried()
 
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
         """Measure as `Sender.probe` says. Raises ReplicaLost."""
@@ -243,8 +243,11 @@ class TcpSender:
         """Do nothing: no state is kept for a grant."""
 
     def forget(self, endpoint_owner: str) -> None:
-        for endpoint in [e for e, task in self._links.items() if _owner(task) == endpoint_owner]:
-            self._links.pop(endpoint).result().close()
+        for endpoint, task in list(self._links.items()):
+            link = _made(task)
+            if link is not None and link.owner == endpoint_owner:
+                del self._links[endpoint]
+                link.close()
 
     async def close(self) -> None:
         for task in self._links.values():
@@ -287,7 +290,7 @@ class TcpSender:
         except TransferError:
             raise  # the holder has answered, so every frame was sent whole and the link is good
         except BaseException:  # half a frame may be on its way: nobody can use this link again
-            if endpoint in self._links and self._links[endpoint].result() is link:
+            if _made(self._links.get(endpoint)) is link:
                 del self._links[endpoint]
             link.close()
             raise
@@ -354,6 +357,8 @@ async def _dialled(channel: Channel, tls: TlsContexts | None) -> Stream:
         raise
 
 
-def _owner(task: "asyncio.Task[LaneLink]") -> str | None:
-    done = task.done() and not task.cancelled() and task.exception() is None
-    return task.result().owner if done else None
+def _made(task: "asyncio.Task[LaneLink] | None") -> LaneLink | None:
+    """Return the link once it is there."""
+    if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+        return None
+    return task.result()

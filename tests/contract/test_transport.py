@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +29,7 @@ from tests.contract.transports import (
     source_for,
     write_or_refused,
 )
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 
 async def test_bytes_land_in_the_granted_blocks_and_nowhere_else(holder: Holder) -> None:
@@ -233,6 +234,34 @@ async def test_concurrent_writes_to_one_holder_keep_their_frames_apart(holder: H
             for block in range(8)
         )
     )
+    await sender.close()
+
+
+async def test_who_fails_while_another_writer_connects_anew_is_told_that_the_holder_is_lost() -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def ask(*_: Any) -> bool:
+        asked.set()
+        return go_on.wait(PATIENCE_S)
+
+    size = 64 << 20
+    source = memoryview(bytearray(size))
+    me = Identity("holder", "h1", os.getpid())
+    receiver = TcpReceiver(KEY, me, "127.0.0.1", source, WriteAdmission(ask, lambda *_: None, lambda _: None))
+    region = receiver.region(SHARD, BLOCKS)
+    sender = TcpSender(KEY, WRITER, source, checksum=False, num_streams=1)
+
+    async def write_twice() -> None:
+        for _ in range(2):
+            with pytest.raises(ReplicaLost):
+                await sender.write("g", region, [CopyRun(0, 0, size)])
+
+    writing = [asyncio.create_task(write_twice()) for _ in range(2)]
+    await until(asked.is_set)
+    closing = asyncio.create_task(receiver.close())
+    await asyncio.gather(*writing)
+    go_on.set()
+    await closing
     await sender.close()
 
 
