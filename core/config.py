@@ -346,12 +346,9 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
 
 def _check_device_transport(config: ClusterConfig) -> None:
     transport = config.transfer.transport
-    several = any(pool.num_ranks > 1 for pool in (config.prefill, config.decode))
-    tiered = several and (config.engine.host_cache_bytes or config.engine.disk_cache_bytes)
-    if transport in ("cuda_ipc", "nccl") and (tiered or config.engine.device == "cpu"):
-        why = "instances of several ranks with host or disk caches" if tiered else "CPUs"
+    if transport in ("cuda_ipc", "nccl") and config.engine.device == "cpu":
         raise ConfigError(
-            f"transfer.transport {transport} moves GPU memory; {why} hand KV over in host memory: use auto, shm, tcp or nixl"
+            f"transfer.transport {transport} moves GPU memory; CPUs hand KV over in host memory: use auto, shm, tcp or nixl"
         )
 
 

@@ -67,11 +67,6 @@ def test_choices_are_named() -> None:
             "transport nccl moves GPU memory; CPUs hand KV over in host memory",
         ),
         ("cuda_ipc", {"engine.device": "cpu"}, "CPUs hand KV over in host memory"),
-        (
-            "cuda_ipc",
-            {"decode.tp": 2, "engine.host_cache_bytes": 1 << 20},
-            "instances of several ranks with host or disk caches hand KV over in host memory",
-        ),
     ],
 )
 def test_a_transport_that_cannot_work_is_refused_before_anything_starts(
@@ -95,3 +90,9 @@ def test_mistakes_below_names_of_the_users_own_are_said_with_their_place(content
         load(content, {})
     assert next(iter(content)) in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("transport", ["cuda_ipc", "nccl"])
+def test_caches_below_several_ranks_leave_device_transports_possible(transport: str) -> None:
+    given = {"transfer.transport": transport, "decode.tp": 2, "engine.host_cache_bytes": 1 << 20}
+    assert load({}, {}, given).transfer.transport == transport
