@@ -113,6 +113,14 @@ def _by_the_bound(d: Any, _: Find) -> list[float]:
     ]
 
 
+def _servers(d: Any, find: Find) -> list[float]:
+    def rate(bits: int, server: str) -> float:
+        return find(d["servers"], bits=bits, server=server)["tokens_per_s"]
+
+    ways = [(bits, way) for bits in (16, 8) for way in ("baton-local", "baton-ray")]
+    return [rate(bits, way) / rate(bits, "vllm") for bits, way in ways]
+
+
 FIGURES: dict[str, list[Figures]] = {
     "goodput.json": [
         _baton("ratio_to_best_static", "0.9"),
@@ -169,6 +177,7 @@ FIGURES: dict[str, list[Figures]] = {
         lambda d, _: list(means(d["cells"], "tokens_per_s").values()),
         lambda d, _: [min(ratios) for ratios in by_best_peer(d["cells"], "tokens_per_s").values()],
     ],
+    "cpu_servers.json": [_servers],
     "draws.json": [lambda d, _: [d["results"][way]["ratio"] for way in ("temperature", "top-p")]],
     "perplexity.json": [_losses],
     "transformers_backend.json": [
