@@ -3,7 +3,7 @@
 Slots: while one is being sent another is filled. Invariant: a slot is refilled only after its write has returned."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -47,11 +47,25 @@ class _Slots:
     def __init__(self, start: int, end: int) -> None:
         first = -(-start // _ALIGNED) * _ALIGNED
         self._num_bytes = (end - first) // _NUM_SLOTS // _ALIGNED * _ALIGNED
-        self.free: asyncio.Queue[int] = asyncio.Queue()
+        self._free: asyncio.Queue[int] = asyncio.Queue()
         for number in range(_NUM_SLOTS):
-            self.free.put_nowait(first + number * self._num_bytes)
+            self._free.put_nowait(first + number * self._num_bytes)
 
-    def groups(self, runs: VectorRuns, region: RegionKey) -> list[VectorRuns]:
+    async def push(
+        self, runs: VectorRuns, region: RegionKey, send: Callable[[VectorRuns, int], Awaitable[list[CopyRun]]]
+    ) -> int:
+        """Have `send` convert each group in a slot and write it; nobody else has the slot until then. Returns the bytes sent."""
+        num_bytes = 0
+        for group in self._groups(runs, region):
+            slot = await self._free.get()
+            try:
+                copies = await send(group, slot)
+            finally:
+                self._free.put_nowait(slot)
+            num_bytes += sum(copy.num_bytes for copy in copies)
+        return num_bytes
+
+    def _groups(self, runs: VectorRuns, region: RegionKey) -> list[VectorRuns]:
         """Cut the runs into what a slot has room for."""
         layout = region.shard.layout
         room = self._num_bytes - (_ALIGNED if layout.scale_bytes else 0)
@@ -101,16 +115,12 @@ class HostStaging:
         source: RankPool,
         after: Sequence[Event],
     ) -> int:
-        num_bytes = 0
-        for group in self._slots.groups(runs, region):
-            slot = await self._slots.free.get()
-            try:
-                copies = await asyncio.to_thread(self._convert, group, source, region, slot)
-                await sender.write(grant_id, region, copies)
-            finally:
-                self._slots.free.put_nowait(slot)
-            num_bytes += sum(copy.num_bytes for copy in copies)
-        return num_bytes
+        async def send(group: VectorRuns, slot: int) -> list[CopyRun]:
+            copies = await asyncio.to_thread(self._convert, group, source, region, slot)
+            await sender.write(grant_id, region, copies)
+            return copies
+
+        return await self._slots.push(runs, region, send)
 
     def _convert(self, runs: VectorRuns, source: RankPool, region: RegionKey, slot: int) -> list[CopyRun]:
         ours, staged = source.shard.layout, _Staged.at(slot, runs, region)
@@ -146,16 +156,12 @@ class DeviceStaging:
         source: RankPool,
         after: Sequence[Event],
     ) -> int:
-        num_bytes = 0
-        for group in self._slots.groups(runs, region):
-            slot = await self._slots.free.get()
-            try:
-                copies = await self._convert(group, source, region, slot, after)
-                await self._source.write(sender, grant_id, region, copies, ())
-            finally:
-                self._slots.free.put_nowait(slot)
-            num_bytes += sum(copy.num_bytes for copy in copies)
-        return num_bytes
+        async def send(group: VectorRuns, slot: int) -> list[CopyRun]:
+            copies = await self._convert(group, source, region, slot, after)
+            await self._source.write(sender, grant_id, region, copies, ())
+            return copies
+
+        return await self._slots.push(runs, region, send)
 
     async def _convert(
         self, runs: VectorRuns, source: RankPool, region: RegionKey, slot: int, after: Sequence[Event]
