@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.packed import Kind
+from models.spec import ModelSpec
 from models.weights import Shard, held_rows, whole
 
 
@@ -24,6 +25,19 @@ class DummyWeights:
     ) -> None:
         """`matrices`: what they would be stored in and are kept in; None: `dtype`."""
         self.dtype, self.device, self._shard, self._matrices = dtype, device, shard, matrices
+
+    @classmethod
+    def of(
+        cls,
+        spec: ModelSpec,
+        kept: frozenset[Kind],
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard = whole,
+    ) -> "DummyWeights":
+        """With matrices in the bits in which those of a checkpoint would stay. `kept` is `Ops.keeps`."""
+        halves = "half" in kept and spec.dtype in ("bfloat16", "float16")
+        return cls(dtype, device, shard, getattr(torch, spec.dtype) if halves else None)
 
     def __contains__(self, name: str) -> bool:
         return False

@@ -74,7 +74,7 @@ def load_mtp(
     assert isinstance(target, Model), "transformers' models have none"
     spec, dtype = target.spec, target.dtype
     if load_format == "dummy":
-        return MtpHead(target, DummyWeights(dtype, device, shard), device)
+        return MtpHead(target, DummyWeights.of(spec, target.ops.keeps, dtype, device, shard), device)
     checkpoint = Checkpoint(folder, dtype, device, shard, spec.quantisation, target.ops.keeps)
     head = MtpHead(target, checkpoint, device)
     checkpoint.close()

@@ -126,8 +126,7 @@ def load_model(
     cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
     ops = select_ops(device, kernels, deterministic, cases, kv_dtype or chosen, weights)
     if load_format == "dummy":
-        halves = "half" in ops.keeps and spec.dtype in ("bfloat16", "float16")
-        source = DummyWeights(torch_dtype, device, shard, getattr(torch, spec.dtype) if halves else None)
+        source = DummyWeights.of(spec, ops.keeps, torch_dtype, device, shard)
         return Model(spec, ops, source, device, layers, collectives, taps=taps)
     checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation, ops.keeps)
     readout = load_readout(folder, device)
