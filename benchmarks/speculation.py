@@ -4,9 +4,11 @@
 
 The embedded model goes on with pieces of the source files that were held out of its training, 192 tokens each, for 128 tokens,
 greedily or at temperature 0.8. Each source has an engine of its own, with one rank in this process and steps planned ahead where
-the engine does so; all take turns, and other files come each round. `draft` is the embedded model's draft model. The time is that
-from the last sequence's first token to the end, the pace is the tokens drawn in it, and each ratio is of one round; medians are
-told. The processor's time in it is this process's own, of all its threads, on which others that use the machine weigh less. A
+the engine does so; all take turns, and other files come each round. `draft` is the embedded model's draft model, and `control` a
+second engine without guesses: its ratio says what the measure is off by. One step computes all prompts. Otherwise engines would
+spread prompts each in its own way, and decode batches of different sizes. The time is that from the last sequence's first token
+to the end, the pace is the tokens drawn in it, and each ratio is of one round; medians are told. The processor's time in it is
+this process's own, of all its threads, on which others that use the machine weigh less. A
 sequence that ends early leaves its place empty, with guesses and without."""
 
 import asyncio
@@ -38,8 +40,16 @@ PREDICTION = (
     "the draft model, whose step takes 0.4 times the target's and which is right in half of all places, 1.1 times at batch 1 and "
     "1.05 at batch 8, greedily, and 1.0 at temperature 0.8"
 )
-SOURCES = {"none": "none", "ngram": "ngram", "suffix": "suffix", "draft": "draft:embedded-draft"}
+SOURCES = {
+    "none": "none",
+    "control": "none",
+    "ngram": "ngram",
+    "suffix": "suffix",
+    "draft": "draft:embedded-draft",
+}
+GUESSING = [*SOURCES][2:]
 PROMPT, NUM_TOKENS, SMOKE_TOKENS = 192, 128, 16
+LARGEST_BATCH = 32
 
 
 @dataclass(slots=True)
@@ -65,7 +75,12 @@ class Bench:
     def __init__(self, source: Any, threads: int) -> None:
         folder = resolve("embedded")
         config = EngineConfig(
-            num_threads=threads, kv_bytes=128 << 20, device="cpu", prefix_cache=False, speculate=source
+            num_threads=threads,
+            max_batch_tokens=LARGEST_BATCH * PROMPT,
+            kv_bytes=128 << 20,
+            device="cpu",
+            prefix_cache=False,
+            speculate=source,
         )
         model = ModelConfig()
         size = size_pool(folder, model, config)
@@ -180,11 +195,11 @@ def _ratio(paces: list[float], plain: list[float]) -> float:
 
 
 async def measure(threads: int, rounds: int, only: list[str], smoke: bool) -> dict[str, Any]:
-    benches = {name: Bench(SOURCES[name], threads) for name in ("none", *only)}
+    benches = {name: Bench(SOURCES[name], threads) for name in ("none", "control", *only)}
     results: dict[str, Any] = {}
     num_tokens = SMOKE_TOKENS if smoke else NUM_TOKENS
     for temperature in (0.0, 0.8):
-        for size, num_batches in ((1, 1), (2, 1)) if smoke else ((1, 4), (8, 1), (32, 1)):
+        for size, num_batches in ((1, 1), (2, 1)) if smoke else ((1, 4), (8, 1), (LARGEST_BATCH, 1)):
             name = f"batch {size}, temperature {temperature:g}"
             results[name] = await compare(
                 benches, size, temperature, rounds=rounds, num_batches=num_batches, num_tokens=num_tokens
@@ -199,11 +214,11 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--rounds", type=int, default=2)
-    options.add_argument("--only", nargs="+", choices=[*SOURCES][1:], default=[*SOURCES][1:], help="sources")
+    options.add_argument("--only", nargs="+", choices=GUESSING, default=GUESSING, help="sources")
     args = options.parse_args()
     rounds = 1 if args.smoke else args.rounds
     results = asyncio.run(measure(args.threads, rounds, args.only, args.smoke))
-    chosen = "" if args.only == [*SOURCES][1:] else f" --only {' '.join(args.only)}"
+    chosen = "" if args.only == GUESSING else f" --only {' '.join(args.only)}"
     write(
         args.json,
         f"benchmarks.speculation --threads {args.threads} --rounds {args.rounds}{chosen}",

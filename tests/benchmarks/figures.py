@@ -77,7 +77,11 @@ def _guesses(content: Any, _: Find) -> list[float]:
     """The best source at batch 1, greedily, and the worst one at the largest batch, whatever the temperature."""
 
     def speeds(runs: dict[str, Any]) -> list[float]:
-        return [run["speed"] for source, run in runs.items() if isinstance(run, dict) and source != "none"]
+        return [
+            run["speed"]
+            for source, run in runs.items()
+            if isinstance(run, dict) and source not in ("none", "control")
+        ]
 
     found = content["results"]
     most = max(int(batch.split(",")[0].removeprefix("batch ")) for batch in found)
