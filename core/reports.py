@@ -46,6 +46,8 @@ class Register:
     """Its reports say which attempts' KV has left (`LoadReport.sent`), so that its links can be reserved until then."""
     state_blocks: int = 0
     """Blocks that each sequence takes for its recurrent state, before those of its tokens (`KVLayout.state_blocks`)."""
+    card: str = ""
+    """The GPU that it shares with others, with which it is lost; empty where it has its own."""
 
     @property
     def capacity_tokens(self) -> int:

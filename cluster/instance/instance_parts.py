@@ -66,6 +66,8 @@ class InstanceParts:
     """The model is an encoder: a prompt is computed in one step, and nothing of it is kept."""
     remote: tuple[RemoteHost, ...] = ()
     """The other hosts that its ranks are on."""
+    card: str = ""
+    """The GPU that it shares with an instance of another role; empty where it has its own."""
 
 
 def make_scheduler(config: EngineConfig, role: Role, parts: InstanceParts) -> Planner:
@@ -174,6 +176,7 @@ def registration(config: ClusterConfig, role: Role, address: str, parts: Instanc
         answers=True,
         reports_links=True,
         state_blocks=parts.shard.layout.state_blocks,
+        card=parts.card,
     )
 
 

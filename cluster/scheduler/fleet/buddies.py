@@ -1,10 +1,11 @@
 """Which decode instance keeps the copies of which other one.
 
 The instances form a ring in the order of their addresses, so that all schedulers see the same one. The buddy of an instance is
-the next on another host, or else the next."""
+the next on another host, or else the next that is not on its card, with which it would be lost."""
 
 from collections.abc import Sequence
 
+from cluster.scheduler.fleet.link_model import Nearness, nearness
 from cluster.scheduler.fleet.member import Member
 
 _MAX_REMEMBERED = 4096
@@ -40,9 +41,10 @@ class Buddies:
 
 
 def _next(ring: Sequence[Member], index: int) -> str:
-    """Return the next after `index` on another host, or else the next; empty when it is alone."""
-    for step in range(1, len(ring)):
-        other = ring[(index + step) % len(ring)]
-        if other.spot.host != ring[index].spot.host:
-            return other.address
-    return ring[(index + 1) % len(ring)].address if len(ring) > 1 else ""
+    """Return the next after `index` on another host, or else on another card; empty where there is none."""
+    own = ring[index].spot
+    others = [ring[(index + step) % len(ring)] for step in range(1, len(ring))]
+    far = (other for other in others if other.spot.host != own.host)
+    apart = (other for other in others if nearness(own, other.spot) is not Nearness.CARD)
+    found = next(far, None) or next(apart, None)
+    return found.address if found else ""

@@ -16,15 +16,18 @@ T = TypeVar("T")
 class Nearness(IntEnum):
     """How near two instances are. A lower value is nearer."""
 
-    HOST = 0
-    NVLINK = 1
-    RACK = 2
-    ZONE = 3
-    FAR = 4
+    CARD = 0
+    HOST = 1
+    NVLINK = 2
+    RACK = 3
+    ZONE = 4
+    FAR = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkModel:
+    same_card_bytes_per_s: float = 100e9
+    """Assumed within the memory of one GPU. None has been measured."""
     same_host_bytes_per_s: float = 2.5e9
     other_host_bytes_per_s: float = 1.2e9
     """Assumed between hosts whose network cards are not known."""
@@ -38,13 +41,14 @@ class LinkModel:
 class Spot:
     """Where an instance stands, as its registration says. Every pair of a decision is compared, so it is quick to read."""
 
-    __slots__ = ("domain", "groups", "host", "nic_bytes_per_s", "rack", "zone")
+    __slots__ = ("card", "domain", "groups", "host", "nic_bytes_per_s", "rack", "zone")
 
     def __init__(self, info: Register) -> None:
         site = info.site
         self.host, self.domain, self.zone, self.rack = info.host, site.nvlink_domain, site.zone, site.rack
-        self.nic_bytes_per_s = site.nic_bytes_per_s
-        groups: list[tuple[str, ...]] = [("host", info.host)]
+        self.nic_bytes_per_s, self.card = site.nic_bytes_per_s, info.card
+        groups: list[tuple[str, ...]] = [("card", info.card)] if info.card else []
+        groups.append(("host", info.host))
         if site.nvlink_domain:
             groups.append(("nvlink", site.nvlink_domain))
         if site.rack:
@@ -54,6 +58,8 @@ class Spot:
 
 
 def nearness(one: Spot, other: Spot) -> Nearness:
+    if one.card and one.card == other.card:
+        return Nearness.CARD
     if one.host == other.host:
         return Nearness.HOST
     if one.domain and one.domain == other.domain:
@@ -65,15 +71,23 @@ def nearness(one: Spot, other: Spot) -> Nearness:
     return Nearness.RACK
 
 
+def locality(one: Spot, other: Spot) -> str:
+    """Return the card or the host that `other` is on. How fast KV goes to one instance there is taken to hold for all of them."""
+    return other.card if nearness(one, other) is Nearness.CARD else other.host
+
+
 class Nearest(Generic[T]):
     """Answers which of some things, in order of preference, is the first of those nearest to an instance. Each thing stands with
     an instance. It is made once for many questions, since a large fleet has no time to scan all things for each."""
 
     def __init__(self, things: Iterable[tuple[Spot, T]]) -> None:
+        self._by_card: dict[str, T] = {}
         self._by_host: dict[str, T] = {}
         self._by_domain: dict[str, T] = {}
         self._by_rack: dict[tuple[str, str], tuple[Spot, T]] = {}
         for spot, thing in things:
+            if spot.card:
+                self._by_card.setdefault(spot.card, thing)
             self._by_host.setdefault(spot.host, thing)
             if spot.domain:
                 self._by_domain.setdefault(spot.domain, thing)
@@ -81,6 +95,8 @@ class Nearest(Generic[T]):
 
     def to(self, spot: Spot) -> T:
         """Return the nearest thing. There must be one."""
+        if spot.card in self._by_card:
+            return self._by_card[spot.card]
         if spot.host in self._by_host:
             return self._by_host[spot.host]
         if spot.domain in self._by_domain:
@@ -89,9 +105,11 @@ class Nearest(Generic[T]):
 
 
 def bytes_per_s(model: LinkModel, one: Spot, other: Spot) -> float:
-    if one.host == other.host:
-        return model.same_host_bytes_per_s
     near = nearness(one, other)
+    if near is Nearness.CARD:
+        return model.same_card_bytes_per_s
+    if near is Nearness.HOST:
+        return model.same_host_bytes_per_s
     slower_nic = min(one.nic_bytes_per_s, other.nic_bytes_per_s)
     rate = slower_nic * model.nic_share or model.other_host_bytes_per_s
     if near is Nearness.FAR:

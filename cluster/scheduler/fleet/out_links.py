@@ -8,13 +8,13 @@ from core.reports import LinkSpeed
 
 
 class OutLinks:
-    __slots__ = ("_by_host", "_reserved", "_speeds", "_to", "fastest_bytes_per_s", "total_bytes")
+    __slots__ = ("_by_locality", "_reserved", "_speeds", "_to", "fastest_bytes_per_s", "total_bytes")
 
     def __init__(self) -> None:
         self._speeds: dict[str, LinkSpeed] = {}
         """By receiver, what was reported last."""
-        self._by_host: dict[str, LinkSpeed] = {}
-        """By the receivers' host, for those to which nothing has gone yet."""
+        self._by_locality: dict[str, LinkSpeed] = {}
+        """By the receivers' host or card, for those to which nothing has gone yet."""
         self._reserved: dict[str, tuple[str, int]] = {}
         """Attempt -> (receiver, bytes)."""
         self._to: dict[str, int] = {}
@@ -28,20 +28,21 @@ class OutLinks:
         """Whether the speed of any link is known."""
         return bool(self._speeds)
 
-    def hear(self, links: Iterable[LinkSpeed], hosts: Iterable[str]) -> None:
-        """Take over what the instance reports. `hosts` are those of the receivers; empty where one is not known."""
-        self._speeds, self._by_host = {}, {}
-        for link, host in zip(links, hosts, strict=True):
+    def hear(self, links: Iterable[LinkSpeed], localities: Iterable[str]) -> None:
+        """Take over what the instance reports. `localities` are the receivers' (`link_model.locality`), empty where one is not
+        known."""
+        self._speeds, self._by_locality = {}, {}
+        for link, locality in zip(links, localities, strict=True):
             known = self._speeds.get(link.receiver)
             if known is None or link.bytes_per_s > known.bytes_per_s:
                 self._speeds[link.receiver] = link
-            if host:
-                self._by_host[host] = link
+            if locality:
+                self._by_locality[locality] = link
         self.fastest_bytes_per_s = max((link.bytes_per_s for link in self._speeds.values()), default=0.0)
 
-    def speed(self, receiver: str, host: str) -> LinkSpeed | None:
-        """Return what is known of the link to that instance, or else to its host; None where nothing is."""
-        return self._speeds.get(receiver) or self._by_host.get(host)
+    def speed(self, receiver: str, locality: str) -> LinkSpeed | None:
+        """Return what is known of the link to that instance, or else to its locality; None where nothing is."""
+        return self._speeds.get(receiver) or self._by_locality.get(locality)
 
     def bytes_to(self, receiver: str) -> int:
         """Return the bytes that are reserved on that link."""

@@ -5,6 +5,7 @@ from itertools import islice
 from typing import Final
 
 from cluster.scheduler.fleet.buddies import Buddies
+from cluster.scheduler.fleet.link_model import locality
 from cluster.scheduler.fleet.member import DEFAULT_TOKENS_PER_S, Member
 from cluster.scheduler.fleet.prefix_index import PrefixHolders, PrefixIndex
 from cluster.scheduler.fleet.promise import Turnover
@@ -23,6 +24,7 @@ from core.reports import LoadReport, Register
 NO_DECODE: Final = "no decode instance is alive"
 FETCH_TOKENS: Final = 128
 """A cached prefix of this many tokens is worth being fetched from a decode instance."""
+_MAX_CARDS: Final = 4096
 SCAN_UP_TO: Final = 32
 """Up to so many instances, every one is considered for each request. In a larger fleet only a shortlist is."""
 
@@ -47,6 +49,8 @@ class Roster:
         self._prefixes = PrefixIndex()
         self.turnover = Turnover()
         self._buddies = Buddies()
+        self._cards: dict[str, str] = {}
+        """Address -> the card that the instance shares or shared, also after its loss."""
         self._replicating: dict[str, Member] = {}
         self.largest_tokens = 0
         """The longest sequence that the largest decode instance which was ever seen holds."""
@@ -78,6 +82,10 @@ class Roster:
         """Add a new instance, which knows of no buddy."""
         member = self._members[info.address] = Member(info, self._shortlist.changed, self.turnover)
         self._shortlist.changed[info.address] = member
+        if info.card:
+            self._cards[info.address] = info.card
+            while len(self._cards) > _MAX_CARDS:
+                del self._cards[next(iter(self._cards))]
         if info.decodes and info.replicates:
             self._replicating[info.address] = member
         if info.decodes:
@@ -100,7 +108,8 @@ class Roster:
         member.report(report, settled_before_s)
         if report.links or member.out_links.is_known:
             receivers = [self._members.get(link.receiver) for link in report.links]
-            member.out_links.hear(report.links, [one.spot.host if one else "" for one in receivers])
+            localities = [locality(member.spot, one.spot) if one else "" for one in receivers]
+            member.out_links.hear(report.links, localities)
         self._last = None
         self._prefixes.update(member.address, report.cache_added, report.cache_removed)
         if not self.scans:
@@ -185,7 +194,7 @@ class Roster:
         able = _could_decode(pool, total)
         if not able and not self.scans:
             able = _could_decode(self._members.values(), total)
-        return _without(able, place.exclude)
+        return self._without(able, place.exclude)
 
     def prefills(
         self, place: Place, candidates: Candidates, decodes: Sequence[Member], exclude: Sequence[str]
@@ -198,7 +207,7 @@ class Roster:
             cached = [m for m in candidates.cached if m.prefills][:NUM_CACHED_SOURCES]
             pool = dict.fromkeys(cached + self._shortlist.sources(decodes[:NUM_NEAR], candidates.rng))
         able = [m for m in pool if m.prefills and not m.leaving and m.capacity_tokens > place.num_tokens]
-        return _without(able, exclude)
+        return self._without(able, exclude)
 
     def answering(self, place: Place, candidates: Candidates, wanted: str = "") -> list[Member]:
         """Return the instances that could compute its prompt and answer it at once, whether they decode or not."""
@@ -221,16 +230,18 @@ class Roster:
             and candidates.match.get(m.address) * m.block_size >= FETCH_TOKENS
         ]
 
+    def _without(self, members: list[Member], exclude: Sequence[str]) -> list[Member]:
+        """Return the members that are not excluded, and where possible on no card of those either: what ends one instance may end
+        the other. Return all where nothing is left."""
+        if not exclude:
+            return members
+        left = [m for m in members if m.address not in exclude]
+        cards = [self._cards[address] for address in exclude if address in self._cards]
+        return [m for m in left if m.spot.card not in cards] or left or members
+
     def _settle(self) -> None:
         self._shortlist.settle(DEFAULT_TOKENS_PER_S)
 
 
 def _could_decode(pool: Iterable[Member], num_tokens: int) -> list[Member]:
     return [m for m in pool if m.decodes and not m.leaving and m.capacity_tokens >= num_tokens]
-
-
-def _without(members: list[Member], exclude: Sequence[str]) -> list[Member]:
-    """Return the members that are not excluded, or all where that leaves none."""
-    if not exclude:
-        return members
-    return [m for m in members if m.address not in exclude] or members

@@ -3,14 +3,14 @@
 Other receivers' bytes leave at the pace of the sender's fastest link, because a slow receiver does not hold the others up
 (`kvtransfer/linkqueue.py`)."""
 
-from cluster.scheduler.fleet.link_model import LinkModel, bytes_per_s
+from cluster.scheduler.fleet.link_model import LinkModel, bytes_per_s, locality
 from cluster.scheduler.fleet.member import Member
 
 
 def transfer_s(model: LinkModel, sender: Member, receiver: Member, num_bytes: float) -> tuple[float, float]:
     """Return (seconds until the link is free, seconds that the bytes take then)."""
     out = sender.out_links
-    known = out.speed(receiver.address, receiver.spot.host) if out.is_known else None
+    known = out.speed(receiver.address, locality(sender.spot, receiver.spot)) if out.is_known else None
     if known is None:
         rate, latency_s = bytes_per_s(model, sender.spot, receiver.spot), 0.0
     else:

@@ -23,6 +23,18 @@ def test_everybody_has_a_buddy_elsewhere_where_there_is_one(hosts: list[str]) ->
             assert (by_address[buddy].info.host != member.info.host) == elsewhere
 
 
+@given(st.lists(st.sampled_from(["", "c1", "c2"]), min_size=1, max_size=6))
+def test_no_copies_are_kept_where_the_same_card_would_lose_them(cards: list[str]) -> None:
+    members = [Member(instance(f"d{i}", card=card, replicates=True)) for i, card in enumerate(cards)]
+    pairs = dict(Buddies().pair(members))
+    for number, (member, card) in enumerate(zip(members, cards, strict=True)):
+        others = cards[:number] + cards[number + 1 :]
+        buddy = pairs.get(member.address, "")
+        assert bool(buddy) == any(not card or other != card for other in others)
+        if buddy and card:
+            assert cards[int(buddy[1:])] != card
+
+
 def test_a_lost_instances_request_goes_to_its_heir() -> None:
     world = World(*(instance(f"d{i}", replicates=True) for i in range(4)))
     assert world.placed(ask("a", exclude=("d2",), attempt=1)) == "d3"

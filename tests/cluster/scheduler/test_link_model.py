@@ -52,6 +52,17 @@ def test_nearness_is_mutual_and_what_is_unknown_does_not_count(there: Spot, near
     assert nearness(there, here) is near
 
 
+def test_two_instances_on_one_card_are_nearer_than_any_two_on_a_host() -> None:
+    here, mate, neighbour = (
+        Spot(replace(instance("a"), card=card, address=name))
+        for name, card in (("d", "GPU-1"), ("p", "GPU-1"), ("q", "GPU-2"))
+    )
+    assert [nearness(here, other) for other in (mate, neighbour)] == [Nearness.CARD, Nearness.HOST]
+    assert bytes_per_s(MODEL, mate, here) > bytes_per_s(MODEL, neighbour, here)
+    assert Nearest([(neighbour, "q"), (mate, "p")]).to(here) == "p"
+    assert Nearest([(neighbour, "q"), (at("a"), "r")]).to(here) == "q"
+
+
 def test_the_slower_card_and_the_way_between_set_the_rate() -> None:
     fast, slow = at("a", rack="1", nic_bytes_per_s=50e9), at("b", rack="1", nic_bytes_per_s=12.5e9)
     assert bytes_per_s(MODEL, fast, slow) == pytest.approx(12.5e9 * 0.7)

@@ -41,6 +41,17 @@ def test_a_slow_link_to_one_instance_of_a_host_is_one_to_its_others() -> None:
     assert "p>f" in routes
 
 
+def test_how_fast_kv_goes_within_a_card_says_nothing_of_the_hosts_other_cards() -> None:
+    at = {"kv_token_bytes": KV_BYTES, "host": "h"}
+    fleet = World(
+        instance("p", "p", card="1", reports_links=True, **at),
+        instance("d", "d", card="1", **at),
+        instance("e", "d", card="2", **at),
+    )
+    fleet.on(report("p", links=(link("e", 0.05e9),)))
+    assert fleet.placed(ask("a")) == "p>d"
+
+
 def test_what_is_promised_to_a_link_is_waited_for_until_it_has_left() -> None:
     speed = link("d", 0.1e9)
     fleet = world(speed)

@@ -15,6 +15,19 @@ def test_excluded_instances_are_avoided_while_there_are_others() -> None:
     assert world.placed(ask("b", exclude=gone)) in ("p2>d1", "d1")
 
 
+@pytest.mark.parametrize("fleet_is_large", [False, True])
+def test_the_other_instance_of_a_lost_ones_card_is_avoided_while_there_are_others(
+    fleet_is_large: bool,
+) -> None:
+    fleet = [instance(f"{role}{card}", role, card=f"c{card}") for card in (1, 2) for role in "pd"]
+    world = World(*fleet, *(instance(f"q{n}", "p", num_blocks=1) for n in range(40 * fleet_is_large)))
+    world.on(PeerLost("d1"))
+    routes = {world.placed(ask(f"a{i}", attempt=1, exclude=("d1",))) for i in range(3)}
+    assert routes == {"p2>d2"}
+    world.on(PeerLost("p2"))
+    assert world.placed(ask("b", attempt=1, exclude=("d1",))) in ("p1>d2", "d2")
+
+
 def test_an_excluded_instance_is_used_when_it_is_the_only_one_that_decodes() -> None:
     world = World(instance("d"), instance("p", "p"))
     assert world.placed(ask("a", attempt=1, exclude=("d",))) == "p>d"
