@@ -53,7 +53,7 @@ def memory_in(group: dict[str, Any], num_gpus: float, num_ranks: int) -> RankMem
         product = group["template"]["spec"].get("nodeSelector", {}).get("nvidia.com/gpu.product", "H100")
         size = int(GPUS[product.removeprefix("NVIDIA-")].memory_bytes)
         memory = DeviceMemory(name=product, total_bytes=size, free_bytes=size, is_host=False)
-        return RankMemory(devices=(memory,) * num_ranks)
+        return RankMemory(devices=(memory,) * num_ranks, card_share=min(1.0, num_gpus))
     number = str(limits.get("memory", "16Gi"))
     size = int(number[:-2]) * UNITS[number[-2:]]
     memory = DeviceMemory(name="the pod", total_bytes=size, free_bytes=size, is_host=True)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import yaml
+from helm_python import HelmError
 
 from cluster.deploy.kube.worker_groups import offered_resources
 from cluster.deploy.rank_bundles import BundleShare, shares
@@ -292,3 +293,33 @@ def test_dashboards_and_rules_arrive_as_they_were_written() -> None:
     written = {path.name: json.loads(path.read_text()) for path in (files / "dashboards").glob("*.json")}
     assert {name: json.loads(text) for name, text in boards["data"].items()} == written
     assert written
+
+
+def test_instances_on_a_shared_card_are_in_one_pod_with_a_daemon_that_bounds_them() -> None:
+    objects = example("shared-card")
+    groups = {group["groupName"]: group for group in cluster_spec(objects)["workerGroupSpecs"]}
+    assert sorted(groups) == ["decode", "ingress"]
+    cards = groups["decode"]
+    assert (cards["replicas"], offered_resources(cards)) == (2, {"decode": 1, "prefill": 1})
+    ray = container(cards["template"])
+    assert ray["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert "nvidia-cuda-mps-control -d" in ray["lifecycle"]["postStart"]["exec"]["command"][-1]
+    assert {"name": "CUDA_MPS_PIPE_DIRECTORY", "value": "/tmp/nvidia-mps"} in ray["env"]
+    [application] = serve_config(objects)["applications"]
+    asked = {one["name"]: one["ray_actor_options"] for one in application["deployments"]}
+    assert asked["PrefillPool"] == {"num_cpus": 0.25, "num_gpus": 0.4, "resources": {"prefill": 1}}
+    assert asked["DecodePool"] == {"num_cpus": 0.25, "num_gpus": 0.6, "resources": {"decode": 1}}
+    assert not [name for name in of_kind(objects, "PodDisruptionBudget") if name.endswith("prefill")]
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({}, "set decode.gpusPerPod to 1"),
+        ({"decode": {"gpusPerPod": 1}, "prefill": {"gpusPerPod": 8}}, "leave prefill out"),
+    ],
+)
+def test_pods_of_shared_cards_are_described_once(values: Object, why: str) -> None:
+    shares = {"engine": {"device": "cuda"}, "prefill": {"gpu_share": 0.5}, "decode": {"gpu_share": 0.5}}
+    with pytest.raises(HelmError, match=why):
+        render({"config": shares, **values})

@@ -31,8 +31,9 @@ workerGroupSpecs:
   {{- $schedulers := div (add ($model.effective.serve.schedulers | int) (sub $pods 1)) $pods }}
   {{- $resources := dict (printf "%singress" $model.prefix) (mul 2 (add 1 $schedulers) | int) }}
   {{- include "baton.group" (dict "root" $ "kind" "ingress" "pod" $model.values.ingress "model" $model "resources" $resources "replicas" $model.ingressReplicas) }}
-  {{- range $role, $pool := $model.pools }}
+  {{- range $role, $pool := $model.groups }}
   {{- $resources := dict $pool.resource $pool.offered }}
+  {{- if $pool.shares }}{{- $_ := set $resources $model.pools.prefill.resource $model.pools.prefill.offered }}{{- end }}
   {{- include "baton.group" (dict "root" $ "kind" $role "pod" (index $model.values $role) "model" $model "pool" $pool "resources" $resources "replicas" $pool.replicas) }}
   {{- end }}
 {{- end }}

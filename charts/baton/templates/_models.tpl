@@ -7,6 +7,7 @@ Every model of the release, as a JSON list. Each has
   effective   its whole ClusterConfig, defaults included
   ingressReplicas  pods that speak HTTP
   pools       for prefill and decode, what follows from both: see baton.pool
+  groups      the pools that have pods of their own; on shared cards prefill instances are in decode's
 */}}
 {{- define "baton.models" -}}
 {{- $root := . -}}
@@ -32,6 +33,7 @@ Every model of the release, as a JSON list. Each has
     {{- end -}}
   {{- end -}}
   {{- $_ := set $model "pools" $pools -}}
+  {{- $_ := set $model "groups" (ternary (pick $pools "decode") $pools $pools.decode.shares) -}}
   {{- $given := $model.values.ingress.replicas -}}
   {{- $_ := set $model "ingressReplicas" (ternary $effective.ingress_instances $given (kindIs "invalid" $given) | int) -}}
 {{- end -}}
@@ -42,12 +44,20 @@ Every model of the release, as a JSON list. Each has
 One pool: perPod (instances of one pod), podGpus, replicas (of the worker group), shmBytes, and what one instance asks of Ray:
 its replica (actor) and, where it has several ranks, a placement group (bundles, one for each tensor parallel group). `offered` is
 what a pod offers of the pool's resource. An instance's ranks are in one pod, with a GPU each; with `hosts` in the mesh in as many pods,
-where one has too few GPUs.
+where one has too few GPUs. With `gpu_share` an instance of each pool is in one pod of one GPU, which is described among `decode`'s.
 */}}
 {{- define "baton.pool" -}}
 {{- $config := .model.effective -}}
-{{- $pool := index .model.values .role -}}
+{{- $share := float64 (index $config .role).gpu_share -}}
+{{- $shares := lt $share 1.0 -}}
+{{- $pool := index .model.values (ternary "decode" .role $shares) -}}
 {{- $instances := index $config (printf "%s_instances" .role) | int -}}
+{{- if $shares -}}
+  {{- $instances = max (int $config.prefill_instances) (int $config.decode_instances) | int -}}
+  {{- if lt (int $pool.gpusPerPod) 1 -}}
+    {{- fail (printf "%s: %s.gpu_share is %g, and its pods are decode's, whose gpusPerPod is 0: set decode.gpusPerPod to 1" .model.name .role $share) -}}
+  {{- end -}}
+{{- end -}}
 {{- $ranks := include "baton.ranks" . | int -}}
 {{- $node := $pool.gpusPerPod | int -}}
 {{- $gpus := ternary $ranks 0 (gt $node 0) -}}
@@ -65,13 +75,14 @@ where one has too few GPUs.
 {{- end -}}
 {{- $podsEach := div (add $groups $groupsPerPod -1) $groupsPerPod | int -}}
 {{- if $gpus -}}{{- $perPod = ternary (min $instances (div $node $gpus)) 1 (eq $podsEach 1) | int -}}{{- end -}}
+{{- if $shares -}}{{- $perPod = 1 -}}{{- end -}}
 {{- $podRanks := mul $groupsPerPod $tp | int -}}
 {{- if and (eq $config.engine.device "cuda") (not $gpus) -}}
   {{- fail (printf "%s: engine.device is cuda, but %s.gpusPerPod is 0" .model.name .role) -}}
 {{- end -}}
 {{- $needed := mul $podsEach (div (add $instances $perPod -1) $perPod) | int -}}
 {{- $resource := printf "%s%s" .model.prefix .role -}}
-{{- $actor := dict "num_cpus" $config.cpus_per_instance "num_gpus" $gpus "resources" (dict $resource 1) -}}
+{{- $actor := dict "num_cpus" $config.cpus_per_instance "num_gpus" (ternary (mulf $share $gpus) $gpus $shares) "resources" (dict $resource 1) -}}
 {{- $bundles := list -}}
 {{- if gt $ranks 1 -}}
   {{- $bundle := dict "CPU" (mulf $config.cpus_per_instance $tp) $resource 1 -}}
@@ -80,7 +91,7 @@ where one has too few GPUs.
   {{- $actor = dict "num_cpus" 0 -}}
 {{- end -}}
 {{- $kv := mul (int64 $config.engine.kv_bytes) $perPod -}}
-{{- dict "perPod" $perPod "podGpus" (ternary (mul $podRanks $perPod) 0 (gt $gpus 0) | int) "actor" $actor "bundles" $bundles "resource" $resource
+{{- dict "shares" $shares "perPod" $perPod "podGpus" (ternary (mul $podRanks $perPod) 0 (gt $gpus 0) | int) "actor" $actor "bundles" $bundles "resource" $resource
     "strategy" (ternary "STRICT_PACK" "PACK" (eq (int $mesh.hosts) 1))
     "offered" (mul $perPod $groupsPerPod | int)
     "replicas" (ternary $needed ($pool.replicas | int) (kindIs "invalid" $pool.replicas))

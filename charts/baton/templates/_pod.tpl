@@ -54,6 +54,11 @@ spec:
         {{- include "baton.ports" . | nindent 8 }}
       {{- include "baton.probes" . | nindent 6 }}
       lifecycle:
+        {{- if and .pool .pool.shares }}
+        postStart:
+          exec:
+            command: [sh, -c, mkdir -p $CUDA_MPS_PIPE_DIRECTORY && nvidia-cuda-mps-control -d]
+        {{- end }}
         preStop:
           exec:
             command: [python, -m, cluster.deploy.kube.prestop, --timeout-s, {{ include "baton.drainSeconds" $root | quote }}]
@@ -146,6 +151,10 @@ resources:
 {{- with .root.Values.topology.labels }}
 - {name: BATON_KUBE_LABELS, value: {{ toJson . | quote }}}
 {{- end }}
+{{- end }}
+{{- if and .pool .pool.shares }}
+- {name: CUDA_MPS_PIPE_DIRECTORY, value: /tmp/nvidia-mps}
+- {name: CUDA_MPS_LOG_DIRECTORY, value: /tmp/nvidia-mps}
 {{- end }}
 {{- with .pod.env }}
 {{ toYaml . }}
