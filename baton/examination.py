@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 
 import ray
@@ -9,6 +10,7 @@ import torch
 import typer
 
 from cluster.deploy.ray_loopback import is_on_loopback, keep_ray_to_loopback
+from cluster.preflight.card_check import check_card
 from cluster.preflight.collective_check import LocalNode, check_fabric
 from cluster.preflight.findings import Finding
 from cluster.preflight.memory_check import check_memory
@@ -41,7 +43,8 @@ async def examine(
         here = LocalNode()
         fabric = await check_fabric([here], backend, mib, expected_bytes_per_s)
         host = check_host(here.name, all_kv_bytes(config), config.model.path)
-        return [*host, *check_memory(here.name, config, pools), *fabric]
+        card = check_card(here.name, config, os.environ)
+        return [*host, *check_memory(here.name, config, pools), *card, *fabric]
     if is_on_loopback(ray_address):
         keep_ray_to_loopback()
     ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)

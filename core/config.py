@@ -12,6 +12,7 @@ from core.config_section import Section
 from core.config_words import sentence
 from core.errors import ConfigError
 from core.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
+from core.parallel_config import ParallelConfig, check_shares
 from core.serve_config import ServeConfig
 from core.types import Slo
 
@@ -109,31 +110,6 @@ class EngineConfig(Section):
     """File of `baton profile`, measured with this model: how long steps take until an instance has learned it from its own."""
     deterministic: bool = False
     """Logits have the same bits whatever a request is batched with and however its prompt is chunked; slower."""
-
-
-class ParallelConfig(Section):
-    """The ranks of each instance of a pool: tp x pp x dp x ep processes. The two pools choose theirs apart from each other."""
-
-    tp: int = Field(default=1, ge=1, le=1024)
-    """Tensor parallel: ranks among which matrices and attention heads are cut."""
-    pp: int = Field(default=1, ge=1, le=1024)
-    """Pipeline parallel: stages of layers."""
-    dp: int = Field(default=1, ge=1, le=1024)
-    """Data-parallel attention: groups of ranks that serve sequences of their own; experts are spread over dp x ep ranks."""
-    ep: int = Field(default=1, ge=1, le=1024)
-    """Expert parallel: ranks with the same attention, among which (and dp) a mixture's experts are spread."""
-    ep_redundant_experts: int = Field(default=0, ge=0)
-    """Slots of each layer for copies of experts that are chosen often, over all ranks that share its experts."""
-    ep_balance_interval_s: float = Field(default=0.0, ge=0)
-    """How often experts move to where their loads of late are even, between two steps; 0: never."""
-    ep_move_bytes: int = Field(default=4 << 20, ge=1)
-    """Bytes of experts' weights that a rank gets from others, and sends to them, before one step; one expert at least."""
-    hosts: int = Field(default=1, ge=1, le=1024)
-    """Over how many hosts at most an instance's ranks may be, where fewer have no room; those of one `tp` group stay together."""
-
-    @property
-    def num_ranks(self) -> int:
-        return self.tp * self.pp * self.dp * self.ep
 
 
 class TransferConfig(Section):
@@ -301,6 +277,7 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
     engine = config.engine
     _check_scaling(config)
     _check_device_transport(config)
+    _check_card(config)
     if config.any_role and config.prefill_instances:
         raise ConfigError(
             f"any_role leaves no instance for prefill alone: set prefill_instances to 0 (it is {config.prefill_instances})"
@@ -350,6 +327,20 @@ def _check_device_transport(config: ClusterConfig) -> None:
         raise ConfigError(
             f"transfer.transport {transport} moves GPU memory; CPUs hand KV over in host memory: use auto, shm, tcp or nixl"
         )
+
+
+def _check_card(config: ClusterConfig) -> None:
+    """Check what instances that share a card need."""
+    check_shares(config.prefill, config.decode)
+    if not config.decode.shares_card:
+        return
+    here = f"decode.gpu_share is {config.decode.gpu_share:g}"
+    if not config.prefill_instances:
+        raise ConfigError(f"{here}: its card is for a prefill instance, too, and prefill_instances is 0")
+    if config.engine.device != "cuda":
+        raise ConfigError(f"{here}: set engine.device to cuda (it is {config.engine.device})")
+    if config.transfer.transport == "nccl":
+        raise ConfigError(f"{here}, and NCCL joins no two processes on one card: use auto, cuda_ipc or tcp")
 
 
 def _check_hosts(config: ClusterConfig, role: str, pool: ParallelConfig) -> None:

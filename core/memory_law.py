@@ -23,6 +23,8 @@ class Sharing:
     """Ranks of this instance and of others. The others may have taken their shares already, or may never start."""
     num_together: int = 1
     """Ranks of this instance, which start together: what is free is for all of them."""
+    card_share: float = 1.0
+    """The part of a GPU that is this instance's, where an instance of another role has the rest of it."""
 
 
 ALONE = Sharing()
@@ -39,7 +41,7 @@ class DeviceMemory:
 
     def budget_bytes(self, utilization: float, sharing: Sharing) -> int:
         """Return what one rank may use: its share of the whole, as far as that is free."""
-        share = int(self.total_bytes * utilization) // sharing.num_ranks
+        share = int(self.total_bytes * utilization * sharing.card_share) // sharing.num_ranks
         if self.is_host:
             return min(share, int(self.free_bytes * utilization) // sharing.num_together)
         return min(share, self.free_bytes) - GPU_RESERVE_BYTES
@@ -76,7 +78,8 @@ def check_fit(
     raise ConfigError(
         f"does not fit {memory.name}: {gib(needs.weight_bytes)} of weights, {gib(needs.step_bytes)} for the largest step and "
         f"{gib(kv_bytes)} of KV are more than {gib(budget)}, {_of_what(memory, utilization, sharing)}. "
-        "Use more tensor-parallel ranks, a larger device or quantised weights"
+        + ("Use a larger gpu_share, " if sharing.card_share < 1 else "Use more tensor-parallel ranks, ")
+        + "a larger device or quantised weights"
         + ("; or lower engine.kv_bytes or engine.max_batch_tokens" if kv_bytes else "")
     )
 
@@ -86,8 +89,11 @@ def _of_what(memory: DeviceMemory, utilization: float, sharing: Sharing) -> str:
         among = f" among {sharing.num_together} ranks" if sharing.num_together > 1 else ""
         return f"its free memory{among}"
     among = f" among {sharing.num_ranks}" if sharing.num_ranks > 1 else ""
+    shared = (
+        f", of which this instance has {sharing.card_share:g} (gpu_share)," if sharing.card_share < 1 else ""
+    )
     return (
-        f"which is {utilization:g} of its {gib(memory.total_bytes)}{among} (engine.memory_utilization) but for "
+        f"which is {utilization:g} of its {gib(memory.total_bytes)}{among} (engine.memory_utilization){shared} but for "
         f"{gib(GPU_RESERVE_BYTES)} that CUDA keeps, with {gib(memory.free_bytes)} free"
     )
 

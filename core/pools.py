@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from core.config import ClusterConfig, ParallelConfig
+from core.config import ClusterConfig
+from core.parallel_config import ParallelConfig
 
 PoolName = Literal["prefill", "decode"]
 

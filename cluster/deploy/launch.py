@@ -153,13 +153,19 @@ def _offered_gpus(config: ClusterConfig) -> int:
         return 0
     import torch  # noqa: PLC0415 (seconds, which only a cluster on GPUs needs to spend here)
 
-    num_ranks = sum(pool.num_ranks for pool in pools_of(config))
+    shared = config.decode.shares_card
+    if shared and max(config.prefill_instances, config.decode_instances) > 1:
+        raise ConfigError(
+            f"decode.gpu_share is {config.decode.gpu_share:g}, and there are {config.prefill_instances} prefill and "
+            f"{config.decode_instances} decode instances: on one host alone there is a card for one of each"
+        )
+    num_ranks = 1 if shared else sum(pool.num_ranks for pool in pools_of(config))
     num_gpus = torch.cuda.device_count()
     if num_gpus < num_ranks:
         raise ConfigError(
             f"engine.device is cuda: {num_ranks} ranks need a GPU each, and this host has {num_gpus}"
         )
-    return num_gpus
+    return 1 if shared else num_gpus
 
 
 def _stop(local: LocalRay | None) -> None:

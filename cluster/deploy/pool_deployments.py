@@ -3,15 +3,18 @@
 This module stays light, because the process that deploys the application imports it too."""
 
 import contextlib
+import os
 from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
+from cluster.deploy.shared_card import take_share
 from core.config import ClusterConfig
 from core.errors import ReplicaLost
 from core.garbage import leave_out_all_there_is
+from core.pools import PoolName
 
 if TYPE_CHECKING:
     from cluster.instance.instance_parts import Role
@@ -22,9 +25,11 @@ class _Pool:
 
     A replica that Serve takes away drains first: its sequences move to other instances while they decode."""
 
-    role: "Role"
+    role: PoolName
 
     async def __init__(self, config: ClusterConfig, key: bytes, scheduler: Any, one_host: bool) -> None:
+        # CUDA looks into the environment when it is first used.
+        take_share(config, self.role, os.environ)
         from cluster.deploy.pool_instance import make_instance  # noqa: PLC0415 (torch, for this process alone)
 
         configure_logging(config.serve.log_level, config.serve.log_format)

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from core.config import ClusterConfig, ParallelConfig
+from core.config import ClusterConfig
 from core.errors import ConfigError
+from core.parallel_config import ParallelConfig
 from core.pools import PoolName, pools_of
 
 _GRAIN = 10_000
@@ -29,7 +30,7 @@ def bundles_of(config: ClusterConfig, pool: ParallelConfig) -> list[dict[str, fl
     otherwise."""
     bundle = {"CPU": config.cpus_per_instance * pool.tp}
     if config.engine.device == "cuda":
-        bundle["GPU"] = float(pool.tp)
+        bundle["GPU"] = pool.tp * pool.gpu_share
     return [dict(bundle) for _ in range(pool.num_ranks // pool.tp)]
 
 
@@ -47,7 +48,7 @@ def no_room(config: ClusterConfig, nodes: Sequence[Mapping[str, float]]) -> str:
         if pool.num_instances and sum(room[: parallel.hosts]) < len(bundles):
             asked = ", ".join(f"{amount * len(bundles):g} {name}" for name, amount in bundles[0].items())
             where = (
-                "one host, and no node has"
+                f"one host, and no node {'of one GPU ' if parallel.shares_card else ''}has"
                 if parallel.hosts == 1
                 else f"{parallel.hosts} hosts, and so many nodes have no"
             )
@@ -75,7 +76,10 @@ def most_kv_bytes(config: ClusterConfig, node: Mapping[str, float]) -> int:
 
 
 def _num_bundles(node: Mapping[str, float], bundle: Mapping[str, float]) -> int:
-    """Return how many of them a node could hold."""
+    """Return how many of them a node could hold. One with several GPUs holds no instance that shares a card: which one that is
+    would be for Ray to say."""
+    if bundle.get("GPU", 1) < 1 < node.get("GPU", 0):
+        return 0
     return min(int(node.get(name, 0) / amount + 1e-9) for name, amount in bundle.items())
 
 

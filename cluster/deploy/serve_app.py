@@ -16,7 +16,8 @@ from cluster.deploy.ingress_deployment import Ingress
 from cluster.deploy.pool_deployments import DecodePool, PrefillPool
 from cluster.deploy.rank_bundles import bundles_of, strategy_of
 from cluster.deploy.scheduler_deployment import Scheduler
-from core.config import ClusterConfig, ParallelConfig, load
+from core.config import ClusterConfig, load
+from core.parallel_config import ParallelConfig
 
 _LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -58,7 +59,7 @@ def _pool(
 ) -> Any:
     """Return a pool's deployment. Where an instance has several ranks, these ask for what they need, not its replica."""
     if mesh.num_ranks == 1:
-        num_gpus = int(config.engine.device == "cuda")
+        num_gpus = mesh.gpu_share if config.engine.device == "cuda" else 0.0
         return options(deployment, num_replicas, config.cpus_per_instance, num_gpus=num_gpus)
     placed = options(deployment, num_replicas, 0)
     return placed.options(
@@ -73,7 +74,7 @@ def _options(
     num_replicas: int,
     num_cpus: float,
     *,
-    num_gpus: int = 0,
+    num_gpus: float = 0.0,
     surge_percent: int = 0,
 ) -> Any:
     """Return a deployment's options. `surge_percent` is how many new replicas may start before old ones stop when a new version

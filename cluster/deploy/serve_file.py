@@ -14,6 +14,7 @@ from ray.serve.schema import (
 from cluster.deploy.rank_bundles import check_overrides
 from core.config import ClusterConfig, load
 from core.errors import ConfigError
+from core.parallel_config import ParallelConfig
 
 BUILDER = "cluster.deploy.serve_app:build"
 _DEPLOYMENTS = ("Ingress", "Scheduler", "PrefillPool", "DecodePool")
@@ -80,9 +81,21 @@ def _check_pools(application: ServeApplicationSchema, config: ClusterConfig) -> 
     pools = {"PrefillPool": config.prefill, "DecodePool": config.decode}
     for deployment in application.deployments:
         pool = pools.get(deployment.name)
-        if pool is not None and pool.num_ranks > 1:
-            given = deployment.model_dump(exclude_unset=True)
-            check_overrides(f"{application.name}: {deployment.name}", given, pool)
+        if pool is None:
+            continue
+        where, given = f"{application.name}: {deployment.name}", deployment.model_dump(exclude_unset=True)
+        if pool.num_ranks > 1:
+            check_overrides(where, given, pool)
+        if pool.shares_card and "ray_actor_options" in given:
+            _check_share(where, given["ray_actor_options"].get("num_gpus", 0), pool)
+
+
+def _check_share(where: str, num_gpus: float, pool: ParallelConfig) -> None:
+    """Check that Ray is asked for as much of a card as the instance takes."""
+    if num_gpus != pool.gpu_share:
+        raise ConfigError(
+            f"{where}: num_gpus in ray_actor_options is {num_gpus:g}, and an instance's gpu_share {pool.gpu_share:g}"
+        )
 
 
 def _check_schedulers(application: ServeApplicationSchema, config: ClusterConfig) -> None:

@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.instance.instance_parts import Role
-from core.config import ClusterConfig, ParallelConfig
+from core.config import ClusterConfig
+from core.errors import ConfigError
 from core.memory_law import MEMORY_SERVER_BYTES, DeviceMemory, Sharing
+from core.parallel_config import ParallelConfig
 from core.pools import pools_of
 from engine.execution.devices import (
     choose_device,
@@ -23,7 +25,13 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def memory_in_process(config: ClusterConfig, parallel: ParallelConfig, spawner: Spawner | None) -> RankMemory:
-    """Return the memory where all instances of the configuration are in this process, on the same devices."""
+    """Return the memory where all instances of the configuration are in this process, on the same devices. Raises
+    ConfigError."""
+    if parallel.shares_card:
+        raise ConfigError(
+            f"gpu_share is {parallel.gpu_share:g}: instances within one process have no shares of their own of its card: "
+            "serve without --local"
+        )
     num_ranks = sum(pool.num_ranks for pool in pools_of(config))
     return _found(config, parallel, spawner, num_on_host=num_ranks, num_in_process=num_ranks)
 
@@ -83,12 +91,13 @@ def _found(
     if parallel.num_ranks > 1 and ranks_keep:
         left = tuple(_without(device, MEMORY_SERVER_BYTES, MEMORY_SERVER_BYTES) for device in devices)
         return RankMemory(devices=left, num_sharers=num_in_process, on_device=True)
+    share = parallel.gpu_share
     if keeps_pool(devices[0].is_host, parallel.num_ranks):
-        return RankMemory(devices=devices, num_sharers=num_in_process, on_device=True)
+        return RankMemory(devices=devices, num_sharers=num_in_process, on_device=True, card_share=share)
     # The pool is mirrored in host memory, which bounds it, too.
     host = host_memory()
     most = host.budget_bytes(config.engine.memory_utilization, Sharing(num_on_host))
-    return RankMemory(devices=devices, num_sharers=num_in_process, most_pool_bytes=most)
+    return RankMemory(devices=devices, num_sharers=num_in_process, most_pool_bytes=most, card_share=share)
 
 
 def _without(device: DeviceMemory, of_total: int, of_free: int) -> DeviceMemory:

@@ -16,13 +16,14 @@ from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.instance.remote_memory.remote_bytes import NUM_SLOTS, RemoteBytes
 from cluster.instance.remote_memory.remote_host import Keep, RemoteHost, start_memories
 from cluster.instance.shared_memory import take_memory
-from core.config import ClusterConfig, ParallelConfig
+from core.config import ClusterConfig
 from core.draft_config import engine_of_role
+from core.parallel_config import ParallelConfig
 from core.ports import LayerSink, Mail, WorkerGroup
 from core.step_profile import first_steps
 from device.cuda import CudaDevice
 from engine.execution.build_group import build_group
-from engine.execution.devices import choose_device
+from engine.execution.devices import bound_allocations, card_of, choose_device
 from engine.execution.model_dims import mesh_of
 from engine.execution.pool_size import PoolSize, RankMemory, size_pool
 from engine.ranks.child_ranks import children
@@ -109,6 +110,7 @@ def remote_parts(
     found = memory_of_replica(config, role, parallel, spawner, ranks_keep=_ranks_keep(config, placement))
     size = _size(config, folder, role, parallel, spawner=spawner, found=found)
     host = mail.address.rpartition(":")[0]
+    card = _keep_to_share(config, parallel, found, size) if parallel.shares_card else ""
     if size.on_device and placement is None:
         device = CudaDevice(0)
         memory = take_device_memory(device, size.num_bytes)
@@ -116,7 +118,7 @@ def remote_parts(
         access = device_access(
             config.transfer, mail.me, host, key=key, memory=memory, num_bytes=size.num_bytes, media=media
         )
-        return _parts(config, folder, size, parallel, access=access, host=host_id(), spawner=None)
+        return _parts(config, folder, size, parallel, access=access, host=host_id(), spawner=None, card=card)
     access = (
         no_access()
         if size.on_device
@@ -127,11 +129,29 @@ def remote_parts(
     remote = _memory_servers(config, role, mail, size, placement) if placement else ()
     try:
         return _parts(
-            config, folder, size, parallel, access=access, host=host_id(), spawner=spawner, remote=remote
+            config,
+            folder,
+            size,
+            parallel,
+            access=access,
+            host=host_id(),
+            spawner=spawner,
+            remote=remote,
+            card=card,
         )
     except BaseException:
         _end(remote)
         raise
+
+
+def _keep_to_share(config: ClusterConfig, parallel: ParallelConfig, found: RankMemory, size: PoolSize) -> str:
+    """Have this process run out of memory before it takes what its card's other instance has, and return which card that is."""
+    device, [memory] = choose_device(config.engine.device), found.devices
+    share = int(memory.total_bytes * config.engine.memory_utilization * parallel.gpu_share)
+    bound_allocations(device, share - (size.num_bytes if size.on_device else 0))
+    card, num_processors = card_of(device)
+    log.info("this instance shares GPU %s, and CUDA shows it %d of its multiprocessors", card, num_processors)
+    return card
 
 
 def _ranks_keep(config: ClusterConfig, placement: InstancePlace | None) -> bool:
@@ -209,6 +229,7 @@ def _parts(
     host: str,
     spawner: Spawner | None,
     remote: tuple[RemoteHost, ...] = (),
+    card: str = "",
 ) -> InstanceParts:
     exchanges = {
         number: RemoteBytes(host, host.exchange) for number, host in enumerate(remote, 1) if host.exchange
@@ -258,6 +279,7 @@ def _parts(
         num_groups=parallel.dp,
         encodes=size.encodes,
         remote=remote,
+        card=card,
     )
 
 

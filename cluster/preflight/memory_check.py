@@ -6,9 +6,10 @@ from pathlib import Path
 
 from cluster.instance.rank_memory import memory_of_replica, why_copied
 from cluster.preflight.findings import Finding, Verdict
-from core.config import ClusterConfig, ParallelConfig
+from core.config import ClusterConfig
 from core.draft_config import draft_path, engine_of_role
 from core.errors import ConfigError
+from core.parallel_config import ParallelConfig
 from core.pools import PoolName, pools_of
 from device.cuda import has_cupy
 from engine.execution.model_dims import mesh_of

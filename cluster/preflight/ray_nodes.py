@@ -1,6 +1,7 @@
 """The nodes of a Ray cluster, each through an actor that is pinned to it."""
 
 import asyncio
+import os
 import socket
 import time
 from collections import Counter
@@ -12,6 +13,7 @@ import ray.util
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.deploy.rank_bundles import most_kv_bytes, no_room, pools_on
+from cluster.preflight.card_check import check_card
 from cluster.preflight.collective_check import run_rank_here
 from cluster.preflight.findings import Finding, Verdict, judge_clock
 from cluster.preflight.memory_check import check_memory
@@ -41,7 +43,9 @@ class _Probe:
     async def check_host(
         self, where: str, config: ClusterConfig, kv_bytes: int, pools: Sequence[PoolName]
     ) -> list[Finding]:
-        return [*check_host(where, kv_bytes, config.model.path), *check_memory(where, config, pools)]
+        host = check_host(where, kv_bytes, config.model.path)
+        card = check_card(where, config, os.environ) if pools else ()
+        return [*host, *check_memory(where, config, pools), *card]
 
 
 class RayNode:

@@ -36,6 +36,19 @@ def memory_of(device: torch.device) -> DeviceMemory:
     return DeviceMemory(name=name, total_bytes=total_bytes, free_bytes=free_bytes, is_host=False)
 
 
+def card_of(device: torch.device) -> tuple[str, int]:
+    """Return the identity of a GPU, by whatever number this process knows it, and the multiprocessors that the process may
+    use of it."""
+    found = torch.cuda.get_device_properties(device)
+    return str(found.uuid), found.multi_processor_count
+
+
+def bound_allocations(device: torch.device, num_bytes: int) -> None:
+    """Have torch run out of memory on a GPU beyond so many bytes, though more may be free: the rest is another process's."""
+    whole = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, max(0, num_bytes) / whole), device)
+
+
 def unused_gpu(index: int) -> DeviceMemory:
     """Return a GPU's memory as if nobody used it. Asking what is free would itself take some hundred MB of that memory."""
     found = torch.cuda.get_device_properties(index)

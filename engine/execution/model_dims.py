@@ -1,8 +1,8 @@
 """A model's description as `parallel` sees it: what may be cut, and how much each piece weighs."""
 
-from core.config import ParallelConfig
 from core.errors import ConfigError
 from core.kv import DTYPE_BYTES, KVLayout, KVShard
+from core.parallel_config import ParallelConfig
 from models.recurrent_spec import RecurrentSpec
 from models.spec import ModelSpec
 from parallel.mesh import Mesh

@@ -39,6 +39,8 @@ class RankMemory:
     """The most that each rank's pool may take of memory beside the device's, to which it is copied or in which it is shared."""
     on_device: bool = False
     """Whether pools lie in that memory, a GPU's, and nowhere else."""
+    card_share: float = 1.0
+    """The part of its GPU that an instance has, where one of another role has the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +140,7 @@ def size_pool(
     on_device = found.on_device and not spec.encodes
     num_idle = int(on_device and mesh.dp == 1)
     hosts = memories or (0,) * mesh.size
-    sharing = [Sharing(found.num_sharers, hosts.count(host)) for host in hosts]
+    sharing = [Sharing(found.num_sharers, hosts.count(host), found.card_share) for host in hosts]
     if engine.num_blocks or engine.kv_bytes:
         num_blocks = _asked_blocks(engine, shards, groups, mesh)
     else:

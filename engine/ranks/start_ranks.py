@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.config import EngineConfig, ParallelConfig
+from core.config import EngineConfig
+from core.parallel_config import ParallelConfig
 from core.ports import LayerSink
 from engine.execution.graph_sizes import GraphSizes
 from engine.execution.model_dims import expert_bytes, mesh_of

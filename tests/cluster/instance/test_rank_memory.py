@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from cluster.instance.rank_memory import memory_of_replica, why_copied
+from cluster.instance import rank_memory
+from cluster.instance.rank_memory import memory_in_process, memory_of_replica, why_copied
 from core.config import EngineConfig, ModelConfig, load
+from core.errors import ConfigError
 from core.memory_law import DeviceMemory
 from engine.execution.pool_size import RankMemory, size_pool
 from engine.ranks.rank import Rank, Spawner
@@ -34,6 +37,22 @@ def test_pools_on_gpus_leave_room_for_memory_servers_and_ask_nothing_of_the_host
     assert not copied.on_device
     assert copied.devices == (GPU, GPU)
     assert copied.most_pool_bytes is not None
+
+
+def test_instances_on_one_card_have_a_share_of_it_each_but_not_within_one_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rank_memory, "choose_device", torch.device)
+    monkeypatch.setattr(rank_memory, "memory_of", lambda _: GPU)
+    keys = {"engine.device": "cuda", "prefill.gpu_share": 0.4, "decode.gpu_share": 0.6}
+    config = load(None, {}, keys)
+    shares = [
+        memory_of_replica(config, role, parallel, None).card_share
+        for role, parallel in (("prefill", config.prefill), ("decode", config.decode))
+    ]
+    assert shares == [0.4, 0.6]
+    with pytest.raises(ConfigError, match="gpu_share is 0.6: instances within one process"):
+        memory_in_process(config, config.decode, None)
 
 
 @pytest.mark.parametrize(

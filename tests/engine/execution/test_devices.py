@@ -10,7 +10,7 @@ from baton import LLM, SamplingParams
 from core.config import EngineConfig, load
 from core.errors import ConfigError
 from engine.execution import make_graphs as graphs_made
-from engine.execution.devices import choose_device
+from engine.execution.devices import bound_allocations, card_of, choose_device
 from engine.execution.graph_capture import again
 from engine.execution.graph_sizes import GraphSizes
 from engine.execution.make_graphs import make_graphs, why_no_graphs
@@ -27,6 +27,21 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ConfigError, match="no CUDA device"):
         choose_device("cuda")
+
+
+def test_a_process_on_a_shared_card_runs_out_of_memory_at_its_own_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bounds: list[float] = []
+    card = Mock(uuid="GPU-1", multi_processor_count=52, total_memory=80 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(
+        torch.cuda, "set_per_process_memory_fraction", lambda share, device: bounds.append(share)
+    )
+    assert card_of(torch.device("cuda", 0)) == ("GPU-1", 52)
+    for num_bytes in (20 << 30, -1, 90 << 30):
+        bound_allocations(torch.device("cuda", 0), num_bytes)
+    assert bounds == [0.25, 0, 1]
 
 
 def test_kernels_that_do_not_run_here_are_refused() -> None:

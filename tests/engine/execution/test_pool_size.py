@@ -51,6 +51,26 @@ def test_a_gpus_pool_is_what_weights_and_the_largest_step_leave(tmp_path: Path) 
     assert sized(tmp_path, H100, memory_utilization=0.5).num_bytes < size.num_bytes - 30 * GIB
 
 
+def test_two_instances_have_a_card_between_them_and_what_does_not_fit_a_share_is_said(tmp_path: Path) -> None:
+    shares = [RankMemory(devices=(H100,), on_device=True, card_share=share) for share in (0.4, 0.6, 0.2)]
+
+    def of(found: RankMemory) -> PoolSize:
+        folder = write_config(tmp_path, "Qwen/Qwen3-8B")
+        return size_pool(folder, ModelConfig(), EngineConfig(), device=torch.device("cuda"), found=found)
+
+    taken = [of(found) for found in shares[:2]]
+    whole = sum(size.num_bytes + size.needs[0].num_bytes + GPU_RESERVE_BYTES for size in taken)
+    assert 71.9 * GIB < whole <= 72 * GIB
+    with pytest.raises(ConfigError) as refused:
+        of(shares[2])
+    assert (
+        "0.9 of its 80.00 GiB (engine.memory_utilization), of which this instance has 0.2 (gpu_share)"
+        in str(refused.value)
+    )
+    assert "are more than 12.40 GiB" in str(refused.value)
+    assert "Use a larger gpu_share, a larger device or quantised weights" in str(refused.value)
+
+
 def test_ranks_have_equally_many_blocks_and_more_together(tmp_path: Path) -> None:
     whole, cut = sized(tmp_path, H100), sized(tmp_path, H100, Mesh(tp=2))
     assert len({pool.num_blocks for pool in cut.pools}) == 1
