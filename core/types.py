@@ -177,6 +177,8 @@ class TokenOut:
     """With the first token, where they were asked for: one for each token of the prompt but its first."""
     embedding: bytes = b""
     """With the first token, where it was asked for: hidden_size numbers, float32, little-endian, not normalised."""
+    num_cached: int = 0
+    """With the first token: how many of the prompt's tokens were not computed for it, since their KV was cached."""
 
     @property
     def key(self) -> str:

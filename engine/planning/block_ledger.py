@@ -148,6 +148,8 @@ class BlockLedger:
         seq.num_kept = len(match.blocks)
         self._checkpointing.admitted(seq, match)
         seq.num_computed = len(match.blocks) * self._block_size
+        if seq.num_cached < 0:
+            seq.num_cached = seq.num_computed + match.partial_tokens
         self.num_queried_tokens += len(seq.tokens)
         self.num_hit_tokens += seq.num_computed
         return True

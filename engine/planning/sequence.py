@@ -45,6 +45,8 @@ class Sequence:
     prefix."""
     num_kept: int = 0
     """The number of leading blocks that the prefix cache has been offered."""
+    num_cached: int = -1
+    """The number of tokens whose KV was here when it was first given blocks; -1: it has had none yet."""
     num_computed: int = 0
     num_pending: int = 0
     num_in_flight: int = 0
@@ -153,6 +155,8 @@ class Sequence:
             out.append(token)
             if token.finish is not None:
                 break
+        if out and out[0].index == 0:
+            out[0] = replace(out[0], num_cached=max(0, self.num_cached))
         self.num_computed += len(out) - 1
         self.run = sampled.run
         if sampled.prompt_scores or sampled.embedding:

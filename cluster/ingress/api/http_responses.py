@@ -23,20 +23,34 @@ class ClientGone(Exception):
     pass
 
 
-def count_usage(
-    choices: Sequence[ChoiceStream], num_prompts: int, num_output: int, num_reasoning: int
-) -> Usage:
-    num_prompt = num_prompt_tokens(choices, num_prompts)
-    if choices[0].prompt_only:
-        num_output = 0
-    usage: Usage = {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
-    }
-    if choices[0].reasons:
-        usage["completion_tokens_details"] = {"reasoning_tokens": num_reasoning}
-    return usage
+class UsageCounter:
+    """Counts what an answer uses, piece by piece."""
+
+    def __init__(self, choices: Sequence[ChoiceStream], num_prompts: int) -> None:
+        self._choices, self._num_prompts = choices, num_prompts
+        self._per_prompt = len(choices) // num_prompts
+        self._num_output = self._num_reasoning = self._num_cached = 0
+
+    def count(self, piece: TextPiece) -> None:
+        self._num_output += piece.token is not None
+        self._num_reasoning += piece.is_reasoning
+        # The first choice of a prompt is the one for which it is computed.
+        if piece.token is not None and piece.token.index == 0 and piece.index % self._per_prompt == 0:
+            self._num_cached += piece.token.num_cached
+
+    @property
+    def usage(self) -> Usage:
+        num_prompt = num_prompt_tokens(self._choices, self._num_prompts)
+        num_output = 0 if self._choices[0].prompt_only else self._num_output
+        usage: Usage = {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached},
+        }
+        if self._choices[0].reasons:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self._num_reasoning}
+        return usage
 
 
 async def whole(
@@ -57,12 +71,12 @@ async def gathered(
     shape: BodyShape,
 ) -> Json:
     pieces: list[list[TextPiece]] = [[] for _ in choices]
+    used = UsageCounter(choices, num_prompts)
     async with contextlib.aclosing(stream):
         async for piece in stream:
             pieces[piece.index].append(piece)
-    num_output = sum(len(own) for own in pieces)
-    num_reasoning = sum(piece.is_reasoning for own in pieces for piece in own)
-    return shape.body(pieces, count_usage(choices, num_prompts, num_output, num_reasoning))
+            used.count(piece)
+    return shape.body(pieces, used.usage)
 
 
 async def unless_gone(http: HttpRequest, work: Awaitable[Any]) -> Any:
@@ -90,13 +104,12 @@ async def events(
     request_id: str,
 ) -> AsyncGenerator[str, None]:
     """Yield server-sent events up to the answer's last. An error after the first of them is an event of its own."""
-    num_output = num_reasoning = 0
+    used = UsageCounter(choices, num_prompts)
     opened: set[int] = set()
     try:
         async with contextlib.aclosing(stream):
             async for piece in stream:
-                num_output += piece.token is not None
-                num_reasoning += piece.is_reasoning
+                used.count(piece)
                 if piece.index not in opened:
                     opened.add(piece.index)
                     for chunk in shape.opening(piece):
@@ -115,7 +128,7 @@ async def events(
         )
         yield shape.frame(shape.error(status, body, request_id))
         return
-    for chunk in shape.closing(count_usage(choices, num_prompts, num_output, num_reasoning)):
+    for chunk in shape.closing(used.usage):
         yield shape.frame(chunk)
 
 

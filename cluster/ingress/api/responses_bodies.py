@@ -64,7 +64,7 @@ class ResponsesShape:
         reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
         self.response["usage"] = {
             "input_tokens": usage["prompt_tokens"],
-            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": reasoning},
             "total_tokens": usage["total_tokens"],

@@ -107,6 +107,24 @@ async def test_the_prompt_is_computed_and_handed_over_once(
             assert instance.num_used_blocks == 0
 
 
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("num_prompt", [40, 42])
+async def test_the_first_token_says_how_much_of_the_prompt_was_cached(
+    folder: Path, num_prompt: int, cache: bool
+) -> None:
+    prompt, num_before = prompt_of(num_prompt), 0
+    async with running(folder, [], **{"engine.prefix_cache": cache}) as cluster:
+        world = World(cluster, [])
+        for repeated in (False, True, True):
+            tokens = [token async for token in world.frontend.generate(world.request(prompt, seed=1))]
+            num_cached = tokens[0].num_cached
+            assert (num_cached > 0) == (cache and repeated)
+            assert not any(token.num_cached for token in tokens[1:])
+            num_tokens = num_before + num_prompt - num_cached + LENGTH - 1
+            assert await world.count(lambda work: work.computed_tokens, num_tokens.__eq__) == num_tokens
+            num_before = num_tokens
+
+
 async def test_answers_of_one_token_share_the_prompt_too(folder: Path) -> None:
     timelines: list[Timeline] = []
     prompt = prompt_of(30)

@@ -119,6 +119,8 @@ class FakeGenerator:
         self.count = 0
         self.ready_answer = (True, "")
         self.stall_at: int | None = None
+        self.num_cached = 0
+        """How many of a prompt's tokens it says were cached."""
         self.go_on = asyncio.Event()
         """What it waits for before this token."""
 
@@ -160,6 +162,7 @@ class FakeGenerator:
                     top=top,
                     finish=finish,
                     prompt_scores=() if index else _scores(request),
+                    num_cached=0 if index else self.num_cached,
                 )
                 if done:
                     return
