@@ -54,9 +54,11 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_arguments: Any,
     ) -> list[int]:
-        """Return the token ids of a conversation. Raises RequestError when the model has no template or refuses the messages."""
+        """Return the token ids of a conversation. With `continue_final_message` they end where the last message's text does.
+        Raises RequestError when the model has no template or refuses the messages."""
         if self._inner.chat_template is None:
             raise RequestError("this model has no chat template; use /v1/completions", field="messages")
         try:
@@ -64,6 +66,7 @@ class Tokenizer:
                 list(messages),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
                 tokenize=False,
                 **template_arguments,
             )

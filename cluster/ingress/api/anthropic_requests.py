@@ -8,7 +8,6 @@ from pydantic import Field, model_validator
 
 from cluster.ingress.api.openai_requests import NEUTRAL, ChatRequest, Neutral, anything, is_one_of, validate
 from cluster.ingress.api.openai_tools import MAX_TOOLS, FunctionName, Strict
-from core.errors import RequestError
 
 Json = dict[str, Any]
 
@@ -150,14 +149,12 @@ MESSAGES_NEUTRAL: dict[str, tuple[Neutral, str]] = {
 def as_chat(body: CountTokensRequest, *, reasons: bool, knows_effort: bool) -> ChatRequest:
     """Return the chat request that the message stands for. `reasons` says that the model's format has reasoning, `knows_effort`
     that its template can leave it out. Raises RequestError."""
-    if body.messages[-1].role == "assistant":
-        raise RequestError(
-            "the last message must be the user's: an answer cannot be continued", field="messages"
-        )
     messages = [] if body.system is None else [{"role": "system", "content": _text(body.system)}]
     for message in body.messages:
         messages += _chat_messages(message)
     chat: Json = {"model": body.model, "messages": messages, "tools": _tools(body.tools), **_choice(body)}
+    if body.messages[-1].role == "assistant":
+        chat["continue_final_message"] = True
     if body.thinking is not None and reasons:
         chat["thinking_token_budget"] = body.thinking.budget_tokens
         if body.thinking.type == "disabled" and knows_effort:

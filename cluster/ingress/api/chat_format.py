@@ -50,7 +50,7 @@ class PreparedChat:
 
 class ChatFormat:
     def __init__(self, tokenizer: ChatTokenizer, settings: ApiSettings) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._max_context_tokens = tokenizer, settings.max_context_tokens
         self.formats = choose_formats(
             tokenizer.template, settings.tool_call_parser, settings.reasoning_parser
         )
@@ -72,6 +72,8 @@ class ChatFormat:
                 field="messages",
                 code="unsupported_parameter",
             )
+        if body.continue_final_message:
+            self._check_final_message(body)
         tools = self._callable_tools(body)
         rendered = [tool.model_dump(exclude_unset=True) for tool in tools] or None
         arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
@@ -90,6 +92,22 @@ class ChatFormat:
             thinking=self._budget(body.thinking_token_budget, opened, cut=grammar is not None),
             grammar=grammar,
         )
+
+    def _check_final_message(self, body: ChatRequest) -> None:
+        """Raise RequestError where the last message cannot be gone on with."""
+        last, field = body.messages[-1], "continue_final_message"
+        if last.role != "assistant" or last.tool_calls or not (last.text or "").strip():
+            raise RequestError(
+                f"{field}: the last message must be the assistant's, with text and without calls", field=field
+            )
+        if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
+            raise RequestError(f"{field} does not go with add_generation_prompt=true", field=field)
+        if self.formats.is_harmony:
+            raise RequestError(
+                f"{field}: an answer on gpt-oss's channels cannot be gone on with",
+                field=field,
+                code="unsupported_parameter",
+            )
 
     def _callable_tools(self, body: ChatRequest) -> list[Tool]:
         """Return the tools to show, or None where `tool_choice` forbids calls: a model that is not shown a tool does not call
@@ -206,7 +224,8 @@ class ChatFormat:
                 code="unsupported_parameter",
             )
         forced = forced[: forced.index(end[0]) + 1] if cut and end[0] in forced else forced
-        return ThinkingBudget(max_tokens=max_tokens, begin=() if opened else begin, end=end, forced=forced)
+        bound = min(max_tokens, self._max_context_tokens)
+        return ThinkingBudget(max_tokens=bound, begin=() if opened else begin, end=end, forced=forced)
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False)) if text else ()

@@ -49,5 +49,6 @@ class ChatTokenizer(TokenCodec, Protocol):
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         **template_arguments: Any,
     ) -> list[int]: ...

@@ -2,7 +2,6 @@
 
 pydantic is strict: "5" is no number and true is no integer."""
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -161,6 +160,8 @@ class ChatRequest(Common):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """vLLM's field: the answer goes on where the last message, the assistant's, ends."""
     chat_template_kwargs: dict[str, Any] | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -266,33 +267,16 @@ NEUTRAL: dict[str, tuple[Neutral, str]] = {
     "web_search_options": (is_one_of(), "there is no web search"),
     "moderation": (is_one_of(), "there is no moderation model"),
     "suffix": (is_one_of(""), "it goes with /v1/completions"),
+    "continue_final_message": (is_one_of(False), "it goes with /v1/chat/completions"),
+    "regex": (is_one_of(), "it is called structured_outputs.regex here"),
+    "ebnf": (is_one_of(), "it is called structured_outputs.grammar here"),
+    "include_reasoning": (is_one_of(True), "reasoning_effort can leave it out, or the client"),
+    "separate_reasoning": (is_one_of(True), "the server's --reasoning-parser none leaves it in the text"),
+    "stream_reasoning": (is_one_of(True), "a stream has everything as it comes"),
+    "spaces_between_special_tokens": (is_one_of(True), "texts are as the tokenizer makes them"),
+    "truncate_prompt_tokens": (is_one_of(), "a prompt that is too long is refused, never cut"),
+    "lora_path": (is_one_of(), "adapters are not served"),
 }
-
-
-def parse_json(body: bytes) -> dict[str, Any]:
-    """Parse a JSON object. Raises RequestError for anything else."""
-    try:
-        text = body.decode("utf-8")
-        value = json.loads(text, parse_constant=_refuse_constant)
-        if "\\ud" in text or "\\uD" in text:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"the body is not UTF-8: byte {error.start} is {body[error.start]:#04x}"
-        ) from error
-    except UnicodeEncodeError as error:
-        raise RequestError("the body has a \\u escape of half a character (a lone surrogate)") from error
-    except RecursionError as error:
-        raise RequestError("the body is nested too deeply") from error
-    except ValueError as error:
-        raise RequestError(f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise RequestError(f"the body must be a JSON object, not {type(value).__name__}")
-    return value
-
-
-def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def validate(

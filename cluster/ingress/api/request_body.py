@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import Request as HttpRequest
 
-from cluster.ingress.api import openai_requests
+from cluster.ingress.api.request_json import parse_json
 from core.errors import RequestError
 
 
@@ -20,7 +20,7 @@ async def read_json(http: HttpRequest, max_bytes: int, timeout_s: float) -> dict
     except TimeoutError:
         raise RequestError(f"the body did not come within {timeout_s:g} s", status=408) from None
     http.state.num_bytes = len(data)
-    return openai_requests.parse_json(data)
+    return parse_json(data)
 
 
 async def _read(http: HttpRequest, max_bytes: int) -> bytes:

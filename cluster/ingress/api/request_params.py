@@ -24,9 +24,11 @@ _COMPLETION_DEFAULT_TOKENS = 16
 _MAX_ID_DIGITS = 12
 _SEED_MASK = 2**63 - 1
 _TEMPLATE_RESERVED = {
+    "self",
     *("messages", "conversation", "tools", "documents", "chat_template"),
     *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
-    *("tokenize", "tokenizer_kwargs", "padding", "truncation", "max_length", "return_tensors", "return_dict"),
+    *("tokenize", "tokenizer_kwargs", "sanitize_control_tokens", "padding", "truncation", "max_length"),
+    *("return_tensors", "return_dict"),
 }
 """What a client may not set through chat_template_kwargs: above all the template, which is a program."""
 
@@ -34,10 +36,14 @@ _TEMPLATE_RESERVED = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSettings:
     model_name: str
+    aliases: tuple[str, ...] = ()
+    """More names of the model."""
     max_context_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     default_sampling: Mapping[str, float] = field(default_factory=dict[str, float])
+    allowed_origins: tuple[str, ...] = ()
+    """Whose pages may ask from a browser."""
     max_body_bytes: int = 8 << 20
     body_timeout_s: float = 30.0
     max_n: int = 128
@@ -53,9 +59,10 @@ class ApiSettings:
 
 
 def check_model(name: str | None, settings: ApiSettings) -> None:
-    if name is not None and name != settings.model_name:
+    names = (settings.model_name, *settings.aliases)
+    if name is not None and name not in names:
         raise RequestError(
-            f"the model {name!r} does not exist; this server has {settings.model_name!r}",
+            f"the model {name!r} does not exist; this server has {', '.join(map(repr, names))}",
             field="model",
             status=404,
             code="model_not_found",
@@ -74,9 +81,14 @@ def chat_prompt(
         raise RequestError(
             f"chat_template_kwargs: {min(reserved)!r} cannot be set there", field="chat_template_kwargs"
         )
+    goes_on = body.continue_final_message
     prompt = tuple(
         tokenizer.chat_template(
-            messages, tools=tools, add_generation_prompt=body.add_generation_prompt, **template_arguments
+            messages,
+            tools=tools,
+            add_generation_prompt=body.add_generation_prompt and not goes_on,
+            continue_final_message=goes_on,
+            **template_arguments,
         )
     )
     if not prompt:
@@ -159,7 +171,7 @@ def to_sampling(
     return SamplingParams(
         temperature=pick("temperature", 1.0),
         top_p=pick("top_p", 1.0),
-        top_k=max(0, int(pick("top_k", 0))),
+        top_k=min(max(0, int(pick("top_k", 0))), settings.vocab_size),
         min_p=pick("min_p", 0.0),
         repetition_penalty=pick("repetition_penalty", 1.0),
         presence_penalty=body.presence_penalty or 0.0,

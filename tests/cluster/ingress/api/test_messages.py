@@ -202,7 +202,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
     [
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
         ({"model": "other"}, 404, "not_found_error", "other"),
-        ({"messages": [*ASK, {"role": "assistant", "content": "I"}]}, 400, "invalid_request_error", "continued"),
+        ({"messages": [*ASK, {"role": "assistant", "content": " "}]}, 400, "invalid_request_error", "with text"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "'image'"),
         (
             {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
@@ -236,3 +236,27 @@ def test_each_parameter_of_the_anthropic_package_is_known() -> None:
         (CountTokensRequest, message_count_tokens_params.MessageCountTokensParams),
     ):
         assert set(get_type_hints(known)) <= set(model.model_fields) | set(MESSAGES_NEUTRAL)
+
+
+async def test_an_answer_that_was_begun_goes_on() -> None:
+    api = served("3 °C.")
+    message = await answer(api, messages=[*ASK, {"role": "assistant", "content": "It is"}])
+    assert [block.text for block in message.content if isinstance(block, TextBlock)] == ["3 °C."]
+    assert last_rendered(api)["continue_final_message"] is True
+    assert last_rendered(api)["messages"][-1] == {"role": "assistant", "content": "It is"}
+
+
+async def test_cached_tokens_are_told_from_the_others() -> None:
+    api = served("It is 3 °C.")
+    api.generator.num_cached = 7
+    for stream in (False, True):
+        message = await answer(api, stream)
+        num_prompt = len(api.generator.requests[0].prompt)
+        assert (message.usage.input_tokens, message.usage.cache_read_input_tokens) == (num_prompt - 7, 7)
+
+
+async def test_a_path_that_is_not_there_is_refused_in_the_apis_form() -> None:
+    for method, path in (("GET", PATH), ("POST", f"{PATH}/batches")):
+        response = await served("x").http.request(method, path)
+        assert response.json()["type"] == "error"
+        assert response.json()["request_id"] == response.headers["x-request-id"]

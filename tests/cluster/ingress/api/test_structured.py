@@ -121,7 +121,7 @@ for _ in range(300):
         ({"response_format": SCHEMA_FORMAT, "ignore_eos": True}, "response_format", "ignore_eos"),
         ({"guided_json": PERSON}, "guided_json", "structured_outputs.json"),
         ({"structured_outputs": {"json": {"enum": ["x" * MAX_GRAMMAR_BYTES]}}}, "structured_outputs", "are the limit"),
-        ({"structured_outputs": {"json": DEEP}}, "structured_outputs", "recursion"),
+        ({"structured_outputs": {"json": DEEP}}, "structured_outputs", "nested too deeply"),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_guaranteed_is_refused_by_name(
