@@ -28,6 +28,8 @@ class ModelConfig(Section):
     """A Hugging Face folder or hub id, or a GGUF file; `embedded` is the model that ships with Baton."""
     name: str = ""
     """The name clients use; empty: the folder's or hub id's own."""
+    aliases: tuple[str, ...] = ()
+    """More names by which clients may ask for it."""
     implementation: Literal["auto", "baton", "transformers"] = "auto"
     """Whose code computes the model's layers; `auto`: Baton's own, or that of transformers where Baton has none."""
     load_format: Literal["auto", "dummy"] = "auto"

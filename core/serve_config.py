@@ -21,6 +21,8 @@ class ServeConfig(Section):
     """More of them, one a line, in a file that the ingress can read; `#` begins a comment."""
     schedulers: int = Field(default=1, ge=1, le=16)
     """Global schedulers that place requests at once, each a part of them. When one is lost the others go on without it."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins, such as https://chat.example.com, whose pages may ask from a browser (CORS); `*`: all. Empty: none."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds that a request may take before it is ended."""
     drain_notice_s: float = Field(default=3.0, ge=0)

@@ -18,6 +18,7 @@ from core.config_words import keys_of, title_of
 KEYS: Final[Mapping[str, str]] = {
     "model": "model.path",
     "name": "model.name",
+    "alias": "model.aliases",
     "load_format": "model.load_format",
     "dtype": "model.dtype",
     "quantization": "model.quantization",

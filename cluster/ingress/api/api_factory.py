@@ -23,6 +23,8 @@ def build_app(
 ) -> FastAPI:
     settings = ApiSettings(
         model_name=card.name,
+        aliases=config.model.aliases,
+        allowed_origins=config.serve.allowed_origins,
         max_context_tokens=card.max_context_tokens,
         vocab_size=card.vocab_size,
         eos_token_ids=card.eos_token_ids,

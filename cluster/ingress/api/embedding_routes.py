@@ -35,7 +35,7 @@ class EmbeddingRoutes:
     def routes(self) -> list[HttpRoute]:
         return [
             HttpRoute("POST", "/v1/embeddings", self.embeddings, EmbeddingRequest),
-            HttpRoute("POST", "/v1/score", self.score, ScoreRequest),
+            *(HttpRoute("POST", path, self.score, ScoreRequest) for path in ("/score", "/v1/score")),
             *(
                 HttpRoute("POST", path, self.rerank, RerankRequest)
                 for path in ("/rerank", "/v1/rerank", "/v2/rerank")

@@ -12,6 +12,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 
 from cluster.ingress import request_context
@@ -74,11 +75,21 @@ def create_app(
         message = f"{http.method} {http.url.path}: {error.detail}"
         request_id = http.state.request_id = _request_id(http)
         audit.refused(http, "", error.status_code, "no_such_route", None)
-        response = error_response(RequestError(message, status=error.status_code), request_id)
+        anthropic = http.url.path.startswith("/v1/messages")
+        refusal = RequestError(message, status=error.status_code)
+        response = error_response(refusal, request_id, messages_error if anthropic else None)
         response.headers.update({**(error.headers or {}), "X-Request-Id": request_id})
         return response
 
     app.add_exception_handler(HTTPException, on_http_error)
+    if settings.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["*"],
+        )
     return app
 
 

@@ -104,11 +104,13 @@ class OpenAIRoutes:
         return [each.prompt for each in filled], filled[0].end
 
     async def models(self, http: HttpRequest) -> Response:
-        return JSONResponse({"object": "list", "data": [self._model_entry()]})
+        names = (self._answering.settings.model_name, *self._answering.settings.aliases)
+        return JSONResponse({"object": "list", "data": [self._model_entry(name) for name in names]})
 
     async def model(self, http: HttpRequest) -> Response:
-        request_params.check_model(http.path_params["name"], self._answering.settings)
-        return JSONResponse(self._model_entry())
+        name = http.path_params["name"]
+        request_params.check_model(name, self._answering.settings)
+        return JSONResponse(self._model_entry(name))
 
     async def tokenize(self, http: HttpRequest) -> Response:
         body = validate(TokenizeRequest, await self._answering.body(http))
@@ -135,9 +137,9 @@ class OpenAIRoutes:
         )
         return JSONResponse({"prompt": text})
 
-    def _model_entry(self) -> dict[str, Any]:
+    def _model_entry(self, name: str) -> dict[str, Any]:
         return {
-            "id": self._answering.settings.model_name,
+            "id": name,
             "object": "model",
             "created": self._started,
             "owned_by": "baton",

@@ -10,8 +10,10 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from cluster.ingress.api.access import Access, Rules, TenantRules
 from core.types import Request, Slo, TokenOut
+from models.hub import resolve
+from models.tokenizer import Tokenizer
 from tests.cluster.ingress.api.fakes import END, FakeGenerator
-from tests.cluster.ingress.api.harness import CHAT, CHATS, COMPLETIONS, OK, Api
+from tests.cluster.ingress.api.harness import CHAT, CHATS, COMPLETIONS, OK, SETTINGS, Api
 
 TEXT = "héllo"
 IDS = [*TEXT.encode(), END]
@@ -112,7 +114,7 @@ async def test_no_token_but_the_prompt(api: Api, stream: bool) -> None:
         ]
         assert {choice["finish_reason"] for choice in whole["choices"]} == {"length"}
     assert texts == ["ab", "cde"]
-    assert usage == {"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5}
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (5, 0, 5)
     assert {request.sampling.max_tokens for request in api.generator.requests} == {1}
 
 
@@ -183,3 +185,76 @@ async def test_the_server_describes_itself(api: Api) -> None:
 async def test_too_many_stops_are_said_to_be_too_many(api: Api) -> None:
     answer = await api.post(COMPLETIONS, {**OK, "stop": ["a"] * 5})
     assert "at most 4 items" in answer.json()["error"]["message"]
+
+
+BEGUN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "so fa"}]
+
+
+async def test_an_answer_that_was_begun_goes_on(api: Api) -> None:
+    tokenizer = Tokenizer(resolve("embedded"))
+    begun = tokenizer.chat_template(BEGUN, add_generation_prompt=False, continue_final_message=True)
+    assert tokenizer.decode(begun, skip_special_tokens=False) == "<|user|>\nx\n<|assistant|>\nso fa"
+    body = CHAT | {"messages": BEGUN, "continue_final_message": True}
+    (choice,) = await choices(api, CHATS, body)
+    assert choice["message"]["content"] == TEXT
+    assert not bytes(api.generator.requests[0].prompt).endswith(b"assistant: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"messages": BEGUN[:1]}, "the last message must be the assistant's"),
+        ({"messages": [BEGUN[0], {"role": "assistant", "content": ""}]}, "with text"),
+        ({"add_generation_prompt": True}, "add_generation_prompt"),
+    ],
+)
+async def test_what_cannot_go_on_is_refused(api: Api, change: dict[str, Any], says: str) -> None:
+    answer = await api.post(CHATS, CHAT | {"messages": BEGUN, "continue_final_message": True} | change)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "continue_final_message"
+    assert says in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("field", ["regex", "ebnf", "lora_path", "truncate_prompt_tokens"])
+async def test_other_servers_fields_are_refused_with_what_there_is(api: Api, field: str) -> None:
+    assert (await api.post(CHATS, CHAT | {field: None})).status_code == 200
+    error = (await api.post(CHATS, CHAT | {field: "x"})).json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", field)
+
+
+@pytest.mark.parametrize("num_cached", [0, 5])
+async def test_usage_has_the_cached_tokens(api: Api, num_cached: int) -> None:
+    api.generator.num_cached = num_cached
+    usage = (await api.post(CHATS, CHAT | {"n": 2})).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": num_cached}
+    usage = (await api.post(COMPLETIONS, {**OK, "prompt": ["xxxxxx", "yyyyyy"]})).json()["usage"]
+    assert usage["prompt_tokens_details"] == {"cached_tokens": 2 * num_cached}
+    every = await chunks(api, CHATS, CHAT | {"stream_options": {"include_usage": True}})
+    assert every[-1]["usage"]["prompt_tokens_details"] == {"cached_tokens": num_cached}
+
+
+async def test_every_name_of_the_model_is_answered() -> None:
+    api = Api(FakeGenerator(TEXT), replace(SETTINGS, aliases=("gpt-4", "team/other")))
+    names = [model["id"] for model in (await api.http.get("/v1/models")).json()["data"]]
+    assert names == [SETTINGS.model_name, "gpt-4", "team/other"]
+    for name in names:
+        assert (await api.http.get(f"/v1/models/{name}")).json()["id"] == name
+        assert (await api.post(CHATS, CHAT | {"model": name})).json()["model"] == name
+    refused = await api.post(CHATS, CHAT | {"model": "nobody"})
+    assert refused.status_code == 404
+    assert "'team/other'" in refused.json()["error"]["message"]
+
+
+async def test_pages_of_allowed_origins_may_ask() -> None:
+    api = Api(FakeGenerator(TEXT), replace(SETTINGS, allowed_origins=("https://chat.example.com",)))
+    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization"}
+    for origin, allowed in (("https://chat.example.com", True), ("https://other.example.com", False)):
+        before = await api.http.options(CHATS, headers={"origin": origin, **asked})
+        assert (before.status_code == 200) == allowed
+        answer = await api.post(CHATS, CHAT, origin=origin)
+        assert (answer.headers.get("access-control-allow-origin") == origin) == allowed
+
+
+async def test_without_origins_no_page_of_another_site_may_ask(api: Api) -> None:
+    answer = await api.post(CHATS, CHAT, origin="https://chat.example.com")
+    assert "access-control-allow-origin" not in answer.headers
