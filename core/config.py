@@ -72,7 +72,8 @@ class EngineConfig(Section):
     """Share of a GPU's memory that instances may use; on CPUs share of the host's, divided among the ranks for which it has
     processors, as far as it is free."""
     kv_dtype: Literal["auto", "float8", "int8"] = "auto"
-    """What keys and values are stored as; `auto`: what the model computes in. 8 bits come with a scale for each vector."""
+    """What keys and values are stored as; `auto`: what the model computes in, but bfloat16 on CPUs that multiply it faster and
+    round rows to it. 8 bits come with a scale for each vector."""
     max_batch_tokens: int = Field(default=512, ge=1)
     """Tokens computed in one step: the budget that chunked prefill fills."""
     max_num_seqs: int = Field(default=64, ge=1)

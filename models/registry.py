@@ -9,7 +9,8 @@ from torch import Tensor
 
 from core.errors import UnsupportedModel
 from kernels.collectives import ONE_RANK, Collectives
-from kernels.cpu.library import native
+from kernels.cpu.attention import attends_heads_of
+from kernels.cpu.library import Isa, fastest_of_bfloat16, native
 from kernels.ops import Ops
 from kernels.select import Kernels, select_ops
 from kernels.torch.prepacked import WeightFormat
@@ -58,6 +59,18 @@ def choose_weights(
     small = spec.dtype in ("bfloat16", "float16") or spec.quantisation is not None
     halves = wanted == "auto" and small
     return "half" if halves and device.type == "cpu" and native() is not None else "full"
+
+
+def choose_kv_dtype(
+    spec: ModelSpec, dtype: str, weights: WeightFormat, deterministic: bool, device: torch.device
+) -> str:
+    """Return what keys and values of a model that computes in `dtype` are stored as: bfloat16 where rows are rounded to it, or to
+    less, and its products are quicker; `dtype` elsewhere."""
+    rounds = weights != "full" and spec.dtype == "bfloat16" and not deterministic
+    is_plain = spec.mla is None and spec.recurrent is None and not spec.encodes
+    if device.type != "cpu" or not (rounds and is_plain and attends_heads_of(spec.head_dim)):
+        return dtype
+    return "bfloat16" if fastest_of_bfloat16() == Isa.AVX512_BF16 else dtype
 
 
 def check_load_format(spec: ModelSpec, load_format: LoadFormat) -> None:

@@ -19,7 +19,7 @@ from engine.execution.recurrent_limits import check_recurrent
 from engine.planning.whole_prompts import encoder_config
 from kernels.torch.prepacked import WeightFormat
 from models.families import read_spec
-from models.registry import check_load_format, choose_dtype, choose_weights
+from models.registry import check_load_format, choose_dtype, choose_kv_dtype, choose_weights
 from models.spec import LoadFormat
 from models.weights import count_weights
 from parallel.mesh import ONE_RANK, Mesh
@@ -110,7 +110,8 @@ def size_pool(
     dtype = choose_dtype(spec, model.dtype, device)
     weights = choose_weights(spec, model.dtype, model.quantization, engine.deterministic, device)
     check_mesh(spec, mesh, role, num_spare)
-    layout = _stored_as(engine.kv_dtype, spec.kv_layout(engine.block_size, dtype))
+    kept_as = choose_kv_dtype(spec, dtype, weights, engine.deterministic, device)
+    layout = _stored_as(engine.kv_dtype, spec.kv_layout(engine.block_size, kept_as))
     shards = shards_of(spec, mesh, layout)
     groups = [mesh.place(rank).dp for rank in range(mesh.size)]
     stored = stored_as(spec, dtype, weights, device, engine.deterministic)

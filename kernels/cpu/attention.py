@@ -1,7 +1,8 @@
 """Attention over a paged pool by native kernels (`src/attention_head.h`): K and V are read where they lie.
 
-Queries, sums and results are float32 inside, whatever the pool has. A row's result has the same bits whatever other rows come
-with it, however its prompt is chunked, and however many threads compute it."""
+Queries, sums and results are float32 inside. Where the processor multiplies bfloat16 faster, queries and the softmax's weights
+are rounded to it for a pool of bfloat16 (`src/dot_attention.h`). A row's result has the same bits whatever other rows come with
+it, however its prompt is chunked, and however many threads compute it."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -16,7 +17,7 @@ from kernels.cpu.pages import result
 from kernels.ops import AttentionMeta, KVLayer, ScaledKV
 from kernels.torch.scaled_kv import as_floats
 
-_NUMBERS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+NUMBERS: Final = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
 """What a pool may have, as `src/api.cpp` numbers it."""
 _MOST_SIZE: Final = 1024
 """Numbers of a head, so that a tile of keys stays in a core's cache."""
@@ -29,7 +30,7 @@ def attends_heads_of(size: int) -> bool:
 
 def supports(kv_layer: KVLayer) -> bool:
     """Whether native kernels read such a pool. One of float8 is made floats first."""
-    is_known = isinstance(kv_layer, ScaledKV) or kv_layer.dtype in _NUMBERS
+    is_known = isinstance(kv_layer, ScaledKV) or kv_layer.dtype in NUMBERS
     return is_known and fastest(kv_layer.shape[-1]) is not None
 
 
@@ -50,7 +51,7 @@ def attend(
     isa: library.Isa | None = None,
 ) -> Tensor:  # fmt: skip
     """`Ops.paged_attention`, for layers that `supports` allows. `isa` None: the fastest with which the head's size fits."""
-    if isinstance(kv_layer, ScaledKV) and kv_layer.data.dtype not in _NUMBERS:
+    if isinstance(kv_layer, ScaledKV) and kv_layer.data.dtype not in NUMBERS:
         kv_layer, meta = as_floats(kv_layer, meta, torch.float32)
     data, scales = _checked_pool(kv_layer)
     _, _, kv_heads, block_size, size = data.shape
@@ -62,7 +63,7 @@ def attend(
     if meta.query_starts[-1] != tokens:
         raise _refused(f"{meta.query_starts[-1]} queries, as the step says, not {tokens}")
     starts, contexts, tables = sequences_of(meta, data.shape[0], block_size)
-    isa = fastest(size) if isa is None else isa
+    isa = fastest(size, data.dtype) if isa is None else isa
     if isa is None or size % _lanes(isa):
         raise _refused(f"heads that vectors divide, not of {size}")
     queries = q.float().contiguous()
@@ -72,7 +73,7 @@ def attend(
     pool = data.data_ptr(), None if scales is None else scales.data_ptr(), block_size
     sequences = len(meta.query_lens), starts.data_ptr(), contexts.data_ptr(), tables.data_ptr()
     library.loaded().baton_attend(
-        isa, _NUMBERS[data.dtype], queries.data_ptr(), out.data_ptr(), *shape, *pool, window, scale, soft_cap,
+        isa, NUMBERS[data.dtype], queries.data_ptr(), out.data_ptr(), *shape, *pool, window, scale, soft_cap,
         None if own is None else own.data_ptr(), *sequences, torch.get_num_threads(),
     )  # fmt: skip
     return out.to(q.dtype)
@@ -121,9 +122,10 @@ def sequences_of(meta: AttentionMeta, num_blocks: int, block_size: int) -> Seque
 
 
 @cache
-def fastest(size: int) -> library.Isa | None:
-    """The instruction set for heads of that many numbers."""
-    fitting = [isa for isa in library.allowed_sets() if size % _lanes(isa) == 0]
+def fastest(size: int, kept: torch.dtype = torch.float32) -> library.Isa | None:
+    """The instruction set for heads of that many numbers, in a pool of `kept`."""
+    last = library.fastest_of_bfloat16() if kept == torch.bfloat16 else library.fastest_exact()
+    fitting = [isa for isa in library.allowed_sets() if isa <= (last or 0) and size % _lanes(isa) == 0]
     return fitting[-1] if fitting and size <= _MOST_SIZE else None
 
 

@@ -4,7 +4,7 @@ Where each operation is a call of its own, the threads that multiply sleep while
 woken again. Here they have one job, whose tasks are those of the single operations, so that no bit changes."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass
 from typing import Final
@@ -22,23 +22,27 @@ from kernels.packed import LinearWeight
 
 MOST_ROWS: Final = 64
 """Tokens of the largest step that is computed so. With more the operations take so long that the way to them does not count."""
+_KEPT: Final = (torch.float32, torch.bfloat16)
+"""What pools may have; bfloat16 only where rows are rounded to it."""
 _GATES: Final[dict[Gate, int]] = {"silu": SILU, "gelu_tanh": GELU}
 
 
 def fuse(layers: Sequence[DenseLayer], isa: library.Isa | None = None) -> FusedLayers | None:
     """`Ops.fuse`: for matrices in panels, and heads that native attention takes. `isa`: of all that is no product; None: the
-    fastest. Raises ValueError for layers whose parts do not fit each other."""
+    fastest of each. Raises ValueError for layers whose parts do not fit each other."""
     if library.native() is None or not layers:
         return None
     shape, given, kept = _Shape.of(layers[0]), list[GivenLayer](), list[Tensor]()
-    for_heads = attention.fastest(shape.size) if isa is None else isa
     for layer in layers:
         if (made := _given(layer, kept)) is None or _Shape.of(layer) != shape:
             return None
         _check(layer, shape)
         given.append(made)
-    if for_heads is None:
-        return None
+    for_heads = dict[torch.dtype, library.Isa]()
+    for kept_as in _KEPT:
+        if (found := attention.fastest(shape.size, kept_as) if isa is None else isa) is None:
+            return None
+        for_heads[kept_as] = found
     return NativeLayers(given, kept, shape, library.fastest_exact() if isa is None else isa, for_heads)
 
 
@@ -64,14 +68,16 @@ class _Pools:
     layers: tuple[weakref.ref[Tensor], ...]
     addresses: Tensor
     """(layers,) int64"""
+    dtype: torch.dtype
     num_blocks: int
     block_size: int
 
     @classmethod
     def of(cls, kv: Sequence[KVLayer], shape: _Shape) -> "_Pools | None":
-        """Return None for KV that is not float32."""
-        pools = [each for each in kv if isinstance(each, Tensor) and each.dtype == torch.float32]
-        if len(pools) < len(kv) or not all(pool.is_contiguous() for pool in pools):
+        """Return None for KV of other numbers than `_KEPT`, or of several kinds."""
+        pools = [each for each in kv if isinstance(each, Tensor) and each.is_contiguous()]
+        kinds = {pool.dtype for pool in pools}
+        if len(pools) < len(kv) or len(kinds) > 1 or kinds.isdisjoint(_KEPT):
             return None
         num_blocks, block_size = pools[0].shape[0], pools[0].shape[3]
         wanted = num_blocks, 2, shape.kv_heads, block_size, shape.size
@@ -80,7 +86,7 @@ class _Pools:
                 f"fused layers take a pool {wanted} for each, not {[tuple(pool.shape) for pool in pools]}"
             )
         addresses = torch.tensor([pool.data_ptr() for pool in pools], dtype=torch.int64)
-        return cls(tuple(map(weakref.ref, pools)), addresses, num_blocks, block_size)
+        return cls(tuple(map(weakref.ref, pools)), addresses, pools[0].dtype, num_blocks, block_size)
 
     def are(self, kv: Sequence[KVLayer]) -> bool:
         return all(known() is layer for known, layer in zip(self.layers, kv, strict=True))
@@ -95,9 +101,9 @@ class NativeLayers:
         kept: Sequence[Tensor],
         shape: _Shape,
         isa: library.Isa,
-        for_heads: library.Isa,
+        for_heads: Mapping[torch.dtype, library.Isa],
     ) -> None:
-        """`kept` has the memory that `given` points to."""
+        """`kept` has the memory that `given` points to. `for_heads`: the instruction set of attention by a pool's dtype."""
         self._given, self._num_layers, self._kept = (GivenLayer * len(given))(*given), len(given), kept
         self._num_rotations = 1 + max(layer.rotation for layer in given)
         self._shape, self._isa, self._for_heads = shape, isa, for_heads
@@ -116,11 +122,14 @@ class NativeLayers:
             raise ValueError(f"fused layers take KV of {self._num_layers} layers, not of {len(kv)}")
         if self._pools is None or not self._pools.are(kv):
             self._pools = _Pools.of(kv, self._shape)
-        if self._pools is None:
+        if self._pools is None or not self._writes(self._pools.dtype):
             return None
         x = x.contiguous()
         self._check(x, rotations, meta)
         return x, self._run(x, rotations, self._pools, meta)
+
+    def _writes(self, kept: torch.dtype) -> bool:
+        return kept == torch.float32 or self._for_heads[kept] == library.Isa.AVX512_BF16
 
     def _run(
         self, x: Tensor, rotations: Sequence[tuple[Tensor, Tensor]], pools: _Pools, meta: AttentionMeta
@@ -138,7 +147,7 @@ class NativeLayers:
             rows=rows,
             hidden=shape.hidden,
             row_isa=self._isa,
-            attention_isa=self._for_heads,
+            attention_isa=self._for_heads[pools.dtype],
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             size=shape.size,
@@ -148,6 +157,7 @@ class NativeLayers:
             query_starts=starts.data_ptr(),
             context_lens=contexts.data_ptr(),
             tables=tables.data_ptr(),
+            number=attention.NUMBERS[pools.dtype],
             pools=pools.addresses.data_ptr(),
             cos=cosines.data_ptr(),
             sin=sines.data_ptr(),

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import library
+from kernels.cpu.attention import NUMBERS
 from kernels.cpu.pages import result
 from kernels.ops import AttentionMeta, HeadNorms, KVLayer, Ops
 from kernels.torch.reference import RmsNorm, write_kv
@@ -30,7 +31,7 @@ def with_native_rows(ops: Ops) -> Ops:
         add_rms_norm=add_norm_with(isa, ops.add_rms_norm),
         silu_mul=gate_with(isa, SILU, ops.silu_mul),
         gelu_tanh_mul=gate_with(isa, GELU, ops.gelu_tanh_mul),
-        rope_write_kv=turn_with(isa, ops.rope_write_kv),
+        rope_write_kv=turn_with(library.fastest_of_bfloat16() or isa, ops.rope_write_kv),
     )
 
 
@@ -90,7 +91,8 @@ RopeWriteKV = Callable[[Tensor, Tensor, Tensor, HeadNorms | None, KVLayer, Atten
 
 
 def turn_with(isa: Isa, otherwise: RopeWriteKV) -> RopeWriteKV:
-    """Return `Ops.rope_write_kv`. Keys and values of a pool of other numbers than float32 are rounded and stored by PyTorch."""
+    """Return `Ops.rope_write_kv`. Keys and values are rounded and stored by PyTorch for a pool of 8 bits, and for one of bfloat16
+    without its instruction set."""
 
     def rope_write_kv(
         qkv: Tensor, cos: Tensor, sin: Tensor, norms: HeadNorms | None, kv_layer: KVLayer, meta: AttentionMeta
@@ -103,13 +105,14 @@ def turn_with(isa: Isa, otherwise: RopeWriteKV) -> RopeWriteKV:
             return otherwise(qkv, cos, sin, norms, kv_layer, meta)
         rows, heads = len(qkv), qkv.shape[1] // size - 2 * kv_heads
         queries = result(rows, heads, size)
-        is_direct = isinstance(kv_layer, Tensor) and _is_plain(kv_layer)
-        pool = kv_layer if is_direct and isinstance(kv_layer, Tensor) else None
+        pool = kv_layer if isinstance(kv_layer, Tensor) and _is_written(kv_layer, isa) else None
+        number = 0 if pool is None else NUMBERS[pool.dtype]
         keys = None if pool is not None else torch.empty(rows, kv_heads, size)
         slots = checked_slots(meta, rows, kv_layer.shape[0] * kv_layer.shape[3])
         library.loaded().baton_turn(
             isa, qkv.data_ptr(), rows, heads, kv_heads, size, cos.data_ptr(), sin.data_ptr(), _at(q_weight), _at(k_weight),
-            eps, queries.data_ptr(), _at(keys), _at(pool), slots.data_ptr(), kv_layer.shape[3], torch.get_num_threads(),
+            eps, queries.data_ptr(), _at(keys), number, _at(pool), slots.data_ptr(), kv_layer.shape[3],
+            torch.get_num_threads(),
         )  # fmt: skip
         if keys is not None:
             write_kv(keys, qkv.view(rows, -1, size)[:, heads + kv_heads :], kv_layer, meta)
@@ -120,6 +123,11 @@ def turn_with(isa: Isa, otherwise: RopeWriteKV) -> RopeWriteKV:
 
 def _at(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _is_written(pool: Tensor, isa: Isa) -> bool:
+    rounds = pool.dtype == torch.bfloat16 and isa == Isa.AVX512_BF16
+    return _is_plain(pool) or (rounds and pool.is_contiguous())
 
 
 def _is_plain(x: Tensor) -> bool:

@@ -50,7 +50,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
         None,
         (
             *(c_int, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_void_p),
-            *(c_float, c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int),
+            *(c_float, c_void_p, c_void_p, c_int, c_void_p, c_void_p, c_int64, c_int),
         ),
     ),
     "baton_run_layers": (None, (c_void_p, c_int64, c_void_p, c_int)),

@@ -13,7 +13,7 @@ def store_vectors(vectors: Tensor, kv_layer: KVLayer, rows: Tensor) -> None:
     """Store `vectors` (N, D) at `rows` (N,) int64 of the layer's vectors, in their order."""
     size = vectors.shape[1]
     if isinstance(kv_layer, Tensor):
-        kv_layer.view(-1, size).index_copy_(0, rows, vectors)
+        kv_layer.view(-1, size).index_copy_(0, rows, vectors.to(kv_layer.dtype))
         return
     stored, scales = rounded(vectors, kv_layer.data.dtype)
     kv_layer.data.view(torch.uint8).view(-1, size).index_copy_(0, rows, stored.view(torch.uint8))

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from core.errors import UnsupportedModel
 from engine.execution.model_dims import dims_of, rules_of
 from kernels.collectives import ONE_RANK, Collectives
-from kernels.cpu.library import native
+from kernels.cpu.library import Isa, native
 from kernels.cpu.linear import Layout, Panels
 from kernels.cpu.stored import stored_panels
 from kernels.ops import ExpertWeights, Ops
@@ -25,9 +25,10 @@ from kernels.rounding import Activations, Rounding, as_floats, round_to
 from kernels.torch.experts import experts
 from kernels.torch.prepacked import WeightFormat, prepacked_ops
 from kernels.torch.reference import no_fusing, reference_ops
+from models import registry
 from models.families import read_spec
 from models.model import Model
-from models.registry import choose_weights, load_model
+from models.registry import choose_kv_dtype, choose_weights, load_model
 from models.weights import Checkpoint, Shard, whole
 from parallel.mesh import Mesh
 from parallel.rules import Sharding
@@ -280,6 +281,23 @@ def test_a_dtype_that_is_asked_for_makes_floats(tmp_path: Path) -> None:
     assert choose_weights(spec, "auto", "none", False, CPU) == "half"
     assert choose_weights(spec, "float32", "none", False, CPU) == "full"
     assert panels_of(tmp_path, prepacked_ops("full")) == []
+
+
+@pytest.mark.parametrize("isa", [Isa.AVX512, Isa.AVX512_BF16])
+def test_kv_is_bfloat16_where_rows_are_rounded_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, isa: Isa
+) -> None:
+    make_checkpoint(tmp_path, FAMILIES["llama"](random.Random(1), 0), seed=2)
+    plain = replace(read_spec(tmp_path), dtype="bfloat16", head_dim=64)
+    monkeypatch.setattr(registry, "fastest_of_bfloat16", lambda: isa)
+    rounded = "bfloat16" if isa == Isa.AVX512_BF16 else "float32"
+    for weights in ("half", "int8", "int4"):
+        assert choose_kv_dtype(plain, "float32", weights, False, CPU) == rounded
+    assert choose_kv_dtype(plain, "float32", "half", True, CPU) == "float32"
+    assert choose_kv_dtype(plain, "float32", "full", False, CPU) == "float32"
+    assert choose_kv_dtype(plain, "bfloat16", "full", False, CPU) == "bfloat16"
+    for other in (replace(plain, dtype="float16"), replace(plain, head_dim=10)):
+        assert choose_kv_dtype(other, "float32", "half", False, CPU) == "float32"
 
 
 def test_a_cut_inside_a_group_is_refused(tmp_path: Path) -> None:

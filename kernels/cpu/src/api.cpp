@@ -75,7 +75,7 @@ BATON_API void baton_attend(int isa, int number, const float* q, float* out, int
                             const int64_t* context_lens, const int64_t* const* tables, int threads) {
     const baton::PagedStep step{q,      out,   heads,    kv_heads, size,      kv,           scales,       block_size,
                                 window, scale, soft_cap, sinks,    sequences, query_starts, context_lens, tables};
-    const baton::PagedAttention attention(kernels_of(isa), number, step);
+    const baton::PagedAttention attention(isa, number, step);
     const baton::Phase phase = baton::phase_of<&baton::PagedAttention::attend>(attention.num_tasks(), attention);
     baton::run_phases(threads, &phase, 1);
 }
@@ -114,11 +114,13 @@ BATON_API void baton_gate(int isa, int gate, const float* x, int64_t rows, int64
 }
 
 // qkv (rows, heads + 2 kv_heads, size) -> queries (rows, heads, size); keys and values go where the slots say in a pool (blocks,
-// 2, kv_heads, block_size, size). Without a pool only keys (rows, kv_heads, size) are written. The weights of norms may be null.
+// 2, kv_heads, block_size, size) of float32 or, where `number` is 1, of bfloat16, which is for AVX512_BF16. Without a pool only keys (rows, kv_heads, size) are written. The weights of norms may be null.
 BATON_API void baton_turn(int isa, const float* qkv, int64_t rows, int64_t heads, int64_t kv_heads, int64_t size, const float* cos,
                           const float* sin, const float* q_weight, const float* k_weight, float eps, float* queries, float* keys,
-                          float* pool, const int64_t* slots, int64_t block_size, int threads) {
-    const baton::Rotation work{qkv, heads, kv_heads, size, cos, sin, q_weight, k_weight, eps, queries, keys, pool, slots, block_size};
+                          int number, void* pool, const int64_t* slots, int64_t block_size, int threads) {
+    const baton::Dots* rounding = number == 1 ? baton::dots_of(isa) : nullptr;
+    const baton::Rotation work{qkv, heads,   kv_heads, size, cos,      sin,   q_weight,  k_weight,
+                               eps, queries, keys,     pool, rounding, slots, block_size};
     auto turn = [&](int64_t row) { baton::rotate(kernels_of(isa), work, row); };
     baton::run_rows(threads, rows, 2 * (heads + 2 * kv_heads) * size, turn);
 }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "isa.h"
+
 namespace baton {
 namespace {
 
@@ -13,11 +15,16 @@ struct Rows {
     std::vector<float*> out;
 };
 
+Attend attend_with(int64_t isa, int number, int64_t size) {
+    const Dots* dots = number == 1 ? dots_of(isa) : nullptr;
+    return dots != nullptr && size % dots->head_unit == 0 ? dots->attend : kernels_of(isa).attend[number];
+}
+
 }  // namespace
 
-PagedAttention::PagedAttention(const Kernels& kernels, int number, const PagedStep& step)
-    : kernels_(&kernels),
-      number_(number),
+PagedAttention::PagedAttention(int64_t isa, int number, const PagedStep& step)
+    : number_(number),
+      attend_(attend_with(isa, number, step.size)),
       step_(step),
       tokens_(std::max<int64_t>(1, TASK_ROWS / (step.heads / step.kv_heads))),
       starts_(1, 0) {
@@ -63,7 +70,7 @@ void PagedAttention::attend_piece(int64_t sequence, int64_t first_query, int64_t
     work.value_scales_at = step_.kv_heads * step_.block_size;
     work.table = step_.tables[sequence];
     work.block_size = step_.block_size;
-    kernels_->attend[number_](work);
+    attend_(work);
 }
 
 }  // namespace baton

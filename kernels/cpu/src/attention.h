@@ -6,6 +6,8 @@
 
 namespace baton {
 
+using Attend = void (*)(const HeadAttention&);
+
 struct PagedStep {
     const float* q;  // (tokens, heads, size)
     float* out;      // the same
@@ -26,7 +28,7 @@ struct PagedStep {
 class PagedAttention {
   public:
     // `number`: 0 float32, 1 bfloat16, 2 int8.
-    PagedAttention(const Kernels& kernels, int number, const PagedStep& step);
+    PagedAttention(int64_t isa, int number, const PagedStep& step);
 
     int64_t num_tasks() const { return starts_.back() * step_.kv_heads; }
     void attend(int64_t task) const;
@@ -35,8 +37,8 @@ class PagedAttention {
     int64_t queries_of(int64_t sequence) const { return step_.query_starts[sequence + 1] - step_.query_starts[sequence]; }
     void attend_piece(int64_t sequence, int64_t first_query, int64_t queries, int64_t head) const;
 
-    const Kernels* kernels_;
     int number_;
+    Attend attend_;
     PagedStep step_;
     int64_t tokens_;               // of a piece of a sequence's queries
     std::vector<int64_t> starts_;  // (sequences + 1,): pieces before each sequence

@@ -1,4 +1,5 @@
 // Attention to one KV head in tiles of keys, with an online softmax (Milakov and Gimelshein, 2018). To be included behind vectors.
+// What multiplies is `Products`: `float_attention.h` has those of float32, `dot_attention.h` those of bfloat16.
 //
 // Tiles begin at multiples of TILE, whatever the blocks of the pool, and a row's sums are made in the order of the keys: its result
 // has the same bits whatever other rows come with it. A tile that a row does not see changes no bit of it.
@@ -76,42 +77,8 @@ struct Tile {
     }
 };
 
-// (size, TILE): the keys of a tile, side by side; behind the last one it is repeated. Fetches the values.
-template <class Number>
-void put_side_by_side(const baton::HeadAttention& work, const Tile<Number>& tile, float* to) {
-    for (int64_t key = 0; key < TILE; key += LANES)
-        for (int64_t d = 0; d < work.size; d += LANES) {
-            Floats lines[LANES];
-            for (int i = 0; i < LANES; ++i) {
-                lines[i] = load(tile.keys[key + i] + d);
-                fetch(tile.values[key + i] + d);
-            }
-            if (work.scales != nullptr)
-                for (int i = 0; i < LANES; ++i) lines[i] = times(lines[i], all(tile.key_scales[key + i]));
-            transpose(lines);
-            for (int i = 0; i < LANES; ++i) store(to + (d + i) * TILE + key, lines[i]);
-        }
-}
-
-template <int ROWS>
-void score(const float* q, int64_t size, const float* keys, float* scores) {
-    constexpr int VECTORS = float_vectors(ROWS);
-    for (int first = 0; first < TILE; first += VECTORS * LANES) {
-        Floats sums[ROWS][VECTORS];
-        for (auto& row : sums)
-            for (auto& sum : row) sum = none();
-        for (int64_t d = 0; d < size; ++d) {
-            Floats numbers[VECTORS];
-            for (int v = 0; v < VECTORS; ++v) numbers[v] = load(keys + d * TILE + first + v * LANES);
-            for (int row = 0; row < ROWS; ++row) {
-                const Floats one = all(q[row * size + d]);
-                for (int v = 0; v < VECTORS; ++v) sums[row][v] = fma(one, numbers[v], sums[row][v]);
-            }
-        }
-        for (int row = 0; row < ROWS; ++row)
-            for (int v = 0; v < VECTORS; ++v) store(scores + row * TILE + first + v * LANES, sums[row][v]);
-    }
-}
+template <class Products>
+using TileOf = Tile<typename Products::Number>;
 
 // What a row has seen so far: the largest score, the sum of weights and of weighted values relative to it.
 struct Seen {
@@ -119,49 +86,28 @@ struct Seen {
     float total[LANES];
 };
 
-// Makes weights of a row's scores, of which [from, end) are seen; the factor of what was added up before.
-inline float weigh(float* scores, int64_t from, int64_t end, float soft_cap, Seen& seen) {
+// Masks a row's scores, of which [from, end) are seen, and returns the largest so far.
+inline float mask(float* scores, int64_t from, int64_t end, float soft_cap, float largest) {
     if (soft_cap > 0)
         for (int i = 0; i < TILE; i += LANES) store(scores + i, capped(load(scores + i), soft_cap));
     for (int64_t i = 0; i < from; ++i) scores[i] = NOTHING;
     for (int64_t i = end; i < TILE; ++i) scores[i] = NOTHING;
-    Floats largest_of = all(seen.largest);
+    Floats largest_of = all(largest);
     for (int i = 0; i < TILE; i += LANES) largest_of = larger(load(scores + i), largest_of);
-    const float most = largest_lane(largest_of);
-    const Floats base = all(most);
-    const float factor = seen.largest == NOTHING ? 0.0f : seen.largest == most ? 1.0f : exp_of(seen.largest - most);
+    return largest_lane(largest_of);
+}
+
+// Makes weights of a row's masked scores; `factor` is that of what was added up before.
+template <class Products>
+inline void weigh(float* scores, float factor, Seen& seen) {
+    const Floats base = all(seen.largest);
     Floats total = times(load(seen.total), all(factor));
     for (int i = 0; i < TILE; i += LANES) {
-        const Floats weight = exp_of(less(load(scores + i), base));
+        const Floats weight = Products::weights_of(less(load(scores + i), base));
         total = plus(total, weight);
         store(scores + i, weight);
     }
     store(seen.total, total);
-    seen.largest = most;
-    return factor;
-}
-
-// sums = sums * factors + weights (ROWS, TILE) x values, over the keys [from, end) of the tile. Fetches the next one's keys.
-template <class Number, int ROWS, int VECTORS>
-void add_values(const Tile<Number>& tile, const Tile<Number>& next, int64_t from, int64_t end, int64_t d, int64_t size, const float* weights,
-                const float* factors, float* sums) {
-    Floats kept[ROWS][VECTORS];
-    for (int row = 0; row < ROWS; ++row)
-        for (int v = 0; v < VECTORS; ++v)
-            kept[row][v] = times(load(sums + row * size + d + v * LANES), all(factors[row]));
-    for (int64_t key = from; key < end; ++key) {
-        Floats numbers[VECTORS];
-        for (int v = 0; v < VECTORS; ++v) {
-            numbers[v] = load(tile.values[key] + d + v * LANES);
-            fetch(next.keys[key] + d + v * LANES);
-        }
-        for (int row = 0; row < ROWS; ++row) {
-            const Floats weight = all(weights[row * TILE + key]);
-            for (int v = 0; v < VECTORS; ++v) kept[row][v] = fma(weight, numbers[v], kept[row][v]);
-        }
-    }
-    for (int row = 0; row < ROWS; ++row)
-        for (int v = 0; v < VECTORS; ++v) store(sums + row * size + d + v * LANES, kept[row][v]);
 }
 
 // The first and the last but one of the tile's keys that a position sees.
@@ -177,61 +123,66 @@ struct Span {
     bool is_empty() const { return from >= end; }
 };
 
-struct Scratch {
-    std::vector<float> q;     // (rows, size), scaled
-    std::vector<float> keys;  // (size, TILE)
-    std::vector<float> sums;  // (rows, size)
-    std::vector<Seen> seen;   // (rows,)
+// A task's sums and softmax, over the products that its K and V are multiplied by.
+template <class Products>
+struct Attending {
+    Products products;
+    std::vector<float> sums;         // (rows, size)
+    std::vector<Seen> seen;          // (rows,)
+    std::vector<int64_t> positions;  // (rows,)
 
     void prepare(const baton::HeadAttention& work) {
-        q.resize(work.rows * work.size);
-        keys.resize(work.size * TILE);
+        positions.clear();
+        for (int64_t row = 0; row < work.rows; ++row) positions.push_back(work.first_position + row / work.repeats);
+        products.prepare(work);
         sums.assign(work.rows * work.size, 0.0f);
         seen.assign(work.rows, Seen{NOTHING, {}});
-        const Floats scale = all(work.scale);
-        for (int64_t row = 0; row < work.rows; ++row)
-            for (int64_t d = 0; d < work.size; d += LANES)
-                store(q.data() + row * work.size + d, times(load(work.q[row] + d), scale));
     }
 };
 
-template <class Number, int ROWS>
-void add_tile(const baton::HeadAttention& work, const Tile<Number>& tile, const Tile<Number>& next, Scratch& scratch,
+template <class Products, int ROWS>
+void add_tile(const baton::HeadAttention& work, const TileOf<Products>& tile, const TileOf<Products>& next, Attending<Products>& attending,
               int64_t row) {
-    const Span early(work, work.first_position + row / work.repeats, tile.first, tile.count);
-    const Span late(work, work.first_position + (row + ROWS - 1) / work.repeats, tile.first, tile.count);
+    const Span early(work, attending.positions[row], tile.first, tile.count);
+    const Span late(work, attending.positions[row + ROWS - 1], tile.first, tile.count);
     if (early.from >= late.end) return;
-    float scores[ROWS * TILE], factors[ROWS];
-    score<ROWS>(scratch.q.data() + row * work.size, work.size, scratch.keys.data(), scores);
+    constexpr int ROUNDED_UP = (ROWS + LANES - 1) / LANES * LANES;
+    float scores[ROWS * TILE], factors[ROUNDED_UP] = {};
+    attending.products.template score<ROWS>(row, work.size, scores);
+    // Rows wait for the largest of their scores, and for its exponential: all rows of a block do so at once.
+    bool sees[ROWS];
     for (int r = 0; r < ROWS; ++r) {
-        const Span span(work, work.first_position + (row + r) / work.repeats, tile.first, tile.count);
+        const Span span(work, attending.positions[row + r], tile.first, tile.count);
+        Seen& seen = attending.seen[row + r];
+        sees[r] = !span.is_empty();
+        if (!sees[r]) continue;
+        const float most = mask(scores + r * TILE, span.from, span.end, work.soft_cap, seen.largest);
+        factors[r] = seen.largest - most;
+        seen.largest = most;
+    }
+    for (int r = 0; r < ROUNDED_UP; r += LANES) store(factors + r, exp_of(load(factors + r)));
+    for (int r = 0; r < ROWS; ++r) {
         float* own = scores + r * TILE;
-        if (span.is_empty()) {
-            factors[r] = 1.0f;
+        if (!sees[r]) {
             for (int i = 0; i < TILE; ++i) own[i] = 0.0f;
             continue;
         }
-        factors[r] = weigh(own, span.from, span.end, work.soft_cap, scratch.seen[row + r]);
+        weigh<Products>(own, factors[r], attending.seen[row + r]);
         if (work.scales != nullptr)
-            for (int64_t i = span.from; i < span.end; ++i) own[i] *= tile.value_scales[i];
+            for (int i = 0; i < TILE; ++i) own[i] *= tile.value_scales[i];
     }
-    float* own = scratch.sums.data() + row * work.size;
-    int64_t d = 0;
-    constexpr int VECTORS = float_vectors(ROWS);
-    for (; d + VECTORS * LANES <= work.size; d += VECTORS * LANES)
-        add_values<Number, ROWS, VECTORS>(tile, next, early.from, late.end, d, work.size, scores, factors, own);
-    for (; d < work.size; d += LANES)
-        add_values<Number, ROWS, 1>(tile, next, early.from, late.end, d, work.size, scores, factors, own);
+    float* own = attending.sums.data() + row * work.size;
+    attending.products.template add<ROWS>(tile, next, early.from, late.end, work.size, scores, factors, own);
 }
 
 // `add_tile` for the rows from `row` on, as many as a block has at the most.
-template <class Number, int MOST>
-void add_tile_to_some(const baton::HeadAttention& work, const Tile<Number>& tile, const Tile<Number>& next, Scratch& scratch,
-                      int64_t row) {
+template <class Products, int MOST>
+void add_tile_to_some(const baton::HeadAttention& work, const TileOf<Products>& tile, const TileOf<Products>& next,
+                      Attending<Products>& attending, int64_t row) {
     if constexpr (MOST > 1) {
-        if (work.rows - row < MOST) return add_tile_to_some<Number, MOST - 1>(work, tile, next, scratch, row);
+        if (work.rows - row < MOST) return add_tile_to_some<Products, MOST - 1>(work, tile, next, attending, row);
     }
-    add_tile<Number, MOST>(work, tile, next, scratch, row);
+    add_tile<Products, MOST>(work, tile, next, attending, row);
 }
 
 inline void write_row(const baton::HeadAttention& work, int64_t row, Seen& seen, const float* sums) {
@@ -247,22 +198,25 @@ inline void write_row(const baton::HeadAttention& work, int64_t row, Seen& seen,
     for (int64_t d = 0; d < work.size; d += LANES) store(work.out[row] + d, times(load(sums + row * work.size + d), scale));
 }
 
-template <class Number>
+template <class Products>
 void attend(const baton::HeadAttention& work) {
-    static thread_local Scratch scratch;
-    scratch.prepare(work);
+    static thread_local Attending<Products> of_thread;
+    Attending<Products>* at = &of_thread;
+    asm volatile("" : "+r"(at));  // the compiler would look it up for each row
+    Attending<Products>& attending = *at;
+    attending.prepare(work);
     const int64_t end = work.first_position + (work.rows - 1) / work.repeats + 1;
     const int64_t unseen = work.window > 0 ? work.first_position - work.window + 1 : 0;
     int64_t first = unseen > 0 ? unseen / TILE * TILE : 0;
-    Tile<Number> tile(work, first, end);
+    TileOf<Products> tile(work, first, end);
     for (; first < end; first += TILE) {
-        const Tile<Number> next = first + TILE < end ? Tile<Number>(work, first + TILE, end) : tile;
-        put_side_by_side(work, tile, scratch.keys.data());
+        const TileOf<Products> next = first + TILE < end ? TileOf<Products>(work, first + TILE, end) : tile;
+        attending.products.lay_out(work, tile, next);
         for (int64_t row = 0; row < work.rows; row += FLOAT_ROWS)
-            add_tile_to_some<Number, FLOAT_ROWS>(work, tile, next, scratch, row);
+            add_tile_to_some<Products, FLOAT_ROWS>(work, tile, next, attending, row);
         tile = next;
     }
-    for (int64_t row = 0; row < work.rows; ++row) write_row(work, row, scratch.seen[row], scratch.sums.data());
+    for (int64_t row = 0; row < work.rows; ++row) write_row(work, row, attending.seen[row], attending.sums.data());
 }
 
 }  // namespace

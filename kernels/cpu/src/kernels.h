@@ -131,10 +131,13 @@ struct Kernels {
     int64_t (*spin)(Format format, int64_t rounds);  // products in registers, and how many of them
 };
 
-// Products of bfloat16 by bfloat16 as instructions of their own, for panels of bf16: rows are rounded.
+// Products of bfloat16 by bfloat16 as instructions of their own, for panels of bf16 and for KV of it: rows are rounded, and queries
+// and their weights.
 struct Dots {
     Multiply multiply;
     void (*round_row)(const float* x, int64_t inputs, uint16_t* out);  // as the instruction rounds
+    void (*attend)(const HeadAttention&);
+    int64_t head_unit;  // of which a head's size is a multiple where `attend` is to be used
     int64_t (*spin)(int64_t rounds);
 };
 

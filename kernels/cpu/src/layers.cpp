@@ -73,9 +73,9 @@ class LayerTasks {
                    memory.rows),
           down_(matrix_of(layer.down, nullptr), memory.inner.data(), step.rows, step.added, threads, memory.rows),
           rotation_{memory.qkv.data(), step.heads, step.kv_heads, step.size, step.cos[layer.rotation], step.sin[layer.rotation],
-                    layer.q_norm, layer.k_norm, layer.head_eps, memory.queries.data(), nullptr, step.pools[index], step.slots,
-                    step.block_size},
-          attention_(kernels_of(step.attention_isa), 0, attention_step(layer, step, index, memory)) {}
+                    layer.q_norm, layer.k_norm, layer.head_eps, memory.queries.data(), nullptr, step.pools[index],
+                    step.number == 1 ? dots_of(step.attention_isa) : nullptr, step.slots, step.block_size},
+          attention_(step.attention_isa, static_cast<int>(step.number), attention_step(layer, step, index, memory)) {}
 
     void add_phases(std::vector<Phase>& phases) const {
         phases.push_back(phase_of<&LayerTasks::begin_attention>(qkv_.blocks().count, *this));
@@ -109,7 +109,7 @@ class LayerTasks {
         made.heads = step.heads;
         made.kv_heads = step.kv_heads;
         made.size = step.size;
-        made.kv = reinterpret_cast<const uint8_t*>(step.pools[index]);
+        made.kv = static_cast<const uint8_t*>(step.pools[index]);
         made.block_size = step.block_size;
         made.window = layer.window;
         made.scale = layer.score_scale;

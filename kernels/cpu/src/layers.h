@@ -1,4 +1,4 @@
-// Layers of a dense decoder with KV in float32: all of them for one step, as phases of one job of the threads.
+// Layers of a dense decoder with KV in float32 or bfloat16: all of them for one step, as phases of one job of the threads.
 //
 // Each phase is made of the tasks that the single operations have, so that results have the bits of these operations one by one.
 #pragma once
@@ -41,7 +41,8 @@ struct LayerStep {
     const int64_t* query_starts;   // (sequences + 1,)
     const int64_t* context_lens;   // (sequences,)
     const int64_t* const* tables;  // (sequences,) of the context's blocks each
-    float* const* pools;           // (layers,) of (blocks, 2, kv_heads, block_size, size) each
+    int64_t number;                // what pools have: 0 float32, or 1 bfloat16, which is for AVX512_BF16
+    void* const* pools;            // (layers,) of (blocks, 2, kv_heads, block_size, size) each
     const float* const* cos;       // (rotations,) of (rows, size) each
     const float* const* sin;
 };

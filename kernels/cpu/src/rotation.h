@@ -12,7 +12,8 @@ struct Rotation {
     float eps;
     float* queries;        // (rows, heads, size)
     float* keys;           // (rows, kv_heads, size), where there is no pool
-    float* pool;           // (blocks, 2, kv_heads, block_size, size), or null
+    void* pool;            // (blocks, 2, kv_heads, block_size, size) of float32, or null
+    const Dots* rounding;  // null, or what makes numbers of the pool bfloat16
     const int64_t* slots;  // (rows,): block * block_size + place
     int64_t block_size;
 };

@@ -1,8 +1,8 @@
 // All kernels in terms of the vectors that were included before.
 #pragma once
-#include "attention_head.h"
 #include "drawing.h"
 #include "elementwise.h"
+#include "float_attention.h"
 #include "float_panels.h"
 #include "rows.h"
 #include "step_panels.h"
@@ -24,7 +24,7 @@ constexpr baton::Kernels make_kernels() {
         interleave,
         widen,
         WIDENS_STEPS ? widen_steps : nullptr,
-        {attend<float>, attend<baton::Bfloat16>, attend<int8_t>},
+        {attend<FloatProducts<float>>, attend<FloatProducts<baton::Bfloat16>>, attend<FloatProducts<int8_t>>},
         LANES,
         draw_row,
         norm_row,

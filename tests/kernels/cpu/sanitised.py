@@ -114,7 +114,9 @@ def attended(isa: int, number: int, size: int, lens: list[tuple[int, int]]) -> N
             weights = np.exp(np.hstack((cap * np.tanh(scores / cap), sinks[:, None])))
             weights = (weights / weights.sum(1, keepdims=True))[:, :-1]
             wanted = np.einsum("hl,hld->hd", weights, values)
-            assert np.abs(out[starts[i] + row] - wanted).max() < 1e-5, (isa, number, size, i, row)
+            # The instruction for products of bfloat16 rounds queries and weights.
+            most = 0.03 if isa == 2 and number == 1 and size % 32 == 0 else 1e-5
+            assert np.abs(out[starts[i] + row] - wanted).max() < most, (isa, number, size, i, row)
 
 
 def stored(number: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
@@ -180,7 +182,7 @@ def between_products(isa: int, rows: int, size: int) -> None:
     slots = np.arange(rows)[::-1].copy()
     LIBRARY.baton_turn(
         c_int(isa), at(qkv), c_int64(rows), c_int64(heads), c_int64(kv_heads), c_int64(size), at(cos), at(sin), at(None),
-        at(None), c_float(0), at(queries), at(None), at(pool), at(slots), c_int64(3), c_int(2),
+        at(None), c_float(0), at(queries), at(None), c_int(0), at(pool), at(slots), c_int64(3), c_int(2),
     )  # fmt: skip
     first, second = np.split(qkv, 2, -1)
     turned = np.concatenate((-second, first), -1)
@@ -189,9 +191,18 @@ def between_products(isa: int, rows: int, size: int) -> None:
         keys, values = pool[slot // 3, :, :, slot % 3]
         assert (keys == turned[row, heads:-kv_heads]).all()
         assert (values == qkv[row, -kv_heads:]).all()
+    if isa < 2:
+        return
+    rounded = np.zeros(pool.shape, np.uint16)
+    LIBRARY.baton_turn(
+        c_int(isa), at(qkv), c_int64(rows), c_int64(heads), c_int64(kv_heads), c_int64(size), at(cos), at(sin), at(None),
+        at(None), c_float(0), at(queries), at(None), c_int(1), at(rounded), at(slots), c_int64(3), c_int(2),
+    )  # fmt: skip
+    meant = (rounded.astype(np.uint32) << 16).view(np.float32)
+    assert (np.abs(meant - pool) <= np.abs(pool) / 256).all(), (isa, rows, size)
 
 
-HIDDEN, INNER, HEADS, KV_HEADS, SIZE, BLOCK, WINDOW = 37, 21, 4, 2, 16, 3, 7
+HIDDEN, INNER, HEADS, KV_HEADS, SIZE, BLOCK, WINDOW = 37, 21, 4, 2, 32, 3, 7
 MATRICES = {
     "qkv": ((HEADS + 2 * KV_HEADS) * SIZE, HIDDEN),
     "output": (HIDDEN, HEADS * SIZE),
@@ -273,8 +284,9 @@ def some_layers(rng: np.random.Generator) -> list[dict[str, np.ndarray]]:
     ]
 
 
-def all_layers(isa: int, layout: int, lens: list[tuple[int, int]]) -> None:
-    """Two layers at once, over blocks of 3 tokens in any order; those of float32 are compared with numpy's."""
+def all_layers(isa: int, layout: int, lens: list[tuple[int, int]], number: int = 0) -> None:
+    """Two layers at once, over blocks of 3 tokens in any order; those of float32 are compared with numpy's. `number`: 1 with pools
+    of bfloat16."""
     rng = np.random.default_rng(layout)
     layers, (tables, places) = some_layers(rng), placed(lens)
     new = [place[context - query : context] for place, (query, context) in zip(places, lens, strict=True)]
@@ -290,18 +302,20 @@ def all_layers(isa: int, layout: int, lens: list[tuple[int, int]]) -> None:
     wanted = x.astype(np.float64), np.zeros(x.shape)
     for own, pool in zip(layers, pools, strict=True):
         wanted = layer_in_numpy(own, wanted[0] + wanted[1], pool.astype(np.float64), places, lens)
+    pools = [stored(number, pool)[0] for pool in pools]
     tables_at, pools_at, cos_at, sin_at = pointers(*tables), pointers(*pools), pointers(cos), pointers(sin)
     given = (GivenLayer * 2)(*(given_layer(isa, layout, own) for own in layers))
     step = LayerStep(
         x=x.ctypes.data, added=added.ctypes.data, rows=len(x), hidden=HIDDEN, row_isa=isa, attention_isa=isa, heads=HEADS,
         kv_heads=KV_HEADS, size=SIZE, block_size=BLOCK, sequences=len(lens), slots=slots.ctypes.data,
         query_starts=starts.ctypes.data, context_lens=contexts.ctypes.data, tables=tables_at.ctypes.data,
-        pools=pools_at.ctypes.data, cos=cos_at.ctypes.data, sin=sin_at.ctypes.data,
+        number=number, pools=pools_at.ctypes.data, cos=cos_at.ctypes.data, sin=sin_at.ctypes.data,
     )  # fmt: skip
     LIBRARY.baton_run_layers(given, c_int64(2), byref(step), c_int(2))
     for got, want in zip((x, added), wanted, strict=True):
         assert np.isfinite(got).all(), (isa, layout, lens)
-        assert layout or np.abs(got - want).max() < 1e-3, (isa, lens)
+        most = 0.3 if number else 1e-3
+        assert layout or np.abs(got - want).max() < most, (isa, lens)
 
 
 def main() -> None:
@@ -312,6 +326,7 @@ def main() -> None:
             for number in range(3):
                 attended(isa, number, 16, [(1, 1), (1, 47), (7, 7), (40, 61), (1, 32)])
                 attended(isa, number, 48, [(3, 90)])
+                attended(isa, number, 64, [(1, 1), (1, 47), (40, 61), (3, 97)])
             for count in (1, 31, 33, 1024, 2057):
                 drawn(isa, count)
             for rows, size in ((1, 2), (7, 33), (5, 66), (40, 1024)):
@@ -319,6 +334,8 @@ def main() -> None:
             for layout in (0, 1, 2, 3, 5):
                 for lens in ([(1, 1)], [(1, 8), (3, 5), (1, 17)], [(1, 4), (26, 30)]):
                     all_layers(isa, layout, lens)
+                    if isa == 2:
+                        all_layers(isa, layout, lens, number=1)
             memory = np.ones(300_001, np.uint8)
             for layout in range(6):
                 LIBRARY.baton_spin(c_int(isa), c_int(layout), c_int64(3))

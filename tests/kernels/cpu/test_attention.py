@@ -60,11 +60,23 @@ def test_any_mix_of_sequences(
 ) -> None:
     rng = random.Random(f"{heads}{window}")
     step = make_step(
-        mixed(rng), heads=HEADS[heads], head_dim=rng.choice((16, 48, 64)), block_size=rng.choice((1, 4, 16)), dtype=dtype
+        mixed(rng), heads=HEADS[heads], head_dim=rng.choice((16, 48, 64, 96)), block_size=rng.choice((1, 4, 16)), dtype=dtype
     )  # fmt: skip
     sinks = torch.linspace(-3.0, 4.0, HEADS[heads][0]) if has_sinks else None
     got = attend(step.q, step.kv_layer, step.meta, 0.2, window, soft_cap, sinks, isa)
     close(got, expected(step, 0.2, window, soft_cap, sinks), dtype)
+
+
+@pytest.mark.parametrize(("window", "size"), [(0, 64), (30, 32), (0, 48)])
+def test_queries_of_float32_over_a_pool_of_bfloat16(isa: library.Isa, window: int, size: int) -> None:
+    step = make_step(
+        mixed(random.Random(5)), heads=(6, 2), head_dim=size, block_size=16, dtype=torch.bfloat16
+    )
+    step.q = torch.randn(step.q.shape)
+    got = attend(step.q, step.kv_layer, step.meta, 0.1, window, 0.0, None, isa)
+    rounds = isa == library.Isa.AVX512_BF16 and size % 32 == 0
+    atol, rtol = BOUND[torch.bfloat16 if rounds else torch.float32]
+    torch.testing.assert_close(got.double(), expected(step, 0.1, window, 0.0), atol=atol, rtol=rtol)
 
 
 @pytest.mark.parametrize("window", [0, 30])
@@ -99,14 +111,16 @@ def test_scores_far_apart_and_far_from_zero(isa: library.Isa) -> None:
         torch.testing.assert_close(got.double(), expected(step, scale, 0, 0.0), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (50, 2.0)])
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 16), (torch.bfloat16, 64)])
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (50, 2.0), (45, 0.0)])
 def test_a_token_has_the_same_bits_however_it_is_batched_and_chunked(
-    isa: library.Isa, window: int, soft_cap: float
+    isa: library.Isa, window: int, soft_cap: float, dtype: torch.dtype, size: int
 ) -> None:
-    whole = make_step([(150, 300), (1, 70)], heads=(6, 2), head_dim=16, block_size=16)
+    whole = make_step([(150, 300), (1, 70)], heads=(6, 2), head_dim=size, block_size=16, dtype=dtype)
+    whole.q = torch.randn(whole.q.shape)
     sinks = torch.linspace(-1.0, 1.0, 6)
     want = attend(whole.q, whole.kv_layer, whole.meta, 0.3, window, soft_cap, sinks, isa)
-    for start, end in ((0, 1), (0, 13), (13, 150), (149, 150)):
+    for start, end in ((0, 1), (0, 13), (7, 8), (13, 150), (149, 150)):
         meta = replace(
             whole.meta,
             query_starts=(0, end - start),
@@ -119,8 +133,9 @@ def test_a_token_has_the_same_bits_however_it_is_batched_and_chunked(
         assert torch.equal(got, want[start:end])
 
 
-def test_a_neighbours_nan_stays_with_the_neighbour(isa: library.Isa) -> None:
-    step = make_step([(1, 10), (1, 11), (6, 12)], head_dim=16)
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 16), (torch.bfloat16, 32)])
+def test_a_neighbours_nan_stays_with_the_neighbour(isa: library.Isa, dtype: torch.dtype, size: int) -> None:
+    step = make_step([(1, 10), (1, 11), (6, 12)], head_dim=size, dtype=dtype)
     clean = attend(step.q, step.kv_layer, step.meta, 0.5, 0, 0.0, None, isa)
     step.kv_layer[step.meta.block_tables[1], 0] = torch.nan
     got = attend(step.q, step.kv_layer, step.meta, 0.5, 0, 0.0, None, isa)

@@ -20,7 +20,7 @@ from kernels.torch.prepacked import in_panels
 from tests.kernels.paged_step import make_step
 
 pytestmark = pytest.mark.skipif(not library.instruction_sets(), reason="there are no native kernels here")
-HIDDEN, INNER, HEADS, KV_HEADS, SIZE, EPS = 72, 2100, 6, 2, 16, 1e-5
+HIDDEN, INNER, HEADS, KV_HEADS, SIZE, EPS = 72, 2100, 6, 2, 32, 1e-5
 STEPS: dict[str, list[tuple[int, int]]] = {
     "one": [(1, 40)],
     "two": [(1, 7), (1, 90)],
@@ -178,6 +178,27 @@ def test_no_bit_differs_from_the_operations_one_by_one(
     assert all(map(torch.equal, got, wanted))
     assert all(map(torch.equal, own, kv))
     assert all(each.isfinite().all() for each in got)
+
+
+@pytest.mark.parametrize("lens", STEPS.values(), ids=STEPS)
+def test_no_bit_differs_over_pools_of_bfloat16(
+    isa: library.Isa, lens: list[tuple[int, int]], threads: int
+) -> None:
+    torch.manual_seed(6)
+    layers = [layer(Layout.BFLOAT16, isa, index) for index in range(3)]
+    x, rotations, floats, meta = step_of(lens, 3)
+    kv = [pool.bfloat16() for pool in floats]
+    fused, own = fuse(layers, isa), [pool.clone() for pool in kv]
+    assert fused is not None
+    got = fused(x.clone(), rotations, own, meta)
+    if isa != library.Isa.AVX512_BF16:
+        assert got is None
+        return
+    assert got is not None
+    wanted = one_by_one(layers, x, rotations, kv, meta, isa)
+    assert all(map(torch.equal, got, wanted))
+    assert all(map(torch.equal, own, kv))
+    assert fused(x, rotations, [own[0], *floats[1:]], meta) is None
 
 
 def test_8_bits_with_zero_points_and_layers_of_different_formats() -> None:

@@ -87,6 +87,23 @@ def test_queries_are_turned_and_keys_and_values_lie_in_their_slots(
     close(pool, wanted_pool)
 
 
+def test_a_pool_of_bfloat16_has_what_pytorch_rounds_to(isa: library.Isa) -> None:
+    torch.manual_seed(3)
+    cos, sin = rotation(3, 10)
+    qkv, slots = torch.randn(3, 7 * 10), [5, 0, 14]
+    floats, written, wanted = (
+        torch.zeros(4, 2, 2, 4, 10, dtype=dtype) for dtype in (torch.float, *2 * [torch.bfloat16])
+    )
+    queries = turn_with(isa, never)(qkv, cos, sin, None, floats, meta_of(slots))
+    for own, pool in ((library.Isa.AVX512_BF16, written), (isa, wanted)):
+        if own in library.instruction_sets():
+            got = turn_with(own, never)(qkv, cos, sin, None, pool, meta_of(slots))
+            torch.testing.assert_close(got, queries, atol=2e-6, rtol=2e-6)
+    assert torch.equal(wanted, floats.bfloat16())
+    if library.Isa.AVX512_BF16 in library.instruction_sets() and isa == library.Isa.AVX512:
+        assert torch.equal(written, wanted)
+
+
 def test_pools_of_other_numbers_are_filled_by_pytorch(isa: library.Isa) -> None:
     torch.manual_seed(1)
     cos, sin = rotation(3, 16)
