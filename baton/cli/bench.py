@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from baton.bench.bench_workload import BenchRequest
 from baton.bench.client import Client, Record, closed_loop, open_loop
 from baton.bench.measure import Summary, percentiles, summarise, ttft_s
 from baton.bench.traces import read_rate_curve, read_trace
+from baton.cli.output_files import check_picture, check_writable
 from core.errors import ConfigError
 
 _ORDINARY = "a b c hello world, some text to tokenize"
@@ -83,7 +83,8 @@ def bench(
 ) -> None:
     """Measure an OpenAI endpoint: TTFT, ITL, TPOT, E2E, throughput, SLO attainment and goodput."""
     console = Console()
-    _check_writable(json_file, plot)
+    check_writable(json_file)
+    check_picture(plot)
     offered = _rates(rates)
     rows = read_trace(trace, seed) if trace is not None else None
     curve = read_rate_curve(rate_curve, pool) if rate_curve is not None else None
@@ -146,13 +147,6 @@ def _rates(text: str) -> list[float]:
     if not all(0 < rate < math.inf for rate in rates):
         raise ConfigError(f"--rate must be positive, got {text}")
     return rates
-
-
-def _check_writable(*paths: Path | None) -> None:
-    """Check that the file can be written, before hours of measuring."""
-    for path in paths:
-        if path is not None and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-            raise ConfigError(f"cannot write {path}: is its folder there, and yours to write in?")
 
 
 def _arriving(jobs: Sequence[BenchRequest], arrivals_s: Sequence[float]) -> list[BenchRequest]:

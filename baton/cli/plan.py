@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.output_files import check_picture, check_writable
 from sim.catalogue import GPUS, MODELS
 
 
@@ -41,6 +42,8 @@ def plan(
     picture: Annotated[Path | None, typer.Option(help="Attainment over price, as PNG or SVG.")] = None,
 ) -> None:
     """Find the cheapest GPUs, group size, number of instances and roles for a trace and its targets."""
+    check_writable(output)
+    check_picture(picture)
     from baton.cli.plan_answer import PlanQuestion, answer  # noqa: PLC0415 (a second, which --help does not need)
 
     answer(

@@ -6,6 +6,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from baton.cli.output_files import check_writable
+
 
 def profile(
     output: Annotated[Path, typer.Argument(help="File to write (JSON).")],
@@ -13,6 +15,7 @@ def profile(
     repeats: Annotated[int, typer.Option(min=1, help="Times each step is measured; the median counts.")] = 5,
 ) -> None:
     """Measure steps of the real engine over a grid of prompts, batches and contexts, and fit the step-time model."""
+    check_writable(output)
     from baton.step_measurement import measured_profile  # noqa: PLC0415 (seconds, which --help does not need)
 
     result, decode_error, prompt_error = measured_profile(model, repeats)

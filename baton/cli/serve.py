@@ -72,7 +72,11 @@ def _key_value(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--set takes KEY=VALUE, got {text!r}")
-    return key, yaml.safe_load(value)
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        said = " ".join(str(getattr(error, "problem", error)).split())
+        raise ConfigError(f"--set {key}: {value!r} is not YAML: {said}") from None
 
 
 def _print(text: str, **settings: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from baton.cli.output_files import check_writable, make_folder
 from core.errors import ConfigError
 from sim.catalogue import GPUS, MODELS
 
@@ -70,6 +71,8 @@ def simulate(
         raise ConfigError("no instance decodes: give --decode or --both at least one")
     if numbers and report is None:
         raise ConfigError("--sweep draws goodput over rate: give --report a folder")
+    check_writable(output)
+    make_folder(report)
     from baton.cli.simulate_run import Scenario, run  # noqa: PLC0415 (a second, which --help does not need)
 
     run(

@@ -89,7 +89,6 @@ def _workload(trace: Path, seconds: float, seed: int) -> Workload:
 
 
 def _report(study: Study, served: list[ServedRequest], sweep: list[int], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
     from baton.simulation_pictures import draw_attainment, draw_goodput, draw_timeline  # noqa: PLC0415 (matplotlib takes seconds to import)
 
     draw_timeline(served, folder / "timeline.png")

@@ -13,6 +13,8 @@ def read_yaml(path: Path | None) -> dict[str, Any]:
         return {}
     try:
         content = yaml.safe_load(path.read_text())
+    except UnicodeDecodeError:
+        raise ConfigError(f"the configuration file {path} is not UTF-8 text") from None
     except OSError as error:
         raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from None
     except yaml.YAMLError as error:

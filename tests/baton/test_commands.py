@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -9,6 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from baton.cli.main import app
+from core.errors import ConfigError
 
 COMMANDS = [
     "serve",
@@ -81,3 +83,31 @@ def test_a_command_that_computes_nothing_begins_without_what_computes(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+NOWHERE = "/no/such/folder/x.json"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["plan", "--trace", "t", "--json", NOWHERE], f"cannot write {NOWHERE}"),
+        (["plan", "--trace", "t", "--picture", "x.doc"], "a picture's name ends in .png, .svg or .pdf"),
+        (["simulate", "--trace", "t", "--json", NOWHERE], f"cannot write {NOWHERE}"),
+        (["simulate", "--trace", "t", "--report", "/dev/null/x"], "cannot make the folder /dev/null/x"),
+        (["profile", NOWHERE], f"cannot write {NOWHERE}"),
+        (["bench", "--plot", "x.doc"], "a picture's name ends in"),
+        (["serve", "--set", "engine.block_size=["], "--set engine.block_size: '[' is not YAML"),
+        (["serve", "--config", "BINARY"], "is not UTF-8 text"),
+    ],
+)
+def test_what_cannot_be_written_or_read_is_said_before_any_work(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
+    binary = tmp_path / "x.yaml"
+    binary.write_bytes(b"\xff\xfe")
+    arguments = [str(binary) if part == "BINARY" else part for part in arguments]
+    error = CliRunner().invoke(app, arguments).exception
+    assert isinstance(error, ConfigError)
+    assert said in str(error)
+    assert "\n" not in str(error)
