@@ -57,26 +57,55 @@ class Outcome:
     case: str
     recovery_s: float
     """The longest pause that a client saw, from the moment of the fault."""
+    restored_blocks: int = 0
+    """Blocks that instances have read from lower tiers meanwhile, copies for a buddy among them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Tokens of the prompts and answers of a case."""
+
+    num_decoding: int = 1
+    """The answers that are being decoded when the fault comes."""
+    decoding_prompt: int = 20
+    said_before: int = 2
+    """Tokens of each of them that have come until the subject does."""
+    decoding_answer: int = 60
+    shared: int = 0
+    """The subject begins as one in `_NUM_SHARED` did: with so many tokens of its prompt."""
+    own: int = 40
+
+
+SHORT = Lengths()
+LONG = Lengths(num_decoding=2, decoding_prompt=80, said_before=12, decoding_answer=150, shared=72, own=24)
+"""Both decode instances have an answer behind whose prompt a recurrent state leaves the pool. Others do behind what prompts share."""
+_NUM_SHARED = 4
+"""More beginnings of prompts than the pool keeps states of."""
 
 
 class Case:
-    """One subject on frontend0, and a witness on frontend1 that is decoding when the fault comes."""
+    """One subject on frontend0, and what is being decoded for frontend1 when the fault comes."""
 
-    def __init__(self, world: World, name: str) -> None:
-        self.world, self.name = world, name
+    def __init__(self, world: World, name: str, lengths: Lengths = SHORT) -> None:
+        self.world, self.name, self.lengths = world, name, lengths
         self.trapped: Process | None = None
         self.killed: dict[str, int] = {}
 
     async def run(self, state: str, fault: str) -> Outcome:
-        bystander = await self.decoding("frontend1")
+        before = await self.world.restored_blocks()
+        bystanders = [await self.decoding("frontend1") for _ in range(self.lengths.num_decoding)]
         async with self.held_in(state) as subject:
             assert self.trapped is not None
             started = asyncio.get_running_loop().time()
             await self.strike(fault, subject)
         await self.end(subject, cancelled=state in CANCELLED or fault == "kill frontend")
-        await self.end(bystander)
+        for bystander in bystanders:
+            await self.end(bystander)
         await self.repair()
-        return Outcome(self.name, max(self.pause_after(stream, started) for stream in (subject, bystander)))
+        pause_s = max(self.pause_after(stream, started) for stream in (subject, *bystanders))
+        after = await self.world.restored_blocks()
+        restored = sum(max(0, count - before.get(address, 0)) for address, count in after.items())
+        return Outcome(self.name, pause_s, restored)
 
     def pause_after(self, stream: Stream, moment_s: float) -> float:
         """The longest gap that ends after `moment_s`."""
@@ -88,10 +117,11 @@ class Case:
             at -= gap_s
         return longest
 
-    async def decoding(self, frontend: str, after: int = 2, max_tokens: int = 60) -> Stream:
-        stream = self.world.streams[self.world.generate(frontend, self.world.fresh_prompt(20), max_tokens)]
+    async def decoding(self, frontend: str) -> Stream:
+        prompt = self.world.fresh_prompt(self.lengths.decoding_prompt)
+        stream = self.world.streams[self.world.generate(frontend, prompt, self.lengths.decoding_answer)]
         async with asyncio.timeout(PATIENCE_S):
-            while len(stream.tokens) < after:
+            while len(stream.tokens) < self.lengths.said_before:
                 await asyncio.sleep(0.005)
         return stream
 
@@ -104,7 +134,8 @@ class Case:
         if state == "decode.LOCAL":
             await self.kill("prefill1")
             before = [node for node in before if node.name != "prefill1"]
-        name = world.generate("frontend0", world.fresh_prompt(40), 20)
+        shared = world.shared_prompt(_NUM_SHARED, self.lengths.shared)
+        name = world.generate("frontend0", shared + world.fresh_prompt(self.lengths.own), 20)
         if before:
             writer = await self.first_trapped(before)
             self.arm("prefill", but=writer)

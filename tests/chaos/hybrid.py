@@ -18,7 +18,9 @@ class HybridModel:
     def __init__(self, folder: Path, family: str) -> None:
         """`family` is one of `HYBRID`."""
         folder.mkdir(parents=True)
-        self._reference = make_served_as(folder, HYBRID[family](random.Random(3), 0))
+        config = HYBRID[family](random.Random(3), 0)
+        config.max_position_embeddings = 256
+        self._reference = make_served_as(folder, config)
         self.overrides: dict[str, Any] = OVERRIDES | {"model.path": str(folder)}
 
     def prompt(self, number: int, num_tokens: int) -> tuple[int, ...]:

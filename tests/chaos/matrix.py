@@ -1,12 +1,14 @@
 """Runs cases, several clusters at a time. `python -m tests.chaos.matrix [TRANSPORT ...] --json FILE` runs all of them, or those of some
 transports, and writes the table of recovery times; pytest runs a part of those over NIXL and gloo, which stands in for NCCL.
-The witness computes, or with `--model FAMILY` a tiny model with recurrent layers.
+The witness computes, or with `--model FAMILY` a tiny model with recurrent layers. That has cases over TCP with lower tiers and a
+buddy, too, in which prompts and answers are so long that states leave the pools.
 
 The times are of this set-up, where a silent process is given up after 1 s (5 s by default)."""
 
 import asyncio
 import contextlib
 import tempfile
+import traceback
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -18,6 +20,7 @@ from kvtransfer.transport.nixl import available
 from tests.chaos.cases import (
     FAULTS,
     KINDS,
+    LONG,
     MESSAGES,
     STATES,
     Case,
@@ -38,10 +41,18 @@ TCP: dict[str, Any] = {"transfer.transport": "tcp", "transfer.checksum": True}
 NIXL: dict[str, Any] = {"transfer.transport": "nixl", "transfer.checksum": True}
 GLOO: dict[str, Any] = {"transfer.transport": "gloo", "transfer.checksum": True}
 DEVICE: dict[str, Any] = TCP | {ON_DEVICE: True}
+TIERS: dict[str, Any] = TCP | {
+    "engine.num_blocks": 330,
+    "engine.disk_cache_bytes": 1 << 26,
+    "engine.host_cache_bytes": 1 << 17,
+    "transfer.kv_replicas": 1,
+}
+"""The pool has room for two checkpoints; host memory has it for a few more."""
 REMOTE = {"tcp": TCP, "device": DEVICE, "gloo": GLOO} | ({"nixl": NIXL} if available() else {})
-TRANSPORTS = {"shm": SHM} | REMOTE
+TRANSPORTS = {"shm": SHM} | REMOTE | {"tiers": TIERS}
 _WITNESS_ALONE = ("device",)
 """Nothing else computes on simulated devices."""
+_HYBRIDS_ALONE = ("tiers",)
 _WRITTEN_BY_OTHERS = (
     "decode.GRANTED", "decode.FENCING", "decode.RECALLING", "decode.REVOKING", "decode.CLOSING",
     "prefill.COMPUTING", "prefill.SENDING",
@@ -74,7 +85,13 @@ class Entry:
 
 def entries(family: str = "") -> list[Entry]:
     made = [*_process_entries(), *_message_entries()]
-    return [replace(e, family=family) for e in made if not family or e.transport not in _WITNESS_ALONE]
+    return [replace(e, family=family) for e in made if e.transport in possible(family)]
+
+
+def possible(family: str = "") -> list[str]:
+    """Return what there are cases over."""
+    others = _WITNESS_ALONE if family else _HYBRIDS_ALONE
+    return [transport for transport in TRANSPORTS if transport not in others]
 
 
 def part() -> list[Entry]:
@@ -93,6 +110,11 @@ def _process_entries() -> list[Entry]:
             async def run(world: World, name: str, state: str = state, fault: str = fault) -> Outcome:
                 return await Case(world, name).run(state, fault)
 
+            async def run_long(world: World, name: str, state: str = state, fault: str = fault) -> Outcome:
+                return await Case(world, name, LONG).run(state, fault)
+
+            if fault.split()[1] in ("prefill", "decode"):
+                made.append(Entry("tiers", f"{fault} in {state}", run_long))
             if state != "decode.RECALLING":  # it takes a checksum to get there
                 made.append(Entry("shm", f"{fault} in {state}", run))
             if state in _WRITTEN_BY_OTHERS and fault.split()[1] in ("prefill", "decode"):
@@ -133,11 +155,11 @@ async def run_all(folder: Path, chosen: list[Entry], num_worlds: int = 3) -> dic
                     world, setting = None, entry.setting
                 try:
                     if world is None:
-                        world = World(
-                            folder / f"{number}-{len(todo)}",
-                            TRANSPORTS[entry.transport],
-                            model=models[entry.family],
-                        )
+                        own = folder / f"{number}-{len(todo)}"
+                        wanted = TRANSPORTS[entry.transport]
+                        if "engine.disk_cache_bytes" in wanted:
+                            wanted = wanted | {"engine.disk_cache_path": str(own / "disk")}
+                        world = World(own, wanted, model=models[entry.family])
                         await stack.enter_async_context(world)
                     async with asyncio.timeout(_CASE_S):
                         results[entry.name] = await entry.run(world, entry.name)
@@ -179,18 +201,25 @@ def main() -> None:
         "--model", choices=HYBRID, default="", metavar="FAMILY", help=f"of {', '.join(HYBRID)}"
     )
     args = options.parse_args()
-    possible = [name for name in TRANSPORTS if not args.model or name not in _WITNESS_ALONE]
-    transports = args.transports or possible
-    if unknown := set(transports) - set(possible):
-        options.error(f"there are no cases over {', '.join(unknown)} here, but over {', '.join(possible)}")
+    known = possible(args.model)
+    transports = args.transports or known
+    if unknown := set(transports) - set(known):
+        options.error(f"there are no cases over {', '.join(unknown)} here, but over {', '.join(known)}")
     chosen = [entry for entry in entries(args.model) if entry.transport in transports]
     if args.smoke:
         chosen = chosen[:1]
     with tempfile.TemporaryDirectory() as folder:
         results = asyncio.run(run_all(Path(folder), chosen))
+    for result in results.values():
+        if isinstance(result, Exception):
+            traceback.print_exception(result)
+    set_up = OVERRIDES | (HYBRID_OVERRIDES if args.model else {}) | (TIERS if transports == ["tiers"] else {})
     content = {
-        "set_up": OVERRIDES | (HYBRID_OVERRIDES if args.model else {}),
+        "set_up": set_up,
         "rows": table(results),
+        "cases_with_restored_blocks": sum(
+            isinstance(r, Outcome) and r.restored_blocks > 0 for r in results.values()
+        ),
         "failures": {name: repr(r) for name, r in results.items() if isinstance(r, Exception)},
     }
     model = f" --model {args.model}" if args.model else ""

@@ -352,6 +352,7 @@ class Node:
                     "held": held,
                     "instances": [i.address for i in status.instances],
                     "computed": sum(i.work.computed_tokens for i in status.instances),
+                    "restored": {i.address: i.tiers.host_hits + i.tiers.disk_hits for i in status.instances},
                     "routes": routes,
                     "peers": self.scheduler.peer_schedulers,
                     "placed": self.num_placed,

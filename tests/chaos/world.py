@@ -28,6 +28,8 @@ ON_DEVICE = "on_device"
 """A key beside the configuration's: KV pools lie in the memory of simulated devices."""
 ROLES = ("prefill", "prefill", "decode", "decode", "frontend", "frontend")
 _READY_S = 90.0
+_FIRST_SHARED = 1_000_000
+"""Prompts have numbers from here on where several share them. No world has so many others."""
 
 
 @dataclass(kw_only=True)
@@ -111,7 +113,7 @@ class World:
         self.overrides = OVERRIDES | model.overrides | wanted
         self.nodes: dict[str, Process] = {}
         self.streams: dict[str, Stream] = {}
-        self._count = 0
+        self._count = self._num_shared = 0
         self.pids: set[int] = set()
 
     async def __aenter__(self) -> "World":
@@ -203,6 +205,15 @@ class World:
         """One that no cache has seen."""
         self._count += 1
         return self.model.prompt(self._count, num_tokens)
+
+    def shared_prompt(self, count: int, num_tokens: int) -> tuple[int, ...]:
+        """One of `count`, each in turn."""
+        self._num_shared += 1
+        return self.model.prompt(_FIRST_SHARED + self._num_shared % count, num_tokens)
+
+    async def restored_blocks(self) -> dict[str, int]:
+        """By address, the blocks that each instance has read from lower tiers since it began."""
+        return (await self.nodes["scheduler"].status())["restored"]
 
     async def route(self, frontend: str) -> tuple[str, str]:
         """Names of the prefill and the decode instance of the one request of this frontend; empty where there is none."""
