@@ -9,6 +9,7 @@ from typing import Any
 
 import ray
 from ray._private import node
+from ray.job_config import JobConfig
 
 from cluster.deploy.ray_loopback import keep_ray_to_loopback
 from cluster.deploy.ray_node import PatientNode
@@ -18,6 +19,7 @@ from core.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _STARTS = 3
+_ROOT = Path(__file__).parents[2]
 
 
 class _OneHostNode(PatientNode):
@@ -41,6 +43,18 @@ class _OneHostNode(PatientNode):
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
         """Do nothing: there is no dashboard."""
+
+
+class _OwnTree(JobConfig):
+    """Has all processes load Baton's packages from where this one has. Ray would look in the working folder first, where a
+    user may have a `models` or a `net.py`."""
+
+    def __init__(self) -> None:
+        super().__init__(_py_driver_sys_path=[str(_ROOT)])
+
+    def _runtime_env_has_working_dir(self) -> bool:
+        """Return True: the working folder, and that of the program, are not to be looked in."""
+        return True
 
 
 def _patiently(start: Callable[[], Any]) -> Any:
@@ -77,6 +91,7 @@ class LocalRay:
                     num_gpus=num_gpus,
                     include_dashboard=False,
                     namespace=namespace,
+                    job_config=_OwnTree(),
                     logging_level=logging.ERROR,
                     log_to_driver=False,
                 )

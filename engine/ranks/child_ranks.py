@@ -29,7 +29,7 @@ _END_S = 3.0
 
 
 class Child:
-    """An engine.ranks.rank.Rank that runs `python -m MODULE FD ARGUMENTS`, started by its construction."""
+    """An engine.ranks.rank.Rank that runs `python -P -m MODULE FD ARGUMENTS`, started by its construction."""
 
     def __init__(self, name: str, module: str, *arguments: str, num_threads: int = 1) -> None:
         self.name = name
@@ -37,7 +37,7 @@ class Child:
         paths = [str(_ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         own = {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": str(num_threads)}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, str(theirs.fileno()), *arguments],
+            [sys.executable, "-P", "-m", module, str(theirs.fileno()), *arguments],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -63,6 +63,33 @@ print(ray.get(ray.remote(lambda: "done").remote()))
 local.stop()
 """
 
+OWN = """
+import ray
+from cluster.deploy.local_ray import LocalRay
+
+local = LocalRay(2, 0, "test", {})
+print(ray.get(ray.remote(lambda: __import__("net").__file__ + __import__("models").__file__).remote()))
+local.stop()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(150)
+def test_packages_are_batons_own_whatever_is_in_the_working_folder(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text("raise SystemError('not this one')")
+    (tmp_path / "models").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", OWN],
+        capture_output=True,
+        text=True,
+        timeout=140,
+        check=False,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )
+    own = f"{ROOT}/net/__init__.py{ROOT}/models/__init__.py"
+    assert done.stdout.splitlines()[-1:] == [own], done.stderr[-3000:]
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)

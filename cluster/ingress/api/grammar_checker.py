@@ -129,6 +129,7 @@ class _Child:
             process = subprocess.Popen(
                 [
                     sys.executable,
+                    "-P",
                     "-m",
                     "cluster.ingress.api.grammar_process",
                     str(theirs.fileno()),
