@@ -15,7 +15,7 @@ from typing import Final
 
 from core.lateness import due_s
 from core.ports import ServedSequence
-from core.steps import ChunkLaw, StepModels
+from core.steps import SURE, ChunkLaw, StepModels
 
 GAINFUL: Final = 3.0
 """Where all have time, prompts get so many times a step's overhead beside what decoding takes. That is three quarters of the full
@@ -25,9 +25,8 @@ AHEAD_S: Final = 0.1
 BACKLOG_GAIN: Final = 9.0
 """Prompts that take longer than that get up to so many times a step's overhead: nine tenths of the full rate."""
 CATCH_UP_GAIN: Final = 1.0
-"""Prompts get so much of it also beside a sequence that is behind, which may be so for good: half the full rate."""
-SURE: Final = 2.0
-"""Predictions are trusted up to so many times their mean error."""
+"""Prompts get so many times a step's overhead beside a sequence that is behind, which may be so for good: half the full rate.
+Where a step reads for longer than that takes, they get what it computes meanwhile, and it gets no longer."""
 MIN_TOKENS: Final = 64
 """Prompts continue with this many tokens even where decoding alone takes too long: waiting for it to end would hold them for
 ever."""
@@ -109,7 +108,7 @@ def prompt_tokens(
 def _tokens(law: ChunkLaw, steps: StepModels, budget_tokens: int, *, needed_s: float, slack_s: float) -> int:
     reads_s, fixed_s = law.step_s(0), steps.prompt.fixed_s
     wanted_s = max(needed_s, law.step_s(law.free_tokens), reads_s + GAINFUL * fixed_s)
-    limit_s = max(min(wanted_s, _sure(steps) * slack_s), reads_s + CATCH_UP_GAIN * fixed_s)
+    limit_s = max(min(wanted_s, _sure(steps) * slack_s), law.computes_s + CATCH_UP_GAIN * fixed_s)
     tokens = max(law.free_tokens, law.tokens_within(limit_s))
     return max(min(MIN_TOKENS, budget_tokens), int(min(budget_tokens, tokens)))
 

@@ -9,6 +9,8 @@ from typing import Final
 
 LEARNED_STEPS: Final = 20
 """A law of steps is known once so many were seen."""
+SURE: Final = 2.0
+"""Predictions are trusted up to so many times their mean error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +29,10 @@ class StepModel:
     num_steps: int = 0
     """Steps it was learned from; 0: nothing is known."""
     pair_s: float = 0.0
+
+    def at_most(self, num_steps: float) -> float:
+        """Return how many times its prediction the mean of so many steps takes, at most. What single ones are off evens out."""
+        return 1 + SURE * self.error / sqrt(max(1.0, num_steps))
 
     def work_s(self, start_tokens: int, num_tokens: int) -> float:
         """Return how long so many tokens of a prompt that follow others take, beside the steps' own time."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.placement.placement import Placement
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
 
 
@@ -27,6 +28,9 @@ class ApartPolicy:
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
         return 0.0
+
+    def placed(self, placed: Placement, computes: Member, num_decoding: int, now: float) -> None:
+        pass
 
     def measured(self, member: Member) -> None:
         pass

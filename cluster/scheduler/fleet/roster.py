@@ -52,6 +52,7 @@ class Roster:
         self._cards: dict[str, str] = {}
         """Address -> the card that the instance shares or shared, also after its loss."""
         self._replicating: dict[str, Member] = {}
+        self._decoding: dict[str, Member] = {}
         self.largest_tokens = 0
         """The longest sequence that the largest decode instance which was ever seen holds."""
 
@@ -59,6 +60,11 @@ class Roster:
     def members(self) -> tuple[Member, ...]:
         """The living instances, in order of registration."""
         return tuple(self._members.values())
+
+    @property
+    def num_decoding(self) -> int:
+        """The number of living instances that decode."""
+        return len(self._decoding)
 
     def some(self, count: int) -> list[Member]:
         return list(islice(self._members.values(), count))
@@ -89,6 +95,7 @@ class Roster:
         if info.decodes and info.replicates:
             self._replicating[info.address] = member
         if info.decodes:
+            self._decoding[info.address] = member
             self.largest_tokens = max(self.largest_tokens, info.capacity_tokens)
 
     def remove(self, address: str) -> None:
@@ -97,6 +104,7 @@ class Roster:
             self._prefixes.drop(address)
             self._shortlist.forget(member)
             self._replicating.pop(address, None)
+            self._decoding.pop(address, None)
 
     def leave(self, address: str) -> None:
         if (member := self._members.get(address)) is not None:

@@ -107,7 +107,9 @@ def decode_step_s(
     model: StepModel, member: Member, more_seqs: int = 0, more_context_tokens: float = 0.0
 ) -> float:
     """Return the time of one step of everything that decodes or will decode there, and of so many more, by the law of such steps
-    that holds there; 0 while too little is known."""
+    that holds there; 0 while too little is known.
+
+    By the law of steps with prompts it is what they compute, beside any prompts."""
     if model.num_steps < LEARNED_STEPS:
         return 0.0
     num_seqs = member.batch_seqs + more_seqs

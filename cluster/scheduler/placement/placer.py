@@ -345,6 +345,9 @@ class Placer:
             )
         if prefill is not None:
             prefill.promise(key, prefill_promise(now, placed, decode, late=late))
+        computes = prefill or decode
+        if computes is not None and not late:
+            self._policy.placed(placed, computes, self._roster.num_decoding, now)
         if place.attempt == 0:
             counters.charge_prompt(place)
         counters.charge(place, placed.charged_tokens)

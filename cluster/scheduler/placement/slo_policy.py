@@ -4,7 +4,8 @@ It is the one theory for all fleets, whether instances have roles or not.
 
 A place is a decode instance and what computes the prompt: itself, a prefill instance, or a peer that has the prefix cached. For
 each the time to the first token and the time per token are predicted (`outlook`). A place is
-- harmful, if the decode batch would then miss its tightest target: it is never taken;
+- harmful, if the decode batch would then miss its tightest target, by how long a step is expected to be with the prompts that
+  come beside it (`prompt_load`): it is never taken;
 - in time, if both of the request's own targets hold with a margin: of these the cheapest is taken;
 - late otherwise: only if there is no other.
 
@@ -29,7 +30,9 @@ from cluster.scheduler.fleet.link_model import LinkModel, Nearest
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.learned_paces import LearnedPaces
 from cluster.scheduler.placement.outlook import Outlook, alone_step_s, decode_step_s
+from cluster.scheduler.placement.placement import Placement
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
+from cluster.scheduler.placement.prompt_load import PromptLoad
 from cluster.scheduler.placement.transfer import transfer_s
 from core.pacing import AHEAD_S
 
@@ -47,8 +50,7 @@ class SloModel:
     link_share: float = 0.1
     """The cost of a second in which a link moves KV, in seconds of GPU time, since the link is taken from others."""
     ttft_margin: float = 0.9
-    tpot_margin: float = 0.92
-    """The shares of the targets up to which predictions are trusted."""
+    """The share of the time to the first token up to which predictions are trusted."""
     reach: float = 1.5
     """No target counts as tighter than this many steps of a sequence that is alone."""
     delay_weight: float = 0.1
@@ -73,6 +75,14 @@ class SloPolicy:
         self._threshold = local_threshold_tokens
         self._model = model or SloModel()
         self._paces = LearnedPaces()
+        self._load = PromptLoad()
+
+    def placed(self, placed: Placement, computes: Member, num_decoding: int, now: float) -> None:
+        if not computes.decodes:
+            return
+        place, num_tokens = placed.place, placed.compute_tokens
+        work_s = self._paces.prompt_steps(computes).work_s(place.num_tokens - num_tokens, num_tokens)
+        self._load.placed(work_s, place.slo.ttft_s, computes.lives_s, num_decoding, now)
 
     def measured(self, member: Member) -> None:
         self._paces.measured(member)
@@ -175,18 +185,22 @@ class SloPolicy:
 
     def _able(self, ask: PlacementQuery, decodes: Sequence[Member]) -> list[tuple[float, float, Member]]:
         """Return the instances whose batch keeps its targets, the least GPU time first: (GPU time that decoding there takes from
-        the fleet, share of the target that a step then takes, instance). The search may stop where an instance takes too much."""
+        the fleet, share of the target that a step then takes, instance). The search may stop where an instance takes too much.
+
+        A step is as long as it is expected to be with the prompts that come beside (`PromptLoad`), and with what the mean of a
+        short output's steps may be off by."""
         length, reach = ask.expected_tokens, self._model.reach
         context = ask.num_tokens + length / 2
         able: list[tuple[float, float, Member]] = []
         for decode in decodes:
-            law = self._paces.decode_steps(decode)
-            step_s = decode_step_s(law, decode, 1, context)
-            floor_s = reach * alone_step_s(law, context)
-            if decode.batch_seqs and step_s > self._model.tpot_margin * max(decode.tightest_tpot_s, floor_s):
+            law, prompt = self._paces.decode_steps(decode), self._paces.prompt_steps(decode)
+            before_s, reads_s = decode_step_s(law, decode), decode_step_s(law, decode, 1, context)
+            step_s = self._load.step_s(reads_s, decode_step_s(prompt, decode, 1, context))
+            step_s *= law.at_most(ask.short_tokens)
+            floor_s = reach * max(alone_step_s(law, context), alone_step_s(prompt, context))
+            if decode.batch_seqs and step_s > max(decode.tightest_tpot_s, floor_s):
                 continue
-            before_s = decode_step_s(law, decode)
-            able.append((length * max(0.0, step_s - before_s), step_s / max(ask.tpot_s, floor_s), decode))
+            able.append((length * max(0.0, reads_s - before_s), step_s / max(ask.tpot_s, floor_s), decode))
         able.sort(key=_preference)
         return able
 
@@ -213,7 +227,7 @@ class SloPolicy:
             tpot_share += wait_s / max(1.0, ask.short_tokens) / ask.tpot_s
         left_s = ask.due_at - now
         ttft_share = source.ttft_s / left_s if left_s > 0 else inf
-        risk = max(ttft_share / model.ttft_margin, tpot_share / model.tpot_margin)
+        risk = max(ttft_share / model.ttft_margin, tpot_share)
         gpu_s = use_s + source.paid_s + model.link_share * link_s
         delay_s = source.ttft_s + max(slot_s, exposed_s)
         if risk > 1 and not decode.has_slot:

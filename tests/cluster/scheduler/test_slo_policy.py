@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.scheduler_events import RequestArrived
 from core.messages import Finished
 from core.steps import StepModel, StepModels
@@ -93,6 +94,43 @@ def test_no_batch_grows_beyond_its_tightest_target(tpot_s: float) -> None:
         assert step_s <= tpot_s
 
 
+def filled(world: World, steps: StepModels, tpot_s: float, short_tokens: int) -> Member:
+    """Return the only instance with as many requests of 400 tokens as it is given, once outputs have had `short_tokens`."""
+    told(world, "a", steps=steps)
+    for i in range(25):
+        world.on(wants(f"old{i}", 400))
+        world.on(Finished(f"old{i}", 0, short_tokens, complete=True))
+    num_placed = 0
+    while world.on(wants(f"r{num_placed}", 400, tpot_s=tpot_s)):
+        told(world, "a", steps=steps, received=(f"r{num_placed}#0",))
+        num_placed += 1
+        assert num_placed < 256
+    (member,) = world.scheduler.members
+    return member
+
+
+@pytest.mark.parametrize(("error", "short_tokens"), [(0.0, 256), (0.2, 256), (0.2, 4)])
+def test_a_batch_fills_up_to_its_target_but_for_what_predictions_are_off(
+    error: float, short_tokens: int
+) -> None:
+    """What single steps are off by evens out over the shortest outputs' steps. Prompts take nothing here."""
+    decode = replace(STEPS.decode, error=error)
+    steps, tpot_s = StepModels(decode, replace(STEPS.prompt, token_s=0.0)), 0.014
+    member = filled(fleet(1), steps, tpot_s, short_tokens)
+    num_seqs, context, more = member.batch_seqs, member.batch_context_tokens, 400 + short_tokens / 2
+    at_most = 1 + 2 * error / short_tokens**0.5
+    assert at_most * decode.step_s(num_seqs, context, num_seqs) <= tpot_s
+    assert at_most * decode.step_s(num_seqs + 1, context + more, num_seqs + 1) > tpot_s
+
+
+def test_the_more_prompts_take_the_sooner_a_batch_is_full() -> None:
+    sizes = list[int]()
+    for token_s in (0.0, 20e-6, 40e-6):
+        steps = replace(STEPS, prompt=replace(STEPS.prompt, fixed_s=0.004, token_s=token_s))
+        sizes.append(filled(fleet(1), steps, 0.014, 256).batch_seqs)
+    assert sizes[0] > sizes[1] > sizes[2] > 1
+
+
 def test_a_tight_request_does_not_join_a_batch_that_is_too_slow_for_it() -> None:
     world = fleet(2)
     for i in range(40):
@@ -125,7 +163,7 @@ def test_a_short_answer_is_not_moved_where_its_second_token_would_wait_for_a_ste
         world.on(Finished(f"old{i}", 0, num_output, complete=True))
     for i in range(30):
         world.on(wants(f"r{i}", 100))
-    told(world, "a", step_s=0.15)
+    told(world, "a", step_s=0.17)
     assert world.placed(wants("long", 16_000, ttft_s=1.0)) == route
 
 
