@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 class _Captured:
     rows: Tensor
     """(2, size) int64: tokens and their positions."""
+    states: Tensor | None
+    """(size, hidden_size): what the stage before passes on; None where the model begins with tokens."""
     fixed: FixedDecode
     replay: Launch
 
@@ -64,8 +66,12 @@ class DecodeGraphs:
         assert model.ops.fixed_decode is not None
         fixed = model.ops.fixed_decode(size, self._max_blocks, pool.empty_block, self._block_size, device)
         rows = torch.zeros((2, size), dtype=torch.int64, device=device)
-        replay = capture(lambda: model.forward(rows[0], rows[1], pool.layers, fixed.meta))
-        return _Captured(rows, fixed, replay)
+        states = None
+        if not model.is_first:
+            states = torch.zeros((size, model.spec.hidden_size), dtype=model.dtype, device=device)
+        x = rows[0] if states is None else states
+        replay = capture(lambda: model.forward(x, rows[1], pool.layers, fixed.meta))
+        return _Captured(rows, states, fixed, replay)
 
     def fit(self, work: Sequence[SeqWork]) -> bool:
         """Return whether the step is decode alone, of no more sequences than were captured, whose contexts have places."""
@@ -116,10 +122,14 @@ class Replay:
     sample_rows: Placed | None
     """None where all rows draw."""
 
-    def hidden(self, step: StepIO) -> Tensor:
-        """Return (N, hidden_size), a row for each sequence, which the next replay overwrites. All KV is written."""
+    def hidden(self, step: StepIO, states: Tensor | None = None) -> Tensor:
+        """Return (N, hidden_size), a row for each sequence, which the next replay overwrites. All KV is written. `states` (N,
+        hidden_size) are those of the stage before, where there is one."""
         captured = self.captured
         captured.rows.copy_(self.rows())
+        if captured.states is not None:
+            assert states is not None, "a stage before"
+            captured.states[: self.num_seqs].copy_(states)
         if self.drawn is not None:
             self.drawn.fill(captured.rows[0], step)
         captured.fixed.fill([each() for each in self.fixed])

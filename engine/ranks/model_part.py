@@ -57,8 +57,6 @@ class ModelPart:
     @property
     def why_no_graphs(self) -> str:
         """A clause that says why what ranks do together in a step cannot be captured; empty where it can."""
-        if self.comms.pp.size > 1:
-            return "a pipeline's stages pass on parts of steps, whose numbers differ"
         if self.comms.experts.size > self.comms.ep.size:
             return "groups of ranks meet at the experts with sequences of their own, of which each has another number"
         return ""

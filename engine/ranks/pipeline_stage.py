@@ -13,11 +13,13 @@ from core.kv import KVShard
 from core.plan import Sampled, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch import RankSeq, build_batch
+from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.draws import Draws, by_work, tokens_of
 from engine.execution.guessed_states import GuessedStates, guessed_states
 from engine.execution.kv_pool import DevicePool
 from engine.execution.prompt_outputs import read_prompts
 from engine.execution.runner import begin_step, layer_hook
+from engine.execution.step_memory import HostSteps, Pack
 from engine.ranks.microbatches import micro_batches
 from models.causal_model import CausalModel
 from parallel.comm import Comm
@@ -38,10 +40,12 @@ class StageRunner:
         sink: LayerSink | None = None,
         *,
         draws: Draws,
+        graphs: DecodeGraphs | None = None,
     ) -> None:
         """`shard` is what `pool` has: of a model with recurrent layers the stage's own KV layers, whose slots have their states.
-        `comm` joins this rank's stages, in order. `draws` is used on the last stage, where tokens are drawn."""
-        self._draws = draws
+        `comm` joins this rank's stages, in order. `draws` is used on the last stage, where tokens are drawn. `graphs` are
+        of the stage's layers: parts of a step that fit are replayed, whether other stages replay theirs or not."""
+        self._draws, self._graphs, self._inputs = draws, graphs, HostSteps(pool.device)
         self._model, self._pool, self._sink = model, pool, sink
         self._block_size, self._num_state_blocks = shard.layout.block_size, shard.layout.state_blocks
         self._first_kv_layer = shard.layers[0]
@@ -69,15 +73,30 @@ class StageRunner:
         )
         parts = micro_batches(plan.work, self._num_micro_batches)
         sampled: list[Sampled] = []
+        graphs = self._graphs if layer_done is None else None
+        replays = [graphs if graphs is not None and graphs.fit(work) else None for work in parts]
         for number, work in enumerate(parts):
-            sampled += self._run(plan.step, work, layer_done if number == len(parts) - 1 else None)
+            told = layer_done if number == len(parts) - 1 else None
+            sampled += self._run(plan.step, work, told, replays[number])
         for _ in range(min(self._num_micro_batches, most_tokens) - len(parts)):
             self._run(plan.step, (), None)
         self._take_in(sampled)
         self._pool.finish()
-        return StepResult(step=plan.step, sampled=tuple(sampled), duration_s=time.perf_counter() - started)
+        return StepResult(
+            step=plan.step,
+            sampled=tuple(sampled),
+            duration_s=time.perf_counter() - started,
+            replayed=bool(replays) and None not in replays,
+        )
 
-    def _run(self, step: int, work: tuple[SeqWork, ...], layer_done: LayerDone | None) -> list[Sampled]:
+    def _run(
+        self,
+        step: int,
+        work: tuple[SeqWork, ...],
+        layer_done: LayerDone | None,
+        graphs: DecodeGraphs | None = None,
+    ) -> list[Sampled]:
+        """Run a part of a step, by a replay where `graphs` are given."""
         comm, model = self._comm, self._model
         seqs = [self._seqs[item.key] for item in work]
         drawing = [(item, seq) for item, seq in zip(work, seqs, strict=True) if item.samples]
@@ -85,15 +104,10 @@ class StageRunner:
             for item, seq in zip(work, seqs, strict=True):
                 while seq.num_tokens < item.known_end and self._is_owed(seq):
                     self._learn()
-        batch = build_batch(work, seqs, self._block_size, self._device, self._num_state_blocks)
-        x = batch.tokens
-        if not model.is_first:
-            x = self._receive((len(x), model.spec.hidden_size), self._dtype, comm.rank - 1)
-        written = batch.written(self._block_size)
-        on_layer = layer_hook(self._pool, written, layer_done, self._first_kv_layer)
-        hidden = model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)
-        if (guessed := guessed_states(work, batch)) is not None:
-            self._guessed.append(guessed)
+        if graphs is not None:
+            hidden, rows = self._replayed(work, seqs, graphs)
+        else:
+            hidden, rows = self._computed(work, seqs, layer_done)
         if not model.is_last:
             if work:
                 comm.send(hidden, comm.rank + 1)
@@ -103,9 +117,38 @@ class StageRunner:
         read_prompts(model, hidden, work, seqs)
         if not drawing:
             return []
-        out = self._draws.draw(hidden[batch.sample_rows], work, seqs)
+        out = self._draws.draw(rows, work, seqs)
         comm.send(tokens_of(work, out).to(self._device), 0)
         return list(out)
+
+    def _computed(
+        self, work: Sequence[SeqWork], seqs: Sequence[RankSeq], layer_done: LayerDone | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return (T, hidden_size) of all tokens, and those rows behind which a token is drawn."""
+        batch = build_batch(work, seqs, self._block_size, self._device, self._num_state_blocks)
+        x = batch.tokens if self._model.is_first else self._states(len(batch.tokens))
+        written = batch.written(self._block_size)
+        on_layer = layer_hook(self._pool, written, layer_done, self._first_kv_layer)
+        hidden = self._model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)
+        if (guessed := guessed_states(work, batch)) is not None:
+            self._guessed.append(guessed)
+        return hidden, hidden[batch.sample_rows]
+
+    def _replayed(
+        self, work: Sequence[SeqWork], seqs: Sequence[RankSeq], graphs: DecodeGraphs
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the same."""
+        pack, inputs = Pack(), self._inputs.begin()
+        replay = graphs.pack(work, seqs, pack)
+        pack.send(inputs.upload)
+        hidden = replay.hidden(inputs, None if self._model.is_first else self._states(len(work)))
+        if not self._model.is_last:
+            hidden = hidden.clone()  # the next part is replayed into this memory while it is still being sent
+        return hidden, replay.sampled(hidden)
+
+    def _states(self, num_tokens: int) -> torch.Tensor:
+        """Return (T, hidden_size) from the stage before."""
+        return self._receive((num_tokens, self._model.spec.hidden_size), self._dtype, self._comm.rank - 1)
 
     def _take_in(self, sampled: Sequence[Sampled]) -> None:
         """Say, or hear, which guesses were right. No step is planned ahead of that, so nothing is lost by waiting."""

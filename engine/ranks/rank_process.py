@@ -244,7 +244,7 @@ def _steps(
     pipeline's stages wait for each other, and a proposer for tokens on the host."""
     shard, pp = setup.pools[setup.rank].shard, part.comms.pp
     if pp.size > 1:
-        stage = StageRunner(part.model, pool, shard, pp, pp.size, sink, draws=draws)
+        stage = StageRunner(part.model, pool, shard, pp, pp.size, sink, draws=draws, graphs=graphs)
         return StepsInTurn(counted(lambda share: stage.step(share.plan, share.most_tokens), part.model))
     layout, ahead = shard.layout, memory if proposer is None else None
     runner = Runner(

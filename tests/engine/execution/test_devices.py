@@ -71,10 +71,10 @@ def test_attention_that_is_not_installed_is_refused_where_it_is_forced(
 
 def test_graphs_that_cannot_be_captured_are_refused_where_sizes_are_named() -> None:
     sizes: dict[str, object] = {"engine": {"cuda_graphs": [1, 8]}}
-    for axis in ("pp", "dp"):
-        with pytest.raises(ConfigError, match="prefill instances have stages or groups"):
-            load({**sizes, "prefill": {axis: 2}}, {})
-    assert load({**sizes, "prefill": {"tp": 2}}, {}).engine.cuda_graphs == (1, 8)
+    with pytest.raises(ConfigError, match="prefill instances have groups with sequences of their own"):
+        load({**sizes, "prefill": {"dp": 2}}, {})
+    for axis in ("tp", "pp"):
+        assert load({**sizes, "prefill": {axis: 2}}, {}).engine.cuda_graphs == (1, 8)
     with (
         pytest.raises(
             ConfigError, match=r"engine\.cuda_graphs names sizes, but CUDA graphs are captured on GPUs alone"

@@ -1,0 +1,93 @@
+"""What a pipeline's stage does with captured steps, with graphs in place of which memory is merely written over."""
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from core.plan import KVPush, NewSeq, SeqWork, StepPlan
+from core.types import SamplingParams
+from engine.execution.draws import Draws
+from engine.ranks.pipeline_stage import StageRunner
+
+HIDDEN = 3
+
+
+class Next:
+    """The stage behind: it keeps what was sent to it, and what that was when it was sent."""
+
+    rank, size = 0, 2
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def send(self, x: torch.Tensor, to: int) -> None:
+        self.sent.append((x, x.clone()))
+
+
+class Graphs:
+    """All replays end in the same memory."""
+
+    def __init__(self) -> None:
+        self.num_replays = 0
+        self._memory = torch.zeros(8, HIDDEN)
+
+    def fit(self, work: Sequence[SeqWork]) -> bool:
+        return all(item.count == 1 for item in work)
+
+    def pack(self, work: Sequence[SeqWork], seqs: object, pack: object) -> Any:
+        return SimpleNamespace(
+            hidden=lambda inputs, states: self._hidden(len(work)), sampled=lambda hidden: hidden
+        )
+
+    def _hidden(self, count: int) -> torch.Tensor:
+        self.num_replays += 1
+        return self._memory.fill_(self.num_replays)[:count]
+
+
+def stage(sink: Any = None) -> tuple[StageRunner, Graphs, Next]:
+    """The first of two."""
+    graphs, behind = Graphs(), Next()
+    model = Mock(is_first=True, is_last=False, dtype=torch.float32)
+    model.forward.side_effect = lambda x, *_: torch.zeros(len(x), HIDDEN)
+    shard: Any = SimpleNamespace(layout=SimpleNamespace(block_size=4, state_blocks=0), layers=range(2))
+    pool = Mock(device=torch.device("cpu"), is_told=False)
+    comm: Any = behind
+    runner = StageRunner(model, pool, shard, comm, 2, sink, draws=Mock(spec=Draws), graphs=graphs)  # type: ignore[arg-type]
+    return runner, graphs, behind
+
+
+def plan(*counts: int, push: KVPush | None = None) -> StepPlan:
+    """Return a plan for sequences with so many tokens to be computed, none of which draws."""
+    sampling = SamplingParams(max_tokens=4)
+    new = [NewSeq(str(i), (7,) * count, count, sampling) for i, count in enumerate(counts)]
+    work = [
+        SeqWork(key=str(i), start=0, count=count, block_ids=(i, i + 9), samples=False, push=push)
+        for i, count in enumerate(counts)
+    ]
+    return StepPlan(step=0, new=tuple(new), copies=(), work=tuple(work), drop=())
+
+
+def test_what_is_on_its_way_to_the_next_stage_does_not_change_when_the_next_part_is_replayed() -> None:
+    runner, graphs, behind = stage()
+    assert runner.step(plan(1, 1, 1, 1), 4).replayed
+    assert graphs.num_replays == len(behind.sent) == 2
+    assert all(torch.equal(now, then) for now, then in behind.sent)
+
+
+@pytest.mark.parametrize(("counts", "replays"), [((3, 1, 1, 1), 1), ((4, 4), 0)])
+def test_parts_with_prompts_are_launched(counts: tuple[int, ...], replays: int) -> None:
+    runner, graphs, behind = stage()
+    assert not runner.step(plan(*counts), sum(counts)).replayed
+    assert (graphs.num_replays, len(behind.sent)) == (replays, 2)
+
+
+def test_all_parts_are_launched_of_a_step_whose_layers_somebody_waits_for() -> None:
+    sink = Mock()
+    sink.step_started.return_value = lambda step, layer: None
+    runner, graphs, _ = stage(sink)
+    assert not runner.step(plan(1, 1, 1, 1), 4).replayed
+    assert graphs.num_replays == 0
