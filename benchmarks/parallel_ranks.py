@@ -109,8 +109,8 @@ def loading(folder: Path, meshes: Sequence[Mesh]) -> dict[str, dict[str, float]]
                 rank.end()
         del memory
         found[str(mesh)] = {
-            "MB read": max(r.bytes_read for r in ready) / 1e6,
-            "load s": max(r.load_s for r in ready),
+            "MB read": max(r.start.bytes_read for r in ready) / 1e6,
+            "load s": max(r.start.whole_s for r in ready),
             "peak MB": max(r.peak_bytes for r in ready) / 1e6,
         }
     return found

@@ -1,8 +1,12 @@
 """What instances report of themselves, and the scheduler of them: parts of the protocol in `core/messages.py`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.steps import UNKNOWN_STEPS, StepModels
+
+_LOADING = ("reading", "packing")
+"""The phases of a start in which weights come from their files (`models/registry.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +19,40 @@ class Site:
     """Hosts with the same one reach each other's GPUs over NVLink."""
     nic_bytes_per_s: float = 0.0
     """0 where it is unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartTimes:
+    """How long an instance, or a rank, has taken to start."""
+
+    phases: tuple[tuple[str, float], ...] = ()
+    """(name, seconds), which add up to the whole; those of the slowest of several ranks. Empty where nobody has timed them."""
+    bytes_read: int = 0
+    """Bytes of weights that were read, by all ranks together."""
+
+    @property
+    def whole_s(self) -> float:
+        return sum(seconds for _, seconds in self.phases)
+
+    @property
+    def read_bytes_per_s(self) -> float:
+        """Return the rate at which weights were read and packed; 0 where none were.
+
+        A mapped file's pages come from the disk when its matrices are packed: reading alone has no rate."""
+        loading_s = sum(seconds for phase, seconds in self.phases if phase in _LOADING)
+        return self.bytes_read / loading_s if loading_s else 0.0
+
+    def summary(self) -> str:
+        """Return a clause for people: the whole, each phase, and what was read."""
+        phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in self.phases)
+        size, rate = self.bytes_read / 1e6, self.read_bytes_per_s / 1e6
+        return f"{self.whole_s:.2f} s ({phases}); {size:,.1f} MB of weights were read and packed at {rate:,.1f} MB/s"
+
+
+def of_all_ranks(ranks: Sequence[StartTimes]) -> StartTimes:
+    """Return the times of the rank that took longest, with the bytes of all."""
+    slowest = max(ranks, key=lambda rank: rank.whole_s)
+    return StartTimes(phases=slowest.phases, bytes_read=sum(rank.bytes_read for rank in ranks))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +86,8 @@ class Register:
     """Blocks that each sequence takes for its recurrent state, before those of its tokens (`KVLayout.state_blocks`)."""
     card: str = ""
     """The GPU that it shares with others, with which it is lost; empty where it has its own."""
+    start: StartTimes = StartTimes()
+    """How long it has taken to start."""
 
     @property
     def capacity_tokens(self) -> int:
@@ -177,6 +217,8 @@ class InstanceStatus:
     """(layer, the load of the busiest of the ranks that share its experts by the mean)"""
     expert_moves: int = 0
     """Experts that were put into other slots, in all layers."""
+    start: StartTimes = StartTimes()
+    """How long it has taken to start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ loaded a model is compared with what transformers computes text by text. One who
 texts one after the other."""
 
 import contextvars
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from itertools import pairwise
@@ -43,12 +43,16 @@ class EncoderModel:
         device: torch.device,
         *,
         tolerance: float,
+        on_read: Callable[[], None],
     ) -> None:
-        """`tolerance`: how far hidden states may be off transformers' own, as a share of their length.
+        """`tolerance`: how far hidden states may be off transformers' own, as a share of their length. `on_read` is called when
+        weights are there.
 
         Raises UnsupportedModel."""
         self.spec = spec
         self._base, self._packs = _load(folder, spec, dtype, device)
+        self.bytes_read = sum(tensor.nbytes for tensor in self._base.state_dict().values())
+        on_read()
         self._first = first_position(self._base.config)
         self._tells_pairs = "token_type_ids" in signature(self._base.forward).parameters
         texts = [_random_text(length, spec, self._base.config, device) for length in _CHECKED]

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from core.errors import UnsupportedModel
+from core.start_timer import StartTimer
 from kernels.collectives import ONE_RANK, Collectives
 from kernels.cpu.attention import attends_heads_of
 from kernels.cpu.library import Isa, fastest_of_bfloat16, native
@@ -107,14 +109,18 @@ def load_model(
     load_format: LoadFormat = "auto",
     max_context_tokens: int = 0,
     taps: tuple[int, ...] = (),
+    timer: StartTimer | None = None,
 ) -> CausalModel:
     """The model, or what `shard` and `layers` say of it is this rank's. `deterministic`: see `select_ops`. `block_size`
     (tokens of a block) and `kv_dtype` (empty: `dtype`) of the KV pool: attention's kernels are chosen for it. `weights`: see
     `choose_weights`. `implementation`: see `read_spec`. `load_format`: see `check_load_format`.
     `max_context_tokens`: of the longest sequence that is served; 0 means as many as the model was made for. `taps`: see
-    `Model`.
+    `Model`. `timer` hears of the phases `kernels`, `reading` and `packing`, of bytes read, and of `imports` and `checking` where
+    transformers computes the layers.
 
     Raises ConfigError and UnsupportedModel."""
+    timer = timer or StartTimer("kernels")
+    timer.begin("kernels")
     spec = read_spec(folder, implementation)
     check_load_format(spec, load_format)
     if spec.encodes:
@@ -124,7 +130,7 @@ def load_model(
     chosen = choose_dtype(spec, dtype, device)
     torch_dtype = getattr(torch, chosen)
     if spec.implementation == "transformers":
-        ops = select_ops(device, kernels, False, (), kv_dtype or chosen, weights)
+        ops = _timed(select_ops(device, kernels, False, (), kv_dtype or chosen, weights), timer)
         tolerance = _tolerance(torch_dtype, weights)
         return _foreign(
             folder,
@@ -134,10 +140,12 @@ def load_model(
             device,
             tolerance=tolerance,
             readout=load_readout(folder, device),
+            timer=timer,
         )
     spec = replace(spec, max_context_tokens=max_context_tokens or spec.max_context_tokens)
     cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
-    ops = select_ops(device, kernels, deterministic, cases, kv_dtype or chosen, weights)
+    ops = _timed(select_ops(device, kernels, deterministic, cases, kv_dtype or chosen, weights), timer)
+    timer.begin("reading")
     if load_format == "dummy":
         source = DummyWeights.of(spec, ops.keeps, torch_dtype, device, shard)
         return Model(spec, ops, source, device, layers, collectives, taps=taps)
@@ -145,7 +153,16 @@ def load_model(
     readout = load_readout(folder, device)
     model = Model(spec, ops, checkpoint, device, layers, collectives, readout=readout, taps=taps)
     checkpoint.close()
+    timer.count_read(model.bytes_read)
     return model
+
+
+def _timed(ops: Ops, timer: StartTimer) -> Ops:
+    return replace(
+        ops,
+        pack=timer.timed("packing", ops.pack),
+        pack_experts=timer.timed("packing", ops.pack_experts),
+    )
 
 
 def _foreign(
@@ -157,10 +174,18 @@ def _foreign(
     *,
     tolerance: float,
     readout: Readout,
+    timer: StartTimer,
 ) -> CausalModel:
+    timer.begin("imports")
     from models.transformers_model import TransformersModel  # noqa: PLC0415 (seconds, which Baton's own do not need)
 
-    return TransformersModel(folder, spec, ops, dtype, device, tolerance=tolerance, readout=readout)
+    timer.begin("reading")
+    on_read = partial(timer.begin, "checking")
+    model = TransformersModel(
+        folder, spec, ops, dtype, device, tolerance=tolerance, readout=readout, on_read=on_read
+    )
+    timer.count_read(model.bytes_read)
+    return model
 
 
 @torch.inference_mode()
@@ -171,14 +196,21 @@ def load_encoder(
     *,
     kernels: Kernels = "auto",
     weights: WeightFormat = "full",
+    timer: StartTimer | None = None,
 ) -> tuple[Encode, Readout]:
-    """The layers of an encoder, and what follows them. Raises ConfigError and UnsupportedModel."""
+    """The layers of an encoder, and what follows them. `timer`: see `load_model`. Raises ConfigError and UnsupportedModel."""
+    timer = timer or StartTimer("imports")
+    timer.begin("imports")
     from models.encoder_model import EncoderModel  # noqa: PLC0415 (seconds, which Baton's own do not need)
 
+    timer.begin("kernels")
     spec, readout, torch_dtype = read_spec(folder), load_readout(folder, device), getattr(torch, dtype)
-    ops = select_ops(device, kernels, False, (), dtype, weights)
-    tolerance = _tolerance(torch_dtype, weights)
-    return EncoderModel(folder, spec, ops, torch_dtype, device, tolerance=tolerance).encode, readout
+    ops = _timed(select_ops(device, kernels, False, (), dtype, weights), timer)
+    timer.begin("reading")
+    tolerance, on_read = _tolerance(torch_dtype, weights), partial(timer.begin, "checking")
+    model = EncoderModel(folder, spec, ops, torch_dtype, device, tolerance=tolerance, on_read=on_read)
+    timer.count_read(model.bytes_read)
+    return model.encode, readout
 
 
 def _tolerance(dtype: torch.dtype, weights: WeightFormat) -> float:

@@ -88,6 +88,7 @@ class TransformersModel:
         *,
         tolerance: float,
         readout: Readout = NO_READOUT,
+        on_read: Callable[[], None],
     ) -> None:
         """`tolerance`: how far logits may be off transformers' own, as a share of their length. Raises UnsupportedModel."""
         self._tolerance, self.readout = tolerance, readout
@@ -98,6 +99,7 @@ class TransformersModel:
         self.experts: Mapping[int, ExpertWeights] = {}
         causal = _load(folder, spec, dtype, device)
         self.bytes_read = sum(tensor.nbytes for tensor in causal.state_dict().values())
+        on_read()
         self._base = causal.base_model
         self._given = _Given()
         self._head = _with_given(causal, self._given)

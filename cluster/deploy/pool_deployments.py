@@ -15,6 +15,7 @@ from core.config import ClusterConfig
 from core.errors import ReplicaLost
 from core.garbage import leave_out_all_there_is
 from core.pools import PoolName
+from core.start_timer import StartTimer
 
 if TYPE_CHECKING:
     from cluster.instance.instance_parts import Role
@@ -28,6 +29,7 @@ class _Pool:
     role: PoolName
 
     async def __init__(self, config: ClusterConfig, key: bytes, scheduler: Any, one_host: bool) -> None:
+        timer = StartTimer("imports")
         # CUDA looks into the environment when it is first used.
         take_share(config, self.role, os.environ)
         from cluster.deploy.pool_instance import make_instance  # noqa: PLC0415 (torch, for this process alone)
@@ -37,7 +39,7 @@ class _Pool:
             keep_replica_to_loopback()
         self._drain_timeout_s = config.serve.drain_timeout_s
         self._role: Role = "both" if config.any_role else self.role
-        self._instance = await make_instance(config, key, self._role, scheduler, one_host)
+        self._instance = await make_instance(config, key, self._role, scheduler, one_host, timer=timer)
         leave_out_all_there_is()
         self._instance.run()
 

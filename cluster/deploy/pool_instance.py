@@ -14,17 +14,20 @@ from cluster.instance.instance_parts import Role
 from cluster.instance.real_parts import remote_parts
 from core.clock import WallClock
 from core.config import ClusterConfig
+from core.start_timer import StartTimer
 from models.hub import resolve
 from net.mail import TcpMail
 
 
 async def make_instance(
-    config: ClusterConfig, key: bytes, role: Role, scheduler: Any, one_host: bool
+    config: ClusterConfig, key: bytes, role: Role, scheduler: Any, one_host: bool, *, timer: StartTimer
 ) -> Instance:
-    """Make the instance. Returns when the model is loaded and all ranks are there. Raises ConfigError and ReplicaLost."""
+    """Make the instance. Returns when the model is loaded and all ranks are there. `timer` has timed the imports. Raises
+    ConfigError and ReplicaLost."""
     host = mail_host(one_host)
     mail = TcpMail(key, host, config=config.mail)
+    timer.begin("files")
     folder, place = resolve(config.model.path), partial(rank_actors, config, role, key, host)
-    parts = await asyncio.to_thread(remote_parts, config, folder, role, mail, key, place)
+    parts = await asyncio.to_thread(remote_parts, config, folder, role, mail, key, place, timer=timer)
     parts = replace(parts, site=await asyncio.to_thread(read_site, os.environ))
     return Instance(config, role, mail, WallClock(), scheduler_resolver(scheduler), parts)

@@ -22,8 +22,8 @@ _OURS = (
     "parallel",
     "prefill",
 )
-_ALWAYS = ("cluster.ingress.api.audit", "cluster.ingress.api.live_rules")
-"""Loggers that log at any level: refused requests and changes of the rules."""
+_ALWAYS = ("cluster.ingress.api.audit", "cluster.ingress.api.live_rules", "cluster.instance.instance")
+"""Loggers that log at any level: refused requests, changes of the rules, and how an instance has started."""
 
 
 def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:

@@ -54,7 +54,7 @@ class Instance:
         if parts.encodes:
             engine = encoder_config(config.engine, parts.max_context_tokens)
             config = config.model_copy(update={"engine": engine})
-        self._remote = parts.remote
+        self._remote, self._timer = parts.remote, parts.timer
         self._scheduler = make_scheduler(config.engine, role, parts)
         self._pusher = make_pusher(mail, clock, parts)
         self._engine = make_engine(config.engine, self._scheduler, self._pusher, clock, parts)
@@ -87,7 +87,11 @@ class Instance:
         self._replicator = make_replicator(config, role, mail, clock, parts)
 
     def run(self) -> None:
-        """Begin to serve."""
+        """Begin to serve, which ends the start."""
+        if self._timer is not None:
+            start = self._timer.times()
+            log.info("the %s instance %s has started in %s", self.role, self.address, start.summary())
+            self._reporter.started(start)
         self._mail.listen(self._on_message, self._on_lost)
         self._tasks = [asyncio.create_task(self._engine.run(self)), asyncio.create_task(self._reporter.run())]
         if self._replicator is not None:

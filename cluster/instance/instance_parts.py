@@ -12,6 +12,7 @@ from core.kv import KVShard, RankPool
 from core.messages import Commit
 from core.ports import Clock, LayerSink, Mail, SchedulerPolicy, WorkerGroup
 from core.reports import Register, Site
+from core.start_timer import StartTimer
 from core.steps import UNKNOWN_STEPS, StepModels
 from decode.headroom_policy import HeadroomPolicy
 from decode.replicas import Replicator
@@ -68,6 +69,8 @@ class InstanceParts:
     """The other hosts that its ranks are on."""
     card: str = ""
     """The GPU that it shares with an instance of another role; empty where it has its own."""
+    timer: StartTimer | None = None
+    """What times the start; None for a modelled one."""
 
 
 def make_scheduler(config: EngineConfig, role: Role, parts: InstanceParts) -> Planner:

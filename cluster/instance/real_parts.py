@@ -20,6 +20,7 @@ from core.config import ClusterConfig
 from core.draft_config import engine_of_role
 from core.parallel_config import ParallelConfig
 from core.ports import LayerSink, Mail, WorkerGroup
+from core.start_timer import StartTimer
 from core.step_profile import first_steps
 from device.cuda import CudaDevice
 from engine.execution.build_group import build_group
@@ -33,6 +34,7 @@ from engine.ranks.start_ranks import start_ranks
 from engine.tiers.build_tiers import build_tiers
 from engine.tiers.layer_gate import LayerGate
 from engine.tiers.saved_first import SavedFirst
+from kernels.cpu.library import native
 from kvtransfer.staging import STAGING_BYTES, HostStaging
 from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
@@ -59,15 +61,24 @@ def local_parts(
     config: ClusterConfig, folder: Path, role: Role, mail: Mail, fabric: LoopbackFabric
 ) -> InstanceParts:
     """Return the parts of an instance that shares its process, and so its memory, with the others."""
-    parallel = config.prefill if role == "prefill" else config.decode
+    parallel, timer = config.prefill if role == "prefill" else config.decode, StartTimer("sizes")
     spawner = children(config.engine, mesh_of(parallel)) if parallel.num_ranks > 1 else None
     size = _size(
-        config, folder, role, parallel, spawner=spawner, found=memory_in_process(config, parallel, spawner)
+        config,
+        folder,
+        role,
+        parallel,
+        spawner=spawner,
+        found=memory_in_process(config, parallel, spawner),
+        timer=timer,
     )
+    timer.begin("pool")
     if size.on_device:
         memory = take_device_memory(CudaDevice(0), size.num_bytes)
         access = loopback_access(fabric, mail.address, memory, size.num_bytes)
-        return _parts(config, folder, size, parallel, access=access, host="process", spawner=None)
+        return _parts(
+            config, folder, size, parallel, access=access, host="process", spawner=None, timer=timer
+        )
     memory, path = take_memory(size.num_bytes + STAGING_BYTES)
     buffer = memory[: size.num_bytes]
 
@@ -91,6 +102,7 @@ def local_parts(
         ),
         host="process",
         spawner=spawner,
+        timer=timer,
     )
 
 
@@ -101,15 +113,20 @@ def remote_parts(
     mail: TcpMail,
     key: bytes,
     place: Callable[[Mesh], InstancePlace],
+    *,
+    timer: StartTimer | None = None,
 ) -> InstanceParts:
     """Return the parts of an instance in a process of its own, reached by shared memory on this host and by TCP from others.
-    `place` starts the ranks of one that has several."""
+    `place` starts the ranks of one that has several. `timer` has timed what was before this; None: nothing was."""
+    timer = timer or StartTimer("sizes")
+    timer.begin("sizes")
     parallel = config.prefill if role == "prefill" else config.decode
     placement = place(mesh_of(parallel)) if parallel.num_ranks > 1 else None
     spawner = placement.ranks if placement else None
     found = memory_of_replica(config, role, parallel, spawner, ranks_keep=_ranks_keep(config, placement))
-    size = _size(config, folder, role, parallel, spawner=spawner, found=found)
+    size = _size(config, folder, role, parallel, spawner=spawner, found=found, timer=timer)
     host = mail.address.rpartition(":")[0]
+    timer.begin("pool")
     card = _keep_to_share(config, parallel, found, size) if parallel.shares_card else ""
     if size.on_device and placement is None:
         device = CudaDevice(0)
@@ -118,7 +135,17 @@ def remote_parts(
         access = device_access(
             config.transfer, mail.me, host, key=key, memory=memory, num_bytes=size.num_bytes, media=media
         )
-        return _parts(config, folder, size, parallel, access=access, host=host_id(), spawner=None, card=card)
+        return _parts(
+            config,
+            folder,
+            size,
+            parallel,
+            access=access,
+            host=host_id(),
+            spawner=None,
+            card=card,
+            timer=timer,
+        )
     access = (
         no_access()
         if size.on_device
@@ -138,6 +165,7 @@ def remote_parts(
             spawner=spawner,
             remote=remote,
             card=card,
+            timer=timer,
         )
     except BaseException:
         _end(remote)
@@ -202,9 +230,13 @@ def _size(
     *,
     spawner: Spawner | None,
     found: RankMemory,
+    timer: StartTimer,
 ) -> PoolSize:
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
-    device = torch.device(spawner.devices[0]) if spawner else None
+    device = torch.device(spawner.devices[0]) if spawner else choose_device(config.engine.device)
+    if device.type == "cpu":
+        with timer.within("kernels"):
+            native()  # How large a pool is depends on them. Where they were not compiled before they are now.
     memories = spawner.memories if spawner else ()
     return size_pool(
         folder,
@@ -230,6 +262,7 @@ def _parts(
     spawner: Spawner | None,
     remote: tuple[RemoteHost, ...] = (),
     card: str = "",
+    timer: StartTimer,
 ) -> InstanceParts:
     exchanges = {
         number: RemoteBytes(host, host.exchange) for number, host in enumerate(remote, 1) if host.exchange
@@ -252,12 +285,14 @@ def _parts(
                     sink=sink,
                     spawner=spawner,
                     companions=remote,
+                    timer=timer,
                 )
+                timer.begin("pool")
                 return SavedFirst(ranks, settled) if exchanges else ranks
             except BaseException:
                 _end(remote)
                 raise
-        return build_group(folder, config.model, config.engine, size, access.buffer, sink)
+        return build_group(folder, config.model, config.engine, size, access.buffer, sink, timer=timer)
 
     revision = weights_revision(folder)
     tiers = build_tiers(config.engine, access.buffer, size.pools, revision, exchanges)
@@ -280,6 +315,7 @@ def _parts(
         encodes=size.encodes,
         remote=remote,
         card=card,
+        timer=timer,
     )
 
 

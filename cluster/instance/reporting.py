@@ -4,10 +4,11 @@ restarted."""
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from core.messages import Leaving
 from core.ports import Clock, Mail, Resolve
-from core.reports import LayerExperts, LinkSpeed, LoadReport, Register, WorkCounts
+from core.reports import LayerExperts, LinkSpeed, LoadReport, Register, StartTimes, WorkCounts
 from core.turns import TURN_S, in_turn
 from engine.loop import Engine, EngineLoad
 from net.schedulers import Schedulers
@@ -55,6 +56,10 @@ class Reporter:
     def scheduler(self) -> str:
         """A scheduler that lives; empty where none is known."""
         return self._schedulers.first
+
+    def started(self, start: StartTimes) -> None:
+        """Introduce the instance with how long it has taken to start. For before `run`."""
+        self._info = replace(self._info, start=start)
 
     def peer_lost(self, peer: str) -> None:
         if self._schedulers.lose(peer):

@@ -9,6 +9,7 @@ import torch
 from core.config import EngineConfig, ModelConfig
 from core.kv import RankPool
 from core.ports import LayerSink, WorkerGroup
+from core.start_timer import StartTimer
 from device.port import PoolMemory
 from engine.execution.devices import choose_device
 from engine.execution.draft_setup import make_proposer
@@ -42,15 +43,19 @@ def build_group(
     size: PoolSize,
     memory: memoryview | PoolMemory,
     sink: LayerSink | None,
+    *,
+    timer: StartTimer | None = None,
 ) -> WorkerGroup:
-    """Build the only rank of an instance, in this process. Its KV pool is `memory`, the host's or a GPU's. Raises
-    ConfigError."""
+    """Build the only rank of an instance, in this process. Its KV pool is `memory`, the host's or a GPU's. `timer` hears of its
+    phases, and goes on with `pool`. Raises ConfigError."""
+    timer = timer or StartTimer("pool")
     torch.set_num_threads(size.num_threads)
     device = choose_device(engine.device)
     if size.encodes:
         encode, readout = load_encoder(
-            folder, size.dtype, device, kernels=engine.kernels, weights=size.weights
+            folder, size.dtype, device, kernels=engine.kernels, weights=size.weights, timer=timer
         )
+        timer.begin("pool")
         return InlineGroup(partial(freeing, EncoderRunner(encode, readout, device).step))
     loaded = load_model(
         folder,
@@ -65,7 +70,9 @@ def build_group(
         load_format=size.load_format,
         max_context_tokens=size.max_context_tokens,
         taps=size.draft.taps if size.draft is not None else (),
+        timer=timer,
     )
+    timer.begin("pool")
     place = size.pools[0]
     pool = (
         ResidentPool(place.shard, place.num_blocks, memory, device)
@@ -73,13 +80,16 @@ def build_group(
         else make_pool(place, memory, device)
     )
     asked, capture = GraphSizes.of(engine), cuda_capture(device)
-    graphs, said = make_graphs(loaded, pool, engine.block_size, size.max_context_tokens, asked, capture)
+    with timer.within("graphs"):
+        graphs, said = make_graphs(loaded, pool, engine.block_size, size.max_context_tokens, asked, capture)
     if said:
         _log.info("%s", said)
     num_state_blocks = place.shard.layout.state_blocks
-    matchers = GuidanceMatchers(folder, loaded.spec.vocab_size)
+    with timer.within("grammars"):
+        matchers = GuidanceMatchers(folder, loaded.spec.vocab_size)
     grammars = GrammarMasks(matchers, puts_off=not num_state_blocks)
-    proposer = make_proposer(size.draft, engine, loaded, place.num_blocks, device, size.load_format)
+    with timer.within("draft"):
+        proposer = make_proposer(size.draft, engine, loaded, place.num_blocks, device, size.load_format)
     # Each step's tokens are known on the host before the next ones are guessed: nothing is launched ahead of that.
     ahead = memory if isinstance(memory, PoolMemory) and proposer is None else None
     steps = (

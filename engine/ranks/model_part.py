@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from core.start_timer import StartTimer
 from engine.execution.graph_capture import Launch
 from engine.execution.model_dims import dims_of, rules_of
 from kernels.select import Kernels
@@ -51,10 +52,6 @@ class ModelPart:
     """Where the experts are; None where the model has none."""
 
     @property
-    def bytes_read(self) -> int:
-        return self.model.bytes_read
-
-    @property
     def why_no_graphs(self) -> str:
         """A clause that says why what ranks do together in a step cannot be captured; empty where it can."""
         if self.comms.experts.size > self.comms.ep.size:
@@ -96,10 +93,11 @@ def load_part(
     load_format: LoadFormat = "auto",
     max_context_tokens: int = 0,
     taps: tuple[int, ...] = (),
+    timer: StartTimer | None = None,
 ) -> ModelPart:
     """Load `rank`'s part of the model on `mesh`. All ranks must call it. `store` is where they find each other, and `address` is
     where they reach this one's host. `num_spare` counts slots for more copies of experts. `block_size`, `kv_dtype`, `weights`,
-    `load_format`, `max_context_tokens` and `taps` are as in `load_model`. Raises ConfigError and ReplicaLost."""
+    `load_format`, `max_context_tokens`, `taps` and `timer` are as in `load_model`. Raises ConfigError and ReplicaLost."""
     comms = _connect(device, mesh, rank, store, address)
     spec = read_spec(folder)
     dims = dims_of(spec)
@@ -128,6 +126,7 @@ def load_part(
         load_format=load_format,
         max_context_tokens=max_context_tokens,
         taps=taps,
+        timer=timer,
     )
     return ModelPart(model, sharding.part, comms, sharding, spread)
 

@@ -13,6 +13,7 @@ from typing import Any
 from core.errors import ProtocolError
 from core.kv import RankPool
 from core.plan import StepPlan, StepResult
+from core.reports import StartTimes
 from engine.execution.graph_sizes import NO_GRAPHS, GraphSizes
 from engine.execution.head_setup import HeadSetup
 from net.codec import decode_one_of, encode
@@ -86,9 +87,8 @@ class Relocate:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    bytes_read: int
-    """The bytes of the checkpoint that it read."""
-    load_s: float
+    start: StartTimes
+    """From where it had its setup."""
     peak_bytes: int
     """The most resident memory that it has had."""
     graphs: str = ""

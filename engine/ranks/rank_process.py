@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from core.garbage import leave_out_all_there_is
 from core.plan import StepResult
 from core.ports import LayerSink
+from core.start_timer import StartTimer
 from device.cuda import cuda_device
 from device.poller import Poller
 from device.port import PoolMemory
@@ -112,22 +112,26 @@ def _serve(
     setup: RankSetup, sock: socket.socket, line: _Line, device_of: DeviceOf, capture_on: CaptureOn
 ) -> None:
     torch.set_num_threads(setup.num_threads)
-    started = time.perf_counter()
+    timer = StartTimer("meeting")
     device = torch.device(setup.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     store = join(setup.meeting)  # kept: communicators may ask it again when they first speak to a peer
-    part = _part(setup, device, store)
+    part = _part(setup, device, store, timer)
+    timer.begin("pool")
     pool, memory = _pool(setup, device, device_of)
     news = LayerNews(line.say, memory)
     place = setup.mesh.place(setup.rank)
     speaks = place.tp == place.ep == 0  # the other tp and ep ranks draw the same tokens
-    graphs, said = _graphs(setup, part, pool, capture_on(device), store)
-    draws = _draws(part, Path(setup.folder), speaks, line)
-    proposer = _proposer(setup, part, device, speaks)
+    with timer.within("graphs"):
+        graphs, said = _graphs(setup, part, pool, capture_on(device), store)
+    with timer.within("grammars"):
+        draws = _draws(part, Path(setup.folder), speaks, line)
+    with timer.within("draft"):
+        proposer = _proposer(setup, part, device, speaks)
     steps = _steps(setup, part, pool, memory, sink=news, draws=draws, proposer=proposer, graphs=graphs)
     leave_out_all_there_is()
-    line.say(Ready(part.bytes_read, time.perf_counter() - started, _peak_bytes(), said))
+    line.say(Ready(timer.times(), _peak_bytes(), said))
 
     def answer(result: StepResult) -> None:
         news.settle(result.step)
@@ -141,7 +145,7 @@ def _words(setup: RankSetup, sock: socket.socket) -> Iterator[Word]:
         yield word if isinstance(word, Relocate) else share_of(word, setup.pools, setup.rank)
 
 
-def _part(setup: RankSetup, device: torch.device, store: Any) -> ModelPart:
+def _part(setup: RankSetup, device: torch.device, store: Any, timer: StartTimer) -> ModelPart:
     layout = setup.pools[setup.rank].shard.layout
     return load_part(
         Path(setup.folder),
@@ -160,6 +164,7 @@ def _part(setup: RankSetup, device: torch.device, store: Any) -> ModelPart:
         load_format=cast(LoadFormat, setup.load_format),
         max_context_tokens=setup.max_context_tokens,
         taps=setup.head.taps if setup.head is not None else (),
+        timer=timer,
     )
 
 

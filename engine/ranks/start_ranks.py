@@ -7,6 +7,8 @@ from pathlib import Path
 from core.config import EngineConfig
 from core.parallel_config import ParallelConfig
 from core.ports import LayerSink
+from core.reports import of_all_ranks
+from core.start_timer import StartTimer
 from engine.execution.graph_sizes import GraphSizes
 from engine.execution.model_dims import expert_bytes, mesh_of
 from engine.execution.pool_size import PoolSize
@@ -29,9 +31,11 @@ def start_ranks(
     sink: LayerSink | None,
     spawner: Spawner,
     companions: Sequence[Companion] = (),
+    timer: StartTimer,
 ) -> ProcessGroup:
     """Start the ranks and block until all are ready. `memories` are those that their pools lie in,
-    by number. `companions` are other processes without which the ranks are of no use.
+    by number. `companions` are other processes without which the ranks are of no use. `timer` has the phases of the slowest rank
+    then; what its process has taken beside them is `ranks`.
     Raises ConfigError and ReplicaLost."""
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
     balancer, spec = None, read_spec(folder)
@@ -54,9 +58,12 @@ def start_ranks(
         addresses=[spawner.address_of(rank) for rank in range(mesh.size)],
     )
     store_host = spawner.addresses[0] if spawner.num_far else ""
-    return ProcessGroup(
+    timer.begin("ranks")
+    group = ProcessGroup(
         setups, sink, spawner.start, balancer=balancer, companions=companions, store_host=store_host
     )
+    timer.take_over(of_all_ranks([ready.start for ready in group.ready]))
+    return group
 
 
 def setups_of(

@@ -39,11 +39,15 @@ def test_a_json_line_bears_the_request_id_and_what_went_wrong() -> None:
     assert "request_id" not in json.loads(JsonFormatter().format(record))
 
 
-def test_refusals_are_logged_at_any_level(restored: None, capfd: pytest.CaptureFixture[str]) -> None:
+def test_refusals_and_starts_are_logged_at_any_level(
+    restored: None, capfd: pytest.CaptureFixture[str]
+) -> None:
     configure_logging("error", "json")
     logging.getLogger("cluster.ingress.frontend").warning("not shown")
     logging.getLogger("cluster.ingress.api.audit").warning("refused", extra={"audit": {"tenant": "acme"}})
-    (line,) = capfd.readouterr().err.splitlines()
-    assert json.loads(line)["audit"] == {"tenant": "acme"}
+    logging.getLogger("cluster.instance.instance").info("started")
+    refused, started = map(json.loads, capfd.readouterr().err.splitlines())
+    assert refused["audit"] == {"tenant": "acme"}
+    assert started["message"] == "started"
     with pytest.raises(ConfigError):
         configure_logging("loud")

@@ -304,6 +304,7 @@ class Member:
             step_s=self.step_s,
             expert_imbalance=tuple((one.layer, one.imbalance) for one in self.experts),
             expert_moves=sum(one.num_moves for one in self.experts),
+            start=self.info.start,
         )
 
     def _settle(self, key: str) -> None:
