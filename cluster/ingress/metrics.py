@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from cluster.ingress import request_context
 from cluster.ingress.timeline import Timeline, attained, first_token_s
+from cluster.ingress.vllm_names import Alias, VllmNames
 from core.reports import InstanceStatus, Status
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.45, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -69,16 +70,16 @@ class IngressMetrics:
         for reason in ("stop", "length", "abort"):
             self.finished.labels(reason)
         aliases = [
-            _Alias(self.finished, "request_success", {"reason": "finished_reason"}),
-            _Alias(self.prompt_tokens, "prompt_tokens"),
-            _Alias(self.output_tokens, "generation_tokens"),
-            _Alias(self.num_choices, "request_params_n"),
-            _Alias(self.ttft_s, "time_to_first_token_seconds"),
-            _Alias(self.itl_s, "inter_token_latency_seconds"),
-            _Alias(self.itl_s, "time_per_output_token_seconds"),
-            _Alias(self.e2e_s, "e2e_request_latency_seconds"),
+            Alias(self.finished, "request_success", {"reason": "finished_reason"}),
+            Alias(self.prompt_tokens, "prompt_tokens"),
+            Alias(self.output_tokens, "generation_tokens"),
+            Alias(self.num_choices, "request_params_n"),
+            Alias(self.ttft_s, "time_to_first_token_seconds"),
+            Alias(self.itl_s, "inter_token_latency_seconds"),
+            Alias(self.itl_s, "time_per_output_token_seconds"),
+            Alias(self.e2e_s, "e2e_request_latency_seconds"),
         ]
-        registry.register(_VllmNames(aliases, model))
+        registry.register(VllmNames(aliases, model))
 
     def rules_changed(self, outcome: str) -> None:
         self._rule_changes.labels(outcome).inc()
@@ -138,17 +139,17 @@ class RequestMetrics:
             registry=registry,
         )
         aliases = [
-            _Alias(self._queue_s, "request_queue_time_seconds"),
-            _Alias(self._prefill_s, "request_prefill_time_seconds"),
-            _Alias(self._decode_s, "request_decode_time_seconds"),
-            _Alias(self._served_s, "request_inference_time_seconds"),
-            _Alias(self._tpot_s, "request_time_per_output_token_seconds"),
-            _Alias(self._num_prompt, "request_prompt_tokens"),
-            _Alias(self._num_output, "request_generation_tokens"),
-            _Alias(self._max_tokens, "request_params_max_tokens"),
-            _Alias(self._max_tokens, "request_max_num_generation_tokens"),
+            Alias(self._queue_s, "request_queue_time_seconds"),
+            Alias(self._prefill_s, "request_prefill_time_seconds"),
+            Alias(self._decode_s, "request_decode_time_seconds"),
+            Alias(self._served_s, "request_inference_time_seconds"),
+            Alias(self._tpot_s, "request_time_per_output_token_seconds"),
+            Alias(self._num_prompt, "request_prompt_tokens"),
+            Alias(self._num_output, "request_generation_tokens"),
+            Alias(self._max_tokens, "request_params_max_tokens"),
+            Alias(self._max_tokens, "request_max_num_generation_tokens"),
         ]
-        registry.register(_VllmNames(aliases, model))
+        registry.register(VllmNames(aliases, model))
 
     def observe(self, timeline: Timeline) -> None:
         """A cluster.ingress.timeline.Observe."""
@@ -224,6 +225,7 @@ class InstanceMetrics(Collector):
             for one in status.instances:
                 metric.add_metric((one.address, role_of(one)), fact.of(one))
             yield metric
+        yield _start(status)
         yield _imbalance(status)
         yield from self._as_vllm(status)
 
@@ -267,6 +269,18 @@ def _by_role(status: Status) -> Metric:
     metric = GaugeMetricFamily("baton_instances", "Living instances, by role", labels=("role",))
     for role in ("prefill", "decode", "both"):
         metric.add_metric((role,), sum(role_of(one) == role for one in status.instances))
+    return metric
+
+
+def _start(status: Status) -> Metric:
+    metric = GaugeMetricFamily(
+        "baton_instance_start_seconds",
+        "How long it has taken to start, by phase; with several ranks those of the slowest",
+        labels=("address", "role", "phase"),
+    )
+    for one in status.instances:
+        for phase, seconds in one.start.phases:
+            metric.add_metric((one.address, role_of(one), phase), seconds)
     return metric
 
 
@@ -316,6 +330,12 @@ _FACTS = {
     ),
     "expert_moves": _Fact(
         "Experts that were put where their ranks are loaded more evenly", lambda i: i.expert_moves, grows=True
+    ),
+    "start_read_bytes": _Fact(
+        "Bytes of weights that its ranks read when it started", lambda i: i.start.bytes_read
+    ),
+    "start_read_bytes_per_second": _Fact(
+        "Rate at which they were read and packed", lambda i: i.start.read_bytes_per_s
     ),
     "leaving": _Fact("Is it draining?", lambda i: i.leaving),
     "defective": _Fact("Has its self-check found its block accounting broken?", lambda i: bool(i.defect)),
@@ -369,30 +389,3 @@ _VLLM_FACTS = {
     "prefix_cache_hits": "prefix_hit_tokens",
     "num_preemptions": "preemptions",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class _Alias:
-    """One of our metrics under vLLM's name. `labels` maps ours to theirs."""
-
-    ours: Counter | Histogram
-    name: str
-    labels: dict[str, str] | None = None
-
-
-class _VllmNames(Collector):
-    """Copies what our metrics hold on each scrape, so that nothing is counted twice on a token's way."""
-
-    def __init__(self, aliases: list[_Alias], model: str) -> None:
-        self._aliases, self._model = aliases, model
-
-    def collect(self) -> Iterator[Metric]:
-        for alias in self._aliases:
-            (ours,) = alias.ours.collect()
-            renamed = alias.labels or {}
-            copy = Metric(f"vllm:{alias.name}", ours.documentation, ours.type)
-            for sample in ours.samples:
-                labels = {renamed.get(name, name): value for name, value in sample.labels.items()}
-                name = copy.name + sample.name.removeprefix(ours.name)
-                copy.add_sample(name, {"model_name": self._model, **labels}, sample.value)
-            yield copy

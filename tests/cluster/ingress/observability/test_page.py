@@ -105,6 +105,17 @@ def test_it_shows_instances_classes_and_links(busy: ServeProcess, tmp_path: Path
     assert all(re.fullmatch(r"\d+(\.\d)? %", row[1]) for row in classes)
     _, *routes = page.tables["routes"]
     assert "/v1/completions" in {row[0] for row in routes}
+    heading, *starts = page.tables["starts"]
+    assert sorted(row[1] for row in starts) == sorted(one["address"] for one in status["instances"])
+    phases = heading[3:-2]
+    for one in status["instances"]:
+        (row,) = (row for row in starts if row[1] == one["address"])
+        assert dict(zip(phases, row[3:-2], strict=True)) == {
+            phase: f"{seconds:.2f}" for phase, seconds in one["start"]["phases"]
+        }
+        assert row[2] == f"{sum(seconds for _, seconds in one['start']['phases']):.2f}"
+        assert re.fullmatch(r"[\d.,]+ MB", row[-2])
+        assert re.fullmatch(r"[\d.,]+ [kMG]B/s", row[-1])
     _, *links = page.tables["links"]
     assert {row[2] for row in links} == {"loopback"}
     assert all(re.fullmatch(r"[\d.,]+ [kMG]?B/s", row[3]) for row in links)
