@@ -31,10 +31,16 @@ class Collectives:
     """(layer, x (T, hidden), experts (T, K) int64, weights (T, K) float32, local) -> (T, hidden), complete.
 
     `layer` is the model's index; the experts are the router's, wherever they are held and however their matrices are cut."""
+    share: Callable[[int], slice]
+    """(size) -> the run of so many rows, columns or heads that this rank has where they are cut evenly"""
 
 
 def _same(x: Tensor) -> Tensor:
     return x
+
+
+def _all(size: int) -> slice:
+    return slice(0, size)
 
 
 def _embed(tokens: Tensor, rows: LookUp, dtype: torch.dtype) -> Tensor:
@@ -46,4 +52,4 @@ def _here(layer: int, x: Tensor, experts: Tensor, weights: Tensor, local: LocalE
     return local(x, experts, weights)
 
 
-ONE_RANK = Collectives(_same, _embed, _same, _here)
+ONE_RANK = Collectives(_same, _embed, _same, _here, _all)

@@ -138,9 +138,11 @@ def load_model(
             ops,
             torch_dtype,
             device,
+            layers or range(spec.num_layers),
             tolerance=tolerance,
             readout=load_readout(folder, device),
             timer=timer,
+            collectives=collectives,
         )
     spec = replace(spec, max_context_tokens=max_context_tokens or spec.max_context_tokens)
     cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
@@ -171,10 +173,12 @@ def _foreign(
     ops: Ops,
     dtype: torch.dtype,
     device: torch.device,
+    layers: range,
     *,
     tolerance: float,
     readout: Readout,
     timer: StartTimer,
+    collectives: Collectives,
 ) -> CausalModel:
     timer.begin("imports")
     from models.transformers_model import TransformersModel  # noqa: PLC0415 (seconds, which Baton's own do not need)
@@ -182,7 +186,16 @@ def _foreign(
     timer.begin("reading")
     on_read = partial(timer.begin, "checking")
     model = TransformersModel(
-        folder, spec, ops, dtype, device, tolerance=tolerance, readout=readout, on_read=on_read
+        folder,
+        spec,
+        ops,
+        dtype,
+        device,
+        layers,
+        tolerance=tolerance,
+        readout=readout,
+        collectives=collectives,
+        on_read=on_read,
     )
     timer.count_read(model.bytes_read)
     return model

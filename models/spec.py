@@ -179,6 +179,12 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     implementation: Literal["baton", "transformers"] = "baton"
     """Whose code computes the layers."""
+    uncut: str = ""
+    """Why tensor-parallel ranks cannot share layers that transformers computes, as the end of a sentence; empty where they
+    can."""
+    stages: tuple[str, ...] = ()
+    """What pipeline stages share of a model that transformers computes, by its names and in its order: `layers`, and what comes
+    before and behind them. Empty where it has no plan for stages."""
     encodes: bool = False
     """Each token attends to all of its text: it goes through the layers in one piece, nothing of it is kept, none follows."""
     default_sampling: Mapping[str, float] = field(default_factory=dict[str, float])

@@ -23,7 +23,9 @@ from transformers import AttentionInterface
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 
 from core.errors import UnsupportedModel
+from kernels.collectives import ONE_RANK, Collectives
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
+from models.foreign_cuts import cut, keep_stage
 from models.foreign_products import pack_products
 from models.readout import NO_READOUT, Readout
 from models.spec import ModelSpec
@@ -43,6 +45,8 @@ class _Step:
     on_layer: Callable[[int], None] | None
     ops: Ops
     head_dim: int
+    first: int
+    """The index of the stage's first layer."""
     layers: list[int] = field(default_factory=list[int])
     """Indices of the layers that have asked for attention so far, in the order in which they did."""
     has_windows: bool = False
@@ -74,9 +78,7 @@ class _Given(nn.Module):
 
 
 class TransformersModel:
-    """A models.causal_model.CausalModel on one rank."""
-
-    is_first = is_last = True
+    """A models.causal_model.CausalModel."""
 
     def __init__(
         self,
@@ -85,33 +87,41 @@ class TransformersModel:
         ops: Ops,
         dtype: torch.dtype,
         device: torch.device,
+        layers: range,
         *,
         tolerance: float,
         readout: Readout = NO_READOUT,
+        collectives: Collectives = ONE_RANK,
         on_read: Callable[[], None],
     ) -> None:
-        """`tolerance`: how far logits may be off transformers' own, as a share of their length. Raises UnsupportedModel."""
+        """`tolerance`: how far logits may be off transformers' own, as a share of their length. `layers` are those of this
+        stage. A rank of several loads all of the model into the host's memory before it is cut. Raises UnsupportedModel."""
         self._tolerance, self.readout = tolerance, readout
-        self.spec, self.dtype, self.layers = spec, dtype, range(spec.num_layers)
+        self.spec, self.dtype, self.layers = spec, dtype, layers
+        self.is_first, self.is_last = layers.start == 0, layers.stop == spec.num_layers
         # transformers launches what it likes: nothing of it is captured.
         self.ops = replace(ops, fixed_decode=None)
-        self.expert_load = torch.zeros(spec.num_layers, 0, dtype=torch.int64, device=device)
+        self.expert_load = torch.zeros(len(layers), 0, dtype=torch.int64, device=device)
         self.experts: Mapping[int, ExpertWeights] = {}
-        causal = _load(folder, spec, dtype, device)
+        heads = collectives.share(spec.num_kv_heads)
+        self._num_kv_heads = heads.stop - heads.start
+        is_cut, is_stage = self._num_kv_heads < spec.num_kv_heads, len(layers) < spec.num_layers
+        host = torch.device("cpu")
+        causal = _load(folder, spec, dtype, host if is_cut or is_stage else device)
         self.bytes_read = sum(tensor.nbytes for tensor in causal.state_dict().values())
         on_read()
         self._base = causal.base_model
         self._given = _Given()
         self._head = _with_given(causal, self._given)
-        tokens = _check_tokens(spec.vocab_size, device)
         try:
-            with _own_attention(causal):
-                wanted = {
-                    key: causal(input_ids=each[None], use_cache=False).logits[0]
-                    for key, each in tokens.items()
-                }
+            examples = _examples(causal, spec, layers)
+            if is_stage:
+                keep_stage(causal, spec.stages, layers)
+            if is_cut:
+                cut(causal, causal.tp_plan, collectives)
+            causal.to(device)
             pack_products(causal, ops, dtype)
-            self._compare(tokens, wanted)
+            self._compare(examples)
         except (AttributeError, TypeError, KeyError, IndexError, RuntimeError) as error:
             raise self._refused(
                 f"transformers' code for it does not run over packed tokens: {error}"
@@ -125,41 +135,47 @@ class TransformersModel:
         meta: AttentionMeta,
         on_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
-        return self._run(x, positions, _Step(kv, meta, on_layer, self.ops, self.spec.head_dim))
+        return self._run(x, positions, self._step(kv, meta, on_layer))
 
     def logits(self, hidden: Tensor) -> Tensor:
         self._given.hidden = hidden[None]
         return self._head(input_ids=hidden.new_zeros(1, len(hidden), dtype=torch.int64)).logits[0].float()
 
-    def _run(self, tokens: Tensor, positions: Tensor, step: _Step) -> Tensor:
+    def _step(
+        self, kv: Sequence[KVLayer], meta: AttentionMeta, on_layer: Callable[[int], None] | None
+    ) -> _Step:
+        return _Step(kv, meta, on_layer, self.ops, self.spec.head_dim, self.layers.start)
+
+    def _run(self, x: Tensor, positions: Tensor, step: _Step) -> Tensor:
+        given = {"input_ids" if self.is_first else "inputs_embeds": x[None]}
         with _as_current(step):
-            out = self._base(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+            out = self._base(**given, position_ids=positions[None], use_cache=False)
         return out.last_hidden_state[0]
 
-    def _compare(self, tokens: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> None:
-        """Compare two sequences, in chunks through the pool, with the logits of transformers' own attention and products. Raises
-        UnsupportedModel."""
-        device = tokens["a"].device
-        ours: dict[str, list[Tensor]] = {key: [] for key in tokens}
+    def _compare(self, examples: Mapping[str, "_Example"]) -> None:
+        """Compute two sequences in chunks through the pool, and compare what comes with what transformers' own attention and
+        products make of them. Raises UnsupportedModel."""
+        device = self.expert_load.device
+        ours: dict[str, list[Tensor]] = {key: [] for key in examples}
         layout = self.spec.kv_layout(_CHECK_BLOCK, str(self.dtype).removeprefix("torch."))
-        shape = (_CHECK_BLOCKS, 2, layout.num_kv_heads, _CHECK_BLOCK, layout.head_dim)
+        shape = (_CHECK_BLOCKS, 2, self._num_kv_heads, _CHECK_BLOCK, layout.head_dim)
         pool = [torch.zeros(shape, dtype=self.dtype, device=device) for _ in self.layers]
         for first in range(0, len(_CHECKED), 2):
-            self._compute(_CHECKED[first : first + 2], tokens, pool, ours)
+            self._compute(_CHECKED[first : first + 2], examples, pool, ours)
         for key, parts in ours.items():
-            theirs = wanted[key].float()
+            theirs = examples[key].made.to(device).float()
             off = float((torch.cat(parts) - theirs).norm() / theirs.norm().clamp_min(1e-9))
             if not off <= self._tolerance:
                 raise self._refused(
-                    f"over a paged cache its logits are {off:.0%} off what transformers computes without one"
+                    f"over a paged cache its results are {off:.0%} off what transformers computes without one"
                 )
 
     def _compute(
         self,
         chunks: Sequence[tuple[str, int, int]],
-        tokens: Mapping[str, Tensor],
+        examples: Mapping[str, "_Example"],
         pool: Sequence[Tensor],
-        logits: Mapping[str, list[Tensor]],
+        made: Mapping[str, list[Tensor]],
     ) -> None:
         tables = {"a": np.arange(0, 4), "b": np.arange(4, 8)}
         positions = np.concatenate([np.arange(start, start + count) for _, start, count in chunks])
@@ -178,28 +194,30 @@ class TransformersModel:
             slots,
             device,
         )
-        step = _Step(pool, meta, None, self.ops, self.spec.head_dim)
-        packed = torch.cat([tokens[key][start : start + count] for key, start, count in chunks])
+        step = self._step(pool, meta, None)
+        packed = torch.cat([examples[key].given[start : start + count] for key, start, count in chunks])
+        packed = packed.to(device)
         hidden = self._run(packed, torch.from_numpy(positions).to(device), step)
         if step.layers != list(self.layers):
             raise self._refused(
-                f"its {self.spec.num_layers} layers asked for attention {len(step.layers)} times, or not in their order"
+                f"its {len(self.layers)} layers asked for attention {len(step.layers)} times, or not in their order"
             )
-        if not step.has_windows and _should_have_windows(self._base.config):
+        if not step.has_windows and _should_have_windows(self._base.config, self.layers):
             raise self._refused("its layers have a sliding window that they do not ask for")
         at = 0
         for key, _, count in chunks:
-            logits[key].append(self.logits(hidden[at : at + count]))
+            part = hidden[at : at + count]
+            made[key].append(self.logits(part) if self.is_last else part.float())
             at += count
 
     def _refused(self, why: str) -> UnsupportedModel:
         return UnsupportedModel(f"architecture {self.spec.architecture!r} is not supported: {why}")
 
 
-def _should_have_windows(config: Any) -> bool:
+def _should_have_windows(config: Any, layers: range) -> bool:
     kinds = getattr(config, "layer_types", None)
     if kinds is not None:
-        return "sliding_attention" in kinds
+        return "sliding_attention" in kinds[layers.start : layers.stop]
     return bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
 
 
@@ -235,12 +253,30 @@ def _with_given(causal: Any, given: _Given) -> Any:
     return head
 
 
-def _check_tokens(vocab_size: int, device: torch.device) -> dict[str, Tensor]:
+@dataclass(frozen=True, slots=True)
+class _Example:
+    """A sequence in transformers' own words."""
+
+    given: Tensor
+    """Tokens (T,), or hidden (T, hidden_size) from the stage before."""
+    made: Tensor
+    """Logits (T, vocab_size), or hidden (T, hidden_size) for the next stage."""
+
+
+def _examples(causal: Any, spec: ModelSpec, layers: range) -> dict[str, _Example]:
+    """Let transformers compute two sequences, wherever the model lies."""
     rng = torch.Generator().manual_seed(0)
-    lengths = {key: max(start + count for other, start, count in _CHECKED if other == key) for key in "ab"}
-    return {
-        key: torch.randint(vocab_size, (length,), generator=rng).to(device) for key, length in lengths.items()
-    }
+    found: dict[str, _Example] = {}
+    for key in "ab":
+        length = max(start + count for other, start, count in _CHECKED if other == key)
+        tokens = torch.randint(spec.vocab_size, (length,), generator=rng).to(causal.device)
+        with _own_attention(causal):
+            out = causal(input_ids=tokens[None], use_cache=False, output_hidden_states=True)
+        found[key] = _Example(
+            out.hidden_states[layers.start][0] if layers.start else tokens,
+            out.hidden_states[layers.stop][0] if layers.stop < spec.num_layers else out.logits[0],
+        )
+    return found
 
 
 @contextmanager
@@ -283,7 +319,7 @@ def _attend(
     layer, (_, num_heads, num_tokens, head_dim) = int(module.layer_idx), query.shape
     step.layers.append(layer)
     step.has_windows |= bool(sliding_window)
-    kv_layer = step.kv[layer]
+    kv_layer = step.kv[layer - step.first]
     if key.shape[1] != kv_layer.shape[2] or head_dim != step.head_dim:
         raise UnsupportedModel(
             f"layer {layer} has keys of {key.shape[1]} heads of {head_dim} numbers, and by config.json {kv_layer.shape[2]} of "

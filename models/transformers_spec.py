@@ -9,6 +9,7 @@ from typing import Any
 
 from core.errors import UnsupportedModel
 from models.config_fields import LAYER_TYPES, stored_dtype
+from models.foreign_plan import problem
 from models.spec import ModelSpec, RopeSpec
 
 _LENGTH_DEPENDENT = ("longrope", "dynamic")
@@ -49,7 +50,13 @@ def transformers_spec(folder: Path, config: Mapping[str, Any], architecture: str
         dtype=stored_dtype(config),
         windows=(0,) * number(architecture, found, "num_hidden_layers"),
         implementation="transformers",
+        stages=_stages(getattr(found, "base_model_pp_plan", None) or {}),
+        uncut=problem(getattr(found, "base_model_tp_plan", None) or {}),
     )
+
+
+def _stages(plan: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(plan) if "layers" in plan else ()
 
 
 def number(architecture: str, config: Any, name: str, default: int | None = None) -> int:

@@ -12,7 +12,7 @@ from kernels.collectives import ONE_RANK, Collectives
 from kernels.packed import LookUp
 from parallel.comm import Comm
 from parallel.expert import Spread
-from parallel.plans import Range
+from parallel.plans import Range, even_part
 
 
 def make_collectives(
@@ -36,7 +36,10 @@ def make_collectives(
         pieces = tp.all_gather(padded)
         return torch.cat([piece[:, :width] for piece, width in zip(pieces, widths, strict=True)], 1)
 
-    return Collectives(sum_parts, embed, gather_logits, spread)
+    def share(size: int) -> slice:
+        return slice(*even_part(size, tp.size, tp.rank))
+
+    return Collectives(sum_parts, embed, gather_logits, spread, share)
 
 
 def summing(tp: Comm, deterministic: bool) -> Callable[[Tensor], Tensor]:

@@ -66,7 +66,7 @@ def build_group(
         block_size=engine.block_size,
         kv_dtype=size.shard.layout.dtype,
         weights=size.weights,
-        implementation=model.implementation,
+        implementation=size.implementation,
         load_format=size.load_format,
         max_context_tokens=size.max_context_tokens,
         taps=size.draft.taps if size.draft is not None else (),

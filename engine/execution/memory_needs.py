@@ -110,13 +110,12 @@ def needs_of(
     num_weights: int = 0,
 ) -> list[RankNeeds]:
     """Return the needs of each rank. `context_tokens` is the length of the longest sequence and `num_spare` is as in
-    `parallel.plans.check`. `num_weights` is the number of weights of a model on one rank whose layers its description does not
-    tell."""
+    `parallel.plans.check`. `num_weights` is the number of weights of a model whose layers its description does not tell."""
     dims = dims_of(spec)
     shares = [part_of(dims, mesh, rank) for rank in range(mesh.size)]
     return [
         RankNeeds(
-            weight_bytes=_counted_bytes(spec, num_weights, stored)
+            weight_bytes=_counted_bytes(spec, num_weights, mesh.tp, share, stored)
             if num_weights
             else _weight_bytes(spec, mesh, rank, share, stored, num_spare),
             step_bytes=_step_bytes(spec, engine, mesh, share, stored, context_tokens),
@@ -125,13 +124,17 @@ def needs_of(
     ]
 
 
-def _counted_bytes(spec: ModelSpec, num_weights: int, stored: Stored) -> int:
-    """Count all weights but the embedding as matrices. A head that is tied to the embedding is packed beside it."""
+def _counted_bytes(spec: ModelSpec, num_weights: int, tp: int, share: ModelShare, stored: Stored) -> int:
+    """Count all weights but the embedding as matrices of layers that are alike, which `tp` ranks share. A head that is tied to
+    the embedding is packed beside it."""
     table = spec.vocab_size * spec.hidden_size
     rest = num_weights - table * (1 if spec.tied else 2)
     if spec.encodes:
         return int(rest * stored.matrix + table * stored.other)
-    return int(rest * stored.matrix + table * (stored.other + stored.head))
+    matrices = rest * stored.matrix * _size(share.layers) / spec.num_layers
+    if share.layers[1] == spec.num_layers:
+        matrices += table * stored.head
+    return int(matrices / tp + table * stored.other * (share.layers[0] == 0))
 
 
 def _weight_bytes(

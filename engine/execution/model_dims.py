@@ -49,15 +49,30 @@ def _recurrent_sections(kept: RecurrentSpec | None) -> dict[str, tuple[Section, 
 
 
 def check_mesh(spec: ModelSpec, mesh: Mesh, role: str, num_spare: int = 0) -> None:
-    """Run `parallel.plans.check`, and refuse to cut layers of transformers. Raises ConfigError."""
+    """Run `parallel.plans.check`, and refuse to cut layers of transformers otherwise than it does. Raises ConfigError."""
     if spec.implementation == "transformers" and mesh.size > 1:
-        raise ConfigError(
-            f"{role}: {mesh} is impossible for {spec.architecture}, whose layers transformers computes: an instance of it is one "
-            f"rank. Leave {role}.tp, pp, dp and ep at 1"
-        )
+        _check_foreign(spec, mesh, role)
     if spec.recurrent is not None:
         _check_recurrent(spec, spec.recurrent, mesh, role)
     check(dims_of(spec), mesh, role, num_spare)
+
+
+def _check_foreign(spec: ModelSpec, mesh: Mesh, role: str) -> None:
+    """Raise ConfigError for ranks among which layers of transformers cannot be shared out."""
+    head = f"{role}: {mesh} is impossible for {spec.architecture}, whose layers transformers computes"
+    if spec.encodes:
+        raise ConfigError(f"{head}: an instance of it is one rank. Leave {role}.tp, pp, dp and ep at 1")
+    if mesh.dp * mesh.ep > 1:
+        raise ConfigError(f"{head}: its ranks cannot share sequences or experts. Leave {role}.dp and ep at 1")
+    if mesh.pp > 1 and not spec.stages:
+        raise ConfigError(f"{head}: it has no plan for stages (base_model_pp_plan). Leave {role}.pp at 1")
+    if mesh.tp > 1 and spec.uncut:
+        raise ConfigError(f"{head}: {spec.uncut}. Leave {role}.tp at 1")
+    if spec.num_kv_heads % mesh.tp or spec.num_heads % mesh.tp:
+        raise ConfigError(
+            f"{head}: its {spec.num_heads} heads and {spec.num_kv_heads} KV heads cannot be shared out evenly over {mesh.tp} "
+            f"ranks. Set {role}.tp to a number that divides both"
+        )
 
 
 def _check_recurrent(spec: ModelSpec, kept: RecurrentSpec, mesh: Mesh, role: str) -> None:

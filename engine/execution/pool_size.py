@@ -20,7 +20,7 @@ from engine.planning.whole_prompts import encoder_config
 from kernels.torch.prepacked import WeightFormat
 from models.families import read_spec
 from models.registry import check_load_format, choose_dtype, choose_kv_dtype, choose_weights
-from models.spec import LoadFormat
+from models.spec import Implementation, LoadFormat
 from models.weights import count_weights
 from parallel.mesh import ONE_RANK, Mesh
 
@@ -53,6 +53,7 @@ class PoolSize:
     weights: WeightFormat
     """How ranks on CPUs keep matrices."""
     load_format: LoadFormat = "auto"
+    implementation: Implementation = "baton"
     """Where ranks have their weights from."""
     pools: tuple[RankPool, ...]
     """The pools of the instance's ranks."""
@@ -167,6 +168,7 @@ def size_pool(
         dtype=dtype,
         weights=weights,
         load_format=model.load_format,
+        implementation=spec.implementation,
         pools=pools,
         needs=tuple(needs),
         num_threads=engine.num_threads or _threads(found),

@@ -16,7 +16,7 @@ from kernels.torch.prepacked import WeightFormat
 from models.causal_model import CausalModel
 from models.families import read_spec
 from models.registry import load_model
-from models.spec import LoadFormat
+from models.spec import Implementation, LoadFormat
 from parallel.balance import first_placement
 from parallel.comm import Backend, Comm, connect
 from parallel.expert import Spread
@@ -91,15 +91,18 @@ def load_part(
     kv_dtype: str = "",
     weights: WeightFormat = "full",
     load_format: LoadFormat = "auto",
+    implementation: Implementation = "auto",
     max_context_tokens: int = 0,
     taps: tuple[int, ...] = (),
     timer: StartTimer | None = None,
 ) -> ModelPart:
     """Load `rank`'s part of the model on `mesh`. All ranks must call it. `store` is where they find each other, and `address` is
     where they reach this one's host. `num_spare` counts slots for more copies of experts. `block_size`, `kv_dtype`, `weights`,
-    `load_format`, `max_context_tokens`, `taps` and `timer` are as in `load_model`. Raises ConfigError and ReplicaLost."""
+    `load_format`, `implementation`, `max_context_tokens`, `taps` and `timer` are as in `load_model`.
+
+    Raises ConfigError, UnsupportedModel and ReplicaLost."""
     comms = _connect(device, mesh, rank, store, address)
-    spec = read_spec(folder)
+    spec = read_spec(folder, implementation)
     dims = dims_of(spec)
     sum_parts = summing(comms.tp, deterministic)
     spread, own = None, None
@@ -124,6 +127,7 @@ def load_part(
         kv_dtype=kv_dtype,
         weights=weights,
         load_format=load_format,
+        implementation=implementation,
         max_context_tokens=max_context_tokens,
         taps=taps,
         timer=timer,

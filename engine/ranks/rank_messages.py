@@ -56,6 +56,7 @@ class RankSetup:
     dtype: str
     weights: str
     load_format: str
+    implementation: str
     max_context_tokens: int
     device: str
     kernels: str

@@ -58,7 +58,7 @@ from engine.ranks.rank_steps import RankSteps, StepsAhead, StepsInTurn, Word
 from engine.ranks.rendezvous import join, wait_for_all
 from kernels.select import Kernels
 from kernels.torch.prepacked import WeightFormat
-from models.spec import LoadFormat
+from models.spec import Implementation, LoadFormat
 
 _PR_SET_PDEATHSIG = 1
 
@@ -162,6 +162,7 @@ def _part(setup: RankSetup, device: torch.device, store: Any, timer: StartTimer)
         kv_dtype=layout.dtype,
         weights=cast(WeightFormat, setup.weights),
         load_format=cast(LoadFormat, setup.load_format),
+        implementation=cast(Implementation, setup.implementation),
         max_context_tokens=setup.max_context_tokens,
         taps=setup.head.taps if setup.head is not None else (),
         timer=timer,

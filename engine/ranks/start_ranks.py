@@ -87,6 +87,7 @@ def setups_of(
             dtype=size.dtype,
             weights=size.weights,
             load_format=size.load_format,
+            implementation=size.implementation,
             max_context_tokens=size.max_context_tokens,
             device=devices[rank],
             kernels=engine.kernels,

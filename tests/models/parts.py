@@ -102,7 +102,10 @@ class Meeting:
         ) -> torch.Tensor:
             return sum_partial(local(x, ids, weights))
 
-        return Collectives(sum_partial, embed, lambda x: torch.cat(self.all(rank, x), -1), experts)
+        def part(size: int) -> slice:
+            return slice(rank * size // len(self._said), (rank + 1) * size // len(self._said))
+
+        return Collectives(sum_partial, embed, lambda x: torch.cat(self.all(rank, x), -1), experts, part)
 
     def expert_joins(self, rank: int, held: list[range]) -> Collectives:
         """Expert parallel, all tokens everywhere. An expert that several ranks hold is computed by the first."""

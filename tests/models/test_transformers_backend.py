@@ -15,13 +15,15 @@ from cluster.local import LocalCluster
 from core.config import load
 from core.errors import ConfigError, UnsupportedModel
 from core.types import Request, SamplingParams
+from engine.execution.model_dims import check_mesh
 from models.families import read_spec
 from models.registry import choose_weights, load_model
+from parallel.mesh import Mesh
 from tests.models.checkpoints import FAMILIES, Paged, make
 from tests.models.foreign_checkpoints import VOCAB, make_foreign
 
 CPU = torch.device("cpu")
-LENGTH, TIE = 40, 1e-4
+LENGTH, TIE = 64, 1e-4
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH)
 SERVED = (
     "AfmoeForCausalLM",
@@ -66,6 +68,22 @@ SERVED = (
     "YoutuForCausalLM",
     "GPT2LMHeadModel",
 )
+ONE_RANK = {
+    "AfmoeForCausalLM": "leaves the heads of attention together",
+    "BitNetForCausalLM": "has no plan",
+    "Emu3ForCausalLM": "leaves the heads of attention together",
+    "FlexOlmoForCausalLM": "has rowwise_split_input",
+    "GPTBigCodeForCausalLM": "has no plan",
+    "HunYuanDenseV1ForCausalLM": "leaves the heads of attention together",
+    "HunYuanMoEV1ForCausalLM": "leaves the heads of attention together",
+    "MiniMaxM2ForCausalLM": "has rowwise_split_input",
+    "OPTForCausalLM": "has no plan",
+    "OlmoeForCausalLM": "has rowwise_split_input",
+    "PersimmonForCausalLM": "has no plan",
+    "YoutuForCausalLM": "leaves the heads of attention together",
+    "GPT2LMHeadModel": "has no plan",
+}
+"""Architectures whose layers transformers has no way to cut, and why. All others decode on two ranks."""
 
 
 def prompts() -> list[list[int]]:
@@ -112,18 +130,39 @@ async def served(folder: Path, asked: Sequence[Sequence[int]], **keys: Any) -> l
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("architecture", "prefix_cache"), [*((name, True) for name in SERVED), ("ArceeForCausalLM", False)]
 )
 async def test_tokens_are_those_of_transformers(
     architecture: str, prefix_cache: bool, tmp_path: Path
 ) -> None:
-    """No architecture knows of the prefix cache, so that one is enough to go without it."""
+    """Prompts are computed by one rank, and outputs by two. No architecture knows of the prefix cache, so that one is enough to go
+    without it."""
     reference = make_foreign(tmp_path, architecture)
-    found = await served(tmp_path, prompts(), **{"engine.prefix_cache": prefix_cache})
+    ranks = 1 if architecture in ONE_RANK else 2
+    found = await served(tmp_path, prompts(), **{"engine.prefix_cache": prefix_cache, "decode.tp": ranks})
     for prompt, said in zip(prompts(), found, strict=True):
         assert len(said) == LENGTH
+        assert likeliest(reference, prompt, said)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("architecture", ["GPTNeoXForCausalLM", "SmolLM3ForCausalLM", "Dots1ForCausalLM"])
+async def test_stages_of_a_pipeline_share_its_layers(architecture: str, tmp_path: Path) -> None:
+    reference = make_foreign(tmp_path, architecture, num_hidden_layers=4)
+    keys = {"prefill.pp": 2, "decode.pp": 2, "decode.tp": 2}
+    for prompt, said in zip(prompts(), await served(tmp_path, prompts(), **keys), strict=True):
+        assert likeliest(reference, prompt, said)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_ranks_know_who_computes_an_architecture_of_batons_own(tmp_path: Path) -> None:
+    reference = make_foreign(tmp_path, "Qwen2ForCausalLM")
+    keys = {"model.implementation": "transformers", "prefill.tp": 2, "decode.tp": 2}
+    for prompt, said in zip(prompts(), await served(tmp_path, prompts(), **keys), strict=True):
         assert likeliest(reference, prompt, said)
 
 
@@ -187,10 +226,22 @@ def test_what_transformers_cannot_do_for_us_is_refused_by_name_before_a_weight_i
         read_spec(tmp_path)
 
 
+def test_a_model_that_transformers_cannot_cut_is_refused_on_several_ranks(tmp_path: Path) -> None:
+    for architecture in SERVED:
+        folder = tmp_path / architecture
+        make_foreign(folder, architecture)
+        if (why := ONE_RANK.get(architecture)) is None:
+            check_mesh(read_spec(folder), Mesh(tp=2), "decode")
+        else:
+            with pytest.raises(ConfigError, match=f"decode: tp 2 is impossible for {architecture}.*{why}"):
+                check_mesh(read_spec(folder), Mesh(tp=2), "decode")
+
+
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"decode.tp": 2}, "decode: tp 2 is impossible for ArceeForCausalLM.*one rank"),
+        ({"decode.tp": 3}, "decode: tp 3 is impossible for ArceeForCausalLM.*2 KV heads"),
+        ({"prefill.dp": 2}, "prefill: dp 2 is impossible for ArceeForCausalLM.*cannot share sequences"),
         ({"engine.deterministic": True}, "engine.deterministic is for Baton's own"),
         ({"model.implementation": "baton"}, "of its own Baton has LlamaForCausalLM"),
     ],
