@@ -1,6 +1,6 @@
 """What a request is and what comes back for it. Invariant: every value here is immutable and crosses processes as it is."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
@@ -177,8 +177,9 @@ class TokenOut:
     """With the first token, where they were asked for: one for each token of the prompt but its first."""
     embedding: bytes = b""
     """With the first token, where it was asked for: hidden_size numbers, float32, little-endian, not normalised."""
-    num_cached: int = 0
-    """With the first token: how many of the prompt's tokens were not computed for it, since their KV was cached."""
+    num_cached: int = field(default=0, compare=False)
+    """With the first token: how many of the prompt's tokens were not computed for it, since their KV was cached. What is said is
+    the same whatever was cached."""
 
     @property
     def key(self) -> str:
