@@ -25,14 +25,15 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 PORT = 8000
 BASHRC = """
 export PATH={venv}:$PATH RAY_AUTH_MODE=token RAY_worker_niceness=0 BATON_ROLE={role}
-export XDG_CACHE_HOME={cache}
+export XDG_CACHE_HOME={cache} BATON_MAX_CPU_ISA={isa}
 cd {root}
 """
 
 
 def bashrc(role: str) -> str:
     """Say what role a machine has. Its home is empty, and each would compile the native kernels for itself."""
-    return BASHRC.format(venv=ROOT / ".venv" / "bin", role=role, cache=cache_folder().parents[1], root=ROOT)
+    cache, isa = cache_folder().parents[1], os.environ["BATON_MAX_CPU_ISA"]
+    return BASHRC.format(venv=ROOT / ".venv" / "bin", role=role, cache=cache, isa=isa, root=ROOT)
 
 
 @pytest.fixture(scope="module")
