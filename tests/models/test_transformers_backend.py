@@ -266,7 +266,7 @@ def test_a_model_that_attends_in_another_way_than_it_is_asked_to_is_found_out(
     monkeypatch.setattr(
         transformers_model, "_attend", lambda *args, **kw: attend(*args, **{**kw, "sliding_window": 2})
     )
-    with pytest.raises(UnsupportedModel, match=r"logits are \d+% off"):
+    with pytest.raises(UnsupportedModel, match=r"results are \d+% off"):
         load_model(tmp_path, "float32", CPU)
 
 
