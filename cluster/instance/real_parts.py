@@ -125,34 +125,9 @@ def remote_parts(
     spawner = placement.ranks if placement else None
     found = memory_of_replica(config, role, parallel, spawner, ranks_keep=_ranks_keep(config, placement))
     size = _size(config, folder, role, parallel, spawner=spawner, found=found, timer=timer)
-    host = mail.address.rpartition(":")[0]
     timer.begin("pool")
     card = _keep_to_share(config, parallel, found, size) if parallel.shares_card else ""
-    if size.on_device and placement is None:
-        device = CudaDevice(0)
-        memory = take_device_memory(device, size.num_bytes)
-        media = device_media(config.transfer, device)
-        access = device_access(
-            config.transfer, mail.me, host, key=key, memory=memory, num_bytes=size.num_bytes, media=media
-        )
-        return _parts(
-            config,
-            folder,
-            size,
-            parallel,
-            access=access,
-            host=host_id(),
-            spawner=None,
-            card=card,
-            timer=timer,
-        )
-    access = (
-        no_access()
-        if size.on_device
-        else remote_access(
-            config.transfer, role != "prefill", mail.me, host, key=key, num_bytes=size.num_bytes, media=MEDIA
-        )
-    )
+    access = _access(config, role, mail, key, size, in_process=placement is None)
     remote = _memory_servers(config, role, mail, size, placement) if placement else ()
     try:
         return _parts(
@@ -170,6 +145,26 @@ def remote_parts(
     except BaseException:
         _end(remote)
         raise
+
+
+def _access(
+    config: ClusterConfig, role: Role, mail: TcpMail, key: bytes, size: PoolSize, *, in_process: bool
+) -> PoolAccess:
+    """Return the access to the pool, which is made here unless it lies on GPUs and other processes have those. `in_process`: the
+    only rank is in this one."""
+    host = mail.address.rpartition(":")[0]
+    if not size.on_device:
+        return remote_access(
+            config.transfer, role != "prefill", mail.me, host, key=key, num_bytes=size.num_bytes, media=MEDIA
+        )
+    if not in_process:
+        return no_access()
+    device = CudaDevice(0)
+    memory = take_device_memory(device, size.num_bytes)
+    media = device_media(config.transfer, device)
+    return device_access(
+        config.transfer, mail.me, host, key=key, memory=memory, num_bytes=size.num_bytes, media=media
+    )
 
 
 def _keep_to_share(config: ClusterConfig, parallel: ParallelConfig, found: RankMemory, size: PoolSize) -> str:
