@@ -1,4 +1,4 @@
-"""Leaves of transformers' modules what a rank has of them, as the model's plans say (`foreign_plan`).
+"""Cuts transformers' models down to the part of one rank, as the model's plans say (`foreign_plan`).
 
 A tensor-parallel rank keeps its part of each matrix that the plan names, and all of everything else, the embedding too. Ranks
 meet in hooks behind the modules. A pipeline stage keeps its layers."""
@@ -15,8 +15,8 @@ from models.foreign_plan import DIMS, GATHERED, SUMMED
 
 
 def keep_stage(causal: Any, names: Sequence[str], layers: range) -> None:
-    """Leave these layers of the model, and what comes before them or behind them in the first or the last stage. `names` are
-    those of `ModelSpec.stages`."""
+    """Remove what other pipeline stages have: their layers, and what comes before or behind all layers. `names` are those of
+    `ModelSpec.stages`."""
     base, at = causal.base_model, names.index("layers")
     is_first, is_last = layers.start == 0, layers.stop == len(base.layers)
     base.layers = nn.ModuleList(base.layers[layers.start : layers.stop])
@@ -27,18 +27,18 @@ def keep_stage(causal: Any, names: Sequence[str], layers: range) -> None:
 
 
 def cut(causal: nn.Module, plan: Mapping[str, str], collectives: Collectives) -> None:
-    """Leave of the model what this rank has of it. A tensor that two modules share stays whole in one that is not named."""
+    """Cut the matrices that the plan names down to this tensor-parallel rank's part. A tensor that two modules share stays whole
+    in a module that the plan does not name."""
     for module, name, style in list(_planned(causal, plan)):
         if name:
             _cut_parameter(module, name, style, collectives.share)
-        elif style in SUMMED:
-            bias = _without_bias(module) if style == "rowwise" else None
-            _cut_parameters(module, style, collectives.share)
+            continue
+        bias = _without_bias(module) if style == "rowwise" else None
+        _cut_parameters(module, style, collectives.share)
+        if style in SUMMED:
             module.register_forward_hook(_summed(collectives, bias))
-        else:
-            _cut_parameters(module, "colwise" if style == GATHERED else style, collectives.share)
-            if style == GATHERED:
-                module.register_forward_hook(_gathered(collectives))
+        elif style == GATHERED:
+            module.register_forward_hook(_gathered(collectives))
 
 
 def _planned(causal: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[Any, str, str]]:
@@ -46,7 +46,7 @@ def _planned(causal: nn.Module, plan: Mapping[str, str]) -> Iterator[tuple[Any, 
     patterns = [
         (re.compile(re.escape(name).replace(r"\*", r"\d+")), style)
         for name, style in plan.items()
-        if style in SUMMED or style in DIMS or style == GATHERED
+        if style in SUMMED or style in DIMS
     ]
     for path, module in causal.named_modules():
         for name in ["", *(name for name, _ in module.named_parameters(recurse=False))]:

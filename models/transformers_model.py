@@ -255,7 +255,7 @@ def _with_given(causal: Any, given: _Given) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Example:
-    """A sequence in transformers' own words."""
+    """A sequence, and what transformers itself computes of it."""
 
     given: Tensor
     """Tokens (T,), or hidden (T, hidden_size) from the stage before."""
