@@ -81,7 +81,9 @@ class BlockLedger:
         self._checkpointing = Checkpointing(pool, cache, block_size, num_state_blocks)
         self._copy_sources: dict[int, list[int]] = {}
         """By step, the blocks that are referenced until it is committed because it copies from them."""
-        self._restores: list[Restore] = []
+        self._restores: dict[int, tuple[Restore, list[int]]] = {}
+        """By its first fresh block: a restore that is under way, and the cached blocks in place of which it has twins. It refers
+        to them, so that no cached block is in use while its prefix could be evicted."""
         self._found: dict[bool, _Found] = {}
         """The last match with part of a block, and the last one without. The same request, waiting for room, mostly asks
         again."""
@@ -294,29 +296,33 @@ class BlockLedger:
             blocks=tuple(fresh[:num_fresh]),
             state=tuple(fresh[num_fresh:]),
         )
-        self._restores.append(restore)
+        self._restores[restore.fresh[0]] = restore, []
         return restore
 
     def publish_restore(self, restore: Restore, count: int) -> None:
         blocks = [*restore.prefix, *restore.blocks[:count]]
         twins = self._cache.insert(restore.tokens, len(blocks), blocks, restore.salt, len(restore.prefix))
+        self._pool.share(twins)
+        self._restores[restore.fresh[0]] = restore, twins
         if restore.state:
             self._pool.share(restore.state)
-            if count == len(restore.fresh) and not twins:  # nobody refers to a twin, so it may go
+            if count == len(restore.fresh):
                 self._cache.keep_checkpoint([*restore.state], blocks, len(blocks), twins, len(blocks))
             else:
                 self._cache.checkpoints.drop([*restore.state])
 
     def end_restore(self, restore: Restore) -> None:
-        self._restores = [r for r in self._restores if r is not restore]
-        self._give_back([*restore.state, *reversed(restore.blocks), *reversed(restore.prefix)])
+        _, twins = self._restores.pop(restore.fresh[0])
+        blocks = [*reversed(restore.blocks), *reversed(twins), *reversed(restore.prefix)]
+        self._give_back([*restore.state, *blocks])
 
     def check_integrity(self, seqs: Iterable[Sequence]) -> None:
         """Raise Bug where the sequences, the pool and the prefix cache disagree."""
         refs = [0] * self._pool.blocks.stop
         held = [block for blocks in self._copy_sources.values() for block in blocks]
         held += self._checkpointing.held_blocks
-        held += [block for restore in self._restores for block in (*restore.prefix, *restore.fresh)]
+        for restore, twins in self._restores.values():
+            held += [*restore.prefix, *restore.fresh, *twins]
         for block in itertools.chain(held, *(itertools.chain(s.block_ids, s.twins) for s in seqs)):
             refs[block] += 1
         self._pool.check_integrity(refs)

@@ -85,7 +85,9 @@ class Below:
         """By block of the pool: the tenant, and all tokens up to its end."""
         self.blocks: set[tuple[str, tuple[int, ...]]] = set()
         self.states: set[tuple[str, tuple[int, ...]]] = set()
-        self.under_way: list[Restore] = []
+        self.under_way: list[tuple[Restore, Request, int]] = []
+        """Restores that are to be published, for which request, and up to how many of its blocks."""
+        self.published: list[Restore] = []
         self.num_restored = 0
         scheduler.on_kept(self.kept, self.checkpoint_kept)
 
@@ -115,16 +117,24 @@ class Below:
             self.rank.slots[block] = [*request.tokens[number * size : (number + 1) * size]]
             self.rank.taken_in.pop(block, None)
         self.rank.taken_in |= {part: [*request.tokens[: end * size]] for part in restore.state}
+        self.under_way.append((restore, request, end))
+        self.scheduler.check_integrity()
+
+    def publish_one(self) -> None:
+        """Meanwhile others may have computed the same blocks, or restored them."""
+        if not self.under_way or self.rng.random() >= 0.5:
+            return
+        restore, request, end = self.under_way.pop(self.rng.randrange(len(self.under_way)))
         is_whole = self.rng.random() < 0.8
         self.scheduler.publish_restore(restore, len(restore.fresh) - (not is_whole))
         assert not is_whole or self.scheduler.cached_prefix(request).num_usable >= end
-        self.under_way.append(restore)
+        self.published.append(restore)
         self.num_restored += is_whole
         self.scheduler.check_integrity()
 
     def end_one(self) -> None:
-        if self.under_way and self.rng.random() < 0.3:
-            self.scheduler.end_restore(self.under_way.pop())
+        if self.published and self.rng.random() < 0.3:
+            self.scheduler.end_restore(self.published.pop())
             self.scheduler.check_integrity()
 
 
@@ -133,8 +143,9 @@ class MovesWithStates(Moves):
 
     def place_one(self) -> None:
         if self.below is not None:
-            if self.todo:
-                self.below.restore(self.todo[-1])
+            if self.todo and len(self.below.under_way) < 3:
+                self.below.restore(self.rng.choice(self.todo[-6:]))
+            self.below.publish_one()
             self.below.end_one()
         super().place_one()
 
@@ -243,7 +254,7 @@ def play(drive: Drive, rank: RankWithStates, moves: MovesWithStates) -> None:
         moves.abort_one()
         moves.release_held()
         is_over = not drive.turn() and not moves.todo and not moves.held
-        if is_over and (moves.below is None or not moves.below.under_way):
+        if is_over and (moves.below is None or not (moves.below.under_way or moves.below.published)):
             break
     else:
         raise AssertionError("it never ends")
