@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
+from typing import Any
 
 from tests.chaos.world import Process, Stream, World
 from tests.patience import PATIENCE_S
@@ -129,22 +130,21 @@ class Case:
     async def held_in(self, state: str) -> AsyncGenerator[Stream]:
         """A new request, whose process is stopped in `state` as long as the body runs."""
         world, side = self.world, state.partition(".")[0]
-        nodes = self.arm(side, state)
-        before = self.arm("prefill", "prefill.COMPUTING", state) if state in _WRITER_HELD else []
+        nodes = await self.arm(side, state)
+        before = await self.arm("prefill", "prefill.COMPUTING", state) if state in _WRITER_HELD else []
         if state == "decode.LOCAL":
             await self.kill("prefill1")
             before = [node for node in before if node.name != "prefill1"]
+        if state == "decode.RECALLING":  # the first one is sent again
+            await self.have_all("prefill", do="corrupt", frames=2)
         shared = world.shared_prompt(_NUM_SHARED, self.lengths.shared)
         name = world.generate("frontend0", shared + world.fresh_prompt(self.lengths.own), 20)
         if before:
             writer = await self.first_trapped(before)
-            self.arm("prefill", but=writer)
+            self.disarm("prefill", but=writer)
             await self.disturb(state, name, writer)
-        elif state == "decode.RECALLING":
-            for node in self.of("prefill"):
-                node.do(do="corrupt", frames=2)  # the first one is sent again
         self.trapped = await self.first_trapped(nodes)
-        self.arm(side, but=self.trapped)
+        self.disarm(side, but=self.trapped)
         try:
             yield world.streams[name]
         finally:
@@ -219,12 +219,21 @@ class Case:
         nodes = self.world.nodes.values()
         return [n for n in nodes if n.role == role and n.process.is_alive]
 
-    def arm(self, role: str, *states: str, but: Process | None = None) -> list[Process]:
-        """Set the traps of all processes of a role; no states: disarm them."""
-        nodes = [node for node in self.of(role) if node is not but]
-        for node in nodes:
-            node.do(do="trap", states=states)
+    async def have_all(self, role: str, **command: Any) -> list[Process]:
+        """Have all processes of a role carry a command out, and return them."""
+        nodes = self.of(role)
+        await asyncio.gather(*(node.carry_out(**command) for node in nodes))
         return nodes
+
+    async def arm(self, role: str, *states: str) -> list[Process]:
+        """Set the traps of all processes of a role. They are set on return: a request that comes next falls into one of them."""
+        return await self.have_all(role, do="trap", states=states)
+
+    def disarm(self, role: str, but: Process) -> None:
+        """Take the traps of all others away, one of which may have stopped in its own already."""
+        for node in self.of(role):
+            if node is not but:
+                node.do(do="trap", states=())
 
     async def first_trapped(self, nodes: list[Process]) -> Process:
         waits = {asyncio.create_task(node.wait_for("trapped", PATIENCE_S)): node for node in nodes}
@@ -246,14 +255,12 @@ _WRITER_HELD = (
 
 async def slow_link(world: World, name: str) -> Outcome:
     """Six prompts over a link on which every write takes 20 ms more; then it is well again."""
-    case, prefills = Case(world, name), [n for n in world.nodes.values() if n.role == "prefill"]
-    for node in prefills:
-        node.do(do="slow", write_s=0.02)
+    case = Case(world, name)
+    await case.have_all("prefill", do="slow", write_s=0.02)
     names = [world.generate("frontend0", world.fresh_prompt(40), 12) for _ in range(6)]
     for stream in [world.streams[n] for n in names]:
         await case.end(stream)
-    for node in prefills:
-        node.do(do="slow", write_s=0.0)
+    await case.have_all("prefill", do="slow", write_s=0.0)
     await case.repair()
     return Outcome(name, max(max(world.streams[n].gaps_s) for n in names))
 
@@ -262,15 +269,14 @@ async def mistreat(world: World, name: str, message: str, kind: str) -> Outcome:
     """The next `message` from every process of its sender's role is dropped, doubled ... under a plain run, or one with a loss."""
     case = Case(world, name)
     role, run = MESSAGES[message]
-    for node in case.of(role):
-        node.do(do="fate", message=message, kind=kind)
+    await case.have_all(role, do="fate", message=message, kind=kind)
     if run == "plain":
         streams = [world.streams[world.generate("frontend0", world.fresh_prompt(40), 12)]]
     else:
-        writers = case.arm("prefill", "prefill.COMPUTING")
+        writers = await case.arm("prefill", "prefill.COMPUTING")
         stream = world.generate("frontend0", world.fresh_prompt(40), 12)
         writer = await case.first_trapped(writers)
-        case.arm("prefill", but=writer)
+        case.disarm("prefill", but=writer)
         streams = [world.streams[stream]]
         if run == "cancel":
             world.nodes["frontend0"].do(do="cancel", id=f"{stream}@frontend0")

@@ -36,6 +36,7 @@ from tests.chaos.world import ON_DEVICE, OVERRIDES, World
 from tests.models.checkpoints import HYBRID
 
 _CASE_S = 90.0
+_LOG_LINES = 200
 SHM: dict[str, Any] = {}
 TCP: dict[str, Any] = {"transfer.transport": "tcp", "transfer.checksum": True}
 NIXL: dict[str, Any] = {"transfer.transport": "nixl", "transfer.checksum": True}
@@ -61,9 +62,10 @@ _WRITTEN_BY_OTHERS = (
 _PART = (
     "kill prefill in decode.GRANTED", "stop prefill in prefill.SENDING", "restart prefill in decode.FENCING",
     "kill decode in prefill.COMPUTING", "stop decode in decode.RECALLING", "restart decode in decode.GRANTED",
+    "stop decode in decode.RESERVING",
 )  # fmt: skip
-"""The cases of those states that pytest tries over NIXL and gloo, and over shared memory with a hybrid."""
-_PART_FAMILY = "qwen3_next"
+"""The cases that pytest tries over NIXL and gloo, as far as there are any, and with a hybrid over shared memory and with tiers."""
+_PART_FAMILY, _PART_OVER = "qwen3_next", ("shm", "tiers")
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ def possible(family: str = "") -> list[str]:
 def part() -> list[Entry]:
     """What is run each time."""
     plain = [e for e in entries() if e.transport not in ("nixl", "gloo") or e.what in _PART]
-    return plain + [e for e in entries(_PART_FAMILY) if e.transport == "shm" and e.what in _PART]
+    return plain + [e for e in entries(_PART_FAMILY) if e.transport in _PART_OVER and e.what in _PART]
 
 
 def _process_entries() -> list[Entry]:
@@ -164,13 +166,18 @@ async def run_all(folder: Path, chosen: list[Entry], num_worlds: int = 3) -> dic
                     async with asyncio.timeout(_CASE_S):
                         results[entry.name] = await entry.run(world, entry.name)
                 except Exception as error:
-                    error.add_note(f"{entry.name}; log: {world.folder / 'log'}" if world else entry.name)
+                    error.add_note(f"{entry.name}\n{_end_of(world.folder / 'log') if world else ''}")
                     results[entry.name] = error
                     await stack.aclose()
                     world = None
 
     await asyncio.gather(*(work(number) for number in range(num_worlds)))
     return results
+
+
+def _end_of(log: Path) -> str:
+    """Return the last lines of what the processes have logged, most of it in the case that failed."""
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
 
 
 def table(results: dict[str, Outcome | Exception]) -> list[dict[str, Any]]:

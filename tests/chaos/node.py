@@ -1,6 +1,6 @@
 """One process of a chaos cluster: the production scheduler, frontend or instance, over the witness device or a real model.
 
-Commands come as JSON lines on standard input, events go to standard output. It ends when its input ends, and with its parent.
+Commands come as JSON lines on standard input; `obeyed` and other events go to standard output. It ends with its input and parent.
 
     {"do": "trap", "states": ["decode.GRANTED"]}       stop this very process (SIGSTOP) when a hand-over enters one of them, once each
     {"do": "fate", "message": "Commit", "kind": "drop"}  treat the next outgoing message of that type badly, below the numbering
@@ -158,12 +158,11 @@ def sampling_of(command: dict[str, Any]) -> SamplingParams:
     max_tokens, seed, grammar = command["max_tokens"], command["seed"], command["grammar"]
     if not grammar:
         return SamplingParams(max_tokens=max_tokens, seed=seed, temperature=0.0)
-    ends = (END,)
     return SamplingParams(
         max_tokens=max_tokens,
         seed=seed,
-        stop_token_ids=ends,
-        masked_until_min=ends,
+        stop_token_ids=(END,),
+        masked_until_min=(END,),
         grammar=Grammar(text=grammar),
     )
 
@@ -174,8 +173,7 @@ class Node:
         self.name, self.role = spec["name"], spec["role"]
         self.folder, self.apart = Path(spec["folder"]), spec["apart"]
         self.config: ClusterConfig = load(None, {}, spec["overrides"])
-        self.host = spec["host"]
-        self.on_device = spec["on_device"]
+        self.host, self.on_device = spec["host"], spec["on_device"]
         """Whether KV pools lie on simulated devices."""
         self.device: SimulatedDevice | None = None
         self.mail = TcpMail(
@@ -377,7 +375,9 @@ class Node:
             lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
         )
         while line := await reader.readline():
-            self.obey(json.loads(line))
+            command = json.loads(line)
+            self.obey(command)
+            tell(event="obeyed", number=command.get("number", 0))
         if self.role in ("prefill", "decode"):
             await self.instance.close()
         os._exit(0)

@@ -36,7 +36,7 @@ async def test_a_bad_disk_costs_hits_only(tmp_path: Path, fault: str) -> None:
         instances = [node for node in world.nodes.values() if node.role in ("prefill", "decode")]
         if fault == "full disk":
             for node in instances:
-                node.do(do="full disk")
+                await node.carry_out(do="full disk")
         else:
             for path in folder.glob("kv-?"):
                 raw = bytearray(path.read_bytes())

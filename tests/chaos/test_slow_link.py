@@ -17,7 +17,7 @@ PROMPT_TOKENS = 41
 async def computed_by_prefill(world: World, write_s: float) -> int:
     prefills = [node for node in world.nodes.values() if node.role == "prefill"]
     for node in prefills:
-        node.do(do="slow", write_s=write_s)
+        await node.carry_out(do="slow", write_s=write_s)
     before = sum([(await node.status())["computed"] for node in prefills])
     stream = world.streams[world.generate("frontend0", world.fresh_prompt(PROMPT_TOKENS), 12)]
     async with asyncio.timeout(PATIENCE_S):

@@ -13,10 +13,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 async def test_the_client_is_served_elsewhere_at_once_and_only_the_blocks_wait(tmp_path: Path) -> None:
     async with World(tmp_path, {"transfer.drain_timeout_s": 60.0}) as world:
         case = Case(world, "stopped writer")
-        nodes = case.arm("prefill", "prefill.SENDING")
+        nodes = await case.arm("prefill", "prefill.SENDING")
         stream = world.streams[world.generate("frontend0", world.fresh_prompt(40), 20)]
         writer = await case.first_trapped(nodes)
-        case.arm("prefill", but=writer)
+        case.disarm("prefill", but=writer)
         await case.end(stream)
         assert writer.state() == "T", "nobody waited for it"
         # 1 s of silence, half a second for the fence, the rest for a busy machine.

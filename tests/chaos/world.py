@@ -42,10 +42,20 @@ class Process:
     address: str = ""
     events: "asyncio.Queue[dict[str, Any]]" = field(default_factory=asyncio.Queue)
     reader: "asyncio.Task[None] | None" = None
-    stopped: bool = False
+    num_commands: int = 0
+    ended: bool = False
+    """Nothing more comes from it."""
 
     def do(self, **command: Any) -> None:
         self.process.write(json.dumps(command).encode() + b"\n")
+
+    async def carry_out(self, **command: Any) -> None:
+        """Give a command and wait until it has been obeyed. Other processes' messages may come before a command that was only
+        written."""
+        self.num_commands += 1
+        self.do(number=self.num_commands, **command)
+        while (await self.wait_for("obeyed"))["number"] != self.num_commands:
+            pass
 
     def state(self) -> str:
         """The kernel's letter for it."""
@@ -65,10 +75,11 @@ class Process:
 
     async def wait_for(self, event: str, timeout_s: float = PATIENCE_S) -> dict[str, Any]:
         async with asyncio.timeout(timeout_s):
-            while True:
+            while not (self.ended and self.events.empty()):
                 seen = await self.events.get()
                 if seen["event"] == event:
                     return seen
+        raise AssertionError(f"{self.name} has ended and will not say {event!r}: the log says why")
 
 
 @dataclass(kw_only=True)
@@ -262,6 +273,8 @@ class World:
             pass  # it was killed before it had read all that was sent
         finally:
             node.process.close()
+            node.ended = True
+            node.events.put_nowait({"event": "ended"})
 
     def _note(self, event: dict[str, Any]) -> None:
         stream = self.streams[event["id"].partition("@")[0]]
