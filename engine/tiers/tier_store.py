@@ -7,11 +7,13 @@ so that steps which wait for them do not wait for the disk."""
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from core.reports import TierCounts
 from engine.tiers.block_pieces import BlockPieces
 from engine.tiers.disk_tier import DiskTier
 from engine.tiers.host_tier import HostTier
+from engine.tiers.reads_first import ReadsFirst
 
 _MAX_UNWRITTEN_BYTES = 1 << 30
 """So much may be on its way to the disk. Further blocks are not saved there. A recurrent state is hundreds of blocks at once."""
@@ -24,7 +26,7 @@ class TierStore:
         """`root` is the fingerprint that digests begin with."""
         self._pieces, self._host, self._disk, self.root = pieces, host, disk, root
         self._unwritten: dict[bytes, bytes] = {}
-        self._thread = ThreadPoolExecutor(1, "kv-tiers")
+        self._thread = ReadsFirst("kv-tiers")
         self._filler = ThreadPoolExecutor(1, "kv-fill")
         self.on_saved: Callable[[bytes, bytes], None] | None = None
         """Called with each saved block's digest and content."""
@@ -59,13 +61,12 @@ class TierStore:
             is_full = len(self._unwritten) * len(old) >= _MAX_UNWRITTEN_BYTES
             if self._disk is not None and gone not in self._disk and not is_full:
                 self._unwritten[gone] = old
-                self._thread.submit(self._write, self._disk, gone)
+                self._thread.write(partial(self._write, self._disk, gone))
 
     async def fetch(self, digests: Sequence[bytes]) -> list[bytes]:
         """Return the blocks' contents, in order, up to the first that cannot be had. What was on disk only is saved again above
         it."""
-        loop = asyncio.get_running_loop()
-        contents = await loop.run_in_executor(self._thread, self._fetch, digests)
+        contents = await self._thread.read(partial(self._fetch, digests))
         for digest, content in zip(digests, contents, strict=False):
             if digest not in self._host:
                 self._save(digest, content)
@@ -81,7 +82,7 @@ class TierStore:
     async def close(self) -> None:
         """Close, after what is on its way to the disk."""
         await asyncio.to_thread(self._pieces.close)
-        await asyncio.to_thread(self._thread.shutdown, wait=True)
+        await asyncio.to_thread(self._thread.close)
         self._filler.shutdown()
         if self._disk is not None:
             self._disk.close()
@@ -115,5 +116,6 @@ class TierStore:
         return None
 
     def _write(self, disk: DiskTier, digest: bytes) -> None:
-        disk.put(digest, self._unwritten[digest])
-        del self._unwritten[digest]
+        if (content := self._unwritten.get(digest)) is not None:  # else all was dropped
+            disk.put(digest, content)
+            self._unwritten.pop(digest, None)

@@ -1,7 +1,10 @@
 """The disk tier against damage, a full disk, another model's file, and a restart."""
 
+import asyncio
 import errno
 import os
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +14,8 @@ from hypothesis import strategies as st
 from core.errors import ConfigError
 from engine.tiers import disk_tier
 from engine.tiers.disk_tier import DiskTier
+from engine.tiers.reads_first import ReadsFirst
+from tests.patience import PATIENCE_S
 
 BLOCK = 5000
 MODEL = b"model".ljust(16)
@@ -88,6 +93,28 @@ def test_a_full_disk_costs_hits_and_then_is_left_alone(open_tier, monkeypatch: p
     assert tier.is_off
     monkeypatch.undo()
     assert tier.get(digest(0)) is None
+
+
+async def test_what_is_read_waits_for_one_write_at_most() -> None:
+    thread, done, may = ReadsFirst("disk"), list[str](), threading.Event()
+    thread.write(lambda: (may.wait(PATIENCE_S), done.append("first"))[1])
+    for number in range(20):
+        thread.write(partial(done.append, str(number)))
+    reading = asyncio.create_task(thread.read(lambda: len(done)))
+    await asyncio.sleep(0)
+    may.set()
+    async with asyncio.timeout(PATIENCE_S):
+        assert await reading == 1
+    await asyncio.to_thread(thread.close)
+    assert done == ["first", *map(str, range(20))]
+
+
+async def test_what_fails_is_told_and_the_thread_goes_on() -> None:
+    thread = ReadsFirst("disk")
+    with pytest.raises(OSError, match="gone"):
+        await thread.read(lambda: (_ for _ in ()).throw(OSError("gone")))
+    assert await thread.read(lambda: 3) == 3
+    thread.close()
 
 
 def test_an_unusable_path_is_refused_in_one_sentence(tmp_path: Path) -> None:
