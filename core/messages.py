@@ -4,7 +4,8 @@ read in one place.
 frontend  -> scheduler   Place, Finished, AskStatus
 scheduler -> frontend    Placed, Rejected, Status
 frontend  -> decode      Submit, Cancel
-worker    -> frontend    Tokens, Failed, HandedOver, Leaving
+frontend  -> worker      DropCache
+worker    -> frontend    Tokens, Failed, HandedOver, Leaving, CacheDropped
 decode    -> prefill     StartPrefill, Revoke
 prefill   -> decode      ChunkDone, Commit, Drained, PrefillFailed
 worker    -> scheduler   Register, LoadReport, NeedPrefill, Leaving
@@ -16,7 +17,7 @@ scheduler -> scheduler   PlacedByPeer, ReleasedByPeer, PeerRequest, PeerBacklog 
 from dataclasses import dataclass
 
 from core.kv import KVShard
-from core.reports import LoadReport, Register, Status
+from core.reports import DroppedBlocks, LoadReport, Register, Status
 from core.types import Request, Route, Slo, TokenOut
 
 
@@ -136,6 +137,19 @@ class PrefillAssigned:
 @dataclass(frozen=True, slots=True)
 class AskStatus:
     nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class DropCache:
+    """Give up what is kept of requests that are over: no request that comes later finds it."""
+
+    nonce: int
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDropped:
+    nonce: int
+    blocks: DroppedBlocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +359,7 @@ class PrefillFailed:
 Message = (
     Place | Placed | AskStatus | Status | Rejected | Finished | Register | Leaving | LoadReport | NeedPrefill | PrefillAssigned
     | Submit | Cancel | Tokens | HandedOver | Failed
-    | Buddy | Replicas | ReplicasKept
+    | Buddy | Replicas | ReplicasKept | DropCache | CacheDropped
     | PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest | PeerBacklog
     | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed
 )  # fmt: skip

@@ -107,6 +107,17 @@ class TierCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedBlocks:
+    """What an instance has given up of its prefix cache, in blocks."""
+
+    device: int
+    host: int = 0
+    disk: int = 0
+    in_use: int = 0
+    """Blocks of the device that stay, since something that runs has them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkCounts:
     """What an instance has done since it began."""
 

@@ -66,6 +66,11 @@ class Replicator:
             self._buddy = ""
             self._kept.set()
 
+    def drop(self) -> None:
+        """Send no copies of what has been saved so far."""
+        self._waiting.clear()
+        self._waiting_bytes = 0
+
     def _saved(self, digest: bytes, content: bytes) -> None:
         self._waiting.append(Replica(digest, content))
         self._waiting_bytes += len(content)

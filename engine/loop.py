@@ -12,7 +12,7 @@ from core.errors import Bug, OutOfMemory, RequestError
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.ports import Clock, WorkerGroup
-from core.reports import LayerExperts, TierCounts, WorkCounts
+from core.reports import DroppedBlocks, LayerExperts, TierCounts, WorkCounts
 from core.steps import StepModels
 from core.types import Request, TokenOut
 from engine.planning.block_ledger import Reservation
@@ -223,6 +223,12 @@ class Engine:
     def replay_cache_events(self) -> None:
         """Let the next `drain_cache_events` report everything that is cached, for a listener that knows nothing."""
         self._scheduler.replay_cache_events()
+
+    def drop_cache(self) -> DroppedBlocks:
+        """Give up what the pool and the tiers keep of requests that are over."""
+        host, disk = self._tiers.drop() if self._tiers else (0, 0)
+        device = self._scheduler.drop_cache()
+        return DroppedBlocks(device=device, host=host, disk=disk, in_use=self._scheduler.num_used_blocks)
 
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()

@@ -13,6 +13,7 @@ from dataclasses import replace
 from zlib import crc32
 
 from cluster.ingress.beam_search import BeamParams
+from cluster.ingress.questions import Questions
 from cluster.ingress.running_attempt import Lost, Moved, RunningAttempt
 from cluster.ingress.search_steps import Found, search
 from cluster.ingress.shared_prompt import SharedPrompt
@@ -22,7 +23,9 @@ from core.errors import BatonError, Overloaded, ReplicaLost, RequestError, Targe
 from core.kv import block_hashes
 from core.messages import (
     AskStatus,
+    CacheDropped,
     Cancel,
+    DropCache,
     Failed,
     Finished,
     HandedOver,
@@ -35,14 +38,13 @@ from core.messages import (
     Tokens,
 )
 from core.ports import Clock, Mail, Resolve
-from core.reports import Status
+from core.reports import DroppedBlocks, Status
 from core.types import Request, Route, TokenOut
 from net.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
 
 _MAX_FRUITLESS_ATTEMPTS = 5
-_STATUS_TIMEOUT_S = 2.0
 _GRACE_S = 5.0
 """How much longer than the scheduler's own limit the frontend waits for its answer."""
 
@@ -68,7 +70,7 @@ class Frontend:
         self._timeout_s = request_timeout_s
         self._schedulers = Schedulers(resolve_schedulers, num_schedulers, clock, lambda _: self._ask_all())
         self._attempts: dict[str, RunningAttempt] = {}
-        self._asked: dict[int, asyncio.Future[Status]] = {}
+        self._questions = Questions(mail)
         self._nonces = itertools.count()
         self._retiring = False
         self._moves: set[asyncio.Task[None]] = set()
@@ -105,16 +107,15 @@ class Frontend:
         """Return what the leading scheduler knows now. Raises ReplicaLost when it does not answer."""
         if not (scheduler := self._schedulers.first):
             raise ReplicaLost("the scheduler is not known yet")
-        nonce = next(self._nonces)
-        answer = self._asked[nonce] = asyncio.get_running_loop().create_future()
-        self._mail.send(scheduler, AskStatus(nonce))
-        try:
-            async with asyncio.timeout(_STATUS_TIMEOUT_S):
-                return await answer
-        except TimeoutError:
-            raise ReplicaLost(f"the scheduler did not answer within {_STATUS_TIMEOUT_S:g} s") from None
-        finally:
-            del self._asked[nonce]
+        return await self._questions.ask(scheduler, AskStatus, "the scheduler")
+
+    async def drop_caches(self) -> dict[str, DroppedBlocks]:
+        """Have every instance give up its prefix cache, and return what each has dropped, by address. Raises ReplicaLost, naming
+        one that does not answer."""
+        addresses = [instance.address for instance in (await self.status()).instances]
+        asked = [self._questions.ask(one, DropCache, f"the instance {one}") for one in addresses]
+        answers = await asyncio.gather(*asked)
+        return {address: answer.blocks for address, answer in zip(addresses, answers, strict=True)}
 
     async def ready(self) -> tuple[bool, str]:
         """Return whether a request would be answered, and if not, why."""
@@ -344,9 +345,8 @@ class Frontend:
                     running.record.handed_over = message
             case Leaving(address):
                 self._leave(address)
-            case Status(nonce=nonce):
-                if (asked := self._asked.get(nonce)) is not None and not asked.done():
-                    asked.set_result(message)
+            case Status() | CacheDropped():
+                self._questions.answered(message)
             case _:
                 log.error("%s is not for a frontend (from %s)", type(message).__name__, sender)
 

@@ -18,7 +18,16 @@ from cluster.instance.instance_parts import (
 )
 from cluster.instance.reporting import Reporter
 from core.config import ClusterConfig
-from core.messages import Failed, Leaving, Message, PrefillFailed, StartPrefill, Submit
+from core.messages import (
+    CacheDropped,
+    DropCache,
+    Failed,
+    Leaving,
+    Message,
+    PrefillFailed,
+    StartPrefill,
+    Submit,
+)
 from core.ports import Clock, Mail, Resolve
 from core.reports import WorkCounts
 from core.types import TokenOut
@@ -162,6 +171,11 @@ class Instance:
                     return
                 case _:
                     pass
+        if isinstance(message, DropCache):
+            if self._replicator is not None:
+                self._replicator.drop()
+            self._mail.send(sender, CacheDropped(message.nonce, self._engine.drop_cache()))
+            return
         taken = self._prefill.on_message(sender, message)
         taken = taken or (self._prompts is not None and self._prompts.on_message(message))
         taken = taken or (self._decode is not None and self._decode.on_message(sender, message))

@@ -191,6 +191,12 @@ class RadixCache:
             else:
                 raise Bug(f"{count} blocks are to be given up, and none can be")
 
+    def drop(self) -> int:
+        """Give up every block that nobody refers to. Returns how many those were."""
+        count = self.num_evictable
+        self.evict(count)
+        return count
+
     def drain_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the hashes (core.kv.block_hashes) of blocks kept and given up since the last call."""
         events = tuple(self._added), tuple(self._removed)

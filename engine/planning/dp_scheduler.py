@@ -139,6 +139,9 @@ class DpScheduler:
         for group in self._groups:
             group.replay_cache_events()
 
+    def drop_cache(self) -> int:
+        return sum(group.drop_cache() for group in self._groups)
+
     def check_fits(self, request: Request) -> None:
         for group in self._groups:
             group.check_fits(request)

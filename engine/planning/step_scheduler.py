@@ -151,6 +151,10 @@ class StepScheduler:
     def replay_cache_events(self) -> None:
         self._cache.replay_events()
 
+    def drop_cache(self) -> int:
+        """Give up every cached block that nothing here has. Returns how many those were."""
+        return self._cache.drop()
+
     def knows(self, key: str) -> bool:
         return key in self._table.all
 
@@ -175,8 +179,7 @@ class StepScheduler:
         """Compute `request` here. With `push` it draws token by token until `hold`, and its KV is sent on. Raises
         RequestError."""
         self.check_fits(request)
-        seq = self._table.new(request, push)
-        self._table.waiting.append(seq)
+        self._table.waiting.append(self._table.new(request, push))
 
     def abort(self, key: str) -> None:
         """Compute no more of it. Blocks that a pusher or a writer uses stay until `release`. Idempotent."""
@@ -199,22 +202,19 @@ class StepScheduler:
         match = self._ledger.find(request, request.tokens, partial=False)
         is_near = self._ledger.begins_near(request, match)
         seq = self._table.new(request, None)
-        if (
-            match.state and is_near
-        ):  # it finds blocks, and has its state copied, as others do that are computed here
+        if match.state and is_near:
+            # It finds blocks, and has its state copied, as others do that are computed here.
             seq.state = State.RESERVED
             return _reservation(seq, len(match.blocks) * self._config.block_size, computes_rest=True)
         if self._ledger.num_state_blocks:
             # A state is written as a whole, and with it all tokens that it has taken in.
             match = PrefixMatch(blocks=())
         # One block more than is known: the prefill instance may generate while it sends.
-        wanted = min(
-            len(seq.tokens) + 1 + self._config.block_size, seq.num_prompt + request.sampling.max_tokens
-        )
-        num_tokens = max(wanted, len(seq.tokens) + 1)
+        least, most = len(seq.tokens) + 1, seq.num_prompt + request.sampling.max_tokens
+        wanted = max(least, min(least + self._config.block_size, most))
         if not (
-            self._ledger.admit(seq, match, num_tokens, len(self._table.running))
-            or self._ledger.admit(seq, match, len(seq.tokens) + 1, len(self._table.running))
+            self._ledger.admit(seq, match, wanted, len(self._table.running))
+            or self._ledger.admit(seq, match, least, len(self._table.running))
         ):
             self._lifecycle.disown(seq)
             return None

@@ -95,6 +95,16 @@ class DiskTier:
         self._slots.move_to_end(digest)
         return content
 
+    def drop(self) -> None:
+        """Forget all blocks, also for the next process that reads the file."""
+        self._free += self._slots.values()
+        self._slots.clear()
+        try:
+            os.ftruncate(self._file, 0)
+            os.ftruncate(self._file, self._num_slots * self._slot_bytes)
+        except OSError as error:
+            self._failed("write", error)
+
     def close(self) -> None:
         os.close(self._file)
         self._page.close()

@@ -26,6 +26,13 @@ class HostTier:
                 gone.append(self._blocks.popitem(last=False))
             return gone
 
+    def drop(self) -> int:
+        """Give up all blocks. Returns how many there were."""
+        with self._lock:
+            count = len(self._blocks)
+            self._blocks.clear()
+            return count
+
     def get(self, digest: bytes) -> bytes | None:
         with self._lock:
             content = self._blocks.get(digest)

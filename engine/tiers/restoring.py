@@ -80,6 +80,10 @@ class Restoring:
         self._cancelled.add(key)
         return True
 
+    def drop(self) -> tuple[int, int]:
+        """Give up all that lies below. Returns how many blocks that were, in host memory and on disk."""
+        return self._store.drop()
+
     async def close(self) -> None:
         """End, after what is being loaded: nobody may free blocks under a thread that fills them."""
         self._cancelled |= set(self._under_way)

@@ -63,6 +63,15 @@ class TierStore:
                 self._unwritten[gone] = old
                 self._thread.write(partial(self._write, self._disk, gone))
 
+    def drop(self) -> tuple[int, int]:
+        """Give up all blocks. Returns how many there were, in host memory and on disk. What is fetched later is not found."""
+        num_host, num_disk = self._host.drop(), 0
+        if self._disk is not None:
+            num_disk = len(self._disk) + len(self._unwritten)
+            self._unwritten.clear()
+            self._thread.before_reads(self._disk.drop)
+        return num_host, num_disk
+
     async def fetch(self, digests: Sequence[bytes]) -> list[bytes]:
         """Return the blocks' contents, in order, up to the first that cannot be had. What was on disk only is saved again above
         it."""

@@ -18,7 +18,7 @@ from cluster.ingress.api.http_app import create_app
 from cluster.ingress.api.http_server import HttpServer
 from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.observers import make_observers
-from core.reports import Status
+from core.reports import DroppedBlocks, Status
 from core.types import FinishReason, Request, TokenOut
 from tests.cluster.ingress.api.fakes import END, NAME, ByteTokenizer
 from tests.cluster.ingress.api.harness import OPEN
@@ -47,6 +47,9 @@ class Pace:
 
     async def status(self) -> Status:
         return Status(nonce=0, why_not="", num_queued=0, instances=())
+
+    async def drop_caches(self) -> dict[str, DroppedBlocks]:
+        return {}
 
     async def generate(self, request: Request, shared: object = None) -> AsyncGenerator[TokenOut, None]:
         num_tokens = request.sampling.max_tokens

@@ -207,7 +207,7 @@ class Moves:
 
     def __init__(self, drive: Drive, rng: random.Random, requests: list[Request]) -> None:
         self.drive, self.rng, self.requests = drive, rng, requests
-        self.todo = requests[::-1]
+        self.todo, self.drops = requests[::-1], random.Random(0)
         self.aborted: set[str] = set()
         self.held: set[str] = set()
         """Pushed sequences that are still to be released."""
@@ -277,6 +277,13 @@ class Moves:
         if victim not in {request.key for request in self.todo} and victim not in self.held:
             self.drive.scheduler.abort(victim)
             self.aborted.add(victim)
+
+    def drop_cache(self) -> None:
+        if self.drops.random() < 0.02:
+            num_available = self.drive.scheduler.num_available_blocks
+            assert self.drive.scheduler.drop_cache() <= num_available
+            assert self.drive.scheduler.num_available_blocks == num_available
+            self.drive.scheduler.check_integrity()
 
     def release_held(self) -> None:
         for key in self.drive.lost:
@@ -354,6 +361,7 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     for _ in range(8000):
         moves.place_one()
         moves.abort_one()
+        moves.drop_cache()
         moves.release_held()
         if not drive.turn() and not moves.todo and not moves.held:
             break

@@ -7,7 +7,7 @@ from cluster.ingress.beam_search import BeamParams
 from cluster.ingress.search_steps import Found
 from cluster.ingress.shared_prompt import SharedPrompt
 from core.ports import TokenCodec
-from core.reports import Status
+from core.reports import DroppedBlocks, Status
 from core.types import Request, TokenOut
 
 
@@ -28,6 +28,9 @@ class Generator(Protocol):
 
     async def ready(self) -> tuple[bool, str]: ...
     async def status(self) -> Status: ...
+    async def drop_caches(self) -> dict[str, DroppedBlocks]:
+        """Have every instance give up its prefix cache, and return what each has dropped, by address. Raises ReplicaLost."""
+        ...
 
 
 class ChatTokenizer(TokenCodec, Protocol):

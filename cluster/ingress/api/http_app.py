@@ -105,6 +105,8 @@ class _Api:
             HttpRoute("GET", "/ready", self.ready),
             HttpRoute("GET", "/metrics", self.serve_metrics),
             HttpRoute("GET", "/cluster", self.cluster),
+            HttpRoute("POST", "/reset_prefix_cache", self.drop_caches),
+            HttpRoute("POST", "/flush_cache", self.drop_caches),
             HttpRoute("GET", "/dashboard", self.dashboard),
             HttpRoute("GET", "/", self.to_dashboard),
         ]
@@ -182,6 +184,17 @@ class _Api:
             "links": [asdict(one) for one in recent.links(now)],
         }
         return JSONResponse(status | watched)
+
+    async def drop_caches(self, http: HttpRequest) -> Response:
+        """Have every instance give up what it keeps of requests that are over, and say how much that was."""
+        if http.state.tenant.name:
+            raise RequestError(
+                f"{http.url.path} takes every tenant's prefixes: it asks for a key of serve.api_keys",
+                status=403,
+                code="not_for_tenants",
+            )
+        dropped = await self._generator.drop_caches()
+        return JSONResponse({"dropped": {address: asdict(blocks) for address, blocks in dropped.items()}})
 
     async def dashboard(self, http: HttpRequest) -> Response:
         return HTMLResponse(self._page, headers=self._page_headers)

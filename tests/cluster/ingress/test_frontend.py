@@ -12,7 +12,9 @@ from core.config import ScheduleConfig
 from core.errors import Overloaded, ReplicaLost, RequestError, TargetOutOfReach
 from core.messages import (
     AskStatus,
+    CacheDropped,
     Cancel,
+    DropCache,
     Failed,
     Finished,
     Message,
@@ -23,7 +25,7 @@ from core.messages import (
     Tokens,
 )
 from core.ports import Clock
-from core.reports import Status
+from core.reports import DroppedBlocks, InstanceStatus, Status
 from core.types import FinishReason, Request, Route, SamplingParams, TokenOut
 from net.loopback_mail import LoopbackMail, LoopbackNetwork
 from sim.virtual_loop import LoopClock, run_virtual
@@ -75,6 +77,19 @@ class CutMail:
         self._inner.listen(on_message, on_lost)
 
 
+def instance(address: str) -> InstanceStatus:
+    return InstanceStatus(
+        address=address,
+        prefills=False,
+        decodes=True,
+        num_blocks=9,
+        free_blocks=9,
+        num_waiting=0,
+        num_running=0,
+        defect="",
+    )
+
+
 class World:
     def __init__(self, clock: Clock | None = None) -> None:
         self.network = LoopbackNetwork()
@@ -100,7 +115,8 @@ class World:
                 alive = [d for d in self.decodes if d.mail.address not in message.exclude]
                 peer.mail.send(sender, Placed(request_id, attempt, Route(alive[0].mail.address)))
             case AskStatus(nonce):
-                peer.mail.send(sender, Status(nonce=nonce, why_not="", num_queued=0, instances=()))
+                known = tuple(instance(decode.mail.address) for decode in self.decodes)
+                peer.mail.send(sender, Status(nonce=nonce, why_not="", num_queued=0, instances=known))
             case _:
                 pass
 
@@ -281,6 +297,21 @@ async def test_a_scheduler_that_was_lost_and_found_again_is_asked_again(world: W
     world.mail.loses(world.scheduler.mail.address)
     assert await answer == [100, 101, 102, 103, 104, 105]
     assert len(asked) == 2
+
+
+async def test_every_instance_drops_its_cache(world: World) -> None:
+    def act(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, DropCache):
+            count = len(peer.mail.address)
+            peer.mail.send(sender, CacheDropped(message.nonce, DroppedBlocks(device=count, in_use=1)))
+
+    peers = [world.decode(act) for _ in range(3)]
+    dropped = await world.frontend.drop_caches()
+    names = [peer.mail.address for peer in peers]
+    assert dropped == {name: DroppedBlocks(device=len(name), in_use=1) for name in names}
+    silent = world.decode(lambda *_: None)
+    with pytest.raises(ReplicaLost, match=f"instance {silent.mail.address} did not answer"):
+        await world.frontend.drop_caches()
 
 
 async def test_a_retiring_frontend_is_not_ready_and_answers_all_the_same(world: World) -> None:

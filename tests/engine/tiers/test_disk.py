@@ -117,6 +117,16 @@ async def test_what_fails_is_told_and_the_thread_goes_on() -> None:
     thread.close()
 
 
+def test_what_was_dropped_is_gone_for_the_next_process_too(open_tier) -> None:
+    tier = open_tier()
+    tier.put(digest(1), content(1))
+    tier.drop()
+    assert tier.get(digest(1)) is None
+    assert len(open_tier()) == 0
+    tier.put(digest(2), content(2))
+    assert tier.get(digest(2)) == content(2)
+
+
 def test_an_unusable_path_is_refused_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be used"):

@@ -216,6 +216,28 @@ async def test_the_next_turn_finds_what_decode_has_produced(tmp_path: Path) -> N
     await served.close()
 
 
+async def test_what_was_dropped_is_found_nowhere_any_more(tmp_path: Path) -> None:
+    served = Served(config(tmp_path, 20, 500))
+    for prompt in prompts(6):
+        await served.ask(prompt)
+    running = served.add(prompts(7)[6], 40)
+    async with asyncio.timeout(PATIENCE_S):
+        while not served.tokens[running]:
+            await asyncio.sleep(0.001)
+    dropped = served.engine.drop_cache()
+    assert min(dropped.device, dropped.host, dropped.disk, dropped.in_use) > 0
+    for prompt in prompts(3):
+        assert await served.ask(prompt) >= len(prompt)
+    async with asyncio.timeout(PATIENCE_S):
+        await served.ends[running].wait()
+    assert tuple(served.tokens[running]) == undisturbed(prompts(7)[6], 40)
+    assert served.engine.drop_cache().in_use == 0
+    await served.close()
+    again = Served(config(tmp_path, 0, 500))
+    assert await again.ask(prompts(5)[4]) >= 41, "the file on the disk was forgotten, not its content"
+    await again.close()
+
+
 async def test_a_restarted_instance_finds_its_disk(tmp_path: Path) -> None:
     served = Served(config(tmp_path, 0, 500))
     for prompt in prompts(6):

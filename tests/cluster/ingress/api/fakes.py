@@ -10,7 +10,7 @@ from tokenizers.models import BPE
 
 from cluster.ingress import request_context
 from core.errors import RequestError
-from core.reports import Status
+from core.reports import DroppedBlocks, Status
 from core.types import FinishReason, PromptScore, Request, TokenOut
 
 END = 256
@@ -133,6 +133,12 @@ class FakeGenerator:
 
     async def status(self) -> Status:
         return Status(nonce=0, why_not="", num_queued=0, instances=())
+
+    async def drop_caches(self) -> dict[str, DroppedBlocks]:
+        return {
+            "one": DroppedBlocks(device=5, host=2, disk=1, in_use=3),
+            "other": DroppedBlocks(device=7),
+        }
 
     async def generate(self, request: Request, shared: object = None):
         self.requests.append(request)

@@ -60,6 +60,18 @@ async def test_a_tenants_requests_bear_its_name_class_and_salt() -> None:
     assert (third.salt, fourth.salt) == ("acme/", "")
 
 
+@pytest.mark.parametrize("path", ["/reset_prefix_cache", "/flush_cache"])
+async def test_caches_are_dropped_by_the_operator_alone(path: str) -> None:
+    made = api()
+    assert (await made.post(path, b"")).status_code == 401
+    refused = await made.post(path, b"", **bearer())
+    assert refused.status_code == 403
+    assert "serve.api_keys" in refused.json()["error"]["message"]
+    answer = await made.post(path, b"", **bearer(OPEN_KEY))
+    assert answer.status_code == 200
+    assert answer.json()["dropped"]["one"] == {"device": 5, "host": 2, "disk": 1, "in_use": 3}
+
+
 async def test_a_class_is_asked_for_by_header_or_service_tier() -> None:
     made = api()
     for body, headers in (
