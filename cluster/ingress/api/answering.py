@@ -25,6 +25,7 @@ from cluster.ingress.api.openai_errors import describe
 from cluster.ingress.api.openai_requests import MAX_TEXTS, ChatRequest, Common, ModelRequest
 from cluster.ingress.api.request_body import read_json
 from cluster.ingress.api.request_params import ApiSettings
+from cluster.ingress.api.truncation import most_tokens, shortened
 from cluster.ingress.beam_search import BeamParams
 from cluster.ingress.metrics import IngressMetrics
 from cluster.ingress.parsers.output_events import PlainParser
@@ -139,7 +140,7 @@ class Answering:
         slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
         retain = body.prompt_cache_retention != "none"
         choices: list[ChoiceStream] = []
-        for prompt in prompts:
+        for prompt in self._shortened(body, prompts):
             sampling = self._sampling(body, prompt, chat, grammar, ends)
             shared = SharedPrompt() if n > 1 else None
             for choice in range(n):
@@ -150,6 +151,16 @@ class Answering:
                 choices.append(self._choice(len(choices), request, body, chat, shared))
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
         return choices
+
+    def _shortened(self, body: Common, prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Return the ends of the prompts, as far as the body wants them. Raises RequestError."""
+        if body.truncate_prompt_tokens is None:
+            return prompts
+        num_wanted = max(1, request_params.wanted_tokens(body) or 1)
+        longest = max(1, self.settings.max_context_tokens - num_wanted)
+        most = most_tokens(body.truncate_prompt_tokens, longest)
+        around = self.tokenizer.encode("")
+        return [shortened(prompt, most, around, keep_end=True) for prompt in prompts]
 
     def _check_generates(self) -> None:
         """Raise RequestError where the served model only embeds or scores."""
@@ -228,8 +239,7 @@ class Answering:
             )
         if len(prompts) > MAX_TEXTS:
             raise RequestError(f"{field}: {len(prompts)} texts exceed the limit of {MAX_TEXTS}", field=field)
-        context = settings.max_context_tokens
-        limit = min(settings.pooling.max_tokens or context, context)
+        limit = settings.longest_text
         longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
         if len(prompts[longest]) > limit:
             raise RequestError(

@@ -20,6 +20,7 @@ from cluster.ingress.api.openai_requests import (
     ScoreRequest,
     validate,
 )
+from cluster.ingress.api.truncation import most_tokens, shortened
 from core.errors import RequestError
 from models.pooling import Pooling
 
@@ -53,6 +54,7 @@ class EmbeddingRoutes:
         if body.dimensions is not None and body.dimensions > size:
             raise RequestError(f"dimensions: this model's vectors have {size}", field="dimensions")
         prompts = await self._prompts(http, body.input, "input", add_special_tokens=body.add_special_tokens)
+        prompts = self._shortened(body, prompts)
         vectors = self._finished(await self._answering.vectors(http, body, prompts, "input"), body.dimensions)
         data = [
             {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
@@ -128,6 +130,14 @@ class EmbeddingRoutes:
                 texts, field, answering.tokenizer, answering.settings, add_special_tokens=add_special_tokens
             ),
         )
+
+    def _shortened(self, body: EmbeddingRequest, prompts: Ids) -> Ids:
+        """Return the beginnings of the texts, as far as the body wants them. Raises RequestError."""
+        if body.truncate_prompt_tokens is None:
+            return prompts
+        most = most_tokens(body.truncate_prompt_tokens, self._answering.settings.longest_text)
+        around = self._answering.tokenizer.encode("", add_special_tokens=body.add_special_tokens)
+        return [shortened(prompt, most, around, keep_end=False) for prompt in prompts]
 
     def _finished(self, vectors: Sequence[np.ndarray], dimensions: int | None) -> list[np.ndarray]:
         """Return a vector cut to the first `dimensions`, and normalised as the checkpoint says."""

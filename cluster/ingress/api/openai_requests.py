@@ -18,6 +18,8 @@ Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 TokenNumber = Annotated[int, Field(ge=0)]
 # A list ends at its first bad item: a million complaints would hold up everybody's tokens while they are written.
 Ids = Annotated[list[TokenNumber], Field(min_length=1, fail_fast=True)]
+Truncation = Annotated[int, Field(ge=-1)]
+"""vLLM's field: so many tokens of a prompt are taken; -1 means as many as the model takes."""
 MAX_BIASES = 1024
 MAX_TEXTS = 2048
 """The most texts of one request for vectors, as with OpenAI."""
@@ -82,6 +84,7 @@ class Common(ModelRequest):
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    truncate_prompt_tokens: Truncation | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """vLLM's field: how likely each token of the prompt was, and so many of the likeliest."""
     return_token_ids: bool | None = None
@@ -199,6 +202,7 @@ class EmbeddingRequest(ModelRequest):
     dimensions: Annotated[int, Field(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     add_special_tokens: bool = True
+    truncate_prompt_tokens: Truncation | None = None
 
 
 class RerankRequest(ModelRequest):
@@ -274,7 +278,7 @@ NEUTRAL: dict[str, tuple[Neutral, str]] = {
     "separate_reasoning": (is_one_of(True), "the server's --reasoning-parser none leaves it in the text"),
     "stream_reasoning": (is_one_of(True), "a stream has everything as it comes"),
     "spaces_between_special_tokens": (is_one_of(True), "texts are as the tokenizer makes them"),
-    "truncate_prompt_tokens": (is_one_of(), "a prompt that is too long is refused, never cut"),
+    "truncate_prompt_tokens": (is_one_of(), "it goes with completions, chats and embeddings"),
     "lora_path": (is_one_of(), "adapters are not served"),
 }
 

@@ -95,8 +95,9 @@ class OpenAIRoutes:
         tokenizer = self._answering.tokenizer
         if not body.suffix:
             return request_params.prompts_of(body.prompt, "prompt", tokenizer, self._answering.settings), ()
-        if body.echo:
-            raise RequestError("echo does not go with suffix", field="echo")
+        for name in ("echo", "truncate_prompt_tokens"):
+            if getattr(body, name):
+                raise RequestError(f"{name} does not go with suffix", field=name)
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
         filled = [fill_in_middle(tokenizer, text, body.suffix) for text in texts if isinstance(text, str)]
         if len(filled) < len(texts):

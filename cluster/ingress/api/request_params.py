@@ -57,6 +57,12 @@ class ApiSettings:
     generates: bool = True
     embedding_size: int = 0
 
+    @property
+    def longest_text(self) -> int:
+        """The most tokens of a text that is embedded."""
+        own = self.pooling.max_tokens if self.pooling is not None else None
+        return min(own or self.max_context_tokens, self.max_context_tokens)
+
 
 def check_model(name: str | None, settings: ApiSettings) -> None:
     names = (settings.model_name, *settings.aliases)
@@ -128,14 +134,19 @@ def prompts_of(
     return prompts
 
 
+def wanted_tokens(body: Common) -> int | None:
+    """Return the most tokens that a body asks for; None where it leaves that open."""
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        return body.max_completion_tokens
+    return body.max_tokens
+
+
 def max_new_tokens(body: Common, num_prompt: int, settings: ApiSettings) -> int:
     """Return how many tokens may be generated. Raises RequestError when prompt and output exceed the context."""
     chat = isinstance(body, ChatRequest)
     field_name = "messages" if chat else "prompt"
     room = settings.max_context_tokens - num_prompt
-    wanted = body.max_tokens
-    if chat and body.max_completion_tokens is not None:
-        wanted = body.max_completion_tokens
+    wanted = wanted_tokens(body)
     if room < 1 or (wanted is not None and wanted > room):
         asked = (
             f"and max_tokens asks for {wanted}" if wanted is not None else "and nothing is left for an answer"

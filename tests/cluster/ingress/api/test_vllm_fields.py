@@ -215,7 +215,40 @@ async def test_what_cannot_go_on_is_refused(api: Api, change: dict[str, Any], sa
     assert says in answer.json()["error"]["message"]
 
 
-@pytest.mark.parametrize("field", ["regex", "ebnf", "lora_path", "truncate_prompt_tokens"])
+@pytest.mark.parametrize(
+    ("wish", "left"),
+    [
+        ({"truncate_prompt_tokens": 4}, "6789"),
+        ({"truncate_prompt_tokens": 400, "max_tokens": 8}, None),
+        ({"truncate_prompt_tokens": 150}, "x" * 140 + "0123456789"),
+        ({"truncate_prompt_tokens": -1, "max_tokens": 150}, "x" * 40 + "0123456789"),
+        ({"truncate_prompt_tokens": -1}, "x" * 189 + "0123456789"),
+        ({"truncate_prompt_tokens": 0}, None),
+        ({"truncate_prompt_tokens": 4, "suffix": "x"}, None),
+    ],
+)
+async def test_the_end_of_a_long_prompt_is_taken(api: Api, wish: dict[str, Any], left: str | None) -> None:
+    text = "x" * 500 + "0123456789"
+    for prompt in (text, list(text.encode())):
+        answer = await api.post(COMPLETIONS, {**OK, "prompt": prompt, **wish})
+        if left is None:
+            assert answer.status_code == 400
+            assert answer.json()["error"]["param"] in ("truncate_prompt_tokens", "suffix")
+        else:
+            assert answer.status_code == 200, answer.text
+            assert bytes(api.generator.requests[-1].prompt).decode() == left
+
+
+async def test_the_end_of_a_long_conversation_is_taken(api: Api) -> None:
+    messages = [{"role": "user", "content": "y" * 500}]
+    wish = {"messages": messages, "truncate_prompt_tokens": -1, "max_completion_tokens": 100}
+    await choices(api, CHATS, CHAT | wish)
+    prompt = bytes(api.generator.requests[-1].prompt).decode()
+    assert len(prompt) == SETTINGS.max_context_tokens - 100
+    assert prompt.endswith("y\nassistant: ")
+
+
+@pytest.mark.parametrize("field", ["regex", "ebnf", "lora_path"])
 async def test_other_servers_fields_are_refused_with_what_there_is(api: Api, field: str) -> None:
     assert (await api.post(CHATS, CHAT | {field: None})).status_code == 200
     error = (await api.post(CHATS, CHAT | {field: "x"})).json()["error"]
