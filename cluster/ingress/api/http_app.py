@@ -68,7 +68,8 @@ def create_app(
     routes += Description(routes).routes()
     for route in routes:
         guarded = api.guarded(route.path, route.handler)
-        app.add_api_route(route.path, guarded, methods=[route.method], response_model=None)
+        methods = ["GET", "HEAD"] if route.method == "GET" else [route.method]
+        app.add_api_route(route.path, guarded, methods=methods, response_model=None)
 
     async def on_http_error(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

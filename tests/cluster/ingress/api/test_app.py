@@ -111,6 +111,13 @@ async def test_models_tokenize_detokenize_and_metrics(api: Api) -> None:
     assert "baton_output_tokens_total 14.0" in metrics
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready", "/v1/models", "/metrics", "/"])
+async def test_load_balancers_may_ask_for_the_head_alone(api: Api, path: str) -> None:
+    whole, head = await api.http.get(path), await api.http.head(path)
+    assert head.status_code == whole.status_code
+    assert head.headers["content-type" if whole.content else "location"]
+
+
 async def test_the_root_leads_to_the_page(api: Api) -> None:
     answer = await api.http.get("/", follow_redirects=True)
     assert answer.url.path == "/dashboard"
@@ -287,7 +294,7 @@ async def test_request_ids(api: Api) -> None:
         assert (await api.http.get(path, headers={"x-request-id": "mine"})).headers["x-request-id"] == "mine"
         given = await api.http.get(path, headers={"x-request-id": "x" * 200})
         assert 0 < len(given.headers["x-request-id"]) <= 128
-    assert (await api.http.post("/health")).headers["allow"] == "GET"
+    assert (await api.http.post("/health")).headers["allow"].split(", ") in (["GET", "HEAD"], ["HEAD", "GET"])
 
 
 async def test_metrics_tell_refusals_failures_and_cancellations_apart(api: Api) -> None:
