@@ -9,6 +9,7 @@ import ray
 import torch
 import typer
 
+from cluster.deploy.ray_address import check_ray_address
 from cluster.deploy.ray_loopback import is_on_loopback, keep_ray_to_loopback
 from cluster.preflight.card_check import check_card
 from cluster.preflight.collective_check import LocalNode, check_fabric
@@ -45,6 +46,7 @@ async def examine(
         host = check_host(here.name, all_kv_bytes(config), config.model.path)
         card = check_card(here.name, config, os.environ)
         return [*host, *check_memory(here.name, config, pools), *card, *fabric]
+    check_ray_address(ray_address)
     if is_on_loopback(ray_address):
         keep_ray_to_loopback()
     ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)

@@ -25,6 +25,13 @@ from typing import Any
 from core.errors import ConfigError
 
 _RATE_COLUMN = "aggregate_rps"
+_SHOWN = 160
+"""The most characters of a file's first line that an error shows."""
+_FORMATS = (
+    "There are JSON lines with timestamp (ms), input_length and output_length (Mooncake's and ShareGPT's), and CSV with the "
+    "columns arrival_s, input_tokens and output_tokens (ServeGen's) or TIMESTAMP, ContextTokens and GeneratedTokens (Azure's), "
+    "each plain or gzipped."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +65,10 @@ def read_trace(path: Path, seed: int = 0) -> list[TraceRow]:
     try:
         rows = _json_rows(lines, seed) if lines[0].lstrip().startswith("{") else _csv_rows(lines)
     except (KeyError, ValueError, TypeError) as error:
-        raise ConfigError(f"the trace {path} is of no known format: {type(error).__name__} {error}") from None
+        said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(
+            f"the trace {path} is of no known format: {said}. {_FORMATS} Its first line is {lines[0][:_SHOWN]!r}"
+        ) from None
     if not rows:
         raise ConfigError(f"the trace {path} has no requests")
     rows.sort(key=lambda row: row.arrival_s)

@@ -19,6 +19,7 @@ from cluster.deploy.cluster_key import cluster_key
 from cluster.deploy.deployment_phases import wait_running
 from cluster.deploy.local_ray import LocalRay
 from cluster.deploy.rank_bundles import no_room
+from cluster.deploy.ray_address import check_ray_address
 from cluster.deploy.serve_app import ENVIRONMENT, build_application
 from core.config import ClusterConfig
 from core.errors import ConfigError
@@ -132,6 +133,7 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> LocalRay | None:
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if ray_address != "local":
+        check_ray_address(ray_address)
         ray.init(address=ray_address, namespace=_APP, logging_level=logging.ERROR, log_to_driver=False)
         return None
     num_gpus = _offered_gpus(config)

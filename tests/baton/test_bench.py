@@ -265,8 +265,10 @@ def test_real_rate_curves() -> None:
 def test_what_is_no_trace_is_said_in_a_line(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     path.write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigError, match="no known format"):
+    with pytest.raises(ConfigError, match="no known format: 'arrival_s' is missing") as refusal:
         read_trace(path)
+    for word in ("timestamp (ms)", "arrival_s, input_tokens", "ContextTokens", "'a,b'"):
+        assert word in str(refusal.value)
 
 
 def test_the_report_has_the_machine_and_a_picture(tmp_path: Path) -> None:
