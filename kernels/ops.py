@@ -4,7 +4,7 @@ T: tokens of a step, packed. B: sequences of a step. H, Hkv: query and KV heads.
 A rank's KV of one layer is (num_blocks, 2, Hkv, block_size, D), with latent attention (num_blocks, 1, 1, block_size, R + P):
 core.kv's layout, which may have 8 bits with a scale for each vector."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal, Protocol
@@ -38,6 +38,10 @@ class StateBlocks:
     """What `AttentionMeta.take_in` calls: each layer that has computed guesses keeps what goes into its states of them."""
 
 
+Rows = slice | Tensor
+"""Some rows of a step, ascending: neighbours, or (N,) int64."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionMeta:
     """Which rows of a packed step belong to which sequence, and where each sequence's KV lies."""
@@ -57,6 +61,8 @@ class AttentionMeta:
     """(T,) int64: 1, or 0 for rows that only fill up a step. None means that all rows are real tokens."""
     states: StateBlocks | None = None
     """Where the sequences' recurrent states lie. None where the model has none."""
+    adapters: Mapping[str, Rows] = field(default_factory=dict[str, Rows])
+    """The rows for which an adapter changes the model, by the adapter's name; empty where it does so for none."""
     is_fixed: bool = False
     """Whether lengths and blocks are in device memory that a `FixedDecode` fills before each step. The fields above then mean
     nothing."""
@@ -81,6 +87,7 @@ class AttentionMeta:
         block_tables: Sequence[np.ndarray],
         slots: Tensor,
         states: StateBlocks | None = None,
+        adapters: Mapping[str, Rows] | None = None,
     ) -> "AttentionMeta":
         return cls(
             query_starts=tuple(accumulate(query_lens, initial=0)),
@@ -89,6 +96,7 @@ class AttentionMeta:
             block_tables=tuple(torch.from_numpy(table) for table in block_tables),
             slots=slots,
             states=states,
+            adapters=adapters or {},
         )
 
     @classmethod

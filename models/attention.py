@@ -89,6 +89,8 @@ class Attention:
             checkpoint.matrix(f"{prefix}{name}_proj.weight", (size, input_size))
             for name, size in stored.items()
         ]
+        beside = checkpoint.adapters.beside
+        adapters = beside({f"{prefix}{name}_proj": (size, input_size) for name, size in stored.items()})
         self._heads = len(checkpoint.held(f"{prefix}q_proj.weight", spec.num_heads))
         qkv, self._qkv_bias = joined(parts, checkpoint.dtype), None
         if spec.qkv_bias:
@@ -99,16 +101,20 @@ class Attention:
             rows = _turned_rows(order, qkv.shape[0], self._heads)
             qkv = reordered(qkv, rows, checkpoint.dtype)
             self._qkv_bias = None if self._qkv_bias is None else self._qkv_bias[rows]
+            adapters = adapters.reordered(rows)
+        self._qkv_adapters = adapters
         self.takes, self._qkv = self._ops.rounds(qkv), self._ops.pack(qkv, checkpoint.dtype)
         out = checkpoint.matrix(f"{prefix}o_proj.weight", (spec.hidden_size, sizes["q"]))
         self._out = self._ops.pack(out, checkpoint.dtype)
+        self._out_adapters = beside({f"{prefix}o_proj": (spec.hidden_size, sizes["q"])})
         self._out_bias = (
             checkpoint.take(f"{prefix}o_proj.bias", (spec.hidden_size,)) if spec.out_bias else None
         )
 
     def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
         ops, heads, rotation = self._ops, self._heads, step.rotation
-        qkv = ops.linear(x, self._qkv, self._qkv_bias)
+        qkv, adapters = ops.linear(x, self._qkv, self._qkv_bias), step.meta.adapters
+        self._qkv_adapters.add(qkv, x, adapters, ops.linear)
         if self._norm_all is not None:
             qkv = self._norm_all(qkv)
         q = ops.rope_write_kv(qkv, rotation.cos, rotation.sin, self._norms, kv_layer, step.meta)
@@ -120,9 +126,10 @@ class Attention:
         attended = ops.paged_attention(
             q, kv_layer, meta, self._scale, self._window, self._soft_cap, self._sinks
         )
-        out = self._collectives.sum_partial(
-            ops.linear(attended.reshape(-1, heads * self._head_dim), self._out, None)
-        )
+        attended = attended.reshape(-1, heads * self._head_dim)
+        out = ops.linear(attended, self._out, None)
+        self._out_adapters.add(out, attended, adapters, ops.linear)
+        out = self._collectives.sum_partial(out)
         return out if self._out_bias is None else out + self._out_bias
 
     def part(self, norm: Tensor, norm_behind: Tensor | None, rotation: int) -> AttentionPart | None:

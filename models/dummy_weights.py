@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.packed import Kind
+from models.lora.low_rank import NO_ADAPTERS, AdapterWeights
 from models.spec import ModelSpec
 from models.weights import Shard, held_rows, whole
 
@@ -22,8 +23,11 @@ class DummyWeights:
         device: torch.device,
         shard: Shard = whole,
         matrices: torch.dtype | None = None,
+        *,
+        adapters: AdapterWeights = NO_ADAPTERS,
     ) -> None:
         """`matrices`: what they would be stored in and are kept in; None: `dtype`."""
+        self.adapters = adapters
         self.dtype, self.device, self._shard, self._matrices = dtype, device, shard, matrices
 
     @classmethod
@@ -34,10 +38,12 @@ class DummyWeights:
         dtype: torch.dtype,
         device: torch.device,
         shard: Shard = whole,
+        *,
+        adapters: AdapterWeights = NO_ADAPTERS,
     ) -> "DummyWeights":
         """With matrices in the bits in which those of a checkpoint would stay. `kept` is `Ops.keeps`."""
         halves = "half" in kept and spec.dtype in ("bfloat16", "float16")
-        return cls(dtype, device, shard, getattr(torch, spec.dtype) if halves else None)
+        return cls(dtype, device, shard, getattr(torch, spec.dtype) if halves else None, adapters=adapters)
 
     def __contains__(self, name: str) -> bool:
         return False

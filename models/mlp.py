@@ -1,12 +1,12 @@
 """The gated feed-forward block that every token passes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from kernels.collectives import ONE_RANK, Collectives
-from kernels.ops import Gate, MlpPart, Ops
+from kernels.ops import Gate, MlpPart, Ops, Rows
 from kernels.packed import Weight, joined
 from kernels.rounding import Activations
 from models.attention import ForwardStep
@@ -57,6 +57,9 @@ class Mlp:
         down = checkpoint.matrix(f"{last}.weight", (hidden, inner))
         self.takes, self._activate = ops.rounds(ups), activation_for(spec, ops, down)
         self._gate_up, self._down = ops.pack(ups, checkpoint.dtype), ops.pack(down, checkpoint.dtype)
+        beside = checkpoint.adapters.beside
+        self._gate_up_adapters = beside(dict.fromkeys(names, (rows, hidden)))
+        self._down_adapters = beside({last: (hidden, inner)})
         self._down_bias = None
         if bias:
             self._gate_up_bias = torch.cat([checkpoint.take(f"{name}.bias", (rows,)) for name in names])
@@ -64,9 +67,18 @@ class Mlp:
 
     def __call__(self, x: Activations, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
-        del step
-        out = self._sum(self._in_pieces(self._multiply, x))
+        adapters = step.meta.adapters
+        out = self._sum(self._adapted(x, adapters) if adapters else self._in_pieces(self._multiply, x))
         return out if self._down_bias is None else out + self._down_bias
+
+    def _adapted(self, x: Activations, adapters: Mapping[str, Rows]) -> Tensor:
+        """Return what `_multiply` does, with what adapters add to both products for their rows."""
+        gate_up = self._linear(x, self._gate_up, self._gate_up_bias)
+        self._gate_up_adapters.add(gate_up, x, adapters, self._linear)
+        inner = self._activate(gate_up)
+        out = self._linear(inner, self._down, None)
+        self._down_adapters.add(out, inner, adapters, self._linear)
+        return out
 
     def _multiply(self, x: Activations) -> Tensor:
         inner = self._activate(self._linear(x, self._gate_up, self._gate_up_bias))

@@ -1,6 +1,6 @@
 """Loads a model: description first, weights last, so that what cannot work is said before any weight is read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,8 @@ from models.attention_cases import attention_cases
 from models.causal_model import CausalModel
 from models.dummy_weights import DummyWeights
 from models.families import read_spec
+from models.lora.adapter import read_adapters
+from models.lora.low_rank import AdapterWeights
 from models.model import Model
 from models.readout import Readout, load_readout
 from models.spec import DTYPES, Implementation, LoadFormat, ModelSpec
@@ -109,20 +111,22 @@ def load_model(
     load_format: LoadFormat = "auto",
     max_context_tokens: int = 0,
     taps: tuple[int, ...] = (),
+    adapters: Mapping[str, str] | None = None,
     timer: StartTimer | None = None,
 ) -> CausalModel:
     """The model, or what `shard` and `layers` say of it is this rank's. `deterministic`: see `select_ops`. `block_size`
     (tokens of a block) and `kv_dtype` (empty: `dtype`) of the KV pool: attention's kernels are chosen for it. `weights`: see
     `choose_weights`. `implementation`: see `read_spec`. `load_format`: see `check_load_format`.
     `max_context_tokens`: of the longest sequence that is served; 0 means as many as the model was made for. `taps`: see
-    `Model`. `timer` hears of the phases `kernels`, `reading` and `packing`, of bytes read, and of `imports` and `checking` where
-    transformers computes the layers.
+    `Model`. `adapters`: see `read_adapters`. `timer` hears of the phases `kernels`, `reading` and `packing`, of bytes read, and
+    of `imports` and `checking` where transformers computes the layers.
 
     Raises ConfigError and UnsupportedModel."""
     timer = timer or StartTimer("kernels")
     timer.begin("kernels")
     spec = read_spec(folder, implementation)
     check_load_format(spec, load_format)
+    described = read_adapters(adapters or {}, spec)
     if spec.encodes:
         raise UnsupportedModel(
             f"architecture {spec.architecture!r} is an encoder: it embeds texts and does not generate"
@@ -148,10 +152,11 @@ def load_model(
     cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
     ops = _timed(select_ops(device, kernels, deterministic, cases, kv_dtype or chosen, weights), timer)
     timer.begin("reading")
+    beside = AdapterWeights(described, shard, torch_dtype, device)
     if load_format == "dummy":
-        source = DummyWeights.of(spec, ops.keeps, torch_dtype, device, shard)
+        source = DummyWeights.of(spec, ops.keeps, torch_dtype, device, shard, adapters=beside)
         return Model(spec, ops, source, device, layers, collectives, taps=taps)
-    checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation, ops.keeps)
+    checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation, ops.keeps, adapters=beside)
     readout = load_readout(folder, device)
     model = Model(spec, ops, checkpoint, device, layers, collectives, readout=readout, taps=taps)
     checkpoint.close()

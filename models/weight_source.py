@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.packed import Kind, Weight
+from models.lora.low_rank import AdapterWeights
 
 
 class WeightSource(Protocol):
@@ -18,6 +19,8 @@ class WeightSource(Protocol):
     keeps: frozenset[Kind]
     """What `matrix` leaves as it is stored."""
     bytes_read: int
+    adapters: AdapterWeights
+    """What lies beside its matrices."""
 
     def __contains__(self, name: str) -> bool: ...
 

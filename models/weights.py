@@ -18,11 +18,13 @@ from kernels.cpu.pages import give_back_freed
 from kernels.packed import Kind, Weight, on_device, tensors_of
 from models.gguf_file import BLOCK, BLOCKS, GgufFile, GgufTensor
 from models.gguf_folder import WEIGHTS
+from models.lora.low_rank import NO_ADAPTERS, AdapterWeights
 from models.packed import divided, eight_bit_kind, eight_bits, whole_numbers, without_rounding
 from models.packed_words import MARKS, SUFFIXES, from_words
 from models.quantisation import Quantisation
 from models.quantised import from_scaled, indices
 from models.spec import read_json
+from models.tensor_names import decoders_name
 
 Cut = Sequence[Sequence[slice]]
 """For each dimension of a tensor the runs that a rank holds, joined in this order. All have a start and a stop, and no step."""
@@ -31,8 +33,6 @@ Shard = Callable[[str, tuple[int, ...]], Cut]
 MOST_MAPPED_BYTES = 64 << 20
 """What is read of files before they are mapped anew."""
 _log = logging.getLogger(__name__)
-_STEM = "model."
-_TEXT = "language_model."
 _SCALES = ("_scale_inv", "_scale")
 _SCALED = ("F8_E4M3", "I8")
 _STORED = {
@@ -61,16 +61,6 @@ def held_rows(shard: Shard, name: str, count: int) -> list[int]:
     return [row for run in shard(name, (count,))[0] for row in range(run.start, run.stop)]
 
 
-def _decoders_name(name: str, is_headless: bool) -> str:
-    """Return what a decoder's checkpoint calls the tensor `name`. One that was saved without its head has no prefix, and one that
-    is a part of a larger model has the larger model's."""
-    if is_headless:
-        return name if name == "lm_head.weight" else _STEM + name
-    if name.startswith(f"{_STEM}{_TEXT}"):
-        return _STEM + name.removeprefix(f"{_STEM}{_TEXT}")
-    return name.removeprefix(_TEXT)
-
-
 class Checkpoint:
     """The safetensors files of a folder, single or sharded, or its GGUF file. `close` checks that everything was used."""
 
@@ -82,14 +72,17 @@ class Checkpoint:
         shard: Shard = whole,
         quantisation: Quantisation | None = None,
         keeps: frozenset[Kind] = frozenset(),
+        *,
+        adapters: AdapterWeights = NO_ADAPTERS,
     ) -> None:
         """`keeps` says what `matrix` leaves as it is stored (`Ops.keeps`)."""
+        self.adapters = adapters
         self._folder, self.dtype, self.device, self._shard = folder, dtype, device, shard
         self._quantisation, self.keeps = quantisation, keeps
         self._files = {path: _open(path) for path in _files(folder)}
         places = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         is_headless = "embed_tokens.weight" in places
-        self._where = {_decoders_name(name, is_headless): (path, name) for name, path in places.items()}
+        self._where = {decoders_name(name, is_headless): (path, name) for name, path in places.items()}
         """The file of each tensor, and its name there, which may not be a decoder's."""
         self._unused = set(self._where)
         self._mapped_bytes, self._mapped_files = 0, set[Path]()

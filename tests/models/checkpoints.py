@@ -1,7 +1,8 @@
 """Tiny models of every family, made by transformers, and a paged pool to run ours on."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -304,9 +305,12 @@ class Paged:
 
     @torch.inference_mode()
     def step(
-        self, parts: list[tuple[int, int, list[int]]], on_layer: Callable[[int], None] | None = None
+        self,
+        parts: list[tuple[int, int, list[int]]],
+        on_layer: Callable[[int], None] | None = None,
+        adapters: Mapping[int, str] | None = None,
     ) -> list[torch.Tensor]:
-        """(sequence, start, tokens) each -> logits (count, vocab) each."""
+        """(sequence, start, tokens) each -> logits (count, vocab) each. `adapters`: those of sequences that have one."""
         tokens = [t for _, _, part in parts for t in part]
         spans = [np.arange(start, start + len(part)) for _, start, part in parts]
         slots = np.concatenate(
@@ -326,6 +330,8 @@ class Paged:
             self.kv[0].device,
             states=self._states(parts) if self.num_state_blocks else None,
         )
+        if adapters:
+            meta = replace(meta, adapters=_rows(parts, adapters))
         hidden = self.model.forward(
             torch.tensor(tokens, device=self.kv[0].device),
             torch.from_numpy(np.concatenate(spans)).to(self.kv[0].device),
@@ -340,3 +346,11 @@ class Paged:
         blocks = np.stack([self.tables[s][: self.num_state_blocks] for s, _, _ in parts])
         begins = torch.tensor([start == 0 for _, start, _ in parts], device=device)
         return StateBlocks(torch.from_numpy(blocks).to(device), begins)
+
+
+def _rows(parts: list[tuple[int, int, list[int]]], adapters: Mapping[int, str]) -> dict[str, torch.Tensor]:
+    of_rows = [adapters.get(seq, "") for seq, _, part in parts for _ in part]
+    return {
+        name: torch.tensor([row for row, own in enumerate(of_rows) if own == name])
+        for name in set(of_rows) - {""}
+    }

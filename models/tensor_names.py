@@ -1,0 +1,14 @@
+"""What a decoder's checkpoint calls its tensors, whatever larger model it was saved in."""
+
+_STEM = "model."
+_TEXT = "language_model."
+
+
+def decoders_name(name: str, is_headless: bool) -> str:
+    """Return what a decoder's checkpoint calls the tensor `name`. One that was saved without its head has no prefix, and one that
+    is a part of a larger model has the larger model's."""
+    if is_headless:
+        return name if name == "lm_head.weight" else _STEM + name
+    if name.startswith(f"{_STEM}{_TEXT}"):
+        return _STEM + name.removeprefix(f"{_STEM}{_TEXT}")
+    return name.removeprefix(_TEXT)
