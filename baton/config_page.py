@@ -50,7 +50,9 @@ def _default(field: FieldInfo) -> str:
 
 
 def _takes(field: FieldInfo) -> str:
-    return "names and their keys, see below" if isinstance(field.default, dict) else allowed(field)
+    return field.title or (
+        "names and their keys, see below" if isinstance(field.default, dict) else allowed(field)
+    )
 
 
 if __name__ == "__main__":

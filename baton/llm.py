@@ -39,9 +39,16 @@ class LLM:
     `config` and `overrides` are the server's own configuration; without them there is one instance that does everything."""
 
     def __init__(
-        self, model: str = "embedded", config: ClusterConfig | None = None, **overrides: Any
+        self,
+        model: str = "embedded",
+        config: ClusterConfig | None = None,
+        *,
+        adapters: Mapping[str, str] | None = None,
+        **overrides: Any,
     ) -> None:
         dotted = {key.replace("__", "."): value for key, value in overrides.items()}
+        if adapters is not None:
+            dotted["model.adapters"] = dict(adapters)
         base = config.model_dump() if config else {"prefill_instances": 0}
         self.config = load(base, environ, {"model.path": model, **dotted})
         self.card = read_model_card(self.config)
@@ -63,10 +70,12 @@ class LLM:
         *,
         stop: Sequence[str] = (),
         ignore_eos: bool = False,
+        adapter: str = "",
         progress: bool = True,
     ) -> list[Completion]:
-        """Return one Completion for each prompt (a text or token ids), in the order of the prompts. Raises RequestError."""
-        batch = _as_batch(prompts)
+        """Return one Completion for each prompt (a text or token ids), in the order of the prompts. `adapter`: one of those in
+        `model.adapters` (`LLM(path, adapters={"sql": folder})`), by name; empty: none. Raises RequestError."""
+        batch, key = _as_batch(prompts), self._adapter_key(adapter)
         params = self._with_eos(params or SamplingParams(max_tokens=64), ignore_eos)
         with Progress(
             TextColumn("generating"),
@@ -77,7 +86,7 @@ class LLM:
             transient=True,
         ) as bar:
             task = bar.add_task("", total=len(batch))
-            return self._call(self._all(batch, params, tuple(stop), lambda: bar.advance(task)))
+            return self._call(self._all(batch, params, tuple(stop), key, lambda: bar.advance(task)))
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **options: Any
@@ -98,13 +107,13 @@ class LLM:
         self.close()
 
     async def _all(
-        self, batch: list[Prompt], params: SamplingParams, stop: tuple[str, ...], done: Any
+        self, batch: list[Prompt], params: SamplingParams, stop: tuple[str, ...], adapter: str, done: Any
     ) -> list[Completion]:
         limit = asyncio.Semaphore(self.config.schedule.max_queued_requests)
 
         async def one(prompt: Prompt, seed: int) -> Completion:
             async with limit:
-                answer = await self._one(prompt, replace(params, seed=seed), stop)
+                answer = await self._one(prompt, replace(params, seed=seed), stop, adapter)
             done()
             return answer
 
@@ -118,7 +127,9 @@ class LLM:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _one(self, prompt: Prompt, params: SamplingParams, stop: tuple[str, ...]) -> Completion:
+    async def _one(
+        self, prompt: Prompt, params: SamplingParams, stop: tuple[str, ...], adapter: str
+    ) -> Completion:
         ids = tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         self._check(ids, params)
         frontend = self._cluster.frontend
@@ -127,6 +138,7 @@ class LLM:
             prompt=ids,
             sampling=params,
             reply_to=frontend.address,
+            adapter=adapter,
             slo=Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1),
         )
         stream = TextStream(self.tokenizer, ids, stop, min_tokens=params.min_tokens)
@@ -144,6 +156,14 @@ class LLM:
         finally:
             await source.aclose()
         return Completion(prompt, text + stream.finish(), tuple(tokens), finish)
+
+    def _adapter_key(self, name: str) -> str:
+        if not name:
+            return ""
+        if name not in self.card.adapters:
+            known = ", ".join(map(repr, self.card.adapters)) or "none"
+            raise RequestError(f"there is no adapter {name!r}; this model has {known}", field="adapter")
+        return self.card.adapters[name].key
 
     def _check(self, ids: tuple[int, ...], params: SamplingParams) -> None:
         if not ids:

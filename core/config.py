@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 
+from core.adapter_config import Adapters
 from core.config_section import Section
 from core.config_words import sentence
 from core.errors import ConfigError
@@ -30,6 +31,8 @@ class ModelConfig(Section):
     """The name clients use; empty: the folder's or hub id's own."""
     aliases: tuple[str, ...] = ()
     """More names by which clients may ask for it."""
+    adapters: Adapters = {}  # noqa: RUF012 - pydantic copies defaults
+    """LoRA adapters, each a folder that PEFT has written, by the name that a request's `model` then gives."""
     implementation: Literal["auto", "baton", "transformers"] = "auto"
     """Whose code computes the model's layers; `auto`: Baton's own, or that of transformers where Baton has none."""
     load_format: Literal["auto", "dummy"] = "auto"

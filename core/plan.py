@@ -17,6 +17,8 @@ class NewSeq:
     num_prompt: int
     """Length of the client's prompt inside `tokens`; the rest is output of earlier attempts (counted by penalties)."""
     sampling: SamplingParams
+    adapter: str = ""
+    """As in `Request`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,8 @@ class Request:
     slo: Slo = Slo()
     salt: str = ""
     """Prefixes are shared only between equal salts."""
+    adapter: str = ""
+    """The adapter that changes the model for it, by name and revision (`core.adapter_config`); empty: the model as it is."""
     arrival_s: float = 0.0
     attempt: int = 0
     emitted: tuple[TokenId, ...] = ()
@@ -136,6 +138,11 @@ class Request:
     def key(self) -> str:
         """Names this attempt on every worker; two attempts of one request never share state."""
         return f"{self.id}#{self.attempt}"
+
+    @property
+    def prefix_salt(self) -> str:
+        """What KV depends on beside the tokens: prefixes are shared only where it is equal. A salt begins with no line break."""
+        return f"\n{self.adapter}\n{self.salt}" if self.adapter else self.salt
 
     @property
     def reuses_prefix(self) -> bool:

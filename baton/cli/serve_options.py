@@ -19,6 +19,7 @@ KEYS: Final[Mapping[str, str]] = {
     "model": "model.path",
     "name": "model.name",
     "alias": "model.aliases",
+    "adapter": "model.adapters",
     "load_format": "model.load_format",
     "dtype": "model.dtype",
     "quantization": "model.quantization",
@@ -105,8 +106,8 @@ def _annotation(option: str, field: FieldInfo) -> Any:
     }
     if field.annotation is bool:
         return Annotated[bool | None, typer.Option(flag(option), **shown)]
-    if get_origin(field.annotation) is tuple:
-        return Annotated[list[str] | None, typer.Option(flag(option), metavar="TEXT", **shown)]
+    if get_origin(field.annotation) in (tuple, Mapping):
+        return Annotated[list[str] | None, typer.Option(flag(option), metavar=field.title or "TEXT", **shown)]
     kind: Any = int if field.annotation is int else str
     return Annotated[
         kind | None, typer.Option(flag(option), metavar="|".join(_choices(field.annotation)) or None, **shown)
@@ -123,7 +124,7 @@ def _choices(annotation: Any) -> list[str]:
 
 
 def _shown(default: Any) -> str | bool:
-    return str(default) if default not in ("", None, (), False) else False
+    return str(default) if default not in ("", None, (), False, {}) else False
 
 
 def _first_sentence(text: str) -> str:

@@ -316,7 +316,7 @@ class Frontend:
             attempt=request.attempt,
             num_tokens=len(request.tokens),
             max_new_tokens=request.sampling.max_tokens - len(request.emitted),
-            block_hashes=block_hashes(request.tokens, self._block_size, request.salt)
+            block_hashes=block_hashes(request.tokens, self._block_size, request.prefix_salt)
             if request.reuses_prefix
             else (),
             slo=request.slo,

@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from cluster.ingress import request_context
 from cluster.ingress.timeline import Timeline, attained, first_token_s
 from cluster.ingress.vllm_names import Alias, VllmNames
+from core.adapter_config import adapter_name
 from core.reports import InstanceStatus, Status
 
 _LATENCY_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.45, 0.75, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
@@ -131,6 +132,8 @@ class RequestMetrics:
             "slo_good_tokens", "Output tokens of requests that met their class's targets", "slo_class"
         )
         self._route_tokens = counter("route_tokens", "Tokens by HTTP route and kind", "route", "kind")
+        self._adapter_requests = counter("adapter_requests", "Sequences that had an adapter", "adapter")
+        self._adapter_tokens = counter("adapter_tokens", "Tokens by adapter and kind", "adapter", "kind")
         self._route_ttft_s = Histogram(
             "baton_route_time_to_first_token_seconds",
             "From the request for a place to the first token, by HTTP route",
@@ -173,6 +176,10 @@ class RequestMetrics:
         )  # so that a ratio of the two has both from the first request on
         self._good_tokens.labels(name).inc(timeline.num_output if good else 0)
         self._observe_route(request_context.route.get(), timeline)
+        if adapter := adapter_name(timeline.request.adapter):
+            self._adapter_requests.labels(adapter).inc()
+            self._adapter_tokens.labels(adapter, "prompt").inc(len(timeline.request.prompt))
+            self._adapter_tokens.labels(adapter, "output").inc(timeline.num_output)
 
     def _observe_route(self, route: str, timeline: Timeline) -> None:
         if (first_s := first_token_s(timeline)) is not None:

@@ -1,8 +1,10 @@
 """What all processes but the ranks must know about the served model, read from its folder without touching a weight."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from core.adapter_config import ServedAdapter
 from core.config import ClusterConfig
 from core.errors import ConfigError
 from core.pools import pools_of
@@ -10,6 +12,7 @@ from engine.execution.model_dims import check_mesh, mesh_of
 from engine.planning.whole_prompts import encoder_config
 from models.families import read_spec
 from models.hub import resolve
+from models.lora.adapter import read_adapters
 from models.pooling import Pooling, read_pooling
 from models.scoring import is_scorer, read_scoring, vector_size
 from models.spec import ModelSpec, read_json
@@ -29,6 +32,8 @@ class ModelCard:
     generates: bool
     embedding_size: int
     """Numbers of a text's vector."""
+    adapters: Mapping[str, ServedAdapter]
+    """By the name that clients use."""
 
 
 def read_model_card(config: ClusterConfig) -> ModelCard:
@@ -47,8 +52,9 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
     if spec.encodes:
         encoder_config(config.engine, limit or spec.max_context_tokens)
     pooling, size = _pooling(config, folder, spec), vector_size(folder, spec.hidden_size)
+    name = config.model.name or _default_name(path)
     return ModelCard(
-        name=config.model.name or _default_name(path),
+        name=name,
         folder=str(folder),
         architecture=spec.architecture,
         max_context_tokens=limit or spec.max_context_tokens,
@@ -58,7 +64,16 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
         pooling=pooling,
         generates=not spec.encodes and (pooling is None or config.model.pooling != "auto"),
         embedding_size=size,
+        adapters=_adapters(config, name, spec),
     )
+
+
+def _adapters(config: ClusterConfig, name: str, spec: ModelSpec) -> dict[str, ServedAdapter]:
+    paths, names = config.model.adapters, (name, *config.model.aliases)
+    if taken := next((own for own in paths if own in names), ""):
+        raise ConfigError(f"model.adapters has {taken!r}, which is the model's own name: choose another one")
+    found = read_adapters(paths, spec)
+    return {own: ServedAdapter(each.key, paths[own]) for own, each in zip(paths, found, strict=True)}
 
 
 def _pooling(config: ClusterConfig, folder: Path, spec: ModelSpec) -> Pooling | None:

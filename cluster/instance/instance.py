@@ -30,7 +30,7 @@ from core.messages import (
 )
 from core.ports import Clock, Mail, Resolve
 from core.reports import WorkCounts
-from core.types import TokenOut
+from core.types import Request, TokenOut
 from decode.decode_worker import DecodeWorker
 from engine.loop import Engine
 from engine.planning.whole_prompts import encoder_config
@@ -63,7 +63,7 @@ class Instance:
         if parts.encodes:
             engine = encoder_config(config.engine, parts.max_context_tokens)
             config = config.model_copy(update={"engine": engine})
-        self._remote, self._timer = parts.remote, parts.timer
+        self._remote, self._timer, self._adapters = parts.remote, parts.timer, parts.adapters
         self._scheduler = make_scheduler(config.engine, role, parts)
         self._pusher = make_pusher(mail, clock, parts)
         self._engine = make_engine(config.engine, self._scheduler, self._pusher, clock, parts)
@@ -159,29 +159,36 @@ class Instance:
             await host.close()
 
     def _on_message(self, sender: str, message: Message) -> None:
-        if self._draining or self.failure is not None:
-            match message:
-                case Submit(request):
-                    self._mail.send(
-                        sender, Failed(request.id, request.attempt, "the instance is stopping", True)
-                    )
-                    return
-                case StartPrefill(_, grant) if self.role == "prefill" or self.failure is not None:
-                    self._mail.send(sender, PrefillFailed(grant.id, "the instance is stopping"))
-                    return
-                case _:
-                    pass
-        if isinstance(message, DropCache):
-            if self._replicator is not None:
-                self._replicator.drop()
-            self._mail.send(sender, CacheDropped(message.nonce, self._engine.drop_cache()))
-            return
+        match message:
+            case Submit(request) if why := self._why_not(request, goes_on=False):
+                self._mail.send(sender, Failed(request.id, request.attempt, why, True))
+                return
+            case StartPrefill(request, grant) if why := self._why_not(
+                request, goes_on=self.role != "prefill"
+            ):
+                self._mail.send(sender, PrefillFailed(grant.id, why))
+                return
+            case DropCache(nonce):
+                if self._replicator is not None:
+                    self._replicator.drop()
+                self._mail.send(sender, CacheDropped(nonce, self._engine.drop_cache()))
+                return
+            case _:
+                pass
         taken = self._prefill.on_message(sender, message)
         taken = taken or (self._prompts is not None and self._prompts.on_message(message))
         taken = taken or (self._decode is not None and self._decode.on_message(sender, message))
         taken = taken or (self._replicator is not None and self._replicator.on_message(sender, message))
         if not taken:
             log.error("%s is not for a %s instance (from %s)", type(message).__name__, self.role, sender)
+
+    def _why_not(self, request: Request, *, goes_on: bool) -> str:
+        """Return why a request cannot be served here; empty where it can. `goes_on`: it is of those that a drain finishes."""
+        if self.failure is not None or (self._draining and not goes_on):
+            return "the instance is stopping"
+        if request.adapter and request.adapter not in self._adapters:
+            return f"the instance does not have the adapter {request.adapter!r}"
+        return ""
 
     def _on_lost(self, peer: str) -> None:
         self._reporter.peer_lost(peer)

@@ -69,6 +69,8 @@ class InstanceParts:
     """The other hosts that its ranks are on."""
     card: str = ""
     """The GPU that it shares with an instance of another role; empty where it has its own."""
+    adapters: frozenset[str] = frozenset()
+    """The adapters that its ranks have, by name and revision."""
     timer: StartTimer | None = None
     """What times the start; None for a modelled one."""
 

@@ -310,6 +310,7 @@ def _parts(
         encodes=size.encodes,
         remote=remote,
         card=card,
+        adapters=size.adapter_keys,
         timer=timer,
     )
 

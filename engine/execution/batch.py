@@ -13,6 +13,7 @@ import torch
 
 from core.plan import NewSeq, SeqWork
 from core.types import PromptScore, SamplingParams
+from engine.execution.adapter_rows import AdapterRows
 from engine.execution.step_memory import HostSteps, Pack, Placed, StepIO
 from kernels.ops import AttentionMeta, StateBlocks
 
@@ -42,6 +43,7 @@ class RankSeq:
     """Tokens of one sequence, known and drawn, in a preallocated array."""
 
     __slots__ = (
+        "adapter",
         "drawn_at",
         "num_prompt",
         "num_tokens",
@@ -62,6 +64,7 @@ class RankSeq:
         self.num_tokens = known
         self.num_prompt = new.num_prompt
         self.sampling: SamplingParams = new.sampling
+        self.adapter = new.adapter
         self.pooled: torch.Tensor | None = None
         """(hidden_size,) float32: the sum, or the last, of the prompt's hidden states so far. None where no embedding is
         wanted."""
@@ -152,6 +155,7 @@ class PackedBatch:
         self._tokens, self._positions, self._slots = (pack.add(each) for each in (tokens, positions, slots))
         self._sample_rows = pack.add(np.array(rows, np.int64))
         self._drawn = OnDevice.of(work, seqs, pack)
+        self._adapters = AdapterRows([seq.adapter for seq in seqs], self._lens, pack)
         self._states: tuple[Placed, Placed] | None = None
         guesses = tuple(len(item.drafts) for item in work)
         self._num_guesses = guesses if any(guesses) else ()
@@ -168,7 +172,10 @@ class PackedBatch:
         if self._states is not None:
             blocks, begins = self._states
             states = StateBlocks(blocks(), begins(), self._num_guesses)
-        meta = AttentionMeta.over(self._lens, self._context_lens, self._tables, self._slots(), states)
+        adapters = self._adapters.rows()
+        meta = AttentionMeta.over(
+            self._lens, self._context_lens, self._tables, self._slots(), states, adapters
+        )
         return Batch(tokens, self._positions(), meta, self._sample_rows())
 
 

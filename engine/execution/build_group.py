@@ -70,6 +70,7 @@ def build_group(
         load_format=size.load_format,
         max_context_tokens=size.max_context_tokens,
         taps=size.draft.taps if size.draft is not None else (),
+        adapters=size.adapters,
         timer=timer,
     )
     timer.begin("pool")

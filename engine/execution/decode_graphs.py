@@ -73,11 +73,13 @@ class DecodeGraphs:
         replay = capture(lambda: model.forward(x, rows[1], pool.layers, fixed.meta))
         return _Captured(rows, states, fixed, replay)
 
-    def fit(self, work: Sequence[SeqWork]) -> bool:
-        """Return whether the step is decode alone, of no more sequences than were captured, whose contexts have places."""
+    def fit(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> bool:
+        """Return whether the step is decode alone, of no more sequences than were captured, without adapters, whose contexts have
+        places. `seqs[i]` belongs to `work[i]`."""
         return (
             0 < len(work) <= self._sizes[-1]
             and all(item.count == 1 for item in work)
+            and not any(seq.adapter for seq in seqs)
             and self._captured_for(len(work)).fixed.fits([item.start + 1 for item in work])
         )
 

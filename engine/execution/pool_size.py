@@ -1,8 +1,8 @@
 """How large an instance's KV pools are: as large as the memory law leaves room for, or as the configuration says."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -11,6 +11,7 @@ from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
 from core.kv import PAGE_BYTES, KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
 from core.memory_law import DeviceMemory, RankNeeds, Sharing, check_fit, gib, kv_room
+from engine.execution.adapter_needs import with_adapters
 from engine.execution.devices import choose_device, host_cores, keeps_pool, memory_of
 from engine.execution.draft_size import DraftSize, Target, size_draft
 from engine.execution.memory_needs import needs_of, stored_as
@@ -19,6 +20,7 @@ from engine.execution.recurrent_limits import check_recurrent
 from engine.planning.whole_prompts import encoder_config
 from kernels.torch.prepacked import WeightFormat
 from models.families import read_spec
+from models.lora.adapter import read_adapters
 from models.registry import check_load_format, choose_dtype, choose_kv_dtype, choose_weights
 from models.spec import Implementation, LoadFormat
 from models.weights import count_weights
@@ -55,6 +57,10 @@ class PoolSize:
     load_format: LoadFormat = "auto"
     implementation: Implementation = "baton"
     """Where ranks have their weights from."""
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
+    """The folders of adapters, by name."""
+    adapter_keys: frozenset[str] = frozenset()
+    """How requests name them."""
     pools: tuple[RankPool, ...]
     """The pools of the instance's ranks."""
     needs: tuple[RankNeeds, ...]
@@ -104,6 +110,7 @@ def size_pool(
     spec = read_spec(folder, model.implementation)
     check_load_format(spec, model.load_format)
     check_recurrent(spec, engine)
+    adapters = read_adapters(model.adapters, spec)
     max_context_tokens = model.max_context_tokens or spec.max_context_tokens
     if spec.encodes:
         engine = encoder_config(engine, max_context_tokens)
@@ -125,6 +132,7 @@ def size_pool(
         num_spare=num_spare,
         num_weights=count_weights(folder) if spec.implementation == "transformers" else 0,
     )
+    needs = with_adapters(needs, adapters, spec, mesh, dtype, engine.max_batch_tokens)
     target = Target(
         spec=spec,
         folder=folder,
@@ -169,6 +177,8 @@ def size_pool(
         weights=weights,
         load_format=model.load_format,
         implementation=spec.implementation,
+        adapters=model.adapters,
+        adapter_keys=frozenset(adapter.key for adapter in adapters),
         pools=pools,
         needs=tuple(needs),
         num_threads=engine.num_threads or _threads(found),

@@ -24,6 +24,8 @@ class PromptPiece:
 
     start: int
     count: int
+    adapter: str = ""
+    """As in `Request`."""
 
 
 class StepMeter:
@@ -63,7 +65,7 @@ class StepMeter:
             end = piece.start + piece.count
             blocks = num_blocks_for(end, self._block_size)
             tokens = tuple(self._rng.randrange(1, 1000) for _ in range(end))
-            new.append(NewSeq(f"s{step}-{number}", tokens, end, sampling))
+            new.append(NewSeq(f"s{step}-{number}", tokens, end, sampling, adapter=piece.adapter))
             ids = tuple(range(first, first + blocks))
             work.append(
                 SeqWork(key=new[-1].key, start=piece.start, count=piece.count, block_ids=ids, samples=True)

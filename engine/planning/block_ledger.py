@@ -112,14 +112,18 @@ class BlockLedger:
             or found.num_tokens != len(tokens)
             or not self._cache.still_finds(found.match)
         ):
-            match = self._cache.match(tokens, request.salt, partial=partial)
+            match = self._cache.match(tokens, request.prefix_salt, partial=partial)
             found = self._found[partial] = _Found(request, tokens, len(tokens), match)
         return self._with_state(found.match) if self.num_state_blocks else found.match
 
     def find_at(self, sibling: Sequence, num_computed: int, seq: Sequence, match: PrefixMatch) -> PrefixMatch:
         """`match`, or what `sibling`, with the KV of its first `num_computed` tokens, has more of `seq`'s beginning: a block that
         is not full is not in the prefix cache."""
-        if not seq.request.reuses_prefix or sibling.request.salt != seq.request.salt or self.num_state_blocks:
+        if (
+            not seq.request.reuses_prefix
+            or sibling.request.prefix_salt != seq.request.prefix_salt
+            or self.num_state_blocks
+        ):
             return match
         size, blocks = self._block_size, match.blocks
         end = min(len(seq.tokens) - 1, num_computed, len(sibling.tokens))
@@ -256,7 +260,7 @@ class BlockLedger:
                 seq.tokens,
                 num_full,
                 self._token_blocks(seq),
-                seq.request.salt,
+                seq.request.prefix_salt,
                 seq.num_kept,
                 seq.twins,
             )
@@ -272,14 +276,14 @@ class BlockLedger:
         self._checkpointing.stripped(seq)
 
     def cached_prefix(self, request: Request) -> CachedPrefix:
-        blocks = self._cache.match(request.tokens, request.salt, partial=False).blocks
+        blocks = self._cache.match(request.tokens, request.prefix_salt, partial=False).blocks
         has_states = self.num_state_blocks > 0
         return CachedPrefix(
             len(blocks), self._cache.checkpoints.last(blocks)[0] if has_states else len(blocks)
         )
 
     def begin_restore(self, request: Request, num_full: int, headroom: int) -> Restore | None:
-        prefix = self._cache.match(request.tokens, request.salt, partial=False).blocks[:num_full]
+        prefix = self._cache.match(request.tokens, request.prefix_salt, partial=False).blocks[:num_full]
         num_fresh, num_states = num_full - len(prefix), self.num_state_blocks
         idle = sum(self._pool.refs(block) == 0 for block in prefix)
         if self.num_available - idle < num_fresh + num_states + headroom:
@@ -291,7 +295,7 @@ class BlockLedger:
         fresh = self._take(num_fresh + num_states)
         restore = Restore(
             tokens=request.tokens,
-            salt=request.salt,
+            salt=request.prefix_salt,
             prefix=prefix,
             blocks=tuple(fresh[:num_fresh]),
             state=tuple(fresh[num_fresh:]),
@@ -328,7 +332,7 @@ class BlockLedger:
         self._pool.check_integrity(refs)
         self._cache.check_integrity()
         for partial, found in self._found.items():
-            tokens, salt = found.tokens[: found.num_tokens], found.request.salt
+            tokens, salt = found.tokens[: found.num_tokens], found.request.prefix_salt
             if (
                 self._cache.still_finds(found.match)
                 and self._cache.match(tokens, salt, partial=partial) != found.match

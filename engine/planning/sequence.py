@@ -125,7 +125,10 @@ class Sequence:
             self.first_token_s, self.num_first = now, self.num_output
 
     def as_new(self) -> NewSeq:
-        return NewSeq(self.key, tuple(self.tokens), self.num_prompt, self.request.sampling)
+        request = self.request
+        return NewSeq(
+            self.key, tuple(self.tokens), self.num_prompt, request.sampling, adapter=request.adapter
+        )
 
     def finish_reason(self, max_context_tokens: int) -> FinishReason | None:
         """Return why the last known token ends the sequence, or None where it goes on."""

@@ -94,11 +94,12 @@ def load_part(
     implementation: Implementation = "auto",
     max_context_tokens: int = 0,
     taps: tuple[int, ...] = (),
+    adapters: Mapping[str, str] | None = None,
     timer: StartTimer | None = None,
 ) -> ModelPart:
     """Load `rank`'s part of the model on `mesh`. All ranks must call it. `store` is where they find each other, and `address` is
     where they reach this one's host. `num_spare` counts slots for more copies of experts. `block_size`, `kv_dtype`, `weights`,
-    `load_format`, `implementation`, `max_context_tokens`, `taps` and `timer` are as in `load_model`.
+    `load_format`, `implementation`, `max_context_tokens`, `taps`, `adapters` and `timer` are as in `load_model`.
 
     Raises ConfigError, UnsupportedModel and ReplicaLost."""
     comms = _connect(device, mesh, rank, store, address)
@@ -130,6 +131,7 @@ def load_part(
         implementation=implementation,
         max_context_tokens=max_context_tokens,
         taps=taps,
+        adapters=adapters,
         timer=timer,
     )
     return ModelPart(model, sharding.part, comms, sharding, spread)

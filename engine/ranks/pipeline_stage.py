@@ -74,7 +74,12 @@ class StageRunner:
         parts = micro_batches(plan.work, self._num_micro_batches)
         sampled: list[Sampled] = []
         graphs = self._graphs if layer_done is None else None
-        replays = [graphs if graphs is not None and graphs.fit(work) else None for work in parts]
+        replays = [
+            graphs
+            if graphs is not None and graphs.fit(work, [self._seqs[item.key] for item in work])
+            else None
+            for work in parts
+        ]
         for number, work in enumerate(parts):
             told = layer_done if number == len(parts) - 1 else None
             sampled += self._run(plan.step, work, told, replays[number])

@@ -57,6 +57,8 @@ class RankSetup:
     weights: str
     load_format: str
     implementation: str
+    adapters: tuple[tuple[str, str], ...]
+    """The names of adapters, and their folders."""
     max_context_tokens: int
     device: str
     kernels: str

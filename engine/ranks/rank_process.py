@@ -165,6 +165,7 @@ def _part(setup: RankSetup, device: torch.device, store: Any, timer: StartTimer)
         implementation=cast(Implementation, setup.implementation),
         max_context_tokens=setup.max_context_tokens,
         taps=setup.head.taps if setup.head is not None else (),
+        adapters=dict(setup.adapters),
         timer=timer,
     )
 

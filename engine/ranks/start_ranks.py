@@ -88,6 +88,7 @@ def setups_of(
             weights=size.weights,
             load_format=size.load_format,
             implementation=size.implementation,
+            adapters=tuple(size.adapters.items()),
             max_context_tokens=size.max_context_tokens,
             device=devices[rank],
             kernels=engine.kernels,

@@ -100,7 +100,7 @@ class Restoring:
         limit = (len(request.tokens) - 1) // self._block_size  # one token is left to compute
         if cached.num_usable >= limit or not request.reuses_prefix:
             return None, []
-        all_digests = prefix_digests(self._root(request.salt), request.tokens, self._block_size)
+        all_digests = prefix_digests(self._root(request.prefix_salt), request.tokens, self._block_size)
         digests = [*itertools.islice(all_digests, cached.num_kept)]
         rest = itertools.islice(all_digests, limit - cached.num_kept)
         digests += itertools.takewhile(self._store.__contains__, rest)

@@ -32,7 +32,7 @@ class Blocks:
     def admit(self, seq: SimulatedSequence, num_tokens: int, num_running: int) -> bool:
         """Give blocks for the first `num_tokens` tokens, of which the cached ones need not be computed."""
         size = self._block_tokens
-        match = self._cache.match(seq.blocks.tokens, seq.request.salt, partial=False)
+        match = self._cache.match(seq.blocks.tokens, seq.request.prefix_salt, partial=False)
         headroom = num_blocks_for(num_running * _FINE_BLOCK_TOKENS, size)
         if not self._ledger.admit(seq.blocks, match, num_blocks_for(num_tokens, size), headroom):
             return False

@@ -1,10 +1,16 @@
 """Offline batches in Python."""
 
+from pathlib import Path
+
 import pytest
+from transformers import AutoModelForCausalLM
 
 from baton import LLM, SamplingParams
 from core.errors import RequestError
+from models.hub import resolve
 from tests.e2e.reference import corpus_prompts, greedy, greedy_text
+from tests.models.continuation import continuation
+from tests.models.peft_adapters import make_adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -62,3 +68,17 @@ def test_instances_of_any_role_in_one_process_are_the_same(llm: LLM) -> None:
 def test_a_prompt_that_cannot_fit_is_refused(llm: LLM) -> None:
     with pytest.raises(RequestError, match="2048"):
         llm.generate([[5] * 3000], progress=False)
+
+
+def test_an_adapter_is_asked_for_by_name(tmp_path: Path) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(resolve("embedded")).float().eval()
+    truth = make_adapter(tmp_path, reference, 0)
+    prompts = [list(prompt) for prompt in corpus_prompts(3)]
+    params = SamplingParams(temperature=0.0, max_tokens=12)
+    with LLM("embedded", adapters={"one": str(tmp_path)}) as adapted:
+        for adapter, model in (("one", truth), ("", reference)):
+            answers = adapted.generate(prompts, params, adapter=adapter, ignore_eos=True, progress=False)
+            for prompt, answer in zip(prompts, answers, strict=True):
+                assert list(answer.token_ids) == continuation(model, prompt, answer.token_ids, 12)
+        with pytest.raises(RequestError, match="no adapter 'two'; this model has 'one'"):
+            adapted.generate(prompts, params, adapter="two", progress=False)

@@ -281,6 +281,7 @@ class Answering:
             reply_to=self._generator.address,
             slo=slo,
             salt=tenant.salt(body.cache_salt),
+            adapter=request_params.adapter_of(body.model, self.settings),
             arrival_s=http.state.arrival_s,
             tenant=tenant.name,
             weight=tenant.rules.weight,

@@ -24,6 +24,7 @@ def build_app(
     settings = ApiSettings(
         model_name=card.name,
         aliases=config.model.aliases,
+        adapters=card.adapters,
         allowed_origins=config.serve.allowed_origins,
         max_context_tokens=card.max_context_tokens,
         vocab_size=card.vocab_size,

@@ -105,7 +105,8 @@ class OpenAIRoutes:
         return [each.prompt for each in filled], filled[0].end
 
     async def models(self, http: HttpRequest) -> Response:
-        names = (self._answering.settings.model_name, *self._answering.settings.aliases)
+        settings = self._answering.settings
+        names = (settings.model_name, *settings.aliases, *settings.adapters)
         return JSONResponse({"object": "list", "data": [self._model_entry(name) for name in names]})
 
     async def model(self, http: HttpRequest) -> Response:
@@ -139,12 +140,16 @@ class OpenAIRoutes:
         return JSONResponse({"prompt": text})
 
     def _model_entry(self, name: str) -> dict[str, Any]:
+        settings = self._answering.settings
+        adapter = settings.adapters.get(name)
         return {
             "id": name,
             "object": "model",
             "created": self._started,
             "owned_by": "baton",
-            "max_model_len": self._answering.settings.max_context_tokens,
+            "root": settings.model_name if adapter is None else adapter.folder,
+            "parent": None if adapter is None else settings.model_name,
+            "max_model_len": settings.max_context_tokens,
         }
 
 

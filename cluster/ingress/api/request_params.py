@@ -16,6 +16,7 @@ from cluster.ingress.api.openai_requests import (
     TokenizeRequest,
 )
 from cluster.ingress.parsers.model_formats import ReasoningFormat, ToolFormat
+from core.adapter_config import ServedAdapter
 from core.errors import RequestError
 from core.types import SamplingParams
 from models.pooling import Pooling
@@ -38,6 +39,8 @@ class ApiSettings:
     model_name: str
     aliases: tuple[str, ...] = ()
     """More names of the model."""
+    adapters: Mapping[str, ServedAdapter] = field(default_factory=dict[str, ServedAdapter])
+    """What `model` may name, too: the model with an adapter."""
     max_context_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
@@ -65,7 +68,7 @@ class ApiSettings:
 
 
 def check_model(name: str | None, settings: ApiSettings) -> None:
-    names = (settings.model_name, *settings.aliases)
+    names = (settings.model_name, *settings.aliases, *settings.adapters)
     if name is not None and name not in names:
         raise RequestError(
             f"the model {name!r} does not exist; this server has {', '.join(map(repr, names))}",
@@ -73,6 +76,12 @@ def check_model(name: str | None, settings: ApiSettings) -> None:
             status=404,
             code="model_not_found",
         )
+
+
+def adapter_of(name: str, settings: ApiSettings) -> str:
+    """Return the key of the adapter that `model` names; empty where it names the model as it is."""
+    adapter = settings.adapters.get(name)
+    return "" if adapter is None else adapter.key
 
 
 def chat_prompt(

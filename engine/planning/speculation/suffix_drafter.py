@@ -137,4 +137,4 @@ def _up_to_the_end(text: SeqOf[TokenId], end: int, most: int) -> tuple[TokenId, 
 
 
 def _owner(seq: Sequence) -> _Owner:
-    return seq.request.tenant, seq.request.salt
+    return seq.request.tenant, seq.request.prefix_salt

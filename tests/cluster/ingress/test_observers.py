@@ -1,5 +1,7 @@
 """A disaggregated request's story: metrics and spans say what the hand-over was."""
 
+from dataclasses import replace
+
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
@@ -108,6 +110,18 @@ def test_the_last_minute_by_class_and_link() -> None:
     assert recent.classes(now=21.0)[0].requests_per_s == MAX_REQUESTS / 10.0, (
         "of more than it keeps, the rate of what it keeps"
     )
+
+
+def test_requests_with_an_adapter_are_counted_by_its_name() -> None:
+    registry, story = CollectorRegistry(), timeline()
+    observe = RequestMetrics(registry).observe
+    observe(story)
+    observe(replace(story, request=replace(story.request, adapter="team/sql@12ab")))
+    value = registry.get_sample_value
+    assert value("baton_adapter_requests_total", {"adapter": "team/sql"}) == 1
+    assert value("baton_adapter_tokens_total", {"adapter": "team/sql", "kind": "prompt"}) == 3
+    assert value("baton_adapter_tokens_total", {"adapter": "team/sql", "kind": "output"}) == 6
+    assert value("baton_adapter_requests_total", {"adapter": ""}) is None
 
 
 def test_routes_are_told_apart() -> None:

@@ -13,12 +13,17 @@ from core.types import Request, SamplingParams
 from engine.execution.graph_sizes import auto_sizes
 from kernels.ops import Ops
 from kernels.triton.ops import invariant_ops_split_at, triton_ops
+from models.families import read_spec
+from models.lora.adapter import read_adapters
+from models.lora.low_rank import AdapterWeights
 from models.model import Model
+from models.weights import Checkpoint, whole
 from tests.engine.execution.test_prompt_outputs import NUM_TOP, agree, answers, expected
 from tests.engine.execution.test_runner import Instance, Sink
 from tests.engine.launching import Launching
 from tests.kernels.triton.test_model import model_in
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, make
+from tests.models.peft_adapters import make_adapter
 
 NUM_BLOCKS = 9
 GREEDY = {"temperature": 0.0, "masked_until_min": (1,)}
@@ -97,6 +102,23 @@ def test_a_prompt_that_is_computed_by_captured_steps_is_scored(tmp_path: Path) -
     first, _ = answers(instance, [request])
     assert instance.num_replayed == 7
     agree(first.prompt_scores, expected(reference, request.prompt), request.prompt)  # type: ignore[arg-type]
+
+
+def test_steps_with_an_adapter_are_launched_and_those_without_are_replayed(tmp_path: Path) -> None:
+    config = FAMILIES["llama"](random.Random("llama"), 1)
+    config.num_hidden_layers = 2
+    reference = make(tmp_path, config, seed=0)
+    truth, ops = make_adapter(tmp_path / "one", reference, 0), triton_ops(CPU)
+    (adapter,) = read_adapters({"one": str(tmp_path / "one")}, read_spec(tmp_path))
+    beside = AdapterWeights([adapter], whole)
+    model = Model(read_spec(tmp_path), ops, Checkpoint(tmp_path, torch.float32, CPU, adapters=beside), CPU)
+    first, second = requests_of([(5, 4), (9, 9)])
+    adapted = replace(first, adapter=adapter.key)
+    instance = Instance(model, NUM_BLOCKS, simulated=True, sizes=(2,), max_batch_tokens=16)
+    want = of_transformers(truth, [adapted]) | of_transformers(reference, [second])
+    assert instance.run([adapted, second]) == want
+    assert 0 < instance.num_replayed < 6
+    assert not instance.device.violations
 
 
 class Steps:
