@@ -305,11 +305,6 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
     for role, pool in (("prefill", config.prefill), ("decode", config.decode)):
         if pool.hosts > 1:
             _check_hosts(config, role, pool)
-        if pool.dp > 1 and isinstance(engine.cuda_graphs, tuple):
-            raise ConfigError(
-                f"engine.cuda_graphs names sizes, and {role} instances have groups with sequences of their own, whose "
-                "meetings are not captured: leave it at auto"
-            )
         if engine.deterministic and (pool.ep_redundant_experts or pool.ep_balance_interval_s):
             raise ConfigError(
                 f"engine.deterministic adds an expert's part up where it lies: it needs {role}.ep_redundant_experts and "

@@ -50,6 +50,8 @@ class SeqWork:
     drafts: tuple[TokenId, ...] = ()
     """Guesses of what will be drawn: the last of the `count` tokens. A token is drawn behind the one before them, and behind each
     of them that was right. All of them may be PROPOSED."""
+    has_adapter: bool = False
+    """Whether the sequence has one (`NewSeq.adapter`), which ranks that meet in a step know of each other by this."""
 
     @property
     def known_end(self) -> int:
@@ -84,6 +86,9 @@ class StepPlan:
     work: tuple[SeqWork, ...]
     drop: tuple[str, ...]
     """Keys whose rank-side state goes away (before `new` is applied)."""
+    groups: tuple[tuple[SeqWork, ...], ...] = ()
+    """In a rank's share of a plan, where groups of ranks meet at the experts: the work of each as it was planned, the rank's own
+    first. All groups decide by it, so that all decide alike, whatever each of them has guessed since then."""
 
     @property
     def num_tokens(self) -> int:

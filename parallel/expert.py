@@ -4,10 +4,10 @@ Ranks with the same attention have the same rows. Each takes its share of them, 
 of its experts, and gets back that rank's weighted sum; then the shares are put together again. Ranks with other sequences take
 part in the same exchange with rows of their own, or with none.
 
-How many rows go where depends on what they choose. Launches that are to be captured must not, so each rank then computes its own
-experts of all rows, which must be the same on all ranks, and the sums are gathered."""
+How many rows go where depends on what they choose. Launches that are to be captured must not. There all have equally many
+rows, and each rank gets all of them and computes its own experts of each; every rank's sums of a row go back to where it is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TypeVar
 
@@ -43,8 +43,7 @@ class Spread:
         self._is_fixed = False
 
     def fixed(self, launch: Callable[[], T]) -> T:
-        """Return what `launch` returns, whose launches depend on the number of rows alone. All ranks have the same rows."""
-        assert self._same_rows.size == self._all.size, "others have rows of their own"
+        """Return what `launch` returns, whose launches depend on the number of rows alone, which is the same on all ranks."""
         self._is_fixed = True
         try:
             return launch()
@@ -85,10 +84,25 @@ class Spread:
     def _everywhere(
         self, layer: int, x: Tensor, experts: Tensor, weights: Tensor, local: LocalExperts
     ) -> Tensor:
-        slots = self._of(layer).by_rows(experts)
+        """(T, hidden) -> (T, hidden), with as many rows on ranks that have others."""
+        rows, slots, weights = map(self._of_groups, (x, self._of(layer).by_rows(experts), weights))
         here = torch.where(slots // self._per_rank == self._all.rank, slots % self._per_rank, -1)
-        parts = self._all.all_gather(self._sum_parts(local(x, here, weights)))
-        return reduce(torch.add, [part.float() for part in parts]).to(x.dtype)
+        sums = self._own_rows(self._sum_parts(local(rows, here, weights)), len(x))
+        return reduce(torch.add, [part.float() for part in sums]).to(x.dtype)
+
+    def _of_groups(self, x: Tensor) -> Tensor:
+        """(T, ...) -> (G * T, ...): what each of the G groups of ranks with the same rows has."""
+        same, comm = self._same_rows.size, self._all
+        return x if comm.size == same else torch.cat(comm.all_gather(x)[::same])
+
+    def _own_rows(self, sums: Tensor, num_rows: int) -> Sequence[Tensor]:
+        """(G * T, hidden) -> (T, hidden) of each rank: its sums of this rank's rows."""
+        same, comm = self._same_rows.size, self._all
+        if comm.size == same:
+            return comm.all_gather(sums)
+        counts = [num_rows] * comm.size
+        for_each = sums.unflatten(0, (-1, num_rows)).repeat_interleave(same, 0).flatten(0, 1)
+        return comm.all_to_all(for_each, counts, counts).split(counts)
 
     def _exchange(self, x: Tensor, slots: Tensor, weights: Tensor, local: LocalExperts) -> Tensor:
         """Send (n, hidden) out to the ranks of the slots, and return (n, hidden), which comes back."""

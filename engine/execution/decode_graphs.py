@@ -73,20 +73,24 @@ class DecodeGraphs:
         replay = capture(lambda: model.forward(x, rows[1], pool.layers, fixed.meta))
         return _Captured(rows, states, fixed, replay)
 
-    def fit(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> bool:
-        """Return whether the step is decode alone, of no more sequences than were captured, without adapters, whose contexts have
-        places. `seqs[i]` belongs to `work[i]`."""
-        return (
-            0 < len(work) <= self._sizes[-1]
-            and all(item.count == 1 for item in work)
-            and not any(seq.adapter for seq in seqs)
-            and self._captured_for(len(work)).fixed.fits([item.start + 1 for item in work])
-        )
+    def padded(self, *groups: Sequence[SeqWork]) -> int:
+        """Return the number of sequences that each group's replay of the step has; 0 where the step is launched.
 
-    def pack(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> "Replay":
-        """Add to `pack` the inputs of work that does `fit`."""
-        captured = self._captured_for(len(work))
-        starts = np.array([item.start for item in work])
+        Groups of ranks meet in a replay with equally many rows, so all replay a step or none: where it is decode alone for all of
+        them, nobody waits for its layers, no sequence has an adapter, no group has more than were captured, and all contexts have
+        places. Some groups may have no work."""
+        most = max(map(len, groups))
+        each = [item for work in groups for item in work]
+        if not 0 < most <= self._sizes[-1] or not all(map(_is_plain_decode, each)):
+            return 0
+        size = next(size for size in self._sizes if size >= most)
+        fits = self._captured[size].fixed.fits
+        return size if all(fits([item.start + 1 for item in work]) for work in groups) else 0
+
+    def pack(self, size: int, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> "Replay":
+        """Add to `pack` the inputs of one group's work, `padded` to `size`."""
+        captured = self._captured[size]
+        starts = np.array([item.start for item in work], np.int64)
         tables = [seq.block_table(item.block_ids) for item, seq in zip(work, seqs, strict=True)]
         places = zip(tables, starts.tolist(), strict=True)
         slots = [
@@ -107,8 +111,9 @@ class DecodeGraphs:
             sample_rows=pack.add(np.array(drawing, np.int64)) if len(drawing) < len(work) else None,
         )
 
-    def _captured_for(self, num_seqs: int) -> _Captured:
-        return self._captured[next(size for size in self._sizes if size >= num_seqs)]
+
+def _is_plain_decode(item: SeqWork) -> bool:
+    return item.count == 1 and item.push is None and not item.has_adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

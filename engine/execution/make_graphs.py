@@ -25,19 +25,17 @@ def make_graphs(
     asked: GraphSizes,
     capture: Capture | None,
     *,
-    meeting: str = "",
     agree: Callable[[bool], bool] = bool,
 ) -> tuple[DecodeGraphs | None, str]:
     """Capture what is `asked` for. Return the graphs, if any, and what is to be said of them.
 
-    `capture` is None where nothing can be captured. `meeting` says why the ranks' meetings cannot be; empty where they can.
-    `agree` is called by all ranks that meet in a step, with whether its own steps are captured, and returns whether all are: a
-    step that is padded on one rank must be on the others. Raises ConfigError where named sizes cannot be captured, and CUDA's
-    error when a capture fails; sizes that are not named are launched one kernel at a time then, so that the instance still
-    serves."""
+    `capture` is None where nothing can be captured. `agree` is called by all ranks that meet in a step, with whether its own
+    steps are captured, and returns whether all are: a step that is padded on one rank must be on the others. Raises ConfigError
+    where named sizes cannot be captured, and CUDA's error when a capture fails; sizes that are not named are launched one kernel
+    at a time then, so that the instance still serves."""
     if not asked.sizes:
         return None, ""
-    if (why := meeting or why_no_graphs(model, capture)) or capture is None:
+    if (why := why_no_graphs(model, capture)) or capture is None:
         if asked.are_named:
             raise ConfigError(f"engine.cuda_graphs names sizes, but {why}: leave it at auto")
         return None, _launched(why)

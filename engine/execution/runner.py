@@ -90,8 +90,11 @@ class Runner:
         )
         seqs = [self._seqs[item.key] for item in plan.work]
         io, pack, graphs = self._steps.begin(), Pack(), self._graphs
-        if graphs is not None and layer_done is None and graphs.fit(plan.work, seqs):
-            inputs: Replay | PackedBatch = graphs.pack(plan.work, seqs, pack)
+        size = 0
+        if graphs is not None and layer_done is None:
+            size = graphs.padded(*(plan.groups or (plan.work,)))
+        if graphs is not None and size:
+            inputs: Replay | PackedBatch = graphs.pack(size, plan.work, seqs, pack)
         else:
             inputs = PackedBatch(plan.work, seqs, self._block_size, pack, self._num_state_blocks)
         asked = self._draws.ask(plan.work, seqs, pack)

@@ -164,6 +164,7 @@ class StepComposer:
                 samples=samples,
                 push=seq.next_push(start + count),
                 drafts=drafts,
+                has_adapter=bool(seq.request.adapter),
             )
         )
         seq.num_computed += count

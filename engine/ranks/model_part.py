@@ -51,13 +51,6 @@ class ModelPart:
     spread: Spread | None
     """Where the experts are; None where the model has none."""
 
-    @property
-    def why_no_graphs(self) -> str:
-        """A clause that says why what ranks do together in a step cannot be captured; empty where it can."""
-        if self.comms.experts.size > self.comms.ep.size:
-            return "groups of ranks meet at the experts with sequences of their own, of which each has another number"
-        return ""
-
     def fixed(self, launch: Launch) -> Tensor:
         """Return what `launch` returns, with launches that can be captured."""
         return launch() if self.spread is None else self.spread.fixed(launch)

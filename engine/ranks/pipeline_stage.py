@@ -6,6 +6,7 @@ steps and their micro-batches follow each other without a gap as long as the nex
 import time
 from collections import deque
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 
@@ -58,11 +59,10 @@ class StageRunner:
         """What states take in of the step that runs when it is known what was drawn."""
 
     @torch.inference_mode()
-    def step(self, plan: StepPlan, most_tokens: int) -> StepResult:
+    def step(self, plan: StepPlan) -> StepResult:
         """Execute this stage's part of a plan. Returns when its KV is in the pool; the last stage's result has the tokens.
 
-        `most_tokens` is the number of tokens of that group, among those that share this stage's experts, which has the most to
-        do. Others join in without rows."""
+        Groups that share this stage's experts pass it as often as the one with the most parts."""
         started = time.perf_counter()
         while self._owed and self._owed[0][0] <= plan.step - _STEPS_AHEAD:
             self._learn()
@@ -71,27 +71,21 @@ class StageRunner:
         layer_done = begin_step(
             plan, self._seqs, self._pool, self._block_size, self._sink, self._num_state_blocks
         )
-        parts = micro_batches(plan.work, self._num_micro_batches)
+        cut = [micro_batches(work, self._num_micro_batches) for work in plan.groups or (plan.work,)]
+        parts = list(zip_longest(*cut, fillvalue=()))
         sampled: list[Sampled] = []
         graphs = self._graphs if layer_done is None else None
-        replays = [
-            graphs
-            if graphs is not None and graphs.fit(work, [self._seqs[item.key] for item in work])
-            else None
-            for work in parts
-        ]
-        for number, work in enumerate(parts):
-            told = layer_done if number == len(parts) - 1 else None
-            sampled += self._run(plan.step, work, told, replays[number])
-        for _ in range(min(self._num_micro_batches, most_tokens) - len(parts)):
-            self._run(plan.step, (), None)
+        sizes = [0 if graphs is None else graphs.padded(*groups) for groups in parts]
+        for number, (work, *_) in enumerate(parts):
+            told = layer_done if number == len(cut[0]) - 1 else None
+            sampled += self._run(plan.step, work, told, sizes[number])
         self._take_in(sampled)
         self._pool.finish()
         return StepResult(
             step=plan.step,
             sampled=tuple(sampled),
             duration_s=time.perf_counter() - started,
-            replayed=bool(replays) and None not in replays,
+            replayed=bool(sizes) and all(sizes),
         )
 
     def _run(
@@ -99,9 +93,9 @@ class StageRunner:
         step: int,
         work: tuple[SeqWork, ...],
         layer_done: LayerDone | None,
-        graphs: DecodeGraphs | None = None,
+        size: int,
     ) -> list[Sampled]:
-        """Run a part of a step, by a replay where `graphs` are given."""
+        """Run a part of a step, by a replay for `size` sequences where that is not 0."""
         comm, model = self._comm, self._model
         seqs = [self._seqs[item.key] for item in work]
         drawing = [(item, seq) for item, seq in zip(work, seqs, strict=True) if item.samples]
@@ -109,8 +103,8 @@ class StageRunner:
             for item, seq in zip(work, seqs, strict=True):
                 while seq.num_tokens < item.known_end and self._is_owed(seq):
                     self._learn()
-        if graphs is not None:
-            hidden, rows = self._replayed(work, seqs, graphs)
+        if size:
+            hidden, rows = self._replayed(size, work, seqs)
         else:
             hidden, rows = self._computed(work, seqs, layer_done)
         if not model.is_last:
@@ -140,11 +134,12 @@ class StageRunner:
         return hidden, hidden[batch.sample_rows]
 
     def _replayed(
-        self, work: Sequence[SeqWork], seqs: Sequence[RankSeq], graphs: DecodeGraphs
+        self, size: int, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the same."""
+        assert self._graphs is not None
         pack, inputs = Pack(), self._inputs.begin()
-        replay = graphs.pack(work, seqs, pack)
+        replay = self._graphs.pack(size, work, seqs, pack)
         pack.send(inputs.upload)
         hidden = replay.hidden(inputs, None if self._model.is_first else self._states(len(work)))
         if not self._model.is_last:

@@ -178,14 +178,14 @@ def _graphs(
     setup: RankSetup, part: ModelPart, pool: DevicePool, capture: Capture | None, store: Any
 ) -> tuple[DecodeGraphs | None, str]:
     """Capture decode steps on all ranks, or on none."""
-    tp, ep = part.comms.tp, part.comms.ep
+    tp, experts = part.comms.tp, part.comms.experts
     if capture is not None:
         # Before steps are captured they are launched, so that ranks meet.
         wait_for_all(store, "loaded", setup.rank, setup.mesh.size)
 
     def agree(is_captured: bool) -> bool:
         num_without = torch.tensor(int(not is_captured), device=pool.device)
-        return not ep.all_reduce(tp.all_reduce(num_without)).item()
+        return not experts.all_reduce(tp.all_reduce(num_without)).item()
 
     return make_graphs(
         part.model,
@@ -194,7 +194,6 @@ def _graphs(
         setup.max_context_tokens,
         setup.graphs,
         None if capture is None else _of_fixed_sizes(part, capture),
-        meeting=part.why_no_graphs,
         agree=agree,
     )
 
@@ -252,7 +251,7 @@ def _steps(
     shard, pp = setup.pools[setup.rank].shard, part.comms.pp
     if pp.size > 1:
         stage = StageRunner(part.model, pool, shard, pp, pp.size, sink, draws=draws, graphs=graphs)
-        return StepsInTurn(counted(lambda share: stage.step(share.plan, share.most_tokens), part.model))
+        return StepsInTurn(counted(stage.step, part.model))
     layout, ahead = shard.layout, memory if proposer is None else None
     runner = Runner(
         part.model,
@@ -268,7 +267,7 @@ def _steps(
     if ahead is not None:
         return StepsAhead(runner, counted(runner.finish, part.model), ahead.poller)
     step = runner.step if proposer is None else Proposing(runner.step, proposer, layout.state_blocks).step
-    return StepsInTurn(counted(lambda share: step(share.plan), part.model))
+    return StepsInTurn(counted(step, part.model))
 
 
 def _pool(

@@ -10,14 +10,14 @@ from functools import partial
 from queue import SimpleQueue
 from typing import Protocol
 
-from core.plan import StepResult
+from core.plan import StepPlan, StepResult
 from device.poller import Poller
 from engine.execution.launched_steps import LaunchedSteps, Launcher
 from engine.execution.runner import LaunchedStep
 from engine.ranks.rank_messages import Relocate
-from engine.ranks.rank_share import RankShare
 
-Word = RankShare | Relocate
+Word = StepPlan | Relocate
+"""A rank's share of a plan, or experts that move."""
 Answer = Callable[[StepResult], None]
 """Raises OSError where the instance has ended."""
 Move = Callable[[Relocate], None]
@@ -27,14 +27,14 @@ class RankSteps(Protocol):
     """For one thread, which computes."""
 
     def serve(self, words: Iterable[Word], move: Move, answer: Answer) -> None:
-        """Execute all `words`, and answer each share, in their order. Raises what a step, an answer or the words raise."""
+        """Execute all `words`, and answer each plan, in their order. Raises what a step, an answer or the words raise."""
         ...
 
 
 class StepsInTurn:
     """Takes the next word when the one before it is done."""
 
-    def __init__(self, step: Callable[[RankShare], StepResult]) -> None:
+    def __init__(self, step: Callable[[StepPlan], StepResult]) -> None:
         self._step = step
 
     def serve(self, words: Iterable[Word], move: Move, answer: Answer) -> None:
@@ -68,7 +68,7 @@ class StepsAhead:
                 if isinstance(word, Relocate):
                     self._to_do.put(partial(move, word))
                 else:
-                    self._to_do.put(partial(self._steps.execute, word.plan, say))
+                    self._to_do.put(partial(self._steps.execute, word, say))
         except Exception as error:
             self._to_do.put(partial(_raise, error))
         self._to_do.put(None)

@@ -31,7 +31,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.parametrize(("family", "axis"), [("llama", "tp"), ("mixtral", "ep"), ("llama", "pp")])
+@pytest.mark.parametrize(
+    ("family", "axis"), [("llama", "tp"), ("mixtral", "ep"), ("mixtral", "dp"), ("llama", "pp")]
+)
 async def test_ranks_replay_steps_with_their_meetings_in_them(family: str, axis: str, tmp_path: Path) -> None:
     """Whichever rank launches first, and whatever each has heard of the step before: tokens stay on the devices."""
     prompts, want = checkpoint(tmp_path, family)

@@ -108,8 +108,9 @@ def own_parts(mesh: Mesh, rank: int, step: list[Part]) -> list[Part]:
     return [part for part in step if part[0] % mesh.dp == mesh.place(rank).dp]
 
 
-def reference_logits(folder: Path, family: str) -> tuple[list[list[Part]], list[Any]]:
-    """Makes a checkpoint; three steps of two sequences, and what transformers says to them."""
+def reference_logits(folder: Path, family: str, *, alike: bool = False) -> tuple[list[list[Part]], list[Any]]:
+    """Makes a checkpoint; three steps of two sequences, and what transformers says to them. `alike`: two steps, in which both have
+    as many tokens."""
     rng = random.Random(family)
     reference = make(folder, awkward(family), seed=1)
     texts = [[rng.randrange(2, VOCAB) for _ in range(length)] for length in LENGTHS]
@@ -118,6 +119,8 @@ def reference_logits(folder: Path, family: str) -> tuple[list[list[Part]], list[
         [(1, 8, texts[1][8:]), (0, 7, texts[0][7:18])],
         [(0, 18, texts[0][18:])],
     ]
+    if alike:
+        steps = [[(0, 0, texts[0][:7]), (1, 0, texts[1][:7])], [(1, 7, texts[1][7:]), (0, 7, texts[0][7:9])]]
     want: list[Any] = []
     for step in steps:
         rows = [
@@ -182,11 +185,15 @@ def test_experts_may_move_between_steps(family: str, tmp_path: Path, world: Worl
         compare(mesh, found, steps, want)
 
 
-@pytest.mark.parametrize("mesh", [Mesh(tp=2), Mesh(ep=2), Mesh(ep=4), Mesh(tp=2, ep=2)], ids=str)
+@pytest.mark.parametrize(
+    "mesh",
+    [Mesh(tp=2), Mesh(ep=2), Mesh(ep=4), Mesh(tp=2, ep=2), Mesh(dp=2), Mesh(dp=2, ep=2), Mesh(tp=2, dp=2)],
+    ids=str,
+)
 def test_launches_that_depend_on_no_choice_of_experts_say_the_same_bits(
     mesh: Mesh, tmp_path: Path, world: World
 ) -> None:
-    steps, want = reference_logits(tmp_path, "qwen3_moe")
+    steps, want = reference_logits(tmp_path, "qwen3_moe", alike=mesh.dp > 1)
     given = (part_logits, mesh, tmp_path, steps, True)
     launched = world.run(mesh.size, *given)
     fixed = world.run(mesh.size, *given, 0, (), False, True)

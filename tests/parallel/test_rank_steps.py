@@ -10,7 +10,6 @@ from core.plan import StepPlan, StepResult
 from device.poller import Poller
 from engine.execution.runner import LaunchedStep
 from engine.ranks.rank_messages import Relocate
-from engine.ranks.rank_share import RankShare
 from engine.ranks.rank_steps import StepsAhead, StepsInTurn, Word
 from tests.patience import PATIENCE_S
 
@@ -80,8 +79,8 @@ class Rank:
         return self.log
 
 
-def share(step: int) -> RankShare:
-    return RankShare(StepPlan(step=step, new=(), copies=(), work=(), drop=()), 0)
+def share(step: int) -> StepPlan:
+    return StepPlan(step=step, new=(), copies=(), work=(), drop=())
 
 
 def test_a_step_is_launched_while_the_one_before_it_computes() -> None:
@@ -145,9 +144,9 @@ def test_a_broken_line_to_the_instance_ends_the_rank() -> None:
 def test_in_turn_each_word_is_done_before_the_next_is_read() -> None:
     log: list[str] = []
 
-    def step(share: RankShare) -> StepResult:
-        log.append(f"step {share.plan.step}")
-        return StepResult(step=share.plan.step, sampled=(), duration_s=0.0)
+    def step(share: StepPlan) -> StepResult:
+        log.append(f"step {share.step}")
+        return StepResult(step=share.step, sampled=(), duration_s=0.0)
 
     def words() -> Iterator[Word]:
         for word in (share(0), RELOCATE, share(1)):

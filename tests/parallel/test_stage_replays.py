@@ -1,6 +1,7 @@
 """What a pipeline's stage does with captured steps, with graphs in place of which memory is merely written over."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -32,16 +33,21 @@ class Graphs:
     """All replays end in the same memory."""
 
     def __init__(self) -> None:
-        self.num_replays = 0
+        self.num_replays = self.num_launches = 0
         self._memory = torch.zeros(8, HIDDEN)
 
-    def fit(self, work: Sequence[SeqWork]) -> bool:
-        return all(item.count == 1 for item in work)
+    def padded(self, *groups: Sequence[SeqWork]) -> int:
+        return all(item.count == 1 for work in groups for item in work) and max(map(len, groups))
 
-    def pack(self, work: Sequence[SeqWork], seqs: object, pack: object) -> Any:
+    def pack(self, size: int, work: Sequence[SeqWork], seqs: object, pack: object) -> Any:
+        assert size >= len(work)
         return SimpleNamespace(
             hidden=lambda inputs, states: self._hidden(len(work)), sampled=lambda hidden: hidden
         )
+
+    def launched(self, x: torch.Tensor, *_: object) -> torch.Tensor:
+        self.num_launches += 1
+        return torch.zeros(len(x), HIDDEN)
 
     def _hidden(self, count: int) -> torch.Tensor:
         self.num_replays += 1
@@ -52,7 +58,7 @@ def stage(sink: Any = None) -> tuple[StageRunner, Graphs, Next]:
     """The first of two."""
     graphs, behind = Graphs(), Next()
     model = Mock(is_first=True, is_last=False, dtype=torch.float32)
-    model.forward.side_effect = lambda x, *_: torch.zeros(len(x), HIDDEN)
+    model.forward.side_effect = graphs.launched
     shard: Any = SimpleNamespace(layout=SimpleNamespace(block_size=4, state_blocks=0), layers=range(2))
     pool = Mock(device=torch.device("cpu"), is_told=False)
     comm: Any = behind
@@ -73,7 +79,7 @@ def plan(*counts: int, push: KVPush | None = None) -> StepPlan:
 
 def test_what_is_on_its_way_to_the_next_stage_does_not_change_when_the_next_part_is_replayed() -> None:
     runner, graphs, behind = stage()
-    assert runner.step(plan(1, 1, 1, 1), 4).replayed
+    assert runner.step(plan(1, 1, 1, 1)).replayed
     assert graphs.num_replays == len(behind.sent) == 2
     assert all(torch.equal(now, then) for now, then in behind.sent)
 
@@ -81,7 +87,7 @@ def test_what_is_on_its_way_to_the_next_stage_does_not_change_when_the_next_part
 @pytest.mark.parametrize(("counts", "replays"), [((3, 1, 1, 1), 1), ((4, 4), 0)])
 def test_parts_with_prompts_are_launched(counts: tuple[int, ...], replays: int) -> None:
     runner, graphs, behind = stage()
-    assert not runner.step(plan(*counts), sum(counts)).replayed
+    assert not runner.step(plan(*counts)).replayed
     assert (graphs.num_replays, len(behind.sent)) == (replays, 2)
 
 
@@ -89,5 +95,16 @@ def test_all_parts_are_launched_of_a_step_whose_layers_somebody_waits_for() -> N
     sink = Mock()
     sink.step_started.return_value = lambda step, layer: None
     runner, graphs, _ = stage(sink)
-    assert not runner.step(plan(1, 1, 1, 1), 4).replayed
+    assert not runner.step(plan(1, 1, 1, 1)).replayed
     assert graphs.num_replays == 0
+
+
+def test_a_group_replays_a_part_where_all_do_also_without_work_of_its_own() -> None:
+    """Another group's two parts are decode alone, or have a prompt in one of them."""
+    decoding, prompt = plan(1, 1, 1, 1).work, plan(3, 1, 1, 1).work
+    for own in ((), decoding[:1], decoding):
+        for other, num_launches in ((decoding, 0), (prompt, 1)):
+            runner, graphs, _ = stage()
+            result = runner.step(replace(plan(1, 1, 1, 1), work=own, groups=(own, other)))
+            assert (graphs.num_replays, graphs.num_launches) == (2 - num_launches, num_launches)
+            assert result.replayed == (not num_launches)

@@ -83,7 +83,7 @@ def executed(
     buffer = memoryview(bytearray(b"\xff" * shard.pool_bytes(num_blocks)))  # NaN
     pool = MirroredPool(shard, num_blocks, buffer, CPU)
     stage = StageRunner(part.model, pool, shard, part.comms.pp, mesh.pp, draws=Draws(part.model))
-    results = [stage.step(plan, plan.num_tokens) for plan in plans]
+    results = [stage.step(plan) for plan in plans]
     drawn = [(one.key, each.token) for result in results for one in result.sampled for each in one.drawn]
     part.comms.close()
     told = KVPool(shard, num_blocks, buffer).layers

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence as SeqOf
+from itertools import chain
 from typing import Literal
 
 from hypothesis import HealthCheck, example, given, settings
@@ -104,18 +105,22 @@ class Drive:
         return len(drawn) >= self.limits[key] or bool(drawn and drawn[-1].finish) or full
 
     def check_shares(self, plan: StepPlan) -> None:
-        """Each group's ranks get what is in their blocks, in their own numbers, and together all of it."""
+        """Each group's ranks get what is in their blocks, in their own numbers, and together all of it. Each knows of all."""
         shares = [share_of(plan, self.pools, rank) for rank in range(len(self.pools))]
-        assert [work.key for share in shares for work in share.plan.work] == [work.key for work in plan.work]
-        assert sorted(new.key for share in shares for new in share.plan.new) == sorted(
-            n.key for n in plan.new
-        )
-        assert sum(len(share.plan.copies) for share in shares) == len(plan.copies)
-        assert {share.most_tokens for share in shares} == {max(share.plan.num_tokens for share in shares)}
-        for share in shares:
-            blocks = [block for work in share.plan.work for block in work.block_ids]
-            blocks += [block for copy in share.plan.copies for block in (copy.src, copy.dst)]
+        assert [work.key for share in shares for work in share.work] == [work.key for work in plan.work]
+        assert sorted(new.key for share in shares for new in share.new) == sorted(n.key for n in plan.new)
+        assert sum(len(share.copies) for share in shares) == len(plan.copies)
+        for rank, share in enumerate(shares):
+            blocks = [block for work in share.work for block in work.block_ids]
+            blocks += [block for copy in share.copies for block in (copy.src, copy.dst)]
             assert all(0 <= block < self.pools[0].num_blocks for block in blocks)
+            own, *others = [
+                [(work.key, work.start, work.count) for work in group]
+                for group in share.groups or (share.work,)
+            ]
+            assert own == [(work.key, work.start, work.count) for work in share.work]
+            others.insert(rank, own)
+            assert list(chain(*others)) == [(work.key, work.start, work.count) for work in plan.work]
 
     def make_masks(self, share: float) -> bool:
         """Make the masks of some of the late sequences."""

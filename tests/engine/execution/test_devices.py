@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from baton import LLM, SamplingParams
-from core.config import EngineConfig, load
+from core.config import EngineConfig
 from core.errors import ConfigError
 from engine.execution import make_graphs as graphs_made
 from engine.execution.devices import bound_allocations, card_of, choose_device
@@ -70,11 +70,6 @@ def test_attention_that_is_not_installed_is_refused_where_it_is_forced(
 
 
 def test_graphs_that_cannot_be_captured_are_refused_where_sizes_are_named() -> None:
-    sizes: dict[str, object] = {"engine": {"cuda_graphs": [1, 8]}}
-    with pytest.raises(ConfigError, match="prefill instances have groups with sequences of their own"):
-        load({**sizes, "prefill": {"dp": 2}}, {})
-    for axis in ("tp", "pp"):
-        assert load({**sizes, "prefill": {axis: 2}}, {}).engine.cuda_graphs == (1, 8)
     with (
         pytest.raises(
             ConfigError, match=r"engine\.cuda_graphs names sizes, but CUDA graphs are captured on GPUs alone"

@@ -10,6 +10,8 @@ import torch
 
 from core.plan import KVPush, NewSeq, Sampled, SeqWork, StepPlan
 from core.types import Request, SamplingParams
+from engine.execution.decode_graphs import DecodeGraphs
+from engine.execution.graph_capture import again
 from engine.execution.graph_sizes import auto_sizes
 from kernels.ops import Ops
 from kernels.triton.ops import invariant_ops_split_at, triton_ops
@@ -134,16 +136,16 @@ class Steps:
         sampling = SamplingParams(temperature=0.8, seed=5, num_logprobs=4, max_tokens=40)
         new = [NewSeq(key, tuple(range(2, 2 + count)), count, sampling) for key, count in lens.items()]
         self._lens |= lens
-        return self._step(tuple(new), [self._work(key, 0, count) for key, count in lens.items()])
+        return self._step(tuple(new), [self.work(key, 0, count) for key, count in lens.items()])
 
     def decode(self, keys: str, silent: str = "", push: str = "") -> list[Sampled]:
         work: list[SeqWork] = []
         for key in keys:
-            work.append(self._work(key, self._lens[key], 1, key not in silent, key in push))
+            work.append(self.work(key, self._lens[key], 1, key not in silent, key in push))
             self._lens[key] += 1
         return self._step((), work)
 
-    def _work(self, key: str, start: int, count: int, samples: bool = True, push: bool = False) -> SeqWork:
+    def work(self, key: str, start: int, count: int, samples: bool = True, push: bool = False) -> SeqWork:
         first = 10 * "abcdef".index(key)
         blocks = tuple(range(first + 9, first + 9 - -(-(start + count) // 4), -1))
         return SeqWork(
@@ -220,6 +222,41 @@ def test_a_step_whose_layers_somebody_waits_for_is_launched_as_ever(tmp_path: Pa
     steps.decode("a", push="a")
     assert instance.num_replayed == 1
     assert sink.heard[1:] == ["layer 0", "layer 1"]
+
+
+def test_groups_of_ranks_pad_a_step_alike_or_launch_it(tmp_path: Path) -> None:
+    _, _, model = tiny(tmp_path, "qwen3_moe")
+    steps = Steps(model, "", ())
+    graphs = DecodeGraphs(model, steps.instance.pool, 4, 8, (2, 4), again)  # type: ignore[arg-type]
+    decoding = [steps.work(key, 3, 1) for key in "abcde"]
+    prompt, pushed = steps.work("d", 0, 2), steps.work("d", 3, 1, push=True)
+    assert [graphs.padded((), decoding[:num]) for num in range(6)] == [0, 2, 2, 4, 4, 0]
+    assert graphs.padded(decoding[:1], decoding[1:4], ()) == 4
+    assert graphs.padded(decoding[:1], [prompt]) == 0
+    assert graphs.padded(decoding[:1], [pushed]) == 0, "a group whose layers somebody waits for launches it"
+    assert graphs.padded(decoding[:1], [replace(decoding[1], has_adapter=True)]) == 0
+
+
+def test_a_group_without_work_replays_padding_alone(tmp_path: Path) -> None:
+    """It writes no KV but that of the block that is nobody's, draws nothing, and chooses no experts."""
+    _, _, model = tiny(tmp_path, "qwen3_moe")
+    steps = Steps(model, "", (2, 4))
+    steps.prompts({"a": 3})
+    pool = [layer[:-1].clone() for layer in layers(steps)]
+    model.expert_load.zero_()
+    other = tuple(steps.work(key, 3, 1) for key in "abc")
+    result = steps.instance.step(StepPlan(step=9, new=(), copies=(), work=(), drop=(), groups=((), other)))
+    assert result.replayed
+    assert result.sampled == ()
+    assert all(
+        torch.equal(now[:-1].view(torch.int32), then.view(torch.int32))
+        for now, then in zip(layers(steps), pool, strict=True)
+    )
+    assert not model.expert_load.any()
+
+
+def layers(steps: Steps) -> list[torch.Tensor]:
+    return [layer for layer in steps.instance.pool.layers if isinstance(layer, torch.Tensor)]
 
 
 def test_sizes_are_few_and_pad_little() -> None:
