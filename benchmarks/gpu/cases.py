@@ -1,6 +1,6 @@
 """Every kernel at a shape where it should be near its limit, with what must be moved and computed, and who else does the same."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,7 @@ from kernels.triton.sampling import sample
 from kernels.triton.weights import experts, linear
 
 Run = Callable[[], object]
+Make = Callable[[], "Iterable[Case]"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,23 +74,24 @@ class Cases:
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         self._s, self._device = sizes, device
 
-    def __iter__(self) -> Iterator[Case]:
-        yield from self._elementwise()
-        yield from self._rotation()
-        yield self._decode("bfloat16")
-        yield self._decode("int8")
-        yield self._decode("float8")
-        yield self._latents()
-        yield self._prefill(self._s.prompt, self._s.prompt)
-        yield self._prefill(self._s.prompt // 4, self._s.prompt * 4)
-        yield from self._eight_bit()
-        yield from self._rounded_products()
-        yield from (self._four_bit(rows) for rows in (1, 16))
-        yield from (self._invariant_product(rows) for rows in (16, self._s.tokens))
-        yield self._invariant_decode()
-        yield self._experts()
-        yield from (self._packed_experts(kind) for kind in ("float8 blocks", "MXFP4"))
-        yield self._sampling()
+    def groups(self) -> dict[str, Make]:
+        """Return what makes cases, by a name, in the order of what they weigh."""
+        prompt = self._s.prompt
+        return {
+            "decode": lambda: (self._decode(dtype) for dtype in ("bfloat16", "float8", "int8")),
+            "prefill": lambda: (self._prefill(*of) for of in ((prompt, prompt), (prompt // 4, prompt * 4))),
+            "four bits": lambda: (self._four_bit(rows) for rows in (1, 16)),
+            "eight bits": self._eight_bit,
+            "elementwise": self._elementwise,
+            "rotation": self._rotation,
+            "latents": lambda: [self._latents()],
+            "sampling": lambda: [self._sampling()],
+            "experts": lambda: [self._experts()],
+            "packed experts": lambda: (self._packed_experts(kind) for kind in ("float8 blocks", "MXFP4")),
+            "rounded products": self._rounded_products,
+            "invariant products": lambda: (self._invariant_product(rows) for rows in (16, self._s.tokens)),
+            "invariant decode": lambda: [self._invariant_decode()],
+        }
 
     def _randn(self, *shape: int) -> Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=self._device)

@@ -1,98 +1,160 @@
-"""A decode step launched kernel by kernel and replayed from a CUDA graph, of the same sequences, interleaved:
-`python -m benchmarks.gpu.decode_step --json FILE` (one GPU, two minutes). Weights are made up; what is measured is a whole step
-of a rank, with the filling of its inputs, greedy sampling, and the copy of new KV to host memory.
+"""A decode step launched kernel by kernel and replayed from a CUDA graph, of the same sequences:
+`python -m benchmarks.gpu.decode_step --json FILE` (one GPU, two minutes). Weights are made up; what is measured is the time from
+one step's end to the next one's, where each is launched behind the one that computes, as an instance does it: with the filling of
+its inputs, greedy sampling, and the copy of its tokens to the host.
 
 Predicted, before anything was run on a GPU: some ten launches a layer at about 10 µs each from Python bound a launched step of
 the small model at 2 to 4 ms whatever its batch, and a replayed one reads its weights in 0.4 ms: 4 times as fast at 1 to 32
-sequences, 2 times at 128. The large model's weights alone take 4 ms: 1.0 to 1.3.
+sequences, 2 times at 128. The large model's weights alone take 4 ms: 1.0 to 1.3. Capturing all sizes takes 5 s, and 0.5 GiB.
 
-`of_bandwidth` is the least time in which the step's bytes can be read, at the measured copy bandwidth, over the replayed step's;
-`idle` is the share of the time in which the GPU runs no kernel.
+`of_bandwidth` is the least time in which the step's bytes can be read, at the measured copy bandwidth, over the step's, replayed
+where it can be; `idle` is the share of the time in which the GPU runs nothing. A shape's row without a batch has what its
+captures take, and which memory is nobody's tensor: CUDA's context, libraries and graphs, for which the memory law keeps 2 GiB.
 
 `TRITON_INTERPRET=1 python -m benchmarks.gpu.decode_step --interpret-smoke` runs it once, tiny, without a GPU: its times mean
 nothing."""
 
-import itertools
 import statistics
 import time
-from collections.abc import Iterator
-from typing import Any
+from functools import cached_property, partial
+from itertools import pairwise
 
 import torch
 
-from benchmarks.gpu.limits import measure as measure_limits
-from benchmarks.gpu.rank import BLOCK_SIZE, Rank, decode_plan
-from benchmarks.gpu.session import Verdict, begin, parser, write
+from benchmarks.gpu.limits import copy_rate
+from benchmarks.gpu.rank import BLOCK_SIZE, Rank, ahead, decode_plans
+from benchmarks.gpu.session import Results, Row, Verdict, begin, parser
 from benchmarks.gpu.shapes import SHAPES, Shape
 from core.kv import num_blocks_for
 from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.graph_capture import CudaCapture, again
+from engine.execution.graph_sizes import auto_sizes
 from engine.execution.runner import Runner
 from kernels.triton.platform import INTERPRETED
 
-Row = dict[str, Any]
 CONTEXT = 40 if INTERPRETED else 1024
-BATCHES = (1, 3) if INTERPRETED else (1, 8, 32, 64, 128, 256)
-_ROUNDS = 2 if INTERPRETED else 30
+BATCHES = (1, 3) if INTERPRETED else (1, 64, 256, 8, 32, 128)
+"""Batches that have targets come first."""
+_WARM, _ROUNDS = (1, 3) if INTERPRETED else (5, 30)
+_NUM_STEPS = _WARM + _ROUNDS
 
 
-@torch.inference_mode()
-def measure(shape: Shape, device: torch.device, bytes_per_s: float) -> Iterator[Row]:
-    per_context = num_blocks_for(CONTEXT, BLOCK_SIZE) * BLOCK_SIZE
-    rank = Rank.of(shape, max(BATCHES) * per_context, device)
-    capture = again if INTERPRETED else CudaCapture(device)
-    most_blocks = num_blocks_for(rank.model.spec.max_context_tokens, BLOCK_SIZE)
-    graphs = DecodeGraphs(rank.model, rank.pool, BLOCK_SIZE, most_blocks, BATCHES, capture)
-    runners = {
-        "launched": Runner(rank.model, rank.pool, BLOCK_SIZE),
-        "replayed": Runner(rank.model, rank.pool, BLOCK_SIZE, graphs=graphs),
-    }
-    for batch in BATCHES:
-        times: dict[str, list[float]] = {name: [] for name in runners}
-        said: dict[str, list[int]] = {}
-        for step in range(_ROUNDS + 1):
-            for name, runner in runners.items():
-                result = runner.step(decode_plan(step, batch, CONTEXT, known=step > 0))
-                assert result.replayed == (name == "replayed")
-                said[name] = [one.token for one in result.sampled]
-                times[name] += [result.duration_s] if step else []
-        alike = sum(a == b for a, b in zip(said["launched"], said["replayed"], strict=True)) / batch
-        medians = {f"{name}_ms": 1e3 * statistics.median(each) for name, each in times.items()}
-        floor_ms = 1e3 * shape.decode_bytes(batch, CONTEXT) / bytes_per_s
-        yield {
-            "model": shape.name,
-            "batch": batch,
-            "context": CONTEXT,
-            **medians,
-            "tokens_alike": alike,
-            "of_bandwidth": floor_ms / medians["replayed_ms"],
-            "idle": None if INTERPRETED else _idle_share(runners["replayed"], batch),
+class Bench:
+    """One shape's rank. What it needs is made when it is first asked for."""
+
+    def __init__(self, shape: Shape, device: torch.device, bytes_per_s: float) -> None:
+        self._shape, self._device, self._bytes_per_s = shape, device, bytes_per_s
+        self._graphs: DecodeGraphs | None = None
+
+    @cached_property
+    def _rank(self) -> Rank:
+        per_context = num_blocks_for(CONTEXT + _NUM_STEPS, BLOCK_SIZE) * BLOCK_SIZE
+        return Rank.of(self._shape, max(BATCHES) * per_context, self._device)
+
+    @cached_property
+    def _runners(self) -> dict[str, Runner]:
+        made = {"launched": self._rank.runner(max(BATCHES))}
+        if self._graphs is not None:
+            made["replayed"] = self._rank.runner(max(BATCHES), self._graphs)
+        return made
+
+    @torch.inference_mode()
+    def captures(self) -> Row:
+        """Capture the sizes that an instance captures. Without them the other rows have launched steps alone."""
+        rank = self._rank
+        capture = again if INTERPRETED else CudaCapture(self._device)
+        most_blocks = num_blocks_for(rank.model.spec.max_context_tokens, BLOCK_SIZE)
+        sizes, before = BATCHES if INTERPRETED else auto_sizes(max(BATCHES)), _beside_tensors()
+        started = time.perf_counter()
+        self._graphs = DecodeGraphs(rank.model, rank.pool, BLOCK_SIZE, most_blocks, sizes, capture)
+        _wait()
+        return {
+            "sizes": len(sizes),
+            "seconds": time.perf_counter() - started,
+            "reserved_bytes": 0 if INTERPRETED else torch.cuda.memory_reserved(),
+            "beside_tensors_bytes_before": before - self._pool_bytes,
+            "beside_tensors_bytes": _beside_tensors() - self._pool_bytes,
         }
 
+    @torch.inference_mode()
+    def steps(self, batch: int) -> Row:
+        found: Row = {"model": self._shape.name, "batch": batch, "context": CONTEXT}
+        said: list[list[list[int]]] = []
+        for name, runner in self._runners.items():
+            plans = decode_plans(batch, CONTEXT, _NUM_STEPS)
+            ended, results = zip(*ahead(runner, plans), strict=True)
+            assert all(result.replayed == (name == "replayed") for result in results)
+            gaps = [end - start for start, end in pairwise(ended[_WARM - 1 :])]
+            found[f"{name}_ms"] = 1e3 * statistics.median(gaps)
+            said.append([[one.token for one in result.sampled] for result in results])
+        best = "replayed" if "replayed" in self._runners else "launched"
+        floor_s = self._shape.decode_bytes(batch, CONTEXT + _NUM_STEPS // 2) / self._bytes_per_s
+        found["tokens_alike"] = _alike(said[0], said[-1])
+        found["of_bandwidth"] = 1e3 * floor_s / found[f"{best}_ms"]
+        if not INTERPRETED:
+            found["idle"] = _idle_share(self._runners[best], batch)
+        return found
 
-def _idle_share(runner: Runner, batch: int, num_steps: int = 20) -> float:
-    """Return the idle share of the time of steps that follow each other, by PyTorch's profiler of kernels on one stream."""
-    activities = [torch.profiler.ProfilerActivity.CUDA]
-    steps = itertools.count(_ROUNDS + 1)
-    with torch.profiler.profile(activities=activities) as profile:
-        started = time.perf_counter()
-        for step in itertools.islice(steps, num_steps):
-            runner.step(decode_plan(step, batch, CONTEXT, known=True))
-        torch.cuda.synchronize()  # the last step's kernels belong to the time that is measured
-        wall_s = time.perf_counter() - started
-    busy_s = sum(event.self_device_time_total for event in profile.key_averages()) / 1e6
-    return max(0.0, 1 - busy_s / wall_s)
+    @property
+    def _pool_bytes(self) -> int:
+        memory = self._rank.memory
+        return 0 if memory is None or INTERPRETED else memory.region.num_bytes
 
 
-def verdicts(rows: list[Row]) -> list[Verdict]:
+def _alike(one: list[list[int]], other: list[list[int]]) -> float:
+    """Return the share of the first step's tokens that are alike: later ones follow from them."""
+    return sum(a == b for a, b in zip(one[0], other[0], strict=True)) / len(one[0])
+
+
+def _wait() -> None:
+    if not INTERPRETED:
+        torch.cuda.synchronize()  # what was launched belongs to the time or the memory that is measured
+
+
+def _beside_tensors() -> int:
+    if INTERPRETED:
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return total - free - torch.cuda.memory_reserved()
+
+
+def _idle_share(runner: Runner, batch: int) -> float:
+    """Return the share of the time of steps that follow each other in which the GPU runs nothing, by PyTorch's profiler."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        for _ in ahead(runner, decode_plans(batch, CONTEXT, _NUM_STEPS)):
+            pass
+        _wait()
+    spans = [
+        (event.time_range.start, event.time_range.end)
+        for event in profile.events()  # pyright: ignore[reportOptionalIterable]
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
+    return idle_share(spans)
+
+
+def idle_share(spans: list[tuple[float, float]]) -> float:
+    """Return which part of the time from the first beginning to the last end no span covers. Raises ValueError without any."""
+    if not spans:
+        raise ValueError("the profiler has seen nothing on the GPU")
+    in_order = sorted(spans)
+    began = until = in_order[0][0]
+    idle = 0.0
+    for start, end in in_order:
+        idle, until = idle + max(0.0, start - until), max(until, end)
+    return idle / max(1e-9, until - began)
+
+
+def verdicts(rows: dict[str, Row]) -> list[Verdict]:
     """The targets are for the large model."""
     found: list[Verdict] = []
-    for row in rows:
-        what = f"decode of {row['model']}, batch {row['batch']}"
-        if row["model"] == "8B" and row["batch"] in (1, 64, 128, 256):
+    for row in rows.values():
+        if row.get("model") != "8B":
+            continue
+        what = f"decode of 8B, batch {row['batch']}"
+        if row["batch"] in (1, 64, 128, 256):
             target = 0.8 if row["batch"] == 1 else 0.7
             found.append(Verdict(f"{what}, of the bandwidth", row["of_bandwidth"], target))
-        if row["model"] == "8B" and row["batch"] == 256:
+        if row["batch"] == 256 and "idle" in row:
             found.append(Verdict(f"{what}, idle share", row["idle"], 0.03, at_least=False))
     return found
 
@@ -100,27 +162,18 @@ def verdicts(rows: list[Row]) -> list[Verdict]:
 def main() -> None:
     args = parser(__doc__).parse_args()
     device = begin(args.interpret_smoke)
-    limits = measure_limits(device)
-    rows: list[Row] = []
-
-    def save(complete: bool) -> None:
-        content = {"copy_gb_per_s": limits.copy_bytes_per_s / 1e9, "steps": rows}
-        write(args.json, "benchmarks.gpu.decode_step", device, content, verdicts(rows), complete=complete)
-
-    print(
-        f"{'':6} {'batch':>6} {'launched ms':>12} {'replayed ms':>12} {'times':>6} {'alike':>6} {'of bandwidth':>12}"
-    )
+    results = Results(args.json, "benchmarks.gpu.decode_step", device, verdicts)
+    bytes_per_s = copy_rate(device)
     for shape in SHAPES:
-        for row in measure(shape, device, limits.copy_bytes_per_s):
-            rows.append(row)
-            save(complete=False)
-            times = row["launched_ms"] / row["replayed_ms"]
-            print(
-                f"{row['model']:6} {row['batch']:6} {row['launched_ms']:12.2f} {row['replayed_ms']:12.2f} {times:6.2f} "
-                f"{row['tokens_alike']:6.2f} {row['of_bandwidth']:12.2f}",
-                flush=True,
-            )
-    save(complete=True)
+        bench = Bench(shape, device, bytes_per_s)
+        names = {f"{shape.name}, batch {batch}": batch for batch in BATCHES}
+        if missing := results.missing(names):
+            results.rows.pop(shape.name, None)  # graphs are of this process: they are captured again
+            if not results.failed_by_itself(shape.name):
+                results.make(shape.name, bench.captures)
+            for name in missing:
+                results.make(name, partial(bench.steps, names[name]))
+    results.end()
 
 
 if __name__ == "__main__":

@@ -2,53 +2,77 @@
 
 `TRITON_INTERPRET=1 python -m benchmarks.gpu.device_tests --interpret-smoke` runs one file of them in the interpreter."""
 
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from xml.etree import ElementTree
+from typing import Any
 
-from benchmarks.gpu.session import Verdict, begin, parser, write
+from benchmarks.gpu.session import Results, Row, Verdict, begin, parser
+from benchmarks.gpu.told import TOLD
 from kernels.triton.platform import INTERPRETED
 
 ROOT = Path(__file__).parents[2]
 KERNELS = "tests/kernels/triton"
 RUNS = (
-    [[f"{KERNELS}/test_route.py"]]
+    {"one file of the Triton kernels'": [f"{KERNELS}/test_route.py"]}
     if INTERPRETED
-    else [["-m", "gpu", "tests/engine", "tests/kernels"], ["-n", "8", KERNELS]]
+    else {
+        "what needs a GPU": [
+            *("-n", "6", "-m", "gpu", "tests/contract/test_device.py", "tests/contract/test_conversions.py"),
+            *("tests/engine/execution/test_devices.py", "tests/kernels/test_attention_backends.py"),
+        ],
+        "the Triton kernels'": ["-n", "8", KERNELS],
+    }
 )
 """What pytest is given, run by run."""
+_LOOK_S = 2.0
 
 
-def run(arguments: list[str], report: Path) -> tuple[int, list[str]]:
-    """How many tests passed, and the names of those that did not."""
-    command = [sys.executable, "-m", "pytest", "--timeout=120", f"--junitxml={report}", *arguments]
-    subprocess.run(command, cwd=ROOT, check=False)
-    cases = ElementTree.parse(report).getroot().iter("testcase")
-    outcomes = {
-        f"{case.get('classname')}::{case.get('name')}": {child.tag for child in case} for case in cases
+def run(arguments: Sequence[str], tell: Callable[[str], None]) -> Row:
+    """Return how many tests passed, and the names of those that did not. `tell` hears now and then how far they are."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "told"
+        path.touch()
+        command = [sys.executable, "-m", "pytest", "-p", "benchmarks.gpu.told", "--timeout=120", *arguments]
+        with subprocess.Popen(command, cwd=ROOT, env=os.environ | {TOLD: str(path)}) as process:
+            while process.poll() is None:
+                try:
+                    process.wait(_LOOK_S)
+                except subprocess.TimeoutExpired:
+                    found = _outcomes(path)
+                    tell(f"cut: {found['passed']} passed; failed: {', '.join(found['failed']) or 'none'}")
+        return _outcomes(path) | {"exit_code": process.returncode}
+
+
+def _outcomes(path: Path) -> Row:
+    lines = path.read_text().split("\n")[:-1]  # the last one may not be whole yet
+    told: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    return {
+        "passed": sum(one["outcome"] == "passed" for one in told),
+        "skipped": sum(one["outcome"] == "skipped" for one in told),
+        "failed": {one["name"]: one["why"] for one in told if one["outcome"] == "failed"},
     }
-    failed = [name for name, tags in outcomes.items() if tags & {"failure", "error"}]
-    return sum(not tags for tags in outcomes.values()), failed
+
+
+def verdicts(rows: dict[str, Row]) -> list[Verdict]:
+    found: list[Verdict] = []
+    for name, row in rows.items():
+        found.append(Verdict(f"{name} tests passed", float(row["passed"]), 1.0))
+        found.append(Verdict(f"{name} tests failed", float(len(row["failed"])), 0.0, at_least=False))
+    return found
 
 
 def main() -> None:
     args = parser(__doc__).parse_args()
-    device = begin(args.interpret_smoke)
-    passed, failed = 0, list[str]()
-    with TemporaryDirectory() as folder:
-        for number, arguments in enumerate(RUNS):
-            more, wrong = run(arguments, Path(folder) / "report.xml")
-            passed, failed = passed + more, failed + wrong
-            content = {"passed": passed, "failed": failed}
-            verdicts = [
-                Verdict("tests passed", float(passed), 1.0),
-                Verdict("tests failed", float(len(failed)), 0.0, at_least=False),
-            ]
-            complete = number + 1 == len(RUNS)
-            write(args.json, "benchmarks.gpu.device_tests", device, content, verdicts, complete=complete)
-    print(f"{passed} passed, {len(failed)} failed: {', '.join(failed)}")
+    results = Results(args.json, "benchmarks.gpu.device_tests", begin(args.interpret_smoke), verdicts)
+    for name in results.missing(RUNS):
+        results.make(name, partial(run, RUNS[name], partial(results.fail, name)))
+    results.end()
 
 
 if __name__ == "__main__":

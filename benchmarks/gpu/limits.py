@@ -9,6 +9,8 @@ from triton.testing import do_bench
 
 from kernels.triton.platform import INTERPRETED
 
+Product = Callable[[torch.Tensor, torch.Tensor], object]
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -32,22 +34,45 @@ def seconds(run: Callable[[], object]) -> float:
     return do_bench(run, warmup=20, rep=100, return_mode="median") / 1e3
 
 
-def measure(device: torch.device) -> Limits:
-    gib = 1 << (12 if INTERPRETED else 31)
-    source = torch.empty(gib, dtype=torch.uint8, device=device)
+def copy_rate(device: torch.device) -> float:
+    """Return bytes per second, read and written."""
+    num_bytes = 1 << (12 if INTERPRETED else 31)
+    source = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    copied = 2 * gib / seconds(lambda: target.copy_(source))
-    size = 64 if INTERPRETED else 8192
-    left, right = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
-    flops = {"bfloat16": 2 * size**3 / seconds(lambda: left @ right)}
+    return 2 * num_bytes / seconds(lambda: target.copy_(source))
+
+
+def product_rate(device: torch.device) -> float:
+    """Return operations per second of bfloat16."""
+    return _rate(_operands(device), lambda a, b: a @ b)
+
+
+def measure(device: torch.device) -> Limits:
+    """Measure all of them. What this GPU or this torch cannot do is left out, with a word about it."""
+    operands = _operands(device)
+    found = {"bfloat16": _rate(operands, lambda a, b: a @ b)}
     if not INTERPRETED:
-        eights = [(x * 8).to(torch.float8_e4m3fn) for x in (left, right)]
         one = torch.ones((), device=device)
-        flops["float8"] = (
-            2
-            * size**3
-            / seconds(lambda: torch._scaled_mm(eights[0], eights[1].T, one, one, out_dtype=torch.bfloat16))
-        )
-        ints = [(x * 8).to(torch.int8) for x in (left, right)]
-        flops["int8"] = 2 * size**3 / seconds(lambda: torch._int_mm(ints[0], ints[1].T))
-    return Limits(copied, flops)
+        products: dict[str, tuple[torch.dtype, Product]] = {
+            "float8": (
+                torch.float8_e4m3fn,
+                lambda a, b: torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16),
+            ),
+            "int8": (torch.int8, lambda a, b: torch._int_mm(a, b.T)),
+        }
+        for kind, (dtype, product) in products.items():
+            try:
+                found[kind] = _rate([(x * 8).to(dtype) for x in operands], product)
+            except RuntimeError as error:
+                print(f"{kind} products have no limit here: {error}", flush=True)
+    return Limits(copy_rate(device), found)
+
+
+def _operands(device: torch.device) -> list[torch.Tensor]:
+    size = 64 if INTERPRETED else 8192
+    return [torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2)]
+
+
+def _rate(operands: list[torch.Tensor], product: Product) -> float:
+    left, right = operands
+    return 2 * len(left) ** 3 / seconds(lambda: product(left, right))

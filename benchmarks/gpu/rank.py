@@ -1,15 +1,29 @@
 """A rank of a shape, alone: its model with made-up weights, its KV pool, and plans of steps for it."""
 
 import mmap
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
 from benchmarks.gpu.shapes import DTYPE, Shape, model_of
+from cluster.instance.device_access import take_device_memory
 from core.kv import KVShard, num_blocks_for
-from core.plan import NewSeq, SeqWork, StepPlan
+from core.plan import NewSeq, SeqWork, StepPlan, StepResult
 from core.types import SamplingParams
+from device.cuda import CudaDevice, has_cupy
+from device.poller import Poller
+from device.port import PoolMemory
+from device.simulated import SimulatedDevice
+from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.mirrored_pool import MirroredPool
+from engine.execution.resident_pool import ResidentPool
+from engine.execution.runner import LaunchedStep, Runner
+from engine.execution.step_memory import NUM_STEPS, StepMemory
+from kernels.ops import ScaledKV
+from kernels.triton.platform import INTERPRETED
 from models.model import Model
 
 BLOCK_SIZE = 16
@@ -18,42 +32,84 @@ BLOCK_SIZE = 16
 @dataclass(frozen=True, slots=True)
 class Rank:
     model: Model
-    pool: MirroredPool
+    pool: ResidentPool | MirroredPool
+    memory: PoolMemory | None
+    """What the pool lies in; None where it has a copy in host memory, since cupy is missing."""
 
     @classmethod
     def of(cls, shape: Shape, num_tokens: int, device: torch.device) -> "Rank":
-        """Its pool holds `num_tokens` tokens, in whole blocks."""
+        """Its pool holds `num_tokens` tokens, in whole blocks, of made-up KV: zeros are read faster than anything else."""
         model = model_of(shape, device)
         shard = KVShard.whole(model.spec.kv_layout(BLOCK_SIZE, str(DTYPE).removeprefix("torch.")))
         num_blocks = num_blocks_for(num_tokens, BLOCK_SIZE)
-        buffer = memoryview(mmap.mmap(-1, shard.pool_bytes(num_blocks)))
-        return cls(model, MirroredPool(shard, num_blocks, buffer, device))
+        pool: ResidentPool | MirroredPool
+        memory = None
+        if INTERPRETED or has_cupy():
+            own = SimulatedDevice(seed=num_blocks) if INTERPRETED else CudaDevice(0)
+            memory = take_device_memory(own, shard.pool_bytes(num_blocks + 1))
+            pool = ResidentPool(shard, num_blocks + 1, memory, device)
+        else:
+            pool = MirroredPool(
+                shard, num_blocks, memoryview(mmap.mmap(-1, shard.pool_bytes(num_blocks))), device
+            )
+        for layer in pool.layers:
+            assert not isinstance(layer, ScaledKV)
+            layer.normal_()
+        return cls(model, pool, memory)
+
+    def runner(self, max_rows: int, graphs: DecodeGraphs | None = None) -> Runner:
+        """`max_rows`: the most tokens that a step draws."""
+        steps = (
+            StepMemory(self.memory.device, self.pool.device, max_rows) if self.memory is not None else None
+        )
+        return Runner(self.model, self.pool, BLOCK_SIZE, graphs=graphs, steps=steps)
 
 
-def decode_plan(step: int, batch: int, context: int, known: bool) -> StepPlan:
-    """The last token of `batch` contexts of `context` tokens. `known`: a step before has had the same sequences."""
-    return _plan(step, batch, context, start=context - 1, known=known)
+def ahead(runner: Runner, plans: Iterable[StepPlan]) -> Iterator[tuple[float, StepResult]]:
+    """Launch each step behind the one that computes, as an instance does. Yields when each is over, and its result."""
+    poller, flight = Poller(), deque[LaunchedStep]()
+
+    def over() -> tuple[float, StepResult]:
+        launched = flight.popleft()
+        poller.wait([launched.over])
+        at_s = time.perf_counter()
+        return at_s, runner.finish(launched)
+
+    for plan in plans:
+        flight.append(runner.launch(plan))
+        if len(flight) == NUM_STEPS:
+            yield over()
+    while flight:
+        yield over()
+
+
+def decode_plans(batch: int, context: int, num_steps: int) -> Iterator[StepPlan]:
+    """Steps of `batch` sequences, whose contexts are `context` tokens in the first one and grow. Blocks are theirs alone, and
+    there are enough for `num_steps` more tokens each."""
+    blocks = num_blocks_for(context + num_steps, BLOCK_SIZE)
+    sampling = SamplingParams(temperature=0.0, max_tokens=4096)
+    keys = [str(number) for number in range(batch)]
+    new = tuple(NewSeq(key, (2,) * context, context, sampling) for key in keys)
+    for step in range(num_steps):
+        work = tuple(
+            SeqWork(
+                key=key,
+                start=context - 1 + step,
+                count=1,
+                block_ids=tuple(range(number * blocks, (number + 1) * blocks)),
+                samples=True,
+            )
+            for number, key in enumerate(keys)
+        )
+        yield StepPlan(step=step, new=() if step else new, copies=(), work=work, drop=())
 
 
 def prefill_plan(step: int, tokens: int) -> StepPlan:
     """A prompt of `tokens` tokens, whole. Each step's is another one in the same blocks."""
-    return _plan(step, 1, tokens, start=0, known=False)
-
-
-def _plan(step: int, batch: int, context: int, *, start: int, known: bool) -> StepPlan:
-    blocks = num_blocks_for(context, BLOCK_SIZE)
-    sampling = SamplingParams(temperature=0.0, max_tokens=4096)
-    keys = [f"{i}" if start else f"{step}" for i in range(batch)]
-    new = () if known else tuple(NewSeq(key, (2,) * context, context, sampling) for key in keys)
-    work = tuple(
-        SeqWork(
-            key=key,
-            start=start,
-            count=context - start,
-            block_ids=tuple(range(i * blocks, (i + 1) * blocks)),
-            samples=True,
-        )
-        for i, key in enumerate(keys)
+    sampling, key = SamplingParams(temperature=0.0, max_tokens=4096), str(step)
+    blocks = tuple(range(num_blocks_for(tokens, BLOCK_SIZE)))
+    work = SeqWork(key=key, start=0, count=tokens, block_ids=blocks, samples=True)
+    drop = (str(step - 1),) if step else ()
+    return StepPlan(
+        step=step, new=(NewSeq(key, (2,) * tokens, tokens, sampling),), copies=(), work=(work,), drop=drop
     )
-    drop = () if start or not step else (f"{step - 1}",)
-    return StepPlan(step=step, new=new, copies=(), work=work, drop=drop)

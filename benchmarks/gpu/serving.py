@@ -1,18 +1,23 @@
-"""A whole cluster on one GPU, with made-up weights: `python -m benchmarks.gpu.serving --json FILE` (one GPU, three minutes).
+"""A whole cluster on one GPU, with made-up weights: `python -m benchmarks.gpu.serving --json FILE` (one GPU, two minutes).
 
-Offline: 1,000 prompts at once with lengths like ShareGPT's, on one instance that does everything. Hand-over: the same prompts of
-1,024 tokens, one at a time and sixteen at a time, by that instance and by a prefill and a decode instance in this process, which
-hand over within the GPU's host. What a client waits for a transfer is the difference of the times to the first token, alone.
+Hand-over: the same prompts of 1,024 tokens, one at a time and sixteen at a time, by an instance that does everything and by a
+prefill and a decode instance, each in a process of its own, which share the card (ADR 046) and hand over by CUDA IPC. What a
+client waits for a transfer is the difference of the times to the first token, alone. Where an MPS daemon listens, or one can be
+started, the two do it again with their shares of the processors bounded: without it their kernels take turns. Offline: 1,000
+prompts at once with lengths like ShareGPT's, on one instance that does everything.
 
 Predicted, before anything was run on a GPU: the large model's steps are bound by the bandwidth up to 128 sequences, and prompts
 take a fifth of the time: 12,000 output tokens per second, as vLLM has on an H100 (12,553; SGLang 16,215). A hand-over of 1,024
-tokens moves 128 MiB through host memory, layer by layer beside the computation: exposed are the last layer's 4 MiB, 0.3 ms, which
-is 1 % of the 30 ms of prefill.
+tokens moves 128 MiB within the card, layer by layer beside the computation: exposed are the last layer's 4 MiB and two
+messages, 0.3 ms, which is 1 % of the 30 ms of prefill. Sixteen at a time, the two processes take turns and have 1.3 times the gap
+between tokens of one instance for everything, whose prompts hold up its tokens as well; with MPS as long a gap, and a time to the
+first token that is 1.5 times as long, since prompts have 0.6 of the processors.
 
 `TRITON_INTERPRET=1 python -m benchmarks.gpu.serving --interpret-smoke` runs it once, tiny, without a GPU: its times mean
 nothing."""
 
 import asyncio
+import itertools
 import random
 import statistics
 import time
@@ -22,22 +27,30 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.gpu.session import Verdict, begin, parser, write
+from benchmarks.gpu import apart
+from benchmarks.gpu.mps_daemon import mps_daemon
+from benchmarks.gpu.session import Results, Row, Verdict, begin, parser
 from benchmarks.gpu.shapes import SHAPES, Shape, describe
 from cluster.ingress.frontend import Frontend
-from cluster.local import LocalCluster
-from core.config import ClusterConfig, load
 from core.types import Request, SamplingParams, Slo
 from kernels.triton.platform import INTERPRETED
 
-Row = dict[str, Any]
 NUM_OFFLINE = 4 if INTERPRETED else 1000
 PROMPT_TOKENS, NUM_OUTPUT = (24, 4) if INTERPRETED else (1024, 64)
-NUM_ALONE, NUM_TOGETHER, WIDTH = (1, 2, 2) if INTERPRETED else (16, 64, 16)
+NUM_ALONE, NUM_TOGETHER, WIDTH = (1, 2, 2) if INTERPRETED else (12, 48, 16)
 SHAREGPT_MEDIANS, SHAREGPT_SIGMAS, LONGEST = (
     ((8, 4), (0.5, 0.5), 16) if INTERPRETED else ((90, 140), (1.4, 1.1), 1024)
 )
 """The lengths of prompts and outputs, as lognormal distributions that are cut at `LONGEST`: some 200 tokens each in the mean."""
+_REPORTED_S = 1.0
+"""Instances have reported what they have done after so long."""
+_COMPARED = 8
+"""The first tokens of an answer. Later ones follow from them, and batches of other sizes may round otherwise."""
+WHOLE, APART, BOUNDED = (
+    "one for everything",
+    "prefill and decode",
+    "prefill and decode, processors bounded",
+)
 BATCH = Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1)
 
 
@@ -45,19 +58,31 @@ BATCH = Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1)
 class Answer:
     ttft_s: float = 0.0
     gaps_s: list[float] = field(default_factory=list[float])
-    num_tokens: int = 0
+    tokens: list[int] = field(default_factory=list[int])
 
 
-def config_of(folder: Path, prefill: int, context_tokens: int) -> ClusterConfig:
+def values_of(
+    folder: Path, context_tokens: int, sm_shares: tuple[float, float] | None = None
+) -> apart.Values:
+    """`sm_shares`: the most that a prefill and a decode instance use of the card's processors; None: one for everything."""
     values: dict[str, Any] = {
         "model": {"path": str(folder), "load_format": "dummy", "max_context_tokens": context_tokens},
-        "prefill_instances": prefill,
+        "prefill_instances": int(sm_shares is not None),
         "decode_instances": 1,
         "schedule": {"max_queued_requests": 4096},
     }
     if INTERPRETED:
         values["engine"] = {"kv_bytes": 1 << 20}
-    return load(values, {}, {})
+    if sm_shares is None:
+        return values
+    values["schedule"]["local_threshold_tokens"] = 0
+    if not INTERPRETED:
+        prefill, decode = sm_shares
+        values["prefill"] = {"gpu_share": 0.45, "sm_share": prefill}
+        values["decode"] = {"gpu_share": 0.55, "sm_share": decode}
+        values["engine"] = {"device": "cuda"}
+        values["transfer"] = {"transport": "cuda_ipc"}
+    return values
 
 
 async def answer(frontend: Frontend, prompt: tuple[int, ...], num_tokens: int) -> Answer:
@@ -71,13 +96,14 @@ async def answer(frontend: Frontend, prompt: tuple[int, ...], num_tokens: int) -
         slo=BATCH,
     )
     last = started
-    async for _ in frontend.generate(request):
+    async for one in frontend.generate(request):
         now = time.perf_counter()
-        if got.num_tokens:
+        if got.tokens:
             got.gaps_s.append(now - last)
         else:
             got.ttft_s = now - started
-        got.num_tokens, last = got.num_tokens + 1, now
+        got.tokens.append(one.token)
+        last = now
     return got
 
 
@@ -105,13 +131,13 @@ async def offline(shape: Shape, folder: Path) -> Row:
         return min(LONGEST, max(4, round(one)))
 
     work = [(prompt_of(lengths, shape, drawn(0)), drawn(1)) for _ in range(NUM_OFFLINE)]
-    async with LocalCluster.running(config_of(folder, 0, 2 * LONGEST)) as cluster:
-        await answer(cluster.frontend, work[0][0], 4)  # what is compiled when it is first needed
+    async with apart.running(values_of(folder, 2 * LONGEST)) as frontend:
+        await answer(frontend, work[0][0], 4)  # what is compiled when it is first needed
         started = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(answer(cluster.frontend, *one)) for one in work]
+            tasks = [group.create_task(answer(frontend, *one)) for one in work]
         wall_s = time.perf_counter() - started
-    num_output = sum(task.result().num_tokens for task in tasks)
+    num_output = sum(len(task.result().tokens) for task in tasks)
     return {
         "requests": NUM_OFFLINE,
         "prompt_tokens": sum(len(prompt) for prompt, _ in work),
@@ -121,17 +147,22 @@ async def offline(shape: Shape, folder: Path) -> Row:
     }
 
 
-async def served(shape: Shape, folder: Path, prefill: int) -> Row:
+async def served(shape: Shape, folder: Path, sm_shares: tuple[float, float] | None) -> Row:
     """One at a time, then `WIDTH` at a time."""
     contents = random.Random(1)
-    async with LocalCluster.running(config_of(folder, prefill, PROMPT_TOKENS + NUM_OUTPUT)) as cluster:
-        await in_turns(cluster.frontend, _prompts(contents, shape, WIDTH), WIDTH, NUM_OUTPUT)
-        alone = await in_turns(cluster.frontend, _prompts(contents, shape, NUM_ALONE), 1, NUM_OUTPUT)
-        together = await in_turns(
-            cluster.frontend, _prompts(contents, shape, NUM_TOGETHER), WIDTH, NUM_OUTPUT
-        )
+    async with apart.running(values_of(folder, PROMPT_TOKENS + NUM_OUTPUT, sm_shares)) as frontend:
+        await in_turns(frontend, _prompts(contents, shape, WIDTH), WIDTH, NUM_OUTPUT)
+        alone = await in_turns(frontend, _prompts(contents, shape, NUM_ALONE), 1, NUM_OUTPUT)
+        started = time.perf_counter()
+        together = await in_turns(frontend, _prompts(contents, shape, NUM_TOGETHER), WIDTH, NUM_OUTPUT)
+        wall_s = time.perf_counter() - started
+        await asyncio.sleep(_REPORTED_S)
+        work = [one.work for one in (await frontend.status()).instances]
     return {
-        "instances": "prefill and decode" if prefill else "one for everything",
+        "handed_over": sum(one.grants for one in work),
+        "replayed_steps": sum(one.replayed_steps for one in work) / sum(one.steps for one in work),
+        "together_requests_per_s": NUM_TOGETHER / wall_s,
+        "tokens_alone": [one.tokens[:_COMPARED] for one in alone],
         "ttft_alone_ms": _median_ms([one.ttft_s for one in alone]),
         "itl_alone_ms": _median_ms([gap for one in alone for gap in one.gaps_s]),
         "ttft_together_ms": _median_ms([one.ttft_s for one in together]),
@@ -151,45 +182,43 @@ def _median_ms(times_s: list[float]) -> float:
     return 1e3 * statistics.median(times_s)
 
 
-def verdicts(content: Row) -> list[Verdict]:
+def verdicts(rows: dict[str, Row]) -> list[Verdict]:
     found: list[Verdict] = []
-    if "offline" in content:
-        rate = content["offline"]["output_tokens_per_s"]
+    if "offline" in rows:
+        rate = rows["offline"]["output_tokens_per_s"]
         found.append(Verdict("offline, 8B, output tokens per second, beside SGLang's", rate, 16215.0))
-    if "exposed" in content:
-        found.append(
-            Verdict("transfer that a client waits for, of TTFT", content["exposed"], 0.005, at_least=False)
-        )
+    if WHOLE in rows and APART in rows:
+        whole, apart_ = (rows[name]["ttft_alone_ms"] for name in (WHOLE, APART))
+        exposed = max(0.0, apart_ - whole) / apart_
+        found.append(Verdict("transfer that a client waits for, of TTFT", exposed, 0.005, at_least=False))
+        said = (itertools.chain(*rows[name]["tokens_alone"]) for name in (WHOLE, APART))
+        pairs = list(zip(*said, strict=True))
+        alike = sum(one == other for one, other in pairs) / len(pairs)
+        found.append(Verdict("tokens alone, apart as by one instance", alike, 0.99))
+        handed_over = float(rows[APART]["handed_over"])
+        found.append(Verdict("requests that were handed over", handed_over, NUM_ALONE))
     return found
-
-
-async def run(shape: Shape, save: Any) -> Row:
-    content: Row = {"model": shape.name}
-    with TemporaryDirectory() as name:
-        folder = describe(shape, Path(name))
-        rows = [await served(shape, folder, prefill) for prefill in (0, 1)]
-        whole, apart = (row["ttft_alone_ms"] for row in rows)
-        content |= {"hand_over": rows, "exposed": max(0.0, apart - whole) / apart}
-        save(content, complete=False)
-        content["offline"] = await offline(shape, folder)
-    return content
 
 
 def main() -> None:
     args = parser(__doc__).parse_args()
-    device = begin(args.interpret_smoke)
+    results = Results(args.json, "benchmarks.gpu.serving", begin(args.interpret_smoke), verdicts)
+    shape = SHAPES[0]
+    with TemporaryDirectory() as name:
+        folder = describe(shape, Path(name))
 
-    def save(content: Row, complete: bool) -> None:
-        write(args.json, "benchmarks.gpu.serving", device, content, verdicts(content), complete=complete)
-        for row in content["hand_over"] if not complete else [content["offline"]]:
-            print(
-                "  ".join(
-                    f"{key} {value:.4g}" if isinstance(value, float) else f"{value}"
-                    for key, value in row.items()
-                )
-            )
+        def bounded() -> Row:
+            with mps_daemon():
+                return asyncio.run(served(shape, folder, (0.6, 0.4)))
 
-    save(asyncio.run(run(SHAPES[0], save)), complete=True)
+        made = {
+            WHOLE: lambda: asyncio.run(served(shape, folder, None)),
+            APART: lambda: asyncio.run(served(shape, folder, (1.0, 1.0))),
+            "offline": lambda: asyncio.run(offline(shape, folder)),
+        } | ({} if INTERPRETED else {BOUNDED: bounded})
+        for row in results.missing(made):
+            results.make(row, made[row])
+    results.end()
 
 
 if __name__ == "__main__":

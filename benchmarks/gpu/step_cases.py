@@ -1,14 +1,14 @@
 """What a step launches beside attention over plain caches and large products: see cases.py, of which these are more."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.cases import SMOKE, Case, Sizes
+from benchmarks.gpu.cases import SMOKE, Case, Make, Sizes
 from device import many_copies
+from device.cuda import load_launch
 from kernels.ops import ScaledKV
 from kernels.packed import FourBit
 from kernels.rounding import Rounding
@@ -32,43 +32,50 @@ class StepCases:
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         self._s, self._device, self._small = sizes, device, sizes is SMOKE
 
-    def __iter__(self) -> Iterator[Case]:
-        yield self._fixed_decode([self._s.context] * self._s.batch, "equal contexts")
-        yield self._fixed_decode(self._uneven(), "one long context among short ones")
-        yield self._fixed_latents()
-        yield self._rounding()
-        yield self._rotation()
-        yield self._rounded_writes()
-        yield self._mxfp4()
-        yield self._heads()
-        yield self._routing()
-        yield self._adapters()
-        yield self._logprobs()
-        yield self._penalties()
-        yield self._masks()
+    def groups(self) -> dict[str, Make]:
+        """Return what makes cases, by a name, in the order of what they weigh."""
+        equal = [self._s.context] * self._s.batch
+        found: dict[str, Callable[[], Case]] = {
+            "equal contexts for graphs": lambda: self._fixed_decode(equal, "equal contexts"),
+            "uneven contexts for graphs": lambda: self._fixed_decode(
+                self._uneven(), "one long context among short ones"
+            ),
+            "MXFP4": self._mxfp4,
+            "writing of int8": self._rounded_writes,
+            "rope": self._rotation,
+            "rounding": self._rounding,
+            "routing": self._routing,
+            "log-probabilities": self._logprobs,
+            "penalties": self._penalties,
+            "masks": self._masks,
+            "adapters": self._adapters,
+            "latents for graphs": self._fixed_latents,
+            "heads": self._heads,
+        }
         if not self._small:
-            yield self._scattered()
+            found = {"scattered pieces": self._scattered} | found
+        return {name: lambda make=make: [make()] for name, make in found.items()}
 
     def _randn(self, *shape: int) -> Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=self._device)
 
     def _scattered(self) -> Case:
         """Pieces of one head's keys or values in one block, between a pool and another whose blocks lie elsewhere: the launch of
-        `device/many_copies.py`, compiled by torch, since cupy may not be there."""
+        `device/many_copies.py`, for which cupy is needed."""
         s = self._s
         pool = self._randn(s.batch * 8, 2, s.kv_heads, s.block_size, s.head_dim)
         target = torch.empty_like(pool)
         size, count = pool[0, 0, 0].nbytes, pool.nbytes // pool[0, 0, 0].nbytes
         there, here = (base.data_ptr() + torch.randperm(count) * size for base in (target, pool))
         pieces = torch.stack([there, here, torch.full_like(there, size)]).pin_memory()
-        launch: Any = torch.cuda._compile_kernel(many_copies.SOURCE, many_copies.NAME)
-        grid, block = (many_copies.MAX_PROGRAMS, 1, 1), (many_copies.THREADS, 1, 1)
-        return Case(
-            name="scattered KV pieces, one launch",
-            run=lambda: launch(grid=grid, block=block, args=[pieces, count]),
-            num_bytes=2 * pool.nbytes,
-            target=0.3,
-        )
+        launch = load_launch(many_copies.SOURCE, many_copies.NAME)
+        arguments = (np.uint64(pieces.data_ptr()), np.uint64(count))
+
+        def run(kept: tuple[Tensor, ...] = (pieces, pool, target)) -> object:
+            """The kernel knows addresses alone, so `kept` says what must live."""
+            return launch(many_copies.MAX_PROGRAMS, many_copies.THREADS, arguments, 0)
+
+        return Case(name="scattered KV pieces, one launch", run=run, num_bytes=2 * pool.nbytes, target=0.3)
 
     def _uneven(self) -> list[int]:
         return [self._s.context * 4, *[max(1, self._s.context // 16)] * 7]

@@ -66,6 +66,7 @@ class MirroredPool:
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
+            # Without cupy there is no event that a thread could ask in the host's place (device/cuda.py).
             torch.cuda.current_stream(self.device).synchronize()
 
 

@@ -94,7 +94,7 @@ def device_timer(device: torch.device) -> Timer:
 
     def wait() -> None:
         if device.type == "cuda":
-            torch.cuda.synchronize(device)
+            torch.cuda.synchronize(device)  # before any step: what is launched is what is timed
 
     def timer(call: Callable[[], object]) -> float:
         wait()

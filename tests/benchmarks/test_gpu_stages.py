@@ -4,9 +4,11 @@ import json
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.gpu.__main__ import STAGES, Stage, chosen, run_stages
+from tests.patience import PATIENCE_S
 
 WRITES = """
 import json, pathlib, sys, time
@@ -65,6 +67,53 @@ def test_a_failed_stage_shows_why_and_the_next_one_runs(
     assert "it exited with 1" in shown
     assert "| no such kernel" in shown
     assert (folder / "after.json").exists()
+
+
+def test_a_process_that_dies_or_loses_its_device_is_followed_by_another(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first is killed, the second asks for another, and the third has what it needs."""
+    code = """
+tries = path.with_suffix(".tries")
+number = int(tries.read_text()) if tries.exists() else 0
+tries.write_text(str(number + 1))
+if number == 0:
+    import os, signal
+    os.kill(os.getpid(), signal.SIGKILL)
+write(number == 2)
+sys.exit(3 if number == 1 else 0)
+"""
+    assert run(folder, stage(folder, "frail", code)) == 0
+    shown = capsys.readouterr().out
+    assert "it exited with -9" in shown
+    assert "it exited with 3" in shown
+    endless = stage(folder, "endless", "write(False)\nsys.exit(3)")
+    assert run(folder, endless) == 1
+    assert capsys.readouterr().out.count("it exited with 3") == 4
+
+
+def test_what_a_stage_that_is_cut_has_started_ends_with_it(folder: Path) -> None:
+    code = """
+import subprocess
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+path.with_suffix(".child").write_text(str(child.pid))
+time.sleep(600)
+"""
+    run(folder, stage(folder, "starts", code, limit_s=6))
+    child = int((folder / "starts.child").read_text())
+    psutil.wait_procs([psutil.Process(child)] if psutil.pid_exists(child) else [], PATIENCE_S)
+    assert not psutil.pid_exists(child)
+
+
+def test_what_has_failed_within_a_stage_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code = 'path.write_text(json.dumps({"failed": {"a kernel": "RuntimeError: no\\nmore"}}))'
+    assert run(folder, stage(folder, "part", code)) == 1
+    assert "FAILED a kernel: RuntimeError: no\n" in capsys.readouterr().out
+
+
+def test_the_stages_fit_into_nine_minutes_and_eight_files() -> None:
+    assert sum(stage.limit_s for stage in STAGES) <= 540
+    assert len(STAGES) + len(("log.txt", "verdicts.png")) <= 8
 
 
 def test_a_missed_target_is_said_and_is_no_success(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

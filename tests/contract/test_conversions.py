@@ -18,7 +18,7 @@ from device.seam import ComputeDevice, Conversion, Copy, Region
 from device.simulated import SimulatedDevice
 from tests.contract.cuda_as_cpp import load_launch, no_kernel
 from tests.contract.fake_cuda import FakeRuntime
-from tests.contract.test_device import content_of
+from tests.contract.test_device import A_GPU, content_of
 
 STORAGES = [
     *((dtype, "none") for dtype in ("float32", "float16", "bfloat16", "float8_e4m3fn")),
@@ -27,11 +27,13 @@ STORAGES = [
 NUM_VECTORS = 300
 
 
-@pytest.fixture(params=["cpu", "cuda", "simulated"])
+@pytest.fixture(params=["cpu", "cuda", "simulated", A_GPU])
 def device(request: pytest.FixtureRequest) -> Iterator[ComputeDevice]:
     match request.param:
         case "cpu":
             yield CpuDevice()
+        case "a GPU":
+            yield CudaDevice(0)
         case "cuda":
             runtime = FakeRuntime()
             yield CudaDevice(0, runtime, load_launch)

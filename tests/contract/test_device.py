@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from core.errors import ConfigError, DeviceError, OutOfMemory
 from device import cuda
@@ -24,11 +25,24 @@ from tests.contract.fake_cuda import FakeRuntime
 NUM_BYTES = 1 << 12
 
 
-@pytest.fixture(params=["cpu", "cuda", "cuda, short copies one by one", "simulated"])
+A_GPU = pytest.param(
+    "a GPU",
+    marks=[
+        pytest.mark.gpu,
+        pytest.mark.skipif(
+            not (torch.cuda.is_available() and cuda.has_cupy()), reason="needs a CUDA device and cupy"
+        ),
+    ],
+)
+
+
+@pytest.fixture(params=["cpu", "cuda", "cuda, short copies one by one", "simulated", A_GPU])
 def device(request: pytest.FixtureRequest) -> Iterator[ComputeDevice]:
     match request.param:
         case "cpu":
             yield CpuDevice()
+        case "a GPU":
+            yield CudaDevice(0)
         case "cuda":
             runtime = FakeRuntime()
             yield CudaDevice(0, runtime, load_launch)

@@ -1,13 +1,18 @@
 """What benchmarks/gpu/kernels.py makes of timings, without a GPU."""
 
-import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
-from benchmarks.gpu import kernels
+from benchmarks.gpu import kernels, session
+from benchmarks.gpu.__main__ import AGAIN
 from benchmarks.gpu.cases import Case
 from benchmarks.gpu.limits import Limits
+from benchmarks.gpu.session import Results
 
 LIMITS = Limits(copy_bytes_per_s=1e12, flops={"bfloat16": 1e15, "int8": 2e15})
 
@@ -32,22 +37,89 @@ def test_a_floor_is_the_slower_of_what_must_be_moved_and_computed() -> None:
 def test_targets(case: Case, of_floor: float, met: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A case's `run` here is how long it takes."""
     monkeypatch.setattr(kernels, "seconds", lambda run: run())
-    monkeypatch.setattr(kernels, "INTERPRETED", False)
     row = kernels.run_case(case, LIMITS)
     assert row["of_floor"] == pytest.approx(of_floor)
-    assert row["met"] is met
-    shown = kernels.show(row)
-    assert case.name in shown
-    assert ("met" in shown) == (met is True)
-    assert ("missed" in shown) == (met is False)
+    assert [one.met for one in kernels.verdicts({case.name: row})] == ([] if met is None else [met])
 
 
-def test_no_case_is_begun_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "seconds", lambda run: run())
-    cases = [Case(name=str(i), run=lambda: 1e-3, num_bytes=1e6) for i in range(9)]
-    ticks = itertools.count(0, 100)
-    rows, left_out = kernels.run_all(cases, LIMITS, 450, now=lambda: float(next(ticks)))
-    assert [row["name"] for row in rows] == ["0", "1", "2", "3"]
-    assert left_out == "4"
-    rows, left_out = kernels.run_all(cases, LIMITS, 450, now=lambda: 0.0)
-    assert (len(rows), left_out) == (9, "")
+class Broken(RuntimeError):
+    pass
+
+
+def failing() -> float:
+    raise Broken("no such instruction")
+
+
+def results(path: Path) -> Results:
+    return Results(path, "benchmarks.gpu.kernels", torch.device("cpu"), kernels.verdicts)
+
+
+def test_a_kernel_that_fails_hides_no_other_and_is_tried_again_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (kernels, session):
+        monkeypatch.setattr(module, "INTERPRETED", True)
+    tried = list[str]()
+
+    def seconds(run: Callable[[], float]) -> float:
+        return run()
+
+    monkeypatch.setattr(kernels, "seconds", seconds)
+
+    def case(name: str, run: Callable[[], float]) -> Case:
+        return Case(name=name, run=lambda: tried.append(name) or run(), num_bytes=1e6, target=0.5)
+
+    def cannot_be_made() -> Iterator[Case]:
+        yield case("of the second group", lambda: 1e-3)
+        raise Broken("no memory")
+
+    groups: dict[str, kernels.Make] = {
+        "one": lambda: [case("bad", failing), case("good", lambda: 1e-6)],
+        "two": cannot_be_made,
+        "three": lambda: [case("last", lambda: 1e-6)],
+    }
+    file = tmp_path / "kernels.json"
+    first = results(file)
+    kernels.run_all(groups, LIMITS, first)
+    assert set(first.rows) == {"good", "of the second group", "last"}
+    assert first.failed == {"bad": "Broken: no such instruction", "making two": "Broken: no memory"}
+    with pytest.raises(SystemExit, match="failed: bad, making two"):
+        first.end()
+    assert not json.loads(file.read_text())["complete"]
+    tried.clear()
+    groups["two"] = lambda: [case("of the second group", failing), case("new", lambda: 1e-6)]
+    again = results(file)
+    kernels.run_all(groups, LIMITS, again)
+    assert tried == ["new", "bad"], "what is there is not made again, and what has failed comes last"
+    assert set(again.failed) == {"bad"}
+
+
+def test_a_process_that_ends_in_a_row_is_told_by_the_next_which_begins_with_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "INTERPRETED", True)
+    file = tmp_path / "rows.json"
+
+    def killed() -> session.Row:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        results(file).make("first", killed)
+    after = results(file)
+    assert after.failed == {"first": "the process has ended in it"}
+    assert after.missing(["first", "second"]) == ["second", "first"]
+    assert after.make("first", lambda: {"reached": 1.0})
+    after.end()
+    assert json.loads(file.read_text())["complete"]
+
+
+def test_a_device_that_an_error_has_taken_ends_the_process_for_another_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    monkeypatch.setattr(torch.cuda, "synchronize", failing)
+    with pytest.raises(SystemExit) as end:
+        results(tmp_path / "rows.json").make("bad", failing)  # type: ignore[arg-type]
+    assert end.value.code == session.AGAIN == AGAIN
+    assert results(tmp_path / "rows.json").failed == {"bad": "Broken: no such instruction"}

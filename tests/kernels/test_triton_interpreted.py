@@ -43,18 +43,24 @@ def test_each_stage_of_make_gpu_runs(tmp_path: Path) -> None:
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
     assert set(found) == {stage.name for stage in STAGES}
     assert all(content["complete"] for content in found.values())
-    kernels, steps = found["kernels"]["kernels"], found["decode_step"]["steps"]
+    rows = {name: content["rows"] for name, content in found.items()}
+    assert not any(content["failed"] for content in found.values())
+    kernels = [row for row in rows["kernels"].values() if "target" in row]
     assert {row["target"] for row in kernels} == {0.0, 0.75, 0.8, 0.85}
-    assert all(row["time_us"] > 0 and row["met"] is None for row in kernels)
+    assert all(row["time_us"] > 0 for row in kernels)
+    steps = [row for row in rows["decode_step"].values() if "batch" in row]
     assert [row["batch"] for row in steps] == [1, 3]
-    assert all(row["tokens_alike"] == 1 for row in steps)
-    assert [row["instances"] for row in found["serving"]["hand_over"]] == [
-        "one for everything",
-        "prefill and decode",
-    ]
-    assert found["serving"]["offline"]["output_tokens"] > 0
-    assert found["device_tests"]["passed"] > 0
-    assert not found["device_tests"]["failed"]
+    assert all(row["tokens_alike"] == 1 and row["replayed_ms"] > 0 for row in steps)
+    whole, apart = (rows["serving"][name] for name in ("one for everything", "prefill and decode"))
+    assert whole["tokens_alone"] == apart["tokens_alone"], "the same answers, handed over between processes"
+    assert (whole["handed_over"], apart["handed_over"] > 0) == (0, True)
+    assert rows["serving"]["offline"]["output_tokens"] > 0
+    assert rows["one_card"]["memory of another process"]["alike"] == 1
+    assert rows["one_card"]["in turns"]["step_ms_beside_prompts"] > 0
+    (tests,) = rows["device_tests"].values()
+    assert tests["passed"] > 0
+    assert not tests["failed"]
+    assert all(one["met"] is None for content in found.values() for one in content["verdicts"])
     assert (tmp_path / "verdicts.png").stat().st_size > 1000
 
 
