@@ -92,7 +92,8 @@ class LLM:
         self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **options: Any
     ) -> Completion:
         """Return the assistant's next turn. `options` are those of `generate`."""
-        prompt = self.tokenizer.chat_template(list(messages))
+        text = self.tokenizer.render_chat(list(messages))
+        prompt = self.tokenizer.encode(text, add_special_tokens=False)
         return self.generate([prompt], params, progress=False, **options)[0]
 
     def close(self) -> None:

@@ -49,20 +49,20 @@ class Tokenizer:
             list(ids), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
 
-    def chat_template(
+    def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **template_arguments: Any,
-    ) -> list[int]:
-        """Return the token ids of a conversation. With `continue_final_message` they end where the last message's text does.
-        Raises RequestError when the model has no template or refuses the messages."""
+    ) -> str:
+        """Return the text of a conversation, special tokens included. With `continue_final_message` it ends where the last
+        message's text does. Raises RequestError when the model has no template or refuses the messages."""
         if self._inner.chat_template is None:
             raise RequestError("this model has no chat template; use /v1/completions", field="messages")
         try:
-            text = self._inner.apply_chat_template(
+            return self._inner.apply_chat_template(
                 list(messages),
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
@@ -74,7 +74,6 @@ class Tokenizer:
             raise RequestError(
                 f"the chat template refuses these messages: {error}", field="messages"
             ) from error
-        return self._inner.encode(text, add_special_tokens=False)
 
 
 def _source(template: str | Mapping[str, str] | None) -> str:

@@ -44,7 +44,7 @@ def test_the_chat_template_is_what_the_model_was_trained_on(script: ModuleType) 
         {"role": "assistant", "content": "A"},
         {"role": "user", "content": "R"},
     ]
-    text = tokenizer.decode(tokenizer.chat_template(messages), skip_special_tokens=False)
+    text = tokenizer.render_chat(messages)
     assert text == "<|system|>\nS\n<|user|>\nQ\n<|assistant|>\nA<|endoftext|><|user|>\nR\n<|assistant|>\n"
     assert (FOLDER / "chat_template.jinja").read_text() == script.CHAT_TEMPLATE
 

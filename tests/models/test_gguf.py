@@ -92,7 +92,7 @@ def test_tokens_and_templates_are_those_of_the_file(tmp_path: Path) -> None:
     text = "def tell(story):\n    return 'two words', 3"
     assert own.encode(text) == theirs.encode(text)
     assert own.decode(own.encode(text)) == text
-    said = own.chat_template([{"role": "user", "content": "hello there"}])
+    said = own.render_chat([{"role": "user", "content": "hello there"}])
     assert own.decode(said) == "hello there"
     assert read_spec(folder).eos_token_ids == (1,)
 

@@ -46,7 +46,7 @@ def test_a_tokenizer_without_a_chat_template(tmp_path: Path) -> None:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     tokenizer = load_tokenizer(tmp_path)
     with pytest.raises(RequestError, match="no chat template") as caught:
-        tokenizer.chat_template([{"role": "user", "content": "hello"}])
+        tokenizer.render_chat([{"role": "user", "content": "hello"}])
     assert caught.value.field == "messages"
 
 
@@ -55,4 +55,4 @@ def test_a_template_that_refuses_messages(tmp_path: Path) -> None:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     with pytest.raises(RequestError, match="roles must alternate"):
-        load_tokenizer(tmp_path).chat_template([{"role": "user", "content": "hello"}])
+        load_tokenizer(tmp_path).render_chat([{"role": "user", "content": "hello"}])

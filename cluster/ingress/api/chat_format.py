@@ -78,7 +78,7 @@ class ChatFormat:
         rendered = [tool.model_dump(exclude_unset=True) for tool in tools] or None
         arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
         messages = template_messages(body.messages, self.style)
-        prompt = chat_prompt(body, messages, rendered, arguments, self._tokenizer)
+        prompt = chat_prompt(body, messages, rendered, arguments, self._tokenizer, self._max_context_tokens)
         opened = self._prompt_ends_with(prompt, 0)
         grammar = self._grammar(body, tools, prompt, opened)
         one_call = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
@@ -269,10 +269,9 @@ class ChatFormat:
             Message(role="tool", content="x", tool_call_id="call00000"),
         ]
         try:
-            ids = self._tokenizer.chat_template(template_messages(messages, style))
+            text = self._tokenizer.render_chat(template_messages(messages, style))
         except RequestError:
             return False
-        text = self._tokenizer.decode(ids, skip_special_tokens=False)
         return function.name in text and "colour" in text
 
 

@@ -20,6 +20,7 @@ from cluster.ingress.api.openai_requests import (
     ScoreRequest,
     validate,
 )
+from cluster.ingress.api.prompt_length import check_length
 from cluster.ingress.api.truncation import most_tokens, shortened
 from core.errors import RequestError
 from models.pooling import Pooling
@@ -53,7 +54,10 @@ class EmbeddingRoutes:
         size = self._answering.settings.embedding_size
         if body.dimensions is not None and body.dimensions > size:
             raise RequestError(f"dimensions: this model's vectors have {size}", field="dimensions")
-        prompts = await self._prompts(http, body.input, "input", add_special_tokens=body.add_special_tokens)
+        is_cut = body.truncate_prompt_tokens is not None
+        prompts = await self._prompts(
+            http, body.input, "input", add_special_tokens=body.add_special_tokens, is_cut=is_cut
+        )
         prompts = self._shortened(body, prompts)
         vectors = self._finished(await self._answering.vectors(http, body, prompts, "input"), body.dimensions)
         data = [
@@ -109,11 +113,17 @@ class EmbeddingRoutes:
             vectors = await self._answering.vectors(http, body, prompts, field)
             pairs = zip(_repeated(vectors[: len(first)], len(second)), vectors[len(first) :], strict=True)
             return [_cosine(*pair) for pair in pairs], prompts
-        encode, texts = self._answering.tokenizer.encode_pair, _repeated(first, len(second))
-        encoded = await aside(http, lambda: [encode(*pair) for pair in zip(texts, second, strict=True)])
+        pairs = list(zip(_repeated(first, len(second)), second, strict=True))
+        encoded = await aside(http, lambda: [self._encoded(*pair, field) for pair in pairs])
         prompts = [tuple(ids) for ids, _ in encoded]
         vectors = await self._answering.vectors(http, body, prompts, field, [at for _, at in encoded])
         return [_sigmoid(float(one[0])) if scorer.sigmoid else float(one[0]) for one in vectors], prompts
+
+    def _encoded(self, first: str, second: str, field: str) -> tuple[list[int], int]:
+        tokenizer, settings = self._answering.tokenizer, self._answering.settings
+        for text in (first, second):
+            check_length(text, field, tokenizer, settings.max_context_tokens)
+        return tokenizer.encode_pair(first, second)
 
     async def _read(self, http: HttpRequest, kind: type[B]) -> B:
         body = validate(kind, await self._answering.body(http))
@@ -121,13 +131,24 @@ class EmbeddingRoutes:
         return body
 
     async def _prompts(
-        self, http: HttpRequest, texts: Prompts, field: str, *, add_special_tokens: bool = True
+        self,
+        http: HttpRequest,
+        texts: Prompts,
+        field: str,
+        *,
+        add_special_tokens: bool = True,
+        is_cut: bool = False,
     ) -> Ids:
         answering = self._answering
         return await aside(
             http,
             lambda: request_params.prompts_of(
-                texts, field, answering.tokenizer, answering.settings, add_special_tokens=add_special_tokens
+                texts,
+                field,
+                answering.tokenizer,
+                answering.settings,
+                add_special_tokens=add_special_tokens,
+                is_cut=is_cut,
             ),
         )
 

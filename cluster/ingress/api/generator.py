@@ -47,11 +47,13 @@ class ChatTokenizer(TokenCodec, Protocol):
         """Return two texts in one prompt, and where the second begins for models that tell them apart, else 0."""
         ...
 
-    def chat_template(
+    def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         **template_arguments: Any,
-    ) -> list[int]: ...
+    ) -> str:
+        """Return a conversation's text. Raises RequestError."""
+        ...

@@ -21,6 +21,7 @@ from cluster.ingress.api.openai_requests import (
     TokenizeRequest,
     validate,
 )
+from cluster.ingress.api.prompt_length import check_length
 from cluster.ingress.api.structured import grammar_of
 from core.errors import RequestError
 from core.types import Grammar
@@ -92,16 +93,21 @@ class OpenAIRoutes:
 
     def _prompts(self, body: CompletionRequest) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
         """Return (prompts, token ids that end the answers beside the model's own). Raises RequestError."""
-        tokenizer = self._answering.tokenizer
+        tokenizer, settings = self._answering.tokenizer, self._answering.settings
         if not body.suffix:
-            return request_params.prompts_of(body.prompt, "prompt", tokenizer, self._answering.settings), ()
+            is_cut = body.truncate_prompt_tokens is not None
+            return request_params.prompts_of(body.prompt, "prompt", tokenizer, settings, is_cut=is_cut), ()
         for name in ("echo", "truncate_prompt_tokens"):
             if getattr(body, name):
                 raise RequestError(f"{name} does not go with suffix", field=name)
         texts = [body.prompt] if isinstance(body.prompt, str) else body.prompt
-        filled = [fill_in_middle(tokenizer, text, body.suffix) for text in texts if isinstance(text, str)]
-        if len(filled) < len(texts):
+        prefixes = [text for text in texts if isinstance(text, str)]
+        if len(prefixes) < len(texts):
             raise RequestError("suffix goes with prompts that are texts, not token ids", field="suffix")
+        check_length(body.suffix, "suffix", tokenizer, settings.max_context_tokens)
+        for prefix in prefixes:
+            check_length(prefix, "prompt", tokenizer, settings.max_context_tokens)
+        filled = [fill_in_middle(tokenizer, prefix, body.suffix) for prefix in prefixes]
         return [each.prompt for each in filled], filled[0].end
 
     async def models(self, http: HttpRequest) -> Response:

@@ -15,6 +15,7 @@ from cluster.ingress.api.openai_requests import (
     Prompts,
     TokenizeRequest,
 )
+from cluster.ingress.api.prompt_length import check_length
 from cluster.ingress.parsers.model_formats import ReasoningFormat, ToolFormat
 from core.adapter_config import ServedAdapter
 from core.errors import RequestError
@@ -90,6 +91,7 @@ def chat_prompt(
     tools: Sequence[Mapping[str, Any]] | None,
     template_arguments: Mapping[str, Any],
     tokenizer: ChatTokenizer,
+    max_context_tokens: int,
 ) -> tuple[int, ...]:
     """Return a chat's prompt. Raises RequestError."""
     if reserved := _TEMPLATE_RESERVED.intersection(template_arguments):
@@ -97,15 +99,16 @@ def chat_prompt(
             f"chat_template_kwargs: {min(reserved)!r} cannot be set there", field="chat_template_kwargs"
         )
     goes_on = body.continue_final_message
-    prompt = tuple(
-        tokenizer.chat_template(
-            messages,
-            tools=tools,
-            add_generation_prompt=body.add_generation_prompt and not goes_on,
-            continue_final_message=goes_on,
-            **template_arguments,
-        )
+    text = tokenizer.render_chat(
+        messages,
+        tools=tools,
+        add_generation_prompt=body.add_generation_prompt and not goes_on,
+        continue_final_message=goes_on,
+        **template_arguments,
     )
+    if body.truncate_prompt_tokens is None:
+        check_length(text, "messages", tokenizer, max_context_tokens)
+    prompt = tuple(tokenizer.encode(text, add_special_tokens=False))
     if not prompt:
         raise RequestError("the conversation renders to no tokens", field="messages")
     return prompt
@@ -116,7 +119,8 @@ def tokenized(body: TokenizeRequest, tokenizer: ChatTokenizer, style: MessageSty
     if body.messages is None:
         return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
     messages = template_messages(body.messages, style)
-    return tokenizer.chat_template(messages, add_generation_prompt=body.add_generation_prompt)
+    text = tokenizer.render_chat(messages, add_generation_prompt=body.add_generation_prompt)
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def prompts_of(
@@ -126,12 +130,15 @@ def prompts_of(
     settings: ApiSettings,
     *,
     add_special_tokens: bool = True,
+    is_cut: bool = False,
 ) -> list[tuple[int, ...]]:
-    """Return one token sequence for each of the texts or lists of token ids in the body's field. Raises RequestError."""
+    """Return one token sequence for each of the texts or lists of token ids in the body's field. `is_cut`: one may be longer than
+    the context. Raises RequestError."""
     items: Sequence[object] = [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
     prompts: list[tuple[int, ...]] = []
     for item in items:
-        is_text = isinstance(item, str)
+        if (is_text := isinstance(item, str)) and not is_cut:
+            check_length(item, field_name, tokenizer, settings.max_context_tokens)
         ids = tuple(tokenizer.encode(item, add_special_tokens=add_special_tokens) if is_text else item)  # type: ignore[arg-type]
         if not ids:
             raise RequestError(f"the {field_name} is empty", field=field_name)

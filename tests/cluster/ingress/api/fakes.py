@@ -41,13 +41,13 @@ class ByteTokenizer:
         text = bytes(i for i in ids if i < 256).decode(errors="replace")
         return text if skip_special_tokens or END not in ids else text + "<end>"
 
-    def chat_template(
+    def render_chat(
         self, messages: Sequence[Any], tools: Any = None, add_generation_prompt: bool = True, **_: Any
-    ) -> list[int]:
+    ) -> str:
         if any(m["content"] == "refuse me" for m in messages):
             raise RequestError("the chat template refuses these messages", field="messages")
         text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
-        return self.encode(text + ("assistant: " if add_generation_prompt else ""))
+        return text + ("assistant: " if add_generation_prompt else "")
 
 
 class FastTokenizer:

@@ -52,13 +52,13 @@ class TemplateTokenizer(ByteTokenizer):
             out += "" if skip_special_tokens else names[token]
         return out + run.decode(errors="replace")
 
-    def chat_template(
+    def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Any = None,
         add_generation_prompt: bool = True,
         **arguments: Any,
-    ) -> list[int]:
+    ) -> str:
         self.rendered.append({"messages": list(messages), "tools": tools, **arguments})
         for message in messages:
             for call in message.get("tool_calls", ()):
@@ -67,7 +67,7 @@ class TemplateTokenizer(ByteTokenizer):
                     isinstance(call["function"]["arguments"], str) and message["content"] == ""
                 ):
                     raise RequestError("can only concatenate str", field="messages")
-        return self.encode(json.dumps(list(messages)) + self._ending)
+        return json.dumps(list(messages)) + self._ending
 
 
 class TokenGenerator(FakeGenerator):

@@ -192,8 +192,8 @@ BEGUN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "so 
 
 async def test_an_answer_that_was_begun_goes_on(api: Api) -> None:
     tokenizer = Tokenizer(resolve("embedded"))
-    begun = tokenizer.chat_template(BEGUN, add_generation_prompt=False, continue_final_message=True)
-    assert tokenizer.decode(begun, skip_special_tokens=False) == "<|user|>\nx\n<|assistant|>\nso fa"
+    begun = tokenizer.render_chat(BEGUN, add_generation_prompt=False, continue_final_message=True)
+    assert begun == "<|user|>\nx\n<|assistant|>\nso fa"
     body = CHAT | {"messages": BEGUN, "continue_final_message": True}
     (choice,) = await choices(api, CHATS, body)
     assert choice["message"]["content"] == TEXT
