@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,10 @@ class World:
     """Instances, a frontend, and a scheduler that places everything as the test says."""
 
     def __init__(
-        self, folder: Path, num_prefill: int = 1, num_decode: int = 1, num_both: int = 0, **overrides: Any
-    ) -> None:
+        self, folder: Path, num_prefill: int = 1, num_decode: int = 1, num_both: int = 0, *,
+        of_role: Mapping[str, Mapping[str, Any]] | None = None, **overrides: Any,
+    ) -> None:  # fmt: skip
+        """`of_role`: what instances of a role have in place of the others' configuration."""
         values = {
             "model.path": str(folder),
             "engine.block_size": 4,
@@ -85,6 +87,9 @@ class World:
             "engine.max_batch_tokens": 24,
         }
         self.config: ClusterConfig = load(None, {}, values | overrides)
+        self.config_of: dict[str, ClusterConfig] = {
+            role: load(None, {}, values | overrides | dict(own)) for role, own in (of_role or {}).items()
+        }
         self.network, self.fabric = LoopbackNetwork(), LoopbackFabric()
         self.scheduler = self.network.join("scheduler")
         self.scheduler.listen(self._on_message, lambda _: None)
@@ -112,8 +117,8 @@ class World:
         return [self.scheduler.address]
 
     def _instance(self, folder: Path, role: Any) -> Instance:
-        mail = self.network.join(role)
-        parts = local_parts(self.config, folder, role, mail, self.fabric)
+        mail, config = self.network.join(role), self.config_of.get(role, self.config)
+        parts = local_parts(config, folder, role, mail, self.fabric)
 
         def make_group(sink: LayerSink | None) -> WorkerGroup:
             assert sink is not None
@@ -122,7 +127,7 @@ class World:
             return group
 
         breakable = replace(parts, make_group=make_group)
-        instance = Instance(self.config, role, mail, WallClock(), self._resolve, breakable)
+        instance = Instance(config, role, mail, WallClock(), self._resolve, breakable)
         instance.run()
         return instance
 
