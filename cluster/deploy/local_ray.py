@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import node
+from ray._private import node, services
 from ray.job_config import JobConfig
 
 from cluster.deploy.ray_loopback import keep_ray_to_loopback
@@ -19,11 +19,12 @@ from core.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _STARTS = 3
+_AGENT = "--dashboard_agent_command="
 _ROOT = Path(__file__).parents[2]
 
 
 class _OneHostNode(PatientNode):
-    """A node without the three processes that serve other hosts, other users and Ray's own dashboard. Ray has no option for
+    """A node without the four processes that serve other hosts, other users and Ray's own dashboard. Ray has no option for
     that."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -43,6 +44,18 @@ class _OneHostNode(PatientNode):
 
     def start_api_server(self, *, include_dashboard: bool | None, raise_on_failure: bool) -> None:
         """Do nothing: there is no dashboard."""
+
+    def start_raylet(self, *arguments: Any, **options: Any) -> None:
+        """Start the raylet without the agent that tells a dashboard of the node, its metrics and logs. A raylet ends with that
+        agent, and gives it a pipe that ends with the raylet: `cat` is all that it takes."""
+        usual = services.start_ray_process
+        services.start_ray_process = lambda command, *others, **more: usual(
+            [_AGENT + "cat" if part.startswith(_AGENT) else part for part in command], *others, **more
+        )
+        try:
+            super().start_raylet(*arguments, **options)
+        finally:
+            services.start_ray_process = usual
 
 
 class _OwnTree(JobConfig):
