@@ -262,6 +262,21 @@ class DenseLayer:
     """What is given by both parts is multiplied with it before it is added to the residual."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedBlock:
+    """Two products, and a gate between them, as data."""
+
+    gate_up: LinearWeight
+    """(2 I, N): gates, then ups."""
+    gate_up_bias: Tensor | None
+    gate: Gate | None
+    """None: something else."""
+    down: LinearWeight
+    """(N, I)"""
+
+
+FeedForward = Callable[[Activations], Tensor]
+"""(x (T, N)) -> (T, N)"""
 FusedLayers = Callable[
     [Tensor, Sequence[tuple[Tensor, Tensor]], Sequence[KVLayer], AttentionMeta], tuple[Tensor, Tensor] | None
 ]
@@ -305,9 +320,9 @@ class Ops:
     """(x (T, 2N), gate, rounding) -> `silu_mul` or `gelu_tanh_mul` of x, rounded."""
     by_rows: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
     """(operation, x (T, ...)) -> operation(x), which is row by row and the same object at every call."""
-    in_pieces: Callable[[Callable[[Activations], Tensor], Activations], Tensor]
-    """(operation, x (T, N)) -> operation(x) (T, M), which is row by row and has larger results on the way: of many rows some at a
-    time may be computed, so that a processor's cache holds these."""
+    feed_forward: Callable[[GatedBlock, FeedForward], FeedForward]
+    """(block, what computes it one operation after the other) -> what computes it fastest, with the same bits. Of many rows
+    some at a time may be computed, so that a processor's cache holds what is larger on the way."""
     rope_write_kv: Callable[[Tensor, Tensor, Tensor, HeadNorms | None, KVLayer, AttentionMeta], Tensor]
     """(qkv (T, (H + 2 Hkv) D), cos (T, D), sin (T, D), norms, kv_layer, meta) -> queries (T, H, D). Queries and keys pass their
     norms, if any, and are rotated as in `rope`; keys and values are stored at meta.slots."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.collectives import ONE_RANK, Collectives
-from kernels.ops import Gate, MlpPart, Ops, Rows
+from kernels.ops import Gate, GatedBlock, MlpPart, Ops, Rows
 from kernels.packed import Weight, joined
 from kernels.rounding import Activations
 from models.attention import ForwardStep
@@ -48,7 +48,7 @@ class Mlp:
         collectives: Collectives,
     ) -> None:
         hidden, bias = spec.hidden_size, spec.mlp_bias
-        self._linear, self._sum, self._in_pieces = ops.linear, collectives.sum_partial, ops.in_pieces
+        self._linear, self._sum = ops.linear, collectives.sum_partial
         self._gate: Gate | None = None if spec.activation == "clamped_swiglu" else spec.activation
         *names, last = (f"{prefix}{name}" for name in spec.projections)
         rows = 2 * inner // len(names)
@@ -64,15 +64,19 @@ class Mlp:
         if bias:
             self._gate_up_bias = torch.cat([checkpoint.take(f"{name}.bias", (rows,)) for name in names])
             self._down_bias = checkpoint.take(f"{last}.bias", (hidden,))
+        block = GatedBlock(
+            gate_up=self._gate_up, gate_up_bias=self._gate_up_bias, gate=self._gate, down=self._down
+        )
+        self._computed = ops.feed_forward(block, self._in_order)
 
     def __call__(self, x: Activations, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
         adapters = step.meta.adapters
-        out = self._sum(self._adapted(x, adapters) if adapters else self._in_pieces(self._multiply, x))
+        out = self._sum(self._adapted(x, adapters) if adapters else self._computed(x))
         return out if self._down_bias is None else out + self._down_bias
 
     def _adapted(self, x: Activations, adapters: Mapping[str, Rows]) -> Tensor:
-        """Return what `_multiply` does, with what adapters add to both products for their rows."""
+        """Return what `_in_order` does, with what adapters add to both products for their rows."""
         gate_up = self._linear(x, self._gate_up, self._gate_up_bias)
         self._gate_up_adapters.add(gate_up, x, adapters, self._linear)
         inner = self._activate(gate_up)
@@ -80,7 +84,7 @@ class Mlp:
         self._down_adapters.add(out, inner, adapters, self._linear)
         return out
 
-    def _multiply(self, x: Activations) -> Tensor:
+    def _in_order(self, x: Activations) -> Tensor:
         inner = self._activate(self._linear(x, self._gate_up, self._gate_up_bias))
         return self._linear(inner, self._down, None)
 

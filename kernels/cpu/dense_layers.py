@@ -24,7 +24,7 @@ MOST_ROWS: Final = 64
 """Tokens of the largest step that is computed so. With more the operations take so long that the way to them does not count."""
 _KEPT: Final = (torch.float32, torch.bfloat16)
 """What pools may have; bfloat16 only where rows are rounded to it."""
-_GATES: Final[dict[Gate, int]] = {"silu": SILU, "gelu_tanh": GELU}
+GATES: Final[dict[Gate, int]] = {"silu": SILU, "gelu_tanh": GELU}
 
 
 def fuse(layers: Sequence[DenseLayer], isa: library.Isa | None = None) -> FusedLayers | None:
@@ -187,8 +187,11 @@ class NativeLayers:
 def _given(layer: DenseLayer, kept: list[Tensor]) -> GivenLayer | None:
     """Return the layer as the library takes it, where its matrices are in panels. What that points to is added to `kept`."""
     part, mlp = layer.attention, layer.mlp
-    qkv, output = _matrix(part.qkv, part.qkv_bias, kept), _matrix(part.out, part.out_bias, kept)
-    gate_up, down = _matrix(mlp.gate_up, mlp.gate_up_bias, kept), _matrix(mlp.down, mlp.down_bias, kept)
+    qkv, output = given_matrix(part.qkv, part.qkv_bias, kept), given_matrix(part.out, part.out_bias, kept)
+    gate_up, down = (
+        given_matrix(mlp.gate_up, mlp.gate_up_bias, kept),
+        given_matrix(mlp.down, mlp.down_bias, kept),
+    )
     if qkv is None or output is None or gate_up is None or down is None:
         return None
     q_norm, k_norm, head_eps = (None, None, 0.0) if part.head_norms is None else part.head_norms
@@ -205,7 +208,7 @@ def _given(layer: DenseLayer, kept: list[Tensor]) -> GivenLayer | None:
         mlp_norm=_floats(mlp.norm, kept),
         behind_mlp=_floats(mlp.norm_behind, kept),
         window=part.window,
-        gate=_GATES[mlp.gate],
+        gate=GATES[mlp.gate],
         rotation=part.rotation,
         score_scale=part.scale,
         soft_cap=part.soft_cap,
@@ -215,7 +218,8 @@ def _given(layer: DenseLayer, kept: list[Tensor]) -> GivenLayer | None:
     )
 
 
-def _matrix(weight: LinearWeight, bias: Tensor | None, kept: list[Tensor]) -> GivenMatrix | None:
+def given_matrix(weight: LinearWeight, bias: Tensor | None, kept: list[Tensor]) -> GivenMatrix | None:
+    """Return the matrix as the library takes it, where it is in panels. What that points to is added to `kept`."""
     if not isinstance(weight, InPanels):
         return None
     panels = weight.panels

@@ -46,6 +46,10 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
         (c_int, c_void_p, c_void_p, c_void_p, c_float, c_int64, c_int64, c_void_p, c_void_p, c_int),
     ),
     "baton_gate": (None, (c_int, c_int, c_void_p, c_int64, c_int64, c_void_p, c_int)),
+    "baton_feed_forward": (
+        None,
+        (c_int, c_int, c_void_p, c_void_p, c_void_p, c_int64, c_void_p, c_int),
+    ),
     "baton_turn": (
         None,
         (

@@ -3,7 +3,6 @@
 Native kernels have panels of their own (`kernels/cpu/linear.py`): of float32, of 16 bits and of fewer. Without them, and for
 products of bfloat16 on a processor with AMX, there are oneDNN's blocks. The matrix itself is not kept."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from typing import Final, Literal
@@ -14,12 +13,13 @@ from torch import Tensor
 from kernels.cpu.attention import native_first
 from kernels.cpu.dense_layers import fuse
 from kernels.cpu.elementwise import with_native_rows
+from kernels.cpu.feed_forward import native_feed_forward
 from kernels.cpu.library import Isa, fastest_of_bfloat16, native
 from kernels.cpu.linear import TASK_ROWS, InPanels, Layout, Panels, packed
 from kernels.cpu.pages import result
 from kernels.cpu.sampling import with_native_draws
 from kernels.cpu.stored import KEPT, stored_experts, stored_panels
-from kernels.ops import ExpertWeights, Ops
+from kernels.ops import ExpertWeights, FeedForward, GatedBlock, Ops
 from kernels.packed import Kind, LinearWeight, LookUp, Prepacked, Weight, as_float
 from kernels.rounding import Activations, as_floats
 from kernels.torch import reference
@@ -42,7 +42,7 @@ def prepacked_ops(weights: WeightFormat) -> Ops:
         plain,
         paged_attention=native_first(plain.paged_attention),
         linear=linear,
-        in_pieces=in_pieces,
+        feed_forward=feed_forward,
         pack=partial(pack, weights, of_bfloat16=of_bfloat16),
         look_up=partial(look_up, weights),
         pack_experts=pack_experts,
@@ -66,8 +66,14 @@ def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     return weight.product(rows, bias) if len(rows) else rows.new_empty(0, weight.shape[0])
 
 
-def in_pieces(operation: Callable[[Activations], Tensor], x: Activations) -> Tensor:
-    """`Ops.in_pieces`, of as many rows as a product takes at a time, so that it reads matrices no more often."""
+def feed_forward(block: GatedBlock, in_order: FeedForward) -> FeedForward:
+    """`Ops.feed_forward`: one native call where its matrices are in panels, else piece by piece."""
+    by_pieces = partial(in_pieces, in_order)
+    return native_feed_forward(block, by_pieces) or by_pieces
+
+
+def in_pieces(operation: FeedForward, x: Activations) -> Tensor:
+    """Return operation(x), of as many rows as a product takes at a time, so that it reads matrices no more often."""
     if not isinstance(x, Tensor) or len(x) < 2 * TASK_ROWS:
         return operation(x)
     first, *others = x.split(TASK_ROWS)

@@ -7,7 +7,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.ops import AttentionMeta, DenseLayer, ExpertWeights, FusedLayers, Gate, HeadNorms, KVLayer, Ops
+from kernels.ops import (
+    AttentionMeta,
+    DenseLayer,
+    ExpertWeights,
+    FeedForward,
+    FusedLayers,
+    Gate,
+    GatedBlock,
+    HeadNorms,
+    KVLayer,
+    Ops,
+)
 from kernels.packed import LinearWeight, LookUp, Prepacked, Weight, as_float
 from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
 from kernels.torch.experts import experts, route
@@ -138,8 +149,10 @@ def by_rows(operation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return operation(x)
 
 
-def in_pieces(operation: Callable[[Activations], Tensor], x: Activations) -> Tensor:
-    return operation(x)
+def feed_forward(block: GatedBlock, in_order: FeedForward) -> FeedForward:
+    """`Ops.feed_forward` where its operations are computed one after the other."""
+    del block
+    return in_order
 
 
 def no_fusing(layers: Sequence[DenseLayer]) -> FusedLayers | None:
@@ -164,7 +177,7 @@ def reference_ops() -> Ops:
         norm_rounded=norm_rounded,
         gated_rounded=gated_rounded,
         by_rows=by_rows,
-        in_pieces=in_pieces,
+        feed_forward=feed_forward,
         rope_write_kv=partial(rope_write_kv, rms_norm),
         paged_attention=PagedAttention(),
         route=route,

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "feed_forward.h"
 #include "isa.h"
 #include "layers.h"
 #include "linear.h"
@@ -108,9 +109,15 @@ BATON_API void baton_norm(int isa, const float* x, const float* added, const flo
 BATON_API void baton_gate(int isa, int gate, const float* x, int64_t rows, int64_t size, float* out, int threads) {
     auto one = [&](int64_t row) {
         const float* gates = x + 2 * row * size;
-        kernels_of(isa).gate_row[gate](gates, gates + size, size, out + row * size);
+        kernels_of(isa).gate_rows[gate]({gates, gates + size, 1, size, 0, out + row * size, 0});
     };
     baton::run_rows(threads, rows, 4 * size, one);
+}
+
+// x (rows, inputs) -> out (rows, outputs of `down`): gate_up's gates and ups, gated, times `down`. `isa`: of the gate.
+BATON_API void baton_feed_forward(int isa, int gate, const baton::GivenMatrix* gate_up, const baton::GivenMatrix* down,
+                                  const float* x, int64_t rows, float* out, int threads) {
+    baton::feed_forward({baton::matrix_of(*gate_up), gate, &kernels_of(isa), baton::matrix_of(*down)}, x, rows, out, threads);
 }
 
 // qkv (rows, heads + 2 kv_heads, size) -> queries (rows, heads, size); keys and values go where the slots say in a pool (blocks,

@@ -61,9 +61,12 @@ inline Floats gelu_tanh(Floats x) {
 }
 
 template <Floats (*activation)(Floats)>
-void gate_row(const float* gates, const float* ups, int64_t size, float* out) {
-    for (int64_t i = 0; i < size; i += LANES)
-        store_columns(out, i, size, times(activation(load_columns(gates, i, size)), load_columns(ups, i, size)));
+void gate_rows(const baton::RowGates& work) {
+    const float *gates = work.gates, *ups = work.ups;
+    float* out = work.out;
+    for (int64_t row = 0; row < work.rows; ++row, gates += work.stride, ups += work.stride, out += work.out_stride)
+        for (int64_t i = 0; i < work.size; i += LANES)
+            store_columns(out, i, work.size, times(activation(load_columns(gates, i, work.size)), load_columns(ups, i, work.size)));
 }
 
 // A head's halves are rotated against each other.

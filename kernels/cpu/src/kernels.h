@@ -108,6 +108,14 @@ struct HeadTurn {
     float* out;  // (size,)
 };
 
+// Gates and ups of some rows: activation(gate) * up.
+struct RowGates {
+    const float *gates, *ups;  // (rows, size) each, `stride` apart
+    int64_t rows, size, stride;
+    float* out;  // (rows, size), `out_stride` apart
+    int64_t out_stride;
+};
+
 using Multiply = void (*)(const PanelProduct&);
 
 struct Kernels {
@@ -125,7 +133,7 @@ struct Kernels {
     int64_t lanes;
     int64_t (*draw_row)(const RowDraw&);
     void (*norm_row)(const RowNorm&);
-    void (*gate_row[2])(const float* gates, const float* ups, int64_t size, float* out);  // silu and gelu: (size,) each
+    void (*gate_rows[2])(const RowGates&);  // silu and gelu
     void (*turn_head)(const HeadTurn&);
     uint64_t (*read)(const uint8_t* from, int64_t bytes);
     int64_t (*spin)(Format format, int64_t rounds);  // products in registers, and how many of them

@@ -1,31 +1,29 @@
 #include "layers.h"
 
-#include <algorithm>
+#include <deque>
 #include <vector>
 
 #include "attention.h"
+#include "feed_forward.h"
 #include "isa.h"
-#include "linear.h"
 #include "rotation.h"
 #include "thread_pool.h"
 
 namespace baton {
 namespace {
 
-constexpr int64_t GATE_COLUMNS = 2048;  // of a task
-
 // What the layers of a step use one after the other.
 struct Memory {
-    std::vector<float> normed, qkv, queries, attended, gates, inner;
+    std::vector<float> normed, qkv, queries, attended;
     RowMemory rows;
+    FeedForwardMemory mlp;
 
     void reserve(const GivenLayer& layer, const LayerStep& step) {
         grow(normed, step.rows * step.hidden);
         grow(qkv, step.rows * layer.qkv.outputs);
         grow(queries, step.rows * layer.output.inputs);
         grow(attended, step.rows * layer.output.inputs);
-        grow(gates, step.rows * layer.gate_up.outputs);
-        grow(inner, step.rows * layer.down.inputs);
+        grow(mlp.inner, step.rows * layer.down.inputs);
     }
 
   private:
@@ -33,12 +31,6 @@ struct Memory {
         if (static_cast<int64_t>(memory.size()) < size) memory.resize(static_cast<size_t>(size));
     }
 };
-
-Matrix matrix_of(const GivenMatrix& given, const float* bias) {
-    const Layout layout{static_cast<Format>(given.format), given.outputs,        given.inputs, given.group,
-                        given.has_zeros != 0,              static_cast<Format>(given.scales)};
-    return {&kernels_of(given.isa), dots_of(given.isa), layout, given.panels, bias};
-}
 
 // What a half of a layer still does to the rows that its last product has given, before they are added to the residual. The bias of
 // that product is added by itself, as ranks add it that share a product.
@@ -67,11 +59,10 @@ class LayerTasks {
           step_(step),
           memory_(memory),
           kernels_(kernels_of(step.row_isa)),
-          qkv_(matrix_of(layer.qkv, layer.qkv.bias), memory.normed.data(), step.rows, memory.qkv.data(), threads, memory.rows),
+          qkv_(matrix_of(layer.qkv), memory.normed.data(), step.rows, memory.qkv.data(), threads, memory.rows),
           output_(matrix_of(layer.output, nullptr), memory.attended.data(), step.rows, step.added, threads, memory.rows),
-          gate_up_(matrix_of(layer.gate_up, layer.gate_up.bias), memory.normed.data(), step.rows, memory.gates.data(), threads,
-                   memory.rows),
-          down_(matrix_of(layer.down, nullptr), memory.inner.data(), step.rows, step.added, threads, memory.rows),
+          mlp_({matrix_of(layer.gate_up), layer.gate, &kernels_, matrix_of(layer.down, nullptr)}, memory.normed.data(), step.rows,
+               step.added, threads, memory.mlp),
           rotation_{memory.qkv.data(), step.heads, step.kv_heads, step.size, step.cos[layer.rotation], step.sin[layer.rotation],
                     layer.q_norm, layer.k_norm, layer.head_eps, memory.queries.data(), nullptr, step.pools[index],
                     step.number == 1 ? dots_of(step.attention_isa) : nullptr, step.slots, step.block_size},
@@ -84,11 +75,8 @@ class LayerTasks {
         phases.push_back(phase_of<&PagedAttention::attend>(attention_.num_tasks(), attention_));
         phases.push_back(phase_of<&Product::lay_out>(output_.num_laid_out(), output_));
         phases.push_back(phase_of<&Product::multiply>(output_.num_tasks(), output_));
-        phases.push_back(phase_of<&LayerTasks::begin_mlp>(gate_up_.blocks().count, *this));
-        phases.push_back(phase_of<&Product::multiply>(gate_up_.num_tasks(), gate_up_));
-        phases.push_back(phase_of<&LayerTasks::gate>(step_.rows * gate_pieces(), *this));
-        phases.push_back(phase_of<&Product::lay_out>(down_.num_laid_out(), down_));
-        phases.push_back(phase_of<&Product::multiply>(down_.num_tasks(), down_));
+        phases.push_back(phase_of<&LayerTasks::begin_mlp>(mlp_.first().blocks().count, *this));
+        mlp_.add_phases(phases);
     }
 
     // A phase behind the last layer, which no other layer begins with.
@@ -122,8 +110,6 @@ class LayerTasks {
         return made;
     }
 
-    int64_t gate_pieces() const { return (layer_.down.inputs + GATE_COLUMNS - 1) / GATE_COLUMNS; }
-
     void begin_attention(int64_t block) const {
         const HalfEnd end = before_ == nullptr ? HalfEnd{} : mlp_end(*before_);
         begin_half(qkv_, layer_.attention_norm, before_ == nullptr ? nullptr : &end, block);
@@ -131,7 +117,7 @@ class LayerTasks {
 
     void begin_mlp(int64_t block) const {
         const HalfEnd end = attention_end(layer_);
-        begin_half(gate_up_, layer_.mlp_norm, &end, block);
+        begin_half(mlp_.first(), layer_.mlp_norm, &end, block);
     }
 
     // Adds what the half before has given, if there was one, to a block of rows, and lays out their norm for the product.
@@ -153,13 +139,6 @@ class LayerTasks {
 
     void turn(int64_t row) const { rotate(kernels_, rotation_, row); }
 
-    void gate(int64_t task) const {
-        const int64_t inner = layer_.down.inputs, row = task / gate_pieces(), first = task % gate_pieces() * GATE_COLUMNS;
-        const float* gates = memory_.gates.data() + 2 * row * inner + first;
-        kernels_.gate_row[layer_.gate](gates, gates + inner, std::min(GATE_COLUMNS, inner - first),
-                                       memory_.inner.data() + row * inner + first);
-    }
-
     void end_mlp(int64_t row) const { mlp_end(layer_).finish(kernels_, step_.added + row * step_.hidden, step_.hidden); }
 
     const GivenLayer& layer_;
@@ -167,7 +146,8 @@ class LayerTasks {
     const LayerStep& step_;
     Memory& memory_;
     const Kernels& kernels_;
-    Product qkv_, output_, gate_up_, down_;
+    Product qkv_, output_;
+    FeedForwardTasks mlp_;
     Rotation rotation_;
     PagedAttention attention_;
 };
@@ -177,9 +157,8 @@ class LayerTasks {
 void run_layers(const GivenLayer* layers, int64_t count, const LayerStep& step, int threads) {
     static thread_local Memory memory;
     for (int64_t i = 0; i < count; ++i) memory.reserve(layers[i], step);
-    std::vector<LayerTasks> tasks;
+    std::deque<LayerTasks> tasks;
     std::vector<Phase> phases;
-    tasks.reserve(static_cast<size_t>(count));
     for (int64_t i = 0; i < count; ++i) {
         tasks.emplace_back(layers[i], i > 0 ? layers + i - 1 : nullptr, step, i, memory, threads);
         tasks.back().add_phases(phases);

@@ -2,17 +2,11 @@
 //
 // Each phase is made of the tasks that the single operations have, so that results have the bits of these operations one by one.
 #pragma once
-#include "kernels.h"
+#include "given_matrix.h"
 
 namespace baton {
 
-// A matrix in panels as callers describe it: `kernels/cpu/layer_structs.py` has the same fields, as of all that follows.
-struct GivenMatrix {
-    int64_t isa, format, outputs, inputs, group, has_zeros, scales;
-    const uint8_t* panels;
-    const float* bias;  // (outputs,) or null
-};
-
+// `kernels/cpu/layer_structs.py` has the same fields.
 struct GivenLayer {
     GivenMatrix qkv, output, gate_up, down;
     const float* attention_norm;    // (hidden,)

@@ -1,5 +1,6 @@
 #include "linear.h"
 
+#include <cstring>
 #include <memory>
 
 #include "thread_pool.h"
@@ -9,16 +10,9 @@ namespace {
 
 constexpr int64_t TASK_BYTES = 128 << 10;  // of panels, for few rows: some microseconds of memory
 constexpr int64_t TASK_PANELS = 2;         // for many rows: each piece of a panel is multiplied with so many rows
-constexpr int64_t TASK_ROWS = 96;          // a core's second cache holds a piece of each, and the panel that follows
 constexpr int64_t PIECE_BYTES = 24 << 10;  // of a block of rows: half of a core's first cache
 constexpr int64_t WIDENED_FROM = 3;        // blocks of rows, of which each would take 4 bits apart: int4; 2 with steps4
 constexpr int64_t WIDENED_ROW_BYTES = 256 << 10;  // of a task's rows: with fewer it would take 4 bits apart more often
-
-template <class T>
-T* reserved(std::vector<T>& memory, int64_t size) {
-    if (static_cast<int64_t>(memory.size()) < size) memory.resize(size);
-    return memory.data();
-}
 
 // What the panels' numbers are too large by, as far as no zero point says it.
 int32_t offset_of(const Kernels& kernels, const Layout& layout) {
@@ -50,7 +44,8 @@ Product::Product(const Matrix& matrix, const float* x, int64_t rows, float* out,
     row_groups_ = layout.is_whole() ? (layout.inputs + row_group_ - 1) / row_group_ : 0;
     input_bytes_ = layout.is_whole() ? 1 : by_dots_ ? 2 : 4;
     row_bytes_ = layout.is_whole() ? row_groups_ * row_group_ : (by_dots_ ? layout.padded_inputs() : layout.inputs) * input_bytes_;
-    share_out();
+    shares_ = shares(layout.num_panels(), 1);
+    set_pieces();
     if (!reads_x_) reserved(memory.units, rows * row_bytes_ / 4);
     if (!layout.is_whole()) return;
     reserved(memory.scales, rows);
@@ -86,6 +81,25 @@ void Product::lay_out(int64_t block) const {
         {reinterpret_cast<const uint32_t*>(x_) + first, blocks_.size(block), inputs, memory_->units.data() + first});
 }
 
+bool Product::takes_columns(const Blocks& blocks) const {
+    const bool whole_units = !by_dots_ || matrix_.layout.inputs % 2 == 0;
+    return !matrix_.layout.is_whole() && !reads_x_ && whole_units && blocks.rows == blocks_.rows && blocks.each == blocks_.each;
+}
+
+void Product::lay_out_columns(int64_t block, int64_t first, int64_t columns, const float* rows, int64_t stride) const {
+    thread_local std::vector<uint32_t> spare;
+    const int64_t size = blocks_.size(block), units = columns * input_bytes_ / 4;
+    uint32_t* const out = memory_->units.data() + block * blocks_.each * (row_bytes_ / 4) + first * input_bytes_ / 4 * size;
+    uint32_t* const made = reserved(spare, size * units);
+    for (int64_t row = 0; row < size; ++row) {
+        if (by_dots_)
+            matrix_.dots->round_row(rows + row * stride, columns, reinterpret_cast<uint16_t*>(made + row * units));
+        else
+            std::memcpy(made + row * units, rows + row * stride, static_cast<size_t>(units) * sizeof(float));
+    }
+    matrix_.kernels->interleave({made, size, units, out});
+}
+
 // Behind the rows' inputs are zeros, to whole groups.
 void Product::lay_out_bytes(int64_t block) const {
     const Kernels& kernels = *matrix_.kernels;
@@ -99,15 +113,17 @@ void Product::lay_out_bytes(int64_t block) const {
          multiplied_.has_zeros ? memory_->sums.data() + first * row_groups_ : nullptr});
 }
 
-void Product::share_out() {
-    const int64_t inputs = matrix_.layout.inputs, panels = matrix_.layout.num_panels();
+Shares Product::shares(int64_t panels, int64_t together) const {
     // For few rows each thread gets as many tasks, as far as panels can be shared out.
-    const int64_t few = rounded_up((panels * panel_bytes_ + TASK_BYTES - 1) / TASK_BYTES, threads_);
-    task_panels_ = blocks_.count > 1 ? TASK_PANELS : (panels + few - 1) / few;
-    panel_tasks_ = (panels + task_panels_ - 1) / task_panels_;
+    const int64_t few = rounded_up((panels * together * panel_bytes_ + TASK_BYTES - 1) / TASK_BYTES, threads_);
+    const int64_t each = blocks_.count > 1 ? std::max<int64_t>(1, TASK_PANELS / together) : (panels + few - 1) / few;
     const bool widens = widens_halves_ || widens_steps_;
     const int64_t rows = widens ? std::max(TASK_ROWS, WIDENED_ROW_BYTES / row_bytes_) : TASK_ROWS;
-    task_blocks_ = std::max<int64_t>(1, rows / blocks_.each);
+    return {each, (panels + each - 1) / each, std::max<int64_t>(1, rows / blocks_.each)};
+}
+
+void Product::set_pieces() {
+    const int64_t inputs = matrix_.layout.inputs;
     // Numbers of few bits are multiplied whole: their sums are no floats on the way.
     const int64_t most = matrix_.layout.is_whole() ? inputs : PIECE_BYTES / (input_bytes_ * blocks_.each);
     const int64_t pieces = (inputs + most - 1) / most;
@@ -119,25 +135,32 @@ const uint8_t* Product::numbers_of(int64_t panel, int64_t from) const {
 }
 
 void Product::multiply(int64_t task) const {
-    const Layout& layout = matrix_.layout;
-    const int64_t first = first_panel_of(task), end = std::min(layout.num_panels(), first + task_panels_);
-    for (int64_t from = 0; from < layout.inputs; from += piece_inputs_)
-        for (int64_t panel = first; panel < end; ++panel) {
+    const int64_t outputs = matrix_.layout.outputs, first = task % shares_.tasks * shares_.panels;
+    const int64_t first_block = task / shares_.tasks * shares_.blocks;
+    multiply_tile({first, std::min(matrix_.layout.num_panels(), first + shares_.panels), first_block,
+              std::min(blocks_.count, first_block + shares_.blocks), out_ + first_block * blocks_.each * outputs + first * PANEL,
+              outputs, panel_at((task + threads_) % shares_.tasks * shares_.panels)});
+}
+
+void Product::multiply_tile(const Tile& tile) const {
+    const int64_t inputs = matrix_.layout.inputs;
+    for (int64_t from = 0; from < inputs; from += piece_inputs_)
+        for (int64_t panel = tile.first_panel; panel < tile.end_panel; ++panel) {
             const int64_t behind = from + piece_inputs_;
-            multiply_piece(task, panel, from,
-                           panel + 1 < end          ? numbers_of(panel + 1, from)
-                           : behind < layout.inputs ? numbers_of(first, behind)
-                                                    : numbers_of(first_panel_of(task + threads_), 0));
+            multiply_piece(tile, panel, from,
+                           panel + 1 < tile.end_panel ? numbers_of(panel + 1, from)
+                           : behind < inputs          ? numbers_of(tile.first_panel, behind)
+                                                      : tile.next);
         }
 }
 
-void Product::multiply_piece(int64_t task, int64_t panel, int64_t from, const uint8_t* next) const {
-    const int64_t first = task / panel_tasks_ * task_blocks_, end = std::min(blocks_.count, first + task_blocks_);
+void Product::multiply_piece(const Tile& tile, int64_t panel, int64_t from, const uint8_t* next) const {
+    const int64_t first = tile.first_block, end = tile.end_block;
     const int64_t all_inputs = matrix_.layout.inputs, inputs = std::min(all_inputs - from, piece_inputs_);
     const int64_t share = panel_bytes_ * inputs / all_inputs / (end - first);
     const uint8_t* const numbers = widens_halves_ || widens_steps_ ? widened(panel) : numbers_of(panel, from);
     for (int64_t block = first; block < end; ++block) {
-        PanelProduct work = block_product(panel, block, from, inputs);
+        PanelProduct work = block_product(tile, panel, block, from, inputs);
         work.panel = widens_steps_ ? numbers : numbers_of(panel, 0);
         work.numbers = numbers;
         work.ahead = next + (block - first) * share;
@@ -163,9 +186,8 @@ const uint8_t* Product::widened(int64_t panel) const {
 }
 
 // Of a block of rows, without the panel.
-PanelProduct Product::block_product(int64_t panel, int64_t block, int64_t from, int64_t inputs) const {
+PanelProduct Product::block_product(const Tile& tile, int64_t panel, int64_t block, int64_t from, int64_t inputs) const {
     const int64_t row = block * blocks_.each, column = panel * PANEL, size = blocks_.size(block);
-    const int64_t outputs = matrix_.layout.outputs;
     const bool is_last = from + inputs == matrix_.layout.inputs, is_whole = matrix_.layout.is_whole();
     const auto* rows = reads_x_ ? reinterpret_cast<const uint8_t*>(x_) : reinterpret_cast<const uint8_t*>(memory_->units.data());
     PanelProduct work{};
@@ -178,9 +200,9 @@ PanelProduct Product::block_product(int64_t panel, int64_t block, int64_t from, 
     work.inputs = inputs;
     work.goes_on = from > 0;
     work.bias = is_last && matrix_.bias != nullptr ? matrix_.bias + column : nullptr;
-    work.out = out_ + row * outputs + column;
-    work.stride = outputs;
-    work.columns = std::min(PANEL, outputs - column);
+    work.out = tile.out + (block - tile.first_block) * blocks_.each * tile.stride + (panel - tile.first_panel) * PANEL;
+    work.stride = tile.stride;
+    work.columns = std::min(PANEL, matrix_.layout.outputs - column);
     return work;
 }
 

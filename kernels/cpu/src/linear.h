@@ -7,6 +7,9 @@
 
 namespace baton {
 
+// Rows of a task, where there are many: a core's second cache holds a piece of each, and the panel that follows.
+constexpr int64_t TASK_ROWS = 96;
+
 // A matrix and what multiplies with it.
 struct Matrix {
     const Kernels* kernels;
@@ -36,6 +39,21 @@ struct RowMemory {
     std::vector<uint32_t> units;
 };
 
+// What of a product is computed at once: panels, by blocks of rows.
+struct Tile {
+    int64_t first_panel, end_panel;
+    int64_t first_block, end_block;
+    float* out;  // of the first row and the first panel's first column
+    int64_t stride;
+    const uint8_t* next;  // what is multiplied behind it
+};
+
+// How tasks share panels out: each has so many, and so many blocks of rows.
+struct Shares {
+    int64_t panels, tasks;  // of a task, and tasks for the same blocks
+    int64_t blocks;
+};
+
 // One product, in two passes of tasks: each block of rows is laid out, and then panels are multiplied with them. A task of the second
 // is some panels, and some blocks of rows, by pieces of their inputs. All of its blocks are multiplied with a piece of a panel before
 // the next, which is fetched meanwhile.
@@ -50,20 +68,30 @@ class Product {
     int64_t num_laid_out() const { return reads_x_ ? 0 : blocks_.count; }
     void lay_out(int64_t block) const;
 
-    int64_t num_tasks() const { return panel_tasks_ * ((blocks_.count + task_blocks_ - 1) / task_blocks_); }
+    // Whether columns may be laid out as they are made, in place of `lay_out`, by who makes them for such blocks.
+    bool takes_columns(const Blocks& blocks) const;
+    // Some columns of a block, from an even one on: (its rows, columns), `stride` apart.
+    void lay_out_columns(int64_t block, int64_t first, int64_t columns, const float* rows, int64_t stride) const;
+
+    int64_t num_tasks() const { return num_tasks_of(shares_); }
     void multiply(int64_t task) const;
+
+    // For who shares out the panels otherwise: `panels` of them, each of which is multiplied with `together - 1` others.
+    Shares shares(int64_t panels, int64_t together) const;
+    int64_t num_tasks_of(const Shares& shares) const { return shares.tasks * ((blocks_.count + shares.blocks - 1) / shares.blocks); }
+    void multiply_tile(const Tile& tile) const;
+    const uint8_t* panel_at(int64_t panel) const { return numbers_of(panel, 0); }
 
   private:
     template <class WriteRow>
     const uint32_t* side_by_side(int64_t block, WriteRow write_row) const;
     void lay_out_bytes(int64_t block) const;
 
-    void share_out();
-    int64_t first_panel_of(int64_t task) const { return task % panel_tasks_ * task_panels_; }
+    void set_pieces();
     const uint8_t* numbers_of(int64_t panel, int64_t from) const;
     const uint8_t* widened(int64_t panel) const;
-    void multiply_piece(int64_t task, int64_t panel, int64_t from, const uint8_t* next) const;
-    PanelProduct block_product(int64_t panel, int64_t block, int64_t from, int64_t inputs) const;
+    void multiply_piece(const Tile& tile, int64_t panel, int64_t from, const uint8_t* next) const;
+    PanelProduct block_product(const Tile& tile, int64_t panel, int64_t block, int64_t from, int64_t inputs) const;
 
     Matrix matrix_;
     Blocks blocks_;
@@ -73,13 +101,19 @@ class Product {
     int64_t row_bytes_, input_bytes_;
     int64_t row_group_, row_groups_;  // inputs that are added up together, and how often; with numbers of few bits
     int64_t panel_bytes_;
-    int64_t task_panels_, panel_tasks_, task_blocks_;
+    Shares shares_;
     int64_t piece_inputs_;
     const float* x_;
     float* out_;
     int threads_;
     RowMemory* memory_;
 };
+
+template <class T>
+T* reserved(std::vector<T>& memory, int64_t size) {
+    if (static_cast<int64_t>(memory.size()) < size) memory.resize(static_cast<size_t>(size));
+    return memory.data();
+}
 
 // The product at once.
 void multiply(const Matrix& matrix, const float* x, int64_t rows, float* out, int threads);

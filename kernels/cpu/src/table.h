@@ -28,7 +28,7 @@ constexpr baton::Kernels make_kernels() {
         LANES,
         draw_row,
         norm_row,
-        {gate_row<silu>, gate_row<gelu_tanh>},
+        {gate_rows<silu>, gate_rows<gelu_tanh>},
         turn_head,
         read_memory,
         spin,

@@ -318,6 +318,19 @@ def all_layers(isa: int, layout: int, lens: list[tuple[int, int]], number: int =
         assert layout or np.abs(got - want).max() < most, (isa, lens)
 
 
+def fed_forward(isa: int, layout: int, rows: int) -> None:
+    """A layer's gated block alone."""
+    own = some_layers(np.random.default_rng(rows))[0]
+    layer = given_layer(isa, layout, own)
+    x, out = RNG.standard_normal((rows, HIDDEN)).astype(np.float32), np.empty((rows, HIDDEN), np.float32)
+    matrices = byref(layer.gate_up), byref(layer.down)
+    LIBRARY.baton_feed_forward(c_int(isa), c_int(0), *matrices, at(x), c_int64(rows), at(out), c_int(2))
+    gates, ups = np.split(x @ own["gate_up"].T + own["gate_up bias"], 2, -1)
+    wanted = (gates / (1 + np.exp(-gates)) * ups) @ own["down"].T + own["down bias"]
+    assert np.isfinite(out).all(), (isa, layout, rows)
+    assert layout or np.abs(out - wanted).max() < 1e-3, (isa, rows)
+
+
 def main() -> None:
     for isa in range(3):
         if LIBRARY.baton_has(c_int(isa)):
@@ -336,6 +349,8 @@ def main() -> None:
                     all_layers(isa, layout, lens)
                     if isa == 2:
                         all_layers(isa, layout, lens, number=1)
+                for rows in (1, 13, 97, 200):
+                    fed_forward(isa, layout, rows)
             memory = np.ones(300_001, np.uint8)
             for layout in range(6):
                 LIBRARY.baton_spin(c_int(isa), c_int(layout), c_int64(3))
