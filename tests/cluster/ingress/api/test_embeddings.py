@@ -106,13 +106,13 @@ async def test_vectors_are_those_of_sentence_transformers(
         cut = await client.embeddings.create(model=NAME, input=TEXTS[0], dimensions=8)
         short = reference.encode(TEXTS[:1], truncate_dim=8, normalize_embeddings=normalise)
         np.testing.assert_allclose([each.embedding for each in cut.data], short, atol=1e-5)
-        reference.max_seq_length = 5
+        limit, reference.max_seq_length = reference.max_seq_length, 5
         begun = await client.embeddings.create(
             model=NAME, input=TEXTS, extra_body={"truncate_prompt_tokens": 5}
         )
         shortest = reference.encode(TEXTS, batch_size=1)
         np.testing.assert_allclose([each.embedding for each in begun.data], shortest, atol=1e-5)
-        reference.max_seq_length = None
+        reference.max_seq_length = limit
         assert cut.usage.prompt_tokens == len(reference.tokenizer(TEXTS[0])["input_ids"])
         ranked = (await http.post("/v1/rerank", json=_rerank(TEXTS[0], TEXTS))).json()["results"]
         near = _cosines(want[0], want)
