@@ -1,6 +1,6 @@
 """What `baton plan` says of a plan: one sentence with the finding, and everything as JSON."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sim.plan_load import Columns, PeakLoad
@@ -79,6 +79,7 @@ def plain(trial: Trial) -> dict[str, Any]:
                 "prefill": part.num_prefill,
                 "decode": part.num_decode,
                 "both": part.num_both,
+                "shares": part.shares and asdict(part.shares),
             }
             for part in trial.parts
         ],

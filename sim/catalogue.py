@@ -10,7 +10,7 @@ L40S and B200 are put at the H100's price for each byte per second of memory ban
 
 from dataclasses import dataclass
 
-from core.memory_law import DeviceMemory, RankNeeds, check_fit, kv_room
+from core.memory_law import DeviceMemory, RankNeeds, Sharing, check_fit, kv_room
 from sim.cost import LinkCost, StepCost
 
 FLOP_EFFICIENCY, BANDWIDTH_EFFICIENCY, MEMORY_SHARE = 0.6, 0.8, 0.9
@@ -152,14 +152,18 @@ def link_cost(gpu: Gpu, num_gpus: int = 1) -> LinkCost:
     return LinkCost(bytes_per_s=gpu.nic_bytes_per_s * num_gpus)
 
 
-def num_blocks(gpu: Gpu, model: CatalogueModel, block_size: int, num_gpus: int = 1) -> int:
-    """Return the KV blocks of `num_gpus` ranks that share the weights evenly. Raises ConfigError when the weights do not fit."""
+def num_blocks(
+    gpu: Gpu, model: CatalogueModel, block_size: int, num_gpus: int = 1, card_share: float = 1.0
+) -> int:
+    """Return the KV blocks of `num_gpus` ranks that share the weights evenly, each with `card_share` of its card. Raises
+    ConfigError when the weights do not fit."""
     size = int(gpu.memory_bytes)
     memory = DeviceMemory(name="one GPU", total_bytes=size, free_bytes=size, is_host=False)
     weight_bytes = int(model.total_bytes / num_gpus)
     needs = RankNeeds(weight_bytes=weight_bytes, step_bytes=0)
     block_bytes = model.kv_token_bytes * block_size
-    blocks = kv_room(memory, needs, MEMORY_SHARE) * num_gpus // block_bytes
+    sharing = Sharing(card_share=card_share)
+    blocks = kv_room(memory, needs, MEMORY_SHARE, sharing) * num_gpus // block_bytes
     if blocks < 1:
-        check_fit(memory, needs, -(-block_bytes // num_gpus), MEMORY_SHARE)
+        check_fit(memory, needs, -(-block_bytes // num_gpus), MEMORY_SHARE, sharing)
     return blocks

@@ -12,9 +12,10 @@ from core.step_profile import Profile
 from core.types import Slo
 from sim.bound import EngineBound
 from sim.catalogue import GPUS, MODELS, CatalogueModel, Gpu, link_cost, num_blocks, step_cost
-from sim.coarse.world import CoarseConfig
+from sim.coarse.world import CoarseConfig, DeviceGroup
 from sim.cost import LinkCost, ModelledStep
 from sim.device_profile import cost_of
+from sim.shared_cards import CardShares, shared_cost
 from sim.simulated_run import SimConfig
 
 _LAYER_GROUPS = 4
@@ -42,6 +43,8 @@ class Fleet:
     """A GPU that the catalogue does not have, in place of `gpu`."""
     read: CatalogueModel | None = None
     """A model that the catalogue does not have, called `model`."""
+    shares: CardShares | None = None
+    """How each card is shared by a prefill and a decode instance, of which there are equally many; None: none is."""
 
     def __post_init__(self) -> None:
         """Raise ConfigError for names that the catalogue does not have."""
@@ -63,9 +66,24 @@ class Fleet:
         return self.tp * self.pp
 
     @property
+    def num_instances(self) -> int:
+        return self.num_prefill + self.num_decode + self.num_both
+
+    @property
+    def num_units(self) -> int:
+        """The number of what the fleet grows by: instances, or cards that two of them share."""
+        return self.num_decode if self.shares else self.num_instances
+
+    def resized(self, count: int) -> "Fleet":
+        """Return it with so many units, of its one role."""
+        if self.shares is not None:
+            return replace(self, num_prefill=count, num_decode=count)
+        role = "num_prefill" if self.num_prefill else "num_decode" if self.num_decode else "num_both"
+        return replace(self, **{role: count})
+
+    @property
     def dollars_per_h(self) -> float:
-        num_instances = self.num_prefill + self.num_decode + self.num_both
-        return num_instances * self.gpus_per_instance * self.parts[0].dollars_per_h
+        return self.num_units * self.gpus_per_instance * self.parts[0].dollars_per_h
 
 
 def engine_of(fleet: Fleet, block_tokens: int) -> EngineBound:
@@ -76,7 +94,27 @@ def engine_of(fleet: Fleet, block_tokens: int) -> EngineBound:
     return EngineBound(cost, MAX_NUM_SEQS, blocks * block_tokens)
 
 
+def engines_of(fleet: Fleet, block_tokens: int) -> tuple[EngineBound, EngineBound]:
+    """Return what bounds the computing of prompts, and of tokens. On a shared card the other instance is idle all the while."""
+    if fleet.shares is None:
+        engine = engine_of(fleet, block_tokens)
+        return engine, engine
+    gpu, model = fleet.parts
+    prefill, decode = (
+        EngineBound(
+            shared_cost(gpu, model, own, other).alone(),
+            MAX_NUM_SEQS,
+            num_blocks(gpu, model, block_tokens, 1, own.memory) * block_tokens,
+        )
+        for own, other in fleet.shares.both_ways
+    )
+    return prefill, decode
+
+
 def full_config(fleet: Fleet, slo: Slo) -> SimConfig:
+    """Raises ConfigError for shared cards, which the coarse simulation alone has."""
+    if fleet.shares is not None:
+        raise ConfigError("the full simulation has no cards that instances share: use the coarse one")
     if fleet.profile is not None:
         return _full_profiled(fleet, fleet.profile, slo)
     gpu, model = fleet.parts
@@ -102,13 +140,16 @@ def full_config(fleet: Fleet, slo: Slo) -> SimConfig:
 def mixed_config(fleets: Sequence[Fleet], block_tokens: int) -> CoarseConfig:
     """Return one cluster of instances of several kinds, all of one model."""
     first, *others = (coarse_config(fleet, block_tokens) for fleet in fleets)
-    return replace(first, others=tuple(group for other in others for group in other.groups))
+    return replace(first, others=(*first.others, *(group for other in others for group in other.groups)))
 
 
 def coarse_config(fleet: Fleet, block_tokens: int) -> CoarseConfig:
     if fleet.profile is not None:
         return _coarse_profiled(fleet, fleet.profile, block_tokens)
     gpu, model = fleet.parts
+    if fleet.shares is not None:
+        whole = coarse_config(replace(fleet, shares=None), block_tokens)
+        return _on_shared_cards(whole, fleet, fleet.shares)
     return CoarseConfig(
         num_prefill=fleet.num_prefill,
         num_decode=fleet.num_decode,
@@ -122,6 +163,31 @@ def coarse_config(fleet: Fleet, block_tokens: int) -> CoarseConfig:
         step=fleet.step_model,
         link=link_cost(gpu, fleet.gpus_per_instance),
         schedule=load(None, {}, {}).schedule,
+    )
+
+
+def _on_shared_cards(whole: CoarseConfig, fleet: Fleet, shares: CardShares) -> CoarseConfig:
+    """Return the instances of `whole` as two groups whose instances share cards, the prefill instances first."""
+    (gpu, model), cards = fleet.parts, f"{fleet.gpu} {shares}"
+    prefill, decode = (
+        DeviceGroup(
+            num_prefill=whole.num_prefill if own is shares.prefill else 0,
+            num_decode=whole.num_decode if own is shares.decode else 0,
+            num_both=0,
+            num_blocks=num_blocks(gpu, model, whole.block_tokens, 1, own.memory),
+            step=shared_cost(gpu, model, own, other),
+            link=whole.link,
+            cards=cards,
+        )
+        for own, other in shares.both_ways
+    )
+    return replace(
+        whole,
+        num_decode=0,
+        num_blocks=prefill.num_blocks,
+        step=prefill.step,
+        cards=cards,
+        others=(decode,),
     )
 
 

@@ -4,7 +4,8 @@ A step is four numbers: tokens computed, context (known tokens, summed over its 
 attention visits) and sequences. Two models behind one seam: a roofline from a GPU's data sheet, and a linear one fitted to
 measured steps (`sim.device_profile`)."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from core.plan import StepPlan
@@ -74,15 +75,20 @@ class StepCost:
         """Return the time of a step. With stages, as many micro-batches as there are stages pass through them, each behind the
         one before. The first of a step waits for the last of the step before (`pipeline_stage`: of 2 stages each was idle for 37
         %, here it is 33 %)."""
-        compute_s = num_tokens / self.tokens_per_s + num_pairs * self.pair_s
-        context_s = context_tokens * self.kv_token_read_s
+        compute_s = self.compute_s(num_tokens, num_pairs)
         if self.stages == 1:
-            return self.overhead_s + max(compute_s, self._read_s(num_tokens) + context_s)
-        parts = self.stages**2
+            return self.overhead_s + max(compute_s, self.memory_s(num_tokens, context_tokens))
+        context_s, parts = context_tokens * self.kv_token_read_s, self.stages**2
         read_s = self._read_s(num_tokens / self.stages)
         part_s = max(compute_s / parts, read_s / self.stages + context_s / parts)
         hop_s = self.hop.duration_s(num_tokens * self.hop_token_bytes / self.stages)
         return self.overhead_s + (2 * self.stages - 1) * (part_s + hop_s)
+
+    def compute_s(self, num_tokens: int, num_pairs: float) -> float:
+        return num_tokens / self.tokens_per_s + num_pairs * self.pair_s
+
+    def memory_s(self, num_tokens: int, context_tokens: int) -> float:
+        return self._read_s(num_tokens) + context_tokens * self.kv_token_read_s
 
     def _read_s(self, num_tokens: float) -> float:
         """Return the time to read the weights that so many tokens use."""
@@ -101,3 +107,62 @@ class StepCost:
             kv_token_read_s=self.kv_token_read_s / self.stages,
             pair_s=self.pair_s / self.stages,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCost:
+    """Steps on a card that another instance is on, too. Both have their shares of its processors, and what is left of its
+    bandwidth."""
+
+    whole: StepCost
+    """What they cost with all of the card, in one stage."""
+    processors: float
+    others: float
+    """The other instance's share of the processors."""
+    reach: float
+    """The share of the bandwidth that `processors` reach."""
+
+    def step_s(
+        self,
+        num_tokens: int,
+        context_tokens: int,
+        num_pairs: float,
+        num_seqs: int,
+        demand: float | None = None,
+    ) -> float:
+        """`demand`: the share of the bandwidth that the other one's running step asks for; None: it is idle.
+
+        What it does not ask for is left, and no less than in proportion to the processors."""
+        both = self.processors + self.others
+        processors = self.processors if demand is None else self.processors / max(1.0, both)
+        left = 1.0 if demand is None else max(1 - demand, self.processors / both)
+        compute_s = self.whole.compute_s(num_tokens, num_pairs) / processors
+        memory_s = self.whole.memory_s(num_tokens, context_tokens) / min(self.reach, left)
+        return self.whole.overhead_s + max(compute_s, memory_s)
+
+    def alone(self) -> StepCost:
+        """Return what they cost while the other one is idle."""
+        whole = self.whole
+        return replace(
+            whole,
+            tokens_per_s=whole.tokens_per_s * self.processors,
+            pair_s=whole.pair_s / self.processors,
+            weights_read_s=whole.weights_read_s / self.reach,
+            experts_read_s=whole.experts_read_s / self.reach,
+            kv_token_read_s=whole.kv_token_read_s / self.reach,
+        )
+
+
+class SharedStep:
+    """`ModelledStep` of one of two instances on a card, by what the other one does when the step begins."""
+
+    def __init__(self, cost: SharedCost, other: Callable[[], float | None]) -> None:
+        """`other` returns the `demand` of what the other one runs."""
+        self._cost, self._other = cost, other
+        self.demand = 0.0
+        """The share of the bandwidth that the last step asks for."""
+
+    def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
+        took_s = self._cost.step_s(num_tokens, context_tokens, num_pairs, num_seqs, self._other())
+        self.demand = min(1.0, self._cost.whole.memory_s(num_tokens, context_tokens) / took_s)
+        return took_s

@@ -55,15 +55,19 @@ class RequestNeeds:
         return float(self.hopeless.mean()) if len(self.hopeless) else 0.0
 
 
-def request_needs(load: Columns, slo: Slo, engine: EngineBound, stages: int = 1) -> RequestNeeds:
-    cost = engine.cost
+def request_needs(
+    load: Columns, slo: Slo, engine: EngineBound, stages: int = 1, tokens: EngineBound | None = None
+) -> RequestNeeds:
+    """`tokens`: what tokens are computed by, where it is not what prompts are."""
     cached, decoded = load.prompt - load.new, load.output - 1
     pairs = load.new * (cached + (load.new + 1) / 2)
-    prompt_s = load.new / cost.tokens_per_s + pairs * cost.pair_s
+    prompt_s = load.new / engine.cost.tokens_per_s + pairs * engine.cost.pair_s
+    hopeless = engine.cost.overhead_s + prompt_s > slo.ttft_s
+    engine = tokens or engine
+    cost = engine.cost
     context = load.prompt + load.output / 2
     read_s = context * cost.kv_token_read_s
     alone_s = cost.step_s(1, 0, 0, 1)
-    hopeless = cost.overhead_s + prompt_s > slo.ttft_s
     hopeless |= (decoded > 0) & (alone_s + read_s > slo.tpot_s)
     full_s = cost.overhead_s + cost.weights_read_s
     full_s += cost.experts_read_s * (1 - (1 - cost.expert_share) ** _BATCH)

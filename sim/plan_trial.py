@@ -4,15 +4,15 @@ Of a large fleet a part is simulated with its part of the load: a small fleet qu
 to the safe side. A run ends as soon as too many have missed, or all that count have ended."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import isfinite
 
 from core.types import Slo
-from sim.catalogued import Fleet, mixed_config
+from sim.catalogued import mixed_config
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import simulate
 from sim.outcome_report import served_job
-from sim.plan_fleets import Parts, dollars_per_h, name_of, num_instances
+from sim.plan_fleets import Parts, dollars_per_h, name_of
 from sim.plan_load import PeakLoad
 
 _FEWEST, _MOST, _MOST_OF_MANY = 2, 8, 4
@@ -95,10 +95,10 @@ def try_fleet(
 
 def stand_in(parts: Parts, most: int = _MOST) -> tuple[Parts, float]:
     """Return the fleet of up to `most` instances that is simulated in place of `parts`, and its share of the load."""
-    total = num_instances(parts)
+    counts = [part.num_units for part in parts]
+    total = sum(counts)
     if total <= most:
         return parts, 1.0
-    counts = [num_instances((part,)) for part in parts]
     choices = [[max(1, round(count * size / total)) for count in counts] for size in range(_FEWEST, most + 1)]
 
     def unevenness(choice: list[int]) -> float:
@@ -107,12 +107,7 @@ def stand_in(parts: Parts, most: int = _MOST) -> tuple[Parts, float]:
 
     best = min(choices, key=unevenness)
     share = max(few / count for few, count in zip(best, counts, strict=True))
-    return tuple(_of(part, few) for part, few in zip(parts, best, strict=True)), share
-
-
-def _of(part: Fleet, count: int) -> Fleet:
-    role = "num_prefill" if part.num_prefill else "num_decode" if part.num_decode else "num_both"
-    return replace(part, **{role: count})
+    return tuple(part.resized(few) for part, few in zip(parts, best, strict=True)), share
 
 
 def _most_counted(jobs: Sequence[SimulatedRequest], load: PeakLoad, copies: float) -> float:

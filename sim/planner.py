@@ -126,7 +126,14 @@ def plan(
     unable = [kind for kind in all_kinds if kind.needs.hopeless_share > 1 - targets.attainment]
     climbs = [
         _Climb(family)
-        for family in families(all_kinds, load, targets.attainment, targets.copies, targets.max_instances)
+        for family in families(
+            all_kinds,
+            load,
+            targets.attainment,
+            targets.copies,
+            targets.max_instances,
+            kinds(demand.hardware.shared(block_tokens), load.columns, slo, block_tokens),
+        )
     ]
     search = _Search(demand, climbs, heard, time_left)
     search.run()

@@ -23,7 +23,7 @@ from sim.coarse.outlink import OutLink
 from sim.coarse.simulated_sequence import Rate, SimulatedRequest, SimulatedSequence
 
 _PAUSED_STEPS = 8
-"""Steps that are taken at once, at most, while some sequences sit them out."""
+"""Steps that are taken at once, at most, while some sequences sit them out, or where another device may slow them down."""
 _FINE_BLOCK_TOKENS, _REST_BLOCKS = 16, 3
 """A production block: a prompt lacking no more, or no more than three behind a prefix, is computed where it is decoded."""
 
@@ -186,7 +186,7 @@ class Device:
             self._burst = decoding_burst(now, self._seqs.decoding, self._config.step)
             if any(seq.ready_s > planned_s for seq in self._seqs.coming):
                 self._burst.num_steps = 1
-            elif self._seqs.paused:
+            elif self._seqs.paused or self._config.shares_card:
                 self._burst.num_steps = min(self._burst.num_steps, _PAUSED_STEPS)
         self._set_timer()
 

@@ -16,6 +16,8 @@ class DeviceConfig:
     steps: StepModels
     """What it has learned of its step times; in production it learns on."""
     lookahead: bool = True
+    shares_card: bool = False
+    """Whether how long its steps take changes with what another device does."""
     mixed_batch_tokens: int = 0
     """A bound on the tokens of a step that decodes too, in place of the worker policy's; 0: the policy's."""
     grant_ttl_s: float = 120.0

@@ -19,12 +19,13 @@ from core.ports import SchedulerPolicy
 from core.reports import Register
 from decode.headroom_policy import HeadroomPolicy
 from prefill.deadline_policy import DeadlinePolicy
+from sim.coarse.card import Card
 from sim.coarse.device import Device
 from sim.coarse.device_config import DeviceConfig
 from sim.coarse.learned import learned
 from sim.coarse.sending_device import SendingDevice
 from sim.coarse.simulated_sequence import SimulatedRequest, SimulatedSequence
-from sim.cost import LinkCost, ModelledStep, StepCost
+from sim.cost import LinkCost, ModelledStep, SharedCost, StepCost
 from sim.simulated_run import HOST, SETTLE_S, STAGGER_S
 
 _TICK_S = 0.1
@@ -59,6 +60,9 @@ class DeviceGroup:
     num_blocks: int
     step: ModelledStep
     link: LinkCost
+    cards: str = ""
+    """The first instances of all groups with this name share a card, and so do the second ones, and so on. Their steps are
+    `sim.cost.SharedCost`. Without a name instances have cards of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +86,8 @@ class CoarseConfig:
     mixed_batch_tokens: int = 0
     """A bound on the tokens of a step that decodes too, in place of the worker policy's; 0: the policy's."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    cards: str = ""
+    """As in `DeviceGroup`."""
     others: tuple[DeviceGroup, ...] = ()
     """Further instances, of the same model on other devices."""
 
@@ -94,6 +100,7 @@ class CoarseConfig:
             num_blocks=self.num_blocks,
             step=self.step,
             link=self.link,
+            cards=self.cards,
         )
         return (own, *self.others)
 
@@ -167,6 +174,7 @@ class _World:
         self.num_events = 0
         self.decisions: list[str] = []
         self.devices: dict[str, Device] = {}
+        self._cards: dict[str, Card] = {}
         self._scheduler = make_scheduler(config.schedule, self.decisions.append)
         self._jobs: dict[str, SimulatedRequest] = {}
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
@@ -236,8 +244,10 @@ class _World:
         for group in self._config.groups:
             roles = [(False, True)] * group.num_decode + [(True, False)] * group.num_prefill
             config = self._device_config(group)
-            for prefills, decodes in [*roles, *[(True, True)] * group.num_both]:
-                self._add_device(group, config, prefills, decodes)
+            for number, (prefills, decodes) in enumerate([*roles, *[(True, True)] * group.num_both]):
+                self._add_device(
+                    group, config, prefills, decodes, f"{group.cards} {number}" if group.cards else ""
+                )
 
     def _device_config(self, group: DeviceGroup) -> DeviceConfig:
         config = self._config
@@ -251,7 +261,9 @@ class _World:
             mixed_batch_tokens=config.mixed_batch_tokens,
         )
 
-    def _add_device(self, group: DeviceGroup, device: DeviceConfig, prefills: bool, decodes: bool) -> None:
+    def _add_device(
+        self, group: DeviceGroup, device: DeviceConfig, prefills: bool, decodes: bool, card: str
+    ) -> None:
         config, number = self._config, len(self.devices) + 1
         address = f"{'both' if prefills and decodes else 'prefill' if prefills else 'decode'}-{number}"
         info = Register(
@@ -268,11 +280,18 @@ class _World:
             sends=True,
             answers=True,
             reports_links=config.reports_links,
+            card=card,
         )
         policy: SchedulerPolicy[SimulatedSequence] = HeadroomPolicy() if decodes else DeadlinePolicy()
         self._phase_s[address] = (number - 1) * STAGGER_S - (config.num_instances * STAGGER_S + SETTLE_S)
         make_device = SendingDevice if config.reports_links else Device
-        self.devices[address] = make_device(info, device, policy, self)
+        if isinstance(device.step, SharedCost):
+            shared = self._cards.setdefault(card, Card())
+            device = replace(device, step=shared.step(device.step), shares_card=True)
+            shared.put(made := make_device(info, device, policy, self))
+        else:
+            made = make_device(info, device, policy, self)
+        self.devices[address] = made
         self._feed(0.0, info)
         self.changed(self.devices[address], 0.0)
 
