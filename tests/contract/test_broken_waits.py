@@ -6,13 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
+import torch
 
 from core.errors import BatonError
+from core.kv import KVLayout, KVShard
+from core.plan import StepPlan
 from device.poller import Poller, Then
 from device.port import HostPort, PoolMemory
 from device.ring import PinnedRing, Slot
 from device.seam import Copy, Event
 from device.simulated import SimulatedDevice, SimulatedStream
+from engine.execution.resident_pool import ResidentPool
 from engine.execution.step_memory import Pack, StepMemory
 from kvtransfer.copies import CopyRun
 from kvtransfer.source import DeviceSource
@@ -112,10 +116,14 @@ async def receive(memory: PoolMemory) -> None:
 
 async def save(memory: PoolMemory) -> None:
     """A block is read for a lower tier, nobody waits, and a step computes over it."""
+    layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=64, block_size=4, dtype="float32")
+    shard = KVShard.whole(layout)
+    pool = ResidentPool(shard, NUM_BYTES // shard.pool_bytes(1), memory, CPU)
     stream = memory.device.stream("save")
     stream.copy([Copy(memory.device.pinned(NUM_BYTES), memory.region)])
     memory.read_until(stream.record())
-    compute(memory)
+    pool.begin(StepPlan(step=0, new=(), copies=(), work=(), drop=()))
+    pool.written_in_all(torch.arange(4))
     await memory.poller.done([memory.device.compute.record()])
 
 
