@@ -22,6 +22,7 @@ from kvtransfer.copies import CopyRun
 from kvtransfer.source import DeviceSource
 from kvtransfer.transport.collective import CollectiveMedium
 from kvtransfer.transport.communicator import BUFFER_BYTES, NUM_BUFFERS
+from kvtransfer.transport.cuda_ipc import CudaIpcMedium
 from kvtransfer.transport.loopback_transport import (
     DeviceLoopbackReceiver,
     DeviceLoopbackSender,
@@ -119,9 +120,7 @@ async def save(memory: PoolMemory) -> None:
     layout = KVLayout(num_layers=1, num_kv_heads=1, head_dim=64, block_size=4, dtype="float32")
     shard = KVShard.whole(layout)
     pool = ResidentPool(shard, NUM_BYTES // shard.pool_bytes(1), memory, CPU)
-    stream = memory.device.stream("save")
-    stream.copy([Copy(memory.device.pinned(NUM_BYTES), memory.region)])
-    memory.read_until(stream.record())
+    saved(memory)
     pool.begin(StepPlan(step=0, new=(), copies=(), work=(), drop=()))
     pool.written_in_all(torch.arange(4))
     await memory.poller.done([memory.device.compute.record()])
@@ -129,9 +128,7 @@ async def save(memory: PoolMemory) -> None:
 
 async def refill(memory: PoolMemory) -> None:
     """As `save`, and somebody else's bytes come into the block."""
-    stream = memory.device.stream("save")
-    stream.copy([Copy(memory.device.pinned(NUM_BYTES), memory.region)])
-    memory.read_until(stream.record())
+    saved(memory)
     await receive(memory)
 
 
@@ -151,6 +148,65 @@ async def hand_over(memory: PoolMemory) -> None:
     finally:
         await receiver.close()
         await source.close()
+
+
+def saved(memory: PoolMemory) -> None:
+    """The pool's bytes are being read for a lower tier."""
+    stream = memory.device.stream("save")
+    stream.copy([Copy(memory.device.pinned(NUM_BYTES), memory.region.part(0, NUM_BYTES))])
+    memory.read_until(stream.record())
+
+
+async def hand_over_to_saved(memory: PoolMemory) -> None:
+    """As `refill`, from another pool of the process."""
+    device = memory.device
+    ours = PoolMemory(device, device.allocate(NUM_BYTES), Poller())
+    fabric = LoopbackFabric()
+    admission = WriteAdmission(lambda *_: True, lambda *_: None, lambda _: None)
+    receiver = DeviceLoopbackReceiver(fabric, "holder", memory, admission)
+    saved(memory)
+    try:
+        sender = DeviceLoopbackSender(fabric, ours)
+        await sender.write("g", receiver.region(SHARD, BLOCKS), [CopyRun(0, 0, NUM_BYTES)])
+    finally:
+        await receiver.close()
+
+
+async def fetch_to_saved(memory: PoolMemory) -> None:
+    """As `refill`, from another process's memory."""
+    writer = SimulatedDevice(seed=4)
+    ours = PoolMemory(writer, writer.allocate(NUM_BYTES), Poller())
+    admission = WriteAdmission(lambda *_: True, lambda *_: None, lambda _: None)
+    holder = Identity("holder", "h1", os.getpid())
+    receiver = PullReceiver(KEY, holder, "127.0.0.1", CudaIpcMedium(memory.device, memory), admission)  # type: ignore[arg-type]
+    sender = PullSender(KEY, WRITER, CudaIpcMedium(writer, ours), checksum=False)
+    saved(memory)
+    try:
+        await sender.write("g", receiver.region(SHARD, BLOCKS), [CopyRun(0, 0, NUM_BYTES)])
+    finally:
+        await sender.close()
+        await receiver.close()
+        writer.close()
+
+
+async def read_behind(memory: PoolMemory) -> None:
+    """Somebody wants the bytes as they are behind a layer."""
+    compute(memory)
+    port = HostPort(memory, "read", SLOT_BYTES)
+    port.read([(0, NUM_BYTES)], lambda _: None, [memory.device.compute.record()])
+    port.close()
+
+
+async def undo(memory: PoolMemory) -> None:
+    """A step found no memory when part of it was launched, and its blocks are used again when that part is over."""
+    between = StepMemory(memory.device, CPU, 4)
+    compute(memory)
+    memory.poller.wait([between.mark()])
+    stream = memory.device.stream("reuse")
+    stream.copy([Copy(memory.device.pinned(NUM_BYTES), memory.region)])
+    memory.poller.wait([stream.record()])
+    stream.close()
+    between.close()
 
 
 async def by_communicator(ours: PoolMemory, theirs: PoolMemory, asked: Poller | None = None) -> None:
@@ -195,9 +251,7 @@ async def take_over(memory: PoolMemory) -> None:
 async def take_over_saved(memory: PoolMemory) -> None:
     """As `refill`, from a communicator's buffers."""
     theirs = pool_beside(memory, Poller())
-    stream = memory.device.stream("save")
-    stream.copy([Copy(memory.device.pinned(NUM_BYTES), theirs.region.part(0, NUM_BYTES))])
-    theirs.read_until(stream.record())
+    saved(theirs)
     await by_communicator(pool_beside(memory, Poller()), theirs)
 
 
@@ -222,6 +276,19 @@ WAITS = [
     pytest.param(save, "compute", Poller, id="steps wait for blocks that are being saved"),
     pytest.param(refill, "receive", Poller, id="arriving bytes wait for blocks that are being saved"),
     pytest.param(hand_over, "", Impatient, id="device memory is read behind the layer"),
+    pytest.param(
+        hand_over_to_saved,
+        "loopback",
+        Poller,
+        id="bytes of this process wait for blocks that are being saved",
+    ),
+    pytest.param(
+        fetch_to_saved, "cuda_ipc", Poller, id="bytes of another process wait for blocks that are being saved"
+    ),
+    pytest.param(read_behind, "read", Poller, id="bytes are read behind what computes them"),
+    pytest.param(
+        undo, "step results", Poller, id="what was launched in vain is over before its memory is used again"
+    ),
     pytest.param(send_layers, "", Impatient, id="a communicator's copies begin behind the layer"),
     pytest.param(pass_on, "", Impatient, id="a communicator sends behind the copy from the pool"),
     pytest.param(take_over, "", Impatient, id="the pool takes from a communicator behind its receive"),
