@@ -30,10 +30,6 @@ class StepModel:
     """Steps it was learned from; 0: nothing is known."""
     pair_s: float = 0.0
 
-    def at_most(self, num_steps: float) -> float:
-        """Return how many times its prediction the mean of so many steps takes, at most. What single ones are off evens out."""
-        return 1 + SURE * self.error / sqrt(max(1.0, num_steps))
-
     def work_s(self, start_tokens: int, num_tokens: int) -> float:
         """Return how long so many tokens of a prompt that follow others take, beside the steps' own time."""
         return self.token_s * num_tokens + self.pair_s * chunk_pairs(start_tokens, num_tokens)
@@ -124,6 +120,12 @@ def _root(bend: float, slope: float, height: float) -> float:
 def chunk_pairs(start: int, count: int) -> float:
     """Return the pairs of `count` tokens of a prompt that follow `start` others, causal."""
     return count * (start + (count + 1) / 2)
+
+
+def errors_of_mean(num_steps: float) -> float:
+    """Return by how many times a single step's mean error the mean of so many steps is off, at most. What single ones are off
+    evens out."""
+    return SURE / sqrt(max(1.0, num_steps))
 
 
 UNKNOWN_STEPS = StepModels()

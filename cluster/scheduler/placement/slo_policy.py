@@ -35,6 +35,7 @@ from cluster.scheduler.placement.placement_policy import PlacementChoice, Placem
 from cluster.scheduler.placement.prompt_load import PromptLoad
 from cluster.scheduler.placement.transfer import transfer_s
 from core.pacing import AHEAD_S
+from core.steps import errors_of_mean
 
 _SHORTLIST: Final = 4
 
@@ -189,18 +190,19 @@ class SloPolicy:
 
         A step is as long as it is expected to be with the prompts that come beside (`PromptLoad`), and with what the mean of a
         short output's steps may be off by."""
-        length, reach = ask.expected_tokens, self._model.reach
+        length, reach, off = ask.expected_tokens, self._model.reach, errors_of_mean(ask.short_tokens)
         context = ask.num_tokens + length / 2
         able: list[tuple[float, float, Member]] = []
         for decode in decodes:
             law, prompt = self._paces.decode_steps(decode), self._paces.prompt_steps(decode)
-            before_s, reads_s = decode_step_s(law, decode), decode_step_s(law, decode, 1, context)
+            reads_s, alone_s = decode_step_s(law, decode, 1, context), alone_step_s(law, context)
             step_s = self._load.step_s(reads_s, decode_step_s(prompt, decode, 1, context))
-            step_s *= law.at_most(ask.short_tokens)
-            floor_s = reach * max(alone_step_s(law, context), alone_step_s(prompt, context))
+            step_s *= 1 + off * law.error
+            floor_s = reach * max(alone_s, alone_step_s(prompt, context))
             if decode.batch_seqs and step_s > max(decode.tightest_tpot_s, floor_s):
                 continue
-            able.append((length * max(0.0, reads_s - before_s), step_s / max(ask.tpot_s, floor_s), decode))
+            adds_s = max(0.0, alone_s - law.fixed_s)
+            able.append((length * adds_s, step_s / max(ask.tpot_s, floor_s), decode))
         able.sort(key=_preference)
         return able
 
