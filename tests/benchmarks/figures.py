@@ -117,6 +117,12 @@ def _by_the_bound(d: Any, _: Find) -> list[float]:
     ]
 
 
+def _ahead(d: Any, _: Find) -> list[float]:
+    """By how many points ours is ahead of the other that is best there, at each place."""
+    others = [[one for one in of.values() if "ahead" in one] for of in d["places"].values()]
+    return [100 * max(found, key=lambda one: one["mean"])["ahead"] for found in others]
+
+
 def _servers(d: Any, find: Find) -> list[float]:
     def rate(bits: int, server: str) -> float:
         return find(d["servers"], bits=bits, server=server)["tokens_per_s"]
@@ -136,6 +142,8 @@ FIGURES: dict[str, list[Figures]] = {
         ],
     ],
     "goodput_wide.json": [_by_the_best, _by_the_bound],
+    "goodput_seeds.json": [_by_the_best],
+    "goodput_arrivals.json": [_ahead],
     "goodput_fixed.json": [_by_the_best],
     "goodput_sure.json": [lambda d, _: [d["against"]["0.99"]["sarathi"]["geometric_mean"]]],
     "decisions.json": [_decision(any_role=False), _decision(any_role=True)],
