@@ -45,14 +45,15 @@ def measure(root: Path, goal: str, *, is_new: bool) -> dict[str, float]:
 def _serve(root: Path, goal: str) -> dict[str, float]:
     port = free_port()
     started = time.perf_counter()
-    with _make(root, goal, f"PORT={port}") as process:
-        _answer(f"http://127.0.0.1:{port}", process)
+    with made(root, goal, f"PORT={port}") as process:
+        answered(f"http://127.0.0.1:{port}", process)
         answered_s = time.perf_counter() - started
         return {"answer_s": answered_s, "cluster_mb": _megabytes(process.pid)}
 
 
 @contextlib.contextmanager
-def _make(root: Path, *arguments: str) -> Generator["subprocess.Popen[bytes]"]:
+def made(root: Path, *arguments: str) -> Generator["subprocess.Popen[bytes]"]:
+    """Yield a `make` in the checkout `root`, which is interrupted in the end."""
     process = subprocess.Popen(
         ["make", *arguments],
         cwd=root,
@@ -70,7 +71,7 @@ def _make(root: Path, *arguments: str) -> Generator["subprocess.Popen[bytes]"]:
         psutil.wait_procs(left, 30)
 
 
-def _answer(url: str, process: "subprocess.Popen[bytes]") -> None:
+def answered(url: str, process: "subprocess.Popen[bytes]") -> None:
     """Return when a completion has come. Raises SystemExit where the server ends, or says nothing for too long."""
     deadline_s = time.monotonic() + _READY_S
     while time.monotonic() < deadline_s:

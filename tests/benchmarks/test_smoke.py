@@ -24,7 +24,7 @@ from tests.parallel.forked_ranks import start_forked
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 SLOW = {
-    "benchmarks.cold_start", "benchmarks.cpu.run", "benchmarks.cpu.servers", "benchmarks.expert_balance", "benchmarks.fidelity",
+    "benchmarks.cluster_memory", "benchmarks.cold_start", "benchmarks.cpu.run", "benchmarks.cpu.servers", "benchmarks.expert_balance", "benchmarks.fidelity",
     "benchmarks.first_minutes", "benchmarks.load_balancer", "benchmarks.parallel_ranks", "benchmarks.perplexity", "benchmarks.plan_questions",
     "benchmarks.quantised_weights", "benchmarks.remote_memory", "benchmarks.served_grid", "benchmarks.serving_overhead",
     "benchmarks.soak", "benchmarks.transport", "benchmarks.transport_overlap", "tests.chaos.matrix",
