@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from models.families import read_spec
 from models.hub import resolve
@@ -34,6 +35,18 @@ def test_it_is_small() -> None:
 def test_the_tokenizer_gives_every_text_back(text: str) -> None:
     tokenizer = load_tokenizer(FOLDER)
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_tokens_become_the_text_that_transformers_makes_of_them() -> None:
+    own, theirs = load_tokenizer(FOLDER), AutoTokenizer.from_pretrained(FOLDER)
+    ids = [*range(0, 4096, 3), *own.encode("def f(x):\n    return 'naïve — ok' , x !\n")]
+    for start in range(0, len(ids), 7):
+        for skips in (True, False):
+            said = own.decode(ids[start : start + 7], skip_special_tokens=skips)
+            wanted = theirs.decode(
+                ids[start : start + 7], skip_special_tokens=skips, clean_up_tokenization_spaces=False
+            )
+            assert said == wanted
 
 
 def test_the_chat_template_is_what_the_model_was_trained_on(script: ModuleType) -> None:
