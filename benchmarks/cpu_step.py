@@ -22,7 +22,7 @@ from benchmarks.cpu_weights import shape_of_model
 from benchmarks.report import parser, write
 from core.config import ClusterConfig, EngineConfig, ModelConfig
 from engine.execution.step_meter import PromptPiece, StepMeter
-from kernels.ops import Ops
+from kernels.ops import FeedForward, GatedBlock, Ops
 from kernels.torch.paged_attention import PagedAttention
 from kernels.torch.prepacked import WeightFormat, prepacked_ops
 from kernels.torch.reference import no_fusing
@@ -31,7 +31,7 @@ PREDICTION = (
     "products take more than 0.8 of every step with 512 tokens, attention by PyTorch 0.3 of one of 32 with 2,048, all else below "
     "0.1; native attention takes half of PyTorch's time, for one sequence as long"
 )
-TIMED = ("linear", "paged_attention", "rope_write_kv", "rms_norm", "add_rms_norm", "silu_mul", "draw")
+TIMED = ("linear", "paged_attention", "rope_write_kv", "rms_norm", "add_rms_norm", "feed_forward", "draw")
 SETTINGS = {"bench": ((512, 2048), (1, 8, 32)), "smoke": ((16,), (1, 2))}
 Shares = dict[str, float]
 """{operation: milliseconds of the processor}"""
@@ -58,9 +58,12 @@ class Clock:
     def watch(self, ops: Ops) -> Ops:
         by_way = {"native": ops.paged_attention, "torch": PagedAttention()}
         either = replace(ops, paged_attention=lambda *arguments: by_way[self.way](*arguments))
-        return replace(
-            ops, fuse=no_fusing, **{name: self.timed(name, getattr(either, name)) for name in TIMED}
-        )
+        timed = {name: self.timed(name, getattr(either, name)) for name in TIMED if name != "feed_forward"}
+
+        def feed_forward(block: GatedBlock, in_order: FeedForward) -> FeedForward:
+            return self.timed("feed_forward", ops.feed_forward(block, in_order))
+
+        return replace(ops, fuse=no_fusing, feed_forward=feed_forward, **timed)
 
 
 def shares(meter: StepMeter, clock: Clock, pieces: list[PromptPiece], rounds: int) -> dict[Way, Shares]:
