@@ -68,7 +68,14 @@ class StepMeter:
             new.append(NewSeq(f"s{step}-{number}", tokens, end, sampling, adapter=piece.adapter))
             ids = tuple(range(first, first + blocks))
             work.append(
-                SeqWork(key=new[-1].key, start=piece.start, count=piece.count, block_ids=ids, samples=True)
+                SeqWork(
+                    key=new[-1].key,
+                    start=piece.start,
+                    count=piece.count,
+                    block_ids=ids,
+                    samples=True,
+                    has_adapter=bool(piece.adapter),
+                )
             )
             first += blocks
         drop = tuple(f"s{step - 1}-{number}" for number in range(256)) if step else ()

@@ -165,7 +165,8 @@ class StepComposer:
                 push=seq.next_push(start + count),
                 drafts=drafts,
                 has_adapter=bool(seq.request.adapter),
-            )
+            ),
+            seq.request.adapter,
         )
         seq.num_computed += count
         seq.num_pending += samples

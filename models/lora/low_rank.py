@@ -56,11 +56,11 @@ class LowRank:
                 continue
             low = linear(x[chosen], beside.down, None)
             for up in beside.ups:
-                own, added = out[:, up.outputs], linear(low[:, up.ranks], up.weight, None)
+                added = linear(low[:, up.ranks], up.weight, None)
                 if isinstance(chosen, slice):
-                    own[chosen] += added
+                    out[chosen, up.outputs].add_(added)
                 else:
-                    own.index_add_(0, chosen, added)
+                    out[:, up.outputs].index_add_(0, chosen, added)
 
     def reordered(self, order: Tensor) -> "LowRank":
         """Return it for a matrix whose outputs are put in another order, within each of its modules."""
@@ -76,7 +76,12 @@ NONE_BESIDE = LowRank({})
 
 
 def _reordered(up: _Up, order: Tensor) -> _Up:
-    return replace(up, weight=up.weight[order[up.outputs] - up.outputs.start])
+    return replace(up, weight=_by_columns(up.weight[order[up.outputs] - up.outputs.start]))
+
+
+def _by_columns(weight: Tensor) -> Tensor:
+    """Return a matrix of few columns with each of them in one piece: of few rows a CPU multiplies it in half of the time."""
+    return weight.t().contiguous().t()
 
 
 class AdapterWeights:
@@ -115,13 +120,12 @@ class AdapterWeights:
                     continue
                 ranks, num_ranks = slice(num_ranks, num_ranks + pair.rank), num_ranks + pair.rank
                 downs.append(self._here(file.get_tensor(pair.a)[:, columns]))
-                ups.append(
-                    _Up(self._here(file.get_tensor(pair.b)[rows].float() * pair.scale), ranks, outputs)
-                )
+                up = self._here(file.get_tensor(pair.b)[rows].float() * pair.scale)
+                ups.append(_Up(_by_columns(up), ranks, outputs))
         return _Beside(torch.cat(downs), tuple(ups))
 
     def _here(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self._device, self._dtype).contiguous()
+        return tensor.to(self._device, self._dtype)
 
 
 NO_ADAPTERS = AdapterWeights((), lambda _, shape: [[slice(0, size)] for size in shape])

@@ -61,6 +61,12 @@ def _structured(content: Any, _: Find) -> list[float]:
     return [100 * found["step_growth"], found["known_adds_ms"], found["new_adds_p90_ms"]]
 
 
+def _adapters(content: Any, find: Find) -> list[float]:
+    steps = [(8, 1), (8, 8), (32, 1), (32, 8), (8, 0)]
+    rows = content["results"]
+    return [find(rows, quantization="none", batch=batch, adapters=count)["ratio"] for batch, count in steps]
+
+
 def _native_attention(content: Any, _: Find) -> list[float]:
     by_way = list(content["cpu_ms"].values())[-2]
     return [by_way["torch"]["total"] / by_way["native"]["total"]]
@@ -178,6 +184,7 @@ FIGURES: dict[str, list[Figures]] = {
     ],
     "cpu_products.json": [_products, _whole_products],
     "cpu_step.json": [_native_attention],
+    "adapters.json": [_adapters],
     "cpu_fused.json": [
         lambda d, _: [d["results"][bits]["decode 1"]["processors"] for bits in ("none", "int8", "int4")]
     ],

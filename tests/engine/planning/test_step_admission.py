@@ -179,3 +179,17 @@ def test_a_preempted_sequence_comes_back_though_others_always_wait_for_a_slot() 
     assert longest_wait <= 5, "whoever came is served before many others that came later"
     first = {f"s{'x' * number}#0" for number in range(15)}
     assert first <= set(ended)
+
+
+def test_a_step_has_the_sequences_of_each_adapter_side_by_side() -> None:
+    """Others keep their order: without adapters it is the policy's."""
+    engine = scheduler(num_blocks=40, block_size=4)
+    for number, adapter in enumerate(("b@1", "", "a@1", "b@1", "", "a@1")):
+        sampling = SamplingParams(max_tokens=3)
+        engine.add(
+            Request(id=str(number), prompt=(1, 2, number), sampling=sampling, reply_to="f", adapter=adapter)
+        )
+    while (plan := engine.plan(0.0)) is not None:
+        assert [work.key[0] for work in plan.work] == ["1", "4", "2", "5", "0", "3"]
+        engine.commit(plan, run(plan), 0.0)
+    assert engine.num_used_blocks == 0
