@@ -32,14 +32,25 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
-    ("family", "axis"), [("llama", "tp"), ("mixtral", "ep"), ("mixtral", "dp"), ("llama", "pp")]
+    ("family", "axes"),
+    [
+        ("llama", ("tp",)),
+        ("mixtral", ("ep",)),
+        ("mixtral", ("dp",)),
+        ("mixtral", ("pp", "dp")),
+        ("llama", ("pp",)),
+    ],
+    ids=["tp2", "ep2", "dp2", "pp2 x dp2", "pp2"],
 )
-async def test_ranks_replay_steps_with_their_meetings_in_them(family: str, axis: str, tmp_path: Path) -> None:
+async def test_ranks_replay_steps_with_their_meetings_in_them(
+    family: str, axes: tuple[str, ...], tmp_path: Path
+) -> None:
     """Whichever rank launches first, and whatever each has heard of the step before: tokens stay on the devices."""
     prompts, want = checkpoint(tmp_path, family)
-    keys = {"prefill_instances": 0, f"decode.{axis}": 2, "transfer.transport": "tcp"}
-    graphs = {"engine.cuda_graphs": (2, 4), "engine.deterministic": axis == "tp"}
+    keys = {"prefill_instances": 0, "transfer.transport": "tcp"} | {f"decode.{axis}": 2 for axis in axes}
+    graphs = {"engine.cuda_graphs": (2, 4), "engine.deterministic": "tp" in axes}
     async with running(settings(tmp_path, **keys, **graphs), tmp_path) as cluster:
+        assert await answers(cluster, prompts[:1]) == want[:1], "one of two groups has nothing to do"
         assert await answers(cluster, prompts) == want
         async with asyncio.timeout(PATIENCE_S):
             while not (counts := (await cluster.frontend.status()).instances[0].work).replayed_steps:
