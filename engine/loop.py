@@ -96,8 +96,9 @@ class Engine:
         self._step_s = 0.0
         self._num_steps = self._num_computed = self._num_replayed = self._num_taken_back = 0
         self._closing = False
+        self._tiers_error: Exception | None = None
         if tiers is not None:
-            tiers.on_freed(self._blocks_may_be_free)
+            tiers.listen(self._blocks_may_be_free, self._tiers_failed)
         self._received: list[str] = []
         self._experts = ExpertCounts()
 
@@ -241,6 +242,8 @@ class Engine:
         lost.add_done_callback(lambda _: self._changed.set())
         try:
             while not self._closing:
+                if self._tiers_error is not None:
+                    raise self._tiers_error
                 while (
                     len(in_flight) < self._depth
                     and (plan := self._scheduler.plan(self._clock.now(), self._fits.models)) is not None
@@ -262,6 +265,10 @@ class Engine:
             for task in (lost, *(task for _, task in in_flight)):
                 task.cancel()
             await asyncio.gather(lost, *(task for _, task in in_flight), return_exceptions=True)
+
+    def _tiers_failed(self, error: Exception) -> None:
+        self._tiers_error = error
+        self._changed.set()
 
     async def close(self) -> None:
         self._closing = True

@@ -46,6 +46,7 @@ class Restoring:
         self._filling: set[asyncio.Task[None]] = set()
         self._cancelled: set[str] = set()
         self._freed: Callable[[], None] = lambda: None
+        self._failed: Callable[[Exception], None] = lambda _: None
         self._publishing = False
         """Whether the cache begins to keep blocks that have come from below, which need not be saved."""
         scheduler.on_kept(self._kept, self._checkpoint_kept)
@@ -58,9 +59,10 @@ class Restoring:
     def counts(self) -> TierCounts:
         return self._store.counts
 
-    def on_freed(self, hear: Callable[[], None]) -> None:
-        """Call `hear` whenever blocks that were being loaded are free for others."""
-        self._freed = hear
+    def listen(self, freed: Callable[[], None], failed: Callable[[Exception], None]) -> None:
+        """Call `freed` whenever blocks that were being loaded are free for others, and `failed` with what leaves a request
+        without an end, or blocks without an owner."""
+        self._freed, self._failed = freed, failed
 
     def forward(self, request: Request, then: Callable[[], None]) -> None:
         """Pass a request on when its prefix is read. Raises RequestError for a request that is waiting here already."""
@@ -72,6 +74,7 @@ class Restoring:
             return
         task = asyncio.create_task(self._restore(request.key, restore, digests, then))
         self._under_way[request.key] = task
+        task.add_done_callback(self._done)
 
     def abort(self, key: str) -> bool:
         """Do not go on with the request. Returns True when it was waiting here."""
@@ -141,6 +144,7 @@ class Restoring:
             task = asyncio.create_task(self._fill(self._gate, restore, fill, contents))
             self._filling.add(task)
             task.add_done_callback(self._filling.discard)
+            task.add_done_callback(self._done)
         del self._under_way[key]
         if key in self._cancelled:
             self._cancelled.remove(key)
@@ -157,6 +161,10 @@ class Restoring:
         fill.end()
         gate.end(fill)
         self._end(restore)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self._failed(error)
 
     def _end(self, restore: Restore) -> None:
         self._scheduler.end_restore(restore)

@@ -9,6 +9,7 @@ import pytest
 
 from core.clock import WallClock
 from core.config import EngineConfig
+from core.errors import Bug
 from core.kv import RankPool
 from core.plan import StepPlan
 from core.types import Request, SamplingParams, TokenOut
@@ -276,6 +277,26 @@ async def test_a_prefix_that_cannot_be_filled_in_is_computed(
     monkeypatch.setattr(served.store, "fill", fails)
     assert await served.ask(prompts(1)[0]) > 40
     await served.close()
+
+
+@pytest.mark.parametrize("gated", [False, True], ids=["before the step", "under it"])
+async def test_a_restore_that_cannot_end_ends_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gated: bool
+) -> None:
+    """Its request would wait for ever otherwise, and its blocks would stay in use."""
+
+    def fails(*_: object) -> None:
+        raise Bug("the restore is unknown")
+
+    served = Served(config(tmp_path, 500), gated=gated)
+    for prompt in prompts(12):
+        await served.ask(prompt)
+    monkeypatch.setattr(served.scheduler, "end_restore", fails)
+    served.add(prompts(1)[0], 3)
+    async with asyncio.timeout(PATIENCE_S):
+        await served.running
+    assert isinstance(served.failure, Bug)
+    await served.engine.close()
 
 
 async def test_many_at_once_with_cancellations_leave_nothing(tmp_path: Path) -> None:
