@@ -12,11 +12,15 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cluster.ingress.api.api_factory import api_settings
+from cluster.ingress.api.chat_format import ChatFormat
 from cluster.ingress.api.detokenize import TextStream
+from cluster.ingress.api.openai_requests import ChatRequest, validate
 from cluster.ingress.model_card import read_model_card
 from cluster.local import LocalCluster
 from core.config import ClusterConfig, load
 from core.errors import RequestError
+from core.prompt_pictures import Picture
 from core.types import FinishReason, Request, SamplingParams, Slo
 from models.tokenizer import load_tokenizer
 
@@ -31,6 +35,14 @@ class Completion:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    prompt: Prompt
+    pictures: tuple[Picture, ...] = ()
+    adapter: str = ""
+    """Its key."""
 
 
 class LLM:
@@ -53,6 +65,7 @@ class LLM:
         self.config = load(base, environ, {"model.path": model, **dotted})
         self.card = read_model_card(self.config)
         self.tokenizer = load_tokenizer(self.card.folder)
+        self._chats: ChatFormat | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="baton-llm", daemon=True)
         self._thread.start()
@@ -86,15 +99,24 @@ class LLM:
             transient=True,
         ) as bar:
             task = bar.add_task("", total=len(batch))
-            return self._call(self._all(batch, params, tuple(stop), key, lambda: bar.advance(task)))
+            asked = [_Asked(prompt, adapter=key) for prompt in batch]
+            return self._call(self._all(asked, params, tuple(stop), lambda: bar.advance(task)))
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None, **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        stop: Sequence[str] = (),
+        ignore_eos: bool = False,
+        adapter: str = "",
     ) -> Completion:
-        """Return the assistant's next turn. `options` are those of `generate`."""
-        text = self.tokenizer.render_chat(list(messages))
-        prompt = self.tokenizer.encode(text, add_special_tokens=False)
-        return self.generate([prompt], params, progress=False, **options)[0]
+        """Return the assistant's next turn. Messages may have parts, with pictures among them, as in the server's API. `stop`,
+        `ignore_eos` and `adapter` are as in `generate`. Raises RequestError."""
+        prompt, pictures = self._rendered(messages)
+        params = self._with_eos(params or SamplingParams(max_tokens=64), ignore_eos)
+        asked = _Asked(prompt, pictures, self._adapter_key(adapter))
+        return self._call(self._all([asked], params, tuple(stop), lambda: None))[0]
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -107,14 +129,23 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Prompt, tuple[Picture, ...]]:
+        if not any(isinstance(message.get("content"), list) for message in messages):
+            text = self.tokenizer.render_chat(list(messages))
+            return self.tokenizer.encode(text, add_special_tokens=False), ()
+        self._chats = self._chats or ChatFormat(self.tokenizer, api_settings(self.config, self.card))
+        body = validate(ChatRequest, {"model": self.card.name, "messages": list(messages)})
+        chat = self._chats.prepare(body)
+        return chat.prompt, chat.pictures
+
     async def _all(
-        self, batch: list[Prompt], params: SamplingParams, stop: tuple[str, ...], adapter: str, done: Any
+        self, batch: list["_Asked"], params: SamplingParams, stop: tuple[str, ...], done: Any
     ) -> list[Completion]:
         limit = asyncio.Semaphore(self.config.schedule.max_queued_requests)
 
-        async def one(prompt: Prompt, seed: int) -> Completion:
+        async def one(asked: _Asked, seed: int) -> Completion:
             async with limit:
-                answer = await self._one(prompt, replace(params, seed=seed), stop, adapter)
+                answer = await self._one(asked, replace(params, seed=seed), stop)
             done()
             return answer
 
@@ -122,15 +153,14 @@ class LLM:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(one(prompt, seed)) for prompt, seed in zip(batch, seeds, strict=True)
+                    group.create_task(one(asked, seed)) for asked, seed in zip(batch, seeds, strict=True)
                 ]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _one(
-        self, prompt: Prompt, params: SamplingParams, stop: tuple[str, ...], adapter: str
-    ) -> Completion:
+    async def _one(self, asked: "_Asked", params: SamplingParams, stop: tuple[str, ...]) -> Completion:
+        prompt = asked.prompt
         ids = tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
         self._check(ids, params)
         frontend = self._cluster.frontend
@@ -139,8 +169,9 @@ class LLM:
             prompt=ids,
             sampling=params,
             reply_to=frontend.address,
-            adapter=adapter,
+            adapter=asked.adapter,
             slo=Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1),
+            pictures=asked.pictures,
         )
         stream = TextStream(self.tokenizer, ids, stop, min_tokens=params.min_tokens)
         text, tokens, finish = "", [], FinishReason.STOP

@@ -14,6 +14,7 @@ from core.config_words import sentence
 from core.errors import ConfigError
 from core.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
 from core.parallel_config import ParallelConfig, check_shares
+from core.picture_config import PictureConfig
 from core.serve_config import ServeConfig
 from core.types import Slo
 
@@ -205,6 +206,7 @@ class ClusterConfig(Section):
     mail: MailConfig = MailConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     serve: ServeConfig = ServeConfig()
+    pictures: PictureConfig = PictureConfig()
     scaling: ScalingConfig = ScalingConfig()
     prefill: ParallelConfig = ParallelConfig()
     decode: ParallelConfig = ParallelConfig()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from core.prompt_pictures import Picture
 from core.types import PromptScore, SamplingParams, TokenId
 
 PROPOSED: TokenId = -1
@@ -19,6 +20,8 @@ class NewSeq:
     sampling: SamplingParams
     adapter: str = ""
     """As in `Request`."""
+    pictures: tuple[Picture, ...] = ()
+    """The pictures of which something is still to be computed. Their tokens are the vocabulary's here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class SeqWork:
     of them that was right. All of them may be PROPOSED."""
     has_adapter: bool = False
     """Whether the sequence has one (`NewSeq.adapter`), which ranks that meet in a step know of each other by this."""
+    has_picture: bool = False
+    """Whether tokens from its first one on stand for a picture, in the same way."""
 
     @property
     def known_end(self) -> int:

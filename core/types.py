@@ -4,6 +4,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal
 
+from core.prompt_pictures import Picture, with_names
+
 TokenId = int
 
 
@@ -133,6 +135,8 @@ class Request:
     """Whether its KV may be wanted again. False: its blocks are the first that the prefix cache gives up."""
     sibling: str = ""
     """The key of a request with the same beginning, which had its KV where this one goes; empty: there is none."""
+    pictures: tuple[Picture, ...] = ()
+    """The pictures of the prompt, in order."""
 
     @property
     def key(self) -> str:
@@ -152,8 +156,9 @@ class Request:
 
     @property
     def tokens(self) -> tuple[TokenId, ...]:
-        """All tokens whose KV must exist before the next one can be drawn."""
-        return self.prompt + self.emitted
+        """All tokens whose KV must exist before the next one can be drawn, those of pictures by their names."""
+        prompt = with_names(self.prompt, self.pictures) if self.pictures else self.prompt
+        return prompt + self.emitted
 
     def retry(self, emitted: tuple[TokenId, ...]) -> "Request":
         """Return the next attempt, which continues after `emitted` (all output tokens delivered so far)."""

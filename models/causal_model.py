@@ -39,9 +39,9 @@ class CausalModel(Protocol):
         meta: AttentionMeta,
         on_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """tokens (T,), or a former stage's hidden (T, hidden_size), which may be overwritten; positions (T,) -> hidden
-        (T, hidden_size), for the next stage or for `logits`. Writes the tokens' KV into `kv`, which has a tensor for each of
-        `layers` that keeps keys and values, or a latent.
+        """tokens (T,), or their embeddings or a former stage's hidden (T, hidden_size), which may be overwritten; positions (T,)
+        -> hidden (T, hidden_size), for the next stage or for `logits`. Writes the tokens' KV into `kv`, which has a tensor for
+        each of `layers` that keeps keys and values, or a latent. Layers of transformers take no embeddings.
 
         `on_layer(l)`, l counting such layers of the whole model, is called as soon as layer l's KV is all in `kv`, and what
         recurrent states lie beside it."""

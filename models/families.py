@@ -18,6 +18,7 @@ from models.quantisation import read_quantisation
 from models.scoring import SCORER, is_scorer
 from models.spec import LONGROPE_LISTS, Implementation, ModelSpec, MoeSpec, RopeSpec, read_json
 from models.transformers_spec import transformers_spec
+from models.vision.seeing_families import SEEING, decoder_of
 
 _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "LlamaForCausalLM": dense.llama,
@@ -59,6 +60,14 @@ def read_spec(folder: Path, implementation: Implementation = "auto") -> ModelSpe
     `auto` means Baton's where there is some. Raises ConfigError and UnsupportedModel."""
     config = read_json(folder / "config.json")
     names = config.get("architectures") or ["(none)"]
+    if names[0] in SEEING and implementation != "transformers":
+        decoder, vision = decoder_of(folder, config, names[0])
+        spec = _read(folder, decoder, decoder["architectures"], "baton")
+        return replace(spec, architecture=names[0], vision=vision, skipped_prefixes=vision.prefixes)
+    return _read(folder, config, names, implementation)
+
+
+def _read(folder: Path, config: Config, names: list[str], implementation: Implementation) -> ModelSpec:
     if is_encoder(config):
         return encoder_spec(folder, config, names[0])
     embeds = is_embedder(folder)

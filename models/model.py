@@ -95,7 +95,7 @@ class Model:
         on_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
         """`models.causal_model.CausalModel.forward`."""
-        if self.is_first:
+        if self.is_first and not x.is_floating_point():
             x = self.embed(x)
         rotations, done = self._rotations(positions, x.dtype), None
         is_adapted = self._has_adapters and meta.adapters

@@ -86,6 +86,10 @@ def check_load_format(spec: ModelSpec, load_format: LoadFormat) -> None:
             f"model.load_format is dummy, but transformers computes {spec.architecture}: dummy weights are for Baton's own "
             "architectures"
         )
+    if spec.vision is not None:
+        raise UnsupportedModel(
+            f"model.load_format is dummy, but {spec.architecture} reads pictures, and transformers reads its tower from files"
+        )
     if spec.quantisation is not None:
         raise UnsupportedModel(
             "model.load_format is dummy, which makes full-precision weights, but config.json has a quantization_config: "

@@ -103,6 +103,23 @@ class MlaSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSpec:
+    """What a model that reads pictures has beside its decoder. transformers computes it."""
+
+    architecture: str
+    """The whole model's."""
+    token_id: int
+    """The token of the vocabulary that stands for each row that the tower makes of a picture."""
+    num_patches: int
+    """Rows that go through the tower for one picture, at the most."""
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    prefixes: tuple[str, ...]
+    """Beginnings of the names of its tensors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     architecture: str
     vocab_size: int
@@ -187,6 +204,8 @@ class ModelSpec:
     before and behind them. Empty where it has no plan for stages."""
     encodes: bool = False
     """Each token attends to all of its text: it goes through the layers in one piece, nothing of it is kept, none follows."""
+    vision: VisionSpec | None = None
+    """None where the model reads text alone."""
     default_sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     """From generation_config.json: temperature, top_p, top_k, min_p, repetition_penalty where given."""
 

@@ -1,7 +1,7 @@
 """What a decoder's checkpoint calls its tensors, whatever larger model it was saved in."""
 
 _STEM = "model."
-_TEXT = "language_model."
+_TEXTS = ("language_model.", "text_model.")
 
 
 def decoders_name(name: str, is_headless: bool) -> str:
@@ -9,6 +9,7 @@ def decoders_name(name: str, is_headless: bool) -> str:
     is a part of a larger model has the larger model's."""
     if is_headless:
         return name if name == "lm_head.weight" else _STEM + name
-    if name.startswith(f"{_STEM}{_TEXT}"):
-        return _STEM + name.removeprefix(f"{_STEM}{_TEXT}")
-    return name.removeprefix(_TEXT)
+    for text in _TEXTS:
+        if name.startswith(_STEM + text):
+            return _STEM + name.removeprefix(_STEM + text)
+    return name.removeprefix(_TEXTS[0])

@@ -1,5 +1,6 @@
 """A model's tokenizer and chat template, through transformers."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ class Tokenizer:
             raise ConfigError(
                 f"cannot load the tokenizer in {folder}: {str(error).splitlines()[0]}"
             ) from None
+        self._inner.chat_template = self._inner.chat_template or _beside(folder)
         kind, plain = type(self._inner), PreTrainedTokenizerFast
         is_plain = all(getattr(kind, name, None) is getattr(plain, name) for name in ("decode", "_decode"))
         self._decode: Any = self._inner.backend_tokenizer.decode if is_plain else self._decoded
@@ -88,6 +90,12 @@ class Tokenizer:
 def _source(template: str | Mapping[str, str] | None) -> str:
     """Return the source of all of a checkpoint's templates, where it has several."""
     return "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
+
+
+def _beside(folder: Path) -> str | None:
+    """Return the template of a processor, which checkpoints of models that read pictures may have in a file of its own."""
+    path = folder / "chat_template.json"
+    return json.loads(path.read_text()).get("chat_template") if path.exists() else None
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

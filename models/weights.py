@@ -299,10 +299,14 @@ def holds_tensor(folder: Path, name: str) -> bool:
     return any(name in file.keys() for file in map(_open, _files(folder)))  # noqa: SIM118
 
 
-def count_weights(folder: Path) -> int:
-    """Count the numbers in a checkpoint's files, by their headers. Raises ConfigError."""
-    files = map(_open, _files(folder))
-    return sum(prod(file.get_slice(name).get_shape()) for file in files for name in file.keys())  # noqa: SIM118
+def count_weights(folder: Path, prefixes: tuple[str, ...] = ("",)) -> int:
+    """Count the numbers in a checkpoint's files, by their headers, of the tensors whose names begin so. Raises ConfigError."""
+    return sum(
+        prod(file.get_slice(name).get_shape())
+        for file in map(_open, _files(folder))
+        for name in file.keys()  # noqa: SIM118
+        if name.startswith(prefixes)
+    )
 
 
 def _open(path: Path) -> Any:

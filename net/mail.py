@@ -22,10 +22,13 @@ from net.session import Attach, Session
 
 log = logging.getLogger(__name__)
 
-_MAX_OUTBOX_BYTES = 64 << 20
+_MAX_OUTBOX_BYTES = 256 << 20
+"""Requests carry their pictures, so that a few that come at once are tens of megabytes."""
 _RETRY_S = 0.05
 _SAY_AFTER = 64
 """The number of messages after which a peer that only listens acknowledges them, without waiting for its next beat."""
+_SAY_AFTER_BYTES = 4 << 20
+"""The bytes of messages after which it does so."""
 
 
 class _Peer:
@@ -234,7 +237,8 @@ class TcpMail:
             peer.put(heard.answers)
             for message in heard.messages:
                 self._deliver(peer, decode(message))
-            if peer.session.num_unsaid >= _SAY_AFTER:
+            session = peer.session
+            if session.num_unsaid >= _SAY_AFTER or session.unsaid_bytes >= _SAY_AFTER_BYTES:
                 peer.put([peer.session.beat()])
             if self._peers.get(peer.address) is not peer:
                 return  # a message's handling has lost the peer

@@ -59,6 +59,8 @@ class Session:
         self.unacked_bytes = 0
         self.num_unsaid = 0
         """The number of messages received that no frame to the peer has acknowledged yet."""
+        self.unsaid_bytes = 0
+        """Their bytes."""
 
     @property
     def is_established(self) -> bool:
@@ -76,7 +78,7 @@ class Session:
 
     def beat(self) -> bytes:
         """Return a frame that says that this side lives, and what it has sent and received so far."""
-        self.num_unsaid = 0
+        self.num_unsaid = self.unsaid_bytes = 0
         self._asked_for = 0  # should the peer's answer have been lost, the next frame asks again
         return _HEAD.pack(_Kind.BEAT, self._last_sent, self._wanted - 1)
 
@@ -115,7 +117,7 @@ class Session:
                 raise ProtocolError("a hello in the middle of a connection")
 
     def _data(self, number: int, message: bytes) -> bytes:
-        self.num_unsaid = 0
+        self.num_unsaid = self.unsaid_bytes = 0
         return _HEAD.pack(_Kind.DATA, number, self._wanted - 1) + message
 
     def _acknowledged(self, number: int) -> None:
@@ -128,6 +130,7 @@ class Session:
 
     def _take(self, number: int, message: bytes) -> tuple[bytes, ...]:
         self.num_unsaid += 1
+        self.unsaid_bytes += len(message)
         if number < self._wanted:
             return ()
         if number > self._wanted:

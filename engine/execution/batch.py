@@ -47,6 +47,7 @@ class RankSeq:
         "drawn_at",
         "num_prompt",
         "num_tokens",
+        "pictures",
         "place",
         "pooled",
         "sampling",
@@ -65,6 +66,7 @@ class RankSeq:
         self.num_prompt = new.num_prompt
         self.sampling: SamplingParams = new.sampling
         self.adapter = new.adapter
+        self.pictures = new.pictures
         self.pooled: torch.Tensor | None = None
         """(hidden_size,) float32: the sum, or the last, of the prompt's hidden states so far. None where no embedding is
         wanted."""

@@ -26,6 +26,7 @@ from engine.execution.launching_group import LaunchingGroup
 from engine.execution.make_graphs import make_graphs
 from engine.execution.matching import GuidanceMatchers
 from engine.execution.mirrored_pool import MirroredPool
+from engine.execution.picture_rows import make_picture_rows
 from engine.execution.pool_size import PoolSize
 from engine.execution.proposing import Proposing
 from engine.execution.resident_pool import ResidentPool
@@ -89,6 +90,8 @@ def build_group(
     with timer.within("grammars"):
         matchers = GuidanceMatchers(folder, loaded.spec.vocab_size)
     grammars = GrammarMasks(matchers, puts_off=not num_state_blocks)
+    with timer.within("vision"):
+        pictures = make_picture_rows(folder, loaded, device)
     with timer.within("draft"):
         proposer = make_proposer(size.draft, engine, loaded, place.num_blocks, device, size.load_format)
     # Each step's tokens are known on the host before the next ones are guessed: nothing is launched ahead of that.
@@ -106,6 +109,7 @@ def build_group(
         num_state_blocks=num_state_blocks,
         steps=steps,
         on_hidden=proposer.hear if proposer is not None else None,
+        pictures=pictures,
     )
     if ahead is not None:
         finish = partial(freeing, counted(runner.finish, loaded))

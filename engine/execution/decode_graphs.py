@@ -77,8 +77,8 @@ class DecodeGraphs:
         """Return the number of sequences that each group's replay of the step has; 0 where the step is launched.
 
         Groups of ranks meet in a replay with equally many rows, so all replay a step or none: where it is decode alone for all of
-        them, nobody waits for its layers, no sequence has an adapter, no group has more than were captured, and all contexts have
-        places. Some groups may have no work."""
+        them, nobody waits for its layers, no sequence has an adapter or a picture to compute, no group has more than were
+        captured, and all contexts have places. Some groups may have no work."""
         most = max(map(len, groups))
         each = [item for work in groups for item in work]
         if not 0 < most <= self._sizes[-1] or not all(map(_is_plain_decode, each)):
@@ -113,7 +113,7 @@ class DecodeGraphs:
 
 
 def _is_plain_decode(item: SeqWork) -> bool:
-    return item.count == 1 and item.push is None and not item.has_adapter
+    return item.count == 1 and item.push is None and not item.has_adapter and not item.has_picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from engine.execution.devices import choose_device, host_cores, keeps_pool, memo
 from engine.execution.draft_size import DraftSize, Target, size_draft
 from engine.execution.memory_needs import needs_of, stored_as
 from engine.execution.model_dims import check_mesh, shards_of
+from engine.execution.picture_needs import beside_pictures
 from engine.execution.recurrent_limits import check_recurrent
 from engine.planning.whole_prompts import encoder_config
 from kernels.torch.prepacked import WeightFormat
@@ -133,6 +134,7 @@ def size_pool(
         num_weights=count_weights(folder) if spec.implementation == "transformers" else 0,
     )
     needs = with_adapters(needs, adapters, spec, mesh, dtype, engine.max_batch_tokens)
+    needs = beside_pictures(needs, spec, folder, mesh, dtype)
     target = Target(
         spec=spec,
         folder=folder,

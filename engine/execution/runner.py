@@ -17,6 +17,7 @@ from engine.execution.draws import Draws, Launched
 from engine.execution.freeing import freeing
 from engine.execution.guessed_states import GuessedStates, guessed_states
 from engine.execution.kv_pool import DevicePool
+from engine.execution.picture_rows import PictureRows
 from engine.execution.prompt_outputs import read_prompts
 from engine.execution.shaping import host_needs
 from engine.execution.step_memory import HostSteps, Pack, StepIO, Steps
@@ -54,11 +55,13 @@ class Runner:
         num_state_blocks: int = 0,
         steps: Steps | None = None,
         on_hidden: Callable[[Tensor], None] | None = None,
+        pictures: PictureRows | None = None,
     ) -> None:
         """`graphs` and `draws` are of the same model. Without `draws` no sequence can have a grammar. `num_state_blocks`: each
         sequence's first blocks, which have its recurrent state. `steps`: where inputs and results pass; without them a step's
         launch waits for its results. `on_hidden` is called with each step's (T, hidden_size), which the next step may
-        overwrite."""
+        overwrite. `pictures`: where the model reads some."""
+        self._pictures = pictures
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
         self._graphs, self._draws = graphs, draws or Draws(model)
         self._num_state_blocks, self._on_hidden = num_state_blocks, on_hidden
@@ -99,7 +102,7 @@ class Runner:
             inputs = PackedBatch(plan.work, seqs, self._block_size, pack, self._num_state_blocks)
         asked = self._draws.ask(plan.work, seqs, pack)
         pack.send(io.upload)
-        hidden, rows, guessed = self._computed(plan.work, inputs, io, layer_done)
+        hidden, rows, guessed = self._computed(plan.work, seqs, inputs, io, layer_done)
         if self._on_hidden is not None:
             self._on_hidden(hidden)
         read_prompts(self._model, hidden, plan.work, seqs)
@@ -140,6 +143,7 @@ class Runner:
     def _computed(
         self,
         work: Sequence[SeqWork],
+        seqs: Sequence[RankSeq],
         inputs: Replay | PackedBatch,
         io: StepIO,
         layer_done: LayerDone | None,
@@ -150,7 +154,8 @@ class Runner:
             return hidden, inputs.sampled(hidden), None
         batch = inputs.batch(io)
         on_layer = layer_hook(self._pool, batch.written(self._block_size), layer_done)
-        hidden = self._model.forward(batch.tokens, batch.positions, self._pool.layers, batch.meta, on_layer)
+        x = batch.tokens if self._pictures is None else self._pictures.embedded(batch.tokens, work, seqs)
+        hidden = self._model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)
         return hidden, hidden.index_select(0, batch.sample_rows), guessed_states(work, batch)
 
 

@@ -125,10 +125,11 @@ class Sequence:
             self.first_token_s, self.num_first = now, self.num_output
 
     def as_new(self) -> NewSeq:
+        """Return what the ranks learn before they compute what follows `num_computed` tokens."""
         request = self.request
-        return NewSeq(
-            self.key, tuple(self.tokens), self.num_prompt, request.sampling, adapter=request.adapter
-        )
+        tokens = request.prompt + tuple(self.tokens[self.num_prompt :])
+        pictures = tuple(picture for picture in request.pictures if picture.end > self.num_computed)
+        return NewSeq(self.key, tokens, self.num_prompt, request.sampling, request.adapter, pictures)
 
     def finish_reason(self, max_context_tokens: int) -> FinishReason | None:
         """Return why the last known token ends the sequence, or None where it goes on."""

@@ -165,6 +165,7 @@ class StepComposer:
                 push=seq.next_push(start + count),
                 drafts=drafts,
                 has_adapter=bool(seq.request.adapter),
+                has_picture=any(picture.end > start for picture in seq.request.pictures),
             ),
             seq.request.adapter,
         )

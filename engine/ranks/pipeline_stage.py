@@ -18,6 +18,7 @@ from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.draws import Draws, by_work, tokens_of
 from engine.execution.guessed_states import GuessedStates, guessed_states
 from engine.execution.kv_pool import DevicePool
+from engine.execution.picture_rows import PictureRows
 from engine.execution.prompt_outputs import read_prompts
 from engine.execution.runner import begin_step, layer_hook
 from engine.execution.step_memory import HostSteps, Pack
@@ -42,10 +43,13 @@ class StageRunner:
         *,
         draws: Draws,
         graphs: DecodeGraphs | None = None,
+        pictures: PictureRows | None = None,
     ) -> None:
         """`shard` is what `pool` has: of a model with recurrent layers the stage's own KV layers, whose slots have their states.
         `comm` joins this rank's stages, in order. `draws` is used on the last stage, where tokens are drawn. `graphs` are
-        of the stage's layers: parts of a step that fit are replayed, whether other stages replay theirs or not."""
+        of the stage's layers: parts of a step that fit are replayed, whether other stages replay theirs or not. `pictures`: on
+        the first stage of a model that reads some."""
+        self._pictures = pictures
         self._draws, self._graphs, self._inputs = draws, graphs, HostSteps(pool.device)
         self._model, self._pool, self._sink = model, pool, sink
         self._block_size, self._num_state_blocks = shard.layout.block_size, shard.layout.state_blocks
@@ -126,6 +130,8 @@ class StageRunner:
         """Return (T, hidden_size) of all tokens, and those rows behind which a token is drawn."""
         batch = build_batch(work, seqs, self._block_size, self._device, self._num_state_blocks)
         x = batch.tokens if self._model.is_first else self._states(len(batch.tokens))
+        if self._pictures is not None:
+            x = self._pictures.embedded(x, work, seqs)
         written = batch.written(self._block_size)
         on_layer = layer_hook(self._pool, written, layer_done, self._first_kv_layer)
         hidden = self._model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)

@@ -35,6 +35,7 @@ from engine.execution.kv_pool import DevicePool
 from engine.execution.load_head import load_head
 from engine.execution.make_graphs import make_graphs
 from engine.execution.matching import GuidanceMatchers
+from engine.execution.picture_rows import PictureRows, make_picture_rows
 from engine.execution.proposing import Proposer, Proposing
 from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
@@ -127,9 +128,21 @@ def _serve(
         graphs, said = _graphs(setup, part, pool, capture_on(device), store)
     with timer.within("grammars"):
         draws = _draws(part, Path(setup.folder), speaks, line)
+    with timer.within("vision"):
+        pictures = make_picture_rows(Path(setup.folder), part.model, device)
     with timer.within("draft"):
         proposer = _proposer(setup, part, device, speaks)
-    steps = _steps(setup, part, pool, memory, sink=news, draws=draws, proposer=proposer, graphs=graphs)
+    steps = _steps(
+        setup,
+        part,
+        pool,
+        memory,
+        sink=news,
+        draws=draws,
+        proposer=proposer,
+        graphs=graphs,
+        pictures=pictures,
+    )
     leave_out_all_there_is()
     line.say(Ready(timer.times(), _peak_bytes(), said))
 
@@ -245,12 +258,15 @@ def _steps(
     draws: Draws,
     proposer: Proposer | None,
     graphs: DecodeGraphs | None,
+    pictures: PictureRows | None,
 ) -> RankSteps:
     """Return what executes the rank's part of plans. Steps are launched ahead where its pool is on a device alone; but a
     pipeline's stages wait for each other, and a proposer for tokens on the host."""
     shard, pp = setup.pools[setup.rank].shard, part.comms.pp
     if pp.size > 1:
-        stage = StageRunner(part.model, pool, shard, pp, pp.size, sink, draws=draws, graphs=graphs)
+        stage = StageRunner(
+            part.model, pool, shard, pp, pp.size, sink, draws=draws, graphs=graphs, pictures=pictures
+        )
         return StepsInTurn(counted(stage.step, part.model))
     layout, ahead = shard.layout, memory if proposer is None else None
     runner = Runner(
@@ -263,6 +279,7 @@ def _steps(
         num_state_blocks=layout.state_blocks,
         steps=None if ahead is None else StepMemory(ahead.device, pool.device, setup.max_batch_tokens),
         on_hidden=None if proposer is None else proposer.hear,
+        pictures=pictures,
     )
     if ahead is not None:
         return StepsAhead(runner, counted(runner.finish, part.model), ahead.poller)

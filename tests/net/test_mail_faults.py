@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from core.config import MailConfig
-from core.messages import Cancel
+from core.messages import Cancel, Replica, Replicas
 from net.channel import Channel
 from net.mail import TcpMail
 from tests.contract.test_mail import Box
@@ -127,3 +127,13 @@ async def test_a_peer_reborn_on_the_same_address_is_another_one(join) -> None:
     await reborn.until(lambda box: bool(box.got))
     assert [m.attempt for _, m in reborn.got] == [1]
     assert a.lost == [address]
+
+
+async def test_a_peer_that_only_listens_acknowledges_long_messages_before_its_next_beat(join) -> None:
+    """Requests with pictures are as long as this. Unacknowledged, they would count as a peer that does not read."""
+    a, b = join(config=MailConfig(heartbeat_s=PATIENCE_S)), join(config=MailConfig(heartbeat_s=PATIENCE_S))
+    long = Replicas((Replica(b"x", bytes(12 << 20)),))
+    for number in range(1, 25):
+        a.mail.send(b.mail.address, long)
+        await b.until(lambda box, number=number: len(box.got) >= number)
+    assert a.lost == b.lost == []

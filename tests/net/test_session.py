@@ -93,3 +93,12 @@ def test_the_side_that_was_given_up_learns_so_and_the_other_does_not_lose_it_twi
     assert a.attach(reborn.hello()) is Attach.FORGOTTEN
     fresh = Session(A[::-1][:15] + b"x")
     assert fresh.attach(reborn.hello()) is reborn.attach(fresh.hello()) is Attach.RESUME
+
+
+def test_bytes_are_counted_until_they_are_acknowledged() -> None:
+    a, b = pair()
+    for _ in range(3):
+        b.on_frame(a.stamp(b"x" * 10))
+    assert (b.num_unsaid, b.unsaid_bytes, a.unacked_bytes) == (3, 30, 30)
+    a.on_frame(b.beat())
+    assert (b.num_unsaid, b.unsaid_bytes, a.unacked_bytes) == (0, 0, 0)

@@ -148,6 +148,7 @@ class Answering:
                     sampling = replace(sampling, num_prompt_logprobs=-1)
                 seeded = replace(sampling, seed=request_params.seed_of_choice(sampling.seed, choice))
                 request = self._request(http, body, slo, prompt, seeded, retain=retain)
+                request = replace(request, pictures=chat.pictures if chat is not None else ())
                 choices.append(self._choice(len(choices), request, body, chat, shared))
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
         return choices

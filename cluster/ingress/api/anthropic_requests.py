@@ -23,6 +23,18 @@ class TextBlock(_Block):
     citations: None = None
 
 
+class ImageSource(Strict):
+    type: Literal["base64"]
+    """`url` and `file` are refused: Baton fetches nothing."""
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: str
+
+
+class ImageBlock(_Block):
+    type: Literal["image"]
+    source: ImageSource
+
+
 class ThinkingBlock(Strict):
     type: Literal["thinking"]
     thinking: str
@@ -48,8 +60,14 @@ class ToolResultBlock(_Block):
     is_error: bool | None = None
 
 
-Block = Annotated[TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")]
-_TYPES = {"user": {"text", "tool_result"}, "assistant": {"text", "thinking", "tool_use"}, "system": {"text"}}
+Block = Annotated[
+    TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+]
+_TYPES = {
+    "user": {"text", "image", "tool_result"},
+    "assistant": {"text", "thinking", "tool_use"},
+    "system": {"text"},
+}
 
 
 class MessageParam(Strict):
@@ -180,6 +198,8 @@ def _chat_messages(message: MessageParam) -> list[Json]:
             for block in blocks
             if isinstance(block, ToolResultBlock)
         ]
+        if any(isinstance(block, ImageBlock) for block in blocks):
+            return [*results, {"role": message.role, "content": _parts(blocks)}]
         said = any(isinstance(block, TextBlock) for block in blocks)
         return [*results, *([{"role": message.role, "content": text}] if said else [])]
     calls = [
@@ -194,6 +214,18 @@ def _chat_messages(message: MessageParam) -> list[Json]:
         | ({"tool_calls": calls} if calls else {})
         | ({"reasoning_content": reasoning} if reasoning else {})
     ]
+
+
+def _parts(blocks: Sequence[Block]) -> list[Json]:
+    """Return what a user says and shows, in order."""
+    out: list[Json] = []
+    for block in blocks:
+        if isinstance(block, TextBlock):
+            out.append({"type": "text", "text": block.text})
+        elif isinstance(block, ImageBlock):
+            url = f"data:{block.source.media_type};base64,{block.source.data}"
+            out.append({"type": "image_url", "image_url": {"url": url}})
+    return out
 
 
 def _text(content: str | Sequence[TextBlock]) -> str:

@@ -7,6 +7,7 @@ from fastapi import FastAPI
 from cluster.ingress.api.access import Access
 from cluster.ingress.api.generator import Generator
 from cluster.ingress.api.http_app import create_app
+from cluster.ingress.api.picture_intake import PictureIntake
 from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.batches.batch_runner import BatchRunner
 from cluster.ingress.batches.batch_store import BatchStore
@@ -16,12 +17,31 @@ from cluster.ingress.observers import Observers
 from core.config import ClusterConfig
 from core.errors import ConfigError
 from models.tokenizer import load_tokenizer
+from models.vision.picture_reader import PictureReader
 
 
 def build_app(
     generator: Generator, config: ClusterConfig, card: ModelCard, access: Access, observers: Observers
 ) -> FastAPI:
-    settings = ApiSettings(
+    settings = api_settings(config, card)
+    tokenizer = load_tokenizer(card.folder)
+    serve = config.serve
+    if not serve.batch_dir:
+        return create_app(generator, tokenizer, settings, access, observers)
+    stores = _stores(Path(serve.batch_dir).expanduser(), serve.batch_dir_bytes)
+    app = create_app(generator, tokenizer, settings, access, observers, stores)
+    app.state.batches = BatchRunner(
+        app, *stores, access, at_once=serve.batch_at_once, slo_class=serve.batch_slo_class
+    )
+    return app
+
+
+def api_settings(config: ClusterConfig, card: ModelCard) -> ApiSettings:
+    """Return what requests are judged by. Raises ConfigError where pictures' processor is missing."""
+    pictures = None
+    if card.picture_token >= 0:
+        pictures = PictureIntake(PictureReader(Path(card.folder), card.picture_token), config.pictures)
+    return ApiSettings(
         model_name=card.name,
         aliases=config.model.aliases,
         adapters=card.adapters,
@@ -39,17 +59,8 @@ def build_app(
         pooling=card.pooling,
         generates=card.generates,
         embedding_size=card.embedding_size,
+        pictures=pictures,
     )
-    tokenizer = load_tokenizer(card.folder)
-    serve = config.serve
-    if not serve.batch_dir:
-        return create_app(generator, tokenizer, settings, access, observers)
-    stores = _stores(Path(serve.batch_dir).expanduser(), serve.batch_dir_bytes)
-    app = create_app(generator, tokenizer, settings, access, observers, stores)
-    app.state.batches = BatchRunner(
-        app, *stores, access, at_once=serve.batch_at_once, slo_class=serve.batch_slo_class
-    )
-    return app
 
 
 async def run_batches(app: FastAPI) -> None:

@@ -4,13 +4,14 @@ import itertools
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.ingress.api.chat_messages import MessageStyle, template_messages
 from cluster.ingress.api.generator import ChatTokenizer
-from cluster.ingress.api.openai_requests import ChatRequest, Message
+from cluster.ingress.api.openai_requests import ChatRequest, Message, TokenizeRequest
 from cluster.ingress.api.openai_tools import CalledFunction, NamedTool, Tool, ToolCall, ToolChoice
+from cluster.ingress.api.picture_intake import Seen, urls_of
 from cluster.ingress.api.request_params import ApiSettings, chat_prompt
 from cluster.ingress.api.structured import answer_schema, grammar_of
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
@@ -19,6 +20,7 @@ from cluster.ingress.parsers.harmony_grammar import harmony_grammar
 from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, choose_formats, make_parser
 from cluster.ingress.parsers.output_events import OutputParser
 from core.errors import RequestError
+from core.prompt_pictures import Picture
 from core.types import Grammar, ThinkingBudget
 
 _TAIL_TOKENS = 16
@@ -43,6 +45,7 @@ class PreparedChat:
 
     thinking: ThinkingBudget | None
     grammar: Grammar | None
+    pictures: tuple[Picture, ...] = ()
 
     def new_parser(self) -> OutputParser:
         return make_parser(self.formats, schemas=self.schemas, opened=self.opened, max_calls=self.max_calls)
@@ -51,14 +54,16 @@ class PreparedChat:
 class ChatFormat:
     def __init__(self, tokenizer: ChatTokenizer, settings: ApiSettings) -> None:
         self._tokenizer, self._max_context_tokens = tokenizer, settings.max_context_tokens
+        self._model_name, self._pictures = settings.model_name, settings.pictures
         self.formats = choose_formats(
             tokenizer.template, settings.tool_call_parser, settings.reasoning_parser
         )
+        self._plain = MessageStyle(text_parts=self._demands_parts())
         self._style = self._found_style()
 
     @property
     def style(self) -> MessageStyle:
-        return self._style or MessageStyle()
+        return self._style or self._plain
 
     def new_call_id(self) -> str:
         letters = "".join(secrets.choice(_LETTERS) for _ in range(9 if self.style.short_ids else 24))
@@ -78,7 +83,15 @@ class ChatFormat:
         rendered = [tool.model_dump(exclude_unset=True) for tool in tools] or None
         arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
         messages = template_messages(body.messages, self.style)
-        prompt = chat_prompt(body, messages, rendered, arguments, self._tokenizer, self._max_context_tokens)
+        text = chat_prompt(body, messages, rendered, arguments, self._tokenizer, self._max_context_tokens)
+        seen = self.seen(body.messages, text)
+        if seen.pictures and body.truncate_prompt_tokens is not None:
+            raise RequestError(
+                "truncate_prompt_tokens does not go with pictures: it could cut one",
+                field="truncate_prompt_tokens",
+                code="unsupported_parameter",
+            )
+        prompt = seen.prompt
         opened = self._prompt_ends_with(prompt, 0)
         grammar = self._grammar(body, tools, prompt, opened)
         one_call = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
@@ -91,7 +104,29 @@ class ChatFormat:
             hidden_tokens=self._hidden_tokens(bool(tools)) if body.skip_special_tokens else None,
             thinking=self._budget(body.thinking_token_budget, opened, cut=grammar is not None),
             grammar=grammar,
+            pictures=seen.pictures,
         )
+
+    def seen(self, messages: Sequence[Message], prompt: Sequence[int]) -> Seen:
+        """Return the prompt with the messages' pictures. `prompt` is what the template makes of them. Raises RequestError."""
+        if not (urls := urls_of(messages)):
+            return Seen(tuple(prompt), ())
+        if self._pictures is None:
+            raise RequestError(
+                f"{urls[0][0]}: the model {self._model_name!r} reads no pictures here",
+                field="messages",
+                code="unsupported_parameter",
+            )
+        return self._pictures.take_in(messages, prompt)
+
+    def tokenized(self, body: TokenizeRequest) -> list[int]:
+        """Return a text's tokens, or a conversation's. Raises RequestError."""
+        if body.messages is None:
+            return self._tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        messages = template_messages(body.messages, self.style)
+        text = self._tokenizer.render_chat(messages, add_generation_prompt=body.add_generation_prompt)
+        prompt = self._tokenizer.encode(text, add_special_tokens=False)
+        return list(self.seen(body.messages, prompt).prompt)
 
     def _check_final_message(self, body: ChatRequest) -> None:
         """Raise RequestError where the last message cannot be gone on with."""
@@ -250,7 +285,8 @@ class ChatFormat:
 
         Families' own ways are tried first: arguments as an object, null content as null."""
         for content, arguments in itertools.product((False, True), repeat=2):
-            style = MessageStyle(
+            style = replace(
+                self._plain,
                 text_arguments=arguments,
                 text_content=content,
                 short_ids=self.formats.tools == "mistral",
@@ -259,6 +295,15 @@ class ChatFormat:
             if self._renders(style):
                 return style
         return None
+
+    def _demands_parts(self) -> bool:
+        """Return whether the template loses a text that is no list of parts."""
+        if self._pictures is None:
+            return False
+        try:
+            return "probe" not in self._tokenizer.render_chat([{"role": "user", "content": "probe"}])
+        except RequestError:
+            return True
 
     def _renders(self, style: MessageStyle) -> bool:
         """Return whether a call in this style is in what the template makes of it."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.ingress.api.openai_requests import Message
+from cluster.ingress.api.openai_requests import Message, TextPart
 from cluster.ingress.api.openai_tools import ToolCall
 from core.errors import RequestError
 
@@ -20,6 +20,8 @@ class MessageStyle:
     """Whether null content becomes empty text, for templates that join it with strings."""
     short_ids: bool = False
     """Whether ids have nine letters and digits, as Mistral's templates demand."""
+    text_parts: bool = False
+    """Whether text stands in a list of parts, as templates of models that read pictures may demand."""
     reasoning_key: str = "reasoning_content"
     """The key of the reasoning. gpt-oss's template reads `thinking`."""
 
@@ -39,9 +41,10 @@ def _template_message(index: int, message: Message, style: MessageStyle) -> dict
     if not content:
         # Some templates take a message for one with calls only where its content is null.
         content = None if message.tool_calls and not style.text_content else ""
+    in_parts = message.has_pictures or (style.text_parts and content is not None)
     out: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": content,
+        "content": _template_parts(message) if in_parts else content,
     }
     if message.name is not None:
         out["name"] = message.name
@@ -56,6 +59,16 @@ def _template_message(index: int, message: Message, style: MessageStyle) -> dict
     if reasoning and not (style.reasoning_key == "thinking" and content):
         out[style.reasoning_key] = reasoning
     return out
+
+
+def _template_parts(message: Message) -> list[dict[str, str]]:
+    """Return the text and the places of pictures, as transformers' templates name them."""
+    if not isinstance(message.content, list):
+        return [{"type": "text", "text": message.content or ""}]
+    return [
+        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
+        for part in message.content
+    ]
 
 
 def _template_call(path: str, call: ToolCall, style: MessageStyle) -> dict[str, Any]:

@@ -119,11 +119,25 @@ class TextPart(Strict):
     text: str
 
 
+class ImageUrl(Strict):
+    url: str
+    detail: Literal["auto"] | None = None
+    """`low` and `high` are refused: how finely a model sees is its processor's matter."""
+
+
+class ImagePart(Strict):
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class Message(Strict):
     """`content` is null where an assistant only called tools."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1, fail_fast=True)] | None = None
+    content: str | Annotated[list[Part], Field(min_length=1, fail_fast=True)] | None = None
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: ToolCalls | None = None
@@ -146,12 +160,21 @@ class Message(Strict):
                 raise ValueError("content is required")
             if self.tool_calls or self.reasoning_content or self.reasoning:
                 raise ValueError("only an assistant's message has tool_calls or reasoning")
+        if self.role != "user" and self.has_pictures:
+            raise ValueError("only a user's message has pictures")
         return self
 
     @property
     def text(self) -> str | None:
+        """The text alone."""
         parts = self.content
-        return "".join(part.text for part in parts) if isinstance(parts, list) else parts
+        if not isinstance(parts, list):
+            return parts
+        return "".join(part.text for part in parts if isinstance(part, TextPart))
+
+    @property
+    def has_pictures(self) -> bool:
+        return isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
 
 
 Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]

@@ -6,15 +6,14 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any, Literal
 
-from cluster.ingress.api.chat_messages import MessageStyle, template_messages
 from cluster.ingress.api.generator import ChatTokenizer
 from cluster.ingress.api.openai_requests import (
     ChatRequest,
     Common,
     CompletionRequest,
     Prompts,
-    TokenizeRequest,
 )
+from cluster.ingress.api.picture_intake import PictureIntake
 from cluster.ingress.api.prompt_length import check_length
 from cluster.ingress.parsers.model_formats import ReasoningFormat, ToolFormat
 from core.adapter_config import ServedAdapter
@@ -54,6 +53,8 @@ class ApiSettings:
     response_store_bytes: int = 64 << 20
     tool_call_parser: ToolFormat | Literal["auto"] = "auto"
     reasoning_parser: ReasoningFormat | Literal["auto"] = "auto"
+    pictures: PictureIntake | None = None
+    """None where the model reads text alone."""
     tokenizer_folder: Path | None = None
     """The folder of the tokenizer.json that grammars are compiled for. None means that answers cannot be constrained."""
     pooling: Pooling | None = None
@@ -112,15 +113,6 @@ def chat_prompt(
     if not prompt:
         raise RequestError("the conversation renders to no tokens", field="messages")
     return prompt
-
-
-def tokenized(body: TokenizeRequest, tokenizer: ChatTokenizer, style: MessageStyle) -> list[int]:
-    """Return a text's tokens. Raises RequestError."""
-    if body.messages is None:
-        return tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
-    messages = template_messages(body.messages, style)
-    text = tokenizer.render_chat(messages, add_generation_prompt=body.add_generation_prompt)
-    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def prompts_of(

@@ -30,6 +30,13 @@ class InputText(Strict):
     text: str
 
 
+class InputImage(Strict):
+    type: Literal["input_image"]
+    image_url: str
+    """A data URL. `file_id`, which names an upload, is refused."""
+    detail: Literal["auto"] | None = None
+
+
 class OutputText(Strict):
     type: Literal["output_text"]
     text: str
@@ -52,7 +59,15 @@ class SummaryText(Strict):
     text: str
 
 
-Part = Annotated[InputText | OutputText | Refusal, Field(discriminator="type")]
+Part = Annotated[InputText | InputImage | OutputText | Refusal, Field(discriminator="type")]
+
+
+def _text_of(part: Part) -> str:
+    match part:
+        case InputImage():
+            return ""
+        case Refusal(refusal=text) | InputText(text=text) | OutputText(text=text):
+            return text
 
 
 class MessageItem(_Item):
@@ -65,7 +80,19 @@ class MessageItem(_Item):
     def text(self) -> str:
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.refusal if isinstance(part, Refusal) else part.text for part in self.content)
+        return "".join(_text_of(part) for part in self.content)
+
+    @property
+    def in_chat(self) -> str | list[Json]:
+        """The content as a chat's message has it: parts where there are pictures, else text."""
+        if isinstance(self.content, str) or not any(isinstance(part, InputImage) for part in self.content):
+            return self.text
+        return [
+            {"type": "image_url", "image_url": {"url": part.image_url}}
+            if isinstance(part, InputImage)
+            else {"type": "text", "text": _text_of(part)}
+            for part in self.content
+        ]
 
 
 class CallItem(_Item):
@@ -264,7 +291,7 @@ def _messages(items: Sequence[Item]) -> list[Json]:
         if isinstance(item, CallOutputItem):
             out.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
         elif isinstance(item, MessageItem) and item.role != "assistant":
-            out.append({"role": item.role, "content": item.text})
+            out.append({"role": item.role, "content": item.in_chat})
         else:
             if turn is None or out[-1] is not turn:
                 turn = {"role": "assistant", "content": None}

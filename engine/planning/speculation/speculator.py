@@ -13,6 +13,7 @@ from math import inf
 
 from core.config import EngineConfig
 from core.plan import PROPOSED, StepPlan, StepResult
+from core.prompt_pictures import FIRST_ROW
 from core.steps import StepModels
 from core.types import TokenId
 from engine.planning.sequence import Sequence
@@ -174,11 +175,12 @@ class Speculator:
         if self._drafter is None or not able:
             return []
         found = self._drafter.draft([seq for seq, _ in able], self._most)
-        return [
-            (seq, Draft(draft.tokens[:most], draft.source, draft.match))
+        cut = [
+            (seq, Draft(_text_of(draft.tokens[:most]), draft.source, draft.match))
             for (seq, most), draft in zip(able, found, strict=True)
             if draft is not None
         ]
+        return [(seq, draft) for seq, draft in cut if draft.tokens]
 
     def _is_untried(self, guesses: list[_Guess]) -> bool:
         """Return whether a draft model is to make `guesses` of whose pace nothing is known: one sequence shows it."""
@@ -213,6 +215,11 @@ class Speculator:
             each[:most] if is_proposed else each for each, is_proposed in zip(chances, proposed, strict=True)
         ]
         return draft_lengths(cut, num_seqs, step_s, law.token_s, limit, most * each_s)
+
+
+def _text_of(tokens: tuple[TokenId, ...]) -> tuple[TokenId, ...]:
+    """Return the tokens before the first one that stands for a picture, which is never drawn."""
+    return next((tokens[:at] for at, token in enumerate(tokens) if token >= FIRST_ROW), tokens)
 
 
 def _cheapest(drafts: list[_Guess], first: int) -> int:

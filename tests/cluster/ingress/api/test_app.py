@@ -236,7 +236,7 @@ def test_a_refusal_names_the_whole_path() -> None:
 
     parts = [{"type": "image_url", "image_url": "x"}]
     assert message({"messages": [{"role": "user", "content": parts}]}).startswith(
-        "messages[0].content[0].type: "
+        "messages[0].content[0].image_url.image_url: "
     )
     assert message({"stream_options": {"include_usage": 1}}).startswith("stream_options.include_usage: ")
     calls = [{"role": "assistant", "content": "", "tool_calls": [{}]}]

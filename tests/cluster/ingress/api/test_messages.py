@@ -203,7 +203,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
         ({"max_tokens": None}, 400, "invalid_request_error", "max_tokens"),
         ({"model": "other"}, 404, "not_found_error", "other"),
         ({"messages": [*ASK, {"role": "assistant", "content": " "}]}, 400, "invalid_request_error", "with text"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "'image'"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, 400, "invalid_request_error", "source.type"),
         (
             {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "x"}]}]},
             400,

@@ -268,7 +268,7 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "http
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"input": IMAGE}, "input", "input_image"),
+        ({"input": IMAGE}, "messages", "reads no pictures"),
         ({"input": [{"type": "computer_call"}]}, "input", "items are message, function_call"),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools[0]"),
         ({"truncation": "auto"}, "truncation", "too long is refused"),

@@ -1,0 +1,119 @@
+"""Pictures of a request, from the URLs that messages have to the tokens that stand for them. What cannot be served is refused
+here: nothing is fetched from anywhere, and nothing larger than configured is decoded."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.ingress.api.openai_requests import ImagePart, Message
+from core.errors import RequestError
+from core.picture_config import PictureConfig
+from core.prompt_pictures import Picture
+from models.vision.picture_reader import PictureReader, UnreadablePicture, open_picture
+
+_BASE64 = ";base64"
+_FIELD = "messages"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A prompt in which each picture has its tokens."""
+
+    prompt: tuple[int, ...]
+    pictures: tuple[Picture, ...]
+
+
+class PictureIntake:
+    def __init__(self, reader: PictureReader, limits: PictureConfig) -> None:
+        self._reader, self._limits = reader, limits
+
+    def take_in(self, messages: Sequence[Message], prompt: Sequence[int]) -> Seen:
+        """Return the prompt with its pictures. `prompt` has one token for each of them, as the chat template writes it. Raises
+        RequestError."""
+        urls = urls_of(messages)
+        if len(urls) > self._limits.max_per_request:
+            raise RequestError(
+                f"{len(urls)} pictures exceed this server's limit of {self._limits.max_per_request} (pictures.max_per_request)",
+                field=_FIELD,
+            )
+        places = [at for at, token in enumerate(prompt) if token == self._reader.token_id]
+        if len(places) != len(urls):
+            raise RequestError(
+                f"the chat template makes {len(places)} placeholders of {len(urls)} pictures: a message has text that stands "
+                "for a picture, or a picture where this model takes none",
+                field=_FIELD,
+            )
+        taken = [self._taken(where, url) for where, url in urls]
+        return _spliced(prompt, places, taken, self._reader.token_id)
+
+    def _taken(self, where: str, url: str) -> tuple[bytes, list[int]]:
+        """Return the picture and its tokens."""
+        data = self._data(where, url)
+        try:
+            return data, self._reader.tokens(open_picture(data, self._limits.max_pixels))
+        except UnreadablePicture as error:
+            raise _refused(where, f"the picture cannot be read: {error}") from None
+
+    def _data(self, where: str, url: str) -> bytes:
+        head, comma, text = url.partition(",")
+        if not head.lower().startswith("data:"):
+            raise _refused(
+                where,
+                "Baton fetches nothing from the network: send the picture itself, as data:image/png;base64,...",
+            )
+        if not comma or not head.lower().endswith(_BASE64):
+            raise _refused(where, "a data URL must be data:image/...;base64,...")
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise _refused(where, "the data URL is no valid base64") from None
+        if len(data) > (limit := self._limits.max_bytes):
+            raise _refused(
+                where,
+                f"the picture has {len(data)} bytes, more than this server's limit of {limit} (pictures.max_bytes)",
+            )
+        return data
+
+
+def urls_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
+    """Return (where it stands, URL) of each picture, in order."""
+    return [
+        (f"messages[{index}].content[{number}].image_url.url", part.image_url.url)
+        for index, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for number, part in enumerate(message.content)
+        if isinstance(part, ImagePart)
+    ]
+
+
+def _spliced(
+    prompt: Sequence[int], places: Sequence[int], taken: Sequence[tuple[bytes, list[int]]], token_id: int
+) -> Seen:
+    out: list[int] = []
+    pictures: list[Picture] = []
+    end = 0
+    for at, (data, tokens) in zip(places, taken, strict=True):
+        out += prompt[end:at]
+        pictures.append(Picture(data, _runs(tokens, token_id, len(out))))
+        out += tokens
+        end = at + 1
+    out += prompt[end:]
+    return Seen(tuple(out), tuple(pictures))
+
+
+def _runs(tokens: Sequence[int], token_id: int, first: int) -> tuple[tuple[int, int], ...]:
+    """Return (first, count) of each run of `token_id`, counted from `first`."""
+    runs: list[tuple[int, int]] = []
+    for at, token in enumerate(tokens, first):
+        if token != token_id:
+            continue
+        if runs and sum(runs[-1]) == at:
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((at, 1))
+    return tuple(runs)
+
+
+def _refused(where: str, why: str) -> RequestError:
+    return RequestError(f"{where}: {why}", field=_FIELD)

@@ -1,0 +1,14 @@
+"""The section `pictures` of the configuration: what an ingress takes of pictures in requests."""
+
+from pydantic import Field
+
+from core.config_section import Section
+
+
+class PictureConfig(Section):
+    max_per_request: int = Field(default=8, ge=0, le=256)
+    """Pictures of one request, over all of its messages; 0: none."""
+    max_bytes: int = Field(default=4 << 20, ge=1)
+    """Bytes of one picture as it is encoded (PNG, JPEG, WebP or GIF). `serve.max_body_bytes` bounds all of them, in base64."""
+    max_pixels: int = Field(default=1 << 24, ge=1)
+    """Pixels of one picture, width times height; a larger one is refused before it is decoded."""

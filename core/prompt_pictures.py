@@ -1,0 +1,51 @@
+"""Pictures of a prompt: what the client sent, and which of the prompt's tokens stand for them.
+
+Invariant: wherever sequences are compared (prefix caches, tiers, routing), a picture's tokens are named by what it shows. In the
+vocabulary they are all the same token."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import unpack
+
+FIRST_ROW = 1 << 31
+"""Names of a picture's tokens are at least this, and fit into 32 bits. No vocabulary is so large."""
+_NAME_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    data: bytes
+    """The encoded picture (PNG, JPEG, WebP or GIF), as the client sent it."""
+    spans: tuple[tuple[int, int], ...]
+    """(first token, number of tokens) of each run of the prompt's tokens that stand for it, in order. The model gives it as many
+    rows, one for each of these tokens."""
+
+    @property
+    def end(self) -> int:
+        """The number of the prompt's tokens up to the picture's last one."""
+        start, count = self.spans[-1]
+        return start + count
+
+    @property
+    def num_rows(self) -> int:
+        return sum(count for _, count in self.spans)
+
+
+def with_names(prompt: tuple[int, ...], pictures: Sequence[Picture]) -> tuple[int, ...]:
+    """Return the prompt with each token of a picture named by the picture's content and by which of its tokens it is.
+
+    Each name has 31 bits of SHAKE-256, so that a block of 16 tokens tells pictures apart by 496 bits."""
+    named = list(prompt)
+    for picture in pictures:
+        names, at = _names(picture), 0
+        for start, count in picture.spans:
+            named[start : start + count] = names[at : at + count]
+            at += count
+    return tuple(named)
+
+
+def _names(picture: Picture) -> list[int]:
+    count = picture.num_rows
+    stream = hashlib.shake_256(picture.data).digest(_NAME_BYTES * count)
+    return [name | FIRST_ROW for name in unpack(f"<{count}I", stream)]

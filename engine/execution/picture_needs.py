@@ -1,0 +1,39 @@
+"""What the ranks with a model's first layer need for pictures: the vision tower, its largest step, and rows that are kept."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from core.kv import DTYPE_BYTES
+from core.memory_law import RankNeeds
+from engine.execution.model_dims import dims_of
+from engine.execution.picture_rows import KEPT_ROWS
+from models.spec import ModelSpec
+from models.weights import count_weights
+from parallel.mesh import Mesh
+from parallel.plans import part_of
+
+_VECTORS = 10
+"""Vectors of a patch that live at once in a tower's layer, beside an MLP's inner rows: the residual, its norm, queries, keys,
+values, results, and the pixels."""
+
+
+def beside_pictures(
+    needs: Sequence[RankNeeds], spec: ModelSpec, folder: Path, mesh: Mesh, dtype: str
+) -> list[RankNeeds]:
+    """Return the needs with those for pictures. The tower computes before the model's layers do, one picture at a time. Raises
+    ConfigError."""
+    if (vision := spec.vision) is None:
+        return list(needs)
+    wide, dims = DTYPE_BYTES[dtype], dims_of(spec)
+    weight_bytes = count_weights(folder, vision.prefixes) * wide
+    patch_bytes = (_VECTORS * vision.hidden_size + 2 * vision.intermediate_size) * wide
+    kept_bytes = KEPT_ROWS * spec.hidden_size * wide
+    return [
+        RankNeeds(
+            weight_bytes=each.weight_bytes + weight_bytes,
+            step_bytes=max(each.step_bytes, vision.num_patches * patch_bytes) + kept_bytes,
+        )
+        if part_of(dims, mesh, rank).layers[0] == 0
+        else each
+        for rank, each in enumerate(needs)
+    ]

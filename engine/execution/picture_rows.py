@@ -1,0 +1,89 @@
+"""Puts the rows that a vision tower makes of pictures where a step's tokens stand for them, in place of those tokens' embedding.
+
+A picture is computed when the first of its tokens is, and its rows are kept for the chunks that follow and for others that show
+it again, as long as there is room."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from core.errors import Bug
+from core.plan import SeqWork
+from core.prompt_pictures import Picture
+from engine.execution.batch import RankSeq
+from models.causal_model import CausalModel
+from models.model import Model
+
+KEPT_ROWS: Final = 16_384
+"""Rows of pictures that a rank keeps."""
+
+
+class PictureRows:
+    def __init__(self, embed: Callable[[Tensor], Tensor], see: Callable[[bytes], Tensor]) -> None:
+        """`embed`: tokens (T,) -> (T, hidden_size). `see`: an encoded picture -> (num_rows, hidden_size)."""
+        self._embed, self._see = embed, see
+        self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
+        self._num_kept = 0
+
+    @staticmethod
+    def are_in(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> bool:
+        """Return whether any of the step's tokens stands for a picture."""
+        return any(True for _ in _pieces(work, seqs))
+
+    def embedded(self, tokens: Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Tensor:
+        """Return (T, hidden_size) of a step's packed `tokens`, or the tokens themselves where none stands for a picture. All
+        tensor-parallel ranks must call it."""
+        if not self.are_in(work, seqs):
+            return tokens
+        x = self._embed(tokens)
+        for picture, row, first, count in _pieces(work, seqs):
+            x[row : row + count] = self._rows(picture)[first : first + count]
+        return x
+
+    def _rows(self, picture: Picture) -> Tensor:
+        key = hashlib.blake2b(picture.data).digest()
+        rows = self._kept.get(key)
+        if rows is None:
+            rows = self._see(picture.data)
+            if len(rows) != picture.num_rows:
+                raise Bug(f"a picture has {len(rows)} rows here, and {picture.num_rows} tokens stand for it")
+            self._keep(key, rows)
+        self._kept.move_to_end(key)
+        return rows
+
+    def _keep(self, key: bytes, rows: Tensor) -> None:
+        self._kept[key] = rows
+        self._num_kept += len(rows)
+        while self._num_kept > KEPT_ROWS and len(self._kept) > 1:
+            _, oldest = self._kept.popitem(last=False)
+            self._num_kept -= len(oldest)
+
+
+def _pieces(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Iterator[tuple[Picture, int, int, int]]:
+    """Yield (picture, row of the step, row of the picture, number of rows) of each run of a picture that the step computes."""
+    at = 0
+    for item, seq in zip(work, seqs, strict=True):
+        end = item.start + item.count
+        for picture in seq.pictures:
+            first = 0
+            for start, count in picture.spans:
+                low, high = max(start, item.start), min(start + count, end)
+                if low < high:
+                    yield picture, at + low - item.start, first + low - start, high - low
+                first += count
+        at += item.count
+
+
+def make_picture_rows(folder: Path, model: CausalModel, device: torch.device) -> PictureRows | None:
+    """Load what sees where the model's first layer is. Raises ConfigError and UnsupportedModel."""
+    if model.spec.vision is None or not model.is_first:
+        return None
+    from models.vision.tower import VisionTower  # noqa: PLC0415 (seconds, which models without pictures do not need)
+
+    assert isinstance(model, Model), "transformers computes no layers of a model that reads pictures"
+    return PictureRows(model.embed, VisionTower(folder, model.spec, model.dtype, device).rows)

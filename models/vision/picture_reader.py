@@ -1,0 +1,96 @@
+"""From an encoded picture to what a model takes: its tokens, and its pixels. Through Pillow, and the checkpoint's own processor.
+
+Both sides of the cluster use it: an ingress for the tokens, and the instance that computes the prompt for the pixels."""
+
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageOps
+
+from core.errors import ConfigError, UnsupportedModel
+from models.vision.pixtral_processor import PixtralPictures, is_pixtrals
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
+MOST_STRETCHED = 32
+"""How many times longer one side may be than the other: processors make the shorter one as long as a tower needs it."""
+
+
+_FEWEST_ROWS = 2
+"""transformers' projector of Mistral 3 fails with a single one."""
+
+
+class UnreadablePicture(ValueError):
+    """Says why, as the end of a sentence."""
+
+
+def open_picture(data: bytes, max_pixels: int = 0) -> Image.Image:
+    """Return the picture, upright and in RGB. `max_pixels` is checked before any pixel is decoded; 0 means any number. Raises
+    UnreadablePicture."""
+    try:
+        image = Image.open(BytesIO(data), formats=FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise UnreadablePicture(f"it has more than {max_pixels} pixels") from None
+    except Exception:  # Pillow's decoders raise what they like
+        raise UnreadablePicture(f"it is no {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file") from None
+    width, height = image.size
+    if max_pixels and width * height > max_pixels:
+        raise UnreadablePicture(f"it has {width} x {height} pixels, more than {max_pixels}")
+    if max(width, height) > MOST_STRETCHED * min(width, height):
+        raise UnreadablePicture(
+            f"one of its sides ({width} x {height}) is more than {MOST_STRETCHED} times the other"
+        )
+    if getattr(image, "n_frames", 1) > 1:
+        raise UnreadablePicture("it is an animation")
+    try:
+        return ImageOps.exif_transpose(image).convert("RGB")
+    except Exception as error:
+        raise UnreadablePicture(f"it is damaged: {error}") from None
+
+
+class PictureReader:
+    def __init__(self, folder: Path, token_id: int) -> None:
+        """`token_id` stands for one row of a picture. Raises ConfigError and UnsupportedModel."""
+        try:
+            self._inner = PixtralPictures(folder) if is_pixtrals(folder) else _theirs(folder)
+        except (OSError, ValueError, ImportError) as error:
+            raise ConfigError(
+                f"cannot load the processor in {folder}: {str(error).splitlines()[0]}"
+            ) from None
+        self.token_id = token_id
+        if self._inner.image_token_id != token_id:
+            raise UnsupportedModel(
+                f"the processor in {folder} writes token {self._inner.image_token_id} for pictures; config.json says {token_id}"
+            )
+
+    def tokens(self, image: Image.Image) -> list[int]:
+        """Return the prompt's tokens for the picture, those that stand for its rows and those between them. Raises
+        UnreadablePicture."""
+        tokens = self._read(image)["input_ids"][0].tolist()
+        if tokens.count(self.token_id) < _FEWEST_ROWS:
+            raise UnreadablePicture(f"it is too small for this model: {image.width} x {image.height} pixels")
+        return tokens
+
+    def pixels(self, data: bytes) -> dict[str, Any]:
+        """Return the tensors that the model's `get_image_features` takes. Raises UnreadablePicture."""
+        return self.pixels_of(open_picture(data))
+
+    def pixels_of(self, image: Image.Image) -> dict[str, Any]:
+        """Return the same of a picture that is open."""
+        read = self._read(image)
+        return {name: read[name] for name in self._inner.image_processor.model_input_names if name in read}
+
+    def _read(self, image: Image.Image) -> Any:
+        try:
+            return self._inner(
+                text=[self._inner.image_token], images=[image], add_special_tokens=False, return_tensors="pt"
+            )
+        except (ValueError, TypeError, IndexError, ZeroDivisionError, RuntimeError) as error:
+            raise UnreadablePicture(f"this model's processor does not take it: {error}") from None
+
+
+def _theirs(folder: Path) -> Any:
+    from transformers import AutoProcessor  # noqa: PLC0415 (seconds, which models without pictures do not need)
+
+    # torchvision's resizing rounds otherwise, so that pictures would differ by what is installed.
+    return AutoProcessor.from_pretrained(folder, local_files_only=True, backend="pil")

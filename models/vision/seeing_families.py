@@ -1,0 +1,110 @@
+"""Which architectures read pictures, and the description of each: its decoder is one of Baton's own, and transformers computes
+what sees. Their positions are those of text, and attention is causal within a picture, too."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from core.errors import UnsupportedModel
+from models.spec import VisionSpec, read_json
+
+Config = Mapping[str, Any]
+
+_TOWERS = {
+    "LlavaForConditionalGeneration": ("clip_vision_model", "siglip_vision_model", "pixtral"),
+    "LlavaNextForConditionalGeneration": ("clip_vision_model", "siglip_vision_model"),
+    "Mistral3ForConditionalGeneration": ("pixtral",),
+    "Idefics3ForConditionalGeneration": ("idefics3_vision", "idefics3"),
+}
+"""The towers of each architecture, by transformers' names."""
+_DECODERS = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+_PARTS = ("vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "image_newline")
+"""Beginnings of the names of tensors that are not the decoder's, behind `model.` or not."""
+_TILE_EDGE, _TILED_EDGE = 364, 4 * 364
+"""What Idefics3's processor cuts a picture into, and how long its longer side is before, unless its files say otherwise."""
+
+SEEING = frozenset(_TOWERS)
+
+
+def decoder_of(folder: Path, config: Config, architecture: str) -> tuple[dict[str, Any], VisionSpec]:
+    """Return the decoder's configuration, as if it were a model of its own, and what sees. Raises UnsupportedModel by name."""
+    if config.get("quantization_config"):
+        raise _refused(
+            architecture, "its weights are quantised, which Baton reads of models without pictures alone"
+        )
+    found = _transformers_config(folder, architecture)
+    text, vision = found.text_config, found.vision_config
+    if text.model_type not in _DECODERS:
+        raise _refused(
+            architecture, f"its decoder is {text.model_type!r} ({', '.join(_DECODERS)} are supported)"
+        )
+    if vision.model_type not in _TOWERS[architecture]:
+        towers = ", ".join(_TOWERS[architecture])
+        raise _refused(architecture, f"its vision tower is {vision.model_type!r} ({towers} are supported)")
+    if not 0 <= found.image_token_id < text.vocab_size:
+        raise _refused(
+            architecture,
+            f"its token for pictures, {found.image_token_id}, is outside the vocabulary of {text.vocab_size}",
+        )
+    decoder = {
+        **text.to_dict(),
+        "architectures": [_DECODERS[text.model_type]],
+        "tie_word_embeddings": found.tie_word_embeddings,
+        "dtype": config.get("dtype") or config.get("torch_dtype") or text.dtype,
+    }
+    return decoder, VisionSpec(
+        architecture=architecture,
+        token_id=found.image_token_id,
+        num_patches=_num_patches(folder, found),
+        num_layers=vision.num_hidden_layers,
+        hidden_size=vision.hidden_size,
+        intermediate_size=vision.intermediate_size,
+        prefixes=(*_PARTS, *(f"model.{part}" for part in _PARTS)),
+    )
+
+
+def _num_patches(folder: Path, config: Any) -> int:
+    """Return the most patches, with each tile's class token, that one picture becomes."""
+    vision, grids = config.vision_config, getattr(config, "image_grid_pinpoints", None)
+    edge = _edge(vision.image_size)
+    num_tiles = 1
+    if grids:  # LLaVA-NeXT: the picture made as small as a tile, and the tiles of the finest grid
+        num_tiles += max(-(-height // edge) * -(-width // edge) for height, width in grids)
+    elif vision.model_type.startswith("idefics3"):
+        num_tiles += _num_cuts(folder) ** 2
+    return num_tiles * ((edge // _edge(vision.patch_size)) ** 2 + 1)
+
+
+def _num_cuts(folder: Path) -> int:
+    """Return into how many tiles Idefics3's processor cuts the longer side."""
+    said: dict[str, Any] = {}
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        if (folder / name).exists():
+            content = read_json(folder / name)
+            said |= content.get("image_processor", content)
+    tile = (said.get("max_image_size") or {}).get("longest_edge") or _TILE_EDGE
+    whole = (said.get("size") or {}).get("longest_edge") or _TILED_EDGE
+    return -(-whole // tile)
+
+
+def _edge(size: int | list[int] | tuple[int, int]) -> int:
+    return size if isinstance(size, int) else max(size)
+
+
+def _transformers_config(folder: Path, architecture: str) -> Any:
+    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415 (comes with the next)
+    from transformers import AutoConfig  # noqa: PLC0415 (seconds, which models without pictures do not need)
+
+    try:
+        return AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
+        raise _refused(architecture, f"transformers does not read its config.json: {error}") from None
+
+
+def _refused(architecture: str, why: str) -> UnsupportedModel:
+    return UnsupportedModel(f"architecture {architecture!r} is not supported: {why}")

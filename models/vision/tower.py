@@ -1,0 +1,84 @@
+"""The part of a model that sees: transformers' vision tower and projector, without the decoder between them and the text."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from transformers import AutoConfig, AutoModel
+from transformers.utils import logging as transformers_logging
+
+from core.errors import UnsupportedModel
+from models.spec import ModelSpec, VisionSpec
+from models.vision.picture_reader import PictureReader
+
+_DECODERS = ("language_model", "text_model")
+_EXAMPLE = (96, 64)
+
+
+class VisionTower:
+    def __init__(self, folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
+        """Read the weights, and check with an example that a picture gets as many rows as tokens. Raises ConfigError and
+        UnsupportedModel."""
+        assert spec.vision is not None
+        self._dtype, self._device = dtype, device
+        self._reader = PictureReader(folder, spec.vision.token_id)
+        self._model = _load(folder, spec.vision, dtype).to(device)
+        self._check(spec)
+
+    def rows(self, data: bytes) -> Tensor:
+        """An encoded picture -> (num_rows, hidden_size of the decoder). Raises UnreadablePicture."""
+        return self._rows(self._reader.pixels(data))
+
+    @torch.inference_mode()
+    def _rows(self, pixels: dict[str, Tensor]) -> Tensor:
+        placed = {name: self._placed(name, tensor) for name, tensor in pixels.items()}
+        return torch.cat(list(self._model.get_image_features(**placed).pooler_output)).to(self._dtype)
+
+    def _placed(self, name: str, tensor: Tensor) -> Tensor:
+        if name == "image_sizes":  # numbers that the host counts with
+            return tensor
+        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else tensor.dtype)
+
+    def _check(self, spec: ModelSpec) -> None:
+        assert spec.vision is not None
+        image = Image.new("RGB", _EXAMPLE, "teal")
+        made = tuple(self._rows(self._reader.pixels_of(image)).shape)
+        wanted = self._reader.tokens(image).count(spec.vision.token_id), spec.hidden_size
+        if made != wanted:
+            raise UnsupportedModel(
+                f"architecture {spec.vision.architecture!r} is not supported: its tower makes {made} of a picture for which its "
+                f"processor writes {wanted}"
+            )
+
+
+def _load(folder: Path, vision: VisionSpec, dtype: torch.dtype) -> Any:
+    """Return transformers' model with a decoder of no layers and one token, of which nothing is read. Raises UnsupportedModel."""
+    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    text = config.text_config
+    text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
+    if getattr(text, "layer_types", None):
+        text.layer_types = []
+    level = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # it would list the decoder's tensors as unexpected
+    try:
+        model, report = AutoModel.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UnsupportedModel(f"transformers cannot load what sees in {folder}: {error}") from None
+    finally:
+        transformers_logging.set_verbosity(level)
+    if missing := sorted(name for name in report["missing_keys"] if not name.startswith(_DECODERS)):
+        raise UnsupportedModel(f"the checkpoint in {folder} lacks {', '.join(missing[:3])}")
+    for name in _DECODERS:
+        if hasattr(model, name):
+            setattr(model, name, None)
+    return model.eval()

@@ -1,0 +1,93 @@
+"""Pictures through the whole of Baton in one process: the tokens are transformers' own, in chunks that cut a picture, alone,
+disaggregated, cached, on several ranks, and beside guesses."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton import LLM, SamplingParams
+from core.errors import RequestError
+from tests.models.seeing_checkpoints import (
+    PARTS_ALONE,
+    SEEING,
+    greedy_over,
+    make_seeing,
+    picture,
+    said,
+    shown,
+    talks,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+SMALL = {"engine__block_size": 4, "engine__num_blocks": 600, "engine__max_batch_tokens": 11}
+"""A step is shorter than a picture."""
+DISAGGREGATED = {"prefill_instances": 1, "decode_instances": 2, "schedule__local_threshold_tokens": 0}
+PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
+
+
+@pytest.mark.parametrize("family", SEEING)
+def test_tokens_equal_transformers_alone_and_disaggregated(family: str, tmp_path: Path) -> None:
+    """The second time their prefixes are cached."""
+    reference, processor = make_seeing(tmp_path, family)
+    want = [greedy_over(reference, processor, messages, images, 8) for messages, images in talks()]
+    assert want[0] != want[2], "another picture changes what is said"
+    for roles in ({}, DISAGGREGATED):
+        with LLM(str(tmp_path), **SMALL, **roles) as llm:
+            for _ in range(2):
+                found = [llm.chat(messages, PARAMS).token_ids for messages, _ in talks()]
+                assert found == want, roles
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {**DISAGGREGATED, "prefill__tp": 2, "decode__pp": 2},
+        {**DISAGGREGATED, "prefill__pp": 2, "decode__tp": 2},
+    ],
+    ids=["tp to pp", "pp to tp"],
+)
+def test_tokens_are_the_same_on_several_ranks(keys: dict[str, Any], tmp_path: Path) -> None:
+    reference, processor = make_seeing(tmp_path, "llava_next")
+    want = [greedy_over(reference, processor, messages, images, 8) for messages, images in talks()]
+    with LLM(str(tmp_path), **SMALL, **keys) as llm:
+        assert [llm.chat(messages, PARAMS).token_ids for messages, _ in talks()] == want
+
+
+@pytest.mark.parametrize("speculate", ["ngram", "suffix"])
+def test_guesses_from_a_prompt_with_pictures_change_nothing(speculate: str, tmp_path: Path) -> None:
+    reference, processor = make_seeing(tmp_path, "llava")
+    image = picture(1)
+    messages = [
+        {
+            "role": "user",
+            "content": [said("again and again and again"), shown(image), said("and again and again")],
+        }
+    ]
+    want = greedy_over(reference, processor, messages, [image], 48)
+    params = SamplingParams(temperature=0.0, max_tokens=48)
+    with LLM(str(tmp_path), **SMALL, engine__speculate=speculate) as llm:
+        assert llm.chat(messages, params).token_ids == want
+
+
+def test_penalties_see_the_vocabularys_token_for_pictures(tmp_path: Path) -> None:
+    reference, processor = make_seeing(tmp_path, "llava")
+    messages, images = talks()[0]
+    want = greedy_over(reference, processor, messages, images, 12, repetition_penalty=1.4)
+    params = SamplingParams(temperature=0.0, max_tokens=12, repetition_penalty=1.4, num_prompt_logprobs=0)
+    with LLM(str(tmp_path), **SMALL) as llm:
+        assert llm.chat(messages, params).token_ids == want
+
+
+def test_a_template_of_parts_alone_and_one_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """Older checkpoints have the template of their processor in chat_template.json."""
+    reference, processor = make_seeing(tmp_path, "llava", PARTS_ALONE)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": processor.chat_template}))
+    messages, images = talks()[0]
+    with LLM(str(tmp_path), **SMALL) as llm:
+        assert llm.chat(messages, PARAMS).token_ids == greedy_over(reference, processor, messages, images, 8)
+        cut = shown(picture(1))["image_url"]["url"][:-200]
+        with pytest.raises(RequestError, match="damaged"):
+            llm.chat([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": cut}}]}])

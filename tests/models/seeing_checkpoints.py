@@ -1,0 +1,318 @@
+"""Tiny models that read pictures, made by transformers, each with a tokenizer and a processor of its own; and pictures."""
+
+import ast
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from transformers import AutoTokenizer
+
+from models.hub import resolve
+
+TEMPLATE = (
+    "{%- for message in messages -%}<|{{ message.role }}|>\n"
+    "{%- if message.content is string -%}{{ message.content }}{%- else -%}"
+    "{%- for part in message.content -%}"
+    "{%- if part.type == 'image' -%}IMAGE{%- else -%}{{ part.text }}{%- endif -%}"
+    "{%- endfor -%}{%- endif -%}\n{%- endfor -%}"
+    "{%- if add_generation_prompt -%}<|assistant|>\n{%- endif -%}"
+)
+"""Takes a text and parts. IMAGE is the family's own token."""
+PARTS_ALONE = TEMPLATE.replace("message.content is string", "false")
+"""As LLaVA's own template: a text that is no list of parts is lost."""
+_TEXT: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 1024,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
+_VISION: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+}
+
+
+def make_seeing(folder: Path, family: str, template: str = TEMPLATE) -> tuple[Any, Any]:
+    """Return (reference, processor); `folder` is what a server takes as its model."""
+    torch.manual_seed(5)
+    model, processor = _FAMILIES[family](template)
+    model = model.float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            spread = 0.3 if parameter.ndim == 1 else 1.6 / parameter[0].numel() ** 0.5
+            parameter.add_(torch.randn_like(parameter) * (1.0 if "embed_tokens" in name else spread))
+    model.generation_config.eos_token_id = None
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+    return model, processor
+
+
+def picture(seed: int, width: int = 60, height: int = 45) -> Image.Image:
+    """Noise in large squares, so that resizing leaves pictures different."""
+    rng = np.random.default_rng(seed)
+    small = rng.integers(0, 256, (4, 5, 3), np.uint8)
+    return Image.fromarray(small).resize((width, height), Image.Resampling.NEAREST)
+
+
+def encoded(image: Image.Image, kind: str = "PNG") -> bytes:
+    out = BytesIO()
+    image.save(out, kind)
+    return out.getvalue()
+
+
+def data_url(data: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
+def shown(image: Image.Image) -> dict[str, Any]:
+    """Return a part of a message."""
+    return {"type": "image_url", "image_url": {"url": data_url(encoded(image))}}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def talks() -> list[tuple[list[dict[str, Any]], list[Image.Image]]]:
+    """Return (messages, their pictures): one picture, two in two turns, one twice, and text alone."""
+    one, other, wide = picture(1), picture(2), picture(3, 90, 30)
+    return [
+        ([{"role": "user", "content": [shown(one), said("What is this?")]}], [one]),
+        ([{"role": "user", "content": [said("Before "), shown(wide), said(" and after.")]}], [wide]),
+        ([{"role": "user", "content": [shown(other), said("What is this?")]}], [other]),
+        (
+            [
+                {"role": "user", "content": [shown(one), said("What is this?")]},
+                {"role": "assistant", "content": "A picture."},
+                {"role": "user", "content": [said("And this one?"), shown(other)]},
+            ],
+            [one, other],
+        ),
+        ([{"role": "user", "content": [shown(other), shown(other)]}], [other, other]),
+        ([{"role": "user", "content": "Text alone."}], []),
+    ]
+
+
+def greedy_over(
+    reference: Any,
+    processor: Any,
+    messages: Sequence[Mapping[str, Any]],
+    images: Sequence[Image.Image],
+    count: int,
+    **more: Any,
+) -> tuple[int, ...]:
+    """Return what transformers itself generates: its template, its processor over all pictures at once, its model."""
+    inputs = asked_of(processor, messages, images)
+    with torch.inference_mode():
+        out = reference.generate(**inputs, max_new_tokens=count, do_sample=False, pad_token_id=0, **more)
+    return tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
+
+
+def asked_of(processor: Any, messages: Sequence[Mapping[str, Any]], images: Sequence[Image.Image]) -> Any:
+    """Return transformers' inputs. `messages` are as clients send them."""
+    plain = [
+        {**message, "content": [_as_theirs(part) for part in message["content"]]}
+        if isinstance(message["content"], list)
+        else message
+        for message in messages
+    ]
+    text = processor.apply_chat_template(plain, add_generation_prompt=True, tokenize=False)
+    return processor(text=[text], images=list(images) or None, return_tensors="pt", add_special_tokens=False)
+
+
+def _as_theirs(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    return part if part["type"] == "text" else {"type": "image"}
+
+
+def _tokenizer(*added: str) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(resolve("embedded"))
+    tokenizer.add_special_tokens({"additional_special_tokens": list(added)})
+    tokenizer.chat_template = None
+    return tokenizer
+
+
+def _llava(template: str) -> tuple[Any, Any]:
+    tokenizer = _tokenizer("<image>")
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(
+            **_VISION, image_size=32, patch_size=8, projection_dim=16
+        ),
+        text_config=transformers.LlamaConfig(**_TEXT, vocab_size=len(tokenizer)),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_seq_length=16,
+    )
+    images = transformers.CLIPImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
+    )
+    processor = transformers.LlavaProcessor(
+        images,
+        tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=template.replace("IMAGE", "<image>"),
+    )
+    return transformers.LlavaForConditionalGeneration(config), processor
+
+
+def _llava_next(template: str) -> tuple[Any, Any]:
+    tokenizer, grids = _tokenizer("<image>"), [[32, 64], [64, 32], [64, 64]]
+    config = transformers.LlavaNextConfig(
+        vision_config=transformers.CLIPVisionConfig(
+            **_VISION, image_size=32, patch_size=8, projection_dim=16
+        ),
+        text_config=transformers.MistralConfig(**_TEXT, vocab_size=len(tokenizer), sliding_window=None),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_grid_pinpoints=grids,
+    )
+    images = transformers.LlavaNextImageProcessorPil(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, image_grid_pinpoints=grids
+    )
+    processor = transformers.LlavaNextProcessor(
+        images,
+        tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=template.replace("IMAGE", "<image>"),
+    )
+    return transformers.LlavaNextForConditionalGeneration(config), processor
+
+
+def _their_layout() -> Callable[..., str]:
+    """Return PixtralProcessor.replace_image_token from its file, which cannot be imported without torchvision."""
+    path = Path(transformers.__file__).parent / "models/pixtral/processing_pixtral.py"
+    found = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+    method = next(node for node in found if node.name == "replace_image_token")
+    names: dict[str, Any] = {}
+    exec(compile(ast.Module([method], []), str(path), "exec"), names)
+    return names[method.name]
+
+
+class _TheirPixtral:
+    """transformers' PixtralProcessor: its own layout of tokens, over its own image processor."""
+
+    image_token, image_break_token, image_end_token = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
+    replace_image_token = _their_layout()
+
+    def __init__(self, tokenizer: Any, template: str, merge: int) -> None:
+        self.tokenizer, self.chat_template = tokenizer, template.replace("IMAGE", "[IMG]")
+        self.patch_size, self.spatial_merge_size = 8, merge
+        edge = 8 * merge
+        self.image_processor = transformers.PixtralImageProcessorPil(
+            size={"longest_edge": 64}, patch_size={"height": edge, "width": edge}
+        )
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> str:
+        return self.tokenizer.apply_chat_template(messages, chat_template=self.chat_template, **options)
+
+    def __call__(self, text: list[str], images: Any, **_: Any) -> dict[str, Any]:
+        read = dict(self.image_processor(images=images, return_tensors="pt")) if images else {}
+        first, *rest = text[0].split(self.image_token)
+        shows = (self.replace_image_token(read, number) for number in range(len(rest)))
+        whole = first + "".join(shown + said for shown, said in zip(shows, rest, strict=True))
+        ids = torch.tensor([self.tokenizer.encode(whole, add_special_tokens=False)])
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **read}
+
+    def save_pretrained(self, folder: Path) -> None:
+        self.tokenizer.chat_template = self.chat_template
+        self.tokenizer.save_pretrained(folder)
+        self.tokenizer.chat_template = None
+        self.image_processor.save_pretrained(folder)
+        said = {
+            "processor_class": "PixtralProcessor",
+            "patch_size": self.patch_size,
+            "spatial_merge_size": self.spatial_merge_size,
+            "image_token": self.image_token,
+        }
+        (folder / "processor_config.json").write_text(json.dumps(said))
+
+
+def _pixtral_parts(template: str, merge: int) -> tuple[_TheirPixtral, dict[str, Any]]:
+    tokenizer = _tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+    vision = transformers.PixtralVisionConfig(**_VISION, image_size=64, patch_size=8)
+    text = transformers.MistralConfig(**_TEXT, vocab_size=len(tokenizer), sliding_window=None)
+    token = tokenizer.convert_tokens_to_ids("[IMG]")
+    parts = {"vision_config": vision, "text_config": text, "image_token_index": token}
+    return _TheirPixtral(tokenizer, template, merge), parts
+
+
+def _pixtral(template: str) -> tuple[Any, Any]:
+    processor, parts = _pixtral_parts(template, 1)
+    config = transformers.LlavaConfig(**parts, vision_feature_layer=-1, vision_feature_select_strategy="full")
+    return transformers.LlavaForConditionalGeneration(config), processor
+
+
+def _mistral3(template: str) -> tuple[Any, Any]:
+    processor, parts = _pixtral_parts(template, 2)
+    config = transformers.Mistral3Config(**parts, tie_word_embeddings=False)
+    return transformers.Mistral3ForConditionalGeneration(config), processor
+
+
+def _siglip(template: str) -> tuple[Any, Any]:
+    tokenizer = _tokenizer("<image>")
+    config = transformers.LlavaConfig(
+        vision_config=transformers.SiglipVisionConfig(**_VISION, image_size=32, patch_size=8),
+        text_config=transformers.Qwen2Config(
+            **{key: size for key, size in _TEXT.items() if key != "head_dim"}, vocab_size=len(tokenizer)
+        ),
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    processor = transformers.LlavaProcessor(
+        transformers.SiglipImageProcessorPil(size={"height": 32, "width": 32}),
+        tokenizer,
+        patch_size=8,
+        vision_feature_select_strategy="full",
+        chat_template=template.replace("IMAGE", "<image>"),
+    )
+    return transformers.LlavaForConditionalGeneration(config), processor
+
+
+def _idefics3(template: str) -> tuple[Any, Any]:
+    rows = [f"<row_{row}_col_{column}>" for row in range(1, 3) for column in range(1, 3)]
+    tokenizer = _tokenizer(
+        "<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *rows
+    )
+    config = transformers.Idefics3Config(
+        vision_config=transformers.Idefics3VisionConfig(**_VISION, image_size=32, patch_size=8)
+        if hasattr(transformers, "Idefics3VisionConfig")
+        else {**_VISION, "image_size": 32, "patch_size": 8},
+        text_config=transformers.LlamaConfig(**_TEXT, vocab_size=len(tokenizer)),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+    )
+    images = transformers.Idefics3ImageProcessorPil(
+        size={"longest_edge": 64}, max_image_size={"longest_edge": 32}
+    )
+    processor = transformers.Idefics3Processor(
+        images, tokenizer, image_seq_len=4, chat_template=template.replace("IMAGE", "<image>")
+    )
+    return transformers.Idefics3ForConditionalGeneration(config), processor
+
+
+_FAMILIES = {
+    "llava": _llava,
+    "llava_siglip": _siglip,
+    "llava_next": _llava_next,
+    "pixtral": _pixtral,
+    "mistral3": _mistral3,
+    "idefics3": _idefics3,
+}
+SEEING = tuple(_FAMILIES)
