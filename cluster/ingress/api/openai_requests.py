@@ -302,7 +302,7 @@ NEUTRAL: dict[str, tuple[Neutral, str]] = {
     "stream_reasoning": (is_one_of(True), "a stream has everything as it comes"),
     "spaces_between_special_tokens": (is_one_of(True), "texts are as the tokenizer makes them"),
     "truncate_prompt_tokens": (is_one_of(), "it goes with completions, chats and embeddings"),
-    "lora_path": (is_one_of(), "adapters are not served"),
+    "lora_path": (is_one_of(), "an adapter is named as the model"),
 }
 
 
