@@ -24,7 +24,7 @@ from kernels.packed import ExpertWeight, Kind, LinearWeight, PrepackedExperts, W
 from kernels.rounding import Activations, Rounding, as_floats, round_to
 from kernels.torch.experts import experts
 from kernels.torch.prepacked import WeightFormat, prepacked_ops
-from kernels.torch.reference import no_fusing, reference_ops
+from kernels.torch.reference import feed_forward, no_fusing, reference_ops
 from models import registry
 from models.families import read_spec
 from models.model import Model
@@ -102,6 +102,7 @@ class Watched:
             pack_experts=self._pack_experts,
             linear=self._linear,
             experts=self._held,
+            feed_forward=feed_forward,
             fuse=no_fusing,
         )
 

@@ -19,7 +19,7 @@ from tests.models.encoder_checkpoints import FIELDS
 from tests.parallel.families import awkward
 from tests.parallel.test_served import STATES, settings
 
-ALWAYS = {"sizes", "kernels", "reading", "packing", "pool", "graphs", "grammars", "draft"}
+ALWAYS = {"sizes", "kernels", "reading", "packing", "pool", "graphs", "grammars", "vision", "draft"}
 OF_SEVERAL = {"ranks", "meeting"}
 OF_TRANSFORMERS = {"imports", "checking"}
 LOGGER = "cluster.instance.instance"
@@ -98,5 +98,5 @@ async def test_an_encoders_phases_are_those_that_it_has(tmp_path: Path) -> None:
     async with LocalCluster.running(settings(tmp_path)) as cluster:
         status = await cluster.frontend.status()
     (starts,) = {frozenset(dict(one.start.phases)) for one in status.instances}
-    assert starts == (ALWAYS | OF_TRANSFORMERS) - {"graphs", "grammars", "draft"}
+    assert starts == (ALWAYS | OF_TRANSFORMERS) - {"graphs", "grammars", "vision", "draft"}
     assert all(one.start.bytes_read > 0 for one in status.instances)
