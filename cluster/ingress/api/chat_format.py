@@ -77,6 +77,7 @@ class ChatFormat:
                 field="messages",
                 code="unsupported_parameter",
             )
+        self._check_pictures(body.messages)
         if body.continue_final_message:
             self._check_final_message(body)
         tools = self._callable_tools(body)
@@ -109,24 +110,28 @@ class ChatFormat:
 
     def seen(self, messages: Sequence[Message], prompt: Sequence[int]) -> Seen:
         """Return the prompt with the messages' pictures. `prompt` is what the template makes of them. Raises RequestError."""
-        if not (urls := urls_of(messages)):
+        if self._pictures is None or not urls_of(messages):
             return Seen(tuple(prompt), ())
-        if self._pictures is None:
-            raise RequestError(
-                f"{urls[0][0]}: the model {self._model_name!r} reads no pictures here",
-                field="messages",
-                code="unsupported_parameter",
-            )
         return self._pictures.take_in(messages, prompt)
 
     def tokenized(self, body: TokenizeRequest) -> list[int]:
         """Return a text's tokens, or a conversation's. Raises RequestError."""
         if body.messages is None:
             return self._tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        self._check_pictures(body.messages)
         messages = template_messages(body.messages, self.style)
         text = self._tokenizer.render_chat(messages, add_generation_prompt=body.add_generation_prompt)
         prompt = self._tokenizer.encode(text, add_special_tokens=False)
         return list(self.seen(body.messages, prompt).prompt)
+
+    def _check_pictures(self, messages: Sequence[Message]) -> None:
+        """Raise RequestError where there are any and the model reads text alone. Its chat template would fail on them."""
+        if self._pictures is None and (urls := urls_of(messages)):
+            raise RequestError(
+                f"{urls[0][0]}: the model {self._model_name!r} reads no pictures here",
+                field="messages",
+                code="unsupported_parameter",
+            )
 
     def _check_final_message(self, body: ChatRequest) -> None:
         """Raise RequestError where the last message cannot be gone on with."""

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from cluster.ingress.api.picture_intake import PictureIntake
+from core.errors import RequestError
 from core.picture_config import PictureConfig
 from core.prompt_pictures import Picture
 from tests.cluster.ingress.api.fakes import NAME, ByteTokenizer, FakeGenerator
@@ -229,8 +230,15 @@ async def test_a_limit_of_none_refuses_the_first() -> None:
     assert "limit of 0" in answer.json()["error"]["message"]
 
 
+class TextTokenizer(ByteTokenizer):
+    def render_chat(self, messages: Sequence[Any], *others: Any, **more: Any) -> str:
+        if not all(isinstance(message["content"], str) for message in messages):
+            raise RequestError("the chat template refuses these messages", field="messages")
+        return super().render_chat(messages, *others, **more)
+
+
 async def test_a_model_of_texts_refuses_pictures_by_its_name() -> None:
-    api = Api(FakeGenerator())
+    api = Api(FakeGenerator(), tokenizer=TextTokenizer())
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
     image = {"type": "image", "source": source}
     for path, body in (
