@@ -6,6 +6,7 @@ vocabulary they are all the same token."""
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from struct import unpack
 
 FIRST_ROW = 1 << 31
@@ -13,8 +14,10 @@ FIRST_ROW = 1 << 31
 _NAME_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Picture:
+    """What is made of the content is made once in a process, and kept beside it."""
+
     data: bytes
     """The encoded picture (PNG, JPEG, WebP or GIF), as the client sent it."""
     spans: tuple[tuple[int, int], ...]
@@ -31,21 +34,25 @@ class Picture:
     def num_rows(self) -> int:
         return sum(count for _, count in self.spans)
 
+    @cached_property
+    def digest(self) -> bytes:
+        """Tells its content from all others'."""
+        return hashlib.blake2b(self.data).digest()
+
+    @cached_property
+    def names(self) -> tuple[int, ...]:
+        """The names of its tokens. Each has 31 bits of SHAKE-256, so that a block of 16 tokens tells pictures apart by 496
+        bits."""
+        stream = hashlib.shake_256(self.data).digest(_NAME_BYTES * self.num_rows)
+        return tuple(name | FIRST_ROW for name in unpack(f"<{self.num_rows}I", stream))
+
 
 def with_names(prompt: tuple[int, ...], pictures: Sequence[Picture]) -> tuple[int, ...]:
-    """Return the prompt with each token of a picture named by the picture's content and by which of its tokens it is.
-
-    Each name has 31 bits of SHAKE-256, so that a block of 16 tokens tells pictures apart by 496 bits."""
+    """Return the prompt with each token of a picture named by the picture's content and by which of its tokens it is."""
     named = list(prompt)
     for picture in pictures:
-        names, at = _names(picture), 0
+        names, at = picture.names, 0
         for start, count in picture.spans:
             named[start : start + count] = names[at : at + count]
             at += count
     return tuple(named)
-
-
-def _names(picture: Picture) -> list[int]:
-    count = picture.num_rows
-    stream = hashlib.shake_256(picture.data).digest(_NAME_BYTES * count)
-    return [name | FIRST_ROW for name in unpack(f"<{count}I", stream)]

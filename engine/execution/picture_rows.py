@@ -3,7 +3,6 @@
 A picture is computed when the first of its tokens is, and its rows are kept for the chunks that follow and for others that show
 it again, as long as there is room."""
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -46,7 +45,7 @@ class PictureRows:
         return x
 
     def _rows(self, picture: Picture) -> Tensor:
-        key = hashlib.blake2b(picture.data).digest()
+        key = picture.digest
         rows = self._kept.get(key)
         if rows is None:
             rows = self._see(picture.data)
@@ -69,7 +68,7 @@ def _pieces(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Iterator[tuple[
     at = 0
     for item, seq in zip(work, seqs, strict=True):
         end = item.start + item.count
-        for picture in seq.pictures:
+        for picture in seq.pictures if item.has_picture else ():
             first = 0
             for start, count in picture.spans:
                 low, high = max(start, item.start), min(start + count, end)

@@ -34,7 +34,7 @@ def seq(num_tokens: int, *pictures: Picture) -> RankSeq:
 
 
 def work(start: int, count: int) -> SeqWork:
-    return SeqWork(key="k", start=start, count=count, block_ids=(), samples=False)
+    return SeqWork(key="k", start=start, count=count, block_ids=(), samples=False, has_picture=True)
 
 
 def test_rows_are_where_their_tokens_are_however_a_prompt_is_cut() -> None:
