@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from core.errors import UnsupportedModel
 from models.config_fields import stored_dtype
 from models.scoring import ENCODER_HEADS, SCORER, is_scorer
 from models.spec import ModelSpec, RopeSpec
+from models.transformers_config import refused, transformers_config
 from models.transformers_spec import number
 
 _COUNTS_FROM_PADDING = frozenset({"camembert", "mpnet", "roberta", "xlm-roberta"})
@@ -28,14 +28,14 @@ def is_encoder(config: Mapping[str, Any]) -> bool:
 def encoder_spec(folder: Path, config: Mapping[str, Any], architecture: str) -> ModelSpec:
     """Raises UnsupportedModel by name."""
     if not architecture.endswith(_SAVED_AS):
-        raise _refused(architecture, f"encoders are served that were saved as {', '.join(_SAVED_AS)}")
+        raise refused(architecture, f"encoders are served that were saved as {', '.join(_SAVED_AS)}")
     if is_scorer(config) and config["model_type"] not in ENCODER_HEADS:
-        raise _refused(architecture, f"encoders that score are {', '.join(ENCODER_HEADS)}")
+        raise refused(architecture, f"encoders that score are {', '.join(ENCODER_HEADS)}")
     if config.get("quantization_config"):
-        raise _refused(
+        raise refused(
             architecture, "its weights are quantised, which Baton reads of its own architectures alone"
         )
-    found = _transformers_config(folder, architecture)
+    found = transformers_config(folder, architecture)
     num_heads = number(architecture, found, "num_attention_heads")
     hidden_size = number(architecture, found, "hidden_size")
     num_layers = number(architecture, found, "num_hidden_layers")
@@ -63,17 +63,3 @@ def encoder_spec(folder: Path, config: Mapping[str, Any], architecture: str) -> 
 def first_position(config: Any) -> int:
     """What a text's first token has for a position, by transformers' configuration."""
     return config.pad_token_id + 1 if config.model_type in _COUNTS_FROM_PADDING else 0
-
-
-def _transformers_config(folder: Path, architecture: str) -> Any:
-    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415 (comes with the next)
-    from transformers import AutoConfig  # noqa: PLC0415 (seconds, which Baton's own architectures do not need)
-
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        raise _refused(architecture, f"transformers does not read its config.json: {error}") from None
-
-
-def _refused(architecture: str, why: str) -> UnsupportedModel:
-    return UnsupportedModel(f"architecture {architecture!r} is not supported: {why}")

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from core.errors import UnsupportedModel
 from models.config_fields import LAYER_TYPES, stored_dtype
 from models.foreign_plan import problem
 from models.spec import ModelSpec, RopeSpec
+from models.transformers_config import refused, transformers_config
 
 _LENGTH_DEPENDENT = ("longrope", "dynamic")
 """Kinds of rotation in which every position changes once a sequence is longer than the model was first made for."""
@@ -19,10 +19,10 @@ _LENGTH_DEPENDENT = ("longrope", "dynamic")
 def transformers_spec(folder: Path, config: Mapping[str, Any], architecture: str) -> ModelSpec:
     """Return the description. Raises UnsupportedModel by name."""
     if config.get("quantization_config"):
-        raise _refused(
+        raise refused(
             architecture, "its weights are quantised, which Baton reads of its own architectures alone"
         )
-    found = _transformers_config(folder, config, architecture)
+    found = _text_config(folder, config, architecture)
     _check_layers(architecture, found)
     num_heads = number(architecture, found, "num_attention_heads")
     hidden_size = number(architecture, found, "hidden_size")
@@ -68,14 +68,12 @@ def number(architecture: str, config: Any, name: str, default: int | None = None
     if value is None:
         value = default
     if isinstance(value, bool) or not isinstance(value, int):
-        raise _refused(architecture, f"its configuration says {name} {value!r}, where a number is needed")
+        raise refused(architecture, f"its configuration says {name} {value!r}, where a number is needed")
     return value
 
 
-def _transformers_config(folder: Path, config: Mapping[str, Any], architecture: str) -> Any:
-    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415 (comes with the next)
-    from transformers import AutoConfig  # noqa: PLC0415 (seconds, which Baton's own architectures do not need)
-    from transformers.models.auto.modeling_auto import (  # noqa: PLC0415 (the same)
+def _text_config(folder: Path, config: Mapping[str, Any], architecture: str) -> Any:
+    from transformers.models.auto.modeling_auto import (  # noqa: PLC0415 (seconds, as in models.transformers_config)
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     )
 
@@ -86,26 +84,23 @@ def _transformers_config(folder: Path, config: Mapping[str, Any], architecture: 
             if own
             else "transformers has no causal language model of that name"
         )
-        raise _refused(architecture, why)
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True).get_text_config()
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        raise _refused(architecture, f"transformers does not read its config.json: {error}") from None
+        raise refused(architecture, why)
+    return transformers_config(folder, architecture, text_alone=True)
 
 
 def _check_layers(architecture: str, config: Any) -> None:
     """Check that the layers attend from each token to those before it, and keep nothing else of a sequence."""
     if getattr(config, "is_encoder_decoder", False):
-        raise _refused(architecture, "it attends to another model's tokens")
+        raise refused(architecture, "it attends to another model's tokens")
     kinds = set(getattr(config, "layer_types", None) or ())
     if unknown := sorted(kinds - LAYER_TYPES):
-        raise _refused(
+        raise refused(
             architecture, f"layers of type {', '.join(unknown)} keep something else than keys and values"
         )
     if getattr(config, "attention_chunk_size", None):
-        raise _refused(architecture, "it attends in chunks (attention_chunk_size)")
+        raise refused(architecture, "it attends in chunks (attention_chunk_size)")
     if getattr(config, "num_kv_shared_layers", 0):
-        raise _refused(architecture, "layers share keys and values (num_kv_shared_layers)")
+        raise refused(architecture, "layers share keys and values (num_kv_shared_layers)")
 
 
 def _context(architecture: str, config: Any) -> int:
@@ -120,7 +115,3 @@ def _context(architecture: str, config: Any) -> int:
             )
             longest = min(longest, int(first or longest))
     return longest
-
-
-def _refused(architecture: str, why: str) -> UnsupportedModel:
-    return UnsupportedModel(f"architecture {architecture!r} is not supported: {why}")

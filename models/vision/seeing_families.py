@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from core.errors import UnsupportedModel
 from models.spec import VisionSpec, read_json
+from models.transformers_config import refused, transformers_config
 
 Config = Mapping[str, Any]
 
@@ -34,20 +34,20 @@ SEEING = frozenset(_TOWERS)
 def decoder_of(folder: Path, config: Config, architecture: str) -> tuple[dict[str, Any], VisionSpec]:
     """Return the decoder's configuration, as if it were a model of its own, and what sees. Raises UnsupportedModel by name."""
     if config.get("quantization_config"):
-        raise _refused(
+        raise refused(
             architecture, "its weights are quantised, which Baton reads of models without pictures alone"
         )
-    found = _transformers_config(folder, architecture)
+    found = transformers_config(folder, architecture)
     text, vision = found.text_config, found.vision_config
     if text.model_type not in _DECODERS:
-        raise _refused(
+        raise refused(
             architecture, f"its decoder is {text.model_type!r} ({', '.join(_DECODERS)} are supported)"
         )
     if vision.model_type not in _TOWERS[architecture]:
         towers = ", ".join(_TOWERS[architecture])
-        raise _refused(architecture, f"its vision tower is {vision.model_type!r} ({towers} are supported)")
+        raise refused(architecture, f"its vision tower is {vision.model_type!r} ({towers} are supported)")
     if not 0 <= found.image_token_id < text.vocab_size:
-        raise _refused(
+        raise refused(
             architecture,
             f"its token for pictures, {found.image_token_id}, is outside the vocabulary of {text.vocab_size}",
         )
@@ -94,17 +94,3 @@ def _num_cuts(folder: Path) -> int:
 
 def _edge(size: int | list[int] | tuple[int, int]) -> int:
     return size if isinstance(size, int) else max(size)
-
-
-def _transformers_config(folder: Path, architecture: str) -> Any:
-    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415 (comes with the next)
-    from transformers import AutoConfig  # noqa: PLC0415 (seconds, which models without pictures do not need)
-
-    try:
-        return AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError, StrictDataclassError) as error:
-        raise _refused(architecture, f"transformers does not read its config.json: {error}") from None
-
-
-def _refused(architecture: str, why: str) -> UnsupportedModel:
-    return UnsupportedModel(f"architecture {architecture!r} is not supported: {why}")
