@@ -18,8 +18,6 @@ class NewSeq:
     num_prompt: int
     """Length of the client's prompt inside `tokens`; the rest is output of earlier attempts (counted by penalties)."""
     sampling: SamplingParams
-    adapter: str = ""
-    """As in `Request`."""
     pictures: tuple[Picture, ...] = ()
     """The pictures of which something is still to be computed. Their tokens are the vocabulary's here."""
 
@@ -53,10 +51,10 @@ class SeqWork:
     drafts: tuple[TokenId, ...] = ()
     """Guesses of what will be drawn: the last of the `count` tokens. A token is drawn behind the one before them, and behind each
     of them that was right. All of them may be PROPOSED."""
-    has_adapter: bool = False
-    """Whether the sequence has one (`NewSeq.adapter`), which ranks that meet in a step know of each other by this."""
+    adapter: str = ""
+    """As in `Request`."""
     has_picture: bool = False
-    """Whether tokens from its first one on stand for a picture, in the same way."""
+    """Whether any of the sequence's tokens from `start` on stands for a picture."""
 
     @property
     def known_end(self) -> int:

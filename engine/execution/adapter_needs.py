@@ -36,7 +36,8 @@ def with_adapters(
             for module, pair in adapter.pairs.items()
             if module in sizes
         )
-        # Of one module at a time: the rows with an adapter, as floats too where they were rounded, and what is added to them.
+        # One module's products are made at a time. They need the rows' outputs, the rows themselves, and these as floats where
+        # they were rounded.
         widest = max(
             (outputs * wide + inputs * (wide + _FLOAT) for outputs, inputs in sizes.values()), default=0
         )

@@ -43,7 +43,6 @@ class RankSeq:
     """Tokens of one sequence, known and drawn, in a preallocated array."""
 
     __slots__ = (
-        "adapter",
         "drawn_at",
         "num_prompt",
         "num_tokens",
@@ -65,7 +64,6 @@ class RankSeq:
         self.num_tokens = known
         self.num_prompt = new.num_prompt
         self.sampling: SamplingParams = new.sampling
-        self.adapter = new.adapter
         self.pictures = new.pictures
         self.pooled: torch.Tensor | None = None
         """(hidden_size,) float32: the sum, or the last, of the prompt's hidden states so far. None where no embedding is
@@ -157,7 +155,7 @@ class PackedBatch:
         self._tokens, self._positions, self._slots = (pack.add(each) for each in (tokens, positions, slots))
         self._sample_rows = pack.add(np.array(rows, np.int64))
         self._drawn = OnDevice.of(work, seqs, pack)
-        self._adapters = AdapterRows([seq.adapter for seq in seqs], self._lens, pack)
+        self._adapters = AdapterRows([item.adapter for item in work], self._lens, pack)
         self._states: tuple[Placed, Placed] | None = None
         guesses = tuple(len(item.drafts) for item in work)
         self._num_guesses = guesses if any(guesses) else ()

@@ -113,7 +113,7 @@ class DecodeGraphs:
 
 
 def _is_plain_decode(item: SeqWork) -> bool:
-    return item.count == 1 and item.push is None and not item.has_adapter and not item.has_picture
+    return item.count == 1 and item.push is None and not item.adapter and not item.has_picture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,7 +65,7 @@ class StepMeter:
             end = piece.start + piece.count
             blocks = num_blocks_for(end, self._block_size)
             tokens = tuple(self._rng.randrange(1, 1000) for _ in range(end))
-            new.append(NewSeq(f"s{step}-{number}", tokens, end, sampling, adapter=piece.adapter))
+            new.append(NewSeq(f"s{step}-{number}", tokens, end, sampling))
             ids = tuple(range(first, first + blocks))
             work.append(
                 SeqWork(
@@ -74,7 +74,7 @@ class StepMeter:
                     count=piece.count,
                     block_ids=ids,
                     samples=True,
-                    has_adapter=bool(piece.adapter),
+                    adapter=piece.adapter,
                 )
             )
             first += blocks

@@ -1,6 +1,7 @@
 """A step while it is being planned. Owned by StepScheduler."""
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from core.plan import BlockCopy, NewSeq, SeqWork, StepPlan
 
@@ -13,12 +14,9 @@ class StepBuilder:
     new: list[NewSeq] = field(default_factory=list[NewSeq])
     copies: list[BlockCopy] = field(default_factory=list[BlockCopy])
     work: list[SeqWork] = field(default_factory=list[SeqWork])
-    adapters: list[str] = field(default_factory=list[str])
-    """The adapter of each work's sequence; empty where it has none."""
 
-    def add(self, work: SeqWork, adapter: str) -> None:
+    def add(self, work: SeqWork) -> None:
         self.work.append(work)
-        self.adapters.append(adapter)
         self.budget -= work.count
 
     def num_computed_before(self, key: str, planned: int) -> int:
@@ -26,17 +24,11 @@ class StepBuilder:
         return next((work.start for work in self.work if work.key == key), planned)
 
     def plan(self, drop: tuple[str, ...]) -> StepPlan:
+        """Return the plan. The work of each adapter is one run: then no rows are gathered for its products."""
         return StepPlan(
             step=self.step,
             new=tuple(self.new),
             copies=tuple(self.copies),
-            work=self._side_by_side(),
+            work=tuple(sorted(self.work, key=attrgetter("adapter"))),
             drop=drop,
         )
-
-    def _side_by_side(self) -> tuple[SeqWork, ...]:
-        """Return the work with that of each adapter in one run: then no rows are gathered for its products."""
-        if not any(self.adapters):
-            return tuple(self.work)
-        order = sorted(range(len(self.work)), key=self.adapters.__getitem__)
-        return tuple(self.work[place] for place in order)

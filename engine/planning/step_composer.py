@@ -164,10 +164,9 @@ class StepComposer:
                 samples=samples,
                 push=seq.next_push(start + count),
                 drafts=drafts,
-                has_adapter=bool(seq.request.adapter),
+                adapter=seq.request.adapter,
                 has_picture=any(picture.end > start for picture in seq.request.pictures),
-            ),
-            seq.request.adapter,
+            )
         )
         seq.num_computed += count
         seq.num_pending += samples

@@ -234,7 +234,7 @@ def test_groups_of_ranks_pad_a_step_alike_or_launch_it(tmp_path: Path) -> None:
     assert graphs.padded(decoding[:1], decoding[1:4], ()) == 4
     assert graphs.padded(decoding[:1], [prompt]) == 0
     assert graphs.padded(decoding[:1], [pushed]) == 0, "a group whose layers somebody waits for launches it"
-    assert graphs.padded(decoding[:1], [replace(decoding[1], has_adapter=True)]) == 0
+    assert graphs.padded(decoding[:1], [replace(decoding[1], adapter="a@1")]) == 0
 
 
 def test_a_group_without_work_replays_padding_alone(tmp_path: Path) -> None:
