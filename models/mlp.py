@@ -13,6 +13,8 @@ from models.attention import ForwardStep
 from models.spec import ModelSpec
 from models.weight_source import WeightSource
 
+_NO_ROWS: Mapping[str, Rows] = {}
+
 
 def activation_of(spec: ModelSpec, ops: Ops) -> Callable[[Tensor], Tensor]:
     """(T, 2N), gates and then ups -> (T, N)"""
@@ -72,21 +74,17 @@ class Mlp:
     def __call__(self, x: Activations, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
         adapters = step.meta.adapters
-        out = self._sum(self._adapted(x, adapters) if adapters else self._computed(x))
+        out = self._sum(self._in_order(x, adapters) if adapters else self._computed(x))
         return out if self._down_bias is None else out + self._down_bias
 
-    def _adapted(self, x: Activations, adapters: Mapping[str, Rows]) -> Tensor:
-        """Return what `_in_order` does, with what adapters add to both products for their rows."""
+    def _in_order(self, x: Activations, adapters: Mapping[str, Rows] = _NO_ROWS) -> Tensor:
+        """Compute one operation after the other, with what `adapters` add to both products for their rows."""
         gate_up = self._linear(x, self._gate_up, self._gate_up_bias)
         self._gate_up_adapters.add(gate_up, x, adapters, self._linear)
         inner = self._activate(gate_up)
         out = self._linear(inner, self._down, None)
         self._down_adapters.add(out, inner, adapters, self._linear)
         return out
-
-    def _in_order(self, x: Activations) -> Tensor:
-        inner = self._activate(self._linear(x, self._gate_up, self._gate_up_bias))
-        return self._linear(inner, self._down, None)
 
     def part(self, norm: Tensor, norm_behind: Tensor | None) -> MlpPart | None:
         """Return the layer's half as data, with the norms before and behind it. None where ranks share it, or where its gate is
