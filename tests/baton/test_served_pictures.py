@@ -10,11 +10,6 @@ import anthropic
 import openai
 import pytest
 
-from cluster.ingress.api.api_factory import build_app
-from cluster.ingress.api.http_server import HttpServer
-from cluster.ingress.api.live_rules import LiveRules
-from cluster.ingress.model_card import read_model_card
-from cluster.ingress.observers import make_observers
 from cluster.local import LocalCluster
 from core.config import load
 from tests.models.seeing_checkpoints import (
@@ -27,6 +22,7 @@ from tests.models.seeing_checkpoints import (
     shown,
     talks,
 )
+from tests.parallel.served_grid import http_server
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -49,20 +45,10 @@ class Served(NamedTuple):
 @asynccontextmanager
 async def served(folder: Path, **keys: Any) -> AsyncIterator[Served]:
     config = load({}, {}, {**KEYS, "model.path": str(folder), "model.name": "seeing", **keys})
-    card = read_model_card(config)
-    observers = make_observers(card.name)
-    async with LocalCluster.running(config, observers.observe) as cluster:
-        app = build_app(cluster.frontend, config, card, LiveRules(config).access, observers)
-        server = HttpServer(app, "127.0.0.1", [0], shared=False)
-        server.start()
-        try:
-            address: Any = {"base_url": f"http://127.0.0.1:{server.port}", "api_key": "k", "max_retries": 0}
-            async with anthropic.AsyncAnthropic(**address) as theirs:
-                address["base_url"] += "/v1"
-                async with openai.AsyncOpenAI(**address) as client:
-                    yield Served(cluster, client, theirs)
-        finally:
-            await server.stop()
+    async with http_server(config) as (cluster, client):
+        root = str(client.base_url.join("/"))
+        async with anthropic.AsyncAnthropic(base_url=root, api_key="none", max_retries=0) as theirs:
+            yield Served(cluster, client, theirs)
 
 
 def question(image: Any) -> list[Any]:

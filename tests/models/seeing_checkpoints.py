@@ -159,14 +159,7 @@ def _llava(template: str) -> tuple[Any, Any]:
     images = transformers.CLIPImageProcessorPil(
         size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}
     )
-    processor = transformers.LlavaProcessor(
-        images,
-        tokenizer,
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=template.replace("IMAGE", "<image>"),
-    )
+    processor = _over_clip(transformers.LlavaProcessor, images, tokenizer, template)
     return transformers.LlavaForConditionalGeneration(config), processor
 
 
@@ -183,7 +176,13 @@ def _llava_next(template: str) -> tuple[Any, Any]:
     images = transformers.LlavaNextImageProcessorPil(
         size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, image_grid_pinpoints=grids
     )
-    processor = transformers.LlavaNextProcessor(
+    processor = _over_clip(transformers.LlavaNextProcessor, images, tokenizer, template)
+    return transformers.LlavaNextForConditionalGeneration(config), processor
+
+
+def _over_clip(kind: Any, images: Any, tokenizer: Any, template: str) -> Any:
+    """Return a processor for CLIP's tower, whose first token is no part of the picture."""
+    return kind(
         images,
         tokenizer,
         patch_size=8,
@@ -191,7 +190,6 @@ def _llava_next(template: str) -> tuple[Any, Any]:
         num_additional_image_tokens=1,
         chat_template=template.replace("IMAGE", "<image>"),
     )
-    return transformers.LlavaNextForConditionalGeneration(config), processor
 
 
 def _their_layout() -> Callable[..., str]:
