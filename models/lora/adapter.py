@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
@@ -108,14 +108,14 @@ def _pair(
 
 
 def _shapes(name: str, folder: Path) -> dict[str, tuple[int, ...]]:
-    with open_adapter(name, folder / FILE) as file:
+    with open_adapter(name, folder / FILE, "np") as file:  # an ingress, which reads these, has no torch
         return {tensor: tuple(file.get_slice(tensor).get_shape()) for tensor in file.keys()}  # noqa: SIM118
 
 
-def open_adapter(name: str, path: Path) -> Any:
-    """Open an adapter's file, for a `with` block. Raises ConfigError."""
+def open_adapter(name: str, path: Path, framework: Literal["np", "pt"] = "pt") -> Any:
+    """Open an adapter's file, for a `with` block. `framework`: whose tensors it gives. Raises ConfigError."""
     try:
-        return safe_open(path, "pt", device="cpu")
+        return safe_open(path, framework, device="cpu")
     except FileNotFoundError:
         raise ConfigError(f"adapter {name!r}: there is no {path} (safetensors only)") from None
     except (SafetensorError, OSError) as error:

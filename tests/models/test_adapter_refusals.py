@@ -2,6 +2,8 @@
 
 import json
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from models.families import read_spec
 from models.lora.adapter import read_adapters
 from tests.models.checkpoints import FAMILIES, HYBRID, make
 from tests.models.peft_adapters import make_adapter
+
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -135,3 +140,21 @@ def refused_as(folder: Path, adapter: Path) -> None:
 def test_a_model_that_transformers_computes(folder: Path) -> None:
     with pytest.raises(ConfigError, match="where transformers computes the layers"):
         read_adapters({"mine": str(folder / "one")}, read_spec(folder, "transformers"))
+
+
+def test_a_process_without_torch_reads_its_description(folder: Path) -> None:
+    """As an ingress does, which keeps torch out."""
+    code = (
+        "import sys; sys.modules['torch'] = None; from pathlib import Path; from models.families import read_spec; "
+        "from models.lora.adapter import read_adapters; "
+        "print(read_adapters({'mine': sys.argv[2]}, read_spec(Path(sys.argv[1])))[0].key)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder), str(folder / "one")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("mine@")
