@@ -48,6 +48,8 @@ class CatalogueModel:
     """Values kept for one token, all layers; 0: keys and values of every layer."""
     pair_values: int = 0
     """Multiplications between one query and one key, all layers and heads; 0: as keys and values are kept."""
+    adapter_bytes: float = 0.0
+    """What adapters take beside the weights, in each instance."""
 
     @property
     def pair_flop(self) -> int:
@@ -66,7 +68,8 @@ class CatalogueModel:
 
     @property
     def total_bytes(self) -> float:
-        return self.common_bytes + self.expert_weight_bytes
+        """What lies in an instance's memory before any KV."""
+        return self.common_bytes + self.expert_weight_bytes + self.adapter_bytes
 
     @property
     def active_weights(self) -> float:
@@ -155,7 +158,7 @@ def link_cost(gpu: Gpu, num_gpus: int = 1) -> LinkCost:
 def num_blocks(
     gpu: Gpu, model: CatalogueModel, block_size: int, num_gpus: int = 1, card_share: float = 1.0
 ) -> int:
-    """Return the KV blocks of `num_gpus` ranks that share the weights evenly, each with `card_share` of its card. Raises
+    """Return the KV blocks of `num_gpus` ranks that share weights and adapters evenly, each with `card_share` of its card. Raises
     ConfigError when the weights do not fit."""
     size = int(gpu.memory_bytes)
     memory = DeviceMemory(name="one GPU", total_bytes=size, free_bytes=size, is_host=False)

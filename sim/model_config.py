@@ -6,6 +6,7 @@ linear attention keep nothing that grows; those with a sliding window are counte
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,15 @@ _NO_GATE = {"gpt2", "gpt_neo", "gptj", "gpt_neox", "opt", "bloom", "phi", "falco
 """Model types whose feed-forward layers have two matrices in place of three."""
 
 
-def named_model(name: str) -> CatalogueModel:
-    """Return the catalogue's model of that name, or that of a `config.json` at that path. Raises ConfigError."""
-    if name in MODELS:
-        return MODELS[name]
-    if not Path(name).exists():
+def named_model(name: str, adapter_bytes: float = 0.0) -> CatalogueModel:
+    """Return the catalogue's model of that name, or that of a `config.json` at that path, with adapters of so many bytes. Raises
+    ConfigError."""
+    if name not in MODELS and not Path(name).exists():
         raise ConfigError(
             f"no model {name}: it is neither one of {', '.join(MODELS)} nor a config.json or its folder"
         )
-    return read_model(Path(name))
+    found = MODELS[name] if name in MODELS else read_model(Path(name))
+    return replace(found, adapter_bytes=adapter_bytes)
 
 
 def read_model(path: Path) -> CatalogueModel:

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 
+from core.adapter_config import HoldAdapters
 from core.plan import NewSeq, Sampled, StepPlan, StepResult
 from core.ports import Clock, LayerSink, OnReady
 from sim.cost import ModelledStep, duration_s
@@ -37,6 +38,9 @@ class ModelledGroup:
                 self._sample(work.key, work.start + work.count) for work in plan.work if work.samples
             )
             return StepResult(step=plan.step, sampled=sampled, duration_s=step_s)
+
+    async def hold_adapters(self, asked: HoldAdapters) -> dict[str, str]:
+        return {}
 
     def on_ready(self, hear: OnReady) -> None:
         """No draw is put off here."""

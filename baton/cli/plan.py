@@ -16,6 +16,9 @@ def plan(
     model: Annotated[
         str, typer.Option(help=f"One of {', '.join(MODELS)}, or any model's config.json.")
     ] = "llama-3.1-8b",
+    adapters_gb: Annotated[
+        float, typer.Option(min=0, help="Memory that adapters and their slots take in each instance.")
+    ] = 0.0,
     gpus: Annotated[str, typer.Option(help="Which to consider, by commas.")] = ",".join(GPUS),
     prices: Annotated[
         str, typer.Option(help="Dollars an hour in place of the catalogue's, as H100=2.10,L40S=0.80.")
@@ -50,6 +53,7 @@ def plan(
         PlanQuestion(
             trace=trace,
             model=model,
+            adapter_bytes=adapters_gb * 1e9,
             gpus=gpus.split(","),
             prices=prices,
             start_s=start if start >= 0 else None,

@@ -33,6 +33,8 @@ class PlanQuestion:
 
     trace: Path
     model: str
+    adapter_bytes: float
+    """What adapters take in each instance."""
     gpus: list[str]
     prices: str
     """Dollars an hour by GPU, as H100=2.10,L40S=0.80."""
@@ -78,10 +80,8 @@ def answer(question: PlanQuestion, output: Path | None, picture: Path | None) ->
 def _demand(question: PlanQuestion) -> Demand:
     if not set(question.gpus) <= set(GPUS):
         raise ConfigError(f"unknown GPU: {','.join(question.gpus)}; known: {', '.join(GPUS)}")
-    model = question.model
-    hardware = Hardware(
-        model=model, gpus=question.gpus, prices=_prices(question.prices), read=named_model(model)
-    )
+    model = named_model(question.model, question.adapter_bytes)
+    hardware = Hardware(model=question.model, gpus=question.gpus, prices=_prices(question.prices), read=model)
     targets = Targets(
         slo=Slo(name="planned", ttft_s=question.ttft_s, tpot_s=question.tpot_s),
         attainment=question.attainment,

@@ -18,6 +18,9 @@ def simulate(
     model: Annotated[
         str, typer.Option(help=f"One of {', '.join(MODELS)}, or any model's config.json.")
     ] = "llama-3.1-8b",
+    adapters_gb: Annotated[
+        float, typer.Option(min=0, help="Memory that adapters and their slots take in each instance.")
+    ] = 0.0,
     prefill: Annotated[int, typer.Option(min=0, help="Prefill instances.")] = 1,
     decode: Annotated[int, typer.Option(min=0, help="Decode instances.")] = 1,
     both: Annotated[int, typer.Option(min=0, help="Instances that do either role.")] = 0,
@@ -80,6 +83,7 @@ def simulate(
             trace=trace,
             gpu=gpu,
             model=model,
+            adapter_bytes=adapters_gb * 1e9,
             num_prefill=prefill,
             num_decode=decode,
             num_both=both,

@@ -30,6 +30,8 @@ class Scenario:
     trace: Path
     gpu: str
     model: str
+    adapter_bytes: float
+    """What adapters take in each instance."""
     num_prefill: int
     num_decode: int
     num_both: int
@@ -67,7 +69,7 @@ def _study(scenario: Scenario) -> Study:
         num_decode=scenario.num_decode,
         num_both=scenario.num_both,
         profile=read_profile(scenario.profile) if scenario.profile else None,
-        read=named_model(scenario.model),
+        read=named_model(scenario.model, scenario.adapter_bytes),
     )
     return Study(
         workload=_workload(scenario.trace, scenario.seconds, scenario.seed),

@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from core.errors import ConfigError
-from sim.catalogue import MODELS
-from sim.model_config import model_of, read_model
+from sim.catalogue import GPUS, MODELS, num_blocks, step_cost
+from sim.model_config import model_of, named_model, read_model
 
 SIZES: dict[str, Any] = {
     "vocab_size": 1000,
@@ -139,3 +139,12 @@ def test_what_cannot_be_read_is_said_with_the_file(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="mystery"):
         read_model(tmp_path)
+
+
+def test_adapters_leave_so_much_less_room_for_kv() -> None:
+    plain, block_bytes = named_model("llama-3.1-8b"), MODELS["llama-3.1-8b"].kv_token_bytes * 16
+    adapted = named_model("llama-3.1-8b", 4096.0 * block_bytes)
+    for num_gpus in (1, 2):
+        without, beside = (num_blocks(GPUS["H100"], model, 16, num_gpus) for model in (plain, adapted))
+        assert without - beside == pytest.approx(4096, abs=1)
+    assert step_cost(GPUS["H100"], adapted) == step_cost(GPUS["H100"], plain)
