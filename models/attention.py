@@ -89,20 +89,20 @@ class Attention:
             checkpoint.matrix(f"{prefix}{name}_proj.weight", (size, input_size))
             for name, size in stored.items()
         ]
-        beside = checkpoint.adapters.beside
-        adapters = beside({f"{prefix}{name}_proj": (size, input_size) for name, size in stored.items()})
         self._heads = len(checkpoint.held(f"{prefix}q_proj.weight", spec.num_heads))
         qkv, self._qkv_bias = joined(parts, checkpoint.dtype), None
         if spec.qkv_bias:
             self._qkv_bias = torch.cat(
                 [checkpoint.take(f"{prefix}{name}_proj.bias", (size,)) for name, size in stored.items()]
             )
+        rows = None
         if (order := rotation_order(spec)) is not None:
             rows = _turned_rows(order, qkv.shape[0], self._heads)
             qkv = reordered(qkv, rows, checkpoint.dtype)
             self._qkv_bias = None if self._qkv_bias is None else self._qkv_bias[rows]
-            adapters = adapters.reordered(rows)
-        self._qkv_adapters = adapters
+        beside = checkpoint.adapters.beside
+        modules = {f"{prefix}{name}_proj": (size, input_size) for name, size in stored.items()}
+        self._qkv_adapters = beside(modules, rows)
         self.takes, self._qkv = self._ops.rounds(qkv), self._ops.pack(qkv, checkpoint.dtype)
         out = checkpoint.matrix(f"{prefix}o_proj.weight", (spec.hidden_size, sizes["q"]))
         self._out = self._ops.pack(out, checkpoint.dtype)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
+from models.lora.low_rank import AdapterWeights
 from models.readout import Readout
 from models.spec import ModelSpec
 
@@ -23,6 +24,8 @@ class CausalModel(Protocol):
     expert_load: Tensor
     """(len(layers), num_experts) int64: how often each layer has chosen each expert, since its reader last set it to zero."""
     bytes_read: int
+    adapters: AdapterWeights
+    """What lies beside its matrices."""
     readout: Readout
     """What follows a text's pooled hidden state, where the checkpoint embeds."""
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.packed import Kind
-from models.lora.low_rank import NO_ADAPTERS, AdapterWeights
+from models.lora.low_rank import AdapterWeights, no_adapters
 from models.spec import ModelSpec
 from models.weights import Shard, held_rows, whole
 
@@ -24,10 +24,10 @@ class DummyWeights:
         shard: Shard = whole,
         matrices: torch.dtype | None = None,
         *,
-        adapters: AdapterWeights = NO_ADAPTERS,
+        adapters: AdapterWeights | None = None,
     ) -> None:
         """`matrices`: what they would be stored in and are kept in; None: `dtype`."""
-        self.adapters = adapters
+        self.adapters = no_adapters() if adapters is None else adapters
         self.dtype, self.device, self._shard, self._matrices = dtype, device, shard, matrices
 
     @classmethod
@@ -39,7 +39,7 @@ class DummyWeights:
         device: torch.device,
         shard: Shard = whole,
         *,
-        adapters: AdapterWeights = NO_ADAPTERS,
+        adapters: AdapterWeights | None = None,
     ) -> "DummyWeights":
         """With matrices in the bits in which those of a checkpoint would stay. `kept` is `Ops.keeps`."""
         halves = "half" in kept and spec.dtype in ("bfloat16", "float16")

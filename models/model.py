@@ -64,7 +64,7 @@ class Model:
         )
         self._rotations = Rotations(spec, self.layers, ops, device)
         self._fused = None if taps else self._fuse()
-        self._has_adapters = bool(checkpoint.adapters)
+        self.adapters = checkpoint.adapters
         self._places = KVPlaces.of(spec, self.layers)
         self.bytes_read = checkpoint.bytes_read
 
@@ -98,7 +98,7 @@ class Model:
         if self.is_first and not x.is_floating_point():
             x = self.embed(x)
         rotations, done = self._rotations(positions, x.dtype), None
-        is_adapted = self._has_adapters and meta.adapters
+        is_adapted = meta.adapters and self.adapters
         if self._fused is not None and on_layer is None and not is_adapted:
             done = self._fused(x, [(each.cos, each.sin) for each in rotations], kv, meta)
         x, added = done or self._layer_by_layer(x, rotations, kv, meta, on_layer)

@@ -27,6 +27,7 @@ from kernels.collectives import ONE_RANK, Collectives
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
 from models.foreign_cuts import cut, keep_stage
 from models.foreign_products import pack_products
+from models.lora.low_rank import no_adapters
 from models.readout import NO_READOUT, Readout
 from models.spec import ModelSpec
 
@@ -108,6 +109,7 @@ class TransformersModel:
         is_cut, is_stage = self._num_kv_heads < spec.num_kv_heads, len(layers) < spec.num_layers
         host = torch.device("cpu")
         causal = _load(folder, spec, dtype, host if is_cut or is_stage else device)
+        self.adapters = no_adapters()
         self.bytes_read = sum(tensor.nbytes for tensor in causal.state_dict().values())
         on_read()
         self._base = causal.base_model

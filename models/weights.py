@@ -18,7 +18,7 @@ from kernels.cpu.pages import give_back_freed
 from kernels.packed import Kind, Weight, on_device, tensors_of
 from models.gguf_file import BLOCK, BLOCKS, GgufFile, GgufTensor
 from models.gguf_folder import WEIGHTS
-from models.lora.low_rank import NO_ADAPTERS, AdapterWeights
+from models.lora.low_rank import AdapterWeights, no_adapters
 from models.packed import divided, eight_bit_kind, eight_bits, whole_numbers, without_rounding
 from models.packed_words import MARKS, SUFFIXES, from_words
 from models.quantisation import Quantisation
@@ -73,10 +73,10 @@ class Checkpoint:
         quantisation: Quantisation | None = None,
         keeps: frozenset[Kind] = frozenset(),
         *,
-        adapters: AdapterWeights = NO_ADAPTERS,
+        adapters: AdapterWeights | None = None,
     ) -> None:
         """`keeps` says what `matrix` leaves as it is stored (`Ops.keeps`)."""
-        self.adapters = adapters
+        self.adapters = no_adapters() if adapters is None else adapters
         self._folder, self.dtype, self.device, self._shard = folder, dtype, device, shard
         self._quantisation, self.keeps = quantisation, keeps
         self._files = {path: _open(path) for path in _files(folder)}
