@@ -21,11 +21,15 @@ from engine.execution.draft_kv import draft_layers
 from engine.execution.draft_model import DraftModel
 from engine.execution.pool_size import RankMemory, size_pool
 from models.causal_model import CausalModel
+from models.families import read_spec
+from models.lora.adapter import read_adapters
 from models.registry import load_model
 from parallel.mesh import Mesh
 from tests.engine.execution.test_runner import Instance
 from tests.engine.execution.test_speculation import Said, loaded, one_at_a_time, requests, said
 from tests.models.checkpoints import CPU, FAMILIES, HYBRID, VOCAB, make
+from tests.models.continuation import continuation
+from tests.models.peft_adapters import make_adapter
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,29 @@ def test_one_that_is_the_target_itself_is_always_right(target: CausalModel) -> N
     assert said(instance, asked) == want
     guessed, right = instance.scheduler.draft_tokens
     assert guessed == right > 50
+
+
+def test_one_that_knows_no_adapter_is_wrong_more_often_and_changes_no_token(tmp_path: Path) -> None:
+    config = FAMILIES["llama"](random.Random("llama"), 0)
+    reference = make(tmp_path / "base", config, seed=1)
+    truth = make_adapter(tmp_path / "one", reference, 0)
+    paths = {"one": str(tmp_path / "one")}
+    (adapter,) = read_adapters(paths, read_spec(tmp_path / "base"))
+    adapted = load_model(tmp_path / "base", "float32", CPU, adapters=paths)
+    draft = load_model(tmp_path / "base", "float32", CPU)
+    sampling = SamplingParams(temperature=0.0, max_tokens=24)
+    asked = [
+        replace(request, sampling=sampling, adapter=adapter.key if at % 2 else "")
+        for at, request in enumerate(requests(random.Random(2), 8))
+    ]
+    instance = Instance(adapted, speculate="draft:x", draft=draft, max_batch_tokens=24)
+    found = said(instance, asked)
+    for request in asked:
+        tokens = [token.token for token in found[request.id]]
+        model = truth if request.adapter else reference
+        assert tokens == continuation(model, request.prompt, tokens, 24)
+    guessed, right = instance.scheduler.draft_tokens
+    assert guessed > right > 50
 
 
 @pytest.mark.parametrize("seed", range(4))
