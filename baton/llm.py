@@ -16,7 +16,7 @@ from cluster.ingress.api.api_factory import api_settings
 from cluster.ingress.api.chat_format import ChatFormat
 from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.openai_requests import ChatRequest, validate
-from cluster.ingress.model_card import read_model_card
+from cluster.ingress.model_card import describe_adapter, read_model_card
 from cluster.local import LocalCluster
 from core.config import ClusterConfig, load
 from core.errors import RequestError
@@ -118,6 +118,16 @@ class LLM:
         asked = _Asked(prompt, pictures, self._adapter_key(adapter))
         return self._call(self._all([asked], params, tuple(stop), lambda: None))[0]
 
+    def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
+        """Load an adapter that lies in one of `adapters.folders` (`LLM(path, adapters__folders=[...])`). `in_place`: one of this
+        name may be there, and goes. Raises ConfigError and RequestError."""
+        found = describe_adapter(self.config, self.card, name, path)
+        self._call(self._cluster.frontend.adapters.load(found.key, found.folder, in_place=in_place))
+
+    def unload_adapter(self, name: str) -> None:
+        """Give up an adapter that was loaded so. Raises RequestError."""
+        self._call(self._cluster.frontend.adapters.unload(name))
+
     def close(self) -> None:
         if self._thread.is_alive():
             self._call(self._stack.aclose())
@@ -192,10 +202,11 @@ class LLM:
     def _adapter_key(self, name: str) -> str:
         if not name:
             return ""
-        if name not in self.card.adapters:
-            known = ", ".join(map(repr, self.card.adapters)) or "none"
+        adapters = {**self.card.adapters, **self._cluster.frontend.adapters.served}
+        if name not in adapters:
+            known = ", ".join(map(repr, adapters)) or "none"
             raise RequestError(f"there is no adapter {name!r}; this model has {known}", field="adapter")
-        return self.card.adapters[name].key
+        return adapters[name].key
 
     def _check(self, ids: tuple[int, ...], params: SamplingParams) -> None:
         if not ids:

@@ -95,6 +95,7 @@ class LocalCluster:
                 resolve_schedulers=resolve,
                 request_timeout_s=config.serve.request_timeout_s,
                 observe=observe,
+                loads_adapters=bool(config.adapters.folders),
             )
             stack.push_async_callback(frontend.close)
             stack.push_async_callback(_cancel, asyncio.create_task(frontend.run()))

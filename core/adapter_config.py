@@ -1,4 +1,4 @@
-"""Which adapters a model is served with: `model.adapters`, and what a request says of one."""
+"""Which adapters a model is served with: `model.adapters`, the section `adapters`, and what a request says of one."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
+
+from core.config_section import Section
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,127}")
 
@@ -18,11 +20,16 @@ def _by_name(given: Any) -> Any:
         given = _from_texts(map(str, given))
     if isinstance(given, Mapping):
         for name in given:
-            if not _NAME.fullmatch(str(name)):
-                raise ValueError(
-                    f"{name!r} is no name for an adapter: give up to 128 letters, digits and any of _ . / : -"
-                )
+            check_name(str(name))
     return given
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError for what cannot be an adapter's name."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is no name for an adapter: give up to 128 letters, digits and any of _ . / : -"
+        )
 
 
 def _from_texts(texts: Iterable[str]) -> dict[str, str]:
@@ -39,6 +46,39 @@ def _from_texts(texts: Iterable[str]) -> dict[str, str]:
 
 Adapters = Annotated[Mapping[str, str], BeforeValidator(_by_name), Field(title="NAME=PATH")]
 """By the name that clients use, the folder that PEFT has written."""
+
+
+class AdapterConfig(Section):
+    folders: tuple[str, ...] = ()
+    """Folders, as whole paths, in which adapters lie that may be loaded while the server runs; empty: none may. Every process
+    must see them."""
+    slots: int = Field(default=4, ge=1, le=1024)
+    """Adapters that may be loaded so at once; memory for them is kept free from the start."""
+    max_rank: int = Field(default=16, ge=1)
+    """The largest rank of an adapter that is loaded so."""
+
+    @property
+    def num_slots(self) -> int:
+        """Return the slots that there are: none where nothing may be loaded."""
+        return self.slots if self.folders else 0
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterPlace:
+    """An adapter that an instance is to have beside those of its configuration."""
+
+    key: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class HoldAdapters:
+    """Which of those a rank is to have from now on, and no others."""
+
+    adapters: tuple[AdapterPlace, ...]
+    folders: tuple[str, ...]
+    """`AdapterConfig.folders`, and `max_rank`: what the rank goes by itself."""
+    max_rank: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError
 
-from core.adapter_config import Adapters
+from core.adapter_config import AdapterConfig, Adapters
 from core.config_section import Section
 from core.config_words import sentence
 from core.errors import ConfigError
@@ -207,6 +207,7 @@ class ClusterConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     serve: ServeConfig = ServeConfig()
     pictures: PictureConfig = PictureConfig()
+    adapters: AdapterConfig = AdapterConfig()
     scaling: ScalingConfig = ScalingConfig()
     prefill: ParallelConfig = ParallelConfig()
     decode: ParallelConfig = ParallelConfig()
@@ -297,6 +298,10 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
     if config.serve.batch_dir and not Path(config.serve.batch_dir).expanduser().is_absolute():
         raise ConfigError(
             f"serve.batch_dir is {config.serve.batch_dir!r}: give a whole path, since ingresses have working folders of their own"
+        )
+    if partial := [folder for folder in config.adapters.folders if not Path(folder).is_absolute()]:
+        raise ConfigError(
+            f"adapters.folders has {partial[0]!r}: give whole paths, since processes have working folders of their own"
         )
     if engine.disk_cache_bytes and not engine.disk_cache_path:
         raise ConfigError("engine.disk_cache_bytes is set: say where with engine.disk_cache_path")

@@ -1,21 +1,30 @@
 """Every message between Baton's processes (what instances report is in `core/reports.py`). One list, so that the protocol can be
 read in one place.
 
-frontend  -> scheduler   Place, Finished, AskStatus
-scheduler -> frontend    Placed, Rejected, Status
+frontend  -> scheduler   Place, Finished, AskStatus, LoadAdapter, UnloadAdapter, AdaptersUsed
+scheduler -> frontend    Placed, Rejected, Status, AdapterChanged
 frontend  -> decode      Submit, Cancel
 frontend  -> worker      DropCache
 worker    -> frontend    Tokens, Failed, HandedOver, Leaving, CacheDropped
 decode    -> prefill     StartPrefill, Revoke
 prefill   -> decode      ChunkDone, Commit, Drained, PrefillFailed
-worker    -> scheduler   Register, LoadReport, NeedPrefill, Leaving
+worker    -> scheduler   Register, LoadReport, NeedPrefill, Leaving, AdaptersHeld
 scheduler -> decode      PrefillAssigned, Buddy
 decode    -> decode      Replicas, ReplicasKept
 scheduler -> scheduler   PlacedByPeer, ReleasedByPeer, PeerRequest, PeerBacklog (and PeersChanged, to itself)
+scheduler <-> all        AdapterList (`core/adapter_messages.py`)
 """
 
 from dataclasses import dataclass
 
+from core.adapter_messages import (
+    AdapterChanged,
+    AdapterList,
+    AdaptersHeld,
+    AdaptersUsed,
+    LoadAdapter,
+    UnloadAdapter,
+)
 from core.kv import KVShard
 from core.reports import DroppedBlocks, LoadReport, Register, Status
 from core.types import Request, Route, Slo, TokenOut
@@ -361,5 +370,6 @@ Message = (
     | Submit | Cancel | Tokens | HandedOver | Failed
     | Buddy | Replicas | ReplicasKept | DropCache | CacheDropped
     | PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest | PeerBacklog
+    | AdapterList | AdaptersHeld | AdaptersUsed | LoadAdapter | UnloadAdapter | AdapterChanged
     | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Collection, Sequence, Sized
 from typing import Protocol, TypeVar
 
+from core.adapter_config import HoldAdapters
 from core.messages import Message
 from core.plan import StepPlan, StepResult
 from core.steps import StepModels
@@ -65,6 +66,11 @@ class WorkerGroup(Protocol):
         """Raises OutOfMemory where there is no memory for the step, and for those behind it until its number comes again. Such a
         step has drawn nothing. What it has written behind the tokens that were computed before is of no use, nor is any recurrent
         state of its sequences, and ranks may or may not have taken note of its `new` and `drop`."""
+        ...
+
+    async def hold_adapters(self, asked: HoldAdapters) -> dict[str, str]:
+        """Have every rank hold these adapters beside those of its start, and no others, while steps run. What is given up must be
+        in no step. Returns why not, by key, where a rank has refused; others may hold it. For one call at a time."""
         ...
 
     def on_ready(self, hear: OnReady) -> None:

@@ -88,6 +88,11 @@ class DecodeWorker:
         return len(self._jobs)
 
     @property
+    def adapters(self) -> set[str]:
+        """The adapters of the requests that are here."""
+        return {job.request.adapter for job in self._jobs.values()}
+
+    @property
     def frontends(self) -> set[str]:
         """The frontends whose requests are here."""
         return {job.request.reply_to for job in self._jobs.values()}

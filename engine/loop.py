@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from core.adapter_config import HoldAdapters
 from core.errors import Bug, OutOfMemory, RequestError
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
@@ -230,6 +231,10 @@ class Engine:
         host, disk = self._tiers.drop() if self._tiers else (0, 0)
         device = self._scheduler.drop_cache()
         return DroppedBlocks(device=device, host=host, disk=disk, in_use=self._scheduler.num_used_blocks)
+
+    async def hold_adapters(self, asked: HoldAdapters) -> dict[str, str]:
+        """As `WorkerGroup.hold_adapters`. Raises ReplicaLost."""
+        return await self._group.hold_adapters(asked)
 
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()

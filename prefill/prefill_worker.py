@@ -48,6 +48,11 @@ class PrefillWorker:
     def num_jobs(self) -> int:
         return len(self._jobs)
 
+    @property
+    def adapters(self) -> set[str]:
+        """The adapters of the requests that are here."""
+        return {job.request.adapter for job in self._jobs.values()}
+
     def drain_sent(self) -> tuple[str, ...]:
         """Return the attempts whose KV has left, or will never leave, since the last call."""
         sent, self._sent = tuple(self._sent), []

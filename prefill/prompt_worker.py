@@ -20,6 +20,11 @@ class PromptWorker:
     def num_jobs(self) -> int:
         return len(self._requests)
 
+    @property
+    def adapters(self) -> set[str]:
+        """The adapters of the requests that are here."""
+        return {request.adapter for request in self._requests.values()}
+
     def on_message(self, message: Message) -> bool:
         """True when the message was for this role."""
         match message:

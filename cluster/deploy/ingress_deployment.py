@@ -51,6 +51,7 @@ class Ingress:
             request_timeout_s=config.serve.request_timeout_s,
             observe=observers.observe,
             num_schedulers=config.serve.schedulers,
+            loads_adapters=bool(config.adapters.folders),
         )
         self._running = asyncio.create_task(self._frontend.run())
         live = LiveRules(config)

@@ -13,15 +13,18 @@ from dataclasses import replace
 from zlib import crc32
 
 from cluster.ingress.beam_search import BeamParams
+from cluster.ingress.live_adapters import LiveAdapters
 from cluster.ingress.questions import Questions
-from cluster.ingress.running_attempt import Lost, Moved, RunningAttempt
+from cluster.ingress.running_attempt import Lost, Moved, RunningAttempt, refusal_of
 from cluster.ingress.search_steps import Found, search
 from cluster.ingress.shared_prompt import SharedPrompt
 from cluster.ingress.timeline import Observe, Timeline, nobody
 from core.config import ScheduleConfig
-from core.errors import BatonError, Overloaded, ReplicaLost, RequestError, TargetOutOfReach
+from core.errors import BatonError, Overloaded, ReplicaLost, RequestError
 from core.kv import block_hashes
 from core.messages import (
+    AdapterChanged,
+    AdapterList,
     AskStatus,
     CacheDropped,
     Cancel,
@@ -63,14 +66,18 @@ class Frontend:
         request_timeout_s: float,
         observe: Observe = nobody,
         num_schedulers: int = 1,
+        loads_adapters: bool = False,
     ) -> None:
         self._mail, self._clock, self._config = mail, clock, config
         self._block_size = block_size
         self._observe = observe
         self._timeout_s = request_timeout_s
-        self._schedulers = Schedulers(resolve_schedulers, num_schedulers, clock, lambda _: self._ask_all())
+        self._schedulers = Schedulers(resolve_schedulers, num_schedulers, clock, self._on_scheduler)
         self._attempts: dict[str, RunningAttempt] = {}
         self._questions = Questions(mail)
+        self.adapters = LiveAdapters(
+            mail, self._schedulers, self._questions, request_timeout_s, is_on=loads_adapters
+        )
         self._nonces = itertools.count()
         self._retiring = False
         self._moves: set[asyncio.Task[None]] = set()
@@ -125,7 +132,8 @@ class Frontend:
             status = await self.status()
         except ReplicaLost as error:
             return False, str(error)
-        return not status.why_not, status.why_not
+        why_not = status.why_not or self.adapters.why_not
+        return not why_not, why_not
 
     async def generate(
         self, request: Request, shared: SharedPrompt | None = None
@@ -134,6 +142,7 @@ class Frontend:
         all requests of a prompt, which is computed and handed over once.
 
         Raises Overloaded, RequestError, or ReplicaLost when the request could not be finished in time or anywhere."""
+        request = self.adapters.renewed(request)
         with self._observed(request) as timeline:
             async for token in self._generate(request, timeline, shared):
                 timeline.num_output += 1
@@ -141,6 +150,7 @@ class Frontend:
 
     async def search(self, request: Request, params: BeamParams, count: int) -> Found:
         """The `count` best answers that a beam search finds (`search_steps.search`). Raises as `generate` does."""
+        request = self.adapters.renewed(request)
         with self._observed(request) as whole:
 
             async def draw(step: Request, shared: SharedPrompt) -> TokenOut:
@@ -160,7 +170,8 @@ class Frontend:
         """The request's timeline, of which the observers hear at its end."""
         timeline = Timeline(request=request, started_s=self._clock.now())
         try:
-            yield timeline
+            with self.adapters.running(request.adapter):
+                yield timeline
         except BatonError as error:
             timeline.error, timeline.error_type = str(error), type(error).__name__
             raise
@@ -283,7 +294,7 @@ class Frontend:
         The copy is made by a request of one token for all that is known so far, whose KV comes from the instance that ends. What
         it leaves in the other's prefix cache is what the next attempt finds there: whole blocks, and a recurrent state if it
         stands where a block ends."""
-        request, known = running.request, self._whole_blocks(running)
+        request, known = running.request, running.whole_blocks(self._block_size)
         if len(running.known) + 1 >= request.sampling.max_tokens:
             return
         sampling = replace(request.sampling, max_tokens=len(known) + 1)
@@ -300,13 +311,6 @@ class Frontend:
         if finished and copying.route is not None:
             running.moved_to = copying.route.decode
             running.fail(Moved(leaving))
-
-    def _whole_blocks(self, running: RunningAttempt) -> tuple[int, ...]:
-        """Return what is known of the output, without the tokens behind the last full block, as far as there are blocks of
-        output."""
-        num_tokens = len(running.request.prompt) + len(running.known)
-        num_kept = len(running.known) - num_tokens % self._block_size
-        return tuple(running.known[: num_kept if num_kept > 0 else None])
 
     def _place(
         self, request: Request, exclude: tuple[str, ...] = (), *, source: str = "", prefer: str = ""
@@ -337,7 +341,7 @@ class Frontend:
             case Placed(request_id, attempt, route):
                 self._on_placed(sender, request_id, attempt, route)
             case Rejected(request_id, attempt):
-                self._fail(request_id, attempt, _refusal(message))
+                self._fail(request_id, attempt, refusal_of(message))
             case Failed(request_id, attempt, reason, retryable):
                 self._fail(request_id, attempt, Lost(sender) if retryable else RequestError(reason))
             case HandedOver(request_id, attempt):
@@ -345,7 +349,9 @@ class Frontend:
                     running.record.handed_over = message
             case Leaving(address):
                 self._leave(address)
-            case Status() | CacheDropped():
+            case AdapterList():
+                self.adapters.hear(message)
+            case Status() | CacheDropped() | AdapterChanged():
                 self._questions.answered(message)
             case _:
                 log.error("%s is not for a frontend (from %s)", type(message).__name__, sender)
@@ -359,6 +365,10 @@ class Frontend:
         running.scheduler = living[crc32(running.request.id.encode()) % len(living)] if living else ""
         if living:
             self._mail.send(running.scheduler, running.wanted)
+
+    def _on_scheduler(self, address: str) -> None:
+        self.adapters.greet(address)
+        self._ask_all()
 
     def _ask_all(self) -> None:
         """Ask for all attempts whose scheduler was lost, or that never had one."""
@@ -379,17 +389,9 @@ class Frontend:
             running.fail(failure)
 
     def _on_lost(self, peer: str) -> None:
+        self._questions.lost(peer)
         if self._schedulers.lose(peer):
             self._ask_all()
         for running in self._attempts.values():
             if running.route is not None and running.route.decode == peer:
                 running.fail(Lost(peer))
-
-
-def _refusal(rejected: Rejected) -> BatonError:
-    """Return the error that says why no place will come."""
-    if rejected.possible_ttft_s > 0:
-        return TargetOutOfReach(rejected.reason, rejected.possible_ttft_s)
-    if rejected.retry_after_s > 0:
-        return Overloaded(rejected.reason, rejected.retry_after_s)
-    return RequestError(rejected.reason)

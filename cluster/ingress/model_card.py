@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.adapter_config import ServedAdapter
+from core.adapter_config import ServedAdapter, check_name
 from core.config import ClusterConfig
 from core.errors import ConfigError
 from core.pools import pools_of
@@ -12,7 +12,8 @@ from engine.execution.model_dims import check_mesh, mesh_of
 from engine.planning.whole_prompts import encoder_config
 from models.families import read_spec
 from models.hub import resolve
-from models.lora.adapter import read_adapters
+from models.lora.adapter import read_adapters, read_within
+from models.lora.targets import targets_of
 from models.pooling import Pooling, read_pooling
 from models.scoring import is_scorer, read_scoring, vector_size
 from models.spec import ModelSpec, read_json
@@ -71,7 +72,22 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
     )
 
 
+def describe_adapter(config: ClusterConfig, card: ModelCard, name: str, path: str) -> ServedAdapter:
+    """Describe an adapter that may be loaded while the cluster runs, as it lies here. Raises ConfigError for any other."""
+    if name in (card.name, *config.model.aliases, *card.adapters):
+        raise ConfigError(f"{name!r} is the model's own name, or one of model.adapters: choose another one")
+    try:
+        check_name(name)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    spec, limits = read_spec(Path(card.folder), config.model.implementation), config.adapters
+    found = read_within(name, path, limits.folders, limits.max_rank, spec)
+    return ServedAdapter(found.key, path)
+
+
 def _adapters(config: ClusterConfig, name: str, spec: ModelSpec) -> dict[str, ServedAdapter]:
+    if config.adapters.folders:
+        targets_of(spec)  # raises where the model takes none
     paths, names = config.model.adapters, (name, *config.model.aliases)
     if taken := next((own for own in paths if own in names), ""):
         raise ConfigError(f"model.adapters has {taken!r}, which is the model's own name: choose another one")

@@ -6,7 +6,8 @@ from collections import deque
 
 from cluster.ingress.shared_prompt import SharedPrompt
 from cluster.ingress.timeline import Attempt
-from core.messages import Place
+from core.errors import BatonError, Overloaded, RequestError, TargetOutOfReach
+from core.messages import Place, Rejected
 from core.ports import Clock
 from core.types import Request, Route, TokenOut
 
@@ -65,6 +66,13 @@ class RunningAttempt:
             self.brings = None
             self.changed.set()
 
+    def whole_blocks(self, block_size: int) -> tuple[int, ...]:
+        """Return what is known of the output, without the tokens behind the last full block, as far as there are blocks of
+        output."""
+        num_tokens = len(self.request.prompt) + len(self.known)
+        num_kept = len(self.known) - num_tokens % block_size
+        return tuple(self.known[: num_kept if num_kept > 0 else None])
+
     def fail(self, failure: Exception) -> None:
         self.failure = self.failure or failure
         self.changed.set()
@@ -89,3 +97,12 @@ class RunningAttempt:
     async def wait(self) -> None:
         await self.changed.wait()
         self.changed.clear()
+
+
+def refusal_of(rejected: Rejected) -> BatonError:
+    """Return the error that says why no place will come."""
+    if rejected.possible_ttft_s > 0:
+        return TargetOutOfReach(rejected.reason, rejected.possible_ttft_s)
+    if rejected.retry_after_s > 0:
+        return Overloaded(rejected.reason, rejected.retry_after_s)
+    return RequestError(rejected.reason)

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from dataclasses import replace
 
+from cluster.instance.instance_adapters import InstanceAdapters
 from cluster.instance.instance_parts import (
     InstanceParts,
     Role,
@@ -17,6 +18,7 @@ from cluster.instance.instance_parts import (
     run_without_inbox,
 )
 from cluster.instance.reporting import Reporter
+from core.adapter_messages import AdapterList
 from core.config import ClusterConfig
 from core.messages import (
     CacheDropped,
@@ -63,7 +65,7 @@ class Instance:
         if parts.encodes:
             engine = encoder_config(config.engine, parts.max_context_tokens)
             config = config.model_copy(update={"engine": engine})
-        self._remote, self._timer, self._adapters = parts.remote, parts.timer, parts.adapters
+        self._remote, self._timer = parts.remote, parts.timer
         self._scheduler = make_scheduler(config.engine, role, parts)
         self._pusher = make_pusher(mail, clock, parts)
         self._engine = make_engine(config.engine, self._scheduler, self._pusher, clock, parts)
@@ -81,6 +83,15 @@ class Instance:
             count=self._counts,
             links=self._pusher.links,
             drain_sent=self._prefill.drain_sent,
+            first_words=lambda: self._adapters.introduction(),
+        )
+        self._adapters = InstanceAdapters(
+            config.adapters,
+            parts.adapters,
+            hold=self._engine.hold_adapters,
+            in_use=self._adapters_in_use,
+            tell=self._reporter.tell,
+            clock=clock,
         )
         self._inbox: Inbox | None = None
         self._decode: DecodeWorker | None = None
@@ -102,7 +113,8 @@ class Instance:
             log.info("the %s instance %s has started in %s", self.role, self.address, start.summary())
             self._reporter.started(start)
         self._mail.listen(self._on_message, self._on_lost)
-        self._tasks = [asyncio.create_task(self._engine.run(self)), asyncio.create_task(self._reporter.run())]
+        running = (self._engine.run(self), self._reporter.run(), self._adapters.run())
+        self._tasks = [asyncio.create_task(each) for each in running]
         if self._replicator is not None:
             self._tasks.append(asyncio.create_task(self._replicator.run()))
 
@@ -110,6 +122,10 @@ class Instance:
     def num_jobs(self) -> int:
         own = self._decode or self._prompts
         return self._prefill.num_jobs + (own.num_jobs if own else 0)
+
+    def _adapters_in_use(self) -> set[str]:
+        own = self._decode or self._prompts
+        return self._prefill.adapters | (own.adapters if own else set())
 
     @property
     def num_used_blocks(self) -> int:
@@ -172,6 +188,9 @@ class Instance:
                 if self._replicator is not None:
                     self._replicator.drop()
                 self._mail.send(sender, CacheDropped(nonce, self._engine.drop_cache()))
+                return
+            case AdapterList():
+                self._adapters.hear(message)
                 return
             case _:
                 pass

@@ -70,7 +70,7 @@ class InstanceParts:
     card: str = ""
     """The GPU that it shares with an instance of another role; empty where it has its own."""
     adapters: frozenset[str] = frozenset()
-    """The adapters that its ranks have, by name and revision."""
+    """The adapters that its ranks have from the start, by name and revision."""
     timer: StartTimer | None = None
     """What times the start; None for a modelled one."""
 

@@ -243,6 +243,7 @@ def _size(
         device=device,
         memories=memories,
         found=found,
+        slots=config.adapters,
     )
 
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from core.messages import Leaving
+from core.messages import Leaving, Message
 from core.ports import Clock, Mail, Resolve
 from core.reports import LayerExperts, LinkSpeed, LoadReport, Register, StartTimes, WorkCounts
 from core.turns import TURN_S, in_turn
@@ -37,10 +37,13 @@ class Reporter:
         count: Callable[[], WorkCounts],
         links: Callable[[], tuple[LinkSpeed, ...]],
         drain_sent: Callable[[], tuple[str, ...]],
+        first_words: Callable[[], tuple[Message, ...]] = tuple,
     ) -> None:
+        """`first_words` are what a scheduler that knows nothing is told before all else."""
         self._info, self._engine, self._mail, self._clock = info, engine, mail, clock
         self._interval_s = interval_s
         self._check, self._count, self._links, self._drain_sent = check, count, links, drain_sent
+        self._first_words = first_words
         self._schedulers = Schedulers(resolve, num_schedulers, clock, self._found)
         self._new: set[str] = set()
         """Schedulers that have been told nothing yet."""
@@ -64,6 +67,12 @@ class Reporter:
     def peer_lost(self, peer: str) -> None:
         if self._schedulers.lose(peer):
             self._new.discard(peer)
+
+    def tell(self, message: Message) -> None:
+        """Tell every scheduler. Those that are still to be introduced hear it then, in `first_words`."""
+        for scheduler in self._schedulers.living:
+            if scheduler not in self._new:
+                self._mail.send(scheduler, message)
 
     def leave(self) -> None:
         """Tell the schedulers, and any that comes after them, to place nothing more here."""
@@ -116,6 +125,8 @@ class Reporter:
         self._experts_due_s = None
         first = self._compose(load)
         for scheduler in new:
+            for word in self._first_words():
+                self._mail.send(scheduler, word)
             self._mail.send(scheduler, self._info)
             if self._leaving:
                 self._mail.send(scheduler, Leaving(self._info.address))

@@ -52,6 +52,7 @@ def _check_pool(
             found=memory_of_replica(
                 config, name, parallel, None, ranks_keep=has_cupy() and not why_copied(config)
             ),
+            slots=config.adapters,
         )
     except ConfigError as error:
         return Finding(

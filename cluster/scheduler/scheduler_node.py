@@ -2,12 +2,15 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from cluster.scheduler.adapter_registry import AdapterRegistry, Word
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Tick
+from core.adapter_messages import AdapterList, AdaptersHeld, AdaptersUsed, LoadAdapter, UnloadAdapter
 from core.messages import (
     AskStatus,
     Finished,
@@ -54,6 +57,9 @@ class SchedulerNode:
         """The other schedulers' backlogs."""
         self._told = _NOTHING_WAITS
         self._waiting = asyncio.Event()
+        self._adapters = AdapterRegistry(mail.address)
+        self._joining: dict[str, list[Register | LoadReport | Leaving]] = {}
+        """What instances have said that still lack an adapter: until they have it, they are not there for requests."""
         self._defects: dict[str, str] = {}
         self._pools: tuple[PoolStatus, ...] = ()
 
@@ -95,6 +101,13 @@ class SchedulerNode:
                 self._feed(RequestArrived(sender, message))
             case NeedPrefill():
                 self._feed(PrefillNeeded(sender, message))
+            case AdapterList() | AdaptersHeld() | AdaptersUsed() | LoadAdapter() | UnloadAdapter():
+                peers = self._scheduler.peer_schedulers
+                self._tell(self._adapters.on(sender, message, peers, self._clock.now()))
+            case Register() if not self._adapters.is_current(sender):
+                self._joining[sender] = [message]
+            case LoadReport() | Leaving() if sender in self._joining:
+                self._joining[sender].append(message)
             case LoadReport():
                 self._note_defect(message)
                 self._feed(message)
@@ -112,22 +125,35 @@ class SchedulerNode:
         num_queued = status.num_queued + sum(backlog.num_queued for backlog in self._backlogs.values())
         return replace(status, num_queued=num_queued, pools=self._pools)
 
+    def _tell(self, words: Sequence[Word]) -> None:
+        """Tell what the list of adapters asks for, and take in the instances that have all of it now."""
+        for to, message in words:
+            self._mail.send(to, message)
+        for address in [one for one in self._joining if self._adapters.is_current(one)]:
+            for said in self._joining.pop(address):
+                self._on_message(address, said)
+        self._note_waiting()
+
     def _on_lost(self, peer: str) -> None:
         self._defects.pop(peer, None)
         self._backlogs.pop(peer, None)
+        self._joining.pop(peer, None)
         if self._others is not None:
             self._others.lose(peer)
         self._feed(PeerLost(peer))
+        self._tell(self._adapters.lost(peer, self._scheduler.peer_schedulers, self._clock.now()))
 
-    def _on_found(self, _: str) -> None:
+    def _on_found(self, other: str) -> None:
         if self._others is not None:
             self._feed(PeersChanged(self.address, self._others.living))
+            self._tell(self._adapters.greet(other))
 
     async def _tick(self) -> None:
         while True:
             await self._waiting.wait()
             await self._clock.sleep(_TICK_S)
             self._feed(Tick())
+            self._tell(self._adapters.tick(self._clock.now()))
             self._tell_backlog()
 
     def _tell_backlog(self) -> None:
@@ -140,7 +166,11 @@ class SchedulerNode:
     def _feed(self, event: Event) -> None:
         for action in self._scheduler.on(event, self._clock.now()):
             self._mail.send(action.to, action.message)
-        if self._scheduler.num_queued or self._told.num_queued:
+        self._note_waiting()
+
+    def _note_waiting(self) -> None:
+        """Have time pass while anything waits for it."""
+        if self._scheduler.num_queued or self._told.num_queued or self._adapters.is_changing:
             self._waiting.set()
         else:
             self._waiting.clear()

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+from core.adapter_config import AdapterConfig
 from core.kv import DTYPE_BYTES
 from core.memory_law import RankNeeds
 from engine.execution.model_dims import dims_of, rules_of
@@ -20,11 +21,14 @@ def with_adapters(
     adapters: Sequence[Adapter],
     spec: ModelSpec,
     mesh: Mesh,
+    *,
+    slots: AdapterConfig,
     dtype: str,
     max_batch_tokens: int,
 ) -> list[RankNeeds]:
-    """Return the needs of each rank with those of the adapters, whose matrices have the `dtype` that the model computes in."""
-    if not adapters:
+    """Return the needs of each rank with those of the adapters, whose matrices have the `dtype` that the model computes in. A
+    slot is as large as an adapter of the largest rank beside every module. Raises UnsupportedModel."""
+    if not adapters and not slots.num_slots:
         return list(needs)
     wide, found = DTYPE_BYTES[dtype], list[RankNeeds]()
     for rank, need in enumerate(needs):
@@ -36,6 +40,7 @@ def with_adapters(
             for module, pair in adapter.pairs.items()
             if module in sizes
         )
+        numbers += slots.num_slots * slots.max_rank * sum(map(sum, sizes.values()))
         # One module's products are made at a time. They need the rows' outputs, the rows themselves, and these as floats where
         # they were rounded.
         widest = max(

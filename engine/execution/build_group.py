@@ -20,6 +20,7 @@ from engine.execution.freeing import freeing
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.graph_capture import cuda_capture
 from engine.execution.graph_sizes import GraphSizes
+from engine.execution.held_adapters import HeldAdapters
 from engine.execution.inline_group import InlineGroup
 from engine.execution.kv_pool import DevicePool, KVPool
 from engine.execution.launching_group import LaunchingGroup
@@ -113,9 +114,9 @@ def build_group(
     )
     if ahead is not None:
         finish = partial(freeing, counted(runner.finish, loaded))
-        return LaunchingGroup(runner, finish, ahead.poller, grammars)
+        return LaunchingGroup(runner, finish, ahead.poller, grammars, HeldAdapters(loaded))
     step = runner.step if proposer is None else Proposing(runner.step, proposer, num_state_blocks).step
-    return InlineGroup(partial(freeing, counted(step, loaded)), grammars)
+    return InlineGroup(partial(freeing, counted(step, loaded)), grammars, HeldAdapters(loaded))
 
 
 def make_pool(place: RankPool, memory: memoryview, device: torch.device) -> DevicePool:

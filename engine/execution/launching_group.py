@@ -5,10 +5,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 
+from core.adapter_config import HoldAdapters
 from core.plan import StepPlan, StepResult
 from core.ports import OnReady
 from device.poller import Poller
 from engine.execution.grammar_masks import GrammarMasks, tell_on_loop
+from engine.execution.held_adapters import HeldAdapters
 from engine.execution.launched_steps import LaunchedSteps, Launcher
 from engine.execution.runner import LaunchedStep
 
@@ -22,9 +24,11 @@ class LaunchingGroup:
         finish: Callable[[LaunchedStep], StepResult],
         poller: Poller,
         grammars: GrammarMasks | None = None,
+        adapters: HeldAdapters | None = None,
     ) -> None:
-        """`finish` is the launcher's. `grammars`: those that it draws with; None: it puts no draw off."""
-        self._grammars = grammars
+        """`finish` is the launcher's. `grammars`: those that it draws with; None: it puts no draw off. `adapters`: those of its
+        model; None: it takes none."""
+        self._grammars, self._adapters = grammars, adapters
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-rank")
         self._steps = LaunchedSteps(launcher, finish, poller, self._look)
 
@@ -32,6 +36,10 @@ class LaunchingGroup:
         result: Future[StepResult] = Future()
         self._thread.submit(self._steps.execute, plan, lambda what: _tell(result, what))
         return await asyncio.wrap_future(result)
+
+    async def hold_adapters(self, asked: HoldAdapters) -> dict[str, str]:
+        assert self._adapters is not None, "adapters of a model that takes none are refused before"
+        return await asyncio.to_thread(self._adapters.hold, asked)
 
     def on_ready(self, hear: OnReady) -> None:
         if self._grammars is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from core.adapter_config import AdapterConfig
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError
 from core.kv import PAGE_BYTES, KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
@@ -28,6 +29,7 @@ from models.weights import count_weights
 from parallel.mesh import ONE_RANK, Mesh
 
 _log = logging.getLogger(__name__)
+_NO_SLOTS = AdapterConfig()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +105,12 @@ def size_pool(
     device: torch.device | None = None,
     memories: Sequence[int] = (),
     found: RankMemory | None = None,
+    slots: AdapterConfig = _NO_SLOTS,
 ) -> PoolSize:
     """Work out how many blocks an instance has, from the model's description alone. `device` is what its ranks compute on, where
     this process has another one. `memories` says on which of its hosts each rank is. `found` is the memory that they have there;
-    None means that all of this process's device is theirs. Raises ConfigError, also where weights, the largest step and the pool
-    do not fit."""
+    None means that all of this process's device is theirs. `slots` are for adapters that come later. Raises ConfigError, also
+    where weights, the largest step and the pool do not fit."""
     spec = read_spec(folder, model.implementation)
     check_load_format(spec, model.load_format)
     check_recurrent(spec, engine)
@@ -133,7 +136,9 @@ def size_pool(
         num_spare=num_spare,
         num_weights=count_weights(folder) if spec.implementation == "transformers" else 0,
     )
-    needs = with_adapters(needs, adapters, spec, mesh, dtype, engine.max_batch_tokens)
+    needs = with_adapters(
+        needs, adapters, spec, mesh, slots=slots, dtype=dtype, max_batch_tokens=engine.max_batch_tokens
+    )
     needs = beside_pictures(needs, spec, folder, mesh, dtype)
     target = Target(
         spec=spec,

@@ -33,7 +33,9 @@ class StepMeter:
 
     def __init__(self, config: ClusterConfig, folder: Path, found: RankMemory | None = None) -> None:
         """`found` is as for `size_pool`, where others are to be on this host beside the instance."""
-        self.size: PoolSize = size_pool(folder, config.model, config.engine, found=found)
+        self.size: PoolSize = size_pool(
+            folder, config.model, config.engine, found=found, slots=config.adapters
+        )
         self._block_size = config.engine.block_size
         buffer = memoryview(mmap.mmap(-1, self.size.num_bytes))
         self._group = build_group(folder, config.model, config.engine, self.size, buffer, None)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from core.adapter_config import HoldAdapters
 from core.errors import ProtocolError, ReplicaLost
 from core.plan import ExpertLoad, Sampled, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink, OnReady
@@ -16,6 +17,7 @@ from engine.ranks.expert_balancer import Balancer
 from engine.ranks.rank import Companion, Rank, Start, start_all
 from engine.ranks.rank_messages import (
     FROM_RANK,
+    AdaptersRefused,
     LayerReady,
     MaskReady,
     RankFailed,
@@ -50,6 +52,15 @@ class _Step:
     loads: tuple[ExpertLoad, ...] = ()
 
 
+@dataclass(slots=True)
+class _Holding:
+    """Ranks that load or give up adapters."""
+
+    future: "asyncio.Future[dict[str, str]]"
+    num_left: int
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+
+
 class ProcessGroup:
     """Ranks in processes. Make it on the event loop that uses it. Its constructor blocks until all ranks are ready, or raises."""
 
@@ -81,6 +92,7 @@ class ProcessGroup:
         self._sink, self._balancer = sink, balancer
         self._hear_ready: OnReady = lambda key, num_tokens: None
         self._steps: dict[int, _Step] = {}
+        self._holding: _Holding | None = None
         self._writers: list[StreamWriter] = []
         self._lost: asyncio.Future[Exception] = loop.create_future()
         self._reasons: dict[int, str] = {}
@@ -106,6 +118,18 @@ class ProcessGroup:
             moves := self._balancer.next_moves(asyncio.get_running_loop().time())
         ):
             data = frame(Relocate(tuple(moves.items()))) + data
+        for writer in self._writers:
+            writer.write(data)
+        return await future
+
+    async def hold_adapters(self, asked: HoldAdapters) -> dict[str, str]:
+        """Raises ReplicaLost once a rank has failed."""
+        await asyncio.shield(self._connecting)
+        if self._lost.done():
+            raise self._lost.result()
+        future: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
+        self._holding = _Holding(future, len(self.ranks))
+        data = frame(asked)
         for writer in self._writers:
             writer.write(data)
         return await future
@@ -154,10 +178,18 @@ class ProcessGroup:
                 self._hear_ready(key, num_tokens)
             case StepResult():
                 self._on_result(word)
+            case AdaptersRefused(refused) if self._holding is not None:
+                self._on_held(self._holding, number, refused)
             case RankFailed(reason):
                 self._reasons[number] = reason
             case _:
                 raise ProtocolError(f"{self.ranks[number].name} said {type(word).__name__} out of turn")
+
+    def _on_held(self, holding: _Holding, number: int, refused: Sequence[tuple[str, str]]) -> None:
+        holding.refused.update({key: f"{self.ranks[number].name}: {why}" for key, why in refused})
+        holding.num_left -= 1
+        if not holding.num_left and not holding.future.done():
+            holding.future.set_result(holding.refused)
 
     def _on_result(self, result: StepResult) -> None:
         step = self._steps[result.step]
@@ -210,9 +242,10 @@ class ProcessGroup:
     async def _give_up(self, error: Exception) -> None:
         await self._end(0.0)
         self._lost.set_result(error)
-        for step in self._steps.values():
-            if not step.future.done():
-                step.future.set_exception(error)
+        holding = [self._holding] if self._holding is not None else []
+        for waited in (*self._steps.values(), *holding):
+            if not waited.future.done():
+                waited.future.set_exception(error)
         self._steps.clear()
 
     def _culprit(self) -> int:

@@ -1,7 +1,8 @@
 """What an instance and its ranks say to each other: msgpack in frames of a u32 length, over a socket that nobody else can reach.
 
-A rank gets a RankSetup, then StepPlans, with Relocates between them. It sends Ready, and then for each plan its layers (where a
-work is pushed) and a StepResult, and MaskReady at any time. RankFailed is its last message if it fails."""
+A rank gets a RankSetup, then StepPlans, with Relocates between them, and HoldAdapters at any time. It sends Ready, and then for
+each plan its layers (where a work is pushed) and a StepResult, and at any time MaskReady and what answers HoldAdapters.
+RankFailed is its last message if it fails."""
 
 import asyncio
 import socket
@@ -10,6 +11,7 @@ from asyncio import StreamReader, StreamWriter
 from dataclasses import dataclass
 from typing import Any
 
+from core.adapter_config import HoldAdapters
 from core.errors import ProtocolError
 from core.kv import RankPool
 from core.plan import StepPlan, StepResult
@@ -113,12 +115,21 @@ class MaskReady:
 
 
 @dataclass(frozen=True, slots=True)
+class AdaptersRefused:
+    """The answer to HoldAdapters: (key, why) of those that the rank does not hold."""
+
+    refused: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class RankFailed:
     reason: str
 
 
-TO_RANK = {kind.__name__: kind for kind in (RankSetup, StepPlan, Relocate)}
-FROM_RANK = {kind.__name__: kind for kind in (Ready, LayerReady, MaskReady, StepResult, RankFailed)}
+TO_RANK = {kind.__name__: kind for kind in (RankSetup, StepPlan, Relocate, HoldAdapters)}
+FROM_RANK = {
+    kind.__name__: kind for kind in (Ready, LayerReady, MaskReady, StepResult, AdaptersRefused, RankFailed)
+}
 
 
 def frame(message: Any) -> bytes:

@@ -11,12 +11,13 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 
+from core.adapter_config import HoldAdapters
 from core.garbage import leave_out_all_there_is
 from core.plan import StepResult
 from core.ports import LayerSink
@@ -31,6 +32,7 @@ from engine.execution.draws import Draws, Peers
 from engine.execution.expert_load import counted
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.graph_capture import Capture, CaptureOn, cuda_capture
+from engine.execution.held_adapters import HeldAdapters
 from engine.execution.kv_pool import DevicePool
 from engine.execution.load_head import load_head
 from engine.execution.make_graphs import make_graphs
@@ -45,6 +47,7 @@ from engine.ranks.model_part import ModelPart, load_part
 from engine.ranks.pipeline_stage import StageRunner
 from engine.ranks.rank_messages import (
     TO_RANK,
+    AdaptersRefused,
     LayerReady,
     MaskReady,
     RankFailed,
@@ -70,7 +73,9 @@ class _Line:
     def __init__(self, sock: socket.socket) -> None:
         self._sock, self._lock = sock, threading.Lock()
 
-    def say(self, message: Ready | LayerReady | MaskReady | StepResult | RankFailed) -> None:
+    def say(
+        self, message: Ready | LayerReady | MaskReady | StepResult | AdaptersRefused | RankFailed
+    ) -> None:
         """Raises OSError where the instance has ended."""
         with self._lock:
             self._sock.sendall(frame(message))
@@ -143,6 +148,7 @@ def _serve(
         graphs=graphs,
         pictures=pictures,
     )
+    adapters = HeldAdapters(part.model)
     leave_out_all_there_is()
     line.say(Ready(timer.times(), _peak_bytes(), said))
 
@@ -150,11 +156,19 @@ def _serve(
         news.settle(result.step)
         line.say(result if speaks else StepResult(step=result.step, sampled=(), duration_s=result.duration_s))
 
-    steps.serve(_words(setup, sock), lambda word: _relocate(part, word), answer)
+    def hold(asked: HoldAdapters) -> None:
+        with contextlib.suppress(OSError):  # the thread that reads from the instance notices its end
+            line.say(AdaptersRefused(tuple(adapters.hold(asked).items())))
+
+    steps.serve(_words(setup, sock, hold), lambda word: _relocate(part, word), answer)
 
 
-def _words(setup: RankSetup, sock: socket.socket) -> Iterator[Word]:
+def _words(setup: RankSetup, sock: socket.socket, hold: Callable[[HoldAdapters], None]) -> Iterator[Word]:
+    """Yield the words that steps are made of. Adapters are loaded beside those, on a thread of their own."""
     while (word := read_frame(sock, TO_RANK)) is not None:
+        if isinstance(word, HoldAdapters):
+            threading.Thread(target=hold, args=(word,), name="adapters", daemon=True).start()
+            continue
         yield word if isinstance(word, Relocate) else share_of(word, setup.pools, setup.rank)
 
 

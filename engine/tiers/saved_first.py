@@ -5,6 +5,7 @@ Ranks on GPUs write pools that their memory servers read, in other processes: no
 import asyncio
 from collections.abc import Awaitable, Callable
 
+from core.adapter_config import HoldAdapters
 from core.plan import StepPlan, StepResult
 from core.ports import OnReady, WorkerGroup
 
@@ -24,6 +25,9 @@ class SavedFirst:
             running = asyncio.ensure_future(self._group.execute(plan))
             await asyncio.sleep(0)  # it begins before the next one may
         return await running
+
+    async def hold_adapters(self, asked: HoldAdapters) -> dict[str, str]:
+        return await self._group.hold_adapters(asked)
 
     def on_ready(self, hear: OnReady) -> None:
         self._group.on_ready(hear)

@@ -1,7 +1,7 @@
 """An adapter's description: which modules it has matrices for, of which rank. No weight is read for it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from core.adapter_config import adapter_key
 from core.errors import ConfigError, UnsupportedModel
 from models.hub import folder_of
+from models.lora.peft_config import NAME as CONFIG
 from models.lora.peft_config import PeftConfig, read_peft_config
 from models.lora.targets import Targets, targets_of
 from models.revision import weights_revision
@@ -52,6 +53,37 @@ def read_adapters(paths: Mapping[str, str], spec: ModelSpec) -> tuple[Adapter, .
         return ()
     targets = targets_of(spec)
     return tuple(_read(name, _folder(name, path), targets) for name, path in paths.items())
+
+
+def read_within(name: str, path: str, folders: Sequence[str], max_rank: int, spec: ModelSpec) -> Adapter:
+    """Read the description of an adapter that lies in one of `folders`, wherever links lead, and return it. Raises ConfigError
+    and UnsupportedModel."""
+    folder = _within(name, path, folders)
+    adapter = _read(name, folder, targets_of(spec))
+    if (largest := max(pair.rank for pair in adapter.pairs.values())) > max_rank:
+        raise UnsupportedModel(
+            f"adapter {name!r}: it has a rank of {largest}, and adapters.max_rank is {max_rank}"
+        )
+    return adapter
+
+
+def _within(name: str, path: str, folders: Sequence[str]) -> Path:
+    """Return the folder, without links. Nothing is said of what is outside of `folders`, not even whether it is there."""
+    if not folders:
+        raise ConfigError(f"adapter {name!r}: adapters.folders names no folder to load it from")
+    roots, folder = [Path(each).resolve() for each in folders], Path(path)
+    places = [folder, folder / FILE, folder / CONFIG]
+    if not folder.is_absolute() or not all(_is_in(place.resolve(), roots) for place in places):
+        raise ConfigError(
+            f"adapter {name!r}: {path} is not in one of adapters.folders, which are {', '.join(folders)}: give a whole path there"
+        )
+    if not folder.is_dir():
+        raise ConfigError(f"adapter {name!r}: there is no folder {path}")
+    return folder.resolve()
+
+
+def _is_in(path: Path, roots: Sequence[Path]) -> bool:
+    return any(path.is_relative_to(root) for root in roots)
 
 
 def _folder(name: str, path: str) -> Path:

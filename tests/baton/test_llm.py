@@ -6,7 +6,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from baton import LLM, SamplingParams
-from core.errors import RequestError
+from core.errors import ConfigError, RequestError
 from models.hub import resolve
 from tests.e2e.reference import corpus_prompts, greedy, greedy_text
 from tests.models.continuation import continuation
@@ -82,3 +82,18 @@ def test_an_adapter_is_asked_for_by_name(tmp_path: Path) -> None:
                 assert list(answer.token_ids) == continuation(model, prompt, answer.token_ids, 12)
         with pytest.raises(RequestError, match="no adapter 'two'; this model has 'one'"):
             adapted.generate(prompts, params, adapter="two", progress=False)
+
+
+def test_an_adapter_comes_and_goes(tmp_path: Path) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(resolve("embedded")).float().eval()
+    truth = make_adapter(tmp_path / "one", reference, 0)
+    prompt, params = list(corpus_prompts(1)[0]), SamplingParams(temperature=0.0, max_tokens=12)
+    with LLM("embedded", adapters__folders=[str(tmp_path)]) as adapted:
+        adapted.load_adapter("mine", str(tmp_path / "one"))
+        (answer,) = adapted.generate([prompt], params, adapter="mine", ignore_eos=True, progress=False)
+        assert list(answer.token_ids) == continuation(truth, prompt, answer.token_ids, 12)
+        adapted.unload_adapter("mine")
+        with pytest.raises(RequestError, match="no adapter 'mine'; this model has none"):
+            adapted.generate([prompt], params, adapter="mine", progress=False)
+        with pytest.raises(ConfigError, match=r"is not in one of adapters\.folders"):
+            adapted.load_adapter("mine", "/etc")

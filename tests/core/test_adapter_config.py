@@ -44,3 +44,10 @@ def test_what_cannot_be_one_is_refused(given: object, why: str) -> None:
 def test_a_request_names_an_adapter_and_its_revision() -> None:
     assert adapter_name(adapter_key("team/poet:2", "12ab")) == "team/poet:2"
     assert adapter_name("") == ""
+
+
+def test_folders_are_whole_paths_and_slots_are_none_without_them() -> None:
+    assert load(None, {}).adapters.num_slots == 0
+    assert load({"adapters": {"folders": ["/adapters"], "slots": 3}}, {}).adapters.num_slots == 3
+    with pytest.raises(ConfigError, match=r"adapters\.folders has 'adapters': give whole paths"):
+        load({"adapters": {"folders": ["adapters"]}}, {})

@@ -46,9 +46,10 @@ class ServeProcess:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
             )
-        self._wait_ready()
+        self.wait_ready()
 
-    def _wait_ready(self) -> None:
+    def wait_ready(self) -> None:
+        """Wait until a request would be answered."""
         said, deadline = -1, 0.0
         while (size := self.log.stat().st_size) != said or time.monotonic() < deadline:
             if size != said:

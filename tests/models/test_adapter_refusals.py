@@ -18,7 +18,6 @@ from models.lora.adapter import read_adapters
 from tests.models.checkpoints import FAMILIES, HYBRID, make
 from tests.models.peft_adapters import make_adapter
 
-
 ROOT = Path(__file__).parents[2]
 
 

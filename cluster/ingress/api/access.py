@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 
+from fastapi import Request as HttpRequest
 from pydantic import SecretStr
 
 from cluster.ingress.tenant_limits import Excess, Meter, TenantLimits, go_duration
@@ -180,6 +181,14 @@ class Access:
 
     def _digest(self, key: bytes) -> bytes:
         return hmac.digest(self._secret, key, hashlib.sha256)
+
+
+def check_operator(http: HttpRequest, what: str) -> None:
+    """Raise RequestError where a tenant asks for what is not theirs alone. `what` says what the route does."""
+    if http.state.tenant.name:
+        raise RequestError(
+            f"{http.url.path} {what}: it asks for a key of serve.api_keys", status=403, code="not_for_tenants"
+        )
 
 
 def _refusal(excess: Excess) -> Overloaded | RequestError:

@@ -1,5 +1,7 @@
 """The API of one ingress, from the cluster's configuration and the model's card."""
 
+from collections import ChainMap
+from functools import partial
 from pathlib import Path
 
 from fastapi import FastAPI
@@ -12,8 +14,9 @@ from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.batches.batch_runner import BatchRunner
 from cluster.ingress.batches.batch_store import BatchStore
 from cluster.ingress.batches.file_store import FileStore
-from cluster.ingress.model_card import ModelCard
+from cluster.ingress.model_card import ModelCard, describe_adapter
 from cluster.ingress.observers import Observers
+from core.adapter_config import ServedAdapter
 from core.config import ClusterConfig
 from core.errors import ConfigError
 from models.tokenizer import load_tokenizer
@@ -23,7 +26,7 @@ from models.vision.picture_reader import PictureReader
 def build_app(
     generator: Generator, config: ClusterConfig, card: ModelCard, access: Access, observers: Observers
 ) -> FastAPI:
-    settings = api_settings(config, card)
+    settings = api_settings(config, card, generator.adapters.served)
     tokenizer = load_tokenizer(card.folder)
     serve = config.serve
     if not serve.batch_dir:
@@ -36,15 +39,19 @@ def build_app(
     return app
 
 
-def api_settings(config: ClusterConfig, card: ModelCard) -> ApiSettings:
-    """Return what requests are judged by. Raises ConfigError where pictures' processor is missing."""
+def api_settings(
+    config: ClusterConfig, card: ModelCard, live: dict[str, ServedAdapter] | None = None
+) -> ApiSettings:
+    """Return what requests are judged by. `live` are adapters beside the configuration's, which may change. Raises ConfigError
+    where pictures' processor is missing."""
     pictures = None
     if card.picture_token >= 0:
         pictures = PictureIntake(PictureReader(Path(card.folder), card.picture_token), config.pictures)
     return ApiSettings(
         model_name=card.name,
         aliases=config.model.aliases,
-        adapters=card.adapters,
+        adapters=ChainMap({} if live is None else live, dict(card.adapters)),
+        describe_adapter=partial(describe_adapter, config, card) if config.adapters.folders else None,
         allowed_origins=config.serve.allowed_origins,
         max_context_tokens=card.max_context_tokens,
         vocab_size=card.vocab_size,

@@ -6,14 +6,29 @@ from typing import Any, Protocol
 from cluster.ingress.beam_search import BeamParams
 from cluster.ingress.search_steps import Found
 from cluster.ingress.shared_prompt import SharedPrompt
+from core.adapter_config import ServedAdapter
 from core.ports import TokenCodec
 from core.reports import DroppedBlocks, Status
 from core.types import Request, TokenOut
 
 
+class LoadsAdapters(Protocol):
+    """`cluster.ingress.live_adapters.LiveAdapters` says what each method does."""
+
+    @property
+    def served(self) -> dict[str, ServedAdapter]: ...
+    async def load(self, key: str, folder: str, *, in_place: bool) -> None: ...
+    async def unload(self, name: str) -> None: ...
+
+
 class Generator(Protocol):
     @property
     def address(self) -> str: ...
+    @property
+    def adapters(self) -> LoadsAdapters:
+        """The adapters that are loaded while it runs."""
+        ...
+
     def new_request_id(self) -> str: ...
     def generate(
         self, request: Request, shared: SharedPrompt | None = None

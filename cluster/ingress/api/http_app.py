@@ -17,7 +17,8 @@ from starlette.requests import ClientDisconnect
 
 from cluster.ingress import request_context
 from cluster.ingress.api import audit
-from cluster.ingress.api.access import Access, Tenant
+from cluster.ingress.api.access import Access, Tenant, check_operator
+from cluster.ingress.api.adapter_routes import AdapterRoutes
 from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.anthropic_bodies import messages_error
 from cluster.ingress.api.anthropic_routes import AnthropicRoutes
@@ -62,6 +63,7 @@ def create_app(
         *EmbeddingRoutes(answering).routes(),
         *ResponsesRoutes(answering).routes(),
         *AnthropicRoutes(answering).routes(),
+        *AdapterRoutes(answering, generator.adapters, settings.describe_adapter).routes(),
         *(NoBatchRoutes() if stores is None else BatchRoutes(answering, *stores)).routes(),
         *api.routes(),
     ]
@@ -188,12 +190,7 @@ class _Api:
 
     async def drop_caches(self, http: HttpRequest) -> Response:
         """Have every instance give up what it keeps of requests that are over, and say how much that was."""
-        if http.state.tenant.name:
-            raise RequestError(
-                f"{http.url.path} takes every tenant's prefixes: it asks for a key of serve.api_keys",
-                status=403,
-                code="not_for_tenants",
-            )
+        check_operator(http, "takes every tenant's prefixes")
         dropped = await self._generator.drop_caches()
         return JSONResponse({"dropped": {address: asdict(blocks) for address, blocks in dropped.items()}})
 

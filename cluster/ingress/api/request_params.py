@@ -1,6 +1,6 @@
 """Turns a validated body into what the engine takes. Everything that could not be served is refused here."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import randbits
@@ -40,7 +40,9 @@ class ApiSettings:
     aliases: tuple[str, ...] = ()
     """More names of the model."""
     adapters: Mapping[str, ServedAdapter] = field(default_factory=dict[str, ServedAdapter])
-    """What `model` may name, too: the model with an adapter."""
+    """What `model` may name, too: the model with an adapter. They may change while the server runs."""
+    describe_adapter: Callable[[str, str], ServedAdapter] | None = None
+    """(name, path) -> an adapter that may be loaded while the server runs. Raises ConfigError. None: none may."""
     max_context_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]

@@ -29,8 +29,9 @@ class Breakable:
 
     def __init__(self, group: WorkerGroup) -> None:
         self.error: Exception | None = None
-        self.on_ready, self.lost, self.close, self._execute = (
+        self.on_ready, self.hold_adapters, self.lost, self.close, self._execute = (
             group.on_ready,
+            group.hold_adapters,
             group.lost,
             group.close,
             group.execute,

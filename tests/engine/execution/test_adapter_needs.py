@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from core.adapter_config import AdapterConfig
 from core.config import EngineConfig, ModelConfig
+from core.errors import ConfigError
 from core.memory_law import DeviceMemory
 from engine.execution.pool_size import PoolSize, RankMemory, size_pool
 from parallel.mesh import Mesh
@@ -28,13 +30,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def sized(folder: Path, mesh: Mesh, *names: str, num_blocks: int = 100) -> PoolSize:
+NO_SLOTS = AdapterConfig()
+
+
+def sized(folder: Path, mesh: Mesh, *names: str, slots: AdapterConfig = NO_SLOTS) -> PoolSize:
     model = ModelConfig(adapters={name: str(folder / name) for name in names})
-    return size_pool(folder, model, EngineConfig(num_blocks=num_blocks), mesh, device=CPU)
+    return size_pool(folder, model, EngineConfig(num_blocks=100), mesh, device=CPU, slots=slots)
 
 
-def more_bytes(folder: Path, mesh: Mesh, *names: str) -> list[int]:
-    plain, adapted = (sized(folder, mesh, *own).needs for own in ((), names))
+def more_bytes(folder: Path, mesh: Mesh, *names: str, slots: AdapterConfig = NO_SLOTS) -> list[int]:
+    plain = sized(folder, mesh).needs
+    adapted = sized(folder, mesh, *names, slots=slots).needs
     assert all(a.step_bytes > b.step_bytes for a, b in zip(adapted, plain, strict=True))
     return [a.weight_bytes - b.weight_bytes for a, b in zip(adapted, plain, strict=True)]
 
@@ -53,6 +59,25 @@ def test_each_rank_counts_its_part(mesh: Mesh, layers: int, folder: Path) -> Non
     each = 4 * layers * numbers(32, 16, 48, mesh.tp)
     assert more_bytes(folder, mesh, "one") == [3 * each] * mesh.size
     assert more_bytes(folder, mesh, *NAMES) == [(3 + 4) * each] * mesh.size
+
+
+@pytest.mark.parametrize("mesh", [Mesh(), Mesh(tp=2), Mesh(pp=2)])
+def test_slots_count_as_adapters_of_the_largest_rank_whether_any_is_loaded_or_not(
+    mesh: Mesh, folder: Path
+) -> None:
+    """`two` has matrices beside every module, and the rank 4."""
+    slots = AdapterConfig(folders=("/adapters",), slots=3, max_rank=4)
+    assert more_bytes(folder, mesh, slots=slots) == [3 * each for each in more_bytes(folder, mesh, "two")]
+    both = zip(more_bytes(folder, mesh, "one"), more_bytes(folder, mesh, slots=slots), strict=True)
+    assert more_bytes(folder, mesh, "one", slots=slots) == [a + b for a, b in both]
+    without = AdapterConfig(slots=3, max_rank=4)
+    assert sized(folder, mesh, slots=without).needs == sized(folder, mesh).needs, "nothing may be loaded"
+
+
+def test_slots_beside_a_model_that_takes_no_adapters_are_refused(tmp_path: Path) -> None:
+    make(tmp_path, FAMILIES["deepseek_v2"](random.Random(1), 0), seed=0)
+    with pytest.raises(ConfigError, match="adapters are not supported"):
+        sized(tmp_path, Mesh(), slots=AdapterConfig(folders=("/adapters",)))
 
 
 def test_a_pool_that_is_as_large_as_there_is_room_shrinks_by_them(folder: Path) -> None:

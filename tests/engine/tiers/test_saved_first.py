@@ -2,6 +2,7 @@
 
 import asyncio
 
+from core.adapter_config import HoldAdapters
 from core.plan import StepPlan, StepResult
 from core.ports import OnReady
 from engine.tiers.saved_first import SavedFirst
@@ -19,6 +20,9 @@ class Ranks:
         self.begun.append(plan.step)
         await self.over.wait()
         return StepResult(step=plan.step, sampled=(), duration_s=0.0)
+
+    async def hold_adapters(self, asked: HoldAdapters) -> dict[str, str]:
+        return {}
 
     def on_ready(self, hear: OnReady) -> None: ...
     async def lost(self) -> Exception:

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
 from cluster.ingress import request_context
+from core.adapter_config import ServedAdapter, adapter_name
 from core.errors import RequestError
 from core.reports import DroppedBlocks, Status
 from core.types import FinishReason, PromptScore, Request, TokenOut
@@ -103,6 +104,26 @@ def _scores(request: Request) -> tuple[PromptScore, ...]:
     return tuple(PromptScore(-float(n), 2, top) for n in range(1, len(request.prompt)))
 
 
+class FakeAdapters:
+    """Have what is loaded at once."""
+
+    def __init__(self) -> None:
+        self.served: dict[str, ServedAdapter] = {}
+        self.refusal: Exception | None = None
+        self.loaded: list[tuple[str, str, bool]] = []
+
+    async def load(self, key: str, folder: str, *, in_place: bool) -> None:
+        self.loaded.append((key, folder, in_place))
+        if self.refusal is not None:
+            raise self.refusal
+        self.served[adapter_name(key)] = ServedAdapter(key, folder)
+
+    async def unload(self, name: str) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        del self.served[name]
+
+
 class FakeGenerator:
     """Emits `text` byte by byte, then the end token; remembers what it was asked and what became of it."""
 
@@ -110,6 +131,7 @@ class FakeGenerator:
 
     def __init__(self, text: str = "hello world", pause_s: float = 0.0) -> None:
         self.text, self.pause_s = text, pause_s
+        self.adapters = FakeAdapters()
         self.fail_at: tuple[int, Exception] | None = None
         self.requests: list[Request] = []
         self.routes: list[str] = []

@@ -1,0 +1,75 @@
+"""vLLM's routes by which an operator loads and unloads adapters while the server runs.
+
+They are off unless the configuration names folders: what is loaded is a path on the server's disk."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import PlainTextResponse, Response
+from pydantic import Field
+
+from cluster.ingress.api.access import check_operator
+from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.generator import LoadsAdapters
+from cluster.ingress.api.openai_requests import validate
+from cluster.ingress.api.openai_tools import Strict
+from core.adapter_config import ServedAdapter
+from core.errors import ConfigError, RequestError
+
+Describe = Callable[[str, str], ServedAdapter]
+"""(name, path) -> the adapter, as it lies there. Raises ConfigError for one that may not be loaded. It reads files."""
+
+
+class LoadAdapterRequest(Strict):
+    lora_name: Annotated[str, Field(min_length=1)]
+    lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
+    load_inplace: bool = False
+    """Put it in the place of one that has this name."""
+
+
+class UnloadAdapterRequest(Strict):
+    lora_name: Annotated[str, Field(min_length=1)]
+    lora_int_id: int | None = None
+    """vLLM's own number, which says nothing here."""
+
+
+class AdapterRoutes:
+    def __init__(self, answering: Answering, adapters: LoadsAdapters, describe: Describe | None) -> None:
+        """`describe` is None where nothing may be loaded."""
+        self._answering, self._adapters, self._describe = answering, adapters, describe
+
+    def routes(self) -> list[HttpRoute]:
+        return [
+            HttpRoute("POST", "/v1/load_lora_adapter", self.load, LoadAdapterRequest),
+            HttpRoute("POST", "/v1/unload_lora_adapter", self.unload, UnloadAdapterRequest),
+        ]
+
+    async def load(self, http: HttpRequest) -> Response:
+        """Load an adapter on every instance. Answers when each of them has it."""
+        describe = self._allowed(http)
+        body = validate(LoadAdapterRequest, await self._answering.body(http))
+        try:
+            found = await asyncio.to_thread(describe, body.lora_name, body.lora_path)
+        except ConfigError as error:
+            raise RequestError(str(error), field="lora_path") from None
+        await self._adapters.load(found.key, found.folder, in_place=body.load_inplace)
+        return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} added successfully.")
+
+    async def unload(self, http: HttpRequest) -> Response:
+        """Unload an adapter. Answers when the requests that had it are over and every instance has given it up."""
+        self._allowed(http)
+        body = validate(UnloadAdapterRequest, await self._answering.body(http))
+        await self._adapters.unload(body.lora_name)
+        return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed successfully.")
+
+    def _allowed(self, http: HttpRequest) -> Describe:
+        check_operator(http, "changes what every tenant is served")
+        if self._describe is None:
+            raise RequestError(
+                "adapters are those of the configuration: adapters.folders names no folder to load others from",
+                status=403,
+                code="adapters_are_fixed",
+            )
+        return self._describe
