@@ -1,6 +1,6 @@
 """A rank, or the memory server of a rank, whose pool lies on a simulated device: `python -m tests.parallel.simulated_child FD KIND FOLDER
 [TRANSFER KEY]`. What the device finds unordered it writes into FOLDER. A rank with TRITON_INTERPRET=1 computes by Triton's kernels,
-and repeats the launches that it captures."""
+and repeats the launches that it captures. At SIGUSR1 the device has no memory for the third allocation from then on."""
 
 import ctypes
 import os
@@ -28,6 +28,7 @@ class _Noted(list[str]):
 
 def simulated(name: str) -> SimulatedDevice:
     device = SimulatedDevice(seed=os.getpid())
+    signal.signal(signal.SIGUSR1, lambda *_: device.run_out((2,)))
     device.violations = _Noted(Path(sys.argv[3]) / f"violations-{sys.argv[2]}-{os.getpid()}")
     return device
 

@@ -1,6 +1,7 @@
 """Instances of several ranks whose pools lie on devices alone: the tokens are transformers' own, whatever ends, and nothing is left."""
 
 import asyncio
+import logging
 import signal
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,29 @@ async def test_prefixes_come_back_from_below(family: str, keys: dict[str, Any], 
         assert instance.tiers.host_hits >= 4, "nothing was restored: the test shows nothing"
         assert len(processes("memory")) == 2
         cluster.instances[0].check_integrity()
+    assert unordered(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "axis"), [("llama", "tp"), ("mixtral", "ep"), ("llama", "pp"), ("mixtral", "dp")]
+)
+async def test_a_rank_that_finds_no_memory_in_the_middle_of_a_step_ends_its_instance_and_requests_go_on_elsewhere(
+    family: str, axis: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its peers may wait for it in a collective, and are ended there."""
+    prompts, want = checkpoint(tmp_path, family)
+    keys = {f"prefill.{axis}": 2, "transfer.transport": "tcp"}
+    async with running(settings(tmp_path, **keys), tmp_path) as cluster:
+        prefill = cluster.instances[-1]
+        with caplog.at_level(logging.ERROR):
+            processes("rank")[-1].send_signal(signal.SIGUSR1)
+            assert await answers(cluster, prompts) == want, "what it held goes on elsewhere"
+            await fails(prefill)
+        assert "rank 1 of 2" in str(prefill.failure)
+        assert "OutOfMemory: the simulated device has no memory for allocation" in str(prefill.failure)
+        assert "OutOfMemory" in caplog.text, "the log says why"
+        assert await answers(cluster, prompts) == want, "the others serve on"
+    assert processes("rank") == processes("memory") == []
     assert unordered(tmp_path) == []
 
 
