@@ -2,7 +2,13 @@
 # Baton for NVIDIA GPUs: docker build --tag baton:0.2.0 .
 ARG PYTHON=python:3.11.14-slim-bookworm
 
-# NVIDIA's collective tests, for `baton doctor`. They keep the NCCL and CUDA libraries that they were built with beside them.
+# MPICH, whose mpiexec starts NVIDIA's collective tests over nodes (docs/adr/053). Its libraries find each other.
+FROM ${PYTHON} AS mpich
+ARG MPICH=mpich==5.0.2
+# hadolint ignore=DL3013
+RUN pip install --no-cache-dir --no-deps --prefix /opt/mpich "$MPICH"
+
+# NVIDIA's collective tests, for `baton doctor`. They keep the NCCL, CUDA and MPI libraries that they were built with beside them.
 FROM nvidia/cuda:13.0.0-devel-ubuntu22.04 AS nccl-tests
 ARG NCCL_TESTS=v2.16.9
 ARG GENCODE="-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_100,code=compute_100"
@@ -13,9 +19,11 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/* \
  && git clone --depth 1 --branch "$NCCL_TESTS" https://github.com/NVIDIA/nccl-tests.git /src
 WORKDIR /src
-RUN make --jobs="$(nproc)" NVCC_GENCODE="$GENCODE" \
+COPY --from=mpich /opt/mpich /opt/mpich
+RUN make --jobs="$(nproc)" NVCC_GENCODE="$GENCODE" MPI=1 MPI_HOME=/opt/mpich \
  && mkdir -p /opt/nccl-tests/bin /opt/nccl-tests/lib \
- && cp build/*_perf /opt/nccl-tests/bin/ \
+ && cp build/*_perf /opt/mpich/bin/mpiexec.hydra /opt/mpich/bin/hydra_pmi_proxy /opt/nccl-tests/bin/ \
+ && cp -a /opt/mpich/lib/libmpi.so* /opt/mpich/lib/mpich /opt/nccl-tests/lib/ \
  && ldd build/all_reduce_perf | awk '$1 ~ /^lib(nccl|cudart)/ {print $3}' | xargs -I{} cp -L {} /opt/nccl-tests/lib/ \
  && patchelf --set-rpath "\$ORIGIN/../lib" /opt/nccl-tests/bin/*_perf
 

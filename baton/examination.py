@@ -6,46 +6,44 @@ import os
 from collections.abc import Sequence
 
 import ray
-import torch
+import ray.util
 import typer
 
 from cluster.deploy.ray_address import check_ray_address
 from cluster.deploy.ray_loopback import is_on_loopback, keep_ray_to_loopback
 from cluster.preflight.card_check import check_card
-from cluster.preflight.collective_check import LocalNode, check_fabric
+from cluster.preflight.fabric import Ask, Backend, check_fabric
 from cluster.preflight.findings import Finding
+from cluster.preflight.local_node import LocalNode, num_gpus_here
 from cluster.preflight.memory_check import check_memory
+from cluster.preflight.nccl_tests import measure_node
 from cluster.preflight.node_checks import check_host
+from cluster.preflight.pods import address_towards, check_as_rank
 from cluster.preflight.ray_nodes import check_room, living_nodes
 from core.config import ClusterConfig
 from core.pools import PoolName
 
 
-def backend_for(wanted: str) -> str:
-    if wanted not in ("auto", "nccl", "gloo"):
-        raise typer.BadParameter(f"{wanted}: use nccl, gloo or auto", param_hint="--backend")
-    if wanted == "auto":
-        return "nccl" if torch.cuda.is_available() else "gloo"
-    return wanted
+def backend_for(wanted: str) -> Backend:
+    match wanted:
+        case "nccl" | "gloo" | "auto":
+            return wanted
+        case _:
+            raise typer.BadParameter(f"{wanted}: use nccl, gloo or auto", param_hint="--backend")
 
 
 async def examine(
-    config: ClusterConfig,
-    ray_address: str,
-    backend: str,
-    mib: int,
-    expected_bytes_per_s: float,
-    *,
-    pools: Sequence[PoolName] = (),
+    config: ClusterConfig, ray_address: str, ask: Ask, pools: Sequence[PoolName] = ()
 ) -> list[Finding]:
     """Examine. This node is asked whether an instance of each of `pools` fits. A Ray cluster's nodes are asked by what they could
     hold."""
     if not ray_address:
         here = LocalNode()
-        fabric = await check_fabric([here], backend, mib, expected_bytes_per_s)
+        tests = await measure_node(here.name, num_gpus_here())
+        fabric = await check_fabric([here], ask, within={here.name: tests.sendrecv_bytes_per_s})
         host = check_host(here.name, all_kv_bytes(config), config.model.path)
         card = check_card(here.name, config, os.environ)
-        return [*host, *check_memory(here.name, config, pools), *card, *fabric]
+        return [*host, *check_memory(here.name, config, pools), *card, *tests.findings, *fabric]
     check_ray_address(ray_address)
     if is_on_loopback(ray_address):
         keep_ray_to_loopback()
@@ -55,10 +53,27 @@ async def examine(
         room = check_room(config, [node.resources for node in nodes])
         hosts = await asyncio.gather(*(node.check_host(config) for node in nodes))
         clocks = [await node.check_clock() for node in nodes]
-        fabric = await check_fabric(nodes, backend, mib, expected_bytes_per_s)
-        return [*(finding for findings in hosts for finding in findings), room, *clocks, *fabric]
+        tests = await asyncio.gather(*(node.test_gpus() for node in nodes))
+        fabric = await check_fabric(
+            nodes,
+            ask,
+            here=ray.util.get_node_ip_address(),
+            within={node.name: test.sendrecv_bytes_per_s for node, test in zip(nodes, tests, strict=True)},
+        )
+        of_nodes = [*hosts, *(test.findings for test in tests)]
+        return [*(finding for findings in of_nodes for finding in findings), room, *clocks, *fabric]
     finally:
         ray.shutdown()
+
+
+async def examine_as_rank(
+    config: ClusterConfig, rank: int, world: int, rendezvous: str, ask: Ask, wait_s: float
+) -> list[Finding]:
+    """Examine this node, and with the others what lies between them. Rank 0 listens at `rendezvous`."""
+    name, host = f"rank {rank}", address_towards(rendezvous)
+    tests = await measure_node(name, num_gpus_here())
+    fabric = await check_as_rank(rank, world, rendezvous, ask, host=host, wait_s=wait_s)
+    return [*check_host(name, all_kv_bytes(config), config.model.path), *tests.findings, *fabric]
 
 
 def all_kv_bytes(config: ClusterConfig) -> int:

@@ -51,25 +51,23 @@ def doctor(
         raise typer.BadParameter(
             "needs --rendezvous, a --rank below it, and no --ray-address", param_hint="--world"
         )
-    from baton.examination import all_kv_bytes, backend_for, examine  # noqa: PLC0415 (seconds, which --help does not need)
-    from cluster.preflight.collective_check import check_as_rank  # noqa: PLC0415 (seconds, which --help does not need)
-    from cluster.preflight.node_checks import check_host  # noqa: PLC0415 (seconds, which --help does not need)
+    from baton.examination import backend_for, examine, examine_as_rank  # noqa: PLC0415 (seconds, which --help does not need)
+    from cluster.preflight.fabric import Ask  # noqa: PLC0415 (seconds, which --help does not need)
 
     settings = load(read_yaml(config), os.environ)
     console = Console(stderr=True, highlight=False)
     with console.status("checking nodes and links ..."):
-        chosen = backend_for(backend)
-        expected = expect_gb_per_s * 1e9
+        ask = Ask(
+            backend=backend_for(backend),
+            mib=mib,
+            expected_bytes_per_s=expect_gb_per_s * 1e9,
+            transfer=settings.transfer,
+        )
         if world > 1:
-            findings = check_host(f"rank {rank}", all_kv_bytes(settings), settings.model.path)
-            findings += asyncio.run(
-                check_as_rank(
-                    rank, world, rendezvous, chosen, mib=mib, wait_s=wait_s, expected_bytes_per_s=expected
-                )
-            )
+            findings = asyncio.run(examine_as_rank(settings, rank, world, rendezvous, ask, wait_s))
         else:
             pools: Sequence[PoolName] = ("prefill", "decode") if config else ()
-            findings = asyncio.run(examine(settings, ray_address, chosen, mib, expected, pools=pools))
+            findings = asyncio.run(examine(settings, ray_address, ask, pools))
     if as_json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=1))
     else:

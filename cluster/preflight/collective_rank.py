@@ -1,8 +1,5 @@
-"""One rank of the collective check, as a process of its own:
-`python -m cluster.preflight.collective_rank RANK WORLD HOST:PORT BACKEND MIB WAIT_S`.
-
-All-reduce and all-to-all on known numbers, and a message from every rank to every other, timed. One JSON line on standard output:
-what every rank has measured, in their order, so that each of them can judge the whole. The others may come as late as WAIT_S."""
+"""One rank of the collective check, as a process of its own (`rank_job.py`): all-reduce and all-to-all on known numbers, and a
+message from every rank to every other, timed."""
 
 import json
 import sys
@@ -14,7 +11,8 @@ from typing import NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
+
+from cluster.preflight.rank_job import meet, read_job
 
 _ROUNDS = 5
 _STEP = timedelta(seconds=60)
@@ -97,18 +95,14 @@ def _finish(device: torch.device) -> None:
 
 
 def main() -> None:
-    rank, world, address, backend, mib, wait_s = sys.argv[1:7]
-    host, _, port = address.rpartition(":")
-    device = torch.device("cuda", 0) if backend == "nccl" else torch.device("cpu")
-    wait = timedelta(seconds=float(wait_s))
-    store = TCPStore(host, int(port), int(world), is_master=rank == "0", timeout=wait)
-    dist.init_process_group(backend, store=store, rank=int(rank), world_size=int(world), timeout=_STEP)
+    job = read_job()
+    device = torch.device("cuda", job.card) if job.backend == "nccl" else torch.device("cpu")
+    store = meet(job)
+    dist.init_process_group(job.backend, store=store, rank=job.rank, world_size=job.world, timeout=_STEP)
     try:
-        mine = measure(int(rank), int(world), int(mib) << 20, device)
-        store.set(f"measured/{rank}", json.dumps(mine))
-        everyone = [json.loads(store.get(f"measured/{other}")) for other in range(int(world))]
+        mine = measure(job.rank, job.world, job.mib << 20, device)
         dist.barrier()  # the store ends with its process: rank 0 leaves last
-        sys.stdout.write(json.dumps(everyone) + "\n")
+        sys.stdout.write(json.dumps(mine) + "\n")
     finally:
         dist.destroy_process_group()
 

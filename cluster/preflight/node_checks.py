@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from cluster.preflight.findings import Finding, Verdict
-from cluster.preflight.nccl_tests import check_nccl_tests
 from cluster.scheduler.compiled import scheduler_is_compiled
 from core.errors import ConfigError
 from models.hub import folder_of
@@ -31,7 +30,6 @@ def check_host(where: str, kv_bytes: int, model: str, root: Path = Path("/")) ->
         _nixl(where, has_rdma=bool(rdma)),
         *_gpus(where),
         _scheduler(where),
-        *check_nccl_tests(where, torch.cuda.device_count() if torch.cuda.is_available() else 0),
     ]
 
 

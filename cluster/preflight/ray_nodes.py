@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,15 +9,20 @@ from typing import Any
 
 import ray
 import ray.util
+from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.deploy.rank_bundles import most_kv_bytes, no_room, pools_on
 from cluster.preflight.card_check import check_card
-from cluster.preflight.collective_check import run_rank_here
 from cluster.preflight.findings import Finding, Verdict, judge_clock
+from cluster.preflight.local_node import LocalNode, num_gpus_here
 from cluster.preflight.memory_check import check_memory
+from cluster.preflight.nccl_tests import NodeTests, measure_node
 from cluster.preflight.node_checks import check_host
+from cluster.preflight.nodes import NodeGpus
+from cluster.preflight.rank_job import RankJob
 from core.config import ClusterConfig
+from core.errors import ConfigError
 from core.pools import PoolName
 
 _START_S = 60.0
@@ -29,13 +33,23 @@ _PINGS = 5
 class _Probe:
     """The actor that runs on the node."""
 
-    async def free_address(self) -> str:
-        host = ray.util.get_node_ip_address()
-        with socket.create_server((host, 0)) as probe:
-            return f"{host}:{probe.getsockname()[1]}"
+    def __init__(self) -> None:
+        self._node = LocalNode(host=ray.util.get_node_ip_address())
 
-    async def run_rank(self, rank: int, world: int, address: str, backend: str, mib: int) -> dict[str, Any]:
-        return await run_rank_here(rank, world, address, backend, mib)
+    async def free_address(self) -> str:
+        return await self._node.free_address()
+
+    async def gpus(self) -> NodeGpus:
+        return await self._node.gpus()
+
+    async def run_rank(self, job: RankJob) -> dict[str, Any]:
+        return await self._node.run_rank(job)
+
+    async def run_proxy(self, options: Sequence[str], deadline_s: float) -> None:
+        await self._node.run_proxy(options, deadline_s)
+
+    async def test_gpus(self, where: str) -> NodeTests:
+        return await measure_node(where, num_gpus_here())
 
     async def now(self) -> float:
         return time.time()
@@ -49,7 +63,7 @@ class _Probe:
 
 
 class RayNode:
-    """A cluster.preflight.collective_check.Node. The probe ends with this object."""
+    """A cluster.preflight.nodes.Node. The probe ends with this object."""
 
     def __init__(self, name: str, node_id: str, resources: Mapping[str, float]) -> None:
         """`resources` are all that it has for Ray, used or not."""
@@ -61,8 +75,19 @@ class RayNode:
         async with asyncio.timeout(_START_S):
             return await self._probe.free_address.remote()
 
-    async def run_rank(self, rank: int, world: int, address: str, backend: str, mib: int) -> dict[str, Any]:
-        return await self._probe.run_rank.remote(rank, world, address, backend, mib)
+    async def gpus(self) -> NodeGpus:
+        async with asyncio.timeout(_START_S):
+            return await _said(self._probe.gpus.remote())
+
+    async def run_rank(self, job: RankJob) -> dict[str, Any]:
+        return await _said(self._probe.run_rank.remote(job))
+
+    async def run_proxy(self, options: Sequence[str], deadline_s: float) -> None:
+        await _said(self._probe.run_proxy.remote(options, deadline_s))
+
+    async def test_gpus(self) -> NodeTests:
+        """Run nccl-tests over its GPUs."""
+        return await self._probe.test_gpus.remote(self.name)
 
     async def check_host(self, config: ClusterConfig) -> list[Finding]:
         kv_bytes, pools = most_kv_bytes(config, self.resources), pools_on(config, self.resources)
@@ -79,6 +104,16 @@ class RayNode:
             trips.append((back - sent, theirs - (sent + back) / 2))
         round_trip_s, skew_s = min(trips)
         return judge_clock(self.name, skew_s, round_trip_s / 2)
+
+
+async def _said(result: Any) -> Any:
+    """Wait for a call of a probe. Raises ConfigError where it does, and where the probe is lost."""
+    try:
+        return await result
+    except RayTaskError as error:
+        raise ConfigError(str(error.cause)) from error
+    except RayError as error:
+        raise ConfigError(f"the node is lost: {str(error).splitlines()[0]}") from error
 
 
 def living_nodes() -> list[RayNode]:

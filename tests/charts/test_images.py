@@ -13,6 +13,7 @@ import yaml
 from dockerfile_parse import DockerfileParser
 
 from baton.own_tree import PACKAGES
+from cluster.preflight.hydra import NEEDED
 from tests.charts.rendering import CHART, ROOT
 
 FILES = ("Dockerfile", "Dockerfile.cpu")
@@ -98,6 +99,17 @@ def test_the_wheel_in_the_image_has_every_file_of_the_packages() -> None:
     )
     files = [name for name in listed.stdout.split() if not name.endswith(".py")]
     assert [name for name in files if not any(fnmatch.fnmatch(name, one) for one in patterns)] == []
+
+
+def test_the_gpu_image_has_nccl_tests_that_run_over_nodes_and_what_starts_them() -> None:
+    steps = " ".join(values("Dockerfile", "RUN"))
+    assert "MPI=1 MPI_HOME=/opt/mpich" in steps
+    for program in NEEDED:
+        assert (
+            program in steps or program == "setpriv"
+        )  # which Debian's util-linux has, without which there is no Debian
+    [path] = [value for value in values("Dockerfile", "ENV") if "PYTHONUNBUFFERED" in value]
+    assert "/opt/nccl-tests/bin" in path
 
 
 def test_the_gpu_image_has_one_cuda() -> None:

@@ -264,6 +264,7 @@ def test_nodes_and_links_are_checked_before_anything_serves() -> None:
     )
     [check] = spec["template"]["spec"]["containers"]
     assert check["resources"]["limits"]["nvidia.com/gpu"] == 8
+    assert {"name": "BATON_TRANSFER__TRANSPORT", "value": "auto"} in check["env"]
     headless = of_kind(objects, "Service")["demo-baton-preflight"]["spec"]
     assert (headless["clusterIP"], headless["publishNotReadyAddresses"]) == ("None", True)
     assert spec["template"]["spec"]["subdomain"] == "demo-baton-preflight"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster.preflight.stand_ins import PROGRAMS, needs_mpich, put_mpi
 from tests.e2e.cluster_process import ROOT
 
 CONFIG = """
@@ -41,9 +42,33 @@ def test_each_node_is_asked_for_its_part_of_an_instance_and_what_has_no_room_is_
     assert [f["expected"] for f in memory] == ["0.50 GiB for the KV pools"] * 3
     assert len({f["where"] for f in memory}) == 3
     assert len([f for f in found if f["check"] == "gloo send/recv"]) == 6
+    kv = [f for f in found if f["check"] == "KV"]
+    assert len(kv) == 6
+    assert all("of gloo send/recv" in f["measured"] for f in kv)
     (room,) = [f for f in found if f["check"] == "placement"]
     assert room["verdict"] == "fail"
     assert room["measured"] == (
         "prefill: an instance of 4 ranks must be on 3 hosts, and so many nodes have no 4 CPU"
     )
     assert done.returncode == 1
+
+
+@needs_mpich
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_nccl_tests_are_run_over_nodes_by_rays_actors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_mpi(tmp_path, monkeypatch, 48.0)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.e2e.nccl_tests_on_nodes"],
+        cwd=ROOT,
+        env=os.environ | {"RAY_AUTH_MODE": "disabled"},
+        capture_output=True,
+        text=True,
+        timeout=220,
+        check=False,
+    )
+    found = {f["check"]: f for f in json.loads(done.stdout.splitlines()[-1])}
+    assert {check: f["verdict"] for check, f in found.items()} == dict.fromkeys(PROGRAMS, "ok"), found
+    assert "over 2 nodes of 1 GPUs" in found["all_reduce_perf"]["measured"]
