@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from core.prompt_pictures import Picture
+from core.records import record
 from core.types import PromptScore, SamplingParams, TokenId
 
 PROPOSED: TokenId = -1
@@ -34,7 +35,7 @@ class KVPush:
     """With it what lies in the place of this many first tokens, the recurrent state."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class SeqWork:
     """Compute the KV of tokens [start, start + count) of one sequence.
 
@@ -97,15 +98,19 @@ class StepPlan:
     def num_tokens(self) -> int:
         return sum(w.count for w in self.work)
 
+    @property
+    def prompt_pieces(self) -> list[SeqWork]:
+        return [work for work in self.work if work.count > 1 and work.is_prompt_piece]
 
-@dataclass(frozen=True, slots=True)
+
+@record()
 class Drawn:
     token: TokenId
     logprob: float | None = None
     top: tuple[tuple[TokenId, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record()
 class Sampled:
     key: str
     token: TokenId
@@ -123,6 +128,10 @@ class Sampled:
     @property
     def drawn(self) -> tuple[Drawn, ...]:
         return Drawn(self.token, self.logprob, self.top), *self.more
+
+    @property
+    def tokens(self) -> tuple[TokenId, ...]:
+        return self.token, *(drawn.token for drawn in self.more)
 
 
 @dataclass(frozen=True, slots=True)

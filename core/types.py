@@ -5,6 +5,7 @@ from enum import StrEnum
 from typing import Literal
 
 from core.prompt_pictures import Picture, with_names
+from core.records import record
 
 TokenId = int
 
@@ -173,7 +174,7 @@ class Route:
     prefill: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class TokenOut:
     """One generated token. `index` counts output tokens from 0 over all attempts: the frontend's deduplication key."""
 

@@ -341,7 +341,7 @@ class Engine:
             return
         self._fits.observe(plan, result.duration_s)
         self._step_s = _smooth(self._step_s, result.duration_s)
-        prompt_tokens = sum(work.count for work in plan.work if work.is_prompt_piece)
+        prompt_tokens = sum(work.count for work in plan.prompt_pieces)
         if prompt_tokens >= 8:
             self._pace.note(self._clock.now(), prompt_tokens / result.duration_s)
 

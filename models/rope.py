@@ -48,13 +48,15 @@ class Rotations:
         positions: Tensor,
         dtype: torch.dtype,
         frequencies: Tensor,
-        factors: Tensor,
+        factors: Tensor | None,
         temperature: QueryTemperature | None,
     ) -> Rotation:
         angles = positions[:, None].float() * frequencies
-        cos, sin = (self._ops.by_rows(function, angles) * factors for function in (torch.cos, torch.sin))
+        cos, sin = (self._ops.by_rows(function, angles) for function in (torch.cos, torch.sin))
+        if factors is not None:
+            cos, sin = cos * factors, sin * factors
         grown = None if temperature is None else _query_factors(positions, temperature)
-        return Rotation(torch.cat((cos, cos), -1).to(dtype), torch.cat((sin, sin), -1).to(dtype), grown)
+        return Rotation(cos.to(dtype), sin.to(dtype), grown)
 
 
 def _query_factors(positions: Tensor, temperature: QueryTemperature) -> Tensor:
@@ -63,12 +65,13 @@ def _query_factors(positions: Tensor, temperature: QueryTemperature) -> Tensor:
     return (torch.log1p(floors) * temperature.scale + 1.0)[:, None, None]
 
 
-def _frequencies(spec: ModelSpec, rope: RopeSpec, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return frequencies and factors. Dimensions that are not rotated have the frequency 0 and the factor 1."""
+def _frequencies(spec: ModelSpec, rope: RopeSpec, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Return frequencies and factors of a head's dimensions, whose halves are alike; None for factors of 1. Dimensions that are
+    not rotated have the frequency 0 and the factor 1."""
     frequencies, factor = inverse_frequencies(rope, spec.rotated_dim, spec.max_context_tokens)
     rest = (spec.head_dim - spec.rotary_dim) // 2 if spec.rotary_dim else 0
-    factors = F.pad(torch.full_like(frequencies, factor), (0, rest), value=1.0)
-    return F.pad(frequencies, (0, rest)).to(device), factors.to(device)
+    factors = F.pad(torch.full_like(frequencies, factor), (0, rest), value=1.0).repeat(2).to(device)
+    return F.pad(frequencies, (0, rest)).repeat(2).to(device), None if factor == 1.0 else factors
 
 
 def rotation_order(spec: ModelSpec) -> Tensor | None:

@@ -240,28 +240,24 @@ class Frontend:
         except TimeoutError:
             raise Overloaded("the scheduler did not find a place in time", retry_after_s=1.0) from None
         self._mail.send(running.route.decode, Submit(request, running.route))
-        while True:
-            while running.ready:
-                token = running.ready.popleft()
-                if token.finish is not None:
-                    await self._see_it_arrive(running, deadline)
-                yield token
-                if token.finish is not None:
-                    return
-            if running.failure:
-                raise running.failure
-            try:
-                async with asyncio.timeout(max(0.0, deadline - self._clock.now())):
-                    await running.wait()
-            except TimeoutError:
-                raise ReplicaLost(f"the request took longer than {self._timeout_s:g} s") from None
+        late = ReplicaLost(f"the request took longer than {self._timeout_s:g} s")
+        with running.fails_in(deadline - self._clock.now(), late):
+            while True:
+                while running.ready:
+                    token = running.ready.popleft()
+                    if token.finish is not None:
+                        await self._see_it_arrive(running)
+                    yield token
+                    if token.finish is not None:
+                        return
+                if running.failure:
+                    raise running.failure
+                await running.wait()
 
-    async def _see_it_arrive(self, running: RunningAttempt, deadline: float) -> None:
+    async def _see_it_arrive(self, running: RunningAttempt) -> None:
         """The prefill instance may have drawn every token: those that share the prompt follow once its KV is at decode."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, deadline - self._clock.now())):
-                while running.brings is not None and running.failure is None:
-                    await running.wait()
+        while running.brings is not None and running.failure is None:
+            await running.wait()
 
     def _begin(self, request: Request, *, is_whole: bool) -> RunningAttempt:
         running = self._attempts[request.key] = RunningAttempt(request, self._clock, is_whole=is_whole)

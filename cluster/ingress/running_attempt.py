@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
+from collections.abc import Generator
 
 from cluster.ingress.shared_prompt import SharedPrompt
 from cluster.ingress.timeline import Attempt
@@ -76,6 +77,15 @@ class RunningAttempt:
     def fail(self, failure: Exception) -> None:
         self.failure = self.failure or failure
         self.changed.set()
+
+    @contextlib.contextmanager
+    def fails_in(self, seconds: float, failure: Exception) -> Generator[None]:
+        """Fail so many seconds from now, unless the block is left before that. One timer serves all of its waits."""
+        timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self.fail, failure)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def place(self, route: Route) -> None:
         self.route = self.record.route = route

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from core.plan import Drawn, Sampled, SeqWork, StepPlan
+from core.records import record
 from engine.execution.batch import History, RankSeq
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.prompt_outputs import with_prompt
@@ -25,7 +26,7 @@ NOTHING = -1
 """In place of a token, where a sequence has drawn none."""
 
 
-@dataclass(frozen=True, slots=True)
+@record()
 class _Drawing:
     """A sequence that draws."""
 
@@ -147,7 +148,7 @@ class Draws:
             drawn = self._shared(self._peers, work, drawn, launched.device)
         seq_of = {one.item.key: one.seq for one in asked}
         drawn = [with_prompt(one, seq_of[one.key], self._model.readout) for one in drawn]
-        new_tokens = {one.key: [each.token for each in one.drawn] for one in drawn}
+        new_tokens = {one.key: list(one.tokens) for one in drawn}
         for key, tokens in new_tokens.items():
             for token in tokens:
                 seq_of[key].append(token)
@@ -209,14 +210,14 @@ def _drawing(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> list[_Drawing]
     row = 0
     for item, seq in zip(work, seqs, strict=True):
         if item.samples:
-            out.append(_Drawing(item, seq, range(row, row + item.num_draws)))
-            row += item.num_draws
+            first, row = row, row + item.num_draws
+            out.append(_Drawing(item, seq, range(first, row)))
     return out
 
 
 def tokens_of(work: Sequence[SeqWork], drawn: Sequence[Sampled]) -> torch.Tensor:
     """Return (N,) int64: for each work that draws a token for each row, or NOTHING. `by_work` reads them."""
-    tokens_by_key = {one.key: [each.token for each in one.drawn] for one in drawn}
+    tokens_by_key = {one.key: list(one.tokens) for one in drawn}
     out: list[int] = []
     for item in work:
         if item.samples:

@@ -4,7 +4,7 @@ The rows behind a sequence's guesses are drawn as though all guesses were right,
 Invariant: what a row draws counts only where all guesses before it equal what was drawn, so the tokens are those of one at a
 time."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
@@ -32,11 +32,15 @@ class LongerHistory:
 def histories(work: SeqWork, seq: RankSeq) -> list[History]:
     """Return what each row of `work` is drawn behind."""
     first = work.known_end
+    if not work.drafts and first == seq.num_tokens:
+        return [seq]
     return [LongerHistory(seq, first + number) for number in range(work.num_draws)]
 
 
-def verified(work: Sequence[SeqWork], rows: Iterable[Sampled]) -> list[Sampled]:
+def verified(work: Sequence[SeqWork], rows: list[Sampled]) -> list[Sampled]:
     """Return for each of `work` what its rows have drawn up to the first wrong guess."""
+    if len(rows) == len(work):
+        return rows  # nothing was guessed
     rest = iter(rows)
     return [_verified(item, list(islice(rest, item.num_draws))) for item in work]
 

@@ -199,6 +199,8 @@ class BlockLedger:
     def checkpoint(self, seq: Sequence, step: int, headroom: int) -> list[BlockCopy]:
         """Return the copies that make a checkpoint of the state that `step` finds, where one is to be made, the budget allows it
         and `headroom` blocks are left for those that run."""
+        if not seq.checkpoints:
+            return []
         num_spare = self.num_available - headroom
         return self._whole(seq.block_ids, self._checkpointing.make(seq, step, num_spare, self._take))
 

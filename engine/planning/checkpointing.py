@@ -78,6 +78,8 @@ class Checkpointing:
 
     def before(self, seq: Sequence, count: int) -> int:
         """Return how many of its next `count` tokens are to be computed before a checkpoint is made."""
+        if not seq.checkpoints:
+            return count
         ends = [end - seq.num_computed for end in seq.checkpoints if end > seq.num_computed]
         return min([count, *ends])
 

@@ -31,6 +31,8 @@ class State(Enum):
 @dataclass(slots=True, eq=False, kw_only=True)
 class Sequence:
     request: Request
+    key: str = field(init=False)
+    """`request.key`, which is made anew each time it is asked."""
     tokens: list[int]
     num_prompt: int
     arrival: int
@@ -75,9 +77,8 @@ class Sequence:
     """Whether the ranks know this sequence."""
     aborted: bool = False
 
-    @property
-    def key(self) -> str:
-        return self.request.key
+    def __post_init__(self) -> None:
+        self.key = self.request.key
 
     @property
     def num_output(self) -> int:
@@ -96,7 +97,7 @@ class Sequence:
     @property
     def num_missing(self) -> int:
         """The number of tokens that a step could compute now."""
-        return self.num_planned_tokens - self.num_computed
+        return len(self.tokens) + self.num_pending - self.num_computed
 
     @property
     def lacks_mask(self) -> bool:
@@ -117,6 +118,11 @@ class Sequence:
             or self.num_output + self.num_pending >= self.request.sampling.max_tokens
             or self.num_planned_tokens >= max_context_tokens
         )
+
+    def has_picture_from(self, start: int) -> bool:
+        """Whether any of its tokens from `start` on stands for a picture."""
+        pictures = self.request.pictures
+        return bool(pictures) and any(picture.end > start for picture in pictures)
 
     def know(self, tokens: Iterable[int], now: float) -> None:
         """Append tokens that have been drawn."""

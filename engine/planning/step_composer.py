@@ -148,7 +148,8 @@ class StepComposer:
             return
         start = seq.num_computed
         samples = start + count == seq.num_planned_tokens
-        drafts = drafts[: self._ledger.before_checkpoint(seq, count + len(drafts)) - count]
+        if drafts:
+            drafts = drafts[: self._ledger.before_checkpoint(seq, count + len(drafts)) - count]
         if drafts:
             drafts = drafts[: self._ledger.room(seq, len(drafts), len(self._table.running))]
         builder.copies += self._ledger.checkpoint(seq, builder.step, len(self._table.running))
@@ -165,7 +166,7 @@ class StepComposer:
                 push=seq.next_push(start + count),
                 drafts=drafts,
                 adapter=seq.request.adapter,
-                has_picture=any(picture.end > start for picture in seq.request.pictures),
+                has_picture=seq.has_picture_from(start),
             )
         )
         seq.num_computed += count

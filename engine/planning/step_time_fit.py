@@ -39,13 +39,13 @@ def expected_s(plan: StepPlan, steps: StepModels) -> float:
 
 
 def _has_prompt(plan: StepPlan) -> bool:
-    return any(work.is_prompt_piece for work in plan.work)
+    return bool(plan.prompt_pieces)
 
 
 def _sizes(plan: StepPlan) -> tuple[int, int, float]:
     """Return (new tokens, tokens of KV that they follow and they themselves, pairs)."""
     num_context = sum(work.start + work.count for work in plan.work)
-    pairs = sum(chunk_pairs(work.start, work.count) for work in plan.work if work.is_prompt_piece)
+    pairs = sum(chunk_pairs(work.start, work.count) for work in plan.prompt_pieces)
     return plan.num_tokens, num_context, pairs
 
 

@@ -100,24 +100,25 @@ def sequences_of(meta: AttentionMeta, num_blocks: int, block_size: int) -> Seque
     key = "native sequences", num_blocks, block_size
     if (found := meta.cache.get(key)) is not None:
         return found
-    used: list[Tensor] = []
-    for table, query, context in zip(meta.block_tables, meta.query_lens, meta.context_lens, strict=True):
-        needed = -(-context // block_size)
+    tables, contexts = meta.block_tables, meta.context_lens
+    for table, query, context in zip(tables, meta.query_lens, contexts, strict=True):
         if not 0 <= query <= context:
             raise _refused(f"at least {query} tokens of context, not {context}")
-        if table.dtype != torch.int64 or not table.is_contiguous() or len(table) < needed:
+        length = table.shape[0]
+        if table.dtype != torch.int64 or not table.is_contiguous() or length * block_size < context:
             raise _refused(
-                f"{needed} blocks for {context} tokens in int64, not {len(table)} in {table.dtype}"
+                f"blocks in int64 for {context} tokens, not {length} of {block_size} in {table.dtype}"
             )
-        used.append(table[:needed])
-    blocks = torch.cat(used) if used else torch.empty(0)
-    if not bool((blocks >= 0).all() and (blocks < num_blocks).all()):
-        raise _refused(f"blocks below {num_blocks}")
-    found = meta.cache[key] = (
+    found = (
         torch.tensor(meta.query_starts, dtype=torch.int64),
-        torch.tensor(meta.context_lens, dtype=torch.int64),
-        torch.tensor([table.data_ptr() for table in meta.block_tables], dtype=torch.int64),
+        torch.tensor(contexts, dtype=torch.int64),
+        torch.tensor([table.data_ptr() for table in tables], dtype=torch.int64),
     )
+    _, lens, addresses = found
+    checked = addresses.data_ptr(), lens.data_ptr(), len(tables), block_size, num_blocks
+    if library.loaded().baton_check_tables(*checked) < len(tables):
+        raise _refused(f"blocks below {num_blocks}")
+    meta.cache[key] = found
     return found
 
 

@@ -5,7 +5,7 @@ woken again. Here they have one job, whose tasks are those of the single operati
 
 import weakref
 from collections.abc import Mapping, Sequence
-from ctypes import byref
+from ctypes import addressof, byref, c_void_p
 from dataclasses import dataclass
 from typing import Final
 
@@ -137,8 +137,9 @@ class NativeLayers:
         shape, rows = self._shape, len(x)
         slots = checked_slots(meta, rows, pools.num_blocks * pools.block_size)
         starts, contexts, tables = attention.sequences_of(meta, pools.num_blocks, pools.block_size)
-        cosines, sines = torch.tensor(
-            [[each.data_ptr() for each in kind] for kind in zip(*rotations, strict=True)], dtype=torch.int64
+        addresses = c_void_p * len(rotations)
+        cosines, sines = (
+            addresses(*(each.data_ptr() for each in kind)) for kind in zip(*rotations, strict=True)
         )
         added = result(rows, shape.hidden)
         step = LayerStep(
@@ -159,8 +160,8 @@ class NativeLayers:
             tables=tables.data_ptr(),
             number=attention.NUMBERS[pools.dtype],
             pools=pools.addresses.data_ptr(),
-            cos=cosines.data_ptr(),
-            sin=sines.data_ptr(),
+            cos=addressof(cosines),
+            sin=addressof(sines),
         )
         library.loaded().baton_run_layers(self._given, self._num_layers, byref(step), torch.get_num_threads())
         return added

@@ -148,7 +148,8 @@ def checked_slots(meta: AttentionMeta, rows: int, num_slots: int) -> Tensor:
     key = "native slots", num_slots
     if (found := meta.cache.get(key)) is None:
         slots = meta.slots.contiguous()
-        if slots.dtype != torch.int64 or bool((slots < 0).any()) or bool((slots >= num_slots).any()):
+        low, high = torch.aminmax(slots) if slots.numel() else (0, 0)
+        if slots.dtype != torch.int64 or low < 0 or high >= num_slots:
             raise ValueError(f"native rotation takes slots below {num_slots} in int64")
         found = meta.cache[key] = slots
     if len(found) != rows:

@@ -28,7 +28,12 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
             *(c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int),
         ),
     ),
+    "baton_rows": (
+        c_int64,
+        (c_int, c_int64, c_int64, c_int64, c_int, c_int, c_void_p, c_void_p, c_int64, c_void_p, c_int),
+    ),
     "baton_lanes": (c_int64, (c_int,)),
+    "baton_check_tables": (c_int64, (c_void_p, c_void_p, c_int64, c_int64, c_int64)),
     "baton_attend": (
         None,
         (

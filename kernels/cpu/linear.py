@@ -40,15 +40,6 @@ _FLOATS: Final = {
     torch.bfloat16: Layout.BFLOAT16,
     torch.float16: Layout.FLOAT16,
 }
-_PANEL: Final = 32
-"""Outputs of a panel."""
-_WORDS: Final = {
-    Layout.FLOAT32: (torch.float32, 1),
-    Layout.BFLOAT16: (torch.bfloat16, 2),
-    Layout.FLOAT16: (torch.float16, 1),
-    Layout.INT8: (torch.uint8, 4),
-}
-"""An output's numbers that lie side by side in a panel, and how many they are."""
 _torch_library = torch.library.Library("baton", "DEF")
 _torch_library.define(
     "linear(Tensor x, Tensor panels, Tensor? bias, int outputs, int layout, int group, bool has_zeros, int scales, int isa)"
@@ -78,35 +69,20 @@ class Panels:
     @property
     def has_rows(self) -> bool:
         """Whether `rows` can be called: not with 4 bits."""
-        return self.layout in _WORDS
+        return self.layout <= Layout.INT8
 
     def rows(self, numbers: Tensor) -> Tensor:
-        """(T,) int64 -> those rows of the matrix (T, K): float32, or in the 16 bits that the panels have."""
-        dtype, together = _WORDS[self.layout]
-        panels = self.data.view(-(-self.outputs // _PANEL), -1)
-        panel, place = numbers // _PANEL, numbers % _PANEL
-
-        def column(start: int, kind: torch.dtype, count: int) -> Tensor:
-            """`count` words from the byte `start` of a panel on, of each of the rows."""
-            words = panels[:, start : start + count * _PANEL * kind.itemsize].view(kind)
-            return words.unflatten(1, (count, _PANEL))[panel, :, place]
-
-        num_words = -(-self.inputs // together)
-        word = torch.int16 if dtype.itemsize * together == 2 else torch.int32
-        found = column(0, word, num_words).view(dtype)[:, : self.inputs]
-        if self.layout != Layout.INT8:
-            return found
-        kind = next(dtype for dtype, layout in _FLOATS.items() if layout == self.scales)
-        groups, scales_at = -(-self.inputs // self.group), num_words * _PANEL * 4
-        values = found.float() - 128
-
-        def spread(table: Tensor) -> Tensor:
-            return table.float().repeat_interleave(self.group, 1)[:, : self.inputs]
-
-        if self.has_zeros:
-            zeros_at = scales_at + groups * _PANEL * kind.itemsize
-            values -= spread(column(zeros_at, torch.float16, groups))
-        return values * spread(column(scales_at, kind, groups))
+        """(T,) int64 -> those rows of the matrix, (T, K) float32. Raises IndexError for others than it has."""
+        if numbers.dim() != 1 or numbers.dtype != torch.int64 or not self.has_rows:
+            raise ValueError(f"numbers of rows in int64, not {tuple(numbers.shape)} of {numbers.dtype}")
+        numbers, count = numbers.contiguous(), numbers.shape[0]
+        out = result(count, self.inputs)
+        shape = self.layout, self.outputs, self.inputs, self.group, self.has_zeros, self.scales
+        pointers = self.data.data_ptr(), numbers.data_ptr(), count, out.data_ptr()
+        read = loaded().baton_rows(*shape, *pointers, torch.get_num_threads())
+        if read < count:
+            raise IndexError(f"row {int(numbers[read])} of a matrix of {self.outputs}")
+        return out
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """(x (T, K), bias (N,) or None) -> (T, N)"""

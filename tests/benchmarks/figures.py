@@ -172,6 +172,11 @@ FIGURES: dict[str, list[Figures]] = {
     "fidelity.json": [_itl_at_4],
     "speculation.json": [_guesses],
     "engine_overhead.json": [lambda d, _: [d["results"]["batch 32, prompt 128"]["step p50"]]],
+    "step_overhead.json": [
+        lambda d, _: [
+            d["results"][batch]["rank"] + d["results"][batch]["loop"] for batch in ("batch 1", "batch 32")
+        ]
+    ],
     "step_planning.json": [
         lambda d, find: [find(d["results"], context_tokens=n)["step_ms"] for n in (1000, 128_000)]
     ],

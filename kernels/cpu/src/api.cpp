@@ -59,6 +59,13 @@ BATON_API void baton_pack_whole(int format, int64_t outputs, int64_t inputs, int
     baton::pack_whole(layout, values, scales, zeros, panels, threads);
 }
 
+// `unpack_rows` of packing.h
+BATON_API int64_t baton_rows(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros, int scales,
+                             const uint8_t* panels, const int64_t* numbers, int64_t count, float* out, int threads) {
+    const Layout layout = layout_of(format, outputs, inputs, group, has_zeros, scales);
+    return baton::unpack_rows(layout, panels, numbers, count, out, threads);
+}
+
 BATON_API void baton_linear(int isa, int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros,
                             int scales, const uint8_t* panels, const float* x, int64_t rows, const float* bias,
                             float* out, int threads) {
@@ -68,6 +75,15 @@ BATON_API void baton_linear(int isa, int format, int64_t outputs, int64_t inputs
 
 // The lanes of the instruction set, of which a head's size is a multiple.
 BATON_API int64_t baton_lanes(int isa) { return kernels_of(isa).lanes; }
+
+// The first of `sequences` whose context has a block that the pool does not; `sequences` where there is none.
+BATON_API int64_t baton_check_tables(const int64_t* const* tables, const int64_t* context_lens, int64_t sequences,
+                                     int64_t block_size, int64_t num_blocks) {
+    for (int64_t i = 0; i < sequences; ++i)
+        for (int64_t at = 0; at * block_size < context_lens[i]; ++at)
+            if (tables[i][at] < 0 || tables[i][at] >= num_blocks) return i;
+    return sequences;
+}
 
 // `number`: what the pool has, 0 float32, 1 bfloat16, 2 int8 with scales.
 BATON_API void baton_attend(int isa, int number, const float* q, float* out, int64_t heads, int64_t kv_heads,

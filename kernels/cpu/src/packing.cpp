@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <vector>
 
 #include "thread_pool.h"
 
@@ -140,6 +141,13 @@ void put(const Output& output, const void* words, int64_t first, int64_t count) 
     const auto* from = static_cast<const uint8_t*>(words);
     uint8_t* to = output.panel + (first * PANEL + output.place) * BYTES;
     for (int64_t i = 0; i < count; ++i) std::memcpy(to + i * PANEL * BYTES, from + i * BYTES, BYTES);
+}
+
+// The other way: an output's `count` words, from the panel's first on.
+template <int BYTES>
+void take(const uint8_t* panel, int64_t place, int64_t count, uint8_t* words) {
+    const uint8_t* from = panel + place * BYTES;
+    for (int64_t i = 0; i < count; ++i) std::memcpy(words + i * BYTES, from + i * PANEL * BYTES, BYTES);
 }
 
 // Bytes of `count` inputs, of which 4 lie side by side; behind them there are zeros up to a whole word.
@@ -282,6 +290,46 @@ void pack_tile(const Layout& layout, const Output& output, const float* row, int
     }
 }
 
+void to_floats(Format numbers, const uint8_t* from, int64_t count, float* to) {
+    if (numbers == Format::f32) std::memcpy(to, from, 4 * count);
+    if (numbers == Format::bf16) from_bfloat16(from, count, to);
+    if (numbers == Format::f16) from_float16(from, count, to);
+}
+
+// (bytes - 128 - zero) * scale, each group's with its own.
+void scale_bytes(const Layout& layout, const uint8_t* panel, int64_t place, const uint8_t* bytes, float* out) {
+    const int64_t width = layout.scale_bytes();
+    by_groups(layout.group, 0, layout.inputs, [&](int64_t group, int64_t first, int64_t end) {
+        const int64_t at = group * PANEL + place;
+        float scale, zero = 0;
+        to_floats(layout.scales, panel + layout.scales_at() + at * width, 1, &scale);
+        if (layout.has_zeros) from_float16(panel + layout.zeros_at() + at * 2, 1, &zero);
+        for (int64_t k = first; k < end; ++k) out[k] = (static_cast<float>(bytes[k]) - 128.0f - zero) * scale;
+    });
+}
+
+// `words` has room for what the row has, rounded up to 4 bytes.
+void unpack_row(const Layout& layout, const uint8_t* panels, int64_t number, uint8_t* words, float* out) {
+    const uint8_t* panel = panels + number / PANEL * layout.panel_bytes();
+    const int64_t place = number % PANEL, inputs = layout.inputs;
+    switch (layout.format) {
+        case Format::f32:
+            return take<4>(panel, place, inputs, reinterpret_cast<uint8_t*>(out));
+        case Format::bf16:
+            take<4>(panel, place, (inputs + 1) / 2, words);
+            return from_bfloat16(words, inputs, out);
+        case Format::f16:
+            take<2>(panel, place, inputs, words);
+            return from_float16(words, inputs, out);
+        case Format::int8:
+            take<4>(panel, place, (inputs + 3) / 4, words);
+            return scale_bytes(layout, panel, place, words, out);
+        case Format::int4:
+        case Format::steps4:
+            return;  // no embedding has 4 bits
+    }
+}
+
 }  // namespace
 
 void pack_floats(const Layout& layout, Format numbers, const uint8_t* matrix, uint8_t* panels, int threads) {
@@ -315,6 +363,17 @@ void pack_whole(const Layout& layout, const uint8_t* values, const uint8_t* scal
             put_halves(output, numbers, first, count);
     };
     by_tiles(layout, panels, threads, begin, pack);
+}
+
+int64_t unpack_rows(const Layout& layout, const uint8_t* panels, const int64_t* numbers, int64_t count, float* out, int threads) {
+    for (int64_t i = 0; i < count; ++i)
+        if (numbers[i] < 0 || numbers[i] >= layout.outputs) return i;
+    auto row = [&](int64_t i) {
+        std::vector<uint8_t> words(2 * layout.padded_inputs());
+        unpack_row(layout, panels, numbers[i], words.data(), out + i * layout.inputs);
+    };
+    run_rows(threads, count, 16 * layout.inputs, row);  // each word lies in another line of the cache
+    return count;
 }
 
 }  // namespace baton

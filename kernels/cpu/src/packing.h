@@ -1,4 +1,4 @@
-// Matrices brought into panels; some are rounded on the way.
+// Matrices brought into panels, some rounded on the way, and rows read back.
 #pragma once
 #include "layout.h"
 
@@ -12,5 +12,9 @@ void pack_floats(const Layout& layout, Format numbers, const uint8_t* matrix, ui
 // layout.zero_bytes(), or null. All are copied as they are.
 void pack_whole(const Layout& layout, const uint8_t* values, const uint8_t* scales, const uint8_t* zeros,
                 uint8_t* panels, int threads);
+
+// The `count` rows with those numbers -> (count, K). Not of 4 bits. Returns `count`, or the place of the first number that the
+// matrix does not have; nothing is written then.
+int64_t unpack_rows(const Layout& layout, const uint8_t* panels, const int64_t* numbers, int64_t count, float* out, int threads);
 
 }  // namespace baton

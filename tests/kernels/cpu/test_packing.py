@@ -128,7 +128,7 @@ def test_floats_are_rounded_to_4_bits_by_whole_steps_of_their_spans_scale(
 @pytest.mark.parametrize("layout", FLOATS, ids=lambda layout: layout.name)
 def test_rows_of_floats_are_read_back_as_they_were_packed(shape: tuple[int, int], layout: Layout):
     matrix, numbers = random(*shape).to(FLOATS[layout][0]), integers(0, shape[0], 9)
-    assert torch.equal(packed(matrix, layout).rows(numbers), matrix[numbers])
+    assert torch.equal(packed(matrix, layout).rows(numbers), matrix.float()[numbers])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -149,4 +149,13 @@ def test_rows_of_8_bits_are_read_back_as_they_were_stored(
 
 
 def test_rows_of_4_bits_are_not_read_back():
-    assert not packed(random(64, 64), Layout.STEPS4, 32).has_rows
+    panels = packed(random(64, 64), Layout.STEPS4, 32)
+    assert not panels.has_rows
+    with pytest.raises(ValueError, match="rows"):
+        panels.rows(integers(0, 64, 3))
+
+
+@pytest.mark.parametrize("number", [-1, 40])
+def test_a_row_that_the_matrix_does_not_have_is_refused(number: int):
+    with pytest.raises(IndexError, match=f"row {number} of a matrix of 40"):
+        packed(random(40, 64), Layout.BFLOAT16).rows(torch.tensor([3, number, 5]))
