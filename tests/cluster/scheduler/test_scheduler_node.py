@@ -9,6 +9,7 @@ import pytest
 from cluster.scheduler.fleet.roster import NO_DECODE
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
+from core.adapter_messages import EMPTY_LIST, AdapterChanged, AdapterList, AdaptersHeld, LoadAdapter
 from core.clock import WallClock
 from core.config import ScheduleConfig
 from core.messages import AskStatus, Cancel, Finished, Message, Placed, Rejected
@@ -110,3 +111,32 @@ async def test_defects_and_strange_messages_are_logged(caplog: pytest.LogCapture
         assert status.instances[0].defect == "two owners of block 7"
     assert caplog.text.count("two owners of block 7") == 1
     assert "Cancel is not for the scheduler" in caplog.text
+
+
+async def test_an_instance_is_there_for_requests_once_it_has_the_adapters_that_are_loaded() -> None:
+    async with Net(ScheduleConfig()).running() as net:
+        frontend, first, second = Peer(net, "f"), Peer(net, "a"), Peer(net, "b")
+        first.tell(AdaptersHeld(EMPTY_LIST.version))
+        first.tell(instance(first.mail.address))
+        frontend.tell(LoadAdapter(1, "sql@1", "/adapters/sql", False))
+        listed = await latest(first, "loading")
+        first.tell(AdaptersHeld(listed.version))
+        assert await frontend.hears() == AdapterChanged(1)
+        second.tell(AdaptersHeld(EMPTY_LIST.version))
+        second.tell(instance(second.mail.address))
+        second.tell(report(second.mail.address, free_blocks=7))
+        listed = await latest(second, "serving")
+        assert [one.address for one in (await frontend.status()).instances] == [first.mail.address]
+        second.tell(AdaptersHeld(listed.version))
+        async with asyncio.timeout(PATIENCE_S):
+            while len((status := await frontend.status()).instances) < 2:
+                await asyncio.sleep(0)
+        assert status.instances[1].free_blocks == 7, "what it said before counts"
+
+
+async def latest(peer: Peer, state: str) -> AdapterList:
+    """Return the list in which the adapter is in that state, when it comes."""
+    while True:
+        message = await peer.hears()
+        if isinstance(message, AdapterList) and [each.state for each in message.adapters] == [state]:
+            return message
