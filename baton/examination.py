@@ -1,7 +1,6 @@
 """What `baton doctor` looks at: this node, or every node and link of a Ray cluster."""
 
 import asyncio
-import logging
 import os
 from collections.abc import Sequence
 
@@ -9,8 +8,7 @@ import ray
 import ray.util
 import typer
 
-from cluster.deploy.ray_address import check_ray_address
-from cluster.deploy.ray_loopback import is_on_loopback, keep_ray_to_loopback
+from cluster.deploy.ray_address import join_ray
 from cluster.preflight.card_check import check_card
 from cluster.preflight.fabric import Ask, Backend, check_fabric
 from cluster.preflight.findings import Finding
@@ -44,10 +42,7 @@ async def examine(
         host = check_host(here.name, all_kv_bytes(config), config.model.path)
         card = check_card(here.name, config, os.environ)
         return [*host, *check_memory(here.name, config, pools), *card, *tests.findings, *fabric]
-    check_ray_address(ray_address)
-    if is_on_loopback(ray_address):
-        keep_ray_to_loopback()
-    ray.init(address=ray_address, log_to_driver=False, logging_level=logging.ERROR)
+    join_ray(ray_address)
     try:
         nodes = living_nodes()
         room = check_room(config, [node.resources for node in nodes])

@@ -19,7 +19,8 @@ from cluster.deploy.cluster_key import cluster_key
 from cluster.deploy.deployment_phases import wait_running
 from cluster.deploy.local_ray import LocalRay
 from cluster.deploy.rank_bundles import no_room
-from cluster.deploy.ray_address import check_ray_address
+from cluster.deploy.ray_address import join_ray
+from cluster.deploy.ray_loopback import is_on_loopback
 from cluster.deploy.serve_app import ENVIRONMENT, build_application
 from core.config import ClusterConfig
 from core.errors import ConfigError
@@ -76,11 +77,13 @@ class Cluster:
     ) -> "Cluster":
         """Start the application. Returns when it runs; it answers once `wait_ready` says so. `on_phase` is called with what runs
         already. Raises ConfigError."""
+        one_host = ray_address == "local" or is_on_loopback(ray_address)
         local = _init_ray(config, ray_address)
         try:
             on_phase("Ray")
             serve.start(proxy_location="Disabled")
-            application = build_application(config, cluster_key(config), one_host=local is not None)
+            environment = ENVIRONMENT if local is None else {}
+            application = build_application(config, cluster_key(config), one_host, environment)
             target = serve.RunTarget(
                 application, _APP, route_prefix=None, external_scaler_enabled=config.scaling.enabled
             )
@@ -133,8 +136,7 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> LocalRay | None:
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if ray_address != "local":
-        check_ray_address(ray_address)
-        ray.init(address=ray_address, namespace=_APP, logging_level=logging.ERROR, log_to_driver=False)
+        join_ray(ray_address, namespace=_APP)
         return None
     num_gpus = _offered_gpus(config)
     scaling = config.scaling

@@ -6,6 +6,8 @@ from typing import Any
 from ray._private import ray_constants, services
 from ray.serve._private import replica
 
+_LOOPBACK = {"127.0.0.1", "localhost", "::1", "[::1]"}
+
 
 def keep_ray_to_loopback() -> None:
     """Keep a Ray that this process starts to loopback. Call it before `ray.init`.
@@ -20,10 +22,16 @@ def keep_ray_to_loopback() -> None:
 def is_on_loopback(ray_address: str) -> bool:
     """Return whether a running Ray (`auto` means the one of this host) listens on loopback alone, as one that `baton serve` has
     started. A process that joins it must call `keep_ray_to_loopback` first, or it looks for Ray at the host's address in the
-    network."""
-    found = services.find_gcs_addresses() if ray_address == "auto" else {ray_address}
-    hosts = {address.rpartition(":")[0] for address in found}
-    return bool(hosts) and hosts <= {"127.0.0.1", "localhost", "::1", "[::1]"}
+    network. One that joins any other Ray must not, though it may be given that one's port at 127.0.0.1: Ray's own processes on
+    this host say where they listen."""
+    here = services.find_gcs_addresses()
+    if ray_address != "auto":
+        host, _, port = ray_address.rpartition(":")
+        if host not in _LOOPBACK:
+            return False
+        here = {address for address in here if address.rpartition(":")[2] == port} or {ray_address}
+    hosts = {address.rpartition(":")[0] for address in here}
+    return bool(hosts) and hosts <= _LOOPBACK
 
 
 def keep_replica_to_loopback() -> None:

@@ -35,11 +35,14 @@ def build(args: dict[str, Any]) -> serve.Application:
     return build_application(config, cluster_key(config), one_host=False)
 
 
-def build_application(config: ClusterConfig, key: bytes, one_host: bool) -> serve.Application:
+def build_application(
+    config: ClusterConfig, key: bytes, one_host: bool, environment: Mapping[str, str] = ENVIRONMENT
+) -> serve.Application:
     """The bound Serve application. `key` is the cluster key that authenticates its processes to each other.
 
-    `one_host`: all of them run on this machine, so they need not listen to any other."""
-    options = partial(_options, config, {} if one_host else {"env_vars": ENVIRONMENT})
+    `one_host`: all of them run on this machine, so they need not listen to any other. `environment`: what replicas have besides
+    that of Ray's processes."""
+    options = partial(_options, config, {"env_vars": environment} if environment else {})
     schedulers = options(Scheduler, config.serve.schedulers, 0.1, surge_percent=100)
     scheduler = schedulers.bind(config, key, one_host)
     pools = [_pool(options, DecodePool, config, config.decode_instances, config.decode)]
