@@ -16,6 +16,7 @@ _OURS = (
     "decode",
     "device",
     "engine",
+    "kernels",
     "kvtransfer",
     "models",
     "net",

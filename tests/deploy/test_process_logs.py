@@ -8,6 +8,7 @@ from cluster.deploy import process_logs
 from cluster.deploy.process_logs import JsonFormatter, configure_logging
 from cluster.ingress import request_context
 from core.errors import ConfigError
+from tests.e2e.cluster_process import ROOT
 
 
 @pytest.fixture
@@ -51,3 +52,21 @@ def test_refusals_and_starts_are_logged_at_any_level(
     assert started["message"] == "started"
     with pytest.raises(ConfigError):
         configure_logging("loud")
+
+
+def test_every_package_logs_in_one_form(restored: None, capfd: pytest.CaptureFixture[str]) -> None:
+    """A package that is left out would write to stderr by Python's own rules: warnings alone, and never as JSON."""
+    packages = [
+        path.parent for path in ROOT.glob("*/__init__.py") if path.parent.name not in ("tests", "benchmarks")
+    ]
+    served = {
+        folder.name
+        for folder in packages
+        if any("getLogger(__name__)" in path.read_text() for path in folder.rglob("*.py"))
+    }
+    assert {"cluster", "engine", "kernels"} <= served
+    configure_logging("info", "json")
+    for package in served:
+        logging.getLogger(f"{package}.some.module").info("here")
+    lines = map(json.loads, capfd.readouterr().err.splitlines())
+    assert {line["logger"].partition(".")[0] for line in lines} == served
