@@ -1,6 +1,7 @@
 """Draws what fleets cost, and for how many requests they hold the targets."""
 
 import textwrap
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
+from sim.plan_fleets import kind_of
 from sim.plan_trial import Trial
 
 _MARKERS = "osD^vP*X<>"
+_LEGEND_COLUMNS = 30
 
 
 def draw_plan(
@@ -19,19 +22,17 @@ def draw_plan(
 ) -> None:
     """Draw one point for each fleet that was tried, hollow where it does not hold. The title is the finding."""
     figure, axes = pyplot.subplots(figsize=(10, 5.5), layout="constrained")
-    kinds = sorted({_kind(trial) for trial in trials})
-    for number, kind in enumerate(kinds):
+    by_kind: dict[str, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        by_kind[kind_of(trial.parts)].append(trial)
+    for number, (kind, own) in enumerate(sorted(by_kind.items())):
         marker, color = _MARKERS[number % len(_MARKERS)], f"C{number % 10}"
-        for holds in (True, False):
-            own = [t for t in trials if _kind(t) == kind and (t.attained >= wanted) == holds]
-            label = (
-                kind if holds or not any(t.attained >= wanted for t in trials if _kind(t) == kind) else None
-            )
-            points = [t.dollars_per_h for t in own], [t.attained for t in own]
-            fill = "full" if holds else "none"
-            axes.plot(
-                *points, marker, color=color, fillstyle=fill, label=label if own else None, clip_on=False
-            )
+        label: str | None = textwrap.fill(kind, _LEGEND_COLUMNS)
+        for trial in sorted(own, key=lambda trial: trial.attained < wanted):
+            fill = "full" if trial.attained >= wanted else "none"
+            point = trial.dollars_per_h, trial.attained
+            axes.plot(*point, marker, color=color, fillstyle=fill, label=label, clip_on=False)
+            label = None
     axes.axhline(wanted, color="gray", linewidth=0.8, zorder=0)
     axes.text(1.01, wanted, f"{wanted:.0%}", color="gray", va="center", transform=axes.get_yaxis_transform())
     if best is not None:
@@ -44,13 +45,3 @@ def draw_plan(
     figure.legend(loc="outside right upper", fontsize=8)
     figure.savefig(picture)
     pyplot.close(figure)
-
-
-def _kind(trial: Trial) -> str:
-    """Return the trial's fleet without its numbers."""
-    words: list[str] = []
-    for part in trial.parts:
-        mesh = "".join(f" {axis}{size}" for axis, size in (("tp", part.tp), ("pp", part.pp)) if size > 1)
-        roles = ((part.num_prefill, "prefill"), (part.num_decode, "decode"), (part.num_both, "any role"))
-        words += [f"{part.gpu}{mesh} {role}" for count, role in roles if count]
-    return " + ".join(words)

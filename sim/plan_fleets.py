@@ -4,7 +4,7 @@ Families: instances of one kind in any role; prefill instances of one kind and d
 one of each share; and any role on two kinds of GPUs, where each request is counted to the kind that serves it for less (Mélange,
 arXiv 2404.14527). The production scheduler then places requests as it does, not by that count."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations, permutations
 from math import ceil
@@ -92,16 +92,23 @@ def num_instances(parts: Parts) -> int:
 
 
 def name_of(parts: Parts) -> str:
-    words: list[str] = []
+    return " + ".join(f"{count} {kind}" for count, kind in _counted(parts))
+
+
+def kind_of(parts: Parts) -> str:
+    """Return the name without its numbers."""
+    return " + ".join(kind for _, kind in _counted(parts))
+
+
+def _counted(parts: Parts) -> Iterator[tuple[int, str]]:
     for part in parts:
         sizes = [f"{name}{size}" for name, size in (("tp", part.tp), ("pp", part.pp)) if size > 1]
         group = " ".join([part.gpu, *sizes])
         if part.shares is not None:
-            words.append(f"{part.num_units} {group} shared by {part.shares}")
+            yield part.num_units, f"{group} shared by {part.shares}"
             continue
         counts = ((part.num_prefill, "prefill"), (part.num_decode, "decode"), (part.num_both, "any role"))
-        words += [f"{count} {group} {role}" for count, role in counts if count]
-    return " + ".join(words)
+        yield from ((count, f"{group} {role}") for count, role in counts if count)
 
 
 @dataclass(frozen=True, slots=True)
