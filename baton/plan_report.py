@@ -31,7 +31,7 @@ class PlanFinding:
         if best is None:
             return (
                 f"no fleet of up to {wanted.max_instances} instances was found that holds {targets} for "
-                f"{wanted.attainment:.0%}; {hopeless}"
+                f"{wanted.attainment:.0%}; {hopeless}" + (f"; {self._left}" if plan.num_left else "")
             )
         rank = "cheapest found" if plan.num_left else "cheapest"
         words = [
@@ -43,8 +43,14 @@ class PlanFinding:
         if plan.hopeless_share:
             words.append(hopeless)
         if plan.num_left:
-            words.append(f"time was short for {plan.num_left} other kinds of fleets")
+            words.append(self._left)
         return "; ".join(words)
+
+    @property
+    def _left(self) -> str:
+        num_left = self.plan.num_left
+        kinds = "kind of fleet was" if num_left == 1 else "kinds of fleets were"
+        return f"{num_left} {kinds} not searched to the end"
 
 
 def tokens_per_s(columns: Columns) -> float:

@@ -3,7 +3,7 @@
 Of a large fleet a part is simulated with its part of the load: a small fleet queues no less than a large one, so that it errs
 to the safe side. A run ends as soon as too many have missed, or all that count have ended."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -12,6 +12,7 @@ from sim.catalogued import mixed_config
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import simulate
 from sim.outcome_report import served_job
+from sim.plan_effort import Effort
 from sim.plan_fleets import Parts, dollars_per_h, name_of
 from sim.plan_load import PeakLoad
 
@@ -61,23 +62,25 @@ def try_fleet(
     *,
     copies: float,
     wanted: float,
-    is_over: Callable[[], bool],
+    effort: Effort,
 ) -> Trial | None:
-    """Simulate a fleet; None where the time was over before."""
+    """Simulate a fleet; None where that takes more than the effort that is left."""
     is_many = copies * max(len(load.columns) for load in loads) > _MANY_REQUESTS
     small, share = stand_in(parts, _MOST_OF_MANY if is_many else _MOST)
     attainments: list[float] = []
     late = slow = busy = 0.0
     for load in loads:
         jobs = load.jobs(copies * share, slo)
-        judge = _Judge(jobs, load, is_over)
+        judge = _Judge(jobs, load)
         judge.most_missed = (1 - wanted) * _most_counted(jobs, load, copies * share)
         outcome = simulate(
             mixed_config(small, load.offered.block_tokens),
             [job for job in jobs if isfinite(job.request.arrival_s)],
             enough=judge,
+            most_events=effort.num_left,
         )
-        if judge.out_of_time:
+        effort.spend(outcome.num_events)
+        if not effort.num_left:
             return None
         attainments.append(judge.attained)
         late, slow = judge.num_late / judge.num_counted, judge.num_slow / judge.num_counted
@@ -120,8 +123,8 @@ def _most_counted(jobs: Sequence[SimulatedRequest], load: PeakLoad, copies: floa
 class _Judge:
     """Counts those that count: what has become of them is asked every simulated second."""
 
-    def __init__(self, jobs: Sequence[SimulatedRequest], load: PeakLoad, is_over: Callable[[], bool]) -> None:
-        self._load, self._is_over = load, is_over
+    def __init__(self, jobs: Sequence[SimulatedRequest], load: PeakLoad) -> None:
+        self._load = load
         self.most_missed = float("inf")
         """Where more have missed it is decided."""
         self._open = [job for job in jobs if load.follows or self._counts(job)]
@@ -129,7 +132,6 @@ class _Judge:
         self._num_judged = 0
         self.num_late = 0
         self.num_slow = 0
-        self.out_of_time = False
 
     @property
     def attained(self) -> float:
@@ -142,9 +144,6 @@ class _Judge:
 
     def __call__(self, now: float) -> bool:
         """Return whether it is decided."""
-        if self._is_over():
-            self.out_of_time = True
-            return True
         self._open = [job for job in self._open if self._stays_open(job, now)]
         if self.num_late + self.num_slow > self.most_missed:
             return True

@@ -3,13 +3,14 @@
 What the load takes of every kind of instance is known from its columns (`sim.plan_needs`), so that only fleets near what it
 needs are simulated, on the windows that decide (`sim.plan_load`). Of all families of fleets (`sim.plan_fleets`) the one whose
 next size is cheapest comes first, less so after each failure; each is searched by bisection, below the price of the best so
-far. When the time is over, the answer is the best that was found. Then the answer itself is put under more load, until it
-breaks."""
+far. When the effort is spent (`sim.plan_effort`), the answer is the best that was found. Then the answer itself is put under more
+load, until it breaks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from core.types import Slo
+from sim.plan_effort import Effort
 from sim.plan_fleets import Family, Hardware, Kind, Rung, families, kinds
 from sim.plan_load import Columns, PeakLoad
 from sim.plan_trial import Trial, try_fleet
@@ -21,7 +22,7 @@ _DOUBT = 1.5
 """Each failure makes a family's next size count as so many times dearer, so that others have their turn."""
 _MOST_IN_VAIN = 3
 _FOR_HEADROOM = 0.35
-"""The share of the time that is left for the headroom of an answer."""
+"""The share of the effort that is kept for the headroom of an answer."""
 _HEADROOMS = (1.3, 2.0, 3.0)
 _HEADROOM_PRECISION = 1.1
 
@@ -69,7 +70,7 @@ class Plan:
     unable: tuple[str, ...]
     """Instances on which too many are hopeless."""
     num_left: int
-    """Families of fleets for which the time was too short."""
+    """Families of fleets that were not searched to the end."""
 
 
 def by_price(trials: Sequence[Trial], wanted: float) -> Trial | None:
@@ -114,10 +115,11 @@ class _Climb:
 def plan(
     demand: Demand,
     heard: Callable[[Trial], None] = lambda _: None,
-    time_left: Callable[[], float] = lambda: 1.0,
+    effort: Effort | None = None,
 ) -> Plan:
-    """Search until nothing cheaper is left to try or the time is over. `heard` is called with each trial; `time_left` says which
-    share of the time is left. Raises ConfigError when the model fits none of the GPUs."""
+    """Search until nothing cheaper is left to try or `effort`, which has no end unless given, is spent. `heard` is called with
+    each trial. Raises ConfigError when the model fits none of the GPUs."""
+    effort = effort or Effort()
     load, targets = demand.loads[0], demand.targets
     slo = targets.slo
     block_tokens = load.offered.block_tokens
@@ -135,13 +137,13 @@ def plan(
             kinds(demand.hardware.shared(block_tokens), load.columns, slo, block_tokens),
         )
     ]
-    search = _Search(demand, climbs, heard, time_left)
+    search = _Search(demand, climbs, heard, effort)
     search.run()
     best = search.best
     return Plan(
         trials=tuple(search.trials),
         best=best,
-        headroom=None if best is None else _headroom(demand, best, lambda: time_left() <= 0),
+        headroom=None if best is None else _headroom(demand, best, effort),
         hopeless_share=_hopeless_share(kinds(instances, demand.whole, slo, block_tokens)),
         unable=tuple(_why_unable(kind) for kind in unable),
         num_left=search.num_left,
@@ -154,21 +156,18 @@ class _Search:
         demand: Demand,
         climbs: list[_Climb],
         heard: Callable[[Trial], None],
-        time_left: Callable[[], float],
+        effort: Effort,
     ) -> None:
-        self._demand, self._open, self._heard, self._time_left = demand, climbs, heard, time_left
+        self._demand, self._open, self._heard, self._effort = demand, climbs, heard, effort
         self.trials: list[Trial] = []
         self.best: Trial | None = None
 
     @property
     def num_left(self) -> int:
-        return len(self._open)
-
-    def _is_over(self) -> bool:
-        return self._time_left() <= (0.0 if self.best is None else _FOR_HEADROOM)
+        return sum(self._next(climb) is not None for climb in self._open)
 
     def run(self) -> None:
-        while not self._is_over():
+        while self._effort.num_left:
             self._drop_those_without_a_chance()
             nexts = [(climb, self._next(climb)) for climb in self._open]
             tries = [(climb, rung) for climb, rung in nexts if rung is not None]
@@ -199,7 +198,7 @@ class _Search:
             demand.targets.slo,
             copies=demand.targets.copies,
             wanted=demand.targets.attainment,
-            is_over=self._is_over,
+            effort=self._effort,
         )
         if trial is None:
             return None
@@ -207,14 +206,16 @@ class _Search:
         self._heard(trial)
         if trial.attained >= demand.targets.attainment:
             self.best = trial
+            self._effort.keep(_FOR_HEADROOM)
         return trial
 
 
-def _headroom(demand: Demand, best: Trial, is_over: Callable[[], bool]) -> Headroom | None:
-    """Put the answer under more of the first load, until it breaks or the time is over; None where no time was left."""
+def _headroom(demand: Demand, best: Trial, effort: Effort) -> Headroom | None:
+    """Put the answer under more of the first load, until it breaks or the effort is spent; None where none was left."""
     held, broken = 1.0, None
     grows = iter(_HEADROOMS)
-    while not is_over():
+    effort.keep(0.0)
+    while effort.num_left:
         if broken is None:
             if (at := next(grows, None)) is None:
                 break
@@ -228,7 +229,7 @@ def _headroom(demand: Demand, best: Trial, is_over: Callable[[], bool]) -> Headr
             demand.targets.slo,
             copies=demand.targets.copies * at,
             wanted=demand.targets.attainment,
-            is_over=is_over,
+            effort=effort,
         )
         if trial is None:
             break

@@ -37,10 +37,10 @@ def plan(
     tpot_ms: Annotated[float, typer.Option(min=0, help="Target for the mean gap after it.")] = 100.0,
     attainment: Annotated[float, typer.Option(min=0, max=1, help="Share that must hold both.")] = 0.99,
     max_instances: Annotated[int, typer.Option(min=1, help="Of a fleet.")] = 64,
-    within_s: Annotated[
+    effort: Annotated[
         float,
-        typer.Option(min=0, help="Answer after so many seconds with the best so far; 0: search to the end."),
-    ] = 7.0,
+        typer.Option(min=0, help="How much to simulate: 1 takes about five seconds; 0: search to the end."),
+    ] = 1.0,
     output: Annotated[Path | None, typer.Option("--json", help="Write everything here.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Attainment over price, as PNG or SVG.")] = None,
 ) -> None:
@@ -63,7 +63,7 @@ def plan(
             tpot_s=tpot_ms / 1e3,
             attainment=attainment,
             max_instances=max_instances,
-            within_s=within_s,
+            effort=effort,
         ),
         output,
         picture,

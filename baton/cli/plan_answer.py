@@ -19,6 +19,7 @@ from sim.agent_sessions import SessionLoad, is_session_trace, read_sessions
 from sim.catalogue import GPUS
 from sim.model_config import named_model
 from sim.plan_demand import session_demand, trace_demand
+from sim.plan_effort import Effort
 from sim.plan_fleets import Hardware
 from sim.plan_trial import Trial
 from sim.planner import Demand, Targets, by_price, plan
@@ -47,25 +48,24 @@ class PlanQuestion:
     tpot_s: float
     attainment: float
     max_instances: int
-    within_s: float
-    """0: without a limit."""
+    effort: float
+    """As `sim.plan_effort` has it."""
 
 
 def answer(question: PlanQuestion, output: Path | None, picture: Path | None) -> None:
     """Print the fleets that were tried and the finding, and write it to `output` and `picture`. Raises ConfigError, also where no
     fleet would do."""
     began_s = time.perf_counter()
-
-    def time_left() -> float:
-        within_s = question.within_s
-        return 1 - (time.perf_counter() - began_s) / within_s if within_s else 1.0
-
     wanted = question.attainment
     demand = _demand(question)
+    Console(stderr=True).print(_what_is_looked_at(demand), highlight=False)
     with _partial_table(wanted) as show:
-        found = PlanFinding(demand, plan(demand, show, time_left))
+        found = PlanFinding(demand, plan(demand, show, Effort(question.effort)))
     Console().print(_table(found.plan.trials, found.plan.best, wanted))
     Console().print(found.sentence, style="bold")
+    if found.plan.num_left:
+        more = f"--effort {2 * question.effort:g} looks further, --effort 0 to the end"
+        Console(stderr=True).print(more, highlight=False)
     if output is not None:
         took = {"wall_s": time.perf_counter() - began_s}
         output.write_text(json.dumps(as_json(found) | took, indent=1) + "\n")
@@ -95,6 +95,12 @@ def _demand(question: PlanQuestion) -> Demand:
             SessionLoad(sessions=read_sessions(trace), start_within_s=within_s), hardware, targets
         )
     return trace_demand(read_trace(trace), hardware, targets, question.start_s, question.window_s)
+
+
+def _what_is_looked_at(demand: Demand) -> str:
+    first = demand.loads[0]
+    where = ", ".join(f"{load.start_s:.0f} s ({load.why})" for load in demand.loads)
+    return f"{len(demand.whole)} requests in {demand.whole.span_s:.0f} s; looks at {first.duration_s:.0f} s from {where}"
 
 
 def _prices(text: str) -> dict[str, float]:

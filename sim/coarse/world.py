@@ -6,6 +6,7 @@ step times."""
 
 import gc
 import heapq
+import sys
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -125,16 +126,18 @@ def simulate(
     jobs: Iterable[SimulatedRequest],
     make_scheduler: MakeScheduler = production,
     advanced: Callable[[int], None] = lambda _: None,
+    *,
     until_s: float = float("inf"),
     enough: Callable[[float], bool] = lambda _: False,
+    most_events: int = sys.maxsize,
 ) -> CoarseOutcome:
-    """Serve `jobs` (which are changed) until all have ended, or `until_s`, or `enough(now)`, which is asked every second.
-    `advanced` hears how many arrivals there were, now and then. Jobs that are made as they arrive
-    (`sim.coarse.coarse_workload.arriving`) are kept by who makes them, if at all.
+    """Serve `jobs` (which are changed) until all have ended, or `until_s`, or `enough(now)`, or there were `most_events`. The
+    last two are looked at every second. `advanced` hears how many arrivals there were, now and then. Jobs that are made as they
+    arrive (`sim.coarse.coarse_workload.arriving`) are kept by who makes them, if at all.
 
     Raises Bug when an instance's block accounting is off at the end."""
     with _no_search_for_garbage():
-        world = _World(config, make_scheduler, enough)
+        world = _World(config, make_scheduler, enough, most_events)
         world.run(jobs, advanced, until_s)
     for device in world.devices.values():
         device.check_integrity()
@@ -164,9 +167,13 @@ class _World:
     """sim.coarse.device.Surroundings."""
 
     def __init__(
-        self, config: CoarseConfig, make_scheduler: MakeScheduler, enough: Callable[[float], bool]
+        self,
+        config: CoarseConfig,
+        make_scheduler: MakeScheduler,
+        enough: Callable[[float], bool],
+        most_events: int,
     ) -> None:
-        self._config, self._enough = config, enough
+        self._config, self._enough, self._most_events = config, enough, most_events
         self._is_over, self._ask_s = False, 0.0
         self.now = 0.0
         self.last_s = 0.0
@@ -204,7 +211,7 @@ class _World:
             call(self.now, *args)
             if self.now >= self._ask_s:
                 self._ask_s = self.now + _ASK_S
-                if self._enough(self.now):
+                if self._enough(self.now) or self.num_events >= self._most_events:
                     self._is_over = True
                     return
 

@@ -1,8 +1,11 @@
 """The plan holds its targets, nothing cheaper that was tried does, and more load or tighter targets never cost less."""
 
 import json
+import time
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib import image
@@ -16,6 +19,7 @@ from core.types import Slo
 from sim.catalogue import GPUS, MODELS, step_cost
 from sim.catalogued import Fleet
 from sim.plan_demand import session_demand, trace_demand
+from sim.plan_effort import Effort
 from sim.plan_fleets import Hardware, families, kinds
 from sim.plan_load import columns_of
 from sim.plan_trial import stand_in, try_fleet
@@ -99,11 +103,11 @@ def test_what_comes_around_a_window_does_not_count() -> None:
     hardware = Hardware(model="llama-3.1-8b", gpus=("H100",))
     calm = trace_demand(rows, hardware, CHAT, 450.0, 60.0)
     (instance,) = [one for one in hardware.instances(64) if one.gpus_per_instance == 1]
-    trial = try_fleet((instance,), calm.loads, CHAT.slo, copies=1.0, wanted=0.9, is_over=lambda: False)
+    trial = try_fleet((instance,), calm.loads, CHAT.slo, copies=1.0, wanted=0.9, effort=Effort())
     assert trial is not None
     assert trial.attained == 1.0
     busy = trace_demand(rows, hardware, CHAT, 0.0, 60.0)
-    trial = try_fleet((instance,), busy.loads, CHAT.slo, copies=1.0, wanted=0.9, is_over=lambda: False)
+    trial = try_fleet((instance,), busy.loads, CHAT.slo, copies=1.0, wanted=0.9, effort=Effort())
     assert trial is not None
     assert trial.attained < 0.9
     assert trial.limit == "time to first token"
@@ -148,7 +152,7 @@ def test_the_answer_holds_its_headroom_and_no_more() -> None:
             CHAT.slo,
             copies=CHAT.copies * times,
             wanted=0.9,
-            is_over=lambda: False,
+            effort=Effort(),
         )
         assert trial is not None
         return trial.attained
@@ -200,7 +204,7 @@ def test_a_fleet_of_two_kinds_computes_on_both() -> None:
     slo = Slo(name="t", ttft_s=0.4, tpot_s=0.1)
 
     def attained(*parts: Fleet) -> float:
-        trial = try_fleet(parts, load, slo, copies=8.0, wanted=0.0, is_over=lambda: False)
+        trial = try_fleet(parts, load, slo, copies=8.0, wanted=0.0, effort=Effort())
         assert trial is not None
         return trial.attained
 
@@ -209,16 +213,36 @@ def test_a_fleet_of_two_kinds_computes_on_both() -> None:
     assert attained(slow, fast) == both, "every run is the same"
 
 
-def test_when_the_time_is_over_the_best_so_far_is_the_answer() -> None:
-    asked = iter([1.0] * 40 + [0.1] * 1000)
+def test_when_the_effort_is_spent_the_best_so_far_is_the_answer() -> None:
     demand = trace_demand(ROWS, Hardware(model="llama-3.1-8b"), CHAT)
     whole = plan(demand)
-    found = plan(demand, time_left=lambda: next(asked))
+    assert not whole.num_left
+    found = plan(demand, effort=Effort(0.05))
     assert found.best is not None
-    assert len(found.trials) <= len(whole.trials)
-    nothing = plan(demand, time_left=lambda: 0.0)
+    assert found.num_left
+    assert found.trials == whole.trials[: len(found.trials)], "it is the beginning of the same search"
+    nothing = plan(demand, effort=Effort(1e-4))
     assert (nothing.best, nothing.trials) == (None, ())
-    assert nothing.num_left
+    assert f"{nothing.num_left} kinds of fleets were not searched" in PlanFinding(demand, nothing).sentence
+
+
+def test_an_answer_is_the_same_on_a_machine_that_takes_an_hour_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace, report = trace_of(tmp_path / "t.jsonl"), tmp_path / "r.json"
+    command = ["plan", "--trace", str(trace), "--copies", "40", "--effort", "0.1", "--json", str(report)]
+
+    def found() -> dict[str, Any]:
+        ran = CliRunner().invoke(app, command)
+        assert ran.exit_code == 0, ran.output
+        return json.loads(report.read_text())
+
+    soon, ticks = found(), count(0.0, 3600.0)
+    assert soon["num_left"], "the search was cut short"
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
+    late = found()
+    assert late.pop("wall_s") >= 3600.0 > soon.pop("wall_s")
+    assert late == soon
 
 
 def test_sessions_are_planned_for_when_most_of_them_run(tmp_path: Path) -> None:
@@ -263,7 +287,7 @@ def trace_of(path: Path) -> Path:
 
 def test_the_command_plans_draws_and_says_when_it_cannot(tmp_path: Path) -> None:
     trace, report, picture = trace_of(tmp_path / "t.jsonl"), tmp_path / "r.json", tmp_path / "p.png"
-    command = ["plan", "--trace", str(trace), "--gpus", "L40S", "--max-instances", "1", "--within-s", "0"]
+    command = ["plan", "--trace", str(trace), "--gpus", "L40S", "--max-instances", "1", "--effort", "0"]
     ran = CliRunner().invoke(app, [*command, "--json", str(report), "--picture", str(picture)])
     assert ran.exit_code == 0, ran.output
     found = json.loads(report.read_text())
@@ -295,7 +319,7 @@ def test_the_command_plans_for_a_configuration_that_the_catalogue_does_not_have(
     experts = {"n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1}
     widths = {"v_head_dim": 128, "intermediate_size": 18_432, "moe_intermediate_size": 2048}
     content = sizes | latent | experts | widths | {"first_k_dense_replace": 3}
-    command = ["plan", "--trace", str(trace), "--gpus", "H200", "--within-s", "0"]
+    command = ["plan", "--trace", str(trace), "--gpus", "H200", "--effort", "0"]
     command += ["--max-instances", "1", "--attainment", "0.9", "--json", str(report), "--model", str(model)]
     model.write_text(json.dumps(content))
     refused = CliRunner().invoke(app, command)
