@@ -39,7 +39,7 @@ class PlanFinding:
             f"{rank} that holds {targets} for {wanted.attainment:.0%} where the load is heaviest ({best.attained:.1%} there)"
         ]
         if plan.headroom is not None:
-            words.append(f"holds until {plan.headroom} this load")
+            words.append(str(plan.headroom))
         if plan.hopeless_share:
             words.append(hopeless)
         if plan.num_left:

@@ -57,7 +57,9 @@ class Headroom:
     broken: float | None
 
     def __str__(self) -> str:
-        return f"{self.held:.3g}×" if self.broken else f"at least {self.held:.3g}×"
+        if self.held == 1.0:
+            return f"does not hold {self.broken:.3g}× this load"
+        return f"holds {self.held:.3g}× this load" + (f" and not {self.broken:.3g}×" if self.broken else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,9 +213,12 @@ class _Search:
 
 
 def _headroom(demand: Demand, best: Trial, effort: Effort) -> Headroom | None:
-    """Put the answer under more of the first load, until it breaks or the effort is spent; None where none was left."""
+    """Put the answer under more load, until it breaks or the effort is spent; None where none was left."""
     held, broken = 1.0, None
     grows = iter(_HEADROOMS)
+    by_attainment = sorted(zip(best.attainments, demand.loads, strict=True), key=lambda pair: pair[0])
+    # Where the fleet holds the least it breaks first.
+    loads = [load for _, load in by_attainment]
     effort.keep(0.0)
     while effort.num_left:
         if broken is None:
@@ -225,7 +230,7 @@ def _headroom(demand: Demand, best: Trial, effort: Effort) -> Headroom | None:
             at = (held * broken) ** 0.5
         trial = try_fleet(
             best.parts,
-            demand.loads[:1],
+            loads,
             demand.targets.slo,
             copies=demand.targets.copies * at,
             wanted=demand.targets.attainment,

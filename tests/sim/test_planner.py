@@ -158,7 +158,8 @@ def test_the_answer_holds_its_headroom_and_no_more() -> None:
         return trial.attained
 
     assert attained(found.headroom.held) >= 0.9 > attained(found.headroom.broken)
-    assert f"holds until {found.headroom.held:.3g}×" in PlanFinding(demand, found).sentence
+    held, broken = (f"{times:.3g}×" for times in (found.headroom.held, found.headroom.broken))
+    assert f"holds {held} this load and not {broken}" in PlanFinding(demand, found).sentence
 
 
 def test_what_no_fleet_could_serve_is_said_and_what_tokens_cost() -> None:
