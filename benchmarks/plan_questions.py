@@ -4,12 +4,18 @@
 
 Each is asked as a user asks it, as a process of its own, whose wall time counts from its start. Then every request of the trace,
 or every turn of the sessions, is simulated coarsely on the whole fleet of the answer, where the planner has looked at its busiest
-windows and of large fleets at a part. A load of several copies has each request that often, at random within a minute.
+windows and of large fleets at a part. A load of several copies has each request that often, at random within a minute. And three
+times more with arrivals that are drawn anew: every request comes at random within a minute of its time, and of a part of a load
+others do; sessions begin at other times.
 
 Prediction, written first: each is answered within 10 s. Over the whole trace each answer holds what was asked, and by more than
 at its peak; the dearest fleet that the planner found too small holds less than the answer. Where a price list makes two GPUs
 cheap for different requests a mixed fleet is considered but does not win. Not predicted, and asked after a first run: would one
-instance fewer have done?"""
+instance fewer have done?
+
+Prediction for the arrivals drawn anew, written before they were: all answers hold in all three, those whose headroom is 1.3 or
+more by as much as in the trace's own order, within 0.1 %. Copies that are drawn apart make lower peaks than the superposed ones
+that the planner looks at."""
 
 import json
 import os
@@ -38,6 +44,7 @@ from sim.outcome_report import served_job
 
 ANSWER_S = 10.0
 JITTER_S = 60.0
+SEEDS = (1, 2, 3)
 _LOOK_S = 30.0
 MODEL = "llama-3.1-8b"
 MOE = {
@@ -178,10 +185,12 @@ def one_fewer(fleets: Sequence[Fleet]) -> list[Fleet] | None:
     ]
 
 
-def served(question: Question, traces: Path, fleets: Sequence[Fleet], limit: int) -> dict[str, Any]:
+def served(
+    question: Question, traces: Path, fleets: Sequence[Fleet], limit: int, seed: int | None = None
+) -> dict[str, Any]:
     """Simulate the whole load on a fleet; `limit` > 0: no more than so many rows of the trace. A run ends where more than twice
     as many were late as may miss: it says at most how many could have been in time."""
-    work, block_tokens = whole(question, traces / question.trace, limit)
+    work, block_tokens = whole(question, traces / question.trace, limit, seed)
     began_s = time.perf_counter()
     watch = _Watch(question, work)
     outcome = simulate(
@@ -217,25 +226,30 @@ class _Watch:
         return self.is_over
 
 
-def whole(question: Question, trace: Path, limit: int) -> tuple[list[SimulatedRequest], int]:
-    """Return all requests, and the tokens of a block."""
+def whole(
+    question: Question, trace: Path, limit: int, seed: int | None
+) -> tuple[list[SimulatedRequest], int]:
+    """Return all requests, and the tokens of a block. With a seed their arrivals are drawn anew."""
     if is_session_trace(trace):
         sessions = SessionLoad(sessions=read_sessions(trace), start_within_s=question.seconds)
-        return sessions.jobs(question.copies, 0, question.slo), sessions.block_tokens
+        return sessions.jobs(question.copies, seed or 0, question.slo), sessions.block_tokens
     rows = read_trace(trace)[: limit or None]
-    scaled = scale(rows, question.copies)
+    scaled = scale(rows, question.copies, seed)
     load = Load(rows=scaled, duration_s=scaled[-1].arrival_s + 1.0)
     block_tokens = natural_block_tokens(rows)
     return jobs(load, question.slo, block_tokens), block_tokens
 
 
-def scale(rows: Sequence[TraceRow], copies: float) -> list[TraceRow]:
-    """Return each request so often, the first where it was; a fraction is kept at random. Copies share no prefixes."""
-    rng = random.Random(0)
+def scale(rows: Sequence[TraceRow], copies: float, seed: int | None) -> list[TraceRow]:
+    """Return each request so often, the first where it was unless there is a seed; a fraction is kept at random. Copies share no
+    prefixes."""
+    rng, num_in_place = random.Random(seed or 0), int(seed is None)
     found = [
         replace(
             row,
-            arrival_s=max(0.0, row.arrival_s + (rng.uniform(-JITTER_S, JITTER_S) / 2 if copy else 0.0)),
+            arrival_s=max(
+                0.0, row.arrival_s + (rng.uniform(-JITTER_S, JITTER_S) / 2 if copy >= num_in_place else 0.0)
+            ),
             prefix_ids=tuple(-(copy << 40) - id_ if copy else id_ for id_ in row.prefix_ids),
         )
         for copy in range(-int(-copies // 1))
@@ -247,7 +261,7 @@ def scale(rows: Sequence[TraceRow], copies: float) -> list[TraceRow]:
 
 def answered(name: str, traces: Path, limit: int) -> dict[str, Any]:
     question = QUESTIONS[name]
-    answer = ask(question, traces, *(("--within-s", "4") if limit else ()))
+    answer = ask(question, traces, *(("--effort", "0.2") if limit else ()))
     best = answer["best"]
     row = {
         "question": "baton " + " ".join(question.words("../shared/traces", "config.json")),
@@ -262,6 +276,7 @@ def answered(name: str, traces: Path, limit: int) -> dict[str, Any]:
         "trials": len(answer.get("trials", ())),
         "left": answer.get("num_left"),
         "whole": None,
+        "redrawn": [],
         "one_fewer": None,
         "cheaper": None,
     }
@@ -275,6 +290,8 @@ def answered(name: str, traces: Path, limit: int) -> dict[str, Any]:
     fleets = fleets_of(question, best)
     row["whole"] = served(question, traces, fleets, limit)
     row["holds"] = row["whole"]["attained"] >= question.attainment
+    row["redrawn"] = [served(question, traces, fleets, limit, seed) for seed in SEEDS[: 1 if limit else None]]
+    row["holds_redrawn"] = all(found["attained"] >= question.attainment for found in row["redrawn"])
     if (fewer := one_fewer(fleets)) is not None:
         row["one_fewer"] = served(question, traces, fewer, limit)
     cheaper = [trial for trial in answer["trials"] if trial["dollars_per_h"] < best["dollars_per_h"]]
@@ -295,7 +312,8 @@ def main() -> None:
         row = rows[name] = answered(name, args.traces, 200 if args.smoke else 0)
         print(f"{name}: {row['wall_s']} s ({row['processor_s']} s of processor time); {row['finding']}")
         print(
-            f"    whole: {row['whole']}\n    one fewer: {row['one_fewer']}\n    cheaper: {row['cheaper']}",
+            f"    whole: {row['whole']}\n    redrawn: {[found['attained'] for found in row['redrawn']]}\n"
+            f"    one fewer: {row['one_fewer']}\n    cheaper: {row['cheaper']}",
             flush=True,
         )
         write(
@@ -305,6 +323,7 @@ def main() -> None:
                 "questions": rows,
                 "slowest_s": max(row["wall_s"] for row in rows.values()),
                 "num_held": sum(row.get("holds", False) for row in rows.values()),
+                "num_held_redrawn": sum(row.get("holds_redrawn", False) for row in rows.values()),
                 "num_asked": len(rows),
             },
         )
