@@ -3,8 +3,8 @@ change when an answer comes and not which."""
 
 import sys
 
-_EVENTS = 150_000
-"""An effort of one."""
+_WORK = 250_000
+"""An effort of one, in events of a simulation without a queue."""
 
 
 class Effort:
@@ -12,17 +12,17 @@ class Effort:
 
     def __init__(self, times: float = 0.0) -> None:
         """Allow so many times an effort of one; 0: whatever it takes."""
-        self._num_events = int(times * _EVENTS) or sys.maxsize
-        self._num_spent = self._num_kept = 0
+        self._whole = int(times * _WORK) or sys.maxsize
+        self._spent = self._kept = 0
 
     @property
-    def num_left(self) -> int:
-        """Return how many events are left, but for those that are kept."""
-        return max(0, self._num_events - self._num_kept - self._num_spent)
+    def left(self) -> int:
+        """Return how much is left, but for what is kept."""
+        return max(0, self._whole - self._kept - self._spent)
 
     def keep(self, share: float) -> None:
         """Keep this share of the whole for later."""
-        self._num_kept = int(share * self._num_events)
+        self._kept = int(share * self._whole)
 
-    def spend(self, num_events: int) -> None:
-        self._num_spent += num_events
+    def spend(self, work: int) -> None:
+        self._spent += work

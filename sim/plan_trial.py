@@ -20,6 +20,8 @@ _FEWEST, _MOST, _MOST_OF_MANY = 2, 8, 4
 """Instances that stand for a larger fleet: as many as divide it best, but no more than the last where the load has more requests
 than these."""
 _MANY_REQUESTS = 1000
+_WORK_OF_A_REQUEST = 10
+"""To make a request takes as long as so many events of the simulation."""
 _FOLLOWING = 1.5
 """Turns that may come, over those that would were each answered at once."""
 
@@ -71,16 +73,17 @@ def try_fleet(
     late = slow = busy = 0.0
     for load in loads:
         jobs = load.jobs(copies * share, slo)
+        effort.spend(_WORK_OF_A_REQUEST * len(jobs))
         judge = _Judge(jobs, load)
         judge.most_missed = (1 - wanted) * _most_counted(jobs, load, copies * share)
         outcome = simulate(
             mixed_config(small, load.offered.block_tokens),
             [job for job in jobs if isfinite(job.request.arrival_s)],
             enough=judge,
-            most_events=effort.num_left,
+            most_work=effort.left,
         )
-        effort.spend(outcome.num_events)
-        if not effort.num_left:
+        effort.spend(outcome.work)
+        if not effort.left:
             return None
         attainments.append(judge.attained)
         late, slow = judge.num_late / judge.num_counted, judge.num_slow / judge.num_counted

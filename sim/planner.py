@@ -169,7 +169,7 @@ class _Search:
         return sum(self._next(climb) is not None for climb in self._open)
 
     def run(self) -> None:
-        while self._effort.num_left:
+        while self._effort.left:
             self._drop_those_without_a_chance()
             nexts = [(climb, self._next(climb)) for climb in self._open]
             tries = [(climb, rung) for climb, rung in nexts if rung is not None]
@@ -220,7 +220,7 @@ def _headroom(demand: Demand, best: Trial, effort: Effort) -> Headroom | None:
     # Where the fleet holds the least it breaks first.
     loads = [load for _, load in by_attainment]
     effort.keep(0.0)
-    while effort.num_left:
+    while effort.left:
         if broken is None:
             if (at := next(grows, None)) is None:
                 break

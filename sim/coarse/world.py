@@ -31,6 +31,11 @@ from sim.simulated_run import HOST, SETTLE_S, STAGGER_S
 
 _TICK_S = 0.1
 _ASK_S = 1.0
+_LOOKS_OF_AN_EVENT = 4
+"""An event takes as long as so many looks of the scheduler at requests that wait: measured with the loads of
+`benchmarks.plan_questions`."""
+_MOST_LOOKED_AT = 32
+"""The number of those that it looks at with an event, at most."""
 _FRONTEND = "frontend"
 _FIRST_OUTPUT_BLOCK = 1 << 31
 
@@ -116,6 +121,8 @@ class CoarseOutcome:
     """Empty where the jobs were made as they arrived."""
     decisions: tuple[str, ...]
     num_events: int
+    work: int
+    """What the run has taken, counted in events without a queue, wherever it ran. With a queue each takes longer."""
     num_steps: int
     busy_share: float
     """Return the share of all instances' time until the last token in which they were busy."""
@@ -129,15 +136,15 @@ def simulate(
     *,
     until_s: float = float("inf"),
     enough: Callable[[float], bool] = lambda _: False,
-    most_events: int = sys.maxsize,
+    most_work: int = sys.maxsize,
 ) -> CoarseOutcome:
-    """Serve `jobs` (which are changed) until all have ended, or `until_s`, or `enough(now)`, or there were `most_events`. The
-    last two are looked at every second. `advanced` hears how many arrivals there were, now and then. Jobs that are made as they
+    """Serve `jobs` (which are changed) until all have ended, or `until_s`, or `enough(now)`, or after `most_work`. The last two
+    are looked at every second. `advanced` hears how many arrivals there were, now and then. Jobs that are made as they
     arrive (`sim.coarse.coarse_workload.arriving`) are kept by who makes them, if at all.
 
     Raises Bug when an instance's block accounting is off at the end."""
     with _no_search_for_garbage():
-        world = _World(config, make_scheduler, enough, most_events)
+        world = _World(config, make_scheduler, enough, most_work)
         world.run(jobs, advanced, until_s)
     for device in world.devices.values():
         device.check_integrity()
@@ -146,6 +153,7 @@ def simulate(
         jobs=tuple(jobs) if isinstance(jobs, Sequence) else (),
         decisions=tuple(world.decisions),
         num_events=world.num_events,
+        work=world.work,
         num_steps=sum(device.num_steps for device in world.devices.values()),
         busy_share=busy_s / max(1e-9, world.last_s * config.num_instances),
     )
@@ -171,14 +179,15 @@ class _World:
         config: CoarseConfig,
         make_scheduler: MakeScheduler,
         enough: Callable[[float], bool],
-        most_events: int,
+        most_work: int,
     ) -> None:
-        self._config, self._enough, self._most_events = config, enough, most_events
+        self._config, self._enough, self._most_work = config, enough, most_work
         self._is_over, self._ask_s = False, 0.0
         self.now = 0.0
         self.last_s = 0.0
         """When the last token so far was seen."""
         self.num_events = 0
+        self._num_looked_at = 0
         self.decisions: list[str] = []
         self.devices: dict[str, Device] = {}
         self._cards: dict[str, Card] = {}
@@ -202,6 +211,11 @@ class _World:
                 advanced(number)
         self._pass(until_s)
 
+    @property
+    def work(self) -> int:
+        """Return what the run has taken so far, counted in events without a queue."""
+        return self.num_events + self._num_looked_at // _LOOKS_OF_AN_EVENT
+
     def _pass(self, until_s: float) -> None:
         """Process all events that are due."""
         heap = self._heap
@@ -211,7 +225,7 @@ class _World:
             call(self.now, *args)
             if self.now >= self._ask_s:
                 self._ask_s = self.now + _ASK_S
-                if self._enough(self.now) or self.num_events >= self._most_events:
+                if self._enough(self.now) or self.work >= self._most_work:
                     self._is_over = True
                     return
 
@@ -347,9 +361,11 @@ class _World:
                     self._go_on(job, now + self._config.message_s)
                 case _:
                     pass  # nothing is lost here, and nobody keeps replicas
-        if self._scheduler.num_queued and not self._ticking:
-            self._ticking = True
-            self.at(now + _TICK_S, self._tick)
+        if num_queued := self._scheduler.num_queued:
+            self._num_looked_at += min(num_queued, _MOST_LOOKED_AT)
+            if not self._ticking:
+                self._ticking = True
+                self.at(now + _TICK_S, self._tick)
 
     def _tick(self, now: float) -> None:
         self._ticking = False

@@ -218,11 +218,11 @@ def test_when_the_effort_is_spent_the_best_so_far_is_the_answer() -> None:
     demand = trace_demand(ROWS, Hardware(model="llama-3.1-8b"), CHAT)
     whole = plan(demand)
     assert not whole.num_left
-    found = plan(demand, effort=Effort(0.05))
+    found = plan(demand, effort=Effort(0.02))
     assert found.best is not None
     assert found.num_left
     assert found.trials == whole.trials[: len(found.trials)], "it is the beginning of the same search"
-    nothing = plan(demand, effort=Effort(1e-4))
+    nothing = plan(demand, effort=Effort(0.001))
     assert (nothing.best, nothing.trials) == (None, ())
     assert f"{nothing.num_left} kinds of fleets were not searched" in PlanFinding(demand, nothing).sentence
 
@@ -231,7 +231,7 @@ def test_an_answer_is_the_same_on_a_machine_that_takes_an_hour_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trace, report = trace_of(tmp_path / "t.jsonl"), tmp_path / "r.json"
-    command = ["plan", "--trace", str(trace), "--copies", "40", "--effort", "0.1", "--json", str(report)]
+    command = ["plan", "--trace", str(trace), "--copies", "8", "--effort", "0.03", "--json", str(report)]
 
     def found() -> dict[str, Any]:
         ran = CliRunner().invoke(app, command)
@@ -239,7 +239,7 @@ def test_an_answer_is_the_same_on_a_machine_that_takes_an_hour_for_it(
         return json.loads(report.read_text())
 
     soon, ticks = found(), count(0.0, 3600.0)
-    assert soon["num_left"], "the search was cut short"
+    assert soon["headroom"]["broken"] is None, "it was cut short"
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
     late = found()
     assert late.pop("wall_s") >= 3600.0 > soon.pop("wall_s")
