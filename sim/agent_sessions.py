@@ -133,13 +133,16 @@ class SessionLoad:
         """Turns per second of one copy, by how many sessions begin in a second."""
         return sum(map(len, self.sessions)) / self.start_within_s
 
-    def jobs(self, copies: float, seed: int, slo: Slo | Sequence[Slo]) -> list[SimulatedRequest]:
-        """Return all turns: the first ones, by arrival, and then those that follow. A session is of one class."""
+    def jobs(
+        self, copies: float, seed: int, slo: Slo | Sequence[Slo], share: float = 1.0
+    ) -> list[SimulatedRequest]:
+        """Return all turns: the first ones, by arrival, and then those that follow. A session is of one class. `share`: what is
+        kept of each copy's sessions, at random."""
         slos = [slo] if isinstance(slo, Slo) else slo
         numbers: dict[tuple[str, int], int] = {}
         first: list[SimulatedRequest] = []
         rest: list[SimulatedRequest] = []
-        for begun in self._begun(copies, seed):
+        for begun in self._begun(copies, seed, share):
             turns = [
                 _job(
                     turn,
@@ -186,11 +189,11 @@ class SessionLoad:
                 follows = number
         return found
 
-    def _begun(self, copies: float, seed: int) -> Iterator[_Begun]:
+    def _begun(self, copies: float, seed: int, share: float = 1.0) -> Iterator[_Begun]:
         rng, count = random.Random(seed), 0
         for copy in range(-int(-copies // 1)):
             for session in self.sessions:
-                if rng.random() < copies - copy:
+                if rng.random() < min(1.0, copies - copy) * share:
                     begins_s = rng.random() * self.start_within_s
                     yield _Begun(f"s{count}", copy, begins_s, self._until(session, begins_s))
                     count += 1

@@ -36,13 +36,20 @@ class Window:
         end_s = self.start_s + self.duration_s
         return sum(self.start_s <= row.arrival_s < end_s for row in self.rows) / self.duration_s
 
-    def load(self, copies: float, seed: int) -> Load:
+    def load(self, copies: float, seed: int, share: float = 1.0) -> Load:
         return Load(
-            rows=self.rows, duration_s=self.duration_s, copies=copies, start_s=self.start_s, seed=seed
+            rows=self.rows,
+            duration_s=self.duration_s,
+            copies=copies,
+            share=share,
+            start_s=self.start_s,
+            seed=seed,
         )
 
-    def jobs(self, copies: float, seed: int, slo: Slo | Sequence[Slo]) -> list[SimulatedRequest]:
-        return jobs(self.load(copies, seed), slo, self.block_tokens)
+    def jobs(
+        self, copies: float, seed: int, slo: Slo | Sequence[Slo], share: float = 1.0
+    ) -> list[SimulatedRequest]:
+        return jobs(self.load(copies, seed, share), slo, self.block_tokens)
 
 
 class Offered(Protocol):
@@ -50,8 +57,11 @@ class Offered(Protocol):
 
     @property
     def block_tokens(self) -> int: ...
-    def jobs(self, copies: float, seed: int, slo: Slo | Sequence[Slo]) -> list[SimulatedRequest]:
-        """In order of arrival, of several classes in turn. Turns that follow others have no arrival yet."""
+    def jobs(
+        self, copies: float, seed: int, slo: Slo | Sequence[Slo], share: float = 1.0
+    ) -> list[SimulatedRequest]:
+        """In order of arrival, of several classes in turn. Turns that follow others have no arrival yet. `share`: what is kept
+        of each copy, at random."""
         ...
 
 

@@ -86,8 +86,8 @@ class PeakLoad:
     def duration_s(self) -> float:
         return self.end_s - self.lead_s
 
-    def jobs(self, copies: float, slo: Slo) -> list[SimulatedRequest]:
-        return self.offered.jobs(copies, 0, slo)
+    def jobs(self, copies: float, slo: Slo, share: float) -> list[SimulatedRequest]:
+        return self.offered.jobs(copies, 0, slo, share)
 
 
 def columns_of(rows: Sequence[Row]) -> Columns:

@@ -1,7 +1,7 @@
 """One fleet of a plan, simulated on the windows that decide.
 
-Of a large fleet a part is simulated with its part of the load: a small fleet queues no less than a large one, so that it errs
-to the safe side. A run ends as soon as too many have missed, or all that count have ended."""
+Of a large fleet a part is simulated with its part of the load, of each copy as much: a small fleet queues no less than a large
+one, so that it errs to the safe side. A run ends as soon as too many have missed, or all that count have ended."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ def try_fleet(
     attainments: list[float] = []
     late = slow = busy = 0.0
     for load in loads:
-        jobs = load.jobs(copies * share, slo)
+        jobs = load.jobs(copies, slo, share)
         effort.spend(_WORK_OF_A_REQUEST * len(jobs))
         judge = _Judge(jobs, load)
         judge.most_missed = (1 - wanted) * _most_counted(jobs, load, copies * share)

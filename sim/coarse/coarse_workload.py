@@ -21,6 +21,8 @@ class Load:
     rows: Sequence[Row]
     duration_s: float
     copies: float = 1.0
+    share: float = 1.0
+    """What is kept of each copy, at random: as steady a load, and less of it, where fewer copies would be burstier."""
     start_s: float = 0.0
     seed: int = 0
     named: bool = False
@@ -41,7 +43,7 @@ def arriving(load: Load, slo: Slo | Sequence[Slo], block_tokens: int) -> Iterato
     chosen = [row for row in load.rows if load.start_s <= row.arrival_s < end_s]
     num_copies = -int(-load.copies // 1)
     for copy in range(num_copies):
-        share = min(1.0, load.copies - copy)
+        share = min(1.0, load.copies - copy) * load.share
         shift_s = rng.random() * load.duration_s if copy or load.seed else 0.0
         timed += [
             ((row.arrival_s - load.start_s + shift_s) % load.duration_s, copy, row)

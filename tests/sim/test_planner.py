@@ -137,6 +137,17 @@ def test_a_large_fleet_is_simulated_by_a_small_one_with_its_share_of_the_load() 
     assert share == decode.num_decode / 30
 
 
+def test_a_part_of_a_load_is_as_steady_as_the_whole() -> None:
+    """Ten copies of a burst are ten bursts, and so is a tenth of them; one copy would be one."""
+    rows = burst(50.0, 200, 100, 1)
+    (load,) = trace_demand(rows, Hardware(model="llama-3.1-8b"), CHAT, 0.0, 100.0).loads
+    for copies, share, most in ((1.0, 1.0, 1.0), (10.0, 1.0, 0.4), (10.0, 0.1, 0.4)):
+        at_s = [job.request.arrival_s for job in load.jobs(copies, CHAT.slo, share)]
+        assert len(at_s) == pytest.approx(200 * copies * share, rel=0.2)
+        fullest = max(sum(start <= at < start + 5 for at in at_s) for start in range(125))
+        assert fullest <= most * len(at_s)
+
+
 def test_the_answer_holds_its_headroom_and_no_more() -> None:
     demand = trace_demand(ROWS, Hardware(model="llama-3.1-8b", gpus=("L40S",)), CHAT)
     found = answer(demand)
