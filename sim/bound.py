@@ -25,6 +25,8 @@ class EngineBound:
     max_num_seqs: int
     kv_tokens: int
     """The tokens whose KV it has room for."""
+    state_tokens: int = 0
+    """As many tokens' room does a sequence's recurrent state take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +103,12 @@ def _need(job: SimulatedRequest, num_cached: int, engine: EngineBound) -> _Need 
     num_new, num_decoded = job.num_prompt - num_cached, job.max_tokens - 1
     prompt_s = num_new / cost.tokens_per_s + chunk_pairs(num_cached, num_new) * cost.pair_s
     context = job.num_prompt + job.max_tokens / 2
-    read_s, fixed_s = context * cost.kv_token_read_s, cost.overhead_s + cost.weights_read_s
+    read_s, fixed_s = context * cost.kv_token_read_s + cost.state_s, cost.overhead_s + cost.weights_read_s
     room_s = slo.tpot_s - fixed_s
     if cost.overhead_s + prompt_s > slo.ttft_s or (num_decoded and read_s > room_s):
         return None
-    fills = (read_s / room_s if num_decoded else 0.0, 1 / engine.max_num_seqs, context / engine.kv_tokens)
+    kept_share = (context + engine.state_tokens) / engine.kv_tokens
+    fills = (read_s / room_s if num_decoded else 0.0, 1 / engine.max_num_seqs, kept_share)
     decode_s = (num_decoded * (read_s + fixed_s * fill) for fill in fills)
     first_due_s = job.request.arrival_s + slo.ttft_s
     last_due_s = first_due_s + num_decoded * slo.tpot_s

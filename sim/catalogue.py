@@ -1,14 +1,15 @@
 """GPUs and models by name, and the roofline step cost of one on the other.
 
 Dense bf16 peaks and bandwidths are the vendors' figures. Roofline: 2 FLOP per weight and token and those of causal attention,
-all weights and the batch's KV read once a step. A tensor-parallel group divides both and adds two all-reduces a layer (ring, over
-the scale-up network). A pipeline's stages are such groups, one behind the other over the network cards. Two assumptions, neither
-measured here: 0.6 of the peak FLOP rate, 0.8 of the memory bandwidth.
+all weights and the batch's KV read once a step, and its recurrent states read and written. A tensor-parallel group divides both
+and adds two all-reduces a layer (ring, over the scale-up network). A pipeline's stages are such groups, one behind the other over
+the network cards. Two assumptions, neither measured here: 0.6 of the peak FLOP rate, 0.8 of the memory bandwidth.
 
 Prices are dollars an hour on demand in May 2026: the median of offers for the H100, the middle of the range for A100 and H200;
 L40S and B200 are put at the H100's price for each byte per second of memory bandwidth."""
 
 from dataclasses import dataclass
+from math import ceil
 
 from core.memory_law import DeviceMemory, RankNeeds, Sharing, check_fit, kv_room
 from sim.cost import LinkCost, StepCost
@@ -50,6 +51,8 @@ class CatalogueModel:
     """Multiplications between one query and one key, all layers and heads; 0: as keys and values are kept."""
     adapter_bytes: float = 0.0
     """What adapters take beside the weights, in each instance."""
+    state_bytes: float = 0.0
+    """What recurrent layers keep of a sequence, however long it is. A step reads and writes it."""
 
     @property
     def pair_flop(self) -> int:
@@ -70,6 +73,10 @@ class CatalogueModel:
     def total_bytes(self) -> float:
         """What lies in an instance's memory before any KV."""
         return self.common_bytes + self.expert_weight_bytes + self.adapter_bytes
+
+    def state_blocks(self, block_size: int) -> int:
+        """Return the KV blocks that a sequence's recurrent state takes."""
+        return ceil(self.state_bytes / (self.kv_token_bytes * block_size))
 
     @property
     def active_weights(self) -> float:
@@ -143,6 +150,7 @@ def step_cost(gpu: Gpu, model: CatalogueModel, tp: int = 1, pp: int = 1) -> Step
         experts_read_s=model.expert_weight_bytes / bandwidth,
         expert_share=model.expert_share,
         kv_token_read_s=model.kv_token_bytes / bandwidth,
+        state_s=2 * model.state_bytes / bandwidth,
         pair_s=model.pair_flop / flop_per_s,
         stages=pp,
         hop=link_cost(gpu, tp),
@@ -167,6 +175,7 @@ def num_blocks(
     block_bytes = model.kv_token_bytes * block_size
     sharing = Sharing(card_share=card_share)
     blocks = kv_room(memory, needs, MEMORY_SHARE, sharing) * num_gpus // block_bytes
-    if blocks < 1:
-        check_fit(memory, needs, -(-block_bytes // num_gpus), MEMORY_SHARE, sharing)
+    least = model.state_blocks(block_size) + 1
+    if blocks < least:
+        check_fit(memory, needs, -(-least * block_bytes // num_gpus), MEMORY_SHARE, sharing)
     return blocks

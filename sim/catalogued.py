@@ -91,7 +91,9 @@ def engine_of(fleet: Fleet, block_tokens: int) -> EngineBound:
     gpu, model = fleet.parts
     cost = step_cost(gpu, model, fleet.tp, fleet.pp).of_full_stages()
     blocks = num_blocks(gpu, model, block_tokens, fleet.gpus_per_instance)
-    return EngineBound(cost, MAX_NUM_SEQS, blocks * block_tokens)
+    return EngineBound(
+        cost, MAX_NUM_SEQS, blocks * block_tokens, model.state_blocks(block_tokens) * block_tokens
+    )
 
 
 def engines_of(fleet: Fleet, block_tokens: int) -> tuple[EngineBound, EngineBound]:
@@ -105,6 +107,7 @@ def engines_of(fleet: Fleet, block_tokens: int) -> tuple[EngineBound, EngineBoun
             shared_cost(gpu, model, own, other).alone(),
             MAX_NUM_SEQS,
             num_blocks(gpu, model, block_tokens, 1, own.memory) * block_tokens,
+            model.state_blocks(block_tokens) * block_tokens,
         )
         for own, other in fleet.shares.both_ways
     )
@@ -112,12 +115,16 @@ def engines_of(fleet: Fleet, block_tokens: int) -> tuple[EngineBound, EngineBoun
 
 
 def full_config(fleet: Fleet, slo: Slo) -> SimConfig:
-    """Raises ConfigError for shared cards, which the coarse simulation alone has."""
+    """Raises ConfigError for shared cards and recurrent states, which the coarse simulation alone has."""
     if fleet.shares is not None:
         raise ConfigError("the full simulation has no cards that instances share: use the coarse one")
     if fleet.profile is not None:
         return _full_profiled(fleet, fleet.profile, slo)
     gpu, model = fleet.parts
+    if model.state_bytes:
+        raise ConfigError(
+            f"the full simulation has no recurrent states, which {fleet.model} keeps: use the coarse one"
+        )
     return SimConfig(
         num_prefill=fleet.num_prefill,
         num_decode=fleet.num_decode,
@@ -157,6 +164,7 @@ def coarse_config(fleet: Fleet, block_tokens: int) -> CoarseConfig:
         block_tokens=block_tokens,
         num_blocks=num_blocks(gpu, model, block_tokens, fleet.gpus_per_instance),
         kv_token_bytes=model.kv_token_bytes,
+        state_blocks=model.state_blocks(block_tokens),
         num_layers=model.num_layers,
         max_batch_tokens=MAX_BATCH_TOKENS,
         max_num_seqs=MAX_NUM_SEQS,

@@ -63,6 +63,8 @@ class StepCost:
     expert_share: float = 0.0
     kv_token_read_s: float = 2e-8
     """Time to read one token's KV."""
+    state_s: float = 0.0
+    """Time to read and write one sequence's recurrent state."""
     pair_s: float = 0.0
     """Time of attention between one query and one key, over all layers."""
     stages: int = 1
@@ -77,8 +79,8 @@ class StepCost:
         %, here it is 33 %)."""
         compute_s = self.compute_s(num_tokens, num_pairs)
         if self.stages == 1:
-            return self.overhead_s + max(compute_s, self.memory_s(num_tokens, context_tokens))
-        context_s, parts = context_tokens * self.kv_token_read_s, self.stages**2
+            return self.overhead_s + max(compute_s, self.memory_s(num_tokens, context_tokens, num_seqs))
+        context_s, parts = context_tokens * self.kv_token_read_s + num_seqs * self.state_s, self.stages**2
         read_s = self._read_s(num_tokens / self.stages)
         part_s = max(compute_s / parts, read_s / self.stages + context_s / parts)
         hop_s = self.hop.duration_s(num_tokens * self.hop_token_bytes / self.stages)
@@ -87,8 +89,9 @@ class StepCost:
     def compute_s(self, num_tokens: int, num_pairs: float) -> float:
         return num_tokens / self.tokens_per_s + num_pairs * self.pair_s
 
-    def memory_s(self, num_tokens: int, context_tokens: int) -> float:
-        return self._read_s(num_tokens) + context_tokens * self.kv_token_read_s
+    def memory_s(self, num_tokens: int, context_tokens: int, num_seqs: int) -> float:
+        kept_s = context_tokens * self.kv_token_read_s + num_seqs * self.state_s
+        return self._read_s(num_tokens) + kept_s
 
     def _read_s(self, num_tokens: float) -> float:
         """Return the time to read the weights that so many tokens use."""
@@ -105,6 +108,7 @@ class StepCost:
             experts_read_s=self.experts_read_s / self.stages,
             expert_share=self.expert_share,
             kv_token_read_s=self.kv_token_read_s / self.stages,
+            state_s=self.state_s / self.stages,
             pair_s=self.pair_s / self.stages,
         )
 
@@ -137,7 +141,7 @@ class SharedCost:
         processors = self.processors if demand is None else self.processors / max(1.0, both)
         left = 1.0 if demand is None else max(1 - demand, self.processors / both)
         compute_s = self.whole.compute_s(num_tokens, num_pairs) / processors
-        memory_s = self.whole.memory_s(num_tokens, context_tokens) / min(self.reach, left)
+        memory_s = self.whole.memory_s(num_tokens, context_tokens, num_seqs) / min(self.reach, left)
         return self.whole.overhead_s + max(compute_s, memory_s)
 
     def alone(self) -> StepCost:
@@ -150,6 +154,7 @@ class SharedCost:
             weights_read_s=whole.weights_read_s / self.reach,
             experts_read_s=whole.experts_read_s / self.reach,
             kv_token_read_s=whole.kv_token_read_s / self.reach,
+            state_s=whole.state_s / self.reach,
         )
 
 
@@ -164,5 +169,5 @@ class SharedStep:
 
     def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
         took_s = self._cost.step_s(num_tokens, context_tokens, num_pairs, num_seqs, self._other())
-        self.demand = min(1.0, self._cost.whole.memory_s(num_tokens, context_tokens) / took_s)
+        self.demand = min(1.0, self._cost.whole.memory_s(num_tokens, context_tokens, num_seqs) / took_s)
         return took_s

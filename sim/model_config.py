@@ -1,8 +1,9 @@
 """A model of the catalogue from any `config.json`: what its weights weigh, how many of them a token uses, what it keeps.
 
 The counts follow from the sizes that the configuration names (transformers' keys): grouped-query or latent attention (MLA), dense
-or routed experts (MoE) with shared ones, and quantised weights; embeddings and the last projection stay in 16 bits. Layers with
-linear attention keep nothing that grows; those with a sliding window are counted as though they kept everything."""
+or routed experts (MoE) with shared ones, recurrent layers, and quantised weights; embeddings and the last projection stay in 16
+bits. Recurrent layers keep a state that does not grow; those with a sliding window are counted as though they kept
+everything."""
 
 import json
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 from core.errors import ConfigError
 from sim.catalogue import MODELS, CatalogueModel
+from sim.recurrent_layers import RecurrentLayer, recurrent_layer
 
 _BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _QUANTISED_BYTES = {"fp8": 1.0, "fbgemm_fp8": 1.0, "mxfp4": 0.53, "bitnet": 0.25}
@@ -57,17 +59,19 @@ def model_of(config: Mapping[str, Any]) -> CatalogueModel:
     hidden, num_layers = whole["hidden_size"], whole["num_hidden_layers"]
     heads = whole["num_attention_heads"]
     attention, kv_values, pair_values = _attention(whole, hidden, heads)
+    growing = _num_growing(whole, num_layers)
+    recurrent = recurrent_layer(whole, hidden) if growing < num_layers else RecurrentLayer(0, 0)
     kinds = [_is_moe(whole, layer) for layer in range(num_layers)]
     gate = 2 if whole.get("model_type") in _NO_GATE else 3
     dense = gate * hidden * _dense_size(whole, hidden)
     num_experts, expert, shared = _experts(whole, hidden, gate)
     num_moe = sum(kinds)
-    layers = num_layers * attention + (num_layers - num_moe) * dense
+    layers = growing * attention + (num_layers - growing) * recurrent.num_weights
+    layers += (num_layers - num_moe) * dense
     layers += num_moe * (shared + hidden * num_experts)
     embeddings = whole["vocab_size"] * hidden * (1 if whole.get("tie_word_embeddings") else 2)
     value_bytes = _value_bytes(config, whole)
     plain_bytes = _BYTES.get(str(whole.get("dtype") or whole.get("torch_dtype") or "bfloat16"), 2.0)
-    growing = _num_growing(whole, num_layers)
     chosen = whole.get("num_experts_per_tok") or whole.get("num_experts_per_token") or 1
     return CatalogueModel(
         num_weights=layers + embeddings,
@@ -82,6 +86,7 @@ def model_of(config: Mapping[str, Any]) -> CatalogueModel:
         expert_share=min(1.0, chosen / num_experts) if num_experts else 0.0,
         kv_token_values=growing * kv_values,
         pair_values=growing * pair_values,
+        state_bytes=(num_layers - growing) * recurrent.state_bytes,
     )
 
 
@@ -97,19 +102,23 @@ def _attention(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int,
         return weights, rank + rope, heads * (nope + rope + value)
     size = config.get("head_dim") or hidden // heads
     kv_heads = config.get("num_key_value_heads") or heads
-    return 2 * hidden * size * (heads + kv_heads), 2 * kv_heads * size, 2 * heads * size
+    weights = 2 * hidden * size * (heads + kv_heads)
+    if config.get("attn_output_gate", config.get("model_type") == "qwen3_next"):
+        weights += hidden * size * heads
+    return weights, 2 * kv_heads * size, 2 * heads * size
 
 
 def _dense_size(config: Mapping[str, Any], hidden: int) -> int:
-    size = config.get("intermediate_size_mlp") or config.get("intermediate_size") or config.get("ffn_dim")
-    return size or config.get("n_inner") or 4 * hidden
+    keys = ("intermediate_size_mlp", "shared_intermediate_size", "intermediate_size", "ffn_dim", "n_inner")
+    return next((config[key] for key in keys if config.get(key)), 4 * hidden)
 
 
 def _experts(config: Mapping[str, Any], hidden: int, gate: int) -> tuple[int, int, int]:
     """Return (experts of a layer, weights of one, weights of those that every token uses)."""
     num = next((config[key] for key in _EXPERT_KEYS if config.get(key)), 0)
     size = config.get("moe_intermediate_size") or config.get("intermediate_size") or 0
-    shared = config.get("shared_expert_intermediate_size") or size * (config.get("n_shared_experts") or 0)
+    shared = config.get("shared_expert_intermediate_size") or config.get("shared_intermediate_size")
+    shared = shared or size * (config.get("n_shared_experts") or 0)
     return num, gate * hidden * size, gate * hidden * shared
 
 

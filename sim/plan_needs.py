@@ -66,13 +66,14 @@ def request_needs(
     engine = tokens or engine
     cost = engine.cost
     context = load.prompt + load.output / 2
-    read_s = context * cost.kv_token_read_s
+    read_s = context * cost.kv_token_read_s + cost.state_s
     alone_s = cost.step_s(1, 0, 0, 1)
     hopeless |= (decoded > 0) & (alone_s + read_s > slo.tpot_s)
     full_s = cost.overhead_s + cost.weights_read_s
     full_s += cost.experts_read_s * (1 - (1 - cost.expert_share) ** _BATCH)
     room_s = max(1e-9, slo.tpot_s - full_s)
-    fills = numpy.maximum(numpy.maximum(read_s / room_s, 1 / engine.max_num_seqs), context / engine.kv_tokens)
+    kept_share = (context + engine.state_tokens) / engine.kv_tokens
+    fills = numpy.maximum(numpy.maximum(read_s / room_s, 1 / engine.max_num_seqs), kept_share)
     # Stages of a pipeline wait for each other: `cost` is that of full ones.
     waits = (2 * stages - 1) / stages
     memory_s = decoded * (read_s + full_s * numpy.minimum(fills, 1.0))

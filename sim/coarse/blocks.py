@@ -15,9 +15,12 @@ _FINE_BLOCK_TOKENS = 16
 
 
 class Blocks:
-    def __init__(self, num_blocks: int, block_tokens: int, new_name: Callable[[], int]) -> None:
-        """`new_name` names a block of output, which no prompt has."""
-        self._block_tokens, self._new_name = block_tokens, new_name
+    def __init__(
+        self, num_blocks: int, block_tokens: int, new_name: Callable[[], int], state_blocks: int = 0
+    ) -> None:
+        """`new_name` names a block of output, which no prompt has. `state_blocks`: those that each sequence has beside those of
+        its tokens, for its recurrent state. A prefix is found here at any block, also where production has no checkpoint."""
+        self._block_tokens, self._new_name, self._state_blocks = block_tokens, new_name, state_blocks
         pool = BlockPool(num_blocks)
         self._cache = RadixCache(pool, 1, hashes_of=self._hashes_of)
         self._ledger = BlockLedger(pool, self._cache, 1)
@@ -34,7 +37,8 @@ class Blocks:
         size = self._block_tokens
         match = self._cache.match(seq.blocks.tokens, seq.request.prefix_salt, partial=False)
         headroom = num_blocks_for(num_running * _FINE_BLOCK_TOKENS, size)
-        if not self._ledger.admit(seq.blocks, match, num_blocks_for(num_tokens, size), headroom):
+        wanted = num_blocks_for(num_tokens, size) + self._state_blocks
+        if not self._ledger.admit(seq.blocks, match, wanted, headroom):
             return False
         seq.num_computed = len(match.blocks) * size
         self._holding[seq.arrival] = seq

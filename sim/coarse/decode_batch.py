@@ -12,8 +12,8 @@ MAX_BURST = 4096
 
 
 class DecodeBatch:
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, block_size: int, state_blocks: int = 0) -> None:
+        self._block_size, self._state_blocks = block_size, state_blocks
         self._seqs: dict[int, SimulatedSequence] = {}
         self._grow: list[tuple[int, int, SimulatedSequence]] = []
         self._finish: list[tuple[int, int, SimulatedSequence]] = []
@@ -48,7 +48,7 @@ class DecodeBatch:
 
     def note_growth(self, seq: SimulatedSequence) -> None:
         """Note how long a sequence has blocks. Step i of its decoding here writes token `num_known + i`."""
-        room = len(seq.blocks.block_ids) * self._block_size - seq.num_known
+        room = (len(seq.blocks.block_ids) - self._state_blocks) * self._block_size - seq.num_known
         seq.grow_step = seq.joined_step + room + 1
         if seq.grow_step < seq.finish_step:
             heapq.heappush(self._grow, (seq.grow_step, seq.arrival, seq))

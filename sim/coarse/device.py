@@ -59,7 +59,7 @@ class Device:
         world: Surroundings,
     ) -> None:
         self.info, self._config, self._policy, self._world = info, config, policy, world
-        self._blocks = Blocks(info.num_blocks, info.block_size, world.new_block_id)
+        self._blocks = Blocks(info.num_blocks, info.block_size, world.new_block_id, info.state_blocks)
         self._seqs = DeviceSequences(info, config, policy, self._blocks)
         self._reserving: deque[tuple[SimulatedSequence, str]] = deque()
         self._chunks: list[_Chunk] = []
@@ -348,4 +348,6 @@ class Device:
         """When the KV computed in the step that ends now, and any before it, will be with the holder."""
         num_tokens = max(0, seq.num_computed - seq.num_pushed)
         seq.num_pushed = max(seq.num_pushed, seq.num_computed)
+        if not seq.num_missing:
+            num_tokens += self.info.state_blocks * self.info.block_size
         return self._link.send(num_tokens * self.info.kv_token_bytes, burst.began_s, now)

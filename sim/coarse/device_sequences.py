@@ -21,7 +21,7 @@ class DeviceSequences:
         self.waiting: list[SimulatedSequence] = []
         self.prompts: list[SimulatedSequence] = []
         self.joining: list[SimulatedSequence] = []
-        self.decoding = DecodeBatch(info.block_size)
+        self.decoding = DecodeBatch(info.block_size, info.state_blocks)
         self.paused: list[SimulatedSequence] = []
         """Sequences that decode and sit steps out, because a class of higher priority needs the time."""
         self._priorities: set[int] = set()
@@ -154,7 +154,7 @@ class DeviceSequences:
         """Preempt lower classes where `seq` lacks a slot or blocks, and what they have suffices; False: it waits."""
         priority = seq.request.slo.priority
         victims = [one for one in self._preemptible() if one.request.slo.priority < priority]
-        wanted = -(-seq.num_known // self._info.block_size) + self.num_running
+        wanted = -(-seq.num_known // self._info.block_size) + self._info.state_blocks + self.num_running
         coming = self._blocks.num_available
         if coming + sum(len(one.blocks.block_ids) for one in victims) < wanted:
             return False

@@ -80,6 +80,8 @@ class CoarseConfig:
     block_tokens: int = 64
     num_blocks: int = 4096
     kv_token_bytes: int = 131_072
+    state_blocks: int = 0
+    """Blocks that each sequence takes for its recurrent state."""
     num_layers: int = 32
     max_batch_tokens: int = 512
     max_num_seqs: int = 64
@@ -298,6 +300,7 @@ class _World:
             max_batch_tokens=config.max_batch_tokens,
             max_num_seqs=config.max_num_seqs,
             kv_token_bytes=config.kv_token_bytes,
+            state_blocks=config.state_blocks,
             sends=True,
             answers=True,
             reports_links=config.reports_links,

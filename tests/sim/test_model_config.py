@@ -9,13 +9,16 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     DeepseekV3Config,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     MixtralConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from core.errors import ConfigError
+from models.families import read_spec
 from sim.catalogue import GPUS, MODELS, num_blocks, step_cost
 from sim.model_config import model_of, named_model, read_model
 
@@ -56,10 +59,44 @@ CONFIGS = {
     ),
 }
 
+HYBRIDS = {
+    "qwen3 next": Qwen3NextConfig(
+        **SIZES,
+        head_dim=64,
+        layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+        linear_num_key_heads=4,
+        linear_num_value_heads=8,
+        linear_key_head_dim=32,
+        linear_value_head_dim=64,
+        moe_intermediate_size=128,
+        shared_expert_intermediate_size=128,
+        num_experts=16,
+        num_experts_per_tok=4,
+    ),
+    "granite 4 h": GraniteMoeHybridConfig(
+        **SIZES,
+        layer_types=["mamba", "mamba", "attention", "mamba"],
+        mamba_n_heads=16,
+        mamba_d_state=32,
+        shared_intermediate_size=384,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        tie_word_embeddings=True,
+    ),
+    "granite 4 h, dense": GraniteMoeHybridConfig(
+        **SIZES,
+        layer_types=["mamba", "mamba", "attention", "mamba"],
+        mamba_n_heads=16,
+        mamba_d_state=32,
+        shared_intermediate_size=384,
+        num_local_experts=0,
+    ),
+}
 
-@pytest.mark.parametrize("name", CONFIGS)
+
+@pytest.mark.parametrize("name", [*CONFIGS, *HYBRIDS])
 def test_the_weights_are_those_of_transformers(name: str) -> None:
-    config = CONFIGS[name]
+    config = (CONFIGS | HYBRIDS)[name]
     with torch.device("meta"):
         reference = AutoModelForCausalLM.from_config(config)
     model = model_of(config.to_dict())
@@ -118,14 +155,23 @@ def test_quantised_layers_weigh_less_and_embeddings_do_not(
     assert least <= (small.total_bytes - 2 * embeddings) / layers <= most
 
 
-def test_hybrid_and_nested_configurations_are_read() -> None:
-    nested = {
-        "text_config": {
-            **CONFIGS["llama"].to_dict(),
-            "layer_types": ["linear_attention", "full_attention"] * 2,
-        }
-    }
-    assert model_of(nested).kv_token_bytes == model_of(CONFIGS["llama"].to_dict()).kv_token_bytes / 2
+def test_nested_configurations_are_read() -> None:
+    plain = CONFIGS["llama"].to_dict()
+    assert model_of({"text_config": plain}) == model_of(plain)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_hybrid_keeps_the_state_that_the_engine_keeps(name: str, tmp_path: Path) -> None:
+    config = HYBRIDS[name].to_dict()
+    architecture = "Qwen3NextForCausalLM" if "qwen" in name else "GraniteMoeHybridForCausalLM"
+    (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+    model, kept = read_model(tmp_path), read_spec(tmp_path).recurrent
+    assert kept is not None
+    num_states = sum(kind != "kv" for kind in kept.kinds)
+    assert model.state_bytes == num_states * kept.shape.num_floats * 4
+    assert model.kv_token_bytes == 2 * 2 * (config.get("head_dim") or 32) * 2, "one layer of four attends"
+    with pytest.raises(KeyError):
+        model_of({key: value for key, value in config.items() if not key.startswith(("mamba", "linear"))})
 
 
 def test_what_cannot_be_read_is_said_with_the_file(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ SLO = Slo(name="t", ttft_s=1e9, tpot_s=1e9)
 def test_an_instance_computes_with_its_processors_and_reads_with_what_the_other_one_leaves() -> None:
     whole = step_cost(GPU, MODEL)
     cost = shared_cost(GPU, MODEL, CardShare(0.3, 0.25), CardShare(0.7, 0.75))
-    read_s, overhead_s = whole.memory_s(1, 0), whole.overhead_s
+    read_s, overhead_s = whole.memory_s(1, 0, 1), whole.overhead_s
     compute_s = whole.compute_s(8192, 0)
     for demand in (None, 0.1, 0.9):
         assert cost.step_s(8192, 0, 0, 1, demand) == pytest.approx(overhead_s + 4 * compute_s)
