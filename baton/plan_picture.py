@@ -14,7 +14,9 @@ from sim.plan_fleets import kind_of
 from sim.plan_trial import Trial
 
 _MARKERS = "osD^vP*X<>"
-_LEGEND_COLUMNS = 30
+_LEGEND_COLUMNS, _TITLE_COLUMNS = 30, 90
+_MARGIN = 0.1
+"""Space above and below the points, of what they span."""
 
 
 def draw_plan(
@@ -37,11 +39,12 @@ def draw_plan(
     axes.text(1.01, wanted, f"{wanted:.0%}", color="gray", va="center", transform=axes.get_yaxis_transform())
     if best is not None:
         axes.axvline(best.dollars_per_h, color="gray", linewidth=0.8, linestyle="dotted", zorder=0)
-    axes.set_ylim(0, 1.02)
+    lowest = min([wanted, *(trial.attained for trial in trials)])
+    axes.set_ylim(lowest - _MARGIN * (1.01 - lowest), 1.0 + _MARGIN * (1.01 - lowest))
     axes.set_xlim(0, 1.05 * max((trial.dollars_per_h for trial in trials), default=1.0))
     axes.set_xlabel("dollars an hour")
     axes.set_ylabel("share within both targets (hollow: at most)")
-    axes.set_title(textwrap.fill(finding, 110), fontsize=10, loc="left", parse_math=False)
+    axes.set_title(textwrap.fill(finding, _TITLE_COLUMNS), fontsize=10, loc="left", parse_math=False)
     figure.legend(loc="outside right upper", fontsize=8)
     figure.savefig(picture)
     pyplot.close(figure)

@@ -62,7 +62,8 @@ def answer(question: PlanQuestion, output: Path | None, picture: Path | None) ->
     with _partial_table(wanted) as show:
         found = PlanFinding(demand, plan(demand, show, Effort(question.effort)))
     Console().print(_table(found.plan.trials, found.plan.best, wanted))
-    Console().print(found.sentence, style="bold")
+    if found.plan.best is not None:
+        Console().print(found.sentence, style="bold")
     if found.plan.num_left:
         more = f"--effort {2 * question.effort:g} looks further, --effort 0 to the end"
         Console(stderr=True).print(more, highlight=False)
