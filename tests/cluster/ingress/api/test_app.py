@@ -234,9 +234,16 @@ def test_a_refusal_names_the_whole_path() -> None:
             validate(ChatRequest, {**CHAT, **body})
         return refused.value.message
 
-    parts = [{"type": "image_url", "image_url": "x"}]
-    assert message({"messages": [{"role": "user", "content": parts}]}).startswith(
-        "messages[0].content[0].image_url.image_url: "
+    def shows(parts: list[Any]) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": parts}]}
+
+    parts: list[Any] = [{"type": "image_url", "image_url": "x"}]
+    assert message(shows(parts)).startswith("messages[0].content[0].image_url: ")
+    parts = [{"type": "image_url", "image_url": {}}]
+    assert message(shows(parts)) == "messages[0].content[0].image_url.url: Field required"
+    assert message(shows([{"type": "text"}])) == "messages[0].content[0].text: Field required"
+    assert message({"tools": [{"type": "function", "function": {}}]}) == (
+        "tools[0].function.name: Field required"
     )
     assert message({"stream_options": {"include_usage": 1}}).startswith("stream_options.include_usage: ")
     calls = [{"role": "assistant", "content": "", "tool_calls": [{}]}]
