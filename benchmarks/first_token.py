@@ -9,6 +9,7 @@ import json
 import mmap
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from unittest.mock import patch
 
 from core.clock import WallClock
 from core.config import EngineConfig, ModelConfig
+from core.plan import FailedSeq
 from core.start_timer import StartTimer
 from core.types import Request, SamplingParams, TokenOut
 from decode.headroom_policy import HeadroomPolicy
@@ -60,6 +62,7 @@ class First:
 
     def on_stuck(self, keys: list[str]) -> None: ...
     def on_taken_back(self, paused: list[str], lost: list[str]) -> None: ...
+    def on_failed(self, failed: Sequence[FailedSeq]) -> None: ...
 
     def on_error(self, error: BaseException) -> None:
         raise error

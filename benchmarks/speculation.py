@@ -17,6 +17,7 @@ import mmap
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -25,6 +26,7 @@ from typing import Any
 from benchmarks.report import parser, write
 from core.clock import WallClock
 from core.config import EngineConfig, ModelConfig
+from core.plan import FailedSeq
 from core.types import Request, SamplingParams, TokenOut
 from decode.headroom_policy import HeadroomPolicy
 from engine.execution.build_group import build_group
@@ -110,6 +112,7 @@ class Bench:
 
     def on_stuck(self, keys: list[str]) -> None: ...
     def on_taken_back(self, paused: list[str], lost: list[str]) -> None: ...
+    def on_failed(self, failed: Sequence[FailedSeq]) -> None: ...
 
     def on_error(self, error: BaseException) -> None:
         raise error

@@ -37,6 +37,7 @@ from cluster.ingress.api.structured import schema_grammar
 from core.clock import WallClock
 from core.config import EngineConfig, ModelConfig
 from core.errors import RequestError
+from core.plan import FailedSeq
 from core.types import Grammar, Request, SamplingParams, TokenOut
 from decode.headroom_policy import HeadroomPolicy
 from engine.execution.build_group import build_group
@@ -121,6 +122,9 @@ class Bench:
 
     def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
         raise AssertionError(f"nothing sends {paused} and {lost} on")
+
+    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
+        raise AssertionError(f"{failed} have no pictures")
 
     def on_error(self, error: BaseException) -> None:
         for future in self.ended.values():

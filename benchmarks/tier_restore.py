@@ -18,7 +18,7 @@ from benchmarks.report import parser, write
 from core.clock import WallClock
 from core.config import EngineConfig
 from core.kv import KVLayout, KVShard, RankPool
-from core.plan import Sampled, StepPlan, StepResult
+from core.plan import FailedSeq, Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams, TokenOut
 from decode.headroom_policy import HeadroomPolicy
 from engine.execution.inline_group import InlineGroup
@@ -68,6 +68,9 @@ class _FirstToken:
 
     def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
         raise AssertionError(f"nothing sends {paused} and {lost} on")
+
+    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
+        raise AssertionError(f"{failed} have no pictures")
 
     def on_error(self, error: BaseException) -> None:
         self.at.set_exception(error)

@@ -135,6 +135,15 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedSeq:
+    """A sequence that a step could not compute, through no fault of the ranks."""
+
+    key: str
+    reason: str
+    """A sentence without its full stop."""
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertLoad:
     """How often each expert of a layer was chosen since the last report."""
 
@@ -163,3 +172,5 @@ class StepResult:
     """How long the rank has made guesses before the step; 0 where it has read much that it had not seen, too."""
     reading_s: float = 0.0
     """How long both have taken then."""
+    failed: tuple[FailedSeq, ...] = ()
+    """Nothing that the step has written or drawn of these is of use."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from core.messages import (
     Submit,
     Tokens,
 )
+from core.plan import FailedSeq
 from core.ports import Clock, KnowsScheduler, Mail
 from core.types import Request, Route, TokenOut
 from engine.loop import Engine
@@ -155,6 +156,14 @@ class DecodeWorker:
                 self._forget(job)
         for frontend, batch in by_frontend.items():
             self._mail.send(frontend, Tokens(tuple(batch)))
+
+    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
+        """Fail these requests for good: a step could not compute them, nor could another instance's."""
+        for failure in failed:
+            job = self._jobs.get(failure.key)
+            if job is not None and not job.cancelled:
+                self._fail(job, failure.reason, retryable=False)
+                self._cancel(failure.key)
 
     def fail_all(self, reason: str) -> None:
         """Fail all requests, since the engine has stopped. Other instances may finish them."""

@@ -11,7 +11,7 @@ from typing import Protocol
 from core.adapter_config import HoldAdapters
 from core.errors import Bug, OutOfMemory, RequestError
 from core.messages import Grant
-from core.plan import StepPlan, StepResult
+from core.plan import FailedSeq, StepPlan, StepResult
 from core.ports import Clock, WorkerGroup
 from core.reports import DroppedBlocks, LayerExperts, TierCounts, WorkCounts
 from core.steps import StepModels
@@ -61,6 +61,10 @@ class EngineEvents(Protocol):
     def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
         """Call `go_on` with each of these `paused` pushed sequences when nothing of it is being read any more: a step that may
         have sent some of its KV on was taken back. Abort those that are `lost`."""
+        ...
+
+    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
+        """Let these fail: a step could not compute them, and they are aborted."""
         ...
 
     def on_error(self, error: BaseException) -> None:
@@ -299,6 +303,8 @@ class Engine:
             in_flight.popleft()
             if tokens := self._commit(plan, result):
                 events.on_tokens(tokens)
+            if result.failed:
+                events.on_failed(result.failed)
         self._blocks_may_be_free()
 
     def _commit(self, plan: StepPlan, result: StepResult) -> list[TokenOut]:

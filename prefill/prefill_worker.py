@@ -1,12 +1,14 @@
 """The prefill role of one instance: compute a granted prompt, send its first token to the client and its KV to decode."""
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from core.errors import RequestError, TransferError
 from core.lateness import due_s
 from core.messages import Drained, Grant, Message, PrefillFailed, Revoke, StartPrefill, Tokens
+from core.plan import FailedSeq
 from core.ports import Mail
 from core.types import Request, TokenOut
 from engine.loop import Engine
@@ -116,6 +118,12 @@ class PrefillWorker:
             self._pusher.when_idle(self._by_key[key], partial(self._engine.go_on, key))
         for key in lost:
             self._failed(self._by_key[key], "there was no memory for the step that computed it")
+
+    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
+        """Let the holder of the blocks find another instance, or compute these prompts itself."""
+        for failure in failed:
+            if (grant_id := self._by_key.get(failure.key)) is not None:
+                self._failed(grant_id, failure.reason)
 
     def fail_all(self, reason: str) -> None:
         for grant_id, job in list(self._jobs.items()):

@@ -2,8 +2,11 @@
 
 Their KV has no use elsewhere, so nothing is granted and nothing is handed over. Decode instances do the same by themselves."""
 
+from collections.abc import Sequence
+
 from core.errors import RequestError
 from core.messages import Cancel, Failed, Message, Submit, Tokens
+from core.plan import FailedSeq
 from core.ports import Mail
 from core.types import Request, TokenOut
 from engine.loop import Engine
@@ -54,6 +57,12 @@ class PromptWorker:
                 del self._requests[token.key]
         for frontend, batch in by_frontend.items():
             self._mail.send(frontend, Tokens(tuple(batch)))
+
+    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
+        """A step could not compute these, nor could another instance's."""
+        for failure in failed:
+            if (request := self._requests.pop(failure.key, None)) is not None:
+                self._fail(request, failure.reason, retryable=False)
 
     def fail_all(self, reason: str) -> None:
         """The engine has stopped: somebody else may answer these."""

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cluster.instance.instance_adapters import InstanceAdapters
@@ -30,6 +31,7 @@ from core.messages import (
     StartPrefill,
     Submit,
 )
+from core.plan import FailedSeq
 from core.ports import Clock, Mail, Resolve
 from core.reports import WorkCounts
 from core.types import Request, TokenOut
@@ -227,6 +229,13 @@ class Instance:
 
     def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
         self._prefill.on_taken_back(paused, lost)
+
+    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
+        for failure in failed:
+            log.warning("request %s fails: %s", failure.key, failure.reason)
+        self._prefill.on_failed(failed)
+        if (own := self._decode or self._prompts) is not None:
+            own.on_failed(failed)
 
     def on_error(self, error: BaseException) -> None:
         log.error("the %s engine has stopped", self.role, exc_info=error)

@@ -1,7 +1,7 @@
 """Puts the rows that a vision tower makes of pictures where a step's tokens stand for them, in place of those tokens' embedding.
 
 A picture is computed when the first of its tokens is, and its rows are kept for the chunks that follow and for others that show
-it again, as long as there is room."""
+it again, as long as there is room. One that cannot be seen fails its own sequences alone."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -11,8 +11,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from core.errors import Bug
-from core.plan import SeqWork
+from core.errors import OutOfMemory
+from core.plan import FailedSeq, SeqWork
 from core.prompt_pictures import Picture
 from engine.execution.batch import RankSeq
 from models.causal_model import CausalModel
@@ -34,25 +34,45 @@ class PictureRows:
         """Return whether any of the step's tokens stands for a picture."""
         return any(True for _ in _pieces(work, seqs))
 
-    def embedded(self, tokens: Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Tensor:
-        """Return (T, hidden_size) of a step's packed `tokens`, or the tokens themselves where none stands for a picture. All
-        tensor-parallel ranks must call it."""
+    def embedded(
+        self, tokens: Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
+    ) -> tuple[Tensor, tuple[FailedSeq, ...]]:
+        """Return (T, hidden_size) of a step's packed `tokens`, or the tokens themselves where none stands for a
+        picture; and the sequences with a picture that cannot be seen, which are computed without it. All tensor-parallel ranks
+        must call it."""
         if not self.are_in(work, seqs):
-            return tokens
-        x = self._embed(tokens)
-        for picture, row, first, count in _pieces(work, seqs):
-            x[row : row + count] = self._rows(picture)[first : first + count]
-        return x
+            return tokens, ()
+        x, failed = self._embed(tokens), dict[str, str]()
+        for key, picture, row, first, count in _pieces(work, seqs):
+            try:
+                x[row : row + count] = self._rows(picture)[first : first + count]
+            except _Unseen as error:
+                failed[key] = str(error)
+        return x, tuple(FailedSeq(key, reason) for key, reason in failed.items())
 
     def _rows(self, picture: Picture) -> Tensor:
+        """Raises _Unseen."""
         key = picture.digest
         rows = self._kept.get(key)
         if rows is None:
-            rows = self._see(picture.data)
-            if len(rows) != picture.num_rows:
-                raise Bug(f"a picture has {len(rows)} rows here, and {picture.num_rows} tokens stand for it")
+            rows = self._seen(picture)
             self._keep(key, rows)
         self._kept.move_to_end(key)
+        return rows
+
+    def _seen(self, picture: Picture) -> Tensor:
+        """Whatever the picture's decoder, its processor and the tower raise is of this picture alone: they have seen others."""
+        try:
+            rows = self._see(picture.data)
+        except (OutOfMemory, torch.cuda.OutOfMemoryError):
+            raise
+        except Exception as error:
+            raise _Unseen(f"a picture cannot be read by the instance that computes it: {error}") from error
+        if len(rows) != picture.num_rows:
+            raise _Unseen(
+                f"a picture has {len(rows)} rows on the instance that computes it, and {picture.num_rows} tokens stand for it: "
+                "its software differs from the ingress'"
+            )
         return rows
 
     def _keep(self, key: bytes, rows: Tensor) -> None:
@@ -63,8 +83,13 @@ class PictureRows:
             self._num_kept -= len(oldest)
 
 
-def _pieces(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Iterator[tuple[Picture, int, int, int]]:
-    """Yield (picture, row of the step, row of the picture, number of rows) of each run of a picture that the step computes."""
+class _Unseen(Exception):
+    """Says why."""
+
+
+def _pieces(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Iterator[tuple[str, Picture, int, int, int]]:
+    """Yield (sequence, picture, row of the step, row of the picture, number of rows) of each run of a picture that the step
+    computes."""
     at = 0
     for item, seq in zip(work, seqs, strict=True):
         end = item.start + item.count
@@ -73,7 +98,7 @@ def _pieces(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Iterator[tuple[
             for start, count in picture.spans:
                 low, high = max(start, item.start), min(start + count, end)
                 if low < high:
-                    yield picture, at + low - item.start, first + low - start, high - low
+                    yield item.key, picture, at + low - item.start, first + low - start, high - low
                 first += count
         at += item.count
 

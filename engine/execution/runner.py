@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from core.kv import num_blocks_for
-from core.plan import SeqWork, StepPlan, StepResult
+from core.plan import FailedSeq, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from device.seam import Event
 from engine.execution.batch import PackedBatch, RankSeq
@@ -38,6 +38,17 @@ class LaunchedStep:
     over: Event
     guessed: GuessedStates | None
     """What states take in when it is known what was drawn, if anything."""
+    failed: tuple[FailedSeq, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    hidden: Tensor
+    """(T, hidden_size) of all tokens."""
+    rows: Tensor
+    """(N, hidden_size), those behind which a token is drawn."""
+    guessed: GuessedStates | None = None
+    failed: tuple[FailedSeq, ...] = ()
 
 
 class Runner:
@@ -102,11 +113,11 @@ class Runner:
             inputs = PackedBatch(plan.work, seqs, self._block_size, pack, self._num_state_blocks)
         asked = self._draws.ask(plan.work, seqs, pack)
         pack.send(io.upload)
-        hidden, rows, guessed = self._computed(plan.work, seqs, inputs, io, layer_done)
+        computed = self._computed(plan.work, seqs, inputs, io, layer_done)
         if self._on_hidden is not None:
-            self._on_hidden(hidden)
-        read_prompts(self._model, hidden, plan.work, seqs)
-        draws = self._draws.launch(rows, asked, io)
+            self._on_hidden(computed.hidden)
+        read_prompts(self._model, computed.hidden, plan.work, seqs)
+        draws = self._draws.launch(computed.rows, asked, io)
         return LaunchedStep(
             number=plan.step,
             started_s=started_s,
@@ -115,7 +126,8 @@ class Runner:
             replayed=isinstance(inputs, Replay),
             ends_first=self._draws.meets_peers(asked),
             over=io.end(),
-            guessed=guessed,
+            guessed=computed.guessed,
+            failed=computed.failed,
         )
 
     @torch.inference_mode()
@@ -130,6 +142,7 @@ class Runner:
             sampled=sampled,
             duration_s=time.perf_counter() - launched.started_s,
             replayed=launched.replayed,
+            failed=launched.failed,
         )
 
     def mark(self) -> Event:
@@ -147,16 +160,18 @@ class Runner:
         inputs: Replay | PackedBatch,
         io: StepIO,
         layer_done: LayerDone | None,
-    ) -> tuple[Tensor, Tensor, GuessedStates | None]:
-        """Return (T, hidden_size) of all tokens, those rows behind which a token is drawn, and what states take in later."""
+    ) -> _Computed:
         if isinstance(inputs, Replay):
             hidden = inputs.hidden(io)
-            return hidden, inputs.sampled(hidden), None
-        batch = inputs.batch(io)
+            return _Computed(hidden, inputs.sampled(hidden))
+        batch, failed = inputs.batch(io), ()
         on_layer = layer_hook(self._pool, batch.written(self._block_size), layer_done)
-        x = batch.tokens if self._pictures is None else self._pictures.embedded(batch.tokens, work, seqs)
+        x = batch.tokens
+        if self._pictures is not None:
+            x, failed = self._pictures.embedded(x, work, seqs)
         hidden = self._model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)
-        return hidden, hidden.index_select(0, batch.sample_rows), guessed_states(work, batch)
+        rows = hidden.index_select(0, batch.sample_rows)
+        return _Computed(hidden, rows, guessed_states(work, batch), failed)
 
 
 def _why_waits(item: SeqWork, seq: RankSeq) -> str:

@@ -261,8 +261,7 @@ class StepScheduler:
 
     def release(self, key: str) -> None:
         """Give back a reservation, or a sequence whose blocks the pusher has read. Its users are gone."""
-        seq = self._table.all.get(key)
-        if seq is None:
+        if (seq := self._table.all.get(key)) is None:
             return
         if seq.state is State.RUNNING:
             raise Bug(f"{key} is released while it runs")
@@ -313,7 +312,7 @@ class StepScheduler:
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
-        """Learn what `plan` has drawn."""
+        """Learn what `plan` has drawn. Sequences that it could not compute are aborted, before anything of them is kept."""
         self._in_flight.popleft()
         self._limits.computed()
         if self._speculator is not None:
@@ -333,6 +332,8 @@ class StepScheduler:
                     self._speculator.verified(seq, len(item.drafts) - drawn.num_unmade, len(drawn.more))
             elif item.samples and item.known_end == len(seq.tokens):
                 seq.put_off()
+            if any(failure.key == item.key for failure in result.failed):
+                self.abort(item.key)
             if seq.aborted or seq.state in (State.HELD, State.DONE):
                 self._lifecycle.settle(seq)
                 continue
@@ -362,8 +363,7 @@ class StepScheduler:
 
     def go_on(self, key: str) -> None:
         """Compute a paused sequence again: nobody reads any more what its work that was taken back has written. Idempotent."""
-        seq = self._table.all.get(key)
-        if seq is not None and seq.state is State.PAUSED:
+        if (seq := self._table.all.get(key)) is not None and seq.state is State.PAUSED:
             self._lifecycle.run(seq)
 
     def mask_ready(self, key: str, num_tokens: int) -> None:

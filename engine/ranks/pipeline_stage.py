@@ -11,7 +11,7 @@ from itertools import zip_longest
 import torch
 
 from core.kv import KVShard
-from core.plan import Sampled, SeqWork, StepPlan, StepResult
+from core.plan import FailedSeq, Sampled, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch import RankSeq, build_batch
 from engine.execution.decode_graphs import DecodeGraphs
@@ -61,6 +61,8 @@ class StageRunner:
         """On the first stage, the (step, work and sequences that draw) whose tokens the last stage will send, in this order."""
         self._guessed: list[GuessedStates] = []
         """What states take in of the step that runs when it is known what was drawn."""
+        self._failed: list[FailedSeq] = []
+        """The sequences that the step that runs could not compute."""
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
@@ -85,11 +87,13 @@ class StageRunner:
             sampled += self._run(plan.step, work, told, sizes[number])
         self._take_in(sampled)
         self._pool.finish()
+        failed, self._failed = self._failed, []
         return StepResult(
             step=plan.step,
             sampled=tuple(sampled),
             duration_s=time.perf_counter() - started,
             replayed=bool(sizes) and all(sizes),
+            failed=tuple(failed),
         )
 
     def _run(
@@ -131,7 +135,8 @@ class StageRunner:
         batch = build_batch(work, seqs, self._block_size, self._device, self._num_state_blocks)
         x = batch.tokens if self._model.is_first else self._states(len(batch.tokens))
         if self._pictures is not None:
-            x = self._pictures.embedded(x, work, seqs)
+            x, failed = self._pictures.embedded(x, work, seqs)
+            self._failed += failed
         written = batch.written(self._block_size)
         on_layer = layer_hook(self._pool, written, layer_done, self._first_kv_layer)
         hidden = self._model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from core.adapter_config import HoldAdapters
 from core.errors import ProtocolError, ReplicaLost
-from core.plan import ExpertLoad, Sampled, StepPlan, StepResult
+from core.plan import ExpertLoad, FailedSeq, Sampled, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink, OnReady
 from engine.ranks.expert_balancer import Balancer
 from engine.ranks.rank import Companion, Rank, Start, start_all
@@ -50,6 +50,7 @@ class _Step:
     reading_s: float = 0.0
     replayed: bool = False
     loads: tuple[ExpertLoad, ...] = ()
+    failed: dict[str, FailedSeq] = field(default_factory=dict[str, FailedSeq])
 
 
 @dataclass(slots=True)
@@ -199,6 +200,7 @@ class ProcessGroup:
         step.reading_s = max(step.reading_s, result.reading_s)
         step.replayed |= result.replayed
         step.sampled.update({sampled.key: sampled for sampled in result.sampled})
+        step.failed.update({failure.key: failure for failure in result.failed})
         step.loads += (
             result.expert_loads if self._balancer is None else self._balancer.observe(result.expert_loads)
         )
@@ -219,6 +221,7 @@ class ProcessGroup:
                         proposing_s=step.proposing_s,
                         reading_s=step.reading_s,
                         replayed=step.replayed,
+                        failed=tuple(step.failed.values()),
                     )
                 )
 

@@ -154,13 +154,18 @@ def _serve(
 
     def answer(result: StepResult) -> None:
         news.settle(result.step)
-        line.say(result if speaks else StepResult(step=result.step, sampled=(), duration_s=result.duration_s))
+        line.say(result if speaks else _unspoken(result))
 
     def hold(asked: HoldAdapters) -> None:
         with contextlib.suppress(OSError):  # the thread that reads from the instance notices its end
             line.say(AdaptersRefused(tuple(adapters.hold(asked).items())))
 
     steps.serve(_words(setup, sock, hold), lambda word: _relocate(part, word), answer)
+
+
+def _unspoken(result: StepResult) -> StepResult:
+    """Return what a rank says of a step that another one draws the same tokens in."""
+    return StepResult(step=result.step, sampled=(), duration_s=result.duration_s, failed=result.failed)
 
 
 def _words(setup: RankSetup, sock: socket.socket, hold: Callable[[HoldAdapters], None]) -> Iterator[Word]:

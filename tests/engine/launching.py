@@ -7,7 +7,7 @@ from core.clock import WallClock
 from core.config import EngineConfig
 from core.errors import OutOfMemory
 from core.kv import KVShard
-from core.plan import StepPlan, StepResult
+from core.plan import FailedSeq, StepPlan, StepResult
 from core.ports import WorkerGroup
 from core.types import Request, TokenOut
 from device.poller import Poller
@@ -55,6 +55,9 @@ class Answers:
 
     def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
         raise AssertionError(f"nothing sends {paused} and {lost} on")
+
+    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
+        raise AssertionError(f"{failed} have no pictures")
 
     def on_error(self, error: BaseException) -> None:
         self.all.set_exception(error)

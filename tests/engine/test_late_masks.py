@@ -15,7 +15,7 @@ import pytest
 from core.clock import WallClock
 from core.config import EngineConfig
 from core.kv import KVShard
-from core.plan import NewSeq
+from core.plan import FailedSeq, NewSeq
 from core.types import Grammar, Request, SamplingParams, TokenId, TokenOut
 from engine.execution.draws import Draws
 from engine.execution.grammar_masks import GrammarMasks
@@ -92,6 +92,9 @@ class Answers:
 
     def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
         raise AssertionError(f"nothing sends {paused} and {lost} on")
+
+    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
+        raise AssertionError(f"{failed} have no pictures")
 
     def on_error(self, error: BaseException) -> None:
         raise error

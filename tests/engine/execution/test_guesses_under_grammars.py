@@ -17,7 +17,7 @@ from cluster.ingress.api.structured import schema_grammar
 from core.clock import WallClock
 from core.config import EngineConfig
 from core.kv import KVLayout, KVShard
-from core.plan import NewSeq, StepPlan
+from core.plan import FailedSeq, NewSeq, StepPlan
 from core.reports import WorkCounts
 from core.steps import StepModel, StepModels
 from core.types import Grammar, Request, SamplingParams, TokenId, TokenOut
@@ -106,6 +106,9 @@ class Answers:
 
     def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
         raise AssertionError(f"nothing sends {paused} and {lost} on")
+
+    def on_failed(self, failed: SeqOf[FailedSeq]) -> None:
+        raise AssertionError(f"{failed} have no pictures")
 
     def on_error(self, error: BaseException) -> None:
         raise error

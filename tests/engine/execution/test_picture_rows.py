@@ -1,9 +1,12 @@
 """Rows of pictures in a step: each where its token is, however the prompt is cut, and computed once."""
 
 import random
+from dataclasses import replace
 
+import pytest
 import torch
 
+from core.errors import OutOfMemory
 from core.plan import NewSeq, SeqWork
 from core.prompt_pictures import Picture
 from core.types import SamplingParams
@@ -57,7 +60,8 @@ def test_rows_are_where_their_tokens_are_however_a_prompt_is_cut() -> None:
             tokens += each.tokens[start : start + count].tolist()
             expected += want[id(each)][start : start + count]
         packed = torch.tensor(tokens)
-        found = rows.embedded(packed, items, seqs)
+        found, failed = rows.embedded(packed, items, seqs)
+        assert not failed
         if all(value <= 0 for value in expected):
             assert found is packed
             assert not tower.asked
@@ -92,3 +96,36 @@ def test_one_larger_than_the_room_is_kept_while_it_is_used() -> None:
     for start in range(3):
         rows.embedded(torch.tensor([0]), [work(start, 1)], [whole])
     assert len(tower.asked) == 1
+
+
+def test_one_that_cannot_be_seen_fails_its_own_sequences_alone() -> None:
+    """Whether its decoder fails, or it has another number of rows than tokens stand for."""
+    tower = Tower({b"\x40": 3, b"\x50": 3})
+
+    def see(data: bytes) -> torch.Tensor:
+        if data == b"broken":
+            raise RuntimeError("no such codec")
+        return tower(data)
+
+    rows = PictureRows(embed, see)
+    good, broken, short = (
+        Picture(b"\x40", ((1, 3),)),
+        Picture(b"broken", ((0, 2),)),
+        Picture(b"\x50", ((2, 2),)),
+    )
+    seqs = [seq(5, good), seq(5, good, broken), seq(4, short), seq(5, broken)]
+    items = [replace(work(0, each.num_tokens), key=str(number)) for number, each in enumerate(seqs)]
+    items[3] = replace(items[3], start=2, count=3)
+    found, failed = rows.embedded(torch.arange(17), items, seqs)
+    torch.testing.assert_close(found[:5, 0], torch.tensor([0, 64, 64.001, 64.002, -4]))
+    assert [failure.key for failure in failed] == ["1", "2"], "the last one computes nothing of its picture"
+    assert failed[0].reason == "a picture cannot be read by the instance that computes it: no such codec"
+    assert "3 rows on the instance that computes it, and 2 tokens" in failed[1].reason
+
+
+def test_memory_is_not_the_pictures_fault() -> None:
+    def see(data: bytes) -> torch.Tensor:
+        raise OutOfMemory("none is left")
+
+    with pytest.raises(OutOfMemory):
+        PictureRows(embed, see).embedded(torch.tensor([0]), [work(0, 1)], [seq(2, Picture(b"a", ((0, 2),)))])

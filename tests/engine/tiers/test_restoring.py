@@ -3,6 +3,7 @@
 import asyncio
 import mmap
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from core.clock import WallClock
 from core.config import EngineConfig
 from core.errors import Bug
 from core.kv import RankPool
-from core.plan import StepPlan
+from core.plan import FailedSeq, StepPlan
 from core.types import Request, SamplingParams, TokenOut
 from engine.execution.inline_group import InlineGroup
 from engine.loop import Engine
@@ -85,6 +86,9 @@ class Served:
 
     def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
         raise AssertionError(f"nothing sends {paused} and {lost} on")
+
+    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
+        raise AssertionError(f"{failed} have no pictures")
 
     def on_tokens(self, tokens: list[TokenOut]) -> None:
         for token in tokens:
