@@ -21,6 +21,8 @@ class NewSeq:
     sampling: SamplingParams
     pictures: tuple[Picture, ...] = ()
     """The pictures of which something is still to be computed. Their tokens are the vocabulary's here."""
+    position_shift: int = 0
+    """What is added to the number of a token behind all pictures of the prompt for its position (`Picture.position_shift`)."""
 
 
 @dataclass(frozen=True, slots=True)

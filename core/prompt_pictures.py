@@ -23,6 +23,9 @@ class Picture:
     spans: tuple[tuple[int, int], ...]
     """(first token, number of tokens) of each run of the prompt's tokens that stand for it, in order. The model gives it as many
     rows, one for each of these tokens."""
+    columns: int = 0
+    """Where a model gives its tokens positions in a plane (M-RoPE, arXiv:2409.12191), how many of them are in each row of it.
+    They are one run then. 0: their positions are those of text."""
 
     @property
     def end(self) -> int:
@@ -33,6 +36,14 @@ class Picture:
     @property
     def num_rows(self) -> int:
         return sum(count for _, count in self.spans)
+
+    @property
+    def position_shift(self) -> int:
+        """What is added to the number of a token behind it for that token's position: in a plane the next text begins behind the
+        longer side."""
+        if not self.columns:
+            return 0
+        return max(self.num_rows // self.columns, self.columns) - self.num_rows
 
     @cached_property
     def digest(self) -> bytes:

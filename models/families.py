@@ -112,6 +112,11 @@ def _check(spec: ModelSpec) -> None:
         raise UnsupportedModel(f"head_dim {spec.rotated_dim} is odd: rotary embeddings need pairs")
     for rope in (spec.rope, *spec.layer_ropes):
         _check_longrope(rope, spec.rotated_dim)
+        if rope.axes and len(rope.axes) != spec.rotated_dim // 2:
+            raise UnsupportedModel(
+                f"mrope_section has {len(rope.axes)} frequencies of {spec.rotated_dim // 2}: it must say of each which position "
+                "it turns with"
+            )
     if spec.moe is not None:
         _check_routing(spec.moe)
     if len(spec.windows) != spec.num_layers:

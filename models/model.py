@@ -95,13 +95,16 @@ class Model:
         on_layer: Callable[[int], None] | None = None,
     ) -> Tensor:
         """`models.causal_model.CausalModel.forward`."""
+        deep: Sequence[Tensor] = ()
         if self.is_first and not x.is_floating_point():
             x = self.embed(x)
+        elif x.shape[1] > self.spec.hidden_size:
+            x, *deep = (part.contiguous() for part in x.split(self.spec.hidden_size, 1))
         rotations, done = self._rotations(positions, x.dtype), None
         is_adapted = meta.adapters and self.adapters
-        if self._fused is not None and on_layer is None and not is_adapted:
+        if self._fused is not None and on_layer is None and not is_adapted and not deep:
             done = self._fused(x, [(each.cos, each.sin) for each in rotations], kv, meta)
-        x, added = done or self._layer_by_layer(x, rotations, kv, meta, on_layer)
+        x, added = done or self._layer_by_layer(x, rotations, kv, meta, on_layer, deep)
         if self._norm is None:
             return x if added is None else x + added
         normed = add_and_norm(self.ops, x, added, self._norm, self.spec.norm_eps, None)[1]
@@ -123,8 +126,9 @@ class Model:
         kv: Sequence[KVLayer],
         meta: AttentionMeta,
         on_layer: Callable[[int], None] | None,
+        deep: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the residual behind the last layer, and what is to be added to it."""
+        """Return the residual behind the last layer, and what is to be added to it. `deep` is added behind the first layers."""
         places = self._places
         told = None if places.completed else on_layer
         steps = [ForwardStep(meta, rotation, told) for rotation in rotations]
@@ -133,6 +137,8 @@ class Model:
         for index, layer in enumerate(self._layers):
             self._keep(index, x, added)
             x, added = layer(x, added, kv[places.written[index]], steps[self._rotations.of_layer[index]])
+            if index < len(deep):
+                added = added + deep[index]
             if on_layer is not None and index in places.completed:
                 on_layer(places.completed[index])
         self._keep(len(self._layers), x, added)

@@ -34,13 +34,16 @@ class Rotations:
         """For each layer, which of the results of a call is its rotation."""
         self._ops = ops
         self._each = [_frequencies(spec, rope, device) for rope in different]
+        self._axes = [
+            _axes(rope, frequencies) for rope, (frequencies, _) in zip(different, self._each, strict=True)
+        ]
         self._temperatures = [spec.query_temperature if rope.kind == "none" else None for rope in different]
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> list[Rotation]:
-        """(T,) -> each rotation"""
+        """(T,), or (3, T) where some of the tokens lie in a plane -> each rotation"""
         return [
-            self._rotation(positions, dtype, *each, temperature)
-            for each, temperature in zip(self._each, self._temperatures, strict=True)
+            self._rotation(positions if positions.ndim == 1 else positions[axes].T, dtype, *each, temperature)
+            for each, axes, temperature in zip(self._each, self._axes, self._temperatures, strict=True)
         ]
 
     def _rotation(
@@ -51,7 +54,8 @@ class Rotations:
         factors: Tensor | None,
         temperature: QueryTemperature | None,
     ) -> Rotation:
-        angles = positions[:, None].float() * frequencies
+        """(T,), or (T, rotated dimensions) where each frequency has a position of its own"""
+        angles = (positions[:, None] if positions.ndim == 1 else positions).float() * frequencies
         cos, sin = (self._ops.by_rows(function, angles) for function in (torch.cos, torch.sin))
         if factors is not None:
             cos, sin = cos * factors, sin * factors
@@ -72,6 +76,13 @@ def _frequencies(spec: ModelSpec, rope: RopeSpec, device: torch.device) -> tuple
     rest = (spec.head_dim - spec.rotary_dim) // 2 if spec.rotary_dim else 0
     factors = F.pad(torch.full_like(frequencies, factor), (0, rest), value=1.0).repeat(2).to(device)
     return F.pad(frequencies, (0, rest)).repeat(2).to(device), None if factor == 1.0 else factors
+
+
+def _axes(rope: RopeSpec, frequencies: Tensor) -> Tensor:
+    """Return `RopeSpec.axes`, one for each of `frequencies`. It does not matter which those of the frequency 0 have."""
+    axes = torch.zeros(len(frequencies) // 2, dtype=torch.int64)
+    axes[: len(rope.axes)] = torch.tensor(rope.axes, dtype=torch.int64)
+    return axes.repeat(2).to(frequencies.device)
 
 
 def rotation_order(spec: ModelSpec) -> Tensor | None:

@@ -35,6 +35,9 @@ class RopeSpec:
     kind: RopeKind
     theta: float
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    axes: tuple[int, ...] = ()
+    """Which of a token's three positions (step, row, column) each frequency turns with, where pictures lie in a plane. Empty: all
+    turn with the only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +120,9 @@ class VisionSpec:
     intermediate_size: int
     prefixes: tuple[str, ...]
     """Beginnings of the names of its tensors."""
+    num_deep: int = 0
+    """Behind how many of the decoder's first layers more is added to a picture's tokens, which the tower makes with its rows
+    (DeepStack, arXiv:2406.04334)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,4 +298,13 @@ def rope_spec(config: Mapping[str, Any]) -> RopeSpec:
     parameters["original_max_position_embeddings"] = original = int(original or longest)
     if kind in ("yarn", "longrope"):
         parameters["factor"] = float(parameters.get("factor") or longest / original)
-    return RopeSpec(kind, float(theta), parameters)
+    return RopeSpec(kind, float(theta), parameters, _axes(parameters))
+
+
+def _axes(parameters: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return `RopeSpec.axes`, from the number of frequencies that turn with each position: one behind the other, or by turns as
+    long as there are some of rows and columns."""
+    sections = parameters.get("mrope_section") or ()
+    if not parameters.get("mrope_interleaved"):
+        return tuple(axis for axis, size in enumerate(sections) for _ in range(size))
+    return tuple(at % 3 if at < 3 * sections[at % 3] else 0 for at in range(sum(sections)))

@@ -14,6 +14,7 @@ import torch
 from core.plan import NewSeq, SeqWork
 from core.types import PromptScore, SamplingParams
 from engine.execution.adapter_rows import AdapterRows
+from engine.execution.picture_positions import in_planes
 from engine.execution.step_memory import HostSteps, Pack, Placed, StepIO
 from kernels.ops import AttentionMeta, StateBlocks
 
@@ -49,6 +50,7 @@ class RankSeq:
         "pictures",
         "place",
         "pooled",
+        "position_shift",
         "sampling",
         "scores",
         "table",
@@ -64,7 +66,7 @@ class RankSeq:
         self.num_tokens = known
         self.num_prompt = new.num_prompt
         self.sampling: SamplingParams = new.sampling
-        self.pictures = new.pictures
+        self.pictures, self.position_shift = new.pictures, new.position_shift
         self.pooled: torch.Tensor | None = None
         """(hidden_size,) float32: the sum, or the last, of the prompt's hidden states so far. None where no embedding is
         wanted."""
@@ -110,7 +112,7 @@ class Batch:
     tokens: torch.Tensor
     """(T,) int64"""
     positions: torch.Tensor
-    """(T,) int64"""
+    """(T,) or (3, T) int64, as `models.causal_model.CausalModel.forward` takes them."""
     meta: AttentionMeta
     sample_rows: torch.Tensor
     """(N,) int64: rows of the packed tokens after which a token is drawn."""
@@ -221,7 +223,7 @@ def build_batch(
 def _rows(
     work: Sequence[SeqWork], seqs: Sequence[RankSeq], tables: Sequence[np.ndarray], block_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return tokens, positions and slots, each (T,) int64."""
+    """Return tokens, positions and slots, each (T,) int64, but for positions where pictures lie in a plane: (3, T)."""
     total = sum(item.count for item in work)
     tokens, positions, slots = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
     at = 0
@@ -229,12 +231,12 @@ def _rows(
         start, count = item.start, item.count
         if count == 1:
             tokens[at] = seq.tokens[start]
-            positions[at] = start
+            positions[at] = start + seq.position_shift
             slots[at] = table[start // block_size] * block_size + start % block_size
         else:
             span = np.arange(start, start + count)
             tokens[at : at + count] = seq.tokens[start : start + count]
-            positions[at : at + count] = span
+            positions[at : at + count] = span + seq.position_shift
             slots[at : at + count] = table[span // block_size] * block_size + span % block_size
         at += count
-    return tokens, positions, slots
+    return tokens, in_planes(positions, work, [seq.pictures for seq in seqs]), slots

@@ -99,7 +99,7 @@ class DecodeGraphs:
         ]
         rows = np.zeros(captured.rows.shape, np.int64)
         rows[0, : len(work)] = [seq.tokens[item.start] for item, seq in zip(work, seqs, strict=True)]
-        rows[1, : len(work)] = starts
+        rows[1, : len(work)] = starts + [seq.position_shift for seq in seqs]
         drawing = [row for row, item in enumerate(work) if item.samples]
         return Replay(
             captured=captured,

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from core.errors import UnsupportedModel
 from core.kv import DTYPE_BYTES
 from core.memory_law import RankNeeds
 from engine.execution.model_dims import dims_of
@@ -18,16 +19,28 @@ values, results, and the pixels."""
 
 
 def beside_pictures(
-    needs: Sequence[RankNeeds], spec: ModelSpec, folder: Path, mesh: Mesh, dtype: str
+    needs: Sequence[RankNeeds],
+    spec: ModelSpec,
+    folder: Path,
+    mesh: Mesh,
+    dtype: str,
+    max_batch_tokens: int,
 ) -> list[RankNeeds]:
     """Return the needs with those for pictures. The tower computes before the model's layers do, one picture at a time. Raises
-    ConfigError."""
+    ConfigError and UnsupportedModel."""
     if (vision := spec.vision) is None:
         return list(needs)
     wide, dims = DTYPE_BYTES[dtype], dims_of(spec)
+    first, stop = part_of(dims, mesh, 0).layers
+    if stop - first < vision.num_deep:
+        raise UnsupportedModel(
+            f"pictures of {spec.architecture} go into its first {vision.num_deep} layers, which must be on one stage: use a "
+            f"smaller pp than {mesh.pp}"
+        )
     weight_bytes = count_weights(folder, vision.prefixes) * wide
     patch_bytes = (_VECTORS * vision.hidden_size + 2 * vision.intermediate_size) * wide
-    kept_bytes = KEPT_ROWS * spec.hidden_size * wide
+    kept_bytes = KEPT_ROWS * spec.hidden_size * wide * (1 + vision.num_deep)
+    kept_bytes += max_batch_tokens * spec.hidden_size * wide * vision.num_deep
     return [
         RankNeeds(
             weight_bytes=each.weight_bytes + weight_bytes,

@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from core.errors import OutOfMemory
 from core.plan import FailedSeq, SeqWork
@@ -23,9 +24,12 @@ KEPT_ROWS: Final = 16_384
 
 
 class PictureRows:
-    def __init__(self, embed: Callable[[Tensor], Tensor], see: Callable[[bytes], Tensor]) -> None:
-        """`embed`: tokens (T,) -> (T, hidden_size). `see`: an encoded picture -> (num_rows, hidden_size)."""
-        self._embed, self._see = embed, see
+    def __init__(
+        self, embed: Callable[[Tensor], Tensor], see: Callable[[bytes], Tensor], num_deep: int = 0
+    ) -> None:
+        """`embed`: tokens (T,) -> (T, hidden_size). `see`: an encoded picture -> (num_rows, hidden_size * (1 + num_deep)): its
+        rows, and what is added to them behind each of the first `num_deep` layers."""
+        self._embed, self._see, self._num_deep = embed, see, num_deep
         self._kept: OrderedDict[bytes, Tensor] = OrderedDict()
         self._num_kept = 0
 
@@ -37,12 +41,14 @@ class PictureRows:
     def embedded(
         self, tokens: Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
     ) -> tuple[Tensor, tuple[FailedSeq, ...]]:
-        """Return (T, hidden_size) of a step's packed `tokens`, or the tokens themselves where none stands for a
+        """Return (T, hidden_size * (1 + num_deep)) of a step's packed `tokens`, or the tokens themselves where none stands for a
         picture; and the sequences with a picture that cannot be seen, which are computed without it. All tensor-parallel ranks
         must call it."""
         if not self.are_in(work, seqs):
             return tokens, ()
         x, failed = self._embed(tokens), dict[str, str]()
+        if self._num_deep:
+            x = F.pad(x, (0, x.shape[1] * self._num_deep))
         for key, picture, row, first, count in _pieces(work, seqs):
             try:
                 x[row : row + count] = self._rows(picture)[first : first + count]
@@ -105,9 +111,11 @@ def _pieces(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> Iterator[tuple[
 
 def make_picture_rows(folder: Path, model: CausalModel, device: torch.device) -> PictureRows | None:
     """Load what sees where the model's first layer is. Raises ConfigError and UnsupportedModel."""
-    if model.spec.vision is None or not model.is_first:
+    vision = model.spec.vision
+    if vision is None or not model.is_first:
         return None
     from models.vision.tower import VisionTower  # noqa: PLC0415 (seconds, which models without pictures do not need)
 
     assert isinstance(model, Model), "transformers computes no layers of a model that reads pictures"
-    return PictureRows(model.embed, VisionTower(folder, model.spec, model.dtype, device).rows)
+    tower = VisionTower(folder, model.spec, model.dtype, device)
+    return PictureRows(model.embed, tower.rows, vision.num_deep)

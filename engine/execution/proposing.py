@@ -128,7 +128,7 @@ class Proposing:
             self._seqs.pop(key, None)
             self._proposer.end(key)
         for new in plan.new:
-            seq = self._seqs[new.key] = RankSeq(_unscored(new))
+            seq = self._seqs[new.key] = RankSeq(_for_guesses(new))
             self._proposer.begin(new.key, seq)
 
 
@@ -169,6 +169,8 @@ def _filled(work: SeqWork, guesses: tuple[TokenId, ...] | None) -> SeqWork:
     return replace(work, drafts=guesses, count=work.count - len(work.drafts) + len(guesses))
 
 
-def _unscored(new: NewSeq) -> NewSeq:
-    """Return the sequence without log-probabilities, which nobody hears of."""
-    return replace(new, sampling=replace(new.sampling, num_logprobs=-1, num_prompt_logprobs=-1))
+def _for_guesses(new: NewSeq) -> NewSeq:
+    """Return the sequence without log-probabilities, which nobody hears of, and with text's positions: what guesses sees no
+    pictures."""
+    sampling = replace(new.sampling, num_logprobs=-1, num_prompt_logprobs=-1)
+    return replace(new, sampling=sampling, position_shift=0)

@@ -135,7 +135,8 @@ class Sequence:
         request = self.request
         tokens = request.prompt + tuple(self.tokens[self.num_prompt :])
         pictures = tuple(picture for picture in request.pictures if picture.end > self.num_computed)
-        return NewSeq(self.key, tokens, self.num_prompt, request.sampling, pictures)
+        shift = sum(picture.position_shift for picture in request.pictures)
+        return NewSeq(self.key, tokens, self.num_prompt, request.sampling, pictures, shift)
 
     def finish_reason(self, max_context_tokens: int) -> FinishReason | None:
         """Return why the last known token ends the sequence, or None where it goes on."""

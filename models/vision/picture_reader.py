@@ -2,6 +2,7 @@
 
 Both sides of the cluster use it: an ingress for the tokens, and the instance that computes the prompt for the pixels."""
 
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 from PIL import Image, ImageOps
 
 from core.errors import ConfigError, UnsupportedModel
-from models.vision.pixtral_processor import PixtralPictures, is_pixtrals
+from models.spec import read_json
+from models.vision import pixtral_processor
+from models.vision.without_videos import processor_without_videos
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 MOST_STRETCHED = 32
@@ -22,6 +25,14 @@ _FEWEST_ROWS = 2
 
 class UnreadablePicture(ValueError):
     """Says why, as the end of a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureLayout:
+    tokens: list[int]
+    """The prompt's tokens for the picture, those that stand for its rows and those between them."""
+    columns: int
+    """As in `core.prompt_pictures.Picture`."""
 
 
 def open_picture(data: bytes, max_pixels: int = 0) -> Image.Image:
@@ -52,7 +63,7 @@ class PictureReader:
     def __init__(self, folder: Path, token_id: int) -> None:
         """`token_id` stands for one row of a picture. Raises ConfigError and UnsupportedModel."""
         try:
-            self._inner = PixtralPictures(folder) if is_pixtrals(folder) else _theirs(folder)
+            self._inner = _processor(folder)
         except (OSError, ValueError, ImportError) as error:
             raise ConfigError(
                 f"cannot load the processor in {folder}: {str(error).splitlines()[0]}"
@@ -63,13 +74,19 @@ class PictureReader:
                 f"the processor in {folder} writes token {self._inner.image_token_id} for pictures; config.json says {token_id}"
             )
 
-    def tokens(self, image: Image.Image) -> list[int]:
-        """Return the prompt's tokens for the picture, those that stand for its rows and those between them. Raises
-        UnreadablePicture."""
-        tokens = self._read(image)["input_ids"][0].tolist()
+    def layout(self, image: Image.Image) -> PictureLayout:
+        """Return how the picture stands in a prompt. Raises UnreadablePicture."""
+        read = self._read(image)
+        tokens = read["input_ids"][0].tolist()
         if tokens.count(self.token_id) < _FEWEST_ROWS:
             raise UnreadablePicture(f"it is too small for this model: {image.width} x {image.height} pixels")
-        return tokens
+        return PictureLayout(tokens, self._columns(read))
+
+    def _columns(self, read: Any) -> int:
+        """Return `PictureLayout.columns`. Models that are told a picture's grid of patches give it positions in a plane."""
+        if "image_grid_thw" not in read:
+            return 0
+        return int(read["image_grid_thw"][0][2]) // self._inner.image_processor.merge_size
 
     def pixels(self, data: bytes) -> dict[str, Any]:
         """Return the tensors that the model's `get_image_features` takes. Raises UnreadablePicture."""
@@ -89,8 +106,21 @@ class PictureReader:
             raise UnreadablePicture(f"this model's processor does not take it: {error}") from None
 
 
-def _theirs(folder: Path) -> Any:
+def _processor(folder: Path) -> Any:
+    """Return what writes a picture's tokens: transformers' own where it does not need torchvision for videos."""
+    name = _name(folder)
+    if name == pixtral_processor.NAME:
+        return pixtral_processor.PixtralPictures(folder)
+    if (found := processor_without_videos(folder, name)) is not None:
+        return found
     from transformers import AutoProcessor  # noqa: PLC0415 (seconds, which models without pictures do not need)
 
     # torchvision's resizing rounds otherwise, so that pictures would differ by what is installed.
     return AutoProcessor.from_pretrained(folder, local_files_only=True, backend="pil")
+
+
+def _name(folder: Path) -> str:
+    """Return what transformers calls the processor. Older checkpoints say it beside the size of pictures."""
+    paths = [folder / name for name in ("processor_config.json", "preprocessor_config.json")]
+    said = (read_json(path).get("processor_class") for path in paths if path.exists())
+    return next(filter(None, said), "")

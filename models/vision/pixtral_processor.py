@@ -43,9 +43,3 @@ class PixtralPictures:
         height, width = (int(size) // self._edge for size in read["image_sizes"][0])
         tokens = ([self.image_token_id] * width + [self._break]) * height
         return {**read, "input_ids": torch.tensor([[*tokens[:-1], self._end]])}
-
-
-def is_pixtrals(folder: Path) -> bool:
-    """Return whether the processor in `folder` is one of these."""
-    path = folder / "processor_config.json"
-    return path.exists() and read_json(path).get("processor_class") == NAME

@@ -1,5 +1,6 @@
 """Which architectures read pictures, and the description of each: its decoder is one of Baton's own, and transformers computes
-what sees. Their positions are those of text, and attention is causal within a picture, too."""
+what sees. Attention is causal within a picture, too. Its positions are those of text, or lie in a plane
+(`core.prompt_pictures.Picture.columns`)."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,10 @@ _TOWERS = {
     "LlavaNextForConditionalGeneration": ("clip_vision_model", "siglip_vision_model"),
     "Mistral3ForConditionalGeneration": ("pixtral",),
     "Idefics3ForConditionalGeneration": ("idefics3_vision", "idefics3"),
+    "InternVLForConditionalGeneration": ("internvl_vision",),
+    "Qwen2VLForConditionalGeneration": ("qwen2_vl_vision",),
+    "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_vision",),
+    "Qwen3VLForConditionalGeneration": ("qwen3_vl_vision",),
 }
 """The towers of each architecture, by transformers' names."""
 _DECODERS = {
@@ -22,11 +27,25 @@ _DECODERS = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
 }
-_PARTS = ("vision_tower.", "vision_model.", "multi_modal_projector.", "connector.", "image_newline")
+_PARTS = (
+    "vision_tower.",
+    "vision_model.",
+    "visual.",
+    "multi_modal_projector.",
+    "connector.",
+    "image_newline",
+)
 """Beginnings of the names of tensors that are not the decoder's, behind `model.` or not."""
 _TILE_EDGE, _TILED_EDGE = 364, 4 * 364
 """What Idefics3's processor cuts a picture into, and how long its longer side is before, unless its files say otherwise."""
+_MOST_TILES = 12
+"""Tiles that InternVL's processor cuts a picture into, at the most, unless its files say otherwise."""
+_MOST_PIXELS = 28 * 28 * 1280
+"""Pixels of what Qwen-VL's processor makes of a picture, at the most, unless its files say otherwise."""
 
 SEEING = frozenset(_TOWERS)
 
@@ -57,39 +76,59 @@ def decoder_of(folder: Path, config: Config, architecture: str) -> tuple[dict[st
         "tie_word_embeddings": found.tie_word_embeddings,
         "dtype": config.get("dtype") or config.get("torch_dtype") or text.dtype,
     }
+    width = getattr(vision, "embed_dim", vision.hidden_size)  # Qwen2-VL's hidden size is that of its rows
     return decoder, VisionSpec(
         architecture=architecture,
         token_id=found.image_token_id,
         num_patches=_num_patches(folder, found),
         num_layers=vision.num_hidden_layers,
-        hidden_size=vision.hidden_size,
-        intermediate_size=vision.intermediate_size,
+        hidden_size=width,
+        intermediate_size=getattr(vision, "intermediate_size", 0) or width * vision.mlp_ratio,
         prefixes=(*_PARTS, *(f"model.{part}" for part in _PARTS)),
+        num_deep=len(getattr(vision, "deepstack_visual_indexes", ())),
     )
 
 
 def _num_patches(folder: Path, config: Any) -> int:
     """Return the most patches, with each tile's class token, that one picture becomes."""
     vision, grids = config.vision_config, getattr(config, "image_grid_pinpoints", None)
+    if vision.model_type.startswith("qwen"):
+        return _most_pixels(folder) // _edge(vision.patch_size) ** 2
     edge = _edge(vision.image_size)
     num_tiles = 1
     if grids:  # LLaVA-NeXT: the picture made as small as a tile, and the tiles of the finest grid
         num_tiles += max(-(-height // edge) * -(-width // edge) for height, width in grids)
     elif vision.model_type.startswith("idefics3"):
         num_tiles += _num_cuts(folder) ** 2
+    elif vision.model_type == "internvl_vision":
+        num_tiles += int(_said_of_sizes(folder).get("max_patches") or _MOST_TILES)
     return num_tiles * ((edge // _edge(vision.patch_size)) ** 2 + 1)
 
 
 def _num_cuts(folder: Path) -> int:
     """Return into how many tiles Idefics3's processor cuts the longer side."""
+    said = _said_of_sizes(folder)
+    tile = (said.get("max_image_size") or {}).get("longest_edge") or _TILE_EDGE
+    whole = (said.get("size") or {}).get("longest_edge") or _TILED_EDGE
+    return -(-whole // tile)
+
+
+def _most_pixels(folder: Path) -> int:
+    """Return how many pixels Qwen-VL's processor makes of a picture at the most."""
+    said = _said_of_sizes(folder)
+    size = said.get("size") or {}
+    most = said.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels") or _MOST_PIXELS
+    return max(most, said.get("min_pixels") or size.get("shortest_edge") or 0)
+
+
+def _said_of_sizes(folder: Path) -> dict[str, Any]:
+    """Return what a processor's files say of the sizes of pictures."""
     said: dict[str, Any] = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).exists():
             content = read_json(folder / name)
             said |= content.get("image_processor", content)
-    tile = (said.get("max_image_size") or {}).get("longest_edge") or _TILE_EDGE
-    whole = (said.get("size") or {}).get("longest_edge") or _TILED_EDGE
-    return -(-whole // tile)
+    return said
 
 
 def _edge(size: int | list[int] | tuple[int, int]) -> int:

@@ -28,13 +28,16 @@ class VisionTower:
         self._check(spec)
 
     def rows(self, data: bytes) -> Tensor:
-        """An encoded picture -> (num_rows, hidden_size of the decoder). Raises UnreadablePicture."""
+        """An encoded picture -> (num_rows, hidden_size of the decoder, and as much for each layer behind which something is added
+        to them). Raises UnreadablePicture."""
         return self._rows(self._reader.pixels(data))
 
     @torch.inference_mode()
     def _rows(self, pixels: dict[str, Tensor]) -> Tensor:
         placed = {name: self._placed(name, tensor) for name, tensor in pixels.items()}
-        return torch.cat(list(self._model.get_image_features(**placed).pooler_output)).to(self._dtype)
+        made = self._model.get_image_features(**placed)
+        each = [made.pooler_output, *getattr(made, "deepstack_features", ())]
+        return torch.cat([torch.cat(list(rows)) for rows in each], 1).to(self._dtype)
 
     def _placed(self, name: str, tensor: Tensor) -> Tensor:
         if name == "image_sizes":  # numbers that the host counts with
@@ -45,7 +48,8 @@ class VisionTower:
         assert spec.vision is not None
         image = Image.new("RGB", _EXAMPLE, "teal")
         made = tuple(self._rows(self._reader.pixels_of(image)).shape)
-        wanted = self._reader.tokens(image).count(spec.vision.token_id), spec.hidden_size
+        num_rows = self._reader.layout(image).tokens.count(spec.vision.token_id)
+        wanted = num_rows, spec.hidden_size * (1 + spec.vision.num_deep)
         if made != wanted:
             raise UnsupportedModel(
                 f"architecture {spec.vision.architecture!r} is not supported: its tower makes {made} of a picture for which its "
@@ -55,7 +59,7 @@ class VisionTower:
 
 def _load(folder: Path, vision: VisionSpec, dtype: torch.dtype) -> Any:
     """Return transformers' model with a decoder of no layers and one token, of which nothing is read. Raises UnsupportedModel."""
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
     text = config.text_config
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
     if getattr(text, "layer_types", None):

@@ -9,12 +9,16 @@ import pytest
 
 from baton import LLM, SamplingParams
 from core.errors import RequestError
+from models.vision import picture_reader
+from models.vision.tower import VisionTower
 from tests.models.seeing_checkpoints import (
     PARTS_ALONE,
     SEEING,
+    encoded,
     greedy_over,
     make_seeing,
     picture,
+    publish_qwen,
     said,
     shown,
     talks,
@@ -48,11 +52,62 @@ def test_tokens_equal_transformers_alone_and_disaggregated(family: str, tmp_path
     ],
     ids=["tp to pp", "pp to tp"],
 )
-def test_tokens_are_the_same_on_several_ranks(keys: dict[str, Any], tmp_path: Path) -> None:
-    reference, processor = make_seeing(tmp_path, "llava_next")
+@pytest.mark.parametrize("family", ["llava_next", "qwen2_5_vl", "qwen3_vl"])
+def test_tokens_are_the_same_on_several_ranks(family: str, keys: dict[str, Any], tmp_path: Path) -> None:
+    reference, processor = make_seeing(tmp_path, family)
     want = [greedy_over(reference, processor, messages, images, 8) for messages, images in talks()]
     with LLM(str(tmp_path), **SMALL, **keys) as llm:
         assert [llm.chat(messages, PARAMS).token_ids for messages, _ in talks()] == want
+
+
+def test_a_checkpoint_of_qwen_as_it_was_published(tmp_path: Path) -> None:
+    """With the names, and the flat configuration, of the time before transformers 5."""
+    reference, processor = make_seeing(tmp_path, "qwen2_vl")
+    publish_qwen(tmp_path)
+    want = [greedy_over(reference, processor, messages, images, 8) for messages, images in talks()]
+    with LLM(str(tmp_path), **SMALL) as llm:
+        assert [llm.chat(messages, PARAMS).token_ids for messages, _ in talks()] == want
+
+
+@pytest.mark.parametrize("roles", [{}, DISAGGREGATED], ids=["alone", "disaggregated"])
+def test_a_picture_that_an_instance_cannot_see_ends_its_request_alone(
+    roles: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing of what it has computed without it is cached."""
+    reference, processor = make_seeing(tmp_path, "llava")
+    messages, images = talks()[0]
+    want = [greedy_over(reference, processor, *talk, 8) for talk in talks()[:3]]
+    rows, bad = VisionTower.rows, {encoded(images[0])}
+
+    def see(tower: VisionTower, data: bytes) -> Any:
+        if data in bad:
+            raise RuntimeError("this codec is missing here")
+        return rows(tower, data)
+
+    monkeypatch.setattr(VisionTower, "rows", see)
+    with LLM(str(tmp_path), **SMALL, **roles) as llm:
+        for _ in range(2):
+            with pytest.raises(RequestError, match="cannot be read by the instance.*codec is missing"):
+                llm.chat(messages, PARAMS)
+            assert llm.chat(talks()[2][0], PARAMS).token_ids == want[2]
+        bad.clear()
+        assert [llm.chat(talk, PARAMS).token_ids for talk, _ in talks()[:3]] == want
+
+
+@pytest.mark.parametrize("keys", [{"decode__tp": 2}, {"decode__pp": 2}], ids=["tp", "pp"])
+def test_ranks_agree_that_they_cannot_see_a_picture(
+    keys: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers' projector of Mistral 3 fails with a single row, which ingresses refuse."""
+    reference, processor = make_seeing(tmp_path, "mistral3")
+    messages, images = talks()[0]
+    want = greedy_over(reference, processor, messages, images, 8)
+    monkeypatch.setattr(picture_reader, "_FEWEST_ROWS", 1)
+    with LLM(str(tmp_path), **SMALL, **keys) as llm:
+        for _ in range(2):
+            with pytest.raises(RequestError, match="cannot be read by the instance"):
+                llm.chat([{"role": "user", "content": [shown(picture(1, 8, 8))]}], PARAMS)
+            assert llm.chat(messages, PARAMS).token_ids == want
 
 
 @pytest.mark.parametrize("speculate", ["ngram", "suffix"])

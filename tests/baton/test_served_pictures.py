@@ -93,12 +93,16 @@ async def test_both_sdks_get_what_transformers_says_and_know_what_was_cached(tmp
             assert await stream.get_final_text() == texts["b"]
 
 
-async def test_many_at_once_beside_text_alone(tmp_path: Path) -> None:
-    """Steps have pieces of several pictures, and tokens that are decoded."""
-    reference, processor = make_seeing(tmp_path, "llava_next")
+@pytest.mark.parametrize(
+    ("family", "num_blocks"), [("llava_next", 600), ("qwen2_5_vl", 600), ("qwen2_vl", 45)]
+)
+async def test_many_at_once_beside_text_alone(family: str, num_blocks: int, tmp_path: Path) -> None:
+    """Steps have pieces of several pictures, and tokens that are decoded. With few blocks, sequences give way and are computed
+    again."""
+    reference, processor = make_seeing(tmp_path, family)
     asked = talks() * 3
     want = [greedy_over(reference, processor, messages, images, 8) for messages, images in talks()] * 3
-    async with served(tmp_path, prefill_instances=0) as here:
+    async with served(tmp_path, prefill_instances=0, **{"engine.num_blocks": num_blocks}) as here:
         answers: Any = await asyncio.gather(
             *(
                 here.openai.chat.completions.create(
@@ -110,9 +114,12 @@ async def test_many_at_once_beside_text_alone(tmp_path: Path) -> None:
         assert [tuple(answer.choices[0].token_ids) for answer in answers] == want
 
 
-async def test_a_request_goes_on_with_its_picture_when_an_instance_is_lost(tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl"])
+async def test_a_request_goes_on_with_its_picture_when_an_instance_is_lost(
+    family: str, tmp_path: Path
+) -> None:
     """Nothing of the prompt's KV is left: another instance computes it again, picture and all."""
-    reference, processor = make_seeing(tmp_path, "idefics3")
+    reference, processor = make_seeing(tmp_path, family)
     count = 120
     want = greedy_over(reference, processor, question(A), [A], count)
     async with served(tmp_path, prefill_instances=0, decode_instances=2) as here:

@@ -1,9 +1,8 @@
 """Tiny models that read pictures, made by transformers, each with a tokenizer and a processor of its own; and pictures."""
 
-import ast
 import base64
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,11 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from models.hub import resolve
+from tests.models.their_processors import TheirInternVL, TheirPixtral, TheirQwen
 
 TEMPLATE = (
     "{%- for message in messages -%}<|{{ message.role }}|>\n"
@@ -60,6 +61,43 @@ def make_seeing(folder: Path, family: str, template: str = TEMPLATE) -> tuple[An
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return model, processor
+
+
+def publish_qwen(folder: Path) -> None:
+    """Rewrite a checkpoint as Qwen2-VL's were published: a flat configuration, and names without `language_model`."""
+    config = json.loads((folder / "config.json").read_text())
+    text = config.pop("text_config")
+    rope = text.pop("rope_parameters")
+    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    vision = {**config["vision_config"], "model_type": "qwen2_vl"}
+    flat = {
+        **text,
+        **config,
+        "vision_config": vision,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": scaling,
+    }
+    (folder / "config.json").write_text(json.dumps(flat))
+    tensors = load_file(folder / "model.safetensors")
+    names = {
+        name: name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+        for name in tensors
+    }
+    save_file(
+        {names[name]: tensor for name, tensor in tensors.items()},
+        folder / "model.safetensors",
+        {"format": "pt"},
+    )
+    said = json.loads((folder / "processor_config.json").read_text())
+    (folder / "processor_config.json").unlink()
+    images = {
+        **said["image_processor"],
+        "processor_class": said["processor_class"],
+        "image_processor_type": "Qwen2VLImageProcessor",
+    }
+    size = images.pop("size")
+    images |= {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+    (folder / "preprocessor_config.json").write_text(json.dumps(images))
 
 
 def picture(seed: int, width: int = 60, height: int = 45) -> Image.Image:
@@ -192,62 +230,13 @@ def _over_clip(kind: Any, images: Any, tokenizer: Any, template: str) -> Any:
     )
 
 
-def _their_layout() -> Callable[..., str]:
-    """Return PixtralProcessor.replace_image_token from its file, which cannot be imported without torchvision."""
-    path = Path(transformers.__file__).parent / "models/pixtral/processing_pixtral.py"
-    found = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
-    method = next(node for node in found if node.name == "replace_image_token")
-    names: dict[str, Any] = {}
-    exec(compile(ast.Module([method], []), str(path), "exec"), names)
-    return names[method.name]
-
-
-class _TheirPixtral:
-    """transformers' PixtralProcessor: its own layout of tokens, over its own image processor."""
-
-    image_token, image_break_token, image_end_token = "[IMG]", "[IMG_BREAK]", "[IMG_END]"
-    replace_image_token = _their_layout()
-
-    def __init__(self, tokenizer: Any, template: str, merge: int) -> None:
-        self.tokenizer, self.chat_template = tokenizer, template.replace("IMAGE", "[IMG]")
-        self.patch_size, self.spatial_merge_size = 8, merge
-        edge = 8 * merge
-        self.image_processor = transformers.PixtralImageProcessorPil(
-            size={"longest_edge": 64}, patch_size={"height": edge, "width": edge}
-        )
-
-    def apply_chat_template(self, messages: Any, **options: Any) -> str:
-        return self.tokenizer.apply_chat_template(messages, chat_template=self.chat_template, **options)
-
-    def __call__(self, text: list[str], images: Any, **_: Any) -> dict[str, Any]:
-        read = dict(self.image_processor(images=images, return_tensors="pt")) if images else {}
-        first, *rest = text[0].split(self.image_token)
-        shows = (self.replace_image_token(read, number) for number in range(len(rest)))
-        whole = first + "".join(shown + said for shown, said in zip(shows, rest, strict=True))
-        ids = torch.tensor([self.tokenizer.encode(whole, add_special_tokens=False)])
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **read}
-
-    def save_pretrained(self, folder: Path) -> None:
-        self.tokenizer.chat_template = self.chat_template
-        self.tokenizer.save_pretrained(folder)
-        self.tokenizer.chat_template = None
-        self.image_processor.save_pretrained(folder)
-        said = {
-            "processor_class": "PixtralProcessor",
-            "patch_size": self.patch_size,
-            "spatial_merge_size": self.spatial_merge_size,
-            "image_token": self.image_token,
-        }
-        (folder / "processor_config.json").write_text(json.dumps(said))
-
-
-def _pixtral_parts(template: str, merge: int) -> tuple[_TheirPixtral, dict[str, Any]]:
+def _pixtral_parts(template: str, merge: int) -> tuple[TheirPixtral, dict[str, Any]]:
     tokenizer = _tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
     vision = transformers.PixtralVisionConfig(**_VISION, image_size=64, patch_size=8)
     text = transformers.MistralConfig(**_TEXT, vocab_size=len(tokenizer), sliding_window=None)
     token = tokenizer.convert_tokens_to_ids("[IMG]")
     parts = {"vision_config": vision, "text_config": text, "image_token_index": token}
-    return _TheirPixtral(tokenizer, template, merge), parts
+    return TheirPixtral(tokenizer, template, merge), parts
 
 
 def _pixtral(template: str) -> tuple[Any, Any]:
@@ -305,6 +294,66 @@ def _idefics3(template: str) -> tuple[Any, Any]:
     return transformers.Idefics3ForConditionalGeneration(config), processor
 
 
+def _internvl(template: str) -> tuple[Any, Any]:
+    names = {
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "context_image_token": "<IMG_CONTEXT>",
+        "video_token": "<video>",
+    }
+    tokenizer = AutoTokenizer.from_pretrained(resolve("embedded"), extra_special_tokens=names)
+    tokenizer.chat_template = None
+    text = {key: size for key, size in _TEXT.items() if key != "head_dim"}
+    config = transformers.InternVLConfig(
+        vision_config=transformers.InternVLVisionConfig(**_VISION, image_size=[32, 32], patch_size=[8, 8]),
+        text_config=transformers.Qwen2Config(**text, vocab_size=len(tokenizer)),
+        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        image_seq_length=TheirInternVL.image_seq_length,
+    )
+    return transformers.InternVLForConditionalGeneration(config), TheirInternVL(tokenizer, template)
+
+
+def _qwen(template: str, kind: str, vision: dict[str, Any], **text: Any) -> tuple[Any, Any]:
+    """At least one of the four frequencies of a head turns with each position."""
+    pads = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    tokenizer = _tokenizer(*pads)
+    config, model = (
+        getattr(transformers, f"{kind}{what}") for what in ("Config", "ForConditionalGeneration")
+    )
+    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
+    sizes = {key: size for key, size in _TEXT.items() if key != "head_dim"}
+    made = {"vocab_size": len(tokenizer), "rope_parameters": rope, **sizes, **text}
+    ids = tokenizer.convert_tokens_to_ids(pads)
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    whole = config(
+        vision_config={"depth": 3, "num_heads": 2, "patch_size": 8, **vision},
+        text_config=made,
+        **dict(zip(names, ids, strict=True)),
+    )
+    return model(whole), TheirQwen(tokenizer, template, f"{kind}Processor")
+
+
+def _qwen2_vl(template: str) -> tuple[Any, Any]:
+    return _qwen(template, "Qwen2VL", {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2})
+
+
+_QWENS_TOWER = {"hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24}
+
+
+def _qwen25_vl(template: str) -> tuple[Any, Any]:
+    windows = {"window_size": 32, "fullatt_block_indexes": [1]}
+    return _qwen(template, "Qwen2_5_VL", _QWENS_TOWER | windows)
+
+
+def _qwen3_vl(template: str) -> tuple[Any, Any]:
+    """Something is added to pictures' tokens behind two of four layers."""
+    deep = {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
+    turns = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    rope = {"rope_type": "default", "rope_theta": 100.0, **turns}
+    text = {"head_dim": 8, "num_hidden_layers": 4, "rope_parameters": rope}
+    return _qwen(template, "Qwen3VL", _QWENS_TOWER | deep, **text)
+
+
 _FAMILIES = {
     "llava": _llava,
     "llava_siglip": _siglip,
@@ -312,5 +361,9 @@ _FAMILIES = {
     "pixtral": _pixtral,
     "mistral3": _mistral3,
     "idefics3": _idefics3,
+    "internvl": _internvl,
+    "qwen2_vl": _qwen2_vl,
+    "qwen2_5_vl": _qwen25_vl,
+    "qwen3_vl": _qwen3_vl,
 }
 SEEING = tuple(_FAMILIES)

@@ -48,7 +48,7 @@ def test_a_picture_of_any_size_has_as_many_rows_as_tokens_and_both_are_transform
         theirs = asked_of(
             processor, [{"role": "user", "content": [said("a"), shown(image), said("b")]}], [image]
         )
-        ids, tokens = theirs["input_ids"][0].tolist(), reader.tokens(image)
+        ids, tokens = theirs["input_ids"][0].tolist(), reader.layout(image).tokens
         at = next(at for at in range(len(ids)) if ids[at : at + len(tokens)] == tokens)
         assert spec.vision.token_id not in ids[:at] + ids[at + len(tokens) :]
         rows = tower.rows(encoded(image))
@@ -57,7 +57,8 @@ def test_a_picture_of_any_size_has_as_many_rows_as_tokens_and_both_are_transform
             made = reference.model.get_image_features(
                 **{name: theirs[name] for name in names if name in theirs}
             )
-        torch.testing.assert_close(rows, torch.cat(list(made.pooler_output)))
+        each = [made.pooler_output, *getattr(made, "deepstack_features", ())]
+        torch.testing.assert_close(rows, torch.cat([torch.cat(list(one)) for one in each], 1))
 
 
 def test_the_tower_is_counted_before_a_weight_is_read(tmp_path: Path) -> None:
@@ -91,7 +92,11 @@ def change(folder: Path, **fields: Any) -> None:
         ({"vision_config": {"model_type": "dinov2"}}, "vision tower is 'dinov2'"),
         ({"text_config": {"model_type": "gemma"}}, "decoder is 'gemma'"),
         ({"image_token_index": 5000}, "outside the vocabulary of 4097"),
-        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, "Qwen2_5_VLForConditionalGeneration"),
+        (
+            {"architectures": ["LlavaOnevisionForConditionalGeneration"]},
+            "LlavaOnevisionForConditionalGeneration",
+        ),
+        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"]}, "vision tower is 'clip_vision_model'"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name_before_a_weight_is_read(
@@ -102,6 +107,15 @@ def test_what_cannot_be_done_is_refused_by_name_before_a_weight_is_read(
     change(tmp_path, **fields)
     with pytest.raises(UnsupportedModel, match=says):
         read_spec(tmp_path)
+
+
+def test_a_stage_without_the_layers_that_pictures_go_into_is_refused(tmp_path: Path) -> None:
+    make_seeing(tmp_path, "qwen3_vl")
+    size_pool(tmp_path, ModelConfig(), EngineConfig(num_blocks=8), Mesh(pp=2))
+    with pytest.raises(
+        UnsupportedModel, match="first 2 layers, which must be on one stage: use a smaller pp"
+    ):
+        size_pool(tmp_path, ModelConfig(), EngineConfig(num_blocks=8), Mesh(pp=4))
 
 
 def test_dummy_weights_and_a_processor_of_another_token_are_refused(tmp_path: Path) -> None:
@@ -118,7 +132,7 @@ def test_a_picture_of_one_row_is_refused_where_transformers_fails_with_it(tmp_pa
     spec = read_spec(tmp_path)
     assert spec.vision is not None
     with pytest.raises(UnreadablePicture, match="too small for this model: 8 x 8 pixels"):
-        PictureReader(tmp_path, spec.vision.token_id).tokens(picture(1, 8, 8))
+        PictureReader(tmp_path, spec.vision.token_id).layout(picture(1, 8, 8))
 
 
 def test_pictures_are_upright_and_without_transparency() -> None:

@@ -10,7 +10,7 @@ from cluster.ingress.api.openai_requests import ImagePart, Message
 from core.errors import RequestError
 from core.picture_config import PictureConfig
 from core.prompt_pictures import Picture
-from models.vision.picture_reader import PictureReader, UnreadablePicture, open_picture
+from models.vision.picture_reader import PictureLayout, PictureReader, UnreadablePicture, open_picture
 
 _BASE64 = ";base64"
 _FIELD = "messages"
@@ -47,11 +47,11 @@ class PictureIntake:
         taken = [self._taken(where, url) for where, url in urls]
         return _spliced(prompt, places, taken, self._reader.token_id)
 
-    def _taken(self, where: str, url: str) -> tuple[bytes, list[int]]:
-        """Return the picture and its tokens."""
+    def _taken(self, where: str, url: str) -> tuple[bytes, PictureLayout]:
+        """Return the picture and how it stands in a prompt."""
         data = self._data(where, url)
         try:
-            return data, self._reader.tokens(open_picture(data, self._limits.max_pixels))
+            return data, self._reader.layout(open_picture(data, self._limits.max_pixels))
         except UnreadablePicture as error:
             raise _refused(where, f"the picture cannot be read: {error}") from None
 
@@ -88,15 +88,15 @@ def urls_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
 
 
 def _spliced(
-    prompt: Sequence[int], places: Sequence[int], taken: Sequence[tuple[bytes, list[int]]], token_id: int
+    prompt: Sequence[int], places: Sequence[int], taken: Sequence[tuple[bytes, PictureLayout]], token_id: int
 ) -> Seen:
     out: list[int] = []
     pictures: list[Picture] = []
     end = 0
-    for at, (data, tokens) in zip(places, taken, strict=True):
+    for at, (data, layout) in zip(places, taken, strict=True):
         out += prompt[end:at]
-        pictures.append(Picture(data, _runs(tokens, token_id, len(out))))
-        out += tokens
+        pictures.append(Picture(data, _runs(layout.tokens, token_id, len(out)), layout.columns))
+        out += layout.tokens
         end = at + 1
     out += prompt[end:]
     return Seen(tuple(out), tuple(pictures))

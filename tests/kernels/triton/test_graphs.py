@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from core.plan import KVPush, NewSeq, Sampled, SeqWork, StepPlan
+from core.prompt_pictures import Picture
 from core.types import Request, SamplingParams
 from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.graph_capture import again
@@ -121,6 +122,20 @@ def test_steps_with_an_adapter_are_launched_and_those_without_are_replayed(tmp_p
     assert instance.run([adapted, second]) == want
     assert 0 < instance.num_replayed < 6
     assert not instance.device.violations
+
+
+def test_replays_have_the_positions_behind_pictures(tmp_path: Path) -> None:
+    _, _, model = tiny(tmp_path, "qwen2")
+    first, second = requests_of([(30, 9), (9, 9)])
+    picture = Picture(b"a", ((3, 20),), columns=5)
+
+    def said(picture: Picture, sizes: tuple[int, ...] = (2,)) -> dict[str, list[int]]:
+        instance = Instance(model, 30, simulated=True, sizes=sizes, max_batch_tokens=16)
+        out = instance.run([replace(first, pictures=(picture,)), second])
+        assert (instance.num_replayed > 5) == bool(sizes)
+        return out
+
+    assert said(picture) == said(picture, ()) != said(replace(picture, columns=0))
 
 
 class Steps:

@@ -17,6 +17,7 @@ from cluster.ingress.api.picture_intake import PictureIntake
 from core.errors import RequestError
 from core.picture_config import PictureConfig
 from core.prompt_pictures import Picture
+from models.vision.picture_reader import PictureLayout
 from tests.cluster.ingress.api.fakes import NAME, ByteTokenizer, FakeGenerator
 from tests.cluster.ingress.api.harness import CHATS, SETTINGS, Api
 from tests.models.seeing_checkpoints import data_url, encoded, picture, said, shown
@@ -31,8 +32,8 @@ class Reader:
 
     token_id = PLACEHOLDER
 
-    def tokens(self, image: Image.Image) -> list[int]:
-        return [*[PLACEHOLDER] * (image.width // 10), 2] * 2
+    def layout(self, image: Image.Image) -> PictureLayout:
+        return PictureLayout([*[PLACEHOLDER] * (image.width // 10), 2] * 2, columns=0)
 
 
 class SeeingTokenizer(ByteTokenizer):
