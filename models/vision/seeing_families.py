@@ -52,10 +52,6 @@ SEEING = frozenset(_TOWERS)
 
 def decoder_of(folder: Path, config: Config, architecture: str) -> tuple[dict[str, Any], VisionSpec]:
     """Return the decoder's configuration, as if it were a model of its own, and what sees. Raises UnsupportedModel by name."""
-    if config.get("quantization_config"):
-        raise refused(
-            architecture, "its weights are quantised, which Baton reads of models without pictures alone"
-        )
     found = transformers_config(folder, architecture)
     text, vision = found.text_config, found.vision_config
     if text.model_type not in _DECODERS:
@@ -76,6 +72,8 @@ def decoder_of(folder: Path, config: Config, architecture: str) -> tuple[dict[st
         "tie_word_embeddings": found.tie_word_embeddings,
         "dtype": config.get("dtype") or config.get("torch_dtype") or text.dtype,
     }
+    if quantised := config.get("quantization_config"):
+        decoder["quantization_config"] = quantised  # of its tensors; the tower's are checked as they are read
     width = getattr(vision, "embed_dim", vision.hidden_size)  # Qwen2-VL's hidden size is that of its rows
     return decoder, VisionSpec(
         architecture=architecture,

@@ -14,6 +14,8 @@ from models.spec import ModelSpec, VisionSpec
 from models.vision.picture_reader import PictureReader
 
 _DECODERS = ("language_model", "text_model")
+_OF_FEW_BITS = ("_scale", "_scale_inv", ".scales", ".qweight", ".weight_packed")
+"""Endings of the names of tensors that only quantised matrices have."""
 _EXAMPLE = (96, 64)
 
 
@@ -60,6 +62,8 @@ class VisionTower:
 def _load(folder: Path, vision: VisionSpec, dtype: torch.dtype) -> Any:
     """Return transformers' model with a decoder of no layers and one token, of which nothing is read. Raises UnsupportedModel."""
     config: Any = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config  # it says which tensors of the decoder have few bits
     text = config.text_config
     text.num_hidden_layers, text.vocab_size, text.pad_token_id = 0, 1, None
     if getattr(text, "layer_types", None):
@@ -80,6 +84,12 @@ def _load(folder: Path, vision: VisionSpec, dtype: torch.dtype) -> Any:
         raise UnsupportedModel(f"transformers cannot load what sees in {folder}: {error}") from None
     finally:
         transformers_logging.set_verbosity(level)
+    few = [name for name in report["unexpected_keys"] if name.startswith(vision.prefixes)]
+    if few := sorted(name for name in few if name.endswith(_OF_FEW_BITS)):
+        raise UnsupportedModel(
+            f"the checkpoint in {folder} has {few[0]}: what sees is quantised, which is not supported; use one whose decoder "
+            "alone is"
+        )
     if missing := sorted(name for name in report["missing_keys"] if not name.startswith(_DECODERS)):
         raise UnsupportedModel(f"the checkpoint in {folder} lacks {', '.join(missing[:3])}")
     for name in _DECODERS:
