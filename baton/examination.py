@@ -16,7 +16,7 @@ from cluster.preflight.local_node import LocalNode, num_gpus_here
 from cluster.preflight.memory_check import check_memory
 from cluster.preflight.nccl_tests import measure_node
 from cluster.preflight.node_checks import check_host
-from cluster.preflight.pods import address_towards, check_as_rank
+from cluster.preflight.pods import check_as_rank
 from cluster.preflight.ray_nodes import check_room, living_nodes
 from core.config import ClusterConfig
 from core.pools import PoolName
@@ -65,9 +65,9 @@ async def examine_as_rank(
     config: ClusterConfig, rank: int, world: int, rendezvous: str, ask: Ask, wait_s: float
 ) -> list[Finding]:
     """Examine this node, and with the others what lies between them. Rank 0 listens at `rendezvous`."""
-    name, host = f"rank {rank}", address_towards(rendezvous)
+    name = f"rank {rank}"
     tests = await measure_node(name, num_gpus_here())
-    fabric = await check_as_rank(rank, world, rendezvous, ask, host=host, wait_s=wait_s)
+    fabric = await check_as_rank(rank, world, rendezvous, ask, wait_s=wait_s)
     return [*check_host(name, all_kv_bytes(config), config.model.path), *tests.findings, *fabric]
 
 

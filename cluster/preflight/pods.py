@@ -36,14 +36,13 @@ _PORT = "--control-port"
 """The options of a proxy that another node may name (`hydra.py`)."""
 
 
-async def check_as_rank(
-    rank: int, world: int, address: str, ask: Ask, *, host: str, wait_s: float
-) -> list[Finding]:
+async def check_as_rank(rank: int, world: int, address: str, ask: Ask, *, wait_s: float) -> list[Finding]:
     """Check as one of several nodes, and return what was found between all of them. Rank 0 listens at `address`, and the others
-    may come as late as `wait_s`. `host` is where the others reach this node."""
+    may come as late as `wait_s`; so may its name."""
     name = f"rank {rank}"
     try:
         store = await asyncio.to_thread(_store, rank, world, address, wait_s)
+        host = address_towards(address)
         if rank:
             return await _serve(store, rank, LocalNode(name, host), address, ask.transfer)
         others = [PodNode(store, other) for other in range(1, world)]

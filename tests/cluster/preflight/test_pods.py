@@ -28,7 +28,7 @@ FOUND = Finding(where="a -> b", check="KV", verdict=Verdict.WARN, measured="slow
 async def pod() -> AsyncGenerator[PodNode]:
     """Rank 1 of 2, as rank 0 sees it. It gets FOUND in the end."""
     address = f"{HOST}:{free_port()}"
-    serving = asyncio.create_task(check_as_rank(1, 2, address, ASK, host=HOST, wait_s=PATIENCE_S))
+    serving = asyncio.create_task(check_as_rank(1, 2, address, ASK, wait_s=PATIENCE_S))
     port, patience = int(address.rpartition(":")[2]), timedelta(seconds=PATIENCE_S)
     store = await asyncio.to_thread(TCPStore, HOST, port, 2, True, patience)
     node = PodNode(store, 1)
@@ -55,7 +55,7 @@ async def test_programs_run_over_pods(tmp_path: Path, monkeypatch: pytest.Monkey
 
 async def test_a_rank_that_stays_alone_says_so() -> None:
     address = f"{HOST}:{free_port()}"
-    (finding,) = await check_as_rank(1, 2, address, ASK, host=HOST, wait_s=1.0)
+    (finding,) = await check_as_rank(1, 2, address, ASK, wait_s=1.0)
     assert (finding.where, finding.verdict) == ("rank 1", Verdict.FAIL)
 
 
