@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
+from cluster.local import LocalCluster
+from core.reports import Status
+from core.types import SamplingParams
 from tests.models.served import make_served
 from tests.parallel.device_world import processes, running, unordered
 from tests.parallel.test_late_masks import said_by, say
-from tests.parallel.test_served import answers, checkpoint, fails, settings
+from tests.parallel.test_served import answer, answers, checkpoint, fails, settings
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -59,6 +62,39 @@ async def test_ranks_replay_steps_with_their_meetings_in_them(
         assert counts.replayed_steps < counts.steps, "prompts are launched"
         cluster.instances[0].check_integrity()
     assert unordered(tmp_path) == []
+
+
+@pytest.mark.usefixtures("interpreted")
+async def test_greedy_and_sampled_are_the_same_from_device_to_device_with_replays_and_lookahead(
+    tmp_path: Path,
+) -> None:
+    prompts, want = checkpoint(tmp_path, "llama")
+
+    async def drawn(cluster: LocalCluster) -> list[list[int]]:
+        ways = [
+            SamplingParams(seed=i, temperature=0.9, top_p=0.9, max_tokens=12) for i, _ in enumerate(prompts)
+        ]
+        return await asyncio.gather(*(answer(cluster, *each) for each in zip(prompts, ways, strict=True)))
+
+    async with LocalCluster.running(settings(tmp_path, prefill_instances=0)) as local:
+        assert await answers(local, prompts) == want
+        sampled = await drawn(local)
+    keys = {"prefill.tp": 2, "decode.tp": 2, "transfer.transport": "cuda_ipc"}
+    async with running(settings(tmp_path, **keys, **{"engine.cuda_graphs": (2, 4)}), tmp_path) as cluster:
+        assert await answers(cluster, prompts) == want
+        assert await drawn(cluster) == sampled
+        async with asyncio.timeout(PATIENCE_S):
+            while not total(status := await cluster.frontend.status(), "replayed_steps"):
+                await asyncio.sleep(0.05)
+        assert total(status, "grants"), "nothing was handed over"
+        for instance in cluster.instances:
+            instance.check_integrity()
+    assert unordered(tmp_path) == []
+
+
+def total(status: Status, what: str) -> int:
+    """The sum over instances of what they have counted."""
+    return sum(getattr(instance.work, what) for instance in status.instances)
 
 
 async def test_ranks_that_launch_ahead_say_what_one_rank_says_under_grammars_and_beside_them(
