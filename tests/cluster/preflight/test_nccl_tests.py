@@ -1,6 +1,6 @@
 """What is read from nccl-tests' output, within a node and over nodes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -74,8 +74,18 @@ async def test_collectives_over_all_nodes_and_messages_between_each_two(
     assert all("-g 1" in line for line in args["sendrecv_perf"])
 
 
+@pytest.fixture
+def swept() -> Iterator[None]:
+    """Remove what MPICH's programs that are killed leave in /dev/shm (docs/adr/053)."""
+    before = set(Path("/dev/shm").glob("mpich_shm_*"))
+    yield
+    for path in set(Path("/dev/shm").glob("mpich_shm_*")) - before:
+        path.unlink(missing_ok=True)
+
+
 @needs_mpich
 @pytest.mark.slow
+@pytest.mark.usefixtures("swept")
 async def test_a_pair_that_fails_is_named_and_the_others_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
