@@ -1,8 +1,9 @@
 """Prompts that are too late let others pass that can still be in time.
 
 A missed target is no worse for a few seconds more, while each prompt that waits behind a missed one may miss its own. After
-`YIELD_S` a late one takes its turn again, so nothing starves."""
+`YIELD_S` a late one takes its turn again, and one that has been begun gets a share of the time, so nothing starves."""
 
+from math import inf
 from typing import Final
 
 from core.ports import ServedSequence
@@ -11,6 +12,9 @@ from core.types import Request
 
 YIELD_S: Final = 10.0
 """After its target a late prompt lets others of its class pass for so long."""
+LEAST_SHARE: Final = 0.25
+"""What nothing is left without, whatever comes of higher classes: a sequence that decodes gets this share of its class's promised
+tokens per second, and a prompt that has been begun this share of the time from `YIELD_S` after its target on."""
 
 
 def due_s(request: Request) -> float:
@@ -28,6 +32,16 @@ def is_late(seq: ServedSequence, now: float, steps: StepModels) -> bool:
     return now + steps.prompt.work_s(seq.num_computed, missing) > due
 
 
-def turn(seq: ServedSequence, now: float, steps: StepModels) -> tuple[int, bool]:
-    """Order prompts as core.ports.SchedulerPolicy.turn: higher priority first, and within one what is not late."""
+def turn(seq: ServedSequence, now: float, steps: StepModels) -> tuple[float, bool]:
+    """Order prompts as core.ports.SchedulerPolicy.turn: what lacks its share first, then higher priority, and within one what is
+    not late."""
+    if _lacks_share(seq, now, steps):
+        return -inf, False
     return -seq.request.slo.priority, is_late(seq, now, steps)
+
+
+def _lacks_share(seq: ServedSequence, now: float, steps: StepModels) -> bool:
+    """Return whether less of a prompt has been computed than its least share of the time since others need not pass it."""
+    if seq.num_output or not seq.num_computed:
+        return False
+    return steps.prompt.work_s(0, seq.num_computed) < LEAST_SHARE * (now - due_s(seq.request) - YIELD_S)

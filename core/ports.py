@@ -137,7 +137,7 @@ class SchedulerPolicy(Protocol[S]):
         beside `decoding`."""
         ...
 
-    def turn(self, seq: S, now: float, steps: StepModels) -> tuple[int, bool]:
+    def turn(self, seq: S, now: float, steps: StepModels) -> tuple[float, bool]:
         """Return the prompt's turn. Lower turns are computed first, also before prompts that have been begun."""
         ...
 

@@ -79,7 +79,7 @@ class StepComposer:
 
         `decoding` are the sequences that the step decodes. One whose last token a step in flight draws is none of them."""
 
-        def turn(seq: Sequence) -> tuple[int, bool]:
+        def turn(seq: Sequence) -> tuple[float, bool]:
             return self._policy.turn(seq, now, steps)
 
         prompts = sorted((seq for seq in self._table.running if seq.num_missing > 1), key=turn)

@@ -1,11 +1,13 @@
 """Prompts that are too late let others pass, for a while; by the scheduler's own plans."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.config import EngineConfig
-from core.lateness import YIELD_S, is_late
+from core.lateness import LEAST_SHARE, YIELD_S, is_late
 from core.plan import Sampled, StepResult
 from core.ports import SchedulerPolicy
 from core.steps import StepModel, StepModels
@@ -83,6 +85,24 @@ def test_after_a_while_it_takes_its_turn_again() -> None:
     engine.scheduler.add(_request("late", 900, 0.0))
     engine.scheduler.add(_request("in time", 600, YIELD_S + 0.9))
     assert engine.step(YIELD_S + 1.1) == {"late": 900, "in time": 100}
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_after_a_while_one_that_was_begun_gets_a_share_whatever_comes_of_higher_classes(
+    policy: SchedulerPolicy[Sequence],
+) -> None:
+    """A step of 1,000 tokens takes 0.1 s, and others come as fast as they are computed."""
+    engine = Engine(policy)
+    engine.scheduler.add(_request("low", 9000, 0.0, ttft_s=0.5, priority=-1))
+    num_computed, num_steps = engine.step(0.0)["low"], 0
+    while num_computed < 9000:
+        now = 0.1 * num_steps
+        other = _request("x" * (num_steps + 1), 1000, now)
+        engine.scheduler.add(replace(other, sampling=SamplingParams(max_tokens=1)))
+        num_new = engine.step(now).get("low", 0)
+        assert not num_new or now > 0.5 + YIELD_S
+        num_computed, num_steps = num_computed + num_new, num_steps + 1
+    assert 0.1 * num_steps == pytest.approx(0.5 + YIELD_S + 8000 * 1e-4 / LEAST_SHARE, abs=0.5)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
