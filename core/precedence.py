@@ -9,7 +9,8 @@ from collections.abc import Sequence as Seq
 from math import inf
 from typing import Final
 
-from core.lateness import due_s
+from core.lateness import LEAST_SHARE, due_s
+from core.pacing import slack_s
 from core.ports import S, ServedSequence
 from core.steps import StepModels
 
@@ -17,10 +18,9 @@ SHARE: Final = 0.8
 """Lower classes may make a step as long as this share of a higher one's time per token."""
 CATCH_UP_SHARE: Final = 0.25
 """For a sequence that is behind that pace, each step makes up for this share."""
-LEAST_SHARE: Final = 0.25
-"""The share of its class's promised tokens per second that a sequence gets beside any load of higher classes."""
 STRETCH: Final = 1.5
-"""Where a device cannot keep the higher class's target anyway, lower classes may make its steps so many times as long."""
+"""Lower classes may make a higher one's steps so many times as long as far as its next tokens are in time, and where the device
+cannot keep its target even for one sequence."""
 HURRY: Final = 2.0
 """A prompt whose work takes more than one of so many parts of the time it has left gets its steps without lower classes."""
 
@@ -50,10 +50,14 @@ def taking_part(decoding: Seq[S], prompts: Iterable[S], steps: StepModels, start
 
 def _limit_s(higher: Seq[ServedSequence], context_tokens: int, steps: StepModels, starts_s: float) -> float:
     """Return how long a step may take beside `higher`, all sequences of higher priority that take part."""
-    if not higher or not steps.decode.num_steps:
+    model = steps.decode
+    if not higher or not model.num_steps:
         return inf
-    alone_s = steps.decode.step_s(len(higher), context_tokens, len(higher))
-    return max(min(_in_time_s(seq, starts_s) for seq in higher), STRETCH * alone_s)
+    stretched_s = STRETCH * model.step_s(len(higher), context_tokens, len(higher))
+    if model.step_s(1, context_tokens / len(higher), 1) > min(seq.request.slo.tpot_s for seq in higher):
+        return stretched_s
+    next_due_s = min(slack_s(seq, starts_s) for seq in higher)
+    return max(min(_in_time_s(seq, starts_s) for seq in higher), min(stretched_s, next_due_s))
 
 
 def _in_time_s(seq: ServedSequence, starts_s: float) -> float:

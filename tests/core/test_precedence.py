@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.config import EngineConfig
+from core.lateness import LEAST_SHARE
 from core.plan import Sampled, StepPlan, StepResult
-from core.precedence import LEAST_SHARE
 from core.steps import StepModel, StepModels
 from core.types import Request, SamplingParams, Slo
 from decode.headroom_policy import HeadroomPolicy
@@ -82,6 +82,20 @@ def test_where_the_device_cannot_keep_the_target_lower_classes_take_a_third_of_i
     engine.add("high", HIGH)
     engine.step(slow)
     assert engine.step(slow) == ["high", *(f"low{i}" for i in range(5))]
+
+
+@pytest.mark.parametrize(("num_steps", "num_low"), [(1, 2), (4, 6), (6, 9), (20, 9)])
+def test_lower_classes_make_a_higher_ones_steps_longer_by_what_it_got_early(
+    num_steps: int, num_low: int
+) -> None:
+    """Eight take 18 ms, and half as long again are 27. Each step leaves them 6.1 ms more than they had."""
+    engine = decoding(20)
+    for number in range(8):
+        engine.add(f"high{number}", HIGH)
+    engine.step()
+    for _ in range(num_steps):
+        engine.step(took_s=0.0189)
+    assert sum(name.startswith("low") for name in engine.step()) == num_low
 
 
 def test_a_sequence_of_a_lower_class_never_stands_still_for_good() -> None:
