@@ -63,6 +63,8 @@ class Placed:
     request_id: str
     attempt: int
     route: Route
+    slo: Slo | None = None
+    """The class by which it is served from now on. It may have less priority than the one that was asked for. None: that one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,10 @@ class Slo:
     """What becomes, under overload, of a prompt whose first token even an idle instance could not give in time: it is refused
     with what would be possible, or runs."""
 
+    def giving_way(self) -> "Slo":
+        """Return the class as one whose requests give way to this one's: it has the next lower priority."""
+        return replace(self, priority=self.priority - 1)
+
 
 STANDARD = Slo()
 

@@ -42,7 +42,7 @@ from core.messages import (
 )
 from core.ports import Clock, Mail, Resolve
 from core.reports import DroppedBlocks, Status
-from core.types import Request, Route, TokenOut
+from core.types import Request, TokenOut
 from net.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,8 @@ class Frontend:
         fruitless, exclude, moved = 0, (), ("", "")
         brings = shared if shared is not None and await shared.must_bring() else None
         if shared is not None and brings is None:
-            request, moved = replace(request, sibling=shared.sibling), (shared.home, shared.home)
+            request = replace(request, sibling=shared.sibling, slo=shared.slo or request.slo)
+            moved = shared.home, shared.home
         while True:
             num_before = len(request.emitted)
             running = self._begin(request, is_whole=request.id == timeline.request.id)
@@ -224,12 +225,12 @@ class Frontend:
                 raise ReplicaLost(
                     f"{fruitless} instances in a row were lost before the next token; giving up"
                 )
-            request = request.retry(tuple(emitted))
+            request = running.request.retry(tuple(emitted))
 
     async def _attempt(
         self, running: RunningAttempt, place: Place, deadline: float
     ) -> AsyncGenerator[TokenOut, None]:
-        request, running.wanted = running.request, place
+        running.wanted = place
         self._ask(running)
         try:
             async with asyncio.timeout(self._config.max_queue_wait_s + _GRACE_S):
@@ -239,7 +240,7 @@ class Frontend:
                         raise running.failure
         except TimeoutError:
             raise Overloaded("the scheduler did not find a place in time", retry_after_s=1.0) from None
-        self._mail.send(running.route.decode, Submit(request, running.route))
+        self._mail.send(running.route.decode, Submit(running.request, running.route))
         late = ReplicaLost(f"the request took longer than {self._timeout_s:g} s")
         with running.fails_in(deadline - self._clock.now(), late):
             while True:
@@ -334,8 +335,8 @@ class Frontend:
                     if (running := self._attempts.get(token.key)) is not None:
                         running.receive(token)
                         running.hear_from(sender)
-            case Placed(request_id, attempt, route):
-                self._on_placed(sender, request_id, attempt, route)
+            case Placed():
+                self._on_placed(sender, message)
             case Rejected(request_id, attempt):
                 self._fail(request_id, attempt, refusal_of(message))
             case Failed(request_id, attempt, reason, retryable):
@@ -372,13 +373,13 @@ class Frontend:
             if running.route is None and running.scheduler not in self._schedulers.living:
                 self._ask(running)
 
-    def _on_placed(self, scheduler: str, request_id: str, attempt: int, route: Route) -> None:
+    def _on_placed(self, scheduler: str, placed: Placed) -> None:
         """Take a placement. One that no attempt here asked this scheduler for is given back to it."""
-        running = self._attempts.get(f"{request_id}#{attempt}")
+        running = self._attempts.get(f"{placed.request_id}#{placed.attempt}")
         if running is None or running.scheduler != scheduler:
-            self._mail.send(scheduler, Finished(request_id, attempt))
+            self._mail.send(scheduler, Finished(placed.request_id, placed.attempt))
         elif running.route is None:
-            running.place(route)
+            running.place(placed.route, placed.slo)
 
     def _fail(self, request_id: str, attempt: int, failure: Exception) -> None:
         if (running := self._attempts.get(f"{request_id}#{attempt}")) is not None:

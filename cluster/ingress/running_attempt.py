@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Generator
+from dataclasses import replace
 
 from cluster.ingress.shared_prompt import SharedPrompt
 from cluster.ingress.timeline import Attempt
 from core.errors import BatonError, Overloaded, RequestError, TargetOutOfReach
 from core.messages import Place, Rejected
 from core.ports import Clock
-from core.types import Request, Route, TokenOut
+from core.types import Request, Route, Slo, TokenOut
 
 _FIRST_PAUSE_S, _GROWTH = 0.25, 4.0
 """Behind the second attempt without a token, and how many times as long behind each further one."""
@@ -63,7 +64,7 @@ class RunningAttempt:
     def hear_from(self, sender: str) -> None:
         """A token has come from there: if that is the decode instance, the prompt's KV is there as well."""
         if self.brings is not None and self.route is not None and sender == self.route.decode:
-            self.brings.arrived(sender, self.request.key)
+            self.brings.arrived(sender, self.request)
             self.brings = None
             self.changed.set()
 
@@ -87,7 +88,9 @@ class RunningAttempt:
         finally:
             timer.cancel()
 
-    def place(self, route: Route) -> None:
+    def place(self, route: Route, slo: Slo | None) -> None:
+        """Take the scheduler's decision over: where it runs, and by which class if that is another one."""
+        self.request = replace(self.request, slo=slo or self.request.slo)
         self.route = self.record.route = route
         self.record.placed_s = self._clock.now()
         self.changed.set()

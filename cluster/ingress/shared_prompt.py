@@ -5,6 +5,8 @@ lost, it goes elsewhere like any other."""
 
 import asyncio
 
+from core.types import Request, Slo
+
 
 class SharedPrompt:
     """Made by whoever generates the sequences, and given to `Frontend.generate` with each of them."""
@@ -14,6 +16,8 @@ class SharedPrompt:
         """The decode instance that has the prompt's KV; empty: none is known."""
         self.sibling = ""
         """The key of the request that brought it there."""
+        self.slo: Slo | None = None
+        """The class by which that was served, as then are those that follow it."""
         self._bringing = asyncio.Lock()
 
     async def must_bring(self) -> bool:
@@ -23,9 +27,9 @@ class SharedPrompt:
             self._bringing.release()
         return not self.home
 
-    def arrived(self, home: str, sibling: str) -> None:
-        """The KV that the sequence `sibling` was to bring is at `home`."""
-        self.home, self.sibling = home, sibling
+    def arrived(self, home: str, sibling: Request) -> None:
+        """The KV that `sibling` was to bring is at `home`."""
+        self.home, self.sibling, self.slo = home, sibling.key, sibling.slo
         self._bringing.release()
 
     def give_up(self) -> None:

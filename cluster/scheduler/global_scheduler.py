@@ -37,6 +37,7 @@ from core.messages import (
     ReleasedByPeer,
 )
 from core.reports import LoadReport, Register, Status
+from core.types import Route
 
 _SETTLE_REPORTS: Final = 2.0
 _SETTLE_S: Final = 0.2
@@ -220,15 +221,15 @@ class GlobalScheduler:
     def _on_arrived(self, frontend: str, place: Place, now: float) -> list[Send]:
         key = _key(place.request_id, place.attempt)
         if (known := self._placer.get(key)) is not None:
-            return [Send(frontend, Placed(place.request_id, place.attempt, known.route))]
+            return [Send(frontend, _placed(known.place, known.route))]
         if self._admission.queue.get(key) is not None:
             return []
         if 0 < self._roster.largest_tokens < place.num_tokens + place.max_new_tokens:
             return [self._admission.never(key, frontend, place, self._roster.largest_tokens)]
-        if self._admission.refuses_hopeless(place, now):
-            estimate = self._placer.idle_estimate(place)
-            if estimate and (refusal := self._admission.hopeless(key, frontend, place, estimate)):
-                return [refusal]
+        if (estimate := self._placer.hopeless(place)) is not None:
+            if self._admission.refuses_hopeless(place, now):
+                return [self._admission.hopeless(key, frontend, place, estimate)]
+            place = replace(place, slo=place.slo.giving_way())
         work_s = self._placer.least_work_s(place)
         waiter = self._admission.enter(
             key, frontend, place, work_s, self._num_prefills or len(self._roster.members), now
@@ -265,8 +266,7 @@ class GlobalScheduler:
                     lacking.add(waiter.line)
             else:
                 queue.served(waiter, now)
-                place = waiter.place
-                actions.append(Send(waiter.frontend, Placed(place.request_id, place.attempt, route)))
+                actions.append(Send(waiter.frontend, _placed(waiter.place, route)))
                 placed_keys.append(waiter.key)
         self._admission.left(len(placed_keys), now)
         if self._peers.others:
@@ -336,6 +336,10 @@ class GlobalScheduler:
         self._peers.lose(address)
         self._admission.num_schedulers = self._peers.size
         return [send for key in self._placer.at(address) + queued for send in self._finish(key)]
+
+
+def _placed(place: Place, route: Route) -> Placed:
+    return Placed(place.request_id, place.attempt, route, place.slo)
 
 
 def _key(request_id: str, attempt: int) -> str:

@@ -354,8 +354,10 @@ class _World:
     def _feed(self, now: float, event: Event) -> None:
         for action in self._scheduler.on(event, now):
             match action.message:
-                case Placed(request_id, _, route):
+                case Placed(request_id, _, route, slo):
                     job = self._jobs.pop(request_id)
+                    if slo is not None and slo is not job.request.slo:
+                        job.request = replace(job.request, slo=slo)
                     submitted_s = now + 2 * self._config.message_s
                     self.at(submitted_s, self.devices[route.decode].submit, job, route.prefill)
                 case Rejected(request_id, _, reason):

@@ -86,9 +86,9 @@ class Outlook:
         return steps_s + model.pair_s * pairs + model.context_s * context
 
 
-def idle_estimate(ask: PlacementQuery, members: Iterable[Member]) -> IdleEstimate | None:
-    """Return when the quickest instance would give the first token if it had nothing else to do; None where one's steps are not
-    known."""
+def late_if_idle(ask: PlacementQuery, members: Iterable[Member]) -> IdleEstimate | None:
+    """Return when the quickest instance would give the first token if it had nothing else to do, where even that is too late. It
+    is None as soon as one would be in time, or its steps are not known."""
     best: IdleEstimate | None = None
     for member in members:
         model, num_missing = member.steps.prompt, ask.uncached(member)
@@ -98,6 +98,8 @@ def idle_estimate(ask: PlacementQuery, members: Iterable[Member]) -> IdleEstimat
         num_steps = ceil(num_missing / member.max_batch_tokens)
         steps_s = num_steps * (model.step_s(0, 0, 1) + model.context_s * (num_cached + num_missing / 2))
         found = IdleEstimate(steps_s + model.work_s(num_cached, num_missing), model.error)
+        if found.least_s <= ask.slo.ttft_s:
+            return None
         if best is None or found.least_s < best.least_s:
             best = found
     return best

@@ -18,7 +18,7 @@ from typing import Final
 from cluster.scheduler.fleet.member import NO_LEVEL, CachedBlocks, Member
 from cluster.scheduler.fleet.promise import Promise
 from cluster.scheduler.fleet.roster import Candidates, Roster
-from cluster.scheduler.placement.outlook import idle_estimate
+from cluster.scheduler.placement.outlook import late_if_idle
 from cluster.scheduler.placement.placement import Placement, prefill_promise
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementPolicy, PlacementQuery
 from cluster.scheduler.placement.placement_queries import PlacementQueries
@@ -358,11 +358,14 @@ class Placer:
         members = [*candidates.cached[:1], *self._roster.some(_SAMPLE if self._roster.scans else 1)]
         return self._policy.least_work_s(PlacementQuery(place.num_tokens, 0, candidates.match), members)
 
-    def idle_estimate(self, place: Place) -> IdleEstimate | None:
-        """Return when an idle instance would give the first token; None where that is not known."""
+    def hopeless(self, place: Place) -> IdleEstimate | None:
+        """Return when an idle instance would give the first token of a request that none could give in time. None: one could, or
+        that is not known, or the request was admitted before, and goes on after a lost instance or moves."""
+        if place.attempt or place.source:
+            return None
         roster, candidates = self._roster, self._roster.candidates(place)
         members = roster.members if roster.scans else (*candidates.cached[:1], *roster.some(_SAMPLE))
-        return idle_estimate(PlacementQuery(place.num_tokens, 0, candidates.match), members)
+        return late_if_idle(PlacementQuery(place.num_tokens, 0, candidates.match, slo=place.slo), members)
 
 
 def _waits_for_prompts(waiter: Waiter) -> bool:

@@ -71,14 +71,12 @@ class Admission:
         return self._reject(key, frontend, place, reason, 0.0)
 
     def refuses_hopeless(self, place: Place, now: float) -> bool:
-        """Return whether it is worth an estimate if the request is hopeless."""
+        """Return whether a hopeless request is refused now."""
         return self._hopeless.holds_for(place, now)
 
-    def hopeless(self, key: str, frontend: str, place: Place, estimate: IdleEstimate) -> Send | None:
-        """Refuse a request that no instance could answer in time. Returns None where one could."""
+    def hopeless(self, key: str, frontend: str, place: Place, estimate: IdleEstimate) -> Send:
+        """Refuse a request that no instance could answer in time."""
         slo = place.slo
-        if estimate.least_s <= slo.ttft_s:
-            return None
         reason = (
             f"the first token after {place.num_tokens} tokens takes about {estimate.ttft_s:.2g} s on an idle instance, and the "
             f"class {slo.name!r} wants it in {slo.ttft_s:g} s: ask for a class with more time, or send a shorter prompt"

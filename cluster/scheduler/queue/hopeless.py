@@ -3,7 +3,8 @@
 To compute such a prompt puts nobody in time, and what waits meanwhile may be late for it. So it is refused by name, unless its
 class says that it runs (`Slo.hopeless`). Three things keep from refusing too much: only what could still be in time, and has to
 wait, shows that the fleet lacks the time; an estimate counts less twice its own error; and where steps are not known yet, or
-cannot be foreseen, nothing is hopeless."""
+cannot be foreseen, nothing is hopeless. One that is taken gives way to the others of its class: it is served with the next lower
+priority, in the queue and wherever it runs."""
 
 from math import inf
 from typing import Final
@@ -40,8 +41,5 @@ class HopelessRule:
             self._short_of_time_at = now
 
     def holds_for(self, place: Place, now: float) -> bool:
-        """Return whether the request is refused now if it is hopeless. What was admitted before, and goes on after a lost
-        instance or moves, never is."""
-        if place.slo.hopeless == "run" or place.attempt or place.source:
-            return False
-        return now - self._short_of_time_at <= _OVERLOAD_S
+        """Return whether the request, which is hopeless, is refused now."""
+        return place.slo.hopeless == "refuse" and now - self._short_of_time_at <= _OVERLOAD_S

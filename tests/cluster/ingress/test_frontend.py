@@ -95,6 +95,8 @@ class World:
         self.network = LoopbackNetwork()
         self.mail = CutMail(self.network.join("frontend"))
         self.decodes: list[Peer] = []
+        self.giving_way: set[str] = set()
+        """Requests that are served by a class of less priority."""
         self.scheduler = Peer(self.network, "scheduler", self._schedule)
         self.frontend = Frontend(
             self.mail,
@@ -113,7 +115,10 @@ class World:
         match message:
             case Place(request_id=request_id, attempt=attempt):
                 alive = [d for d in self.decodes if d.mail.address not in message.exclude]
-                peer.mail.send(sender, Placed(request_id, attempt, Route(alive[0].mail.address)))
+                slo = (
+                    message.slo.giving_way() if request_id in self.giving_way and not attempt else message.slo
+                )
+                peer.mail.send(sender, Placed(request_id, attempt, Route(alive[0].mail.address), slo))
             case AskStatus(nonce):
                 known = tuple(instance(decode.mail.address) for decode in self.decodes)
                 peer.mail.send(sender, Status(nonce=nonce, why_not="", num_queued=0, instances=known))
@@ -177,6 +182,29 @@ async def test_a_decode_that_dies_mid_stream_loses_nothing(world: World) -> None
     places = [m for m in world.scheduler.got if isinstance(m, Place)]
     assert [p.num_tokens for p in places] == [5, 8]
     assert places[1].exclude == (world.decodes[0].mail.address,)
+
+
+async def test_every_instance_serves_a_request_by_the_class_that_the_scheduler_decided_on(
+    world: World,
+) -> None:
+    def die(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Submit):
+            peer.tokens(sender, message.request, [0, 1])
+            asyncio.get_running_loop().call_later(0.02, lambda: asyncio.ensure_future(peer.mail.close()))
+
+    def go_on(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Submit):
+            peer.tokens(sender, message.request, [2, 3, 4, 5])
+
+    world.decode(die)
+    world.decode(go_on)
+    request = world.request()
+    world.giving_way.add(request.id)
+    await world.run(request)
+    submitted = [m.request.slo for d in world.decodes for m in d.got if isinstance(m, Submit)]
+    assert submitted == [request.slo.giving_way()] * 2
+    places = [m.slo for m in world.scheduler.got if isinstance(m, Place)]
+    assert places == [request.slo, request.slo.giving_way()]
 
 
 async def test_closing_the_stream_cancels_at_the_worker_and_frees_the_place(world: World) -> None:

@@ -2,17 +2,17 @@
 
 from dataclasses import replace
 from math import inf
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.outlook import idle_estimate
+from cluster.scheduler.placement.outlook import late_if_idle
 from cluster.scheduler.placement.placement_policy import PlacementQuery
 from cluster.scheduler.scheduler_events import RequestArrived, Tick
-from core.messages import Finished, Rejected
+from core.messages import Finished, Placed, Rejected
 from core.steps import StepModel, StepModels, chunk_pairs
 from core.types import Slo
 from tests.cluster.scheduler.routing_world import World, ask, instance, report
@@ -53,10 +53,62 @@ def test_a_hopeless_prompt_is_refused_while_others_have_to_wait_and_told_what_wo
     assert "the class 'chat' wants it in 2 s" in rejected.reason
 
 
-def test_it_runs_where_nobody_has_to_wait() -> None:
+def lower(event: RequestArrived) -> RequestArrived:
+    """Make it one of a class two priorities below."""
+    return replace(event, place=replace(event.place, slo=replace(event.place.slo, priority=-2)))
+
+
+def served_by(world: World, event: RequestArrived) -> Slo | None:
+    (action,) = world.on(event)
+    assert isinstance(action.message, Placed), action
+    return action.message.slo
+
+
+def test_it_runs_where_nobody_has_to_wait_and_gives_way_there() -> None:
     world = World(instance("d", "pd"))
     told(world, "d")
-    assert world.placed(chat("long", 3000)) == "d"
+    assert served_by(world, chat("long", 3000)) == Slo(name="chat", ttft_s=2.0, priority=-1)
+    assert served_by(world, chat("short", 300)) == Slo(name="chat", ttft_s=2.0)
+
+
+def test_another_of_its_class_takes_its_slot_and_a_lower_class_does_not() -> None:
+    world = World(instance("d", "pd", max_num_seqs=1))
+    told(world, "d")
+    world.placed(chat("long", 3000))
+    assert world.on(lower(chat("lower", 300))) == []
+    assert world.placed(chat("short", 300)) == "d"
+
+
+def test_it_waits_behind_others_of_its_class_and_before_a_lower_one() -> None:
+    world = World(instance("d", "pd", max_num_seqs=1))
+    told(world, "d")
+    world.placed(chat("running", 100))
+    for event in (lower(chat("lower", 100)), chat("long", 3000, hopeless="run"), chat("short", 100)):
+        assert world.on(event) == []
+    placed = list[str]()
+    for name in ("running", "short", "long"):
+        (action,) = world.on(Finished(name, 0))
+        assert isinstance(action.message, Placed)
+        placed.append(action.message.request_id)
+    assert placed == ["short", "long", "lower"]
+
+
+@pytest.mark.parametrize("changes", [{"attempt": 1}, {"source": "d", "prefer": "d"}])
+@pytest.mark.parametrize("num_tokens", [300, 3000])
+def test_what_goes_on_or_moves_keeps_the_class_by_which_it_was_served(
+    num_tokens: int, changes: dict[str, Any]
+) -> None:
+    place = chat("one", num_tokens).place
+    for slo in (place.slo, place.slo.giving_way()):
+        world = World(instance("d", "pd"))
+        told(world, "d")
+        assert served_by(world, RequestArrived("f", replace(place, slo=slo, **changes))) == slo
+
+
+def test_who_asks_again_is_told_the_same() -> None:
+    world = World(instance("d", "pd"))
+    told(world, "d")
+    assert world.on(chat("long", 3000)) == world.on(chat("long", 3000))
 
 
 def test_it_runs_where_its_class_says_so() -> None:
@@ -139,6 +191,9 @@ def test_an_estimate_is_never_more_than_the_steps_that_an_idle_instance_takes(
         count = min(batch_tokens, end - at)
         took_s += prompt.step_s(count, at + count, 1, chunk_pairs(at, count))
         at += count
-    estimate = idle_estimate(PlacementQuery(end, 0, {"d": num_cached_blocks}), [member])
+    ask = PlacementQuery(end, 0, {"d": num_cached_blocks}, slo=Slo(ttft_s=-1.0))
+    estimate = late_if_idle(ask, [member])
     assert estimate is not None
     assert 0.5 * took_s - 1e-9 <= estimate.least_s <= took_s * (1 + 1e-9)
+    in_time = PlacementQuery(end, 0, {"d": num_cached_blocks}, slo=Slo(ttft_s=estimate.least_s))
+    assert late_if_idle(in_time, [member]) is None
