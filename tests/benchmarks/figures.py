@@ -168,7 +168,9 @@ FIGURES: dict[str, list[Figures]] = {
     ],
     "fairness.json": [lambda d, _: [d["means"]["slack 0.4"]["jain"], 100 * d["means"]["slack 0.4"]["loss"]]],
     "simulator_speed.json": [lambda d, find: [find(d["results"], seconds=3600.0)["took_min"]]],
-    "plan_questions.json": [lambda d, _: [d["num_asked"], d["slowest_s"], d["num_held"]]],
+    "plan_questions.json": [
+        lambda d, _: [d["num_asked"], d["slowest_s"], d["slowest_processor_s"], d["num_held"]]
+    ],
     "fidelity.json": [_itl_at_4],
     "speculation.json": [_guesses],
     "engine_overhead.json": [lambda d, _: [d["results"]["batch 32, prompt 128"]["step p50"]]],
