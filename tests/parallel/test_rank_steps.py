@@ -61,6 +61,7 @@ class Rank:
             ends_first=plan.step in self._meeting,
             over=self.ends[plan.step],
             guessed=None,
+            failed=(),
         )
 
     def finish(self, launched: LaunchedStep) -> StepResult:
