@@ -38,7 +38,7 @@ class LaunchedStep:
     over: Event
     guessed: GuessedStates | None
     """What states take in when it is known what was drawn, if anything."""
-    failed: tuple[FailedSeq, ...]
+    failed: tuple[FailedSeq, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
