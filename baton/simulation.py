@@ -119,8 +119,13 @@ class Study:
         while left:
             copies = left.pop(0)
             served = self.run(copies)[0]
-            runs[len(served) / self.seconds] = served
-            holds = sum(one.holds(self.slo) for one in served) >= _KNEE * len(served)
+            rate, num_held = len(served) / self.seconds, sum(one.holds(self.slo) for one in served)
+            runs[rate] = served
+            Console(stderr=True).print(
+                f"{copies} copies, {rate:.3g} requests/s: {num_held / max(1, len(served)):.1%} within both targets",
+                highlight=False,
+            )
+            holds = num_held >= _KNEE * len(served)
             if self.coarse and not left and holds and more:
                 left, more = [2 * copies], more - 1
         return runs
@@ -137,7 +142,7 @@ class Study:
         )
         if self.failures:  # of which each lost request would tell
             logging.getLogger(frontend.__name__).setLevel(logging.ERROR)
-        with Progress(console=Console(stderr=True), transient=True) as bar:
+        with _bar() as bar:
             task = bar.add_task("requests", total=len(work))
             outcome = run_virtual(run_full(config, work, finished=lambda: bar.advance(task)))
         served = served_in_full(work, outcome, self.tenants)
@@ -149,7 +154,7 @@ class Study:
         work = workload.jobs(copies, self.seed, self.slo)
         for job in work:
             job.request = tenants.named(job.request)
-        with Progress(console=Console(stderr=True), transient=True) as bar:
+        with _bar() as bar:
             task = bar.add_task("arrivals", total=len(work))
             config = replace(coarse_config(self.fleet, workload.block_tokens), schedule=self.config.schedule)
             outcome = run_coarse(
@@ -164,6 +169,12 @@ class Study:
             "busy_share": outcome.busy_share,
             "block_tokens": workload.block_tokens,
         }
+
+
+def _bar() -> Progress:
+    """Return a bar that goes on a terminal. Elsewhere it would leave a blank line."""
+    console = Console(stderr=True)
+    return Progress(console=console, transient=True, disable=not console.is_terminal)
 
 
 def _instances(served: Sequence[ServedRequest], lives: Sequence[InstanceLife]) -> dict[str, Any]:
