@@ -75,17 +75,17 @@ async def decode(frontend: Frontend, number: int, steps: int) -> None:
         pass
 
 
-async def measure(folder: Path, batches: tuple[int, ...], steps: int, rounds: int) -> dict[str, Times]:
+async def measure(folder: Path, steps: int, rounds: int) -> dict[str, Times]:
     """{batch: {part: microseconds a step}}"""
     settings = {
         "prefill_instances": 0,
         "model": {"path": str(folder)},
-        "engine": {"num_threads": 1, "device": "cpu", "max_num_seqs": max(batches)},
+        "engine": {"num_threads": 1, "device": "cpu", "max_num_seqs": max(BATCHES)},
     }
     found: dict[str, Times] = {}
     native = Native()
     async with LocalCluster.running(load(settings, {})) as cluster:
-        for batch in batches:
+        for batch in BATCHES:
             least: Times = {}
             for _ in range(rounds + 1):
                 before = times(native)
@@ -100,11 +100,11 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=3)
     args = options.parse_args()
-    batches, steps, rounds = ((1, 2), 8, 1) if args.smoke else (BATCHES, STEPS, args.rounds)
+    steps, rounds = (8, 1) if args.smoke else (STEPS, args.rounds)
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "tiny"
         make_checkpoint(SHAPES["tiny"], checkpoint)
-        results = asyncio.run(measure(checkpoint, batches, steps, rounds))
+        results = asyncio.run(measure(checkpoint, steps, rounds))
     for name, parts in results.items():
         print(f"{name:10s} " + "  ".join(f"{part} {us:7.0f}" for part, us in parts.items()) + "  (us a step)")
     write(args.json, "benchmarks.step_overhead", {"prediction": PREDICTION, "unit": "us", "results": results})
