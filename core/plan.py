@@ -132,8 +132,8 @@ class Sampled:
         return Drawn(self.token, self.logprob, self.top), *self.more
 
     @property
-    def tokens(self) -> tuple[TokenId, ...]:
-        return self.token, *(drawn.token for drawn in self.more)
+    def tokens(self) -> list[TokenId]:
+        return [self.token, *(drawn.token for drawn in self.more)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from core.errors import ConfigError
 
@@ -27,9 +28,9 @@ class ProcessEnd:
 
 
 @asynccontextmanager
-async def started(command: Sequence[str]) -> AsyncGenerator[Process]:
-    """Run a command, without a shell. It is killed where the block ends before it does."""
-    process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=PIPE)
+async def started(command: Sequence[str], stdin: int = DEVNULL, **where: Any) -> AsyncGenerator[Process]:
+    """Run a command, without a shell. It is killed where the block ends before it does. `where`: its `cwd` and `env`."""
+    process = await asyncio.create_subprocess_exec(*command, stdin=stdin, stdout=PIPE, stderr=PIPE, **where)
     try:
         yield process
     finally:
@@ -38,9 +39,9 @@ async def started(command: Sequence[str]) -> AsyncGenerator[Process]:
             await process.wait()
 
 
-async def told(process: Process) -> ProcessEnd:
-    """Wait for a process' end, and return all that it has said from now on."""
-    out, errors = await process.communicate()
+async def told(process: Process, question: bytes | None = None) -> ProcessEnd:
+    """Write `question` to a process, wait for its end, and return all that it has said from now on."""
+    out, errors = await process.communicate(question)
     assert process.returncode is not None
     return ProcessEnd(process.returncode, out.decode(errors="replace"), errors.decode(errors="replace"))
 

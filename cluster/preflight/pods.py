@@ -18,7 +18,7 @@ from cluster.preflight.fabric import Ask, check_fabric
 from cluster.preflight.findings import Finding, Verdict
 from cluster.preflight.local_node import LocalNode
 from cluster.preflight.nodes import NO_ANSWER, NodeGpus
-from cluster.preflight.rank_job import RankJob, another_connection
+from cluster.preflight.rank_job import RankJob, another_connection, store_at
 from core.config import TransferConfig
 from core.errors import ConfigError
 
@@ -41,7 +41,7 @@ async def check_as_rank(rank: int, world: int, address: str, ask: Ask, *, wait_s
     may come as late as `wait_s`; so may its name."""
     name = f"rank {rank}"
     try:
-        store = await asyncio.to_thread(_store, rank, world, address, wait_s)
+        store = await asyncio.to_thread(store_at, address, rank, world, wait_s)
         host = address_towards(address)
         if rank:
             return await _serve(store, rank, LocalNode(name, host), address, ask.transfer)
@@ -117,11 +117,6 @@ _ANSWER_S = 60.0
 
 def _keys(rank: int, number: int) -> tuple[str, str]:
     return f"asked/{rank}/{number}", f"answered/{rank}/{number}"
-
-
-def _store(rank: int, world: int, address: str, wait_s: float) -> TCPStore:
-    host, _, port = address.rpartition(":")
-    return TCPStore(host, int(port), world, is_master=rank == 0, timeout=timedelta(seconds=wait_s))
 
 
 async def _serve(

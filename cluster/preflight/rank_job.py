@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import sys
+from asyncio.subprocess import PIPE
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any, Literal, get_args
 
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+from cluster.preflight.child_processes import started, told
 from core.config import TransferConfig
 from core.errors import ConfigError
 
@@ -66,11 +68,15 @@ def read_job() -> RankJob:
     return RankJob.from_json(sys.stdin.read())
 
 
+def store_at(address: str, rank: int, world: int, wait_s: float) -> TCPStore:
+    """Return the store of all ranks. Rank 0 has it, and listens at `address`; the others may come as late as `wait_s`."""
+    host, _, port = address.rpartition(":")
+    return TCPStore(host, int(port), world, is_master=rank == 0, timeout=timedelta(seconds=wait_s))
+
+
 def meet(job: RankJob) -> TCPStore:
     """Return the store of all ranks, once each of them is there."""
-    host, _, port = job.meeting.rpartition(":")
-    wait = timedelta(seconds=_START_S)
-    store = TCPStore(host, int(port), job.world, is_master=job.rank == 0, timeout=wait)
+    store = store_at(job.meeting, job.rank, job.world, _START_S)
     store.set_timeout(timedelta(seconds=job.deadline_s))
     return store
 
@@ -89,26 +95,13 @@ def exchange(store: TCPStore, job: RankJob, name: str, mine: str) -> list[str]:
 async def run_rank_here(job: RankJob, host: str) -> dict[str, Any]:
     """Run a rank on this node, which the others reach at `host`. Raises ConfigError when it fails, or is not done in time; its
     process is gone then."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        f"cluster.preflight.{job.kind}",
-        cwd=_ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    command = [sys.executable, "-m", f"cluster.preflight.{job.kind}"]
+    env, question = os.environ | {"OMP_NUM_THREADS": "1"}, replace(job, host=host).as_json().encode()
     try:
-        async with asyncio.timeout(job.deadline_s):
-            out, errors = await process.communicate(replace(job, host=host).as_json().encode())
+        async with asyncio.timeout(job.deadline_s), started(command, PIPE, cwd=_ROOT, env=env) as process:
+            ended = await told(process, question)
     except TimeoutError:
         raise ConfigError(f"rank {job.rank} was not done after {job.deadline_s:g} s") from None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if process.returncode:
-        last = errors.decode(errors="replace").strip().splitlines()
-        raise ConfigError(f"rank {job.rank} failed: {last[-1] if last else f'exit {process.returncode}'}")
-    return json.loads(out.splitlines()[-1])
+    if ended.status:
+        raise ConfigError(f"rank {job.rank} failed: {ended.last_words}")
+    return json.loads(ended.out.splitlines()[-1])

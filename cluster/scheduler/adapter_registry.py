@@ -212,7 +212,7 @@ class AdapterRegistry:
         if not self._leads or not any(
             each.key == change.key and each.state == "loading" for each in self._list.adapters
         ):
-            # Whoever leads takes it back, or has.
+            # The scheduler that leads takes it off the list, if it has not done so.
             change.answer = AdapterChanged(change.nonce, _ANOTHER_LEADS, 503)
             return
         refusals = [

@@ -239,4 +239,6 @@ def _rows(
             positions[at : at + count] = span + seq.position_shift
             slots[at : at + count] = table[span // block_size] * block_size + span % block_size
         at += count
-    return tokens, in_planes(positions, work, [seq.pictures for seq in seqs]), slots
+    if any(item.has_picture for item in work):
+        positions = in_planes(positions, work, [seq.pictures for seq in seqs])
+    return tokens, positions, slots

@@ -148,7 +148,7 @@ class Draws:
             drawn = self._shared(self._peers, work, drawn, launched.device)
         seq_of = {one.item.key: one.seq for one in asked}
         drawn = [with_prompt(one, seq_of[one.key], self._model.readout) for one in drawn]
-        new_tokens = {one.key: list(one.tokens) for one in drawn}
+        new_tokens = {one.key: one.tokens for one in drawn}
         for key, tokens in new_tokens.items():
             for token in tokens:
                 seq_of[key].append(token)
@@ -217,7 +217,7 @@ def _drawing(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> list[_Drawing]
 
 def tokens_of(work: Sequence[SeqWork], drawn: Sequence[Sampled]) -> torch.Tensor:
     """Return (N,) int64: for each work that draws a token for each row, or NOTHING. `by_work` reads them."""
-    tokens_by_key = {one.key: list(one.tokens) for one in drawn}
+    tokens_by_key = {one.key: one.tokens for one in drawn}
     out: list[int] = []
     for item in work:
         if item.samples:

@@ -67,7 +67,8 @@ class PictureRows:
         return rows
 
     def _seen(self, picture: Picture) -> Tensor:
-        """Whatever the picture's decoder, its processor and the tower raise is of this picture alone: they have seen others."""
+        """Return the picture's rows. Raises _Unseen for every error of its decoder, its processor and the tower: they work for
+        other pictures, so this one is the cause."""
         try:
             rows = self._see(picture.data)
         except (OutOfMemory, torch.cuda.OutOfMemoryError):

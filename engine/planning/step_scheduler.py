@@ -332,7 +332,7 @@ class StepScheduler:
                     self._speculator.verified(seq, len(item.drafts) - drawn.num_unmade, len(drawn.more))
             elif item.samples and item.known_end == len(seq.tokens):
                 seq.put_off()
-            if any(failure.key == item.key for failure in result.failed):
+            if result.failed and any(failure.key == item.key for failure in result.failed):
                 self.abort(item.key)
             if seq.aborted or seq.state in (State.HELD, State.DONE):
                 self._lifecycle.settle(seq)

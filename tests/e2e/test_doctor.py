@@ -22,13 +22,9 @@ decode: {pp: 2, hosts: 2}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_each_node_is_asked_for_its_part_of_an_instance_and_what_has_no_room_is_named(tmp_path: Path) -> None:
-    """In a process of its own, since a process has one Ray."""
-    (tmp_path / "config.yaml").write_text(CONFIG)
-    command = [sys.executable, "-m", "tests.e2e.doctor_on_nodes", str(tmp_path / "config.yaml")]
-    done = subprocess.run(
-        command,
+def run(module: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         env=os.environ | {"RAY_AUTH_MODE": "disabled"},
         capture_output=True,
@@ -36,6 +32,13 @@ def test_each_node_is_asked_for_its_part_of_an_instance_and_what_has_no_room_is_
         timeout=220,
         check=False,
     )
+
+
+@pytest.mark.timeout(240)
+def test_each_node_is_asked_for_its_part_of_an_instance_and_what_has_no_room_is_named(tmp_path: Path) -> None:
+    """In a process of its own, since a process has one Ray."""
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    done = run("tests.e2e.doctor_on_nodes", str(tmp_path / "config.yaml"))
     found = json.loads(done.stdout)
     assert [f["verdict"] for f in found if f["check"] == "model"] == ["fail"] * 3
     memory = [f for f in found if f["check"] == "shared memory"]
@@ -60,15 +63,7 @@ def test_nccl_tests_are_run_over_nodes_by_rays_actors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_mpi(tmp_path, monkeypatch, 48.0)
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.e2e.nccl_tests_on_nodes"],
-        cwd=ROOT,
-        env=os.environ | {"RAY_AUTH_MODE": "disabled"},
-        capture_output=True,
-        text=True,
-        timeout=220,
-        check=False,
-    )
+    done = run("tests.e2e.nccl_tests_on_nodes")
     found = {f["check"]: f for f in json.loads(done.stdout.splitlines()[-1])}
     assert {check: f["verdict"] for check, f in found.items()} == dict.fromkeys(PROGRAMS, "ok"), found
     assert "over 2 nodes of 1 GPUs" in found["all_reduce_perf"]["measured"]

@@ -1,4 +1,4 @@
-"""Who knows which adapter when: the list's owner, with instances and ingresses that follow it as they are told to."""
+"""Adapters are loaded and unloaded through the list's owner; instances and ingresses follow it as each test says."""
 
 from collections.abc import Iterable
 
