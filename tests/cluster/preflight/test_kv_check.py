@@ -54,10 +54,12 @@ async def measured(opened: Open, **transfer: object) -> list[dict[str, object]]:
     """What two ranks measure that are both in this process."""
     meeting = f"{HOST}:{free_port()}"
     config = TransferConfig(**transfer)  # type: ignore[arg-type]
+    stores: list[object] = []  # rank 0's ends with its last reference, and rank 1 may still read from it
 
     async def one(rank: int) -> dict[str, object]:
         job = RankJob(kind="kv_rank", rank=rank, world=2, meeting=meeting, mib=2, backend="gloo", host=HOST)
         store = await asyncio.to_thread(meet, job)
+        stores.append(store)
         return await measure(job, store, opened(rank, config), NUM_BYTES)
 
     return [*await asyncio.gather(one(0), one(1))]
