@@ -29,6 +29,7 @@ from engine.planning.step_scheduler import StepScheduler
 from models.causal_model import CausalModel
 from tests.engine.execution.test_runner import resident_pool
 from tests.engine.fifo_policy import FifoPolicy
+from tests.even_steps import EvenSteps
 from tests.models.checkpoints import CPU
 
 BLOCK_SIZE, MAX_CONTEXT = 4, 128
@@ -135,7 +136,8 @@ class Launching:
             speculator=make_speculator(self._settings, MAX_CONTEXT),
             num_state_blocks=self._num_states,
         )
-        engine, answers = Engine(scheduler, self._group, WallClock()), Answers(each.id for each in requests)
+        group = EvenSteps(self._group) if self._settings.speculate != "none" else self._group
+        engine, answers = Engine(scheduler, group, WallClock()), Answers(each.id for each in requests)
         task = asyncio.create_task(engine.run(answers))
         for request in requests:
             engine.add(request)

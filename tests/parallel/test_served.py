@@ -18,6 +18,7 @@ from cluster.local import LocalCluster
 from core.config import ClusterConfig, load
 from core.types import Request, SamplingParams, ThinkingBudget
 from parallel.comm import TIMEOUT_S
+from tests.even_steps import cluster_of_even_steps
 from tests.models.checkpoints import FAMILIES, HYBRID, VOCAB, make
 from tests.models.eagle_checkpoints import make_right_eagle
 from tests.models.mtp_checkpoints import make_right_mtp
@@ -268,7 +269,7 @@ async def test_prompts_are_scored_and_embedded_on_any_mesh(keys: dict[str, int],
 async def test_guesses_change_no_token_on_any_mesh(family: str, keys: dict[str, int], tmp_path: Path) -> None:
     prompts, want = checkpoint(tmp_path, family)
     guessing: dict[str, Any] = {**keys, "prefill_instances": 0, "engine.speculate": "suffix"}
-    async with LocalCluster.running(settings(tmp_path, **guessing)) as cluster:
+    async with cluster_of_even_steps(settings(tmp_path, **guessing)) as cluster:
         for _ in ("nothing is known of outputs", "all of them are"):
             assert [await answer(cluster, prompt) for prompt in prompts] == want
         assert await answers(cluster, prompts) == want
@@ -308,7 +309,7 @@ async def test_heads_guess_alike_on_all_ranks(source: str, keys: dict[str, int],
         "engine.speculate_tokens": 1 if source == "eagle" else 8,
     }
     for guessing in ({}, with_guesses):
-        async with LocalCluster.running(settings(tmp_path, prefill_instances=0, **guessing)) as cluster:
+        async with cluster_of_even_steps(settings(tmp_path, prefill_instances=0, **guessing)) as cluster:
             found.append([await answer(cluster, prompt, sampling) for prompt in prompts])
             if guessing:
                 async with asyncio.timeout(PATIENCE_S):

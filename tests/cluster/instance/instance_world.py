@@ -21,6 +21,7 @@ from core.reports import LoadReport
 from core.types import Request, Route, SamplingParams
 from kvtransfer.transport.loopback_transport import LoopbackFabric
 from net.loopback_mail import LoopbackNetwork
+from tests.even_steps import with_even_steps
 from tests.patience import PATIENCE_S
 
 
@@ -120,6 +121,8 @@ class World:
     def _instance(self, folder: Path, role: Any) -> Instance:
         mail, config = self.network.join(role), self.config_of.get(role, self.config)
         parts = local_parts(config, folder, role, mail, self.fabric)
+        if config.engine.speculate != "none":
+            parts = with_even_steps(parts)
 
         def make_group(sink: LayerSink | None) -> WorkerGroup:
             assert sink is not None

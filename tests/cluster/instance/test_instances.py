@@ -13,7 +13,6 @@ import torch
 import transformers
 
 from core.messages import Message, NeedPrefill, Place, PrefillFailed, StartPrefill
-from core.reports import LoadReport
 from tests.cluster.instance.instance_world import World, world
 from tests.models.continuation import continuation
 from tests.models.eagle_checkpoints import make_right_eagle
@@ -296,8 +295,7 @@ async def test_guesses_cost_no_token_when_an_instance_dies_or_leaves(
                 await leaving.close()
             assert await asyncio.gather(*running) == want
         await w.idle()
-        reports = [message.work for message in w.messages if isinstance(message, LoadReport)]
-        assert max(work.accepted_tokens for work in reports) > 0
+        assert max(report.work.accepted_tokens for report in await w.reports()) > 0
 
 
 SLOTS = {"engine.max_num_seqs": 2}

@@ -17,9 +17,8 @@ from cluster.ingress.api.structured import schema_grammar
 from core.clock import WallClock
 from core.config import EngineConfig
 from core.kv import KVLayout, KVShard
-from core.plan import FailedSeq, NewSeq, StepPlan
+from core.plan import FailedSeq, NewSeq
 from core.reports import WorkCounts
-from core.steps import StepModel, StepModels
 from core.types import Grammar, Request, SamplingParams, TokenId, TokenOut
 from engine.execution.draft_head import DraftHead
 from engine.execution.draft_kv import draft_layers
@@ -35,7 +34,6 @@ from engine.loop import Engine
 from engine.planning.speculation.drafter import Drafter
 from engine.planning.speculation.speculator import Speculator, make_speculator
 from engine.planning.step_scheduler import StepScheduler
-from engine.planning.step_time_fit import StepFits
 from models.causal_model import CausalModel
 from models.drafting_head import DraftingHead
 from models.eagle import load_eagle, read_eagle
@@ -45,6 +43,7 @@ from models.registry import load_model
 from tests.engine.execution.test_launching import agree
 from tests.engine.execution.test_speculation import Adversary, num_states
 from tests.engine.fifo_policy import FifoPolicy
+from tests.even_steps import EvenSteps
 from tests.models.checkpoints import CPU, FAMILIES, HYBRID
 from tests.models.eagle_checkpoints import make_eagle, make_target
 from tests.models.served import make_served_as
@@ -66,17 +65,6 @@ SCHEMAS = (
     grammar_from("regex", "(the quick brown fox |jumps over )+"),
     grammar_from("regex", "(abc){9}d?"),
 )  # fmt: skip
-
-
-class TimeToSpare(StepFits):
-    """The law of a device to which a few tokens more are nothing, however busy this machine is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.models = StepModels(decode=StepModel(fixed_s=0.01, token_s=1e-5, num_steps=100))
-
-    def observe(self, plan: StepPlan, duration_s: float) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +141,8 @@ async def said(
         num_state_blocks=states,
     )
     step = runner.step if proposer is None else Proposing(runner.step, proposer, states).step
-    group = InlineGroup(step, grammars)
-    engine = Engine(scheduler, group, WallClock(), lookahead=lookahead, fits=TimeToSpare())
+    group = EvenSteps(InlineGroup(step, grammars))
+    engine = Engine(scheduler, group, WallClock(), lookahead=lookahead)
     for request in asked:
         engine.add(request)
     answers = Answers(len(asked))
