@@ -55,17 +55,6 @@ void sum_groups(const baton::GroupSums& work) {
     }
 }
 
-void interleave(const baton::Interleaving& work) {
-    for (int64_t at = 0; at < work.length; at += LANES) {
-        const int64_t left = work.length - at < LANES ? work.length - at : LANES;
-        Floats lines[LANES];
-        for (int64_t row = 0; row < LANES; ++row)
-            lines[row] = row < work.count ? load_some(work.rows + row * work.length + at, left) : none();
-        transpose(lines);
-        for (int64_t i = 0; i < left; ++i) store_some(work.out + (at + i) * work.count, lines[i], work.count);
-    }
-}
-
 uint64_t read_memory(const uint8_t* from, int64_t bytes) {
     Ints found[4] = {no_ints(), no_ints(), no_ints(), no_ints()};
     constexpr int64_t STEP = LANES * 4;

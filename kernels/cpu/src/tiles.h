@@ -57,17 +57,41 @@ inline void read_tile(const baton::PanelProduct& work, int first, Floats (&sums)
     for (auto& row : sums)
         for (auto& sum : row) sum = none();
     if (!work.goes_on) return;
-    for (int row = 0; row < ROWS; ++row)
-        for (int v = 0; v < VECTORS; ++v)
-            sums[row][v] = load_columns(work.out + row * work.stride, first + v * LANES, work.columns);
+    const float* out = work.out + first;
+    const int64_t stride = work.stride, columns = work.columns - first;
+    for (int row = 0; row < ROWS; ++row, out += stride)
+        for (int v = 0; v < VECTORS; ++v) sums[row][v] = load_columns(out, v * LANES, columns);
+}
+
+// made(row, vector, bias) of the whole tile. Nearly all tiles have all their columns: these need no look at each vector's end.
+template <int ROWS, int VECTORS, class Make>
+inline void write_tile(const baton::PanelProduct& work, int first, Make made) {
+    float* out = work.out + first;
+    const int64_t stride = work.stride, columns = work.columns - first;
+    Floats bias[VECTORS];
+    for (int v = 0; v < VECTORS; ++v) bias[v] = load_bias(work, first + v * LANES);
+    if (columns >= VECTORS * LANES) {
+        for (int row = 0; row < ROWS; ++row, out += stride)
+            for (int v = 0; v < VECTORS; ++v) store(out + v * LANES, made(row, v, bias[v]));
+        return;
+    }
+    for (int row = 0; row < ROWS; ++row, out += stride)
+        for (int v = 0; v < VECTORS; ++v) store_columns(out, v * LANES, columns, made(row, v, bias[v]));
 }
 
 template <int ROWS, int VECTORS>
 inline void write_tile(const baton::PanelProduct& work, int first, const Floats (&sums)[ROWS][VECTORS]) {
-    for (int v = 0; v < VECTORS; ++v) {
-        const Floats bias = load_bias(work, first + v * LANES);
-        for (int row = 0; row < ROWS; ++row)
-            store_columns(work.out + row * work.stride, first + v * LANES, work.columns, plus(sums[row][v], bias));
+    write_tile<ROWS, VECTORS>(work, first, [&](int row, int v, Floats bias) { return plus(sums[row][v], bias); });
+}
+
+inline void interleave(const baton::Interleaving& work) {
+    for (int64_t at = 0; at < work.length; at += LANES) {
+        const int64_t left = work.length - at < LANES ? work.length - at : LANES;
+        Floats lines[LANES];
+        for (int64_t row = 0; row < LANES; ++row)
+            lines[row] = row < work.count ? load_some(work.rows + row * work.length + at, left) : none();
+        transpose(lines);
+        for (int64_t i = 0; i < left; ++i) store_some(work.out + (at + i) * work.count, lines[i], work.count);
     }
 }
 

@@ -80,14 +80,10 @@ struct WidenedLines4 {
 // Sums over groups times the rows' scales, and the bias.
 template <int ROWS, int VECTORS>
 inline void write_totals(const baton::PanelProduct& work, int first, const float* totals) {
-    for (int v = 0; v < VECTORS; ++v) {
-        const Floats bias = load_bias(work, first + v * LANES);
-        for (int row = 0; row < ROWS; ++row) {
-            const Floats total = load(totals + (row * VECTORS + v) * LANES);
-            store_columns(work.out + row * work.stride, first + v * LANES, work.columns,
-                          fma(total, all(work.x_scales[row]), bias));
-        }
-    }
+    const float* scales = work.x_scales;
+    write_tile<ROWS, VECTORS>(work, first, [=](int row, int v, Floats bias) {
+        return fma(load(totals + (row * VECTORS + v) * LANES), all(scales[row]), bias);
+    });
 }
 
 template <class Lines>
@@ -96,6 +92,10 @@ struct WholePanels {
     static void multiply(const baton::PanelProduct& work) {
         constexpr int VECTORS = Lines::vectors(ROWS), COLUMNS = VECTORS * LANES;
         for (int first = 0; first < baton::PANEL; first += COLUMNS) {
+            if (work.layout->num_groups() == 1 && !work.layout->has_zeros) {
+                multiply_group<ROWS, VECTORS>(work, first);
+                continue;
+            }
             alignas(64) float totals[ROWS * COLUMNS];
             if (work.layout->has_zeros)
                 add_groups<ROWS, VECTORS, true>(work, first, totals);
@@ -106,6 +106,44 @@ struct WholePanels {
     }
 
   private:
+    template <int ROWS, int VECTORS>
+    static void begin(Sums (&sums)[ROWS][VECTORS], const int32_t* starts) {
+        for (int row = 0; row < ROWS; ++row)
+            for (auto& sum : sums[row]) sum = all_sums(starts[row]);
+    }
+
+    template <int ROWS, int VECTORS>
+    static void add_lines(Sums (&sums)[ROWS][VECTORS], const uint8_t*& w, const int32_t*& x, int64_t count, Ahead& ahead) {
+        do {
+            prefetch(w);
+            prefetch(w + 64);
+            ahead.fetch();
+            Lines::add(sums, w, x);
+            w += baton::PANEL * 4;
+            x += ROWS * Lines::INPUTS / 4;
+        } while (--count > 0);
+    }
+
+    // Where all inputs share a scale, what becomes of their sums stays in registers: with the bits of a total of one group.
+    template <int ROWS, int VECTORS>
+    static void multiply_group(const baton::PanelProduct& work, int first) {
+        const baton::Layout& layout = *work.layout;
+        const auto* x = static_cast<const int32_t*>(work.x);
+        const uint8_t* w = work.numbers + first * 4;
+        const int64_t lines = layout.padded_inputs() / Lines::INPUTS;
+        Ahead ahead(work, lines);
+        Sums sums[ROWS][VECTORS];
+        begin(sums, work.x_starts);
+        add_lines(sums, w, x, lines, ahead);
+        Floats scales[VECTORS];
+        for (int v = 0; v < VECTORS; ++v)
+            scales[v] = load_scales(layout.scales, work.panel + layout.scales_at(), first + v * LANES);
+        const float* x_scales = work.x_scales;
+        write_tile<ROWS, VECTORS>(work, first, [&](int row, int v, Floats bias) {
+            return fma(times(to_floats(sums[row][v]), scales[v]), all(x_scales[row]), bias);
+        });
+    }
+
     template <int ROWS, int VECTORS, bool HAS_ZEROS>
     static void add_groups(const baton::PanelProduct& work, int first, float* totals) {
         const baton::Layout& layout = *work.layout;
@@ -121,18 +159,10 @@ struct WholePanels {
         for (int64_t group = 0; group < groups; ++group, starts += ROWS, x_sums += HAS_ZEROS ? ROWS : 0) {
             keep_in_memory(totals);  // The sums of a group need the registers.
             Sums sums[ROWS][VECTORS];
-            for (int row = 0; row < ROWS; ++row)
-                for (auto& sum : sums[row]) sum = all_sums(starts[row]);
-            int64_t left = steps < all_steps ? steps : all_steps;  // The last group may be shorter.
-            all_steps -= left;
-            do {
-                prefetch(w);
-                prefetch(w + 64);
-                ahead.fetch();
-                Lines::add(sums, w, x);
-                w += baton::PANEL * 4;
-                x += ROWS * Lines::INPUTS / 4;
-            } while (--left > 0);
+            begin(sums, starts);
+            const int64_t lines = steps < all_steps ? steps : all_steps;  // The last group may be shorter.
+            all_steps -= lines;
+            add_lines(sums, w, x, lines, ahead);
             for (int v = 0; v < VECTORS; ++v) {
                 const int64_t number = group * baton::PANEL + first + v * LANES;
                 const Floats scale = load_scales(layout.scales, scales, number);
