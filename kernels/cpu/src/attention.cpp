@@ -32,7 +32,8 @@ PagedAttention::PagedAttention(int64_t isa, int number, const PagedStep& step)
 }
 
 void PagedAttention::attend(int64_t task) const {
-    const int64_t piece = task / step_.kv_heads, head = task % step_.kv_heads;
+    // The last queries of a prompt see most keys: begun first, they leave no thread waiting at the end.
+    const int64_t piece = starts_.back() - 1 - task / step_.kv_heads, head = task % step_.kv_heads;
     const int64_t sequence = std::upper_bound(starts_.begin(), starts_.end(), piece) - starts_.begin() - 1;
     const int64_t first = (piece - starts_[sequence]) * tokens_;
     attend_piece(sequence, first, std::min(tokens_, queries_of(sequence) - first), head);

@@ -1,8 +1,9 @@
 // Attention to one KV head in tiles of keys, with an online softmax (Milakov and Gimelshein, 2018). To be included behind vectors.
 // What multiplies is `Products`: `float_attention.h` has those of float32, `dot_attention.h` those of bfloat16.
 //
-// Tiles begin at multiples of TILE, whatever the blocks of the pool, and a row's sums are made in the order of the keys: its result
-// has the same bits whatever other rows come with it. A tile that a row does not see changes no bit of it.
+// Tiles begin at multiples of their size, whatever the blocks of the pool, and a row's sums are made in the order of the keys: its
+// result has the same bits whatever other rows come with it. A tile that a row does not see changes no bit of it. What a block of rows
+// sees of a tile is computed in parts, so that a large tile costs a short context nothing.
 #pragma once
 #include <cmath>
 #include <cstddef>
@@ -13,7 +14,7 @@
 
 namespace {
 
-constexpr int TILE = 32;  // keys: with 64 numbers each, K as it lies and side by side and V stay in the smallest cache
+constexpr int PART = 32;  // keys
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
 
 // e to the power of x, for x of at most 0; below -87 it is 0. Cephes' polynomial (Moshier, 1992).
@@ -52,68 +53,49 @@ inline Floats capped(Floats x, float cap) {
 inline void fetch(const void* at) { _mm_prefetch(static_cast<const char*>(at), _MM_HINT_T1); }
 
 // Where the tokens of a tile lie; behind the last one, where that does.
-template <class Number>
+template <class Number, int KEYS>
 struct Tile {
-    const Number* keys[TILE];
-    const Number* values[TILE];
-    float key_scales[TILE];
-    float value_scales[TILE];
+    const Number* keys[KEYS];
+    const Number* values[KEYS];
+    float key_scales[KEYS];
+    float value_scales[KEYS];
     int64_t first, count;
 
     // The tokens from `first` on, as many as are before `end`.
     Tile(const baton::HeadAttention& work, int64_t first, int64_t end)
-        : first(first), count(end - first < TILE ? end - first : TILE) {
-        for (int64_t i = 0; i < TILE; ++i) {
-            const int64_t token = first + (i < count ? i : count - 1);
-            const int64_t block = work.table[token / work.block_size], place = token % work.block_size;
-            const auto* at = work.kv + block * work.block_bytes + place * work.size * int64_t{sizeof(Number)};
+        : first(first), count(end - first < KEYS ? end - first : KEYS) {
+        const int64_t* block = work.table + first / work.block_size;
+        int64_t place = first % work.block_size;
+        for (int64_t i = 0; i < KEYS; ++i) {
+            const auto* at = work.kv + *block * work.block_bytes + place * work.size * int64_t{sizeof(Number)};
             keys[i] = reinterpret_cast<const Number*>(at);
             values[i] = reinterpret_cast<const Number*>(at + work.values_at);
-            if (work.scales == nullptr) continue;
-            const float* scale = work.scales + block * work.block_scales + place;
-            key_scales[i] = *scale;
-            value_scales[i] = scale[work.value_scales_at];
+            if (work.scales != nullptr) {
+                const float* scale = work.scales + *block * work.block_scales + place;
+                key_scales[i] = *scale;
+                value_scales[i] = scale[work.value_scales_at];
+            }
+            if (i + 1 < count && ++place == work.block_size) ++block, place = 0;
         }
     }
 };
 
 template <class Products>
-using TileOf = Tile<typename Products::Number>;
+using TileOf = Tile<typename Products::Number, Products::KEYS>;
 
-// What a row has seen so far: the largest score, the sum of weights and of weighted values relative to it.
+// What a row has seen so far: the largest score, and the sum of weights relative to it.
 struct Seen {
     float largest;
     float total[LANES];
 };
 
-// Masks a row's scores, of which [from, end) are seen, and returns the largest so far.
-inline float mask(float* scores, int64_t from, int64_t end, float soft_cap, float largest) {
-    if (soft_cap > 0)
-        for (int i = 0; i < TILE; i += LANES) store(scores + i, capped(load(scores + i), soft_cap));
-    for (int64_t i = 0; i < from; ++i) scores[i] = NOTHING;
-    for (int64_t i = end; i < TILE; ++i) scores[i] = NOTHING;
-    Floats largest_of = all(largest);
-    for (int i = 0; i < TILE; i += LANES) largest_of = larger(load(scores + i), largest_of);
-    return largest_lane(largest_of);
-}
-
-// Makes weights of a row's masked scores; `factor` is that of what was added up before.
-template <class Products>
-inline void weigh(float* scores, float factor, Seen& seen) {
-    const Floats base = all(seen.largest);
-    Floats total = times(load(seen.total), all(factor));
-    for (int i = 0; i < TILE; i += LANES) {
-        const Floats weight = Products::weights_of(less(load(scores + i), base));
-        total = plus(total, weight);
-        store(scores + i, weight);
-    }
-    store(seen.total, total);
-}
-
-// The first and the last but one of the tile's keys that a position sees.
+// Keys of a tile: all from the first on that are before `end`.
 struct Span {
     int64_t from, end;
 
+    Span(int64_t from, int64_t end) : from(from), end(end) {}
+
+    // Those that a position sees.
     Span(const baton::HeadAttention& work, int64_t position, int64_t first, int64_t count) {
         const int64_t earliest = work.window > 0 ? position - work.window + 1 : 0;
         end = position + 1 - first < count ? position + 1 - first : count;
@@ -121,9 +103,51 @@ struct Span {
     }
 
     bool is_empty() const { return from >= end; }
+
+    // The parts of a tile of KEYS that have them.
+    template <int KEYS>
+    Span in_parts() const {
+        return KEYS == PART ? Span(0, KEYS) : Span(from / PART * PART, baton::rounded_up(end, PART));
+    }
 };
 
-// A task's sums and softmax, over the products that its K and V are multiplied by.
+// LANES scores from the `first`-th on; -inf for those that `seen` does not have.
+inline Floats only_seen(Floats scores, int64_t first, const Span& seen) {
+    if (seen.from <= first && first + LANES <= seen.end) return scores;
+    uint32_t bits = (1u << LANES) - 1;
+    if (seen.end < first + LANES) bits = seen.end > first ? bits >> (first + LANES - seen.end) : 0;
+    if (seen.from > first) bits = seen.from < first + LANES ? bits >> (seen.from - first) << (seen.from - first) : 0;
+    return with_bits(scores, bits);
+}
+
+// Masks a row's scores of `parts`, of which `seen` are seen, and returns the largest so far.
+inline float mask(float* scores, const Span& parts, const Span& seen, float soft_cap, float largest) {
+    Floats largest_of = all(largest);
+    for (int64_t i = parts.from; i < parts.end; i += LANES) {
+        Floats own = load(scores + i);
+        if (soft_cap > 0) own = capped(own, soft_cap);
+        own = only_seen(own, i, seen);
+        store(scores + i, own);
+        largest_of = larger(own, largest_of);
+    }
+    return largest_lane(largest_of);
+}
+
+// Makes weights of a row's masked scores; `factor` is that of what was added up before.
+template <class Products>
+inline void weigh(float* scores, const Span& parts, float factor, Seen& seen) {
+    const Floats base = all(seen.largest);
+    Floats total = times(load(seen.total), all(factor));
+    for (int64_t i = parts.from; i < parts.end; i += LANES) {
+        const Floats weight = Products::weights_of(less(load(scores + i), base));
+        total = plus(total, weight);
+        store(scores + i, weight);
+    }
+    store(seen.total, total);
+}
+
+// A task's sums and softmax, over the products that its K and V are multiplied by. These say how many keys a tile has, and which unit
+// scores have: e to the power of a score times it is the score's weight.
 template <class Products>
 struct Attending {
     Products products;
@@ -145,10 +169,13 @@ void add_tile(const baton::HeadAttention& work, const TileOf<Products>& tile, co
               int64_t row) {
     const Span early(work, attending.positions[row], tile.first, tile.count);
     const Span late(work, attending.positions[row + ROWS - 1], tile.first, tile.count);
-    if (early.from >= late.end) return;
-    constexpr int ROUNDED_UP = (ROWS + LANES - 1) / LANES * LANES;
-    float scores[ROWS * TILE], factors[ROUNDED_UP] = {};
-    attending.products.template score<ROWS>(row, work.size, scores);
+    const Span seen_by_some(early.from, late.end);
+    if (seen_by_some.is_empty()) return;
+    constexpr int ROUNDED_UP = (ROWS + LANES - 1) / LANES * LANES, KEYS = Products::KEYS;
+    const Span parts = seen_by_some.in_parts<KEYS>();
+    alignas(64) float scores[ROWS * KEYS];
+    float factors[ROUNDED_UP] = {};
+    attending.products.template score<ROWS>(row, work.size, parts, scores);
     // Rows wait for the largest of their scores, and for its exponential: all rows of a block do so at once.
     bool sees[ROWS];
     for (int r = 0; r < ROWS; ++r) {
@@ -156,23 +183,23 @@ void add_tile(const baton::HeadAttention& work, const TileOf<Products>& tile, co
         Seen& seen = attending.seen[row + r];
         sees[r] = !span.is_empty();
         if (!sees[r]) continue;
-        const float most = mask(scores + r * TILE, span.from, span.end, work.soft_cap, seen.largest);
+        const float most = mask(scores + r * KEYS, parts, span, work.soft_cap / Products::UNIT, seen.largest);
         factors[r] = seen.largest - most;
         seen.largest = most;
     }
-    for (int r = 0; r < ROUNDED_UP; r += LANES) store(factors + r, exp_of(load(factors + r)));
+    for (int r = 0; r < ROUNDED_UP; r += LANES) store(factors + r, exp_of(times(load(factors + r), all(Products::UNIT))));
     for (int r = 0; r < ROWS; ++r) {
-        float* own = scores + r * TILE;
+        float* own = scores + r * KEYS;
         if (!sees[r]) {
-            for (int i = 0; i < TILE; ++i) own[i] = 0.0f;
+            for (int64_t i = parts.from; i < parts.end; ++i) own[i] = 0.0f;
             continue;
         }
-        weigh<Products>(own, factors[r], attending.seen[row + r]);
+        weigh<Products>(own, parts, factors[r], attending.seen[row + r]);
         if (work.scales != nullptr)
-            for (int i = 0; i < TILE; ++i) own[i] *= tile.value_scales[i];
+            for (int64_t i = parts.from; i < parts.end; ++i) own[i] *= tile.value_scales[i];
     }
     float* own = attending.sums.data() + row * work.size;
-    attending.products.template add<ROWS>(tile, next, early.from, late.end, work.size, scores, factors, own);
+    attending.products.template add<ROWS>(tile, next, seen_by_some, work.size, scores, factors, own);
 }
 
 // `add_tile` for the rows from `row` on, as many as a block has at the most.
@@ -185,13 +212,14 @@ void add_tile_to_some(const baton::HeadAttention& work, const TileOf<Products>& 
     add_tile<Products, MOST>(work, tile, next, attending, row);
 }
 
-inline void write_row(const baton::HeadAttention& work, int64_t row, Seen& seen, const float* sums) {
+// `largest`: of the row's scores.
+inline void write_row(const baton::HeadAttention& work, int64_t row, const Seen& seen, float largest, const float* sums) {
     float total = 0, factor = 1;
     for (float one : seen.total) total += one;
     if (work.sinks != nullptr) {
         const float sink = *work.sinks[row];
-        const float most = sink > seen.largest ? sink : seen.largest;
-        factor = exp_of(seen.largest - most);
+        const float most = sink > largest ? sink : largest;
+        factor = exp_of(largest - most);
         total = total * factor + exp_of(sink - most);
     }
     const Floats scale = all(factor / total);
@@ -207,16 +235,20 @@ void attend(const baton::HeadAttention& work) {
     attending.prepare(work);
     const int64_t end = work.first_position + (work.rows - 1) / work.repeats + 1;
     const int64_t unseen = work.window > 0 ? work.first_position - work.window + 1 : 0;
-    int64_t first = unseen > 0 ? unseen / TILE * TILE : 0;
+    constexpr int KEYS = Products::KEYS;
+    int64_t first = unseen > 0 ? unseen / KEYS * KEYS : 0;
     TileOf<Products> tile(work, first, end);
-    for (; first < end; first += TILE) {
-        const TileOf<Products> next = first + TILE < end ? TileOf<Products>(work, first + TILE, end) : tile;
+    for (; first < end; first += KEYS) {
+        const TileOf<Products> next = first + KEYS < end ? TileOf<Products>(work, first + KEYS, end) : tile;
         attending.products.lay_out(work, tile, next);
         for (int64_t row = 0; row < work.rows; row += FLOAT_ROWS)
             add_tile_to_some<Products, FLOAT_ROWS>(work, tile, next, attending, row);
         tile = next;
     }
-    for (int64_t row = 0; row < work.rows; ++row) write_row(work, row, attending.seen[row], attending.sums.data());
+    for (int64_t row = 0; row < work.rows; ++row) {
+        const Seen& seen = attending.seen[row];
+        write_row(work, row, seen, seen.largest * Products::UNIT, attending.sums.data());
+    }
 }
 
 }  // namespace

@@ -14,22 +14,32 @@ constexpr int DOT_SIZE = 2 * LANES;
 class DotProducts {
   public:
     using Number = baton::Bfloat16;
+    static constexpr int KEYS = 128;       // of which K and V stay in the smallest cache, with 64 numbers each
+    static constexpr float UNIT = 0.6931471806f;  // scores are doublings
+    using Keys = Tile<Number, KEYS>;
 
     void prepare(const baton::HeadAttention& work) {
-        q_.resize(work.rows * work.size / 2);
-        keys_.resize(work.size / 2 * TILE);
-        values_.resize(TILE / 2 * work.size);
-        const Floats scale = all(work.scale);
-        int32_t* to = q_.data();
-        for (int64_t row = 0; row < work.rows; ++row)
-            for (int64_t d = 0; d < work.size; d += DOT_SIZE, to += LANES)
-                store_rounded(to, times(load(work.q[row] + d), scale), times(load(work.q[row] + d + LANES), scale));
+        const int64_t units = work.size / 2;
+        q_.resize(work.rows * units);
+        spare_.resize(FLOAT_ROWS * units);
+        const Floats scale = all(work.scale / UNIT);
+        for (int64_t row = 0; row < work.rows; row += FLOAT_ROWS) {
+            const int64_t count = work.rows - row < FLOAT_ROWS ? work.rows - row : FLOAT_ROWS;
+            int32_t* to = spare_.data();
+            for (int64_t r = row; r < row + count; ++r)
+                for (int64_t d = 0; d < work.size; d += DOT_SIZE, to += LANES)
+                    store_rounded(to, times(load(work.q[r] + d), scale), times(load(work.q[r] + d + LANES), scale));
+            interleave({reinterpret_cast<const uint32_t*>(spare_.data()), count, units,
+                        reinterpret_cast<uint32_t*>(q_.data() + row * units)});
+        }
+        keys_.resize(units * KEYS);
+        values_.resize(units * KEYS);
     }
 
     // Fetches the tile's values, and then the next one's keys.
-    void lay_out(const baton::HeadAttention& work, const Tile<Number>& tile, const Tile<Number>& next) {
-        const int64_t size = work.size, units = size / 2;
-        for (int64_t key = 0; key < TILE; key += LANES)
+    void lay_out(const baton::HeadAttention& work, const Keys& tile, const Keys& next) {
+        const int64_t size = work.size, units = size / 2, end = baton::rounded_up(tile.count, PART);
+        for (int64_t key = 0; key < end; key += LANES)
             for (int64_t unit = 0; unit < units; unit += LANES) {
                 Floats lines[LANES];
                 for (int i = 0; i < LANES; ++i) {
@@ -37,10 +47,11 @@ class DotProducts {
                     fetch(tile.values[key + i] + 2 * unit);
                 }
                 transpose(lines);
-                for (int i = 0; i < LANES; ++i) store(reinterpret_cast<float*>(keys_.data() + (unit + i) * TILE + key), lines[i]);
+                float* const to = reinterpret_cast<float*>(keys_.data()) + key / PART * PART * units + unit * PART + key % PART;
+                for (int i = 0; i < LANES; ++i) store(to + i * PART, lines[i]);
             }
         int32_t* to = values_.data();
-        for (int64_t key = 0; key < TILE; key += 2)
+        for (int64_t key = 0; key < end; key += 2)
             for (int64_t d = 0; d < size; d += DOT_SIZE, to += 2 * LANES) {
                 const Ints first = _mm512_loadu_si512(tile.values[key] + d), second = _mm512_loadu_si512(tile.values[key + 1] + d);
                 fetch(next.keys[key] + d);
@@ -50,42 +61,45 @@ class DotProducts {
             }
     }
 
-    // e to the power of x, for x of at most 0, as near as numbers of bfloat16 need it: 2 to the power of the rest is a polynomial with
-    // an error of 3e-6. What is far below becomes 0.
+    // 2 to the power of x, for x of at most 0, as near as numbers of bfloat16 need it: that of the fraction is a polynomial with an
+    // error of 3e-6. What is far below becomes 0, and a NaN stays one.
     static Floats weights_of(Floats x) {
-        // In this order a NaN stays one.
-        const Floats doublings = times(larger(all(-150.0f), x), all(1.44269504f));
-        const Floats power = nearest(doublings), rest = less(doublings, power);
-        Floats sum = all(9.60013e-3f);
-        sum = fma(sum, rest, all(5.591516e-2f));
-        sum = fma(sum, rest, all(2.4023715e-1f));
-        sum = fma(sum, rest, all(6.931222e-1f));
-        return times_power(fma(sum, rest, all(1.0f)), power);
+        const Floats fraction = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+        Floats sum = all(1.34266936e-2f);
+        sum = fma(sum, fraction, all(5.22424582e-2f));
+        sum = fma(sum, fraction, all(2.41280213e-1f));
+        sum = fma(sum, fraction, all(6.93044844e-1f));
+        return _mm512_scalef_ps(fma(sum, fraction, all(1.0f)), x);  // by the whole number below x
     }
 
+    // Of the keys in `parts`: (ROWS, KEYS).
     template <int ROWS>
-    void score(int64_t row, int64_t size, float* scores) const {
+    void score(int64_t row, int64_t size, const Span& parts, float* scores) const {
         const int64_t units = size / 2;
-        const int32_t* q = q_.data() + row * units;
-        Floats sums[ROWS][VECTORS];
-        for (auto& own : sums)
-            for (auto& sum : own) sum = none();
-        for (int64_t unit = 0; unit < units; ++unit) add_pairs(sums, keys_.data() + unit * TILE, q + unit, units);
-        for (int r = 0; r < ROWS; ++r)
-            for (int v = 0; v < VECTORS; ++v) store(scores + r * TILE + v * LANES, sums[r][v]);
+        for (int64_t key = parts.from; key < parts.end; key += PART) {
+            const int32_t *q = q_.data() + row * units, *numbers = keys_.data() + key * units;
+            Floats sums[ROWS][VECTORS];
+            for (auto& own : sums)
+                for (auto& sum : own) sum = none();
+            for (int64_t unit = 0; unit < units; ++unit, q += ROWS, numbers += PART) add_pairs<1>(sums, numbers, q);
+            for (int r = 0; r < ROWS; ++r)
+                for (int v = 0; v < VECTORS; ++v) store(scores + r * KEYS + key + v * LANES, sums[r][v]);
+        }
     }
 
     template <int ROWS>
-    void add(const Tile<Number>&, const Tile<Number>&, int64_t from, int64_t end, int64_t size, const float* weights,
-             const float* factors, float* sums) const {
-        alignas(64) int32_t rounded[ROWS * TILE / 2];
-        for (int i = 0; i < ROWS * TILE; i += 2 * LANES) store_rounded(rounded + i / 2, load(weights + i), load(weights + i + LANES));
+    void add(const Keys&, const Keys&, const Span& seen, int64_t size, const float* weights, const float* factors, float* sums) const {
+        alignas(64) int32_t rounded[ROWS * KEYS / 2];
+        const Span parts = seen.in_parts<KEYS>();
+        for (int r = 0; r < ROWS; ++r)
+            for (int64_t i = r * KEYS + parts.from; i < r * KEYS + parts.end; i += 2 * LANES)
+                store_rounded(rounded + i / 2, load(weights + i), load(weights + i + LANES));
         for (int64_t d = 0; d < size; d += VECTORS * LANES) {
             Floats kept[ROWS][VECTORS];
             for (int r = 0; r < ROWS; ++r)
                 for (int v = 0; v < VECTORS; ++v) kept[r][v] = times(load(sums + r * size + d + v * LANES), all(factors[r]));
-            for (int64_t pair = from / 2; pair < (end + 1) / 2; ++pair)
-                add_pairs(kept, values_.data() + pair * size + d, rounded + pair, TILE / 2);
+            for (int64_t pair = seen.from / 2; pair < (seen.end + 1) / 2; ++pair)
+                add_pairs<KEYS / 2>(kept, values_.data() + pair * size + d, rounded + pair);
             for (int r = 0; r < ROWS; ++r)
                 for (int v = 0; v < VECTORS; ++v) store(sums + r * size + d + v * LANES, kept[r][v]);
         }
@@ -93,7 +107,7 @@ class DotProducts {
 
   private:
     static constexpr int VECTORS = 2;
-    static_assert(TILE == VECTORS * LANES && DOT_SIZE == VECTORS * LANES);
+    static_assert(PART == VECTORS * LANES && DOT_SIZE == VECTORS * LANES);
 
     // The numbers of two vectors, in their order.
     static void store_rounded(int32_t* to, Floats first, Floats second) {
@@ -106,20 +120,21 @@ class DotProducts {
         return _mm512_or_si512(numbers, _mm512_slli_epi32(_mm512_add_epi32(numbers, all(2 * LANES)), 16));
     }
 
-    // Row r's pair is x[r * stride].
-    template <int ROWS>
-    static void add_pairs(Floats (&sums)[ROWS][VECTORS], const int32_t* numbers, const int32_t* x, int64_t stride) {
+    // Row r's pair is x[r * STRIDE].
+    template <int STRIDE, int ROWS>
+    static void add_pairs(Floats (&sums)[ROWS][VECTORS], const int32_t* numbers, const int32_t* x) {
         __m512bh pairs[VECTORS];
         for (int v = 0; v < VECTORS; ++v) pairs[v] = load_pairs(numbers + v * LANES);
         for (int r = 0; r < ROWS; ++r) {
-            const __m512bh one = all_pairs(x[r * stride]);
+            const __m512bh one = all_pairs(x[r * STRIDE]);
             for (int v = 0; v < VECTORS; ++v) sums[r][v] = _mm512_dpbf16_ps(sums[r][v], one, pairs[v]);
         }
     }
 
-    std::vector<int32_t> q_;       // (rows, size / 2) of pairs, scaled
-    std::vector<int32_t> keys_;    // (size / 2, TILE) of pairs
-    std::vector<int32_t> values_;  // (TILE / 2, size) of pairs
+    std::vector<int32_t> q_;       // blocks of rows, (size / 2, rows) of pairs each, scaled
+    std::vector<int32_t> spare_;   // of a block
+    std::vector<int32_t> keys_;    // (KEYS / PART, size / 2, PART) of pairs
+    std::vector<int32_t> values_;  // (KEYS / 2, size) of pairs
 };
 
 }  // namespace

@@ -5,9 +5,13 @@
 
 namespace {
 
+constexpr int TILE = PART;  // keys: with 64 numbers each, K as it lies and side by side and V stay in the smallest cache
+template <class Number>
+using FloatTile = Tile<Number, TILE>;
+
 // (size, TILE): the keys of a tile, side by side; behind the last one it is repeated. Fetches the values.
 template <class Number>
-void put_side_by_side(const baton::HeadAttention& work, const Tile<Number>& tile, float* to) {
+void put_side_by_side(const baton::HeadAttention& work, const FloatTile<Number>& tile, float* to) {
     for (int64_t key = 0; key < TILE; key += LANES)
         for (int64_t d = 0; d < work.size; d += LANES) {
             Floats lines[LANES];
@@ -42,15 +46,15 @@ void float_scores(const float* q, int64_t size, const float* keys, float* scores
     }
 }
 
-// sums = sums * factors + weights (ROWS, TILE) x values, over the keys [from, end) of the tile. Fetches the next one's keys.
+// sums = sums * factors + weights (ROWS, TILE) x values, over the tile's keys that some row sees. Fetches the next one's keys.
 template <class Number, int ROWS, int VECTORS>
-void add_values(const Tile<Number>& tile, const Tile<Number>& next, int64_t from, int64_t end, int64_t d, int64_t size, const float* weights,
-                const float* factors, float* sums) {
+void add_values(const FloatTile<Number>& tile, const FloatTile<Number>& next, const Span& seen, int64_t d, int64_t size,
+                const float* weights, const float* factors, float* sums) {
     Floats kept[ROWS][VECTORS];
     for (int row = 0; row < ROWS; ++row)
         for (int v = 0; v < VECTORS; ++v)
             kept[row][v] = times(load(sums + row * size + d + v * LANES), all(factors[row]));
-    for (int64_t key = from; key < end; ++key) {
+    for (int64_t key = seen.from; key < seen.end; ++key) {
         Floats numbers[VECTORS];
         for (int v = 0; v < VECTORS; ++v) {
             numbers[v] = load(tile.values[key] + d + v * LANES);
@@ -69,6 +73,8 @@ template <class Kept>
 class FloatProducts {
   public:
     using Number = Kept;
+    static constexpr int KEYS = TILE;
+    static constexpr float UNIT = 1.0f;
 
     void prepare(const baton::HeadAttention& work) {
         q_.resize(work.rows * work.size);
@@ -79,25 +85,25 @@ class FloatProducts {
                 store(q_.data() + row * work.size + d, times(load(work.q[row] + d), scale));
     }
 
-    void lay_out(const baton::HeadAttention& work, const Tile<Number>& tile, const Tile<Number>&) {
+    void lay_out(const baton::HeadAttention& work, const FloatTile<Number>& tile, const FloatTile<Number>&) {
         put_side_by_side(work, tile, keys_.data());
     }
 
     static Floats weights_of(Floats x) { return exp_of(x); }
 
     template <int ROWS>
-    void score(int64_t row, int64_t size, float* scores) const {
+    void score(int64_t row, int64_t size, const Span&, float* scores) const {
         float_scores<ROWS>(q_.data() + row * size, size, keys_.data(), scores);
     }
 
     template <int ROWS>
-    void add(const Tile<Number>& tile, const Tile<Number>& next, int64_t from, int64_t end, int64_t size, const float* weights,
+    void add(const FloatTile<Number>& tile, const FloatTile<Number>& next, const Span& seen, int64_t size, const float* weights,
              const float* factors, float* sums) const {
         int64_t d = 0;
         constexpr int VECTORS = float_vectors(ROWS);
         for (; d + VECTORS * LANES <= size; d += VECTORS * LANES)
-            add_values<Number, ROWS, VECTORS>(tile, next, from, end, d, size, weights, factors, sums);
-        for (; d < size; d += LANES) add_values<Number, ROWS, 1>(tile, next, from, end, d, size, weights, factors, sums);
+            add_values<Number, ROWS, VECTORS>(tile, next, seen, d, size, weights, factors, sums);
+        for (; d < size; d += LANES) add_values<Number, ROWS, 1>(tile, next, seen, d, size, weights, factors, sums);
     }
 
   private:
