@@ -63,6 +63,9 @@ class AttentionMeta:
     """Where the sequences' recurrent states lie. None where the model has none."""
     adapters: Mapping[str, Rows] = field(default_factory=dict[str, Rows])
     """The rows for which an adapter changes the model, by the adapter's name; empty where it does so for none."""
+    read_lens: tuple[int, ...] | None = None
+    """(B,) the last rows of each sequence of which the state behind the last layer is read: that of others need not be computed.
+    None means that all are read."""
     is_fixed: bool = False
     """Whether lengths and blocks are in device memory that a `FixedDecode` fills before each step. The fields above then mean
     nothing."""
@@ -88,6 +91,7 @@ class AttentionMeta:
         slots: Tensor,
         states: StateBlocks | None = None,
         adapters: Mapping[str, Rows] | None = None,
+        read_lens: tuple[int, ...] | None = None,
     ) -> "AttentionMeta":
         return cls(
             query_starts=tuple(accumulate(query_lens, initial=0)),
@@ -97,6 +101,7 @@ class AttentionMeta:
             slots=slots,
             states=states,
             adapters=adapters or {},
+            read_lens=read_lens,
         )
 
     @classmethod
@@ -281,8 +286,9 @@ FusedLayers = Callable[
     [Tensor, Sequence[tuple[Tensor, Tensor]], Sequence[KVLayer], AttentionMeta], tuple[Tensor, Tensor] | None
 ]
 """(x (T, N), cosines and sines (T, D) of each rotation, each layer's KV, meta) -> the residual behind the last layer, and what is
-to be added to it, (T, N) each; or None, with nothing done, for a step that is better computed one operation after the other. `x`
-may be overwritten. The results have the bits of the single operations."""
+to be added to it, (T, N) each, of which rows that `meta.read_lens` leaves out may be anything; or None, with nothing done, for a
+step that is better computed one operation after the other. `x` may be overwritten. The results have the bits of the single
+operations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -140,8 +140,11 @@ class PackedBatch:
         block_size: int,
         pack: Pack,
         num_state_blocks: int = 0,
+        read_lens: tuple[int, ...] | None = None,
     ) -> None:
-        """`seqs[i]` belongs to `work[i]`. The first `num_state_blocks` of a sequence have its state."""
+        """`seqs[i]` belongs to `work[i]`. The first `num_state_blocks` of a sequence have its state. `read_lens` is as in
+        `AttentionMeta`."""
+        self._read_lens = read_lens
         self._lens = tuple(item.count for item in work)
         self._context_lens = tuple(item.start + item.count for item in work)
         tables = [seq.block_table(item.block_ids) for item, seq in zip(work, seqs, strict=True)]
@@ -176,7 +179,7 @@ class PackedBatch:
             states = StateBlocks(blocks(), begins(), self._num_guesses)
         adapters = self._adapters.rows()
         meta = AttentionMeta.over(
-            self._lens, self._context_lens, self._tables, self._slots(), states, adapters
+            self._lens, self._context_lens, self._tables, self._slots(), states, adapters, self._read_lens
         )
         return Batch(tokens, self._positions(), meta, self._sample_rows())
 

@@ -31,6 +31,18 @@ def read_prompts(
         at += item.count
 
 
+def read_lens(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> tuple[int, ...]:
+    """Return of how many last tokens of each of `work` the hidden state is read, for draws or for what `seqs` ask of a prompt."""
+    return tuple(
+        item.count
+        if seq.scores is not None or seq.sampling.pooling
+        else item.num_draws
+        if item.samples
+        else 0
+        for item, seq in zip(work, seqs, strict=True)
+    )
+
+
 def with_prompt(drawn: Sampled, seq: RankSeq, readout: Readout) -> Sampled:
     """Return the first token of `seq` with what was kept of its prompt, which is given up."""
     scores, pooled = seq.scores, seq.pooled

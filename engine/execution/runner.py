@@ -18,7 +18,7 @@ from engine.execution.freeing import freeing
 from engine.execution.guessed_states import GuessedStates, guessed_states
 from engine.execution.kv_pool import DevicePool
 from engine.execution.picture_rows import PictureRows
-from engine.execution.prompt_outputs import read_prompts
+from engine.execution.prompt_outputs import read_lens, read_prompts
 from engine.execution.shaping import host_needs
 from engine.execution.step_memory import HostSteps, Pack, StepIO, Steps
 from models.causal_model import CausalModel
@@ -110,7 +110,8 @@ class Runner:
         if graphs is not None and size:
             inputs: Replay | PackedBatch = graphs.pack(size, plan.work, seqs, pack)
         else:
-            inputs = PackedBatch(plan.work, seqs, self._block_size, pack, self._num_state_blocks)
+            read = read_lens(plan.work, seqs) if self._on_hidden is None else None
+            inputs = PackedBatch(plan.work, seqs, self._block_size, pack, self._num_state_blocks, read)
         asked = self._draws.ask(plan.work, seqs, pack)
         pack.send(io.upload)
         computed = self._computed(plan.work, seqs, inputs, io, layer_done)

@@ -1,12 +1,15 @@
-"""All layers of a dense decoder as one native call (`src/layers.h`), for steps of few tokens.
+"""All layers of a dense decoder as one native call (`src/layers.h`).
 
 Where each operation is a call of its own, the threads that multiply sleep while Python is on its way to the next one, and are
-woken again. Here they have one job, whose tasks are those of the single operations, so that no bit changes."""
+woken again. Here they have one job, whose tasks are those of the single operations, so that no bit changes. Behind the last
+layer's keys and values only rows that are read are computed: of a prompt's tokens, the last."""
 
+import operator
 import weakref
 from collections.abc import Mapping, Sequence
 from ctypes import addressof, byref, c_void_p
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import torch
@@ -20,8 +23,6 @@ from kernels.cpu.pages import result
 from kernels.ops import AttentionMeta, DenseLayer, FusedLayers, Gate, KVLayer
 from kernels.packed import LinearWeight
 
-MOST_ROWS: Final = 64
-"""Tokens of the largest step that is computed so. With more the operations take so long that the way to them does not count."""
 _KEPT: Final = (torch.float32, torch.bfloat16)
 """What pools may have; bfloat16 only where rows are rounded to it."""
 GATES: Final[dict[Gate, int]] = {"silu": SILU, "gelu_tanh": GELU}
@@ -116,7 +117,7 @@ class NativeLayers:
         kv: Sequence[KVLayer],
         meta: AttentionMeta,
     ) -> tuple[Tensor, Tensor] | None:
-        if meta.is_fixed or not 0 < len(x) <= MOST_ROWS or x.dtype != torch.float32:
+        if meta.is_fixed or not len(x) or x.dtype != torch.float32:
             return None
         if len(kv) != self._num_layers:
             raise ValueError(f"fused layers take KV of {self._num_layers} layers, not of {len(kv)}")
@@ -137,6 +138,7 @@ class NativeLayers:
         shape, rows = self._shape, len(x)
         slots = checked_slots(meta, rows, pools.num_blocks * pools.block_size)
         starts, contexts, tables = attention.sequences_of(meta, pools.num_blocks, pools.block_size)
+        read = starts if meta.read_lens is None else torch.tensor((0, *accumulate(meta.read_lens)))
         addresses = c_void_p * len(rotations)
         cosines, sines = (
             addresses(*(each.data_ptr() for each in kind)) for kind in zip(*rotations, strict=True)
@@ -156,6 +158,7 @@ class NativeLayers:
             sequences=len(meta.query_lens),
             slots=slots.data_ptr(),
             query_starts=starts.data_ptr(),
+            read_starts=read.data_ptr(),
             context_lens=contexts.data_ptr(),
             tables=tables.data_ptr(),
             number=attention.NUMBERS[pools.dtype],
@@ -173,6 +176,11 @@ class NativeLayers:
             raise ValueError(
                 f"fused layers take rows ({meta.query_starts[-1]}, {shape.hidden}), as the step says, "
                 f"not {tuple(x.shape)}"
+            )
+        read = meta.query_lens if meta.read_lens is None else meta.read_lens
+        if len(read) != len(meta.query_lens) or any(map(operator.gt, read, meta.query_lens)) or min(read) < 0:
+            raise ValueError(
+                f"fused layers take at most {meta.query_lens} rows that are read, not {meta.read_lens}"
             )
         angles = [each for rotation in rotations for each in rotation]
         if len(rotations) < self._num_rotations or not all(

@@ -41,7 +41,7 @@ class LayerStep(Structure):
         *_pointers("x", "added"),
         *_whole("rows", "hidden", "row_isa", "attention_isa", "heads", "kv_heads", "size"),
         *_whole("block_size", "sequences"),
-        *_pointers("slots", "query_starts", "context_lens", "tables"),
+        *_pointers("slots", "query_starts", "read_starts", "context_lens", "tables"),
         *_whole("number"),
         *_pointers("pools", "cos", "sin"),
     )

@@ -54,11 +54,13 @@ void FeedForwardTasks::add_phases(std::vector<Phase>& phases) const {
 void feed_forward(const FeedForward& work, const float* x, int64_t rows, float* out, int threads) {
     static thread_local FeedForwardMemory memory;
     const int64_t inputs = work.gate_up.layout.inputs, outputs = work.down.layout.outputs;
-    reserved(memory.inner, std::min(rows, TASK_ROWS) * work.down.layout.inputs);
+    const Blocks blocks(rows, PIECE_ROWS);
+    reserved(memory.inner, blocks.each * work.down.layout.inputs);
     std::deque<FeedForwardTasks> pieces;
     std::vector<Phase> phases;
-    for (int64_t row = 0; row < rows; row += TASK_ROWS) {
-        pieces.emplace_back(work, x + row * inputs, std::min(rows - row, TASK_ROWS), out + row * outputs, threads, memory);
+    for (int64_t i = 0; i < blocks.count; ++i) {
+        const int64_t row = i * blocks.each;
+        pieces.emplace_back(work, x + row * inputs, blocks.size(i), out + row * outputs, threads, memory);
         const Product& first = pieces.back().first();
         phases.push_back(phase_of<&Product::lay_out>(first.num_laid_out(), first));
         pieces.back().add_phases(phases);

@@ -34,6 +34,9 @@ class GatedProduct {
     int threads_;
 };
 
+// Rows of a block that are computed at once: what lies between its products stays in a cache.
+constexpr int64_t PIECE_ROWS = TASK_ROWS;
+
 struct FeedForward {
     Matrix gate_up;
     int64_t gate;
@@ -62,8 +65,7 @@ class FeedForwardTasks {
     GatedProduct gated_;
 };
 
-// x (rows, K) -> out (rows, outputs of `down`), as many rows at a time as a panel is multiplied with: what lies between the products
-// stays in a cache.
+// x (rows, K) -> out (rows, outputs of `down`)
 void feed_forward(const FeedForward& work, const float* x, int64_t rows, float* out, int threads);
 
 }  // namespace baton

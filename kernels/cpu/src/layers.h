@@ -24,7 +24,7 @@ struct GivenLayer {
 };
 
 struct LayerStep {
-    float* x;      // (rows, hidden): the residual, which is overwritten
+    float* x;      // (rows, hidden): the residual, which is overwritten; of rows that are not read it is anything
     float* added;  // (rows, hidden): what is to be added to it behind the last layer, which is written
     int64_t rows, hidden;
     int64_t row_isa, attention_isa;
@@ -33,6 +33,7 @@ struct LayerStep {
     int64_t sequences;
     const int64_t* slots;          // (rows,)
     const int64_t* query_starts;   // (sequences + 1,)
+    const int64_t* read_starts;    // (sequences + 1,): the same of the last rows of each that are read behind the last layer
     const int64_t* context_lens;   // (sequences,)
     const int64_t* const* tables;  // (sequences,) of the context's blocks each
     int64_t number;                // what pools have: 0 float32, or 1 bfloat16, which is for AVX512_BF16

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.cpu import library
 from kernels.cpu.attention import attend
-from kernels.cpu.dense_layers import MOST_ROWS, fuse
+from kernels.cpu.dense_layers import fuse
 from kernels.cpu.elementwise import add_norm_with, gate_with, norm_with, turn_with
 from kernels.cpu.linear import Layout, Panels, packed, packed_int4, packed_int8
 from kernels.ops import AttentionMeta, AttentionPart, DenseLayer, Gate, KVLayer, MlpPart, ScaledKV
@@ -26,7 +26,7 @@ STEPS: dict[str, list[tuple[int, int]]] = {
     "two": [(1, 7), (1, 90)],
     "eight": [(1, 5 * i + 1) for i in range(8)],
     "guesses": [(3, 20), (1, 9), (5, 5)],
-    "the most": [(1, 3), (MOST_ROWS - 1, 80)],
+    "a prompt": [(1, 3), (199, 230)],
 }
 Rotation = tuple[Tensor, Tensor]
 
@@ -201,6 +201,27 @@ def test_no_bit_differs_over_pools_of_bfloat16(
     assert fused(x, rotations, [own[0], *floats[1:]], meta) is None
 
 
+@pytest.mark.parametrize("read", [(2, 0, 1, 70), (0, 1, 0, 0), (0, 0, 0, 0), (3, 1, 5, 130)], ids=str)
+def test_rows_that_are_read_have_the_bits_of_a_step_that_reads_all(
+    isa: library.Isa, read: tuple[int, ...], threads: int
+) -> None:
+    torch.manual_seed(7)
+    fused = fuse([layer(Layout.INT8, isa, index) for index in range(2)], isa)
+    assert fused is not None
+    x, rotations, kv, meta = step_of([(3, 20), (1, 9), (5, 5), (130, 140)], 2)
+    of_all, of_some = kv, [pool.clone() for pool in kv]
+    wanted = fused(x.clone(), rotations, of_all, meta)
+    got = fused(x.clone(), rotations, of_some, replace(meta, read_lens=read))
+    assert wanted is not None
+    assert got is not None
+    ends = meta.query_starts[1:]
+    rows = [row for end, count in zip(ends, read, strict=True) for row in range(end - count, end)]
+    for some, every in zip(got, wanted, strict=True):
+        assert torch.equal(some[rows], every[rows])
+    assert all(map(torch.equal, of_some, of_all))
+    assert all(each.isfinite().all() for each in got)
+
+
 def test_8_bits_with_zero_points_and_layers_of_different_formats() -> None:
     torch.manual_seed(3)
     isa = library.fastest_exact()
@@ -240,8 +261,6 @@ def test_other_steps_and_layers_are_left_alone() -> None:
     simple = layer(Layout.FLOAT32, isa, 0)
     fused = fuse([simple])
     assert fused is not None
-    x, rotations, kv, meta = step_of([(MOST_ROWS + 1, MOST_ROWS + 1)], 1)
-    assert fused(x, rotations, kv, meta) is None
     x, rotations, kv, meta = step_of([(1, 9)], 1)
     in_bytes = ScaledKV(kv[0].to(torch.int8), torch.ones(kv[0].shape[:-1]))
     assert fused(x, rotations, [in_bytes], meta) is None
@@ -269,6 +288,8 @@ def test_what_pointers_cannot_know_is_checked() -> None:
         (x, rotations, [kv[0][:, :, :1].contiguous()], meta),
         (x, rotations, [kv[0][:1]], meta),
         (x, rotations, kv, beyond),
+        (x, rotations, kv, replace(meta, read_lens=(3, 1), cache={})),
+        (x, rotations, kv, replace(meta, read_lens=(1,), cache={})),
     ]
     for given in wrong:
         with pytest.raises(ValueError, match="takes?"):
