@@ -49,7 +49,8 @@ Load = Callable[[str, str], Launch]
 def load_launch(source: str, name: str) -> Launch:
     """Raises what cupy raises where it cannot compile."""
     cupy = importlib.import_module("cupy")
-    kernel = cupy.RawKernel(source, name)
+    # Fractions in hexadecimal are of this standard, and cupy's own choice is an older one.
+    kernel = cupy.RawKernel(source, name, options=("-std=c++17",))
     kernel.compile()
 
     def launch(programs: int, threads: int, arguments: Sequence[np.generic], stream: int) -> None:
@@ -152,7 +153,10 @@ class CudaDevice:
 
     def allocate(self, num_bytes: int) -> Region:
         address = self.call("malloc", num_bytes)
-        self.call("memset", address, 0, num_bytes)
+        # On a stream of its own, and over when this returns: zeros that wait for the model's work would overwrite what another
+        # stream has put there meanwhile.
+        self.call("memsetAsync", address, 0, num_bytes, self._zeroing)
+        self.call("streamSynchronize", self._zeroing)
         self._allocated[address] = num_bytes
         return Region(self.number, address, num_bytes)
 
@@ -174,7 +178,7 @@ class CudaDevice:
         return _ArrayInterface(region)
 
     def export(self, region: Region) -> tuple[bytes, int]:
-        for address, num_bytes in self._allocated.items():
+        for address, num_bytes in list(self._allocated.items()):
             if address <= region.address < address + num_bytes:
                 return bytes(self.call("ipcGetMemHandle", address)), region.address - address
         raise DeviceError("only memory that was allocated here can be shared with other processes")
@@ -186,6 +190,10 @@ class CudaDevice:
 
     def shut(self, region: Region) -> None:
         self.call("ipcCloseMemHandle", region.address)
+
+    @cached_property
+    def _zeroing(self) -> int:
+        return self.call("streamCreateWithFlags", self.runtime.streamNonBlocking)
 
     @cached_property
     def many_copies(self) -> ManyCopies | None:

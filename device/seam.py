@@ -124,7 +124,7 @@ class ComputeDevice(Protocol):
         ...
 
     def allocate(self, num_bytes: int) -> Region:
-        """Memory of the device, zeroed."""
+        """Memory of the device, zeroed when this returns."""
         ...
 
     def pinned(self, num_bytes: int) -> Region:

@@ -37,7 +37,6 @@ def take_device_memory(device: ComputeDevice, num_bytes: int) -> PoolMemory:
     """Allocate a pool, zeroed, which is given back with its last user, and behind it room to convert its KV in. Raises
     DeviceError."""
     memory = PoolMemory(device, device.allocate(num_bytes + _STAGING_BYTES), Poller())
-    memory.poller.wait([device.compute.record()])  # a device is asked for zeros, and writes them later
     finalizer = weakref.finalize(memory, device.free, memory.region)
     finalizer.atexit = False  # the driver frees the memory of a process that ends
     return memory

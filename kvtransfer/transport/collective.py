@@ -63,7 +63,6 @@ class _Copies:
     def __init__(self, pool: PoolMemory, name: str) -> None:
         self._pool = pool
         self._stream = pool.device.stream(name)
-        self._stream.wait(pool.device.compute.record())  # behind the zeros of the buffers
         self.close = self._stream.close
 
     def into_pool(self, runs: Sequence[CopyRun], buffer: Region) -> None:

@@ -53,7 +53,6 @@ class Communicator:
             for _ in range(NUM_BUFFERS):
                 self.buffers.append(device.allocate(BUFFER_BYTES))
                 self._tensors.append(torch.as_tensor(device.array(self.buffers[-1])))
-            self._stream.wait(device.compute.record())  # a device is asked for zeros, and writes them later
             self._group = _nccl(store, rank) if backend == "nccl" else _gloo(store, rank, hostname)
             self.start(0, 1)
             self.finish(0)

@@ -5,6 +5,7 @@ import itertools
 import mmap
 import os
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -15,7 +16,8 @@ class CUDARuntimeError(RuntimeError):
 
 
 class FakeRuntime:
-    """What `device.cuda.CudaDevice` calls, with cupy's signatures. Addresses are real, and all work is done as it is launched."""
+    """What `device.cuda.CudaDevice` calls, with cupy's signatures. Addresses are real, and all work is done as it is launched,
+    but for that of the default stream while that is `busy`."""
 
     CUDARuntimeError = CUDARuntimeError
     memcpyDefault = 4
@@ -33,9 +35,18 @@ class FakeRuntime:
         """What events say of their work: an error's number."""
         self.largest = 1 << 30
         """The most bytes that it allocates."""
+        self.busy = False
+        self._waiting: list[Callable[[], object]] = []
 
     def view(self, address: int) -> memoryview:
         return memoryview(self._maps[address])
+
+    def end_step(self) -> None:
+        """The default stream goes on with what waits there."""
+        self.busy = False
+        for work in self._waiting:
+            work()
+        self._waiting.clear()
 
     def free_all(self) -> None:
         for path in self._paths.values():
@@ -69,10 +80,13 @@ class FakeRuntime:
         self.free(ptr)
 
     def memset(self, ptr: int, value: int, size: int) -> None:
-        ctypes.memset(ptr, value, size)
+        self.memsetAsync(ptr, value, size, 0)
+
+    def memsetAsync(self, ptr: int, value: int, size: int, stream: int) -> None:
+        self._do(stream, lambda: ctypes.memset(ptr, value, size))
 
     def memcpyAsync(self, dst: int, src: int, size: int, kind: int, stream: int) -> None:
-        ctypes.memmove(dst, src, size)
+        self._do(stream, lambda: ctypes.memmove(dst, src, size))
 
     def streamCreateWithFlags(self, flags: int) -> int:
         stream = next(self._numbers)
@@ -111,6 +125,12 @@ class FakeRuntime:
 
     def ipcCloseMemHandle(self, devPtr: int) -> None:
         del self._maps[devPtr]
+
+    def _do(self, stream: int, work: Callable[[], object]) -> None:
+        if self.busy and not stream:
+            self._waiting.append(work)
+        else:
+            work()
 
     def _map(self, path: str) -> int:
         try:

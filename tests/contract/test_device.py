@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import Iterator
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -201,6 +202,17 @@ def test_work_that_failed_on_a_gpu_is_an_error_for_whoever_asks() -> None:
     runtime.free_all()
 
 
+def test_zeros_overwrite_nothing_that_is_put_into_new_memory_while_a_model_computes() -> None:
+    runtime = FakeRuntime()
+    device, runtime.busy = CudaDevice(0, runtime), True
+    there, stream = device.allocate(64), device.stream("step inputs")
+    stream.copy([Copy(there, filled(device, b"kv" * 32))])
+    runtime.end_step()
+    assert content_of(device, there, Poller()) == b"kv" * 32
+    stream.close()
+    runtime.free_all()
+
+
 def test_what_a_gpu_has_no_memory_for_is_told_apart_from_other_errors() -> None:
     runtime = FakeRuntime()
     device, runtime.largest = CudaDevice(0, runtime), 64
@@ -231,10 +243,22 @@ def test_memory_is_shared_by_a_handle_and_how_far_into_it() -> None:
 def test_every_call_that_is_made_is_one_of_cupys() -> None:
     runtime = pytest.importorskip("cupy.cuda.runtime")
     ours = [
-        name for name in dir(FakeRuntime) if not name.startswith("_") and name not in ("view", "free_all")
+        name
+        for name in dir(FakeRuntime)
+        if not name.startswith("_") and name not in ("view", "free_all", "end_step")
     ]
     assert not [name for name in ours if not hasattr(runtime, name)]
     assert cuda.load_runtime() is runtime
+
+
+def test_kernels_are_compiled_by_the_standard_that_they_are_written_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NVRTC refuses fractions in hexadecimal by C++14, which cupy asks for where nobody says otherwise."""
+    cupy = Mock()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    cuda.load_launch("source", "name")
+    cupy.RawKernel.assert_called_once_with("source", "name", options=("-std=c++17",))
 
 
 def test_the_host_cannot_reach_a_gpus_memory() -> None:
