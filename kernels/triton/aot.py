@@ -65,8 +65,12 @@ def compile_launches(capability: int, launch: Callable[[], object]) -> list[Buil
     """Run `launch`, whose tensors are all on the meta device, and compile every kernel it launches.
 
     Not for processes with TRITON_INTERPRET, and not thread-safe: triton's driver is replaced meanwhile."""
-    builds: list[Build] = []
-    with _recorded(capability) as compiled:
+    builds, compiled, run = list[Build](), [], JITFunction.run
+
+    def compile_only(kernel, *args, grid, warmup, **kwargs):
+        compiled.append(run(kernel, *args, grid=grid, warmup=True, **kwargs))
+
+    with launches_given_to(capability, compile_only):
         launch()
     for kernel in compiled:
         metadata = kernel.metadata
@@ -85,17 +89,13 @@ def compile_launches(capability: int, launch: Callable[[], object]) -> list[Buil
 
 
 @contextmanager
-def _recorded(capability: int) -> Iterator[list]:
-    compiled: list = []
+def launches_given_to(capability: int, take: Callable[..., object]) -> Iterator[None]:
+    """Meanwhile `take` is called in place of `JITFunction.run`, for an absent GPU."""
     run, active = JITFunction.run, driver._active
-
-    def compile_only(self, *args, grid, warmup, **kwargs):
-        compiled.append(run(self, *args, grid=grid, warmup=True, **kwargs))
-
-    JITFunction.run = compile_only
+    JITFunction.run = take
     driver.set_active(_AbsentGpu(capability))
     try:
-        yield compiled
+        yield
     finally:
         JITFunction.run = run
         driver._active = active

@@ -26,7 +26,7 @@ from kernels.triton.attention_config import (
     smallest_split,
 )
 from kernels.triton.platform import num_programs
-from kernels.triton.tiles import Items, Tiles
+from kernels.triton.tiles import Items, Tiles, aligned
 
 Splits = tuple[np.ndarray, np.ndarray, int]
 """(num_seqs,) int32 each: the first split of each sequence's context, and how many it has; tokens of one."""
@@ -140,10 +140,11 @@ class _Plan:
 
     @classmethod
     def make(cls, config: AttentionConfig, tiles: Tiles, most: int, split: _Split) -> "_Plan":
-        """Make a plan with places for `most` splits."""
+        """Make a plan with places for at least `most` splits."""
         assert config.heads <= config.block_m
-        memory = torch.empty(2 * most + tiles.num_tiles + 1, dtype=torch.int32, device=tiles.table.device)
-        items = Items(*memory.split([most, most, tiles.num_tiles, 1]))
+        places = aligned(most)
+        memory = torch.empty(2 * places + tiles.num_tiles + 1, dtype=torch.int32, device=tiles.table.device)
+        items = Items(*memory.split([places, places, tiles.num_tiles, 1]))
         return cls(
             ContextPart(tiles=tiles, config=config, num_splits=1, split_tokens=0, in_parts=True, items=items),
             split,

@@ -70,7 +70,7 @@ def four_bit_product(
     return acc
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _four_bit_kernel(
     x, words, scales, zeros, bias, out, M, N, K, x_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, FLOAT4: tl.constexpr, OFFSET: tl.constexpr,

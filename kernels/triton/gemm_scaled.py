@@ -53,7 +53,7 @@ def tile_of(index, num_m, num_n, BAND: tl.constexpr):
     return first + within % height, within // height
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M", "a_scale_stride", "b_scale_stride"])
 def _gemm_kernel(
     a, b, a_scales, b_scales, bias, out, M, N, K, a_scale_stride, b_scale_stride, out_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,

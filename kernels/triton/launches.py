@@ -140,10 +140,10 @@ def _scaled(rows: int, dtype: torch.dtype, *, blockwise: bool = False) -> None:
 
 def _four_bit(group: int, scales: torch.dtype, zeros: torch.dtype | None) -> None:
     for rows in (16, TOKENS):
-        linear_four_bit(tensor(rows, HIDDEN), _nibbles((HIDDEN, MIDDLE), group, scales, zeros))
+        linear_four_bit(tensor(rows, HIDDEN), four_bit((HIDDEN, MIDDLE), group, scales, zeros))
 
 
-def _nibbles(shape: tuple[int, ...], group: int, scales: torch.dtype, zeros: torch.dtype | None) -> FourBit:
+def four_bit(shape: tuple[int, ...], group: int, scales: torch.dtype, zeros: torch.dtype | None) -> FourBit:
     """Four-bit weights of `shape` (.., inputs, outputs)."""
     *rest, inputs, outputs = shape
     each = (*rest, -(-inputs // group), outputs)
@@ -187,7 +187,7 @@ def _eight_bit_groups(rows: int, dtype: torch.dtype, *, blockwise: bool = False)
 
 
 def _four_bit_groups(rows: int, group: int, scales: torch.dtype, zeros: torch.dtype | None) -> None:
-    _packed_groups(rows, lambda outputs, inputs: _nibbles((32, inputs, outputs), group, scales, zeros), 2880)
+    _packed_groups(rows, lambda outputs, inputs: four_bit((32, inputs, outputs), group, scales, zeros), 2880)
 
 
 def _roundings(dtype: torch.dtype) -> None:

@@ -151,7 +151,17 @@ def draw(logits: Tensor, draws: DrawShapes, masks: Masks | None = None) -> Tenso
     return sample(logits, temperature.float(), top_k.int(), top_p.float(), min_p.float(), uniforms)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "rows",
+        "tokens",
+        "counts",
+        "repetition",
+        "presence",
+        "frequency",
+        "num_entries",
+    ]
+)
 def _penalty_kernel(
     logits, rows, tokens, counts, repetition, presence, frequency, num_entries, stride, BLOCK: tl.constexpr
 ):

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from kernels.ops import AttentionMeta
 
+_ALIGNED = 4
+"""int32 in 16 bytes, the alignment that Triton asks arguments for."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiles:
@@ -73,8 +76,7 @@ def cut(
         np.array(meta.context_lens, np.int32),
         table.ravel(),
     ]
-    uploaded = torch.from_numpy(np.concatenate(parts)).to(device, non_blocking=True)
-    tile_seqs, tile_tokens, starts, query_lens, context_lens, flat = uploaded.split([len(p) for p in parts])
+    tile_seqs, tile_tokens, starts, query_lens, context_lens, flat = _uploaded(parts, device)
     return Tiles(
         tile_seqs=tile_seqs,
         tile_tokens=tile_tokens,
@@ -84,6 +86,23 @@ def cut(
         table=flat.view(table.shape),
         longest=tiles[0][0],
     )
+
+
+def _uploaded(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Bring int32 arrays to the device in one piece, each to a place of the same alignment whatever the lengths: kernels are
+    compiled for their arguments' alignment, which would take seconds in the middle of serving."""
+    ends = np.cumsum([aligned(len(part)) for part in parts]).tolist()
+    packed = np.zeros(ends[-1], np.int32)
+    starts = [end - aligned(len(part)) for part, end in zip(parts, ends, strict=True)]
+    for part, start in zip(parts, starts, strict=True):
+        packed[start : start + len(part)] = part
+    uploaded = torch.from_numpy(packed).to(device, non_blocking=True)
+    return [uploaded[start : start + len(part)] for part, start in zip(parts, starts, strict=True)]
+
+
+def aligned(count: int) -> int:
+    """Return how many int32 to keep for `count` of them, so that what is behind them is aligned as they are."""
+    return triton.cdiv(count, _ALIGNED) * _ALIGNED
 
 
 @triton.jit
