@@ -4,6 +4,7 @@ Invariant: when a step ends, the host's copy has what the device has written in 
 whole and may be brought to the device again. The GPU itself moves the bytes, through a mapping of the host's memory. Each vector
 that is written crosses the bus once, and so does a block that is first read after others may have filled it."""
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,11 @@ class MirroredPool:
     is_told = True
 
     def __init__(self, shard: KVShard, num_blocks: int, buffer: memoryview, device: torch.device) -> None:
-        flat = _seen_by(device, bytes_of(shard, num_blocks, buffer))
+        host = bytes_of(shard, num_blocks, buffer)
+        flat = _seen_by(device, host)
+        if device.type == "cuda":
+            # With the pool, and before the buffer can be unmapped: what is mapped there later could not be locked again.
+            weakref.finalize(self, _unlock, host).atexit = False
         self._host = pool_parts(shard, num_blocks, flat)
         own = torch.zeros(shard.pool_bytes(num_blocks + 1), dtype=flat.dtype, device=device)
         self._pool = pool_parts(shard, num_blocks + 1, own)
@@ -68,6 +73,11 @@ class MirroredPool:
         if self.device.type == "cuda":
             # Without cupy there is no event that a thread could ask in the host's place (device/cuda.py).
             torch.cuda.current_stream(self.device).synchronize()
+
+
+def _unlock(host: Tensor) -> None:
+    cudart: Any = torch.cuda.cudart()
+    cudart.cudaHostUnregister(host.data_ptr())
 
 
 class _DeviceMemory:

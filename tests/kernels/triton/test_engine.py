@@ -1,5 +1,6 @@
 """A rank's steps on the Triton kernels, from a plan to what is said of the tokens."""
 
+import mmap
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ def runner_of(folder: Path, device: torch.device, ops: Ops, kv_dtype: str = "flo
     layout = spec.kv_layout(BLOCK_SIZE, "float32")
     scales = "none" if kv_dtype == "float32" else "vector"
     shard = KVShard.whole(replace(layout, dtype=kv_dtype, scales=scales))
-    buffer = memoryview(bytearray(shard.pool_bytes(NUM_BLOCKS)))
+    buffer = memoryview(mmap.mmap(-1, shard.pool_bytes(NUM_BLOCKS)))  # pages of its own, which a GPU locks
     return Runner(model, MirroredPool(shard, NUM_BLOCKS, buffer, device), BLOCK_SIZE)
 
 
