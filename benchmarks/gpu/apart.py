@@ -56,7 +56,9 @@ async def running(values: Values) -> AsyncGenerator[Frontend]:
         stack.push_async_callback(frontend.close)
         _during(stack, frontend.run())
         given = {"values": dict(values), "key": key.hex(), "scheduler": mail.address}
-        children = [await stack.enter_async_context(_child(role, given)) for role in roles]
+        children = [
+            await stack.enter_async_context(_child(role, given, _environment(config, role))) for role in roles
+        ]
         async with asyncio.timeout(_START_S):
             await _all_here(frontend, children)
         yield frontend
@@ -71,10 +73,23 @@ def _during(stack: contextlib.AsyncExitStack, work: Any) -> None:
     stack.push_async_callback(cancel, asyncio.create_task(work))
 
 
+def _environment(config: ClusterConfig, role: Role) -> dict[str, str]:
+    """Return an instance's. It is bounded before it starts, since its imports ask CUDA already. Raises ConfigError."""
+    env, pool = os.environ.copy(), config.prefill if role == "prefill" else config.decode
+    if pool.shares_card:
+        bound_processors(pool.most_sms, f"{role}.sm_share", env)
+    return env
+
+
 @contextlib.asynccontextmanager
-async def _child(role: Role, given: dict[str, Any]) -> AsyncGenerator[asyncio.subprocess.Process]:
+async def _child(
+    role: Role, given: dict[str, Any], env: dict[str, str]
+) -> AsyncGenerator[asyncio.subprocess.Process]:
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "benchmarks.gpu.apart", role), cwd=ROOT, stdin=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "benchmarks.gpu.apart", role),
+        cwd=ROOT,
+        env=env,
+        stdin=asyncio.subprocess.PIPE,
     )
     assert child.stdin is not None
     child.stdin.write(json.dumps(given).encode() + b"\n")
@@ -121,12 +136,7 @@ def _no_ranks(_: object) -> Any:
 def main() -> None:
     role: Any = sys.argv[1]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    given = json.loads(sys.stdin.readline())
-    config = load(given["values"], {}, {})
-    pool = config.prefill if role == "prefill" else config.decode
-    if pool.shares_card:
-        bound_processors(pool.most_sms, f"{role}.sm_share", os.environ)
-    asyncio.run(_serve(role, given))
+    asyncio.run(_serve(role, json.loads(sys.stdin.readline())))
     os._exit(0)  # threads of the instance may wait for each other
 
 
