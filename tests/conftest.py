@@ -43,6 +43,7 @@ _NOTHING_SHARED = (
     "tests/engine/execution/test_devices.py",
     "tests/kernels/test_triton_aot.py",
     "tests/kernels/test_triton_interpreted.py",
+    "tests/kernels/triton/",
     "tests/parallel/test_served_grid.py",
 )
 """Tests that take long and share no fixture: each goes to the worker that is free."""

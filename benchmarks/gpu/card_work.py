@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from benchmarks.gpu.rank import BLOCK_SIZE, Rank, ahead, decode_plans, prefill_plan
@@ -28,7 +29,6 @@ _PROMPT_TOKENS = 24 if INTERPRETED else 2048
 _NUM_BYTES = 1 << (16 if INTERPRETED else 30)
 _PIECE_BYTES, _SHORT_BYTES = (1 << 12, 1 << 8) if INTERPRETED else (8 << 20, 4 << 10)
 _NUM_SHORT = 16 if INTERPRETED else 4096
-_PATTERN = np.arange(256, dtype=np.uint8)
 
 
 class Tokens:
@@ -83,7 +83,7 @@ class Copies:
         self._handle, self._offset = self._device.export(self._source)
         pinned = self._device.pinned(_NUM_BYTES)
         view = np.frombuffer(self._device.host_view(pinned, write=True), np.uint8)
-        view[:] = np.resize(_PATTERN, _NUM_BYTES)
+        view[:] = _pattern()
         self._copy([Copy(self._source, pinned)])
         self._device.free(pinned)
         self.run_short()
@@ -113,7 +113,6 @@ def opened(handle: str, offset: int) -> dict[str, float]:
     """Copy what another process has written to memory of this one, and return how much of it is that, and how fast it was."""
     device, poller = _device(), Poller()
     stream, own = device.stream("copies"), device.allocate(_NUM_BYTES)
-    poller.wait([device.compute.record()])
     theirs = device.open(bytes.fromhex(handle), offset + _NUM_BYTES).part(offset, _NUM_BYTES)
     pieces, times = _pieces(own, theirs, _PIECE_BYTES, _NUM_BYTES // _PIECE_BYTES), list[float]()
     for _ in range(3):
@@ -125,8 +124,12 @@ def opened(handle: str, offset: int) -> dict[str, float]:
     stream.copy([Copy(pinned, own)])
     poller.wait([stream.record()])
     found = np.frombuffer(device.host_view(pinned, write=False), np.uint8)
-    alike = float((found == np.resize(_PATTERN, _NUM_BYTES)).mean())
+    alike = float((found == _pattern()).mean())
     return {"alike": alike, "gb_per_s": _NUM_BYTES / min(times) / 1e9}
+
+
+def _pattern() -> npt.NDArray[np.uint8]:
+    return np.tile(np.arange(256, dtype=np.uint8), _NUM_BYTES // 256)
 
 
 def _device() -> SharingDevice:
