@@ -96,7 +96,10 @@ def _finish(device: torch.device) -> None:
 
 def main() -> None:
     job = read_job()
-    device = torch.device("cuda", job.card) if job.backend == "nccl" else torch.device("cpu")
+    device = torch.device("cpu")
+    if job.backend == "nccl":
+        device = torch.device("cuda", job.card % torch.cuda.device_count())
+        torch.cuda.set_device(device)  # where barriers meet, which are given no tensor
     store = meet(job)
     dist.init_process_group(job.backend, store=store, rank=job.rank, world_size=job.world, timeout=_STEP)
     try:
