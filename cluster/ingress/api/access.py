@@ -6,7 +6,7 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
@@ -63,9 +63,9 @@ def read_rules(config: ClusterConfig) -> Rules:
 class Tenant:
     """A tenant, with what it has used in this process. Its name and rules show in no answer but its own."""
 
-    def __init__(self, name: str, rules: TenantRules, now: float) -> None:
-        self.name, self.rules = name, rules
-        self.meter = Meter(rules.limits, now)
+    def __init__(self, name: str, rules: TenantRules, now: Callable[[], float]) -> None:
+        self.name, self.rules, self._now = name, rules, now
+        self.meter = Meter(rules.limits, now())
 
     def salt(self, wanted: str) -> str:
         """Return the salt of the tenant's prefixes. They are never shared between tenants; within one, `wanted` separates
@@ -74,13 +74,13 @@ class Tenant:
 
     def count_request(self) -> None:
         """Count one more request. Raises Overloaded."""
-        if (excess := self.meter.request(time.monotonic())) is not None:
+        if (excess := self.meter.request(self._now())) is not None:
             raise _refusal(excess)
 
     @contextmanager
     def running(self, num_sequences: int, num_prompt_tokens: int) -> Generator[None]:
         """Count sequences while they run. Raises Overloaded, or RequestError for what would never be allowed."""
-        excess = self.meter.begin(num_sequences, num_prompt_tokens, time.monotonic())
+        excess = self.meter.begin(num_sequences, num_prompt_tokens, self._now())
         if excess is not None:
             raise _refusal(excess)
         try:
@@ -90,12 +90,12 @@ class Tenant:
 
     def spend(self, num_tokens: int) -> None:
         """Count output that was delivered."""
-        self.meter.spend(num_tokens, time.monotonic())
+        self.meter.spend(num_tokens, self._now())
 
     def headers(self) -> dict[str, str]:
         """Return OpenAI's x-ratelimit headers, for the limits that there are."""
         found: dict[str, str] = {}
-        for balance in self.meter.balances(time.monotonic()):
+        for balance in self.meter.balances(self._now()):
             found[f"x-ratelimit-limit-{balance.name}"] = str(balance.limit)
             found[f"x-ratelimit-remaining-{balance.name}"] = str(balance.remaining)
             found[f"x-ratelimit-reset-{balance.name}"] = go_duration(balance.reset_s)
@@ -105,21 +105,21 @@ class Tenant:
 class Access:
     """`rules` may be replaced at any time; tenants that stay keep what they have used."""
 
-    def __init__(self, rules: Rules) -> None:
-        self._secret = secrets.token_bytes(32)
+    def __init__(self, rules: Rules, now: Callable[[], float] = time.monotonic) -> None:
+        self._secret, self._now = secrets.token_bytes(32), now
         self._tenants: dict[str, Tenant] = {}
         self.replace(rules)
 
     def replace(self, rules: Rules) -> None:
-        now, old = time.monotonic(), self._tenants
+        old = self._tenants
         self._rules = rules
         self._tenants = {
-            name: old.get(name) or Tenant(name, rules.tenants[name], now) for name in rules.tenants
+            name: old.get(name) or Tenant(name, rules.tenants[name], self._now) for name in rules.tenants
         }
         self._holders: dict[bytes, Tenant] = {}
         for name, tenant in self._tenants.items():
             tenant.rules = rules.tenants[name]
-            tenant.meter.change(tenant.rules.limits, now)
+            tenant.meter.change(tenant.rules.limits, self._now())
             self._holders |= {
                 self._digest(key.get_secret_value().encode()): tenant for key in tenant.rules.keys
             }

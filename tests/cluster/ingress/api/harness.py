@@ -1,6 +1,8 @@
 """The API over a fake generator, for in-process clients."""
 
 import json
+import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -34,10 +36,12 @@ class Api:
         settings: ApiSettings = SETTINGS,
         rules: Rules = OPEN,
         tokenizer: ByteTokenizer | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`now`: the time by which tenants' limits are counted."""
         self.generator = generator
         self.tokenizer = tokenizer or ByteTokenizer()
-        self.access = Access(rules)
+        self.access = Access(rules, now)
         self.app = create_app(generator, self.tokenizer, settings, self.access, make_observers(NAME))
         transport = httpx.ASGITransport(self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://api")
