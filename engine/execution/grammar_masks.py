@@ -26,8 +26,8 @@ from core.ports import OnReady
 from core.types import TokenId
 from engine.execution.matching import Mask, Matchers, Matching
 
-_GRACE_S = 0.001
-"""How long a draw waits for masks of sequences that are mostly quick. Putting it off costs more: a token is computed again."""
+GRACE_S = 0.001
+"""Putting a draw off costs more than to wait for so long: a token is computed again."""
 _SLOW_S = 0.002
 """The processor time of a mask from which on its sequence counts as slow; also what one of those made together may take."""
 _NUM_QUICK = 2
@@ -101,10 +101,10 @@ class GrammarMasks:
     """One rank's grammars. Call `begin` before a step's forward pass, `late` and `masks` at its draw and `drawn` behind it. One
     thread calls them all."""
 
-    def __init__(self, matchers: Matchers, *, puts_off: bool = True) -> None:
+    def __init__(self, matchers: Matchers, *, puts_off: bool = True, grace_s: float = GRACE_S) -> None:
         """`puts_off`: whether draws may be. Otherwise they wait for their masks: what a recurrent state has been told once cannot
-        be computed again."""
-        self._matchers, self._puts_off = matchers, puts_off
+        be computed again. `grace_s`: how long a draw waits for masks of sequences that are mostly quick."""
+        self._matchers, self._puts_off, self._grace_s = matchers, puts_off, grace_s
         # What is slow has threads of its own.
         self._starting = {is_large: ThreadPoolExecutor(1, "grammar-start") for is_large in (False, True)}
         self._advancing = {
@@ -140,7 +140,7 @@ class GrammarMasks:
         quick = [mask for mask in asked.values() if not mask.is_slow]
         awaited: list[Future[Any]] = [mask.made for mask in quick]
         awaited += [mask.behind for mask in quick if mask.behind is not None]
-        wait(awaited, _GRACE_S)
+        wait(awaited, self._grace_s)
         late = {key: mask for key, mask in asked.items() if not mask.made.done()}
         for key, mask in late.items():
             mask.made.add_done_callback(partial(self._tell, key, mask.num_tokens))
