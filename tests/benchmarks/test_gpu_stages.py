@@ -1,14 +1,15 @@
 """How `make gpu` runs its stages, with stages that are made up."""
 
+import asyncio
 import json
 import os
 from pathlib import Path
 
-import psutil
 import pytest
 
 from benchmarks.gpu.__main__ import STAGES, Stage, chosen, run_stages
-from tests.patience import PATIENCE_S
+from tests.patience import until
+from tests.processes import is_running
 
 WRITES = """
 import json, pathlib, sys, time
@@ -101,8 +102,7 @@ time.sleep(600)
 """
     run(folder, stage(folder, "starts", code, limit_s=6))
     child = int((folder / "starts.child").read_text())
-    psutil.wait_procs([psutil.Process(child)] if psutil.pid_exists(child) else [], PATIENCE_S)
-    assert not psutil.pid_exists(child)
+    asyncio.run(until(lambda: not is_running(child)))
 
 
 def test_what_has_failed_within_a_stage_is_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,11 +50,12 @@ except ConfigError as error:
 TASK = """
 import psutil, ray
 from cluster.deploy.local_ray import LocalRay
+from tests.processes import command
 
 local = LocalRay(2, 0, "test", {})
 print(ray.get(ray.remote(lambda: "done").remote()))
 started = psutil.Process().children(recursive=True)
-commands = [" ".join(process.cmdline()) for process in started]
+commands = [" ".join(command(process)) for process in started]
 assert any("runtime_env/agent" in command for command in commands), commands
 assert not any("dashboard/agent" in command for command in commands), commands
 local.stop()
@@ -113,7 +114,7 @@ def test_a_machine_on_which_it_never_starts_is_told_plainly() -> None:
 @pytest.mark.timeout(150)
 def test_it_has_no_agent_of_metrics_and_logs_and_leaves_no_process() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", TASK], capture_output=True, text=True, timeout=140, check=False
+        [sys.executable, "-c", TASK], cwd=ROOT, capture_output=True, text=True, timeout=140, check=False
     )
     assert done.stdout.splitlines()[-2:] == ["done", "[]"], done.stderr[-3000:]
     assert "started again" not in done.stderr

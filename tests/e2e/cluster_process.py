@@ -15,6 +15,7 @@ import psutil
 
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
+from tests.processes import command
 
 ROOT = Path(__file__).resolve().parents[2]
 SILENCE_S = 180.0
@@ -73,8 +74,8 @@ class ServeProcess:
         """The processes of one Serve deployment, oldest first."""
         found: list[tuple[float, psutil.Process]] = []
         for process in self.descendants():
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                if any(f"ServeReplica:baton:{deployment}" in part for part in process.cmdline()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if any(f"ServeReplica:baton:{deployment}" in part for part in command(process)):
                     found.append((process.create_time(), process))
         return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 
@@ -90,8 +91,11 @@ class ServeProcess:
 
     def memory_bytes(self) -> int:
         """The memory of all processes together; what several share counts once."""
-        found = [psutil.Process(self.process.pid), *self.descendants()]
-        return sum(process.memory_full_info().pss for process in found)
+        total = 0
+        for process in [psutil.Process(self.process.pid), *self.descendants()]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                total += process.memory_full_info().pss
+        return total
 
     def status(self) -> dict[str, Any]:
         answer = httpx.get(f"{self.base_url}/cluster", timeout=PATIENCE_S)

@@ -29,6 +29,7 @@ from tests.e2e.reference import (
     last_states,
     tokenizer,
 )
+from tests.processes import command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
@@ -96,7 +97,7 @@ def test_torch_is_in_the_pools_alone(server: ServeProcess) -> None:
 
 
 def test_ray_lets_in_nobody_without_its_token(server: ServeProcess) -> None:
-    flags = [part for process in server.descendants() for part in process.cmdline()]
+    flags = [part for process in server.descendants() for part in command(process)]
     ports = {flag.partition("=")[2] for flag in flags if flag.startswith("--gcs_server_port=")}
     addresses = {flag.partition("=")[2] for flag in flags if flag.startswith("--gcs-address=")}
     address = min(addresses) if addresses else f"127.0.0.1:{ports.pop()}"

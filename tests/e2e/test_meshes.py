@@ -18,6 +18,7 @@ from parallel.comm import TIMEOUT_S
 from tests.e2e.cluster_process import ServeProcess, serving
 from tests.models.served import greedy, make_served, some_prompts
 from tests.patience import PATIENCE_S
+from tests.processes import command
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 LENGTH, NUM_INSTANCES = 32, 3
@@ -34,7 +35,11 @@ BOUND = "([0-9]{3}-){7}[0-9]"
 def ranks_of(server: ServeProcess, pool: str) -> list[psutil.Process]:
     """The processes of the ranks of a pool's first instance, which they have dialled."""
     ours = {(one.raddr, one.laddr) for one in server.replicas(pool)[0].net_connections("tcp")}
-    ranks = [process for process in server.descendants() if "ray::BatonRank" in process.cmdline()[0]]
+    ranks = [
+        process
+        for process in server.descendants()
+        if any("ray::BatonRank" in word for word in command(process))
+    ]
     return [
         rank for rank in ranks if any((one.laddr, one.raddr) in ours for one in rank.net_connections("tcp"))
     ]

@@ -18,6 +18,7 @@ from engine.ranks.rank import Rank, Spawner, rank_name
 from engine.ranks.rank_messages import RankSetup
 from net.mail import TcpMail
 from parallel.mesh import Mesh
+from tests.processes import children
 
 KEY = b"0123456789abcdef"
 NAME = "tests.parallel.simulated_child"
@@ -53,8 +54,7 @@ def placed(config: ClusterConfig, mesh: Mesh, notes: Path) -> InstancePlace:
 
 def processes(kind: str) -> list[psutil.Process]:
     """Return the ranks (`rank`) or memory servers (`memory`) in the order in which they were started."""
-    found = [child for child in psutil.Process().children() if {NAME, kind} <= set(child.cmdline())]
-    return sorted(found, key=lambda child: child.create_time())
+    return children(NAME, kind)
 
 
 def unordered(notes: Path) -> list[str]:

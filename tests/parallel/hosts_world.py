@@ -19,6 +19,7 @@ from engine.ranks.rank import Rank, Spawner
 from net.mail import TcpMail
 from parallel.mesh import Mesh
 from tests.parallel.forked_ranks import start_forked
+from tests.processes import children
 
 KEY = b"0123456789abcdef"
 NAME = "tests.parallel.memory_server_child"
@@ -43,8 +44,7 @@ def placed(config: ClusterConfig, mesh: Mesh) -> InstancePlace:
 
 def memory_servers() -> list[psutil.Process]:
     """In the order in which they were started."""
-    found = [child for child in psutil.Process().children() if NAME in child.cmdline()]
-    return sorted(found, key=lambda child: child.create_time())
+    return children(NAME)
 
 
 def _memory_server(setup: MemorySetup, transfer: TransferConfig) -> Child:

@@ -8,7 +8,6 @@ import textwrap
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cluster.instance.shared_memory import take_memory
@@ -22,6 +21,7 @@ from engine.ranks.start_ranks import setups_of
 from parallel.mesh import Mesh
 from tests.parallel.test_served import checkpoint, ranks
 from tests.patience import PATIENCE_S
+from tests.processes import is_running
 
 KEPT: list[memoryview] = []
 """As an instance keeps the memory of its ranks."""
@@ -86,10 +86,10 @@ def test_ranks_die_with_their_instance_and_leave_no_file(tmp_path: Path) -> None
         assert host.stdout is not None
         pids = [int(pid) for pid in host.stdout.readline().split()]
         assert len(pids) == 2
-        assert all(map(psutil.pid_exists, pids))
+        assert all(map(is_running, pids))
         host.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + PATIENCE_S
-    while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in pids):
+    while any(map(is_running, pids)):
         assert time.monotonic() < deadline, "a rank has outlived its instance"
         time.sleep(0.02)
     assert list(temporary.iterdir()) == []

@@ -25,6 +25,7 @@ from tests.models.mtp_checkpoints import make_right_mtp
 from tests.parallel.families import awkward
 from tests.parallel.forked_ranks import forked_ranks
 from tests.patience import PATIENCE_S
+from tests.processes import children
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 forked = pytest.mark.usefixtures("forked")
@@ -119,10 +120,8 @@ def ranks() -> list[psutil.Process]:
     """The ranks of all instances, in the order in which they were started; those of the prefill instance are the last.
 
     Process ids do not tell: they begin again when they have run out."""
-    children = [
-        child for child in psutil.Process().children() if "engine.ranks.rank_process" in child.cmdline()
-    ]
-    return sorted([*children, *forked_ranks()], key=lambda rank: rank.create_time())
+    found = [*children("engine.ranks.rank_process"), *forked_ranks()]
+    return sorted(found, key=lambda rank: rank.create_time())
 
 
 async def fails(instance: Instance) -> None:

@@ -13,6 +13,7 @@ from cluster.preflight.local_node import LocalNode
 from cluster.preflight.nccl_tests import measure_node, measure_over_nodes, rounds
 from core.errors import ConfigError
 from tests.cluster.preflight.stand_ins import OUTPUT, PROGRAMS, needs_mpich, put_mpi, put_scripts, says
+from tests.processes import in_use
 
 FINE = OUTPUT.format(gb_per_s=229.25, wrong=0, verdict="OK")
 
@@ -76,11 +77,12 @@ async def test_collectives_over_all_nodes_and_messages_between_each_two(
 
 @pytest.fixture
 def swept() -> Iterator[None]:
-    """Remove what MPICH's programs that are killed leave in /dev/shm (docs/adr/053)."""
+    """Remove what MPICH's programs that are killed leave in /dev/shm (docs/adr/053), but not what those of other tests have there."""
     before = set(Path("/dev/shm").glob("mpich_shm_*"))
     yield
     for path in set(Path("/dev/shm").glob("mpich_shm_*")) - before:
-        path.unlink(missing_ok=True)
+        if not in_use(path):
+            path.unlink(missing_ok=True)
 
 
 @needs_mpich

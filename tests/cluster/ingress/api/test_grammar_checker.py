@@ -14,6 +14,7 @@ from cluster.ingress.api.grammar_checker import GrammarChecker
 from cluster.ingress.api.structured import schema_grammar
 from core.errors import ReplicaLost, RequestError
 from models.hub import resolve
+from tests.processes import command
 
 FOLDER, VOCAB, DEADLINE_S = resolve("embedded"), 4096, 60.0
 MODULE = "cluster.ingress.api.grammar_process"
@@ -45,14 +46,7 @@ def started() -> Callable[[], set[psutil.Process]]:
 def processes(of: int | None = None) -> set[psutil.Process]:
     """The one that reads the tokenizer, and the one that compiles."""
     found = psutil.Process(of).children(recursive=True)
-    return {process for process in found if MODULE in _command(process)}
-
-
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:  # it has ended, as those of an earlier test do
-        return []
+    return {process for process in found if MODULE in command(process)}
 
 
 async def refused(checker: GrammarChecker, grammar: str) -> str:
