@@ -195,6 +195,10 @@ class World:
                 await asyncio.sleep(0.005)
         return [message for message in self.messages if isinstance(message, LoadReport)]
 
+    async def report(self, instance: Instance) -> LoadReport:
+        """Return one of this instance that was made after the call."""
+        return [one for one in await self.reports() if one.address == instance.address][-1]
+
     async def close(self) -> None:
         self.running.cancel()
         await self.frontend.close()

@@ -128,7 +128,7 @@ async def test_no_bit_depends_on_preemption_and_lower_tiers(reference: tuple[Pat
         for _ in range(3):
             assert await said(w) == alone
         await w.idle()
-        report = (await w.reports())[-1]
+        report = await w.report(w.decodes[0])
         assert report.work.preempted > 0
         assert report.tiers.host_hits > 0
 
