@@ -21,7 +21,9 @@ ROOT = Path(__file__).parents[2]
     ray_actor_options={"num_cpus": 0.1, "resources": {"ingress": 1}}, graceful_shutdown_timeout_s=20
 )
 class Slow:
-    async def __call__(self, seconds: float) -> tuple[str, str]:
+    async def __call__(self, seconds: float, begun: str = "") -> tuple[str, str]:
+        if begun:
+            await asyncio.to_thread(Path(begun).touch)
         await asyncio.sleep(seconds)
         return "whole", ray.get_runtime_context().get_node_id()
 
@@ -47,7 +49,8 @@ def main() -> None:
     )
     serve.start(proxy_location="Disabled")
     try:
-        Path(sys.argv[1]).write_text(json.dumps(leaves_in_order()))
+        seen = Path(sys.argv[1])
+        seen.write_text(json.dumps(leaves_in_order(seen.with_suffix(".begun"))))
     except BaseException:
         sys.stderr.write(last_words([Path(cluster.head_node.get_session_dir_path())]))
         raise
@@ -56,12 +59,13 @@ def main() -> None:
     cluster.shutdown()
 
 
-def leaves_in_order() -> dict[str, Any]:
+def leaves_in_order(begun: Path) -> dict[str, Any]:
     """Drain the node of the replica while it answers, and then the head."""
     handle = serve.run(Slow.bind(), name="baton", route_prefix=None)
     _, before = handle.remote(0).result(timeout_s=150)
-    running = handle.remote(5)
-    time.sleep(1)
+    running = handle.remote(5, str(begun))
+    while not begun.exists():
+        time.sleep(0.05)
     started = time.monotonic()
     left = ray.get(on(before).remote(150), timeout=170)
     took_s = time.monotonic() - started
