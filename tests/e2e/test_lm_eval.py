@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from models.hub import resolve
+from tests.clients.run_client import install
 from tests.e2e.cluster_process import ServeProcess
 from tests.e2e.reference import last_states, tokenizer
 
@@ -39,10 +40,11 @@ QUESTIONS = [
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lm_eval")
-    install = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", str(folder), PACKAGE]
-    done = subprocess.run(install, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode:
-        pytest.skip(f"{PACKAGE} cannot be installed here: {done.stderr[-300:]}")
+    install(
+        [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", str(folder), PACKAGE],
+        folder,
+        300,
+    )
     return folder
 
 
