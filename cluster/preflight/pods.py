@@ -81,6 +81,8 @@ class PodNode:
     def __init__(self, store: TCPStore, rank: int) -> None:
         self.name = f"rank {rank}"
         self._store, self._rank, self._number = another_connection(store), rank, 0
+        self._answering: asyncio.Task[bytes] | None = None
+        """Waits for the last answer, perhaps for nobody any more."""
 
     async def free_address(self) -> str:
         return await self._ask("free_address")
@@ -99,12 +101,17 @@ class PodNode:
         await self._ask("end", [finding.as_dict() for finding in findings])
 
     async def _ask(self, what: str, *args: Any, within_s: float = 0.0) -> Any:
+        if self._answering is not None:
+            # Who was waiting may have been cancelled. The thread still has the connection, for which this one would be held up.
+            await asyncio.wait([self._answering])
         asked, answered = _keys(self._rank, self._number)
         self._number += 1
         self._store.set(asked, json.dumps([what, *args]))
         self._store.set_timeout(timedelta(seconds=_ANSWER_S + within_s))
+        self._answering = asyncio.create_task(asyncio.to_thread(self._store.get, answered))
+        self._answering.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            answer, error = json.loads(await asyncio.to_thread(self._store.get, answered))
+            answer, error = json.loads(await asyncio.shield(self._answering))
         except DistError as lost:
             raise ConfigError(f"{self.name} does not answer: {str(lost).splitlines()[0]}") from lost
         if error:

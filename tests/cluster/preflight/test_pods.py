@@ -1,6 +1,7 @@
 """Nodes that nobody steers but the doctor of rank 0: what they do for it, and what they do for nobody."""
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -11,12 +12,12 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from cluster.preflight.fabric import Ask
 from cluster.preflight.findings import Finding, Verdict
-from cluster.preflight.hydra import run_over
+from cluster.preflight.hydra import PROXY, run_over
 from cluster.preflight.local_node import LocalNode
 from cluster.preflight.pods import PodNode, address_towards, check_as_rank, checked_options
 from core.errors import ConfigError
 from tests.cluster.preflight.stand_ins import mpi_program, needs_mpich, put
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 from tests.ports import free_port
 
 HOST = "127.0.0.1"
@@ -51,6 +52,24 @@ async def test_programs_run_over_pods(tmp_path: Path, monkeypatch: pytest.Monkey
     async with pod() as node:
         ended = await run_over([LocalNode(), node], ["stand_in"], HOST, PATIENCE_S)
     assert "ranks: 2" in ended.out
+
+
+async def test_a_pod_is_asked_again_while_it_does_what_nobody_waits_for_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = tmp_path / "begun", tmp_path / "may end"
+    os.mkfifo(may_end)
+    put(tmp_path, monkeypatch, PROXY, f"#!/bin/sh\ntouch {begun}\ncat '{may_end}'\n")
+    async with asyncio.timeout(PATIENCE_S), pod() as node:
+        running = asyncio.create_task(node.run_proxy([], PATIENCE_S))
+        await until(begun.exists)
+        running.cancel()
+        await asyncio.wait([running])
+        asked = asyncio.create_task(node.gpus())
+        await asyncio.sleep(0)
+        with may_end.open("w"):
+            pass
+        assert (await asked).count == 0
 
 
 async def test_a_rank_that_stays_alone_says_so() -> None:
