@@ -30,6 +30,14 @@ RUNS = (
     }
 )
 """What pytest is given, run by run."""
+PLUGINS = (
+    "benchmarks.gpu.told",
+    "xdist.plugin",
+    "xdist.looponfail",
+    "pytest_timeout",
+    "pytest_asyncio.plugin",
+)
+"""All that pytest loads: what else is installed on such a machine may not know this pytest."""
 _LOOK_S = 2.0
 
 
@@ -38,11 +46,14 @@ def run(arguments: Sequence[str], tell: Callable[[str], None]) -> Row:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "told"
         path.touch()
-        command = [sys.executable, "-m", "pytest", "-p", "benchmarks.gpu.told", "--timeout=120", *arguments]
+        command = [sys.executable, "-m", "pytest", "--timeout=120", *arguments]
+        for plugin in PLUGINS:
+            command += ["-p", plugin]
         # A warning of a library that is newer or older there than where all tests run is no failure of a kernel, and a file that
         # cannot be imported is one failure, not all.
         command += ["-W", "default", "--continue-on-collection-errors"]
-        with subprocess.Popen(command, cwd=ROOT, env=os.environ | {TOLD: str(path)}) as process:
+        env = os.environ | {TOLD: str(path), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        with subprocess.Popen(command, cwd=ROOT, env=env) as process:
             while process.poll() is None:
                 try:
                     process.wait(_LOOK_S)
