@@ -1,9 +1,14 @@
 """Every kernel compiles for the GPUs that are served, within their registers and shared memory. Needs none of them."""
 
+from itertools import product
+
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
-from kernels.triton.aot import Build, compile_launches
+from kernels.triton import attention_config, gemm, gemm_scaled
+from kernels.triton.aot import Build, compile_launches, launches_given_to
+from kernels.triton.attention_config import DECODE_ROWS, INVARIANT_ROWS, AttentionShape
 from kernels.triton.launches import LAUNCHES, Launch
 
 CASES = [
@@ -21,6 +26,38 @@ def test_fits(launch: Launch, capability: int) -> None:
     for build in builds:
         assert build.registers > 0
     assert [build for build in builds if not build.fits] == []
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+def test_every_tile_that_can_be_chosen_is_one_that_tensor_cores_take(capability: int) -> None:
+    """At least 16 rows and columns, 32 of 8 bits along the sum, powers of two: the interpreter takes any."""
+    meta, found = torch.device("meta"), list[int]()
+    with launches_given_to(capability, lambda *_, **__: None):
+        for (heads, kv_heads), size, dtype, quantised, rows in product(
+            ((1, 1), (7, 1), (14, 2), (20, 1), (128, 1), (32, 8)),
+            (8, 24, 64, 128, 256, 576),
+            (torch.float32, torch.bfloat16, torch.float16),
+            (False, True),
+            (DECODE_ROWS, INVARIANT_ROWS, 128),
+        ):
+            shape = AttentionShape(
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=size,
+                block_size=16,
+                dtype=dtype,
+                quantised=quantised,
+            )
+            tiles = attention_config.config_for(shape, rows, meta)
+            assert tiles.heads <= tiles.block_m
+            found += [tiles.block_m, tiles.block_n]
+        for size, dtype in product((1, 24, 4096), (torch.float32, torch.bfloat16)):
+            plain = gemm.config_for(size, dtype)
+            found += [plain.block_m, plain.block_n, plain.block_k]
+        for rows in (1, 2, 17, 64, 65, 4096):
+            scaled = gemm_scaled.config_for(rows, meta)
+            found += [scaled.block_m, scaled.block_n, scaled.block_k // 2]
+    assert {size for size in found if size < 16 or size & (size - 1)} == set()
 
 
 def test_a_spill_and_too_much_shared_memory_do_not_fit() -> None:
