@@ -2,8 +2,6 @@
 
 import asyncio
 import contextlib
-from collections import deque
-from collections.abc import Generator
 from dataclasses import replace
 
 from cluster.ingress.shared_prompt import SharedPrompt
@@ -26,7 +24,7 @@ class Moved(Lost):
 
 
 class RunningAttempt:
-    """One attempt of one request, from placing to its last token. Owned by the coroutine in `generate`."""
+    """One attempt of one request, from placing to its last token. One coroutine waits for it."""
 
     def __init__(self, request: Request, clock: Clock, *, is_whole: bool = True) -> None:
         """`is_whole`: its end is that of an answer, from which the scheduler learns how long answers are."""
@@ -39,34 +37,54 @@ class RunningAttempt:
         self.record = Attempt(number=request.attempt, started_s=clock.now())
         self.known = list(request.emitted)
         """All output tokens, from every attempt."""
-        self.ready: deque[TokenOut] = deque()
-        self.early: dict[int, TokenOut] = {}
+        self.finished = False
+        """Whether the last token is known."""
         self.failure: Exception | None = None
-        self.changed = asyncio.Event()
         self.moved_to = ""
         """The instance that has a copy of its KV."""
         self.brings: SharedPrompt | None = None
         """Where the others wait until this attempt has brought the KV of their prompt to its decode instance."""
+        self._ready: list[TokenOut] = []
+        """Known tokens that nobody has taken."""
+        self._early: dict[int, TokenOut] = {}
+        self._waiting: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def receive(self, token: TokenOut) -> None:
         """Take a token. Token 0 comes from prefill and the others from decode: on different connections, so in any order."""
-        if token.index < len(self.known):
+        if token.index != len(self.known):
+            if token.index > len(self.known):
+                self._early[token.index] = token
             return
-        self.early[token.index] = token
-        while (following := self.early.pop(len(self.known), None)) is not None:
-            self.ready.append(following)
+        following: TokenOut | None = token
+        while following is not None:
+            self._ready.append(following)
             self.known.append(following.token)
-        if self.ready:
-            if self.record.first_token_s is None:
-                self.record.first_token_s = self._clock.now()
-            self.changed.set()
+            self.finished = following.finish is not None
+            following = self._early.pop(len(self.known), None) if self._early else None
+        if self.record.first_token_s is None:
+            self.record.first_token_s = self._clock.now()
+        self._wake()
+
+    async def take(self) -> list[TokenOut]:
+        """Wait for tokens, and return all that are here, each once, in order. Returns none behind the last. Raises the failure
+        where those before it are taken.
+
+        The last one waits for what is to be brought: the prefill instance may have drawn every token, and those that share the
+        prompt follow once its KV is at decode."""
+        while self.failure is None and (self.brings is not None if self.finished else not self._ready):
+            await self._change()
+        taken, self._ready = self._ready, []
+        if self.failure is not None and not taken and not self.finished:
+            raise self.failure
+        return taken
 
     def hear_from(self, sender: str) -> None:
         """A token has come from there: if that is the decode instance, the prompt's KV is there as well."""
         if self.brings is not None and self.route is not None and sender == self.route.decode:
             self.brings.arrived(sender, self.request)
             self.brings = None
-            self.changed.set()
+            self._wake()
 
     def whole_blocks(self, block_size: int) -> tuple[int, ...]:
         """Return what is known of the output, without the tokens behind the last full block, as far as there are blocks of
@@ -77,39 +95,59 @@ class RunningAttempt:
 
     def fail(self, failure: Exception) -> None:
         self.failure = self.failure or failure
-        self.changed.set()
+        self._wake()
 
-    @contextlib.contextmanager
-    def fails_in(self, seconds: float, failure: Exception) -> Generator[None]:
-        """Fail so many seconds from now, unless the block is left before that. One timer serves all of its waits."""
-        timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self.fail, failure)
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def fail_in(self, seconds: float, failure: Exception) -> None:
+        """Fail so many seconds from now, unless `end` comes before that. One timer serves all of its waits."""
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self.fail, failure)
+
+    def end(self) -> None:
+        self.record.ended_s = self._clock.now()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.brings is not None:
+            self.brings.give_up()
 
     def place(self, route: Route, slo: Slo | None) -> None:
         """Take the scheduler's decision over: where it runs, and by which class if that is another one."""
         self.request = replace(self.request, slo=slo or self.request.slo)
         self.route = self.record.route = route
         self.record.placed_s = self._clock.now()
-        self.changed.set()
+        self._wake()
 
-    async def pause(self, num_fruitless: int, most_s: float) -> None:
-        """Wait before it begins behind so many that brought no token. The first lost instance is left at once. Where the next was
-        lost, too, whoever is left may be stalled, and answer a few seconds later. Raises the attempt's failure."""
+    async def placed(self) -> Route:
+        """Wait for the scheduler's decision. Raises the attempt's failure."""
+        while self.route is None and self.failure is None:
+            await self._change()
+        if self.failure is not None:
+            raise self.failure
+        assert self.route is not None
+        return self.route
+
+    async def pause(self, num_fruitless: int, deadline: float) -> None:
+        """Wait before it begins behind so many that brought no token, until `deadline` at the most. The first lost instance is
+        left at once. Where the next was lost, too, whoever is left may be stalled, and answer a few seconds later. Raises the
+        attempt's failure."""
         if num_fruitless < 2:
             return
-        pause_s = _FIRST_PAUSE_S * _GROWTH ** (num_fruitless - 2)
+        pause_s = min(_FIRST_PAUSE_S * _GROWTH ** (num_fruitless - 2), deadline - self._clock.now())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, min(pause_s, most_s))):
-                await self.wait()
-        if self.failure:
+            async with asyncio.timeout(max(0.0, pause_s)):
+                while self.failure is None:
+                    await self._change()
+        if self.failure is not None:
             raise self.failure
 
-    async def wait(self) -> None:
-        await self.changed.wait()
-        self.changed.clear()
+    async def _change(self) -> None:
+        self._waiting = asyncio.get_running_loop().create_future()
+        try:
+            await self._waiting
+        finally:
+            self._waiting = None
+
+    def _wake(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
 
 
 def refusal_of(rejected: Rejected) -> BatonError:

@@ -207,6 +207,28 @@ async def test_every_instance_serves_a_request_by_the_class_that_the_scheduler_d
     assert places == [request.slo, request.slo.giving_way()]
 
 
+async def test_a_client_that_lags_gets_each_token_once_through_a_loss(world: World) -> None:
+    def die(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Submit):
+            peer.tokens(sender, message.request, [0])
+
+    def go_on(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, Submit):
+            assert message.request.emitted == (100, 101, 102)
+            peer.tokens(sender, message.request, [3, 4, 5])
+
+    first, request = world.decode(die), world.request()
+    world.decode(go_on)
+    stream = world.frontend.generate(request)
+    got = [(await anext(stream)).token]
+    first.tokens(world.frontend.address, request, [1, 2])
+    await asyncio.sleep(0)
+    await first.mail.close()
+    await asyncio.sleep(0)  # the frontend has heard of tokens and loss before anybody asks for the next token
+    got += [token.token async for token in stream]
+    assert got == [100, 101, 102, 103, 104, 105]
+
+
 async def test_closing_the_stream_cancels_at_the_worker_and_frees_the_place(world: World) -> None:
     def act(peer: Peer, sender: str, message: Message) -> None:
         if isinstance(message, Submit):
@@ -216,9 +238,9 @@ async def test_closing_the_stream_cancels_at_the_worker_and_frees_the_place(worl
     stream = world.frontend.generate(world.request())
     assert (await anext(stream)).index == 0
     await stream.aclose()
+    assert world.frontend.num_running == 0
     await until(lambda: isinstance(decode.got[-1], Cancel))
     await until(lambda: isinstance(world.scheduler.got[-1], Finished))
-    assert world.frontend.num_running == 0
 
 
 async def test_refusals_reach_the_client_as_what_they_are(world: World) -> None:
