@@ -1,9 +1,12 @@
 """The only messages between an engine's scheduler and its ranks. A step knows tokens computed and tokens known, no phases."""
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
 
 from core.prompt_pictures import Picture
 from core.records import record
+from core.steps import chunk_pairs
 from core.types import PromptScore, SamplingParams, TokenId
 
 PROPOSED: TokenId = -1
@@ -84,7 +87,17 @@ class BlockCopy:
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSize(NamedTuple):
+    num_tokens: int
+    num_context: int
+    """Tokens of KV that the step's own follow, and they themselves."""
+    num_prompt: int
+    """The tokens that are pieces of prompts; 0 where the step only decodes."""
+    num_pairs: float
+    """As `core.steps.StepModel` counts them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepPlan:
     step: int
     new: tuple[NewSeq, ...]
@@ -96,13 +109,23 @@ class StepPlan:
     """In a rank's share of a plan, where groups of ranks meet at the experts: the work of each as it was planned, the rank's own
     first. All groups decide by it, so that all decide alike, whatever each of them has guessed since then."""
 
-    @property
-    def num_tokens(self) -> int:
-        return sum(w.count for w in self.work)
+    @cached_property
+    def size(self) -> StepSize:
+        """How much it computes."""
+        num_tokens = num_context = num_prompt = 0
+        num_pairs = 0.0
+        for work in self.work:
+            start, count = work.start, work.count
+            num_tokens += count
+            num_context += start + count
+            if count > 1 and work.is_prompt_piece:
+                num_prompt += count
+                num_pairs += chunk_pairs(start, count)
+        return StepSize(num_tokens, num_context, num_prompt, num_pairs)
 
     @property
-    def prompt_pieces(self) -> list[SeqWork]:
-        return [work for work in self.work if work.count > 1 and work.is_prompt_piece]
+    def num_tokens(self) -> int:
+        return self.size.num_tokens
 
 
 @record()
@@ -126,10 +149,6 @@ class Sampled:
     """The tokens that the sequence's grammar forces behind all of these, as far as is known."""
     num_unmade: int = 0
     """The number of the work's PROPOSED guesses that the rank has not made."""
-
-    @property
-    def drawn(self) -> tuple[Drawn, ...]:
-        return Drawn(self.token, self.logprob, self.top), *self.more
 
     @property
     def tokens(self) -> list[TokenId]:
@@ -157,7 +176,7 @@ class ExpertLoad:
     """The number of experts that have been put into other slots so far."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class StepResult:
     """A work with `samples` may be without a token: what its grammar allows was not known in time, so that its draw was put off.
     `WorkerGroup.on_ready` says when its last token can be computed again, and the next one drawn."""

@@ -1,4 +1,4 @@
-"""Classes of which a step makes an object for each sequence."""
+"""Classes of which each step makes objects."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -26,7 +26,7 @@ from engine.tiers.restoring import Restoring
 log = logging.getLogger(__name__)
 
 _SMOOTHING = 0.2
-_InFlight = deque[tuple[StepPlan, asyncio.Task[StepResult]]]
+_InFlight = deque[tuple[StepPlan, asyncio.Future[StepResult]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -257,7 +257,7 @@ class Engine:
                     len(in_flight) < self._depth
                     and (plan := self._scheduler.plan(self._clock.now(), self._fits.models)) is not None
                 ):
-                    in_flight.append((plan, asyncio.create_task(self._group.execute(plan))))
+                    in_flight.append((plan, asyncio.ensure_future(self._group.execute(plan))))
                     await asyncio.sleep(0)  # the step starts before the next one is planned
                 if not in_flight:
                     if lost.done():
@@ -312,7 +312,7 @@ class Engine:
         self._experts.add(result.expert_loads)
         self._num_steps += 1
         self._num_replayed += result.replayed
-        self._num_computed += sum(work.count for work in plan.work)
+        self._num_computed += plan.size.num_tokens
         self._measure(plan, result)
         return tokens
 
@@ -347,7 +347,7 @@ class Engine:
             return
         self._fits.observe(plan, result.duration_s)
         self._step_s = _smooth(self._step_s, result.duration_s)
-        prompt_tokens = sum(work.count for work in plan.prompt_pieces)
+        prompt_tokens = plan.size.num_prompt
         if prompt_tokens >= 8:
             self._pace.note(self._clock.now(), prompt_tokens / result.duration_s)
 

@@ -83,6 +83,8 @@ class PrefillWorker:
 
         The client's first token does not wait for the transfer; nor do the next ones, where the link is slow. As long as decode's
         blocks have room and the writes are far behind, the sequence goes on here, and it changes over between two tokens."""
+        if not self._by_key:
+            return tokens
         others: list[TokenOut] = []
         for token in tokens:
             grant_id = self._by_key.get(token.key)

@@ -9,7 +9,7 @@ from enum import Enum, auto
 from math import inf
 
 from core.messages import Grant
-from core.plan import KVPush, NewSeq, Sampled
+from core.plan import Drawn, KVPush, NewSeq, Sampled
 from core.types import FinishReason, Request, TokenId, TokenOut
 
 
@@ -152,7 +152,8 @@ class Sequence:
         gets. The KV of all known tokens but the last exists then, since drafts that were right have been computed."""
         request = self.request
         out: list[TokenOut] = []
-        for drawn in sampled.drawn:
+        every: tuple[Sampled | Drawn, ...] = sampled, *sampled.more
+        for drawn in every:
             self.know((drawn.token,), now)
             token = TokenOut(
                 request_id=request.id,

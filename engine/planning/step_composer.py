@@ -39,15 +39,18 @@ class StepComposer:
     def compose(self, builder: StepBuilder, now: float, steps: StepModels, starts_s: float) -> None:
         """Add the work of the step that is planned at `now` and begins at `starts_s`. Changes the sequences, and may preempt."""
         self._preemption.free_slots(now)
-        decoding = [seq for seq in self._table.decoding if not seq.lacks_mask]
+        decoding = self._table.decoding
+        has_begun_prompts = len(decoding) < len(self._table.running)
+        decoding = [seq for seq in decoding if not seq.lacks_mask]
         taking = self._taking_part(decoding, steps, starts_s)
         computed, drafts = taking[: self._num_slots(len(taking))], Drafts()
         if self._speculator is not None:
             drafts = self._speculator.draft(computed, self._table, steps)
         for seq in computed:
             self._plan_one(seq, builder, drafts.get(seq.key, ()))
-        planned = {work.key for work in builder.work}
-        self._plan_prompts([seq for seq in computed if seq.key in planned], builder, now, steps, starts_s)
+        if has_begun_prompts or self._table.waiting:
+            planned = {work.key for work in builder.work}
+            self._plan_prompts([seq for seq in computed if seq.key in planned], builder, now, steps, starts_s)
         if not builder.work and len(taking) < len(decoding):
             # No sequence of a higher class can go on, so nothing is gained by waiting for it.
             for seq in decoding[: self._limits.num_seqs]:

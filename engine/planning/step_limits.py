@@ -35,7 +35,7 @@ class StepLimits:
     def shrink(self, plan: StepPlan) -> bool:
         """Allow less than `plan` has, for which there was no memory: half of its prompts' tokens, or fewer sequences. What is as
         small as it gets may be tried once more. Returns False where it has been."""
-        num_tokens = sum(work.count for work in plan.prompt_pieces)
+        num_tokens = plan.size.num_prompt
         if num_tokens > _LEAST_TOKENS and not self._whole_prompts:
             self._tokens = float(num_tokens // 2)
         elif (num_seqs := len(plan.work)) > 1:

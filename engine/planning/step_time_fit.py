@@ -4,22 +4,18 @@ A step with a prompt takes the longer of what it reads and what it computes (`co
 reading takes. A step that took longer than its reading shows what computing takes; one that took no longer shows only that
 computing takes no more, and teaches nothing where that is known.
 
-Each of the two is learned by recursive least squares with forgetting (Haykin, Adaptive Filter Theory, ch. 10), on relative
-errors: each equation is divided by its duration, so that a short step counts as much as a long one. Invariant: what `model` gives
-has no negative part, and predicts the same for an average step as the raw fit."""
+Each of the two is learned by recursive least squares with forgetting, on relative errors: each equation is divided by its
+duration, so that a short step counts as much as a long one. Invariant: what `model` gives has no negative part, and predicts the
+same for an average step as the raw fit."""
 
 from core.plan import StepPlan
-from core.steps import StepModel, StepModels, chunk_pairs
+from core.steps import StepModel, StepModels
+from engine.planning.least_squares import Five, LeastSquares, dot, quotient
 
-_SCALES = (1.0, 512.0, 65_536.0, 64.0, 4e6)
-_NUM = len(_SCALES)
+_SCALES: Five = (1.0, 512.0, 65_536.0, 64.0, 4e6)
 """Sizes of ordinary features. They scale the features so that none outweighs the others."""
-_FORGETTING = 0.995
 _PRIOR_VARIANCE = 1.0
 """A coefficient's variance, in seconds^2 per scaled feature, before anything was seen."""
-_MAX_VARIANCE = 1e4
-"""The largest variance. Where steps are all alike nothing is learned about the directions they do not show, so forgetting
-stops."""
 _SMOOTHING = 0.05
 _TRUSTED_STEPS = 20
 _NEAR, _FAR = 0.05, 0.2
@@ -32,35 +28,30 @@ The limit is between a twentieth and half of the duration."""
 
 def expected_s(plan: StepPlan, steps: StepModels) -> float:
     """Return how long a step takes by what `steps` say."""
-    num_tokens, num_context, num_pairs = _sizes(plan)
-    if not _has_prompt(plan):
-        return steps.decode.step_s(num_tokens, num_context, len(plan.work))
-    return steps.mixed_step_s(num_tokens, num_context, len(plan.work), num_pairs)
-
-
-def _has_prompt(plan: StepPlan) -> bool:
-    return bool(plan.prompt_pieces)
-
-
-def _sizes(plan: StepPlan) -> tuple[int, int, float]:
-    """Return (new tokens, tokens of KV that they follow and they themselves, pairs)."""
-    num_context = sum(work.start + work.count for work in plan.work)
-    pairs = sum(chunk_pairs(work.start, work.count) for work in plan.prompt_pieces)
-    return plan.num_tokens, num_context, pairs
+    size = plan.size
+    if not size.num_prompt:
+        return steps.decode.step_s(size.num_tokens, size.num_context, len(plan.work))
+    return steps.mixed_step_s(size.num_tokens, size.num_context, len(plan.work), size.num_pairs)
 
 
 class StepFit:
     """The fit of one plane. `prior` is what a profile says, to begin with."""
 
     def __init__(self, prior: StepModel | None = None) -> None:
-        self._theta = [0.0] * _NUM
+        theta: Five = (0.0, 0.0, 0.0, 0.0, 0.0)
         variance = _PRIOR_VARIANCE
         if prior is not None:
-            parts = (prior.fixed_s, prior.token_s, prior.context_s, prior.seq_s, prior.pair_s)
-            self._theta = [part * scale for part, scale in zip(parts, _SCALES, strict=True)]
+            fixed, token, context, seq, pair = _SCALES
+            theta = (
+                prior.fixed_s * fixed,
+                prior.token_s * token,
+                prior.context_s * context,
+                prior.seq_s * seq,
+                prior.pair_s * pair,
+            )
             variance = 1e-6
-        self._covariance = [[variance * (i == j) for j in range(_NUM)] for i in range(_NUM)]
-        self._mean = list(_SCALES)
+        self._squares = LeastSquares(theta, variance)
+        self._mean = _SCALES
         self._num_learned = 0 if prior is None else prior.num_steps
         self._num_steps = self._num_learned
         self._error = 0.0 if prior is None else prior.error
@@ -75,8 +66,7 @@ class StepFit:
     ) -> None:
         """Learn that one step has taken `duration_s` (> 0)."""
         raw = (1.0, num_tokens, num_context_tokens, num_seqs, num_pairs)
-        scaled = [value / scale for value, scale in zip(raw, _SCALES, strict=True)]
-        share = sum(a * b for a, b in zip(scaled, self._theta, strict=True)) / duration_s
+        share = dot(quotient(raw, _SCALES), self._squares.theta) / duration_s
         self.learn(raw, duration_s)
         self.predicted(share)
 
@@ -86,24 +76,18 @@ class StepFit:
             self._error += _SMOOTHING * (min(1.0, abs(1.0 - share)) - self._error)
         self._num_steps += 1
 
-    def learn(self, raw: tuple[float, ...], duration_s: float, other_s: float = 0.0) -> None:
+    def learn(self, raw: Five, duration_s: float, other_s: float = 0.0) -> None:
         """Learn from a step. `other_s` is what it should have taken by the other plane: only what it took beyond that is new."""
-        x = [value / scale / duration_s for value, scale in zip(raw, _SCALES, strict=True)]
-        theta, p = self._theta, self._covariance
-        residual = 1.0 - sum(a * b for a, b in zip(x, theta, strict=True))
+        scaled = quotient(raw, _SCALES)
+        x = quotient(scaled, (duration_s, duration_s, duration_s, duration_s, duration_s))
+        residual = 1.0 - dot(x, self._squares.theta)
         if self._num_learned > _TRUSTED_STEPS:
             residual = min(residual, 1.0 - other_s / duration_s) if residual > 0 else residual
             limit = min(_OUTLIER, max(_LEAST, _ERRORS * self._error))
             residual = max(-limit, min(limit, residual))
         self._num_learned += 1
-        self._mean = [m + _SMOOTHING * (value - m) for m, value in zip(self._mean, raw, strict=True)]
-        px = [sum(a * b for a, b in zip(row, x, strict=True)) for row in p]
-        forgetting = _FORGETTING if max(p[i][i] for i in range(_NUM)) < _MAX_VARIANCE else 1.0
-        gain = 1.0 / (forgetting + sum(a * b for a, b in zip(x, px, strict=True)))
-        self._theta = [t + a * gain * residual for t, a in zip(theta, px, strict=True)]
-        self._covariance = [
-            [(p[i][j] - px[i] * px[j] * gain) / forgetting for j in range(_NUM)] for i in range(_NUM)
-        ]
+        self._mean = _nearer(self._mean, raw)
+        self._squares.learn(x, residual)
 
     @property
     def has_learned(self) -> bool:
@@ -111,23 +95,38 @@ class StepFit:
 
     def assume(self, token_s: float) -> None:
         """Until something is learned, take a step to be nothing but its tokens, none of which takes longer than `token_s`."""
-        scaled, known = token_s * _SCALES[1], self._theta[1]
-        self._theta[1] = min(known, scaled) if known else scaled
+        fixed, known, context, seq, pair = self._squares.theta
+        scaled = token_s * _SCALES[1]
+        self._squares.theta = fixed, min(known, scaled) if known else scaled, context, seq, pair
 
     def model(self) -> StepModel:
-        raw = [t / scale for t, scale in zip(self._theta, _SCALES, strict=True)]
-        parts = [max(0.0, part) for part in raw]
-        excess = sum((a - b) * m for a, b, m in zip(parts[1:], raw[1:], self._mean[1:], strict=True))
-        parts[0] = max(0.0, raw[0] - excess)
+        fixed, token, context, seq, pair = quotient(self._squares.theta, _SCALES)
+        _, tokens, contexts, seqs, pairs = self._mean
+        parts = max(0.0, token), max(0.0, context), max(0.0, seq), max(0.0, pair)
+        excess = (parts[0] - token) * tokens + (parts[1] - context) * contexts
+        excess = excess + (parts[2] - seq) * seqs + (parts[3] - pair) * pairs
         return StepModel(
-            fixed_s=parts[0],
-            token_s=parts[1],
-            context_s=parts[2],
-            seq_s=parts[3],
+            fixed_s=max(0.0, fixed - excess),
+            token_s=parts[0],
+            context_s=parts[1],
+            seq_s=parts[2],
             error=self._error,
             num_steps=self._num_steps,
-            pair_s=parts[4],
+            pair_s=parts[3],
         )
+
+
+def _nearer(mean: Five, raw: Five) -> Five:
+    """Return the running mean behind one more."""
+    m0, m1, m2, m3, m4 = mean
+    r0, r1, r2, r3, r4 = raw
+    return (
+        m0 + _SMOOTHING * (r0 - m0),
+        m1 + _SMOOTHING * (r1 - m1),
+        m2 + _SMOOTHING * (r2 - m2),
+        m3 + _SMOOTHING * (r3 - m3),
+        m4 + _SMOOTHING * (r4 - m4),
+    )
 
 
 class StepFits:
@@ -143,11 +142,11 @@ class StepFits:
         """Learn that `plan` has taken `duration_s`. A duration of 0 teaches nothing."""
         if duration_s <= 0:
             return
-        num_tokens, num_context, num_pairs = _sizes(plan)
-        if _has_prompt(plan):
-            self.observe_mixed(num_tokens, num_context, len(plan.work), duration_s, num_pairs)
+        size = plan.size
+        if size.num_prompt:
+            self.observe_mixed(size.num_tokens, size.num_context, len(plan.work), duration_s, size.num_pairs)
         else:
-            self.observe_decode(num_tokens, num_context, len(plan.work), duration_s)
+            self.observe_decode(size.num_tokens, size.num_context, len(plan.work), duration_s)
 
     def observe_decode(self, num_tokens: int, num_context: int, num_seqs: int, duration_s: float) -> None:
         self._decode.observe(num_tokens, num_context, num_seqs, duration_s)

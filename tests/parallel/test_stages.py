@@ -84,7 +84,7 @@ def executed(
     pool = MirroredPool(shard, num_blocks, buffer, CPU)
     stage = StageRunner(part.model, pool, shard, part.comms.pp, mesh.pp, draws=Draws(part.model))
     results = [stage.step(plan) for plan in plans]
-    drawn = [(one.key, each.token) for result in results for one in result.sampled for each in one.drawn]
+    drawn = [(one.key, token) for result in results for one in result.sampled for token in one.tokens]
     part.comms.close()
     told = KVPool(shard, num_blocks, buffer).layers
     return drawn, all(

@@ -1,7 +1,10 @@
 """Step-time models learned from steps: against devices whose law is known."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add, mul
 from statistics import fmean
 
 import pytest
@@ -10,6 +13,7 @@ from hypothesis import strategies as st
 
 from core.plan import SeqWork, StepPlan
 from core.steps import StepModel, StepModels, chunk_pairs
+from engine.planning.least_squares import LeastSquares
 from engine.planning.step_time_fit import StepFit, StepFits
 from sim.catalogue import GPUS, MODELS, step_cost
 from sim.cost import StepCost
@@ -211,3 +215,25 @@ def test_whatever_is_seen_more_tokens_never_take_less_time(
     times = [fits.models.mixed_step_s(n, 1000 + n, 5, chunk_pairs(0, n)) for n in (1, 10, 100, 1000, 10_000)]
     assert times == sorted(times)
     assert times[0] >= 0
+
+
+def test_least_squares_that_are_written_out_have_the_bits_of_the_textbooks() -> None:
+    """Haykin's recursion over whole matrices, with its forgetting and where that stops."""
+
+    def total(a: Sequence[float], b: Sequence[float]) -> float:
+        return reduce(add, map(mul, a, b))  # `sum` of floats rounds otherwise from Python 3.12 on
+
+    rng, written = random.Random(8), LeastSquares((0.0, 0.01, 0.0, 0.0, 0.0), 1.0)
+    theta, every = [0.0, 0.01, 0.0, 0.0, 0.0], range(5)
+    p = [[float(i == j) for j in every] for i in every]
+    for _ in range(3000):
+        x, residual = tuple(rng.random() for _ in every), rng.gauss(0, 1)
+        if rng.random() < 0.9:  # variances of what is seldom seen grow to the limit
+            x = (x[0], x[1], 0.0, 0.0, 0.0)
+        px = [total(row, x) for row in p]
+        kept = 0.995 if max(p[i][i] for i in every) < 1e4 else 1.0
+        gain = 1.0 / (kept + total(x, px))
+        theta = [t + a * gain * residual for t, a in zip(theta, px, strict=True)]
+        p = [[(p[i][j] - px[i] * px[j] * gain) / kept for j in every] for i in every]
+        written.learn((x[0], x[1], x[2], x[3], x[4]), residual)
+        assert written.theta == tuple(theta)
