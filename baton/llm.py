@@ -10,6 +10,7 @@ from os import environ
 from secrets import randbits
 from typing import Any
 
+import uvloop
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.ingress.api.api_factory import api_settings
@@ -66,7 +67,7 @@ class LLM:
         self.card = read_model_card(self.config)
         self.tokenizer = load_tokenizer(self.card.folder)
         self._chats: ChatFormat | None = None
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="baton-llm", daemon=True)
         self._thread.start()
         self._stack = AsyncExitStack()

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from benchmarks.cpu.shapes import SHAPES, make_checkpoint
 from benchmarks.report import parser, write
 from cluster.ingress.frontend import Frontend
@@ -104,7 +106,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "tiny"
         make_checkpoint(SHAPES["tiny"], checkpoint)
-        results = asyncio.run(measure(checkpoint, steps, rounds))
+        with asyncio.Runner(
+            loop_factory=uvloop.new_event_loop
+        ) as runner:  # what servers and Ray's actors have
+            results = runner.run(measure(checkpoint, steps, rounds))
     for name, parts in results.items():
         print(f"{name:10s} " + "  ".join(f"{part} {us:7.0f}" for part, us in parts.items()) + "  (us a step)")
     write(args.json, "benchmarks.step_overhead", {"prediction": PREDICTION, "unit": "us", "results": results})

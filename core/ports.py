@@ -62,7 +62,7 @@ class WorkerGroup(Protocol):
 
     All writes of a step are in the KV pool when its result is returned."""
 
-    async def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan) -> Awaitable[StepResult]:
         """Raises OutOfMemory where there is no memory for the step, and for those behind it until its number comes again. Such a
         step has drawn nothing. What it has written behind the tokens that were computed before is of no use, nor is any recurrent
         state of its sequences, and ranks may or may not have taken note of its `new` and `drop`."""

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 from core.adapter_config import HoldAdapters
 from core.plan import StepPlan, StepResult
@@ -10,6 +9,7 @@ from core.ports import OnReady
 from engine.execution.grammar_masks import GrammarMasks, tell_on_loop
 from engine.execution.held_adapters import HeldAdapters
 from engine.execution.out_of_memory import StepOrder
+from engine.execution.rank_thread import RankThread
 
 
 class InlineGroup:
@@ -23,13 +23,12 @@ class InlineGroup:
     ) -> None:
         """`grammars`: those that `step` draws with; None: it puts no draw off. `adapters`: those of its model; None: it takes
         none."""
-        self._step, self._grammars, self._adapters = step, grammars, adapters
-        self._order = StepOrder()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-rank")
+        self._grammars, self._adapters = grammars, adapters
+        order = StepOrder()
+        self._thread = RankThread[StepPlan, StepResult](lambda plan: order.execute(plan, step))
 
-    async def execute(self, plan: StepPlan) -> StepResult:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._order.execute, plan, self._step)
+    def execute(self, plan: StepPlan) -> asyncio.Future[StepResult]:
+        return self._thread.call(plan)
 
     async def hold_adapters(self, asked: HoldAdapters) -> dict[str, str]:
         assert self._adapters is not None, "adapters of a model that takes none are refused before"
@@ -45,4 +44,4 @@ class InlineGroup:
 
     async def close(self) -> None:
         """Wait for the running step and end the thread."""
-        await asyncio.to_thread(self._thread.shutdown, wait=True, cancel_futures=True)
+        await self._thread.close()
