@@ -80,14 +80,15 @@ class AttentionMeta:
         device: torch.device,
         states: StateBlocks | None = None,
     ) -> "AttentionMeta":
-        return cls.over(query_lens, context_lens, block_tables, torch.from_numpy(slots).to(device), states)
+        tables = [torch.from_numpy(table) for table in block_tables]
+        return cls.over(query_lens, context_lens, tables, torch.from_numpy(slots).to(device), states)
 
     @classmethod
     def over(
         cls,
         query_lens: Sequence[int],
         context_lens: Sequence[int],
-        block_tables: Sequence[np.ndarray],
+        block_tables: Sequence[Tensor],
         slots: Tensor,
         states: StateBlocks | None = None,
         adapters: Mapping[str, Rows] | None = None,
@@ -97,7 +98,7 @@ class AttentionMeta:
             query_starts=tuple(accumulate(query_lens, initial=0)),
             query_lens=tuple(query_lens),
             context_lens=tuple(context_lens),
-            block_tables=tuple(torch.from_numpy(table) for table in block_tables),
+            block_tables=tuple(block_tables),
             slots=slots,
             states=states,
             adapters=adapters or {},

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from core.plan import NewSeq, SeqWork
+from core.records import record
 from core.types import PromptScore, SamplingParams
 from engine.execution.adapter_rows import AdapterRows
 from engine.execution.picture_positions import in_planes
@@ -51,10 +52,12 @@ class RankSeq:
         "place",
         "pooled",
         "position_shift",
+        "reads_prompt",
         "sampling",
         "scores",
         "table",
         "table_ids",
+        "table_tensor",
         "tokens",
     )
 
@@ -73,8 +76,11 @@ class RankSeq:
         is_scored = new.sampling.num_prompt_logprobs >= 0 and known == new.num_prompt
         self.scores: list[PromptScore] | None = [] if is_scored else None
         """Scores of the prompt's tokens computed so far. None where nobody asked for them, or they have been sent."""
+        self.reads_prompt = is_scored or bool(new.sampling.pooling)
+        """Whether anything but tokens is wanted of the prompt."""
         self.table: np.ndarray = np.empty(0, np.int64)
         self.table_ids: tuple[int, ...] = ()
+        self.table_tensor: torch.Tensor = torch.from_numpy(self.table)
         self.drawn_at = self.place = -1
         """The last token drawn on the device: which one it is, and its place there (`StepIO.place`)."""
 
@@ -100,22 +106,27 @@ class RankSeq:
         self.tokens[end - len(work.drafts) : end] = work.drafts
 
     def block_table(self, block_ids: tuple[int, ...]) -> np.ndarray:
-        """`block_ids` as an array; converted again only when the planner has added blocks."""
+        """`block_ids` as an array, and as `table_tensor`; converted again only when the planner has added blocks."""
         if self.table_ids is not block_ids:
             self.table_ids = block_ids
             self.table = np.array(block_ids, np.int64)
+            self.table_tensor = torch.from_numpy(self.table)
         return self.table
 
 
-@dataclass(frozen=True, slots=True)
+@record()
 class Batch:
     tokens: torch.Tensor
     """(T,) int64"""
     positions: torch.Tensor
     """(T,) or (3, T) int64, as `models.causal_model.CausalModel.forward` takes them."""
     meta: AttentionMeta
-    sample_rows: torch.Tensor
-    """(N,) int64: rows of the packed tokens after which a token is drawn."""
+    sample_rows: torch.Tensor | None
+    """(N,) int64: rows of the packed tokens after which a token is drawn; None for all of them."""
+
+    def sampled(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return the rows of `hidden` (T, hidden_size) behind which a token is drawn."""
+        return hidden if self.sample_rows is None else hidden.index_select(0, self.sample_rows)
 
     def written(self, block_size: int) -> torch.Tensor:
         """Return the slots that the step writes, (T,) int64 and those of the sequences' states."""
@@ -145,20 +156,18 @@ class PackedBatch:
         """`seqs[i]` belongs to `work[i]`. The first `num_state_blocks` of a sequence have its state. `read_lens` is as in
         `AttentionMeta`."""
         self._read_lens = read_lens
-        self._lens = tuple(item.count for item in work)
-        self._context_lens = tuple(item.start + item.count for item in work)
+        self._lens = [item.count for item in work]
+        self._context_lens = [item.start + item.count for item in work]
         tables = [seq.block_table(item.block_ids) for item, seq in zip(work, seqs, strict=True)]
-        self._tables = [table[num_state_blocks:] for table in tables]
-        tokens, positions, slots = _rows(work, seqs, self._tables, block_size)
-        ends = accumulate(self._lens)
-        rows = [
-            row
-            for item, end in zip(work, ends, strict=True)
-            if item.samples
-            for row in range(end - item.num_draws, end)
-        ]
+        self._tables = [seq.table_tensor for seq in seqs]
+        if num_state_blocks:
+            self._tables = [table[num_state_blocks:] for table in self._tables]
+        tokens, positions, slots = _rows(work, seqs, block_size, num_state_blocks)
+        if any(item.has_picture for item in work):
+            positions = in_planes(positions, work, [seq.pictures for seq in seqs])
         self._tokens, self._positions, self._slots = (pack.add(each) for each in (tokens, positions, slots))
-        self._sample_rows = pack.add(np.array(rows, np.int64))
+        drawing = _drawing_rows(work)
+        self._sample_rows = pack.add(np.array(drawing, np.int64)) if len(drawing) < len(tokens) else None
         self._drawn = OnDevice.of(work, seqs, pack)
         self._adapters = AdapterRows([item.adapter for item in work], self._lens, pack)
         self._states: tuple[Placed, Placed] | None = None
@@ -181,7 +190,8 @@ class PackedBatch:
         meta = AttentionMeta.over(
             self._lens, self._context_lens, self._tables, self._slots(), states, adapters, self._read_lens
         )
-        return Batch(tokens, self._positions(), meta, self._sample_rows())
+        sample_rows = self._sample_rows() if self._sample_rows is not None else None
+        return Batch(tokens, self._positions(), meta, sample_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +203,8 @@ class OnDevice:
 
     @classmethod
     def of(cls, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> "OnDevice | None":
+        if all(seq.place < 0 for seq in seqs):
+            return None
         ends = accumulate(item.count for item in work)
         found = [
             (end - 1, place)
@@ -223,25 +235,37 @@ def build_batch(
     return packed.batch(step)
 
 
+def _drawing_rows(work: Sequence[SeqWork]) -> list[int]:
+    """Return the rows behind which a token is drawn."""
+    found: list[int] = []
+    end = 0
+    for item in work:
+        end += item.count
+        if item.samples:
+            found += range(end - item.num_draws, end)
+    return found
+
+
 def _rows(
-    work: Sequence[SeqWork], seqs: Sequence[RankSeq], tables: Sequence[np.ndarray], block_size: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return tokens, positions and slots, each (T,) int64, but for positions where pictures lie in a plane: (3, T)."""
-    total = sum(item.count for item in work)
-    tokens, positions, slots = np.empty(total, np.int64), np.empty(total, np.int64), np.empty(total, np.int64)
+    work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: int, num_state_blocks: int
+) -> np.ndarray:
+    """Return tokens, positions and slots: (3, T) int64."""
+    rows = np.empty((3, sum(item.count for item in work)), np.int64)
+    single: list[tuple[int, int, int, int]] = []
     at = 0
-    for item, seq, table in zip(work, seqs, tables, strict=True):
-        start, count = item.start, item.count
+    for item, seq in zip(work, seqs, strict=True):
+        start, count, shift = item.start, item.count, seq.position_shift
         if count == 1:
-            tokens[at] = seq.tokens[start]
-            positions[at] = start + seq.position_shift
-            slots[at] = table[start // block_size] * block_size + start % block_size
+            block, offset = divmod(start, block_size)
+            slot = item.block_ids[num_state_blocks + block] * block_size + offset
+            single.append((at, seq.tokens.item(start), start + shift, slot))
         else:
             span = np.arange(start, start + count)
-            tokens[at : at + count] = seq.tokens[start : start + count]
-            positions[at : at + count] = span + seq.position_shift
-            slots[at : at + count] = table[span // block_size] * block_size + span % block_size
+            into = rows[:, at : at + count]
+            into[0], into[1] = seq.tokens[start : start + count], span + shift
+            into[2] = seq.table[num_state_blocks + span // block_size] * block_size + span % block_size
         at += count
-    if any(item.has_picture for item in work):
-        positions = in_planes(positions, work, [seq.pictures for seq in seqs])
-    return tokens, positions, slots
+    if single:
+        columns = np.array(single, np.int64).T
+        rows[:, columns[0]] = columns[1:]
+    return rows

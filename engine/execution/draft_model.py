@@ -102,7 +102,7 @@ class DraftModel:
             tokens = torch.where(tokens < known, tokens, 0)  # it has no such tokens
         hidden = self._model.forward(tokens, batch.positions, self._layers, batch.meta)
         if drawing:
-            logits = _wide(self._model.logits(hidden[batch.sample_rows]), self._vocab_size)
+            logits = _wide(self._model.logits(batch.sampled(hidden)), self._vocab_size)
             draw_guesses(drawing, logits, self._model.ops)
 
 

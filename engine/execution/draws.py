@@ -18,6 +18,7 @@ from engine.execution.batch import History, RankSeq
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.prompt_outputs import with_prompt
 from engine.execution.sampler import RowDraws
+from engine.execution.shaping import RowsAsked
 from engine.execution.step_memory import HostSteps, Pack, StepIO
 from engine.execution.verifying import histories, verified
 from models.causal_model import CausalModel
@@ -51,7 +52,7 @@ class _Drawing:
         return _Drawing(fewer, self.seq, self.rows[:-surplus])
 
 
-@dataclass(frozen=True, slots=True)
+@record()
 class Asked:
     """What a step is going to draw."""
 
@@ -64,7 +65,7 @@ class Asked:
         return self.rows is None
 
 
-@dataclass(frozen=True, slots=True)
+@record()
 class Launched:
     """Draws whose results are on their way to the host."""
 
@@ -94,6 +95,7 @@ class Draws:
         """`grammars` is None on ranks that do not own the matchers, and where no sequence can have a grammar. `peers` is None
         where there are none."""
         self._model, self._grammars, self._peers = model, grammars, peers
+        self._rows_asked = RowsAsked([])
 
     def begin(self, plan: StepPlan) -> None:
         """Before the forward pass."""
@@ -103,9 +105,9 @@ class Draws:
     def ask(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> Asked:
         """Work out what `work` draws, and add to `pack` what is known of it before the forward pass."""
         drawing = _drawing(work, seqs)
-        if any(one.seq.sampling.grammar is not None for one in drawing):
-            return Asked(drawing, None)
-        return Asked(drawing, RowDraws(_histories(drawing), pack))
+        rows = _histories(drawing)
+        asked = self._asked(rows)
+        return Asked(drawing, None if asked.has_grammar else RowDraws(rows, pack, asked=asked))
 
     def meets_peers(self, asked: Asked) -> bool:
         """Return whether `finish` of this step meets the peers."""
@@ -126,11 +128,8 @@ class Draws:
                 return Launched(asked, hidden.device)
             logits, rows = self._masked(logits, drawing, step)
         step.give(rows.draw(logits, self._model.ops, step))
-        first = 0
-        for one in drawing:
-            if not one.item.drafts and (place := step.place(first)) is not None:
-                one.seq.drawn(one.item.known_end, place)
-            first += len(one.rows)
+        if step.place(0) is not None:
+            _note_places(drawing, step)
         return Launched(asked, hidden.device, drawing, rows)
 
     def finish(self, launched: Launched, step: StepIO) -> tuple[Sampled, ...]:
@@ -147,14 +146,14 @@ class Draws:
             work = [one.item for one in asked]
             drawn = self._shared(self._peers, work, drawn, launched.device)
         seq_of = {one.item.key: one.seq for one in asked}
-        drawn = [with_prompt(one, seq_of[one.key], self._model.readout) for one in drawn]
-        new_tokens = {one.key: one.tokens for one in drawn}
-        for key, tokens in new_tokens.items():
-            for token in tokens:
-                seq_of[key].append(token)
-        if self._grammars is not None:
-            self._grammars.drawn(new_tokens)
-        return tuple(drawn)
+        for one in drawn:
+            seq = seq_of[one.key]
+            seq.append(one.token)
+            for further in one.more:
+                seq.append(further.token)
+        if self._grammars is not None and launched.asked.is_bound:
+            self._grammars.drawn({one.key: one.tokens for one in drawn})
+        return tuple(with_prompt(one, seq_of[one.key], self._model.readout) for one in drawn)
 
     def draw(
         self, hidden: torch.Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
@@ -164,6 +163,13 @@ class Draws:
         asked = self.ask(work, seqs, pack)
         pack.send(step.upload)
         return self.finish(self.launch(hidden, asked, step), step)
+
+    def _asked(self, rows: Sequence[History]) -> RowsAsked:
+        """What `rows` ask for, worked out anew when other sequences draw."""
+        samplings = [seq.sampling for seq in rows]
+        if self._rows_asked.samplings != samplings:
+            self._rows_asked = RowsAsked(samplings)
+        return self._rows_asked
 
     @property
     def _owns_matchers(self) -> bool:
@@ -184,7 +190,8 @@ class Draws:
         pack = Pack()
         keys = [one.item.key for one in drawing for _ in one.rows]
         masks = self._grammars.masks(keys) if self._grammars is not None else None
-        rows = RowDraws(_histories(drawing), pack, masks)
+        histories = _histories(drawing)
+        rows = RowDraws(histories, pack, masks, self._asked(histories))
         own = [row for one in drawing for row in one.rows]
         ours = pack.add(np.array(own)) if len(own) < len(logits) else None
         pack.send(step.upload)
@@ -203,6 +210,15 @@ class Draws:
 
 def _histories(drawing: Iterable[_Drawing]) -> list[History]:
     return list(chain(*(histories(one.item, one.seq) for one in drawing)))
+
+
+def _note_places(drawing: Iterable[_Drawing], step: StepIO) -> None:
+    """Tell the sequences where the next step finds what they draw, but those that guess."""
+    first = 0
+    for one in drawing:
+        if not one.item.drafts and (place := step.place(first)) is not None:
+            one.seq.drawn(one.item.known_end, place)
+        first += len(one.rows)
 
 
 def _drawing(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> list[_Drawing]:

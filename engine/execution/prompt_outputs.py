@@ -22,6 +22,8 @@ def read_prompts(
 ) -> None:
     """Keep with each of `seqs` what it asks for. `hidden` (T, hidden_size) belongs to all packed tokens of `work`. Every rank of
     a tensor-parallel group calls this with the same work, since logits are gathered from all."""
+    if not any(seq.reads_prompt for seq in seqs):
+        return
     at = 0
     for item, seq in zip(work, seqs, strict=True):
         if seq.scores is not None:
@@ -31,8 +33,11 @@ def read_prompts(
         at += item.count
 
 
-def read_lens(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> tuple[int, ...]:
-    """Return of how many last tokens of each of `work` the hidden state is read, for draws or for what `seqs` ask of a prompt."""
+def read_lens(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> tuple[int, ...] | None:
+    """Return of how many last tokens of each of `work` the hidden state is read, for draws or for what `seqs` ask of a prompt. None
+    for all of them."""
+    if all(item.count == 1 and item.samples for item in work):
+        return None
     return tuple(
         item.count
         if seq.scores is not None or seq.sampling.pooling
@@ -46,7 +51,7 @@ def read_lens(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> tuple[int, ..
 def with_prompt(drawn: Sampled, seq: RankSeq, readout: Readout) -> Sampled:
     """Return the first token of `seq` with what was kept of its prompt, which is given up."""
     scores, pooled = seq.scores, seq.pooled
-    if scores is None and pooled is None:
+    if not seq.reads_prompt or (scores is None and pooled is None):
         return drawn
     seq.scores = seq.pooled = None
     if pooled is not None and seq.sampling.pooling == "mean":

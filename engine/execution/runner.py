@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch import Tensor
 from core.kv import num_blocks_for
 from core.plan import FailedSeq, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
+from core.records import record
 from device.seam import Event
 from engine.execution.batch import PackedBatch, RankSeq
 from engine.execution.decode_graphs import DecodeGraphs, Replay
@@ -24,7 +24,7 @@ from engine.execution.step_memory import HostSteps, Pack, StepIO, Steps
 from models.causal_model import CausalModel
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class LaunchedStep:
     """A step that a device computes, or has computed."""
 
@@ -41,7 +41,7 @@ class LaunchedStep:
     failed: tuple[FailedSeq, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record()
 class _Computed:
     hidden: Tensor
     """(T, hidden_size) of all tokens."""
@@ -79,11 +79,12 @@ class Runner:
         self._steps = steps or HostSteps(pool.device)
         self._seqs: dict[str, RankSeq] = {}
 
+    @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
         """Execute a plan. Returns when every KV write of the step is in the pool and its tokens are drawn."""
-        launched = self.launch(plan)
+        launched = freeing(self._launch, plan)
         self._pool.finish()
-        return self.finish(launched)
+        return self._finish(launched)
 
     def awaits(self, plan: StepPlan) -> dict[str, str]:
         """Return which of its sequences `plan` cannot be launched for before the host knows what they have drawn, and why."""
@@ -91,11 +92,16 @@ class Runner:
         found = {item.key: _why_waits(item, seq) for item, seq in known if seq is not None}
         return {key: why for key, why in found.items() if why}
 
+    @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
         """Launch a plan behind all that was launched before. Raises OutOfMemory, having launched part of it."""
         return freeing(self._launch, plan)
 
     @torch.inference_mode()
+    def finish(self, launched: LaunchedStep) -> StepResult:
+        """Read what a step has drawn, which is over."""
+        return self._finish(launched)
+
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         started_s = time.perf_counter()
         self._draws.begin(plan)
@@ -131,9 +137,7 @@ class Runner:
             failed=computed.failed,
         )
 
-    @torch.inference_mode()
-    def finish(self, launched: LaunchedStep) -> StepResult:
-        """Read what a step has drawn, which is over."""
+    def _finish(self, launched: LaunchedStep) -> StepResult:
         sampled = self._draws.finish(launched.draws, launched.io)
         if launched.guessed is not None:
             num_right = {one.key: len(one.more) for one in sampled}
@@ -171,8 +175,7 @@ class Runner:
         if self._pictures is not None:
             x, failed = self._pictures.embedded(x, work, seqs)
         hidden = self._model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)
-        rows = hidden.index_select(0, batch.sample_rows)
-        return _Computed(hidden, rows, guessed_states(work, batch), failed)
+        return _Computed(hidden, batch.sampled(hidden), guessed_states(work, batch), failed)
 
 
 def _why_waits(item: SeqWork, seq: RankSeq) -> str:

@@ -19,7 +19,7 @@ from core.plan import Sampled
 from core.types import TokenId
 from engine.execution.batch import History
 from engine.execution.grammar_masks import RowMasks
-from engine.execution.shaping import Penalising, Shaping
+from engine.execution.shaping import Penalising, RowsAsked, Shaping
 from engine.execution.step_memory import Pack, Placed, StepIO
 from kernels.ops import Ops
 from kernels.sampling import DrawShapes, Masks
@@ -39,41 +39,52 @@ class RowDraws:
     """What the rows of a batch ask of their draws. `seqs[i]` holds the history of row i, and `masks` those of the rows with a
     grammar."""
 
-    def __init__(self, seqs: Sequence[History], pack: Pack, masks: RowMasks | None = None) -> None:
-        """Call `draw` when `pack` is sent."""
-        self._masks = masks
-        self._asking = [row for row, seq in enumerate(seqs) if seq.sampling.num_logprobs >= 0]
-        self._asked = [seqs[row].sampling.num_logprobs for row in self._asking]
-        self._asking_rows = _added(self._asking, pack)
-        self._shaping = Shaping(seqs, pack, masks.complete if masks is not None else frozenset())
-        self._allowed = _allowed(masks, self._shaping.forced_rows, pack)
-        self._penalising = Penalising.of(seqs, pack)
-        self._shapes = [seq.sampling for seq in seqs]
-        self._columns = pack.add(_columns(seqs))
+    def __init__(
+        self,
+        seqs: Sequence[History],
+        pack: Pack,
+        masks: RowMasks | None = None,
+        asked: RowsAsked | None = None,
+    ) -> None:
+        """Call `draw` when `pack` is sent. `asked` is worked out where nobody has it."""
+        asked = asked or RowsAsked([seq.sampling for seq in seqs])
+        self._masks, self._asked = masks, asked
+        self._asking_rows = _added(asked.logprobs, pack)
+        self._shaping: Shaping | None = None
+        if asked.shaped or asked.thinking:
+            self._shaping = Shaping(seqs, asked, pack, masks.complete if masks is not None else frozenset())
+        forced = self._shaping.forced_rows if self._shaping is not None else ()
+        self._allowed = _allowed(masks, forced, pack)
+        self._penalising = Penalising.of(seqs, asked, pack)
+        self._columns = pack.add(_columns(seqs, asked))
 
     def draw(self, logits: Tensor, ops: Ops, step: StepIO) -> list[Tensor]:
         """Draw one token for each row of `logits` (N, V) float32, which is overwritten. Returns tokens (N,) int64 and, where any
         row asks for them, `Ops.logprobs` of those that do."""
         raw = logits.index_select(0, self._asking_rows()) if self._asking_rows is not None else None
-        self._shaping.shape(logits)
+        if self._shaping is not None:
+            self._shaping.shape(logits)
         if self._penalising is not None:
             ops.penalise(logits, self._penalising.penalties(step))
         masks = Masks(*(each() for each in self._allowed)) if self._allowed is not None else None
-        tokens = ops.draw(logits, DrawShapes(self._shapes, self._columns()), masks)
+        tokens = ops.draw(logits, DrawShapes(self._asked.samplings, self._columns()), masks)
         if raw is None or self._asking_rows is None:
             return [tokens]
         chosen = tokens.index_select(0, self._asking_rows())
-        return [tokens, *ops.logprobs(raw, chosen, min(max(self._asked), raw.shape[1]))]
+        most = max(self._asked.samplings[row].num_logprobs for row in self._asked.logprobs)
+        return [tokens, *ops.logprobs(raw, chosen, min(most, raw.shape[1]))]
 
     def sampled(self, keys: Sequence[str], results: Sequence[Any]) -> list[Sampled]:
         """Return the rows' tokens, from what `draw` gave, each as a list."""
         ids: list[int] = results[0]
+        masks, asking = self._masks, self._asked.logprobs
+        if masks is None and not asking:
+            return [Sampled(key, token) for key, token in zip(keys, ids, strict=True)]
         known: dict[int, _Logprobs] = {}
-        if self._asking:
-            asked = zip(self._asking, self._asked, *results[1:], strict=True)
-            for row, count, chosen, values, likely in asked:
+        if asking:
+            for row, chosen, values, likely in zip(asking, *results[1:], strict=True):
+                count = self._asked.samplings[row].num_logprobs
                 known[row] = chosen, tuple(zip(likely[:count], values[:count], strict=True))
-        masks = self._masks
         return [
             Sampled(
                 key,
@@ -98,18 +109,13 @@ def _allowed(masks: RowMasks | None, forced: Collection[int], pack: Pack) -> tup
     return pack.add(np.array([masks.rows[i] for i in kept])), pack.add(bits)
 
 
-def _columns(seqs: Sequence[History]) -> np.ndarray:
-    """As `DrawShapes.columns`."""
-    rows = [
-        (
-            seq.sampling.temperature,
-            seq.sampling.top_k,
-            seq.sampling.top_p,
-            seq.sampling.min_p,
-            uniform(seq.sampling.seed, seq.num_tokens - seq.num_prompt)
-            if seq.sampling.temperature > 0
-            else 0.0,
-        )
-        for seq in seqs
+def _columns(seqs: Sequence[History], asked: RowsAsked) -> np.ndarray:
+    """As `DrawShapes.columns`. Nobody writes there."""
+    if not asked.random:
+        return asked.columns
+    columns = asked.columns.copy()
+    columns[4, asked.random] = [
+        uniform(seq.sampling.seed, seq.num_tokens - seq.num_prompt)
+        for seq in (seqs[row] for row in asked.random)
     ]
-    return np.array(rows, np.float64).T.copy()
+    return columns

@@ -17,12 +17,32 @@ _Entry = tuple[int, TokenId]
 """(row, token)"""
 
 
+class RowsAsked:
+    """What the rows of a batch ask for by their parameters alone. It holds for as long as the same sequences draw."""
+
+    def __init__(self, samplings: list[SamplingParams]) -> None:
+        rows = range(len(samplings))
+        self.samplings = samplings
+        self.logprobs = [row for row in rows if samplings[row].num_logprobs >= 0]
+        self.shaped = [row for row in rows if _is_shaped(samplings[row])]
+        self.thinking = [row for row in rows if samplings[row].thinking is not None]
+        self.penalised = [row for row in rows if _is_penalised(samplings[row])]
+        self.random = [row for row in rows if samplings[row].temperature > 0]
+        """The rows that are not greedy."""
+        self.has_grammar = any(each.grammar is not None for each in samplings)
+        columns = [(each.temperature, each.top_k, each.top_p, each.min_p, 0.0) for each in samplings]
+        self.columns: np.ndarray = np.array(columns, np.float64).reshape(-1, 5).T.copy()
+        """As `DrawShapes.columns`, with 0 for each number in [0, 1)."""
+
+
 class Shaping:
     """Bias, allowed and banned tokens, the minimum length, and the end of reasoning that has spent its budget."""
 
-    def __init__(self, seqs: Sequence[History], pack: Pack, complete: Collection[int]) -> None:
+    def __init__(
+        self, seqs: Sequence[History], asked: "RowsAsked", pack: Pack, complete: Collection[int]
+    ) -> None:
         """Call the rest when `pack` is sent. An output that its grammar has `complete`d may end before its minimum length."""
-        shaped = [(row, seq) for row, seq in enumerate(seqs) if _is_shaped(seq.sampling)]
+        shaped = [(row, seqs[row]) for row in asked.shaped]
         biases = [(row, *bias) for row, seq in shaped for bias in seq.sampling.logit_bias]
         self._bias = _entries(((row, token) for row, token, _ in biases), pack)
         self._added = pack.add(np.array([each for *_, each in biases], np.float32)) if biases else None
@@ -34,7 +54,7 @@ class Shaping:
         self._banned = _entries(
             ((row, token) for row, seq in shaped for token in _banned(seq, row in complete)), pack
         )
-        forced = [*_forced(seqs)]
+        forced = [*_forced(seqs, asked.thinking)]
         self.forced_rows = frozenset(row for row, _ in forced)
         """The rows in which one token is all that may be drawn, whatever a grammar says."""
         self._forced = _entries(forced, pack)
@@ -66,15 +86,11 @@ class Penalising:
     """The rows whose last token only the device knows, and where it is there."""
 
     @classmethod
-    def of(cls, seqs: Sequence[History], pack: Pack) -> "Penalising | None":
-        found = [_history(row, seq) for row, seq in enumerate(seqs) if _is_penalised(seq.sampling)]
-        if not found:
+    def of(cls, seqs: Sequence[History], asked: "RowsAsked", pack: Pack) -> "Penalising | None":
+        if not asked.penalised:
             return None
-        late = [
-            (row, seq.last_place)
-            for row, seq in enumerate(seqs)
-            if seq.last_place is not None and _is_penalised(seq.sampling)
-        ]
+        found = [_history(row, seqs[row]) for row in asked.penalised]
+        late = [(row, place) for row in asked.penalised if (place := seqs[row].last_place) is not None]
         factors = [
             (s.repetition_penalty, s.presence_penalty, s.frequency_penalty)
             for s in (seq.sampling for seq in seqs)
@@ -117,8 +133,8 @@ def _is_penalised(sampling: SamplingParams) -> bool:
 
 
 def _entries(entries: Iterable[_Entry], pack: Pack) -> Placed | None:
-    found = np.array([*entries], np.int64)
-    return pack.add(found.T.copy()) if len(found) else None
+    found = [*entries]
+    return pack.add(np.array(found, np.int64).T.copy()) if found else None
 
 
 def _set(logits: Tensor, entries: Tensor, value: float) -> None:
@@ -139,8 +155,9 @@ def _banned(seq: History, may_end: bool) -> Iterable[TokenId]:
         yield from sampling.masked_until_min
 
 
-def _forced(seqs: Sequence[History]) -> Iterable[_Entry]:
-    for row, seq in enumerate(seqs):
+def _forced(seqs: Sequence[History], thinking: Iterable[int]) -> Iterable[_Entry]:
+    for row in thinking:
+        seq = seqs[row]
         if (budget := seq.sampling.thinking) is not None:
             token = forced_token(budget, seq.tokens[seq.num_prompt : seq.num_tokens])
             if token is not None:

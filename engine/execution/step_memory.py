@@ -109,7 +109,8 @@ class _HostStep:
         self._results: Sequence[Tensor] = ()
 
     def upload(self, arrays: Sequence[np.ndarray]) -> list[Tensor]:
-        return [torch.from_numpy(array).to(self._device) for array in arrays]
+        arrived = [torch.from_numpy(array) for array in arrays]
+        return arrived if self._device.type == "cpu" else [each.to(self._device) for each in arrived]
 
     def known(self, places: Tensor) -> Tensor:
         raise AssertionError("the host knows all tokens")

@@ -142,7 +142,7 @@ class StageRunner:
         hidden = self._model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)
         if (guessed := guessed_states(work, batch)) is not None:
             self._guessed.append(guessed)
-        return hidden, hidden[batch.sample_rows]
+        return hidden, batch.sampled(hidden)
 
     def _replayed(
         self, size: int, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
