@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from core.records import record
 from kernels.packed import ExpertWeight, Kind, LinearWeight, LookUp, Weight, tensors_of
 from kernels.rounding import Activations, Rounded, Rounding
 from kernels.routing import Routing
@@ -42,7 +43,7 @@ Rows = slice | Tensor
 """Some rows of a step, ascending: neighbours, or (N,) int64."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class AttentionMeta:
     """Which rows of a packed step belong to which sequence, and where each sequence's KV lies."""
 

@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from core.records import record
+
 
 class Shape(Protocol):
     """The temperature of a row's distribution, and where it is cut."""
@@ -23,7 +25,7 @@ class Shape(Protocol):
     def min_p(self) -> float: ...
 
 
-@dataclass(frozen=True, slots=True)
+@record()
 class DrawShapes:
     """What rows ask of their draws. At temperature 0 the likeliest token is drawn, the first of equal ones."""
 

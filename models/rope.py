@@ -3,17 +3,20 @@
 Linear (Chen et al., 2023), Llama 3.1's, YaRN (Peng et al., 2023), and LongRoPE (Ding et al., 2024)."""
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from core.records import record
 from kernels.ops import Ops
 from models.spec import ModelSpec, QueryTemperature, RopeSpec
 
+_LEAST_POSITIONS, _KEPT_POSITIONS = 1 << 10, 1 << 15
+"""How many positions have their cosines and sines kept at first, and at the most: those take 33 MB for heads of 128."""
 
-@dataclass(frozen=True, slots=True)
+
+@record()
 class Rotation:
     """What the tokens' positions do to queries and keys."""
 
@@ -32,35 +35,58 @@ class Rotations:
         different = [rope for index, rope in enumerate(ropes) if rope not in ropes[:index]]
         self.of_layer = tuple(different.index(rope) for rope in ropes)
         """For each layer, which of the results of a call is its rotation."""
-        self._ops = ops
-        self._each = [_frequencies(spec, rope, device) for rope in different]
-        self._axes = [
-            _axes(rope, frequencies) for rope, (frequencies, _) in zip(different, self._each, strict=True)
-        ]
+        self._each = [_Angles(spec, rope, ops, device) for rope in different]
         self._temperatures = [spec.query_temperature if rope.kind == "none" else None for rope in different]
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> list[Rotation]:
         """(T,), or (3, T) where some of the tokens lie in a plane -> each rotation"""
-        return [
-            self._rotation(positions if positions.ndim == 1 else positions[axes].T, dtype, *each, temperature)
-            for each, axes, temperature in zip(self._each, self._axes, self._temperatures, strict=True)
-        ]
+        found: list[Rotation] = []
+        for angles, temperature in zip(self._each, self._temperatures, strict=True):
+            cos, sin = angles(positions)
+            grown = None if temperature is None else _query_factors(positions, temperature)
+            found.append(Rotation(cos.to(dtype), sin.to(dtype), grown))
+        return found
 
-    def _rotation(
-        self,
-        positions: Tensor,
-        dtype: torch.dtype,
-        frequencies: Tensor,
-        factors: Tensor | None,
-        temperature: QueryTemperature | None,
-    ) -> Rotation:
-        """(T,), or (T, rotated dimensions) where each frequency has a position of its own"""
-        angles = (positions[:, None] if positions.ndim == 1 else positions).float() * frequencies
+
+class _Angles:
+    """Cosines and sines of one kind of rotation, by position. A processor keeps those of positions that have occurred: with few
+    rows a look-up takes a quarter of what they take."""
+
+    def __init__(self, spec: ModelSpec, rope: RopeSpec, ops: Ops, device: torch.device) -> None:
+        self._ops = ops
+        self._frequencies, self._factors = _frequencies(spec, rope, device)
+        self._axes = _axes(rope, self._frequencies)
+        self._keeps = device.type == "cpu"
+        self._cos, self._sin = self._computed(torch.zeros(1, 1, dtype=torch.int64, device=device))
+        """(positions, rotated dimensions) float32, at first of position 0 alone"""
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(T,) or (3, T) -> (T, rotated dimensions) each, float32"""
+        if positions.ndim != 1:
+            return self._computed(positions[self._axes].T)
+        if not self._keeps:
+            return self._computed(positions[:, None])
+        try:
+            return self._kept(positions)
+        except IndexError:
+            most = int(positions.max()) + 1
+        if most > _KEPT_POSITIONS:
+            return self._computed(positions[:, None])
+        self._keep(max(_LEAST_POSITIONS, 1 << (most - 1).bit_length()))
+        return self._kept(positions)
+
+    def _kept(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
+
+    def _keep(self, num_positions: int) -> None:
+        cos, sin = self._computed(torch.arange(len(self._cos), num_positions)[:, None])
+        self._cos, self._sin = torch.cat((self._cos, cos)), torch.cat((self._sin, sin))
+
+    def _computed(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(T, 1), or (T, rotated dimensions) where each frequency has a position of its own"""
+        angles = positions.float() * self._frequencies
         cos, sin = (self._ops.by_rows(function, angles) for function in (torch.cos, torch.sin))
-        if factors is not None:
-            cos, sin = cos * factors, sin * factors
-        grown = None if temperature is None else _query_factors(positions, temperature)
-        return Rotation(cos.to(dtype), sin.to(dtype), grown)
+        return (cos, sin) if self._factors is None else (cos * self._factors, sin * self._factors)
 
 
 def _query_factors(positions: Tensor, temperature: QueryTemperature) -> Tensor:

@@ -242,7 +242,7 @@ def _drawing_rows(work: Sequence[SeqWork]) -> list[int]:
     for item in work:
         end += item.count
         if item.samples:
-            found += range(end - item.num_draws, end)
+            found += range(end - 1 - len(item.drafts), end)
     return found
 
 
@@ -250,22 +250,25 @@ def _rows(
     work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: int, num_state_blocks: int
 ) -> np.ndarray:
     """Return tokens, positions and slots: (3, T) int64."""
-    rows = np.empty((3, sum(item.count for item in work)), np.int64)
-    single: list[tuple[int, int, int, int]] = []
-    at = 0
+    if all(item.count == 1 for item in work):
+        each = [_row(item, seq, block_size, num_state_blocks) for item, seq in zip(work, seqs, strict=True)]
+        return np.array(each, np.int64).reshape(-1, 3).T.copy()
+    rows, at = np.empty((3, sum(item.count for item in work)), np.int64), 0
     for item, seq in zip(work, seqs, strict=True):
-        start, count, shift = item.start, item.count, seq.position_shift
+        start, count = item.start, item.count
         if count == 1:
-            block, offset = divmod(start, block_size)
-            slot = item.block_ids[num_state_blocks + block] * block_size + offset
-            single.append((at, seq.tokens.item(start), start + shift, slot))
+            rows[:, at] = _row(item, seq, block_size, num_state_blocks)
         else:
-            span = np.arange(start, start + count)
-            into = rows[:, at : at + count]
-            into[0], into[1] = seq.tokens[start : start + count], span + shift
+            span, into = np.arange(start, start + count), rows[:, at : at + count]
+            into[0], into[1] = seq.tokens[start : start + count], span + seq.position_shift
             into[2] = seq.table[num_state_blocks + span // block_size] * block_size + span % block_size
         at += count
-    if single:
-        columns = np.array(single, np.int64).T
-        rows[:, columns[0]] = columns[1:]
     return rows
+
+
+def _row(item: SeqWork, seq: RankSeq, block_size: int, num_state_blocks: int) -> tuple[int, int, int]:
+    """Return what `_rows` has of a work of one token."""
+    start = item.start
+    block, offset = divmod(start, block_size)
+    slot = item.block_ids[num_state_blocks + block] * block_size + offset
+    return seq.tokens.item(start), start + seq.position_shift, slot

@@ -34,8 +34,8 @@ def read_prompts(
 
 
 def read_lens(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> tuple[int, ...] | None:
-    """Return of how many last tokens of each of `work` the hidden state is read, for draws or for what `seqs` ask of a prompt. None
-    for all of them."""
+    """Return of how many last tokens of each of `work` the hidden state is read, for draws or for what `seqs` ask of a prompt.
+    None: of all."""
     if all(item.count == 1 and item.samples for item in work):
         return None
     return tuple(

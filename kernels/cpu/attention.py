@@ -4,7 +4,8 @@ Queries, sums and results are float32 inside. Where the processor multiplies bfl
 are rounded to it for a pool of bfloat16 (`src/dot_attention.h`). A row's result has the same bits whatever other rows come with
 it, however its prompt is chunked, and however many threads compute it."""
 
-from collections.abc import Sequence
+from array import array
+from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
@@ -62,7 +63,7 @@ def attend(
         raise _refused(f"sinks ({heads},) of float32")
     if meta.query_starts[-1] != tokens:
         raise _refused(f"{meta.query_starts[-1]} queries, as the step says, not {tokens}")
-    starts, contexts, tables = sequences_of(meta, data.shape[0], block_size)
+    seqs = sequences_of(meta, data.shape[0], block_size)
     isa = fastest(size, data.dtype) if isa is None else isa
     if isa is None or size % _lanes(isa):
         raise _refused(f"heads that vectors divide, not of {size}")
@@ -71,7 +72,7 @@ def attend(
     own = None if sinks is None else sinks.contiguous()
     shape = heads, kv_heads, size
     pool = data.data_ptr(), None if scales is None else scales.data_ptr(), block_size
-    sequences = len(meta.query_lens), starts.data_ptr(), contexts.data_ptr(), tables.data_ptr()
+    sequences = len(meta.query_lens), seqs.query_starts, seqs.context_lens, seqs.tables
     library.loaded().baton_attend(
         isa, NUMBERS[data.dtype], queries.data_ptr(), out.data_ptr(), *shape, *pool, window, scale, soft_cap,
         None if own is None else own.data_ptr(), *sequences, torch.get_num_threads(),
@@ -94,31 +95,41 @@ def _checked_pool(kv_layer: KVLayer) -> tuple[Tensor, Tensor | None]:
     return data, scales
 
 
-def sequences_of(meta: AttentionMeta, num_blocks: int, block_size: int) -> Sequence[Tensor]:
-    """First rows, context lengths and the block tables' addresses, int64, once a step. Raises ValueError for tables that are too
-    short for their contexts, or name other blocks than a pool of `num_blocks` has."""
+@dataclass(frozen=True, slots=True)
+class StepSequences:
+    """Where the library reads what the sequences of a step are: addresses, which are valid while this object is kept."""
+
+    query_starts: int
+    context_lens: int
+    tables: int
+    kept: tuple["array[int]", ...]
+
+
+def sequences_of(meta: AttentionMeta, num_blocks: int, block_size: int) -> StepSequences:
+    """Return the step's sequences, looked at once a step. Raises ValueError for tables that are too short for their contexts, or
+    name other blocks than a pool of `num_blocks` has."""
     key = "native sequences", num_blocks, block_size
     if (found := meta.cache.get(key)) is not None:
         return found
-    tables, contexts = meta.block_tables, meta.context_lens
-    for table, query, context in zip(tables, meta.query_lens, contexts, strict=True):
-        if not 0 <= query <= context:
-            raise _refused(f"at least {query} tokens of context, not {context}")
-        length = table.shape[0]
-        if table.dtype != torch.int64 or not table.is_contiguous() or length * block_size < context:
-            raise _refused(
-                f"blocks in int64 for {context} tokens, not {length} of {block_size} in {table.dtype}"
-            )
-    found = (
-        torch.tensor(meta.query_starts, dtype=torch.int64),
-        torch.tensor(contexts, dtype=torch.int64),
-        torch.tensor([table.data_ptr() for table in tables], dtype=torch.int64),
+    tables, count = meta.block_tables, len(meta.query_lens)
+    if not count == len(tables) == len(meta.context_lens) == len(meta.query_starts) - 1:
+        raise _refused(f"a table and a context for each of {count} sequences")
+    if not all(table.dtype == torch.int64 and table.is_contiguous() for table in tables):
+        raise _refused("block tables in int64")
+    kept = (
+        array("q", meta.query_starts),
+        array("q", meta.context_lens),
+        array("q", [table.data_ptr() for table in tables]),
+        array("q", [table.numel() for table in tables]),
     )
-    _, lens, addresses = found
-    checked = addresses.data_ptr(), lens.data_ptr(), len(tables), block_size, num_blocks
-    if library.loaded().baton_check_tables(*checked) < len(tables):
-        raise _refused(f"blocks below {num_blocks}")
-    meta.cache[key] = found
+    starts, contexts, addresses, lens = (each.buffer_info()[0] for each in kept)
+    checked = addresses, lens, starts, contexts, count, block_size, num_blocks
+    if (bad := library.loaded().baton_check_tables(*checked)) < count:
+        raise _refused(
+            f"a context of at least {meta.query_lens[bad]} tokens, with all of its blocks of {block_size} below {num_blocks}: "
+            f"not {meta.context_lens[bad]} tokens in {tables[bad].numel()} blocks"
+        )
+    found = meta.cache[key] = StepSequences(starts, contexts, addresses, kept)
     return found
 
 

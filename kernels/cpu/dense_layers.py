@@ -6,8 +6,9 @@ layer's keys and values only rows that are read are computed: of a prompt's toke
 
 import operator
 import weakref
+from array import array
 from collections.abc import Mapping, Sequence
-from ctypes import addressof, byref, c_void_p
+from ctypes import byref
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Final
@@ -107,8 +108,12 @@ class NativeLayers:
         """`kept` has the memory that `given` points to. `for_heads`: the instruction set of attention by a pool's dtype."""
         self._given, self._num_layers, self._kept = (GivenLayer * len(given))(*given), len(given), kept
         self._num_rotations = 1 + max(layer.rotation for layer in given)
-        self._shape, self._isa, self._for_heads = shape, isa, for_heads
+        self._shape, self._for_heads = shape, for_heads
         self._pools: _Pools | None = None
+        self._step = LayerStep(
+            row_isa=isa, hidden=shape.hidden, heads=shape.heads, kv_heads=shape.kv_heads, size=shape.size
+        )
+        """What the library is told; what differs between steps is written anew."""
 
     def __call__(
         self,
@@ -117,17 +122,24 @@ class NativeLayers:
         kv: Sequence[KVLayer],
         meta: AttentionMeta,
     ) -> tuple[Tensor, Tensor] | None:
-        if meta.is_fixed or not len(x) or x.dtype != torch.float32:
+        if meta.is_fixed or not x.size(0) or x.dtype != torch.float32:
             return None
         if len(kv) != self._num_layers:
             raise ValueError(f"fused layers take KV of {self._num_layers} layers, not of {len(kv)}")
         if self._pools is None or not self._pools.are(kv):
-            self._pools = _Pools.of(kv, self._shape)
+            self._pools = self._described(_Pools.of(kv, self._shape))
         if self._pools is None or not self._writes(self._pools.dtype):
             return None
         x = x.contiguous()
         self._check(x, rotations, meta)
         return x, self._run(x, rotations, self._pools, meta)
+
+    def _described(self, pools: _Pools | None) -> _Pools | None:
+        if pools is not None:
+            step = self._step
+            step.block_size, step.pools = pools.block_size, pools.addresses.data_ptr()
+            step.number, step.attention_isa = attention.NUMBERS[pools.dtype], self._for_heads[pools.dtype]
+        return pools
 
     def _writes(self, kept: torch.dtype) -> bool:
         return kept == torch.float32 or self._for_heads[kept] == library.Isa.AVX512_BF16
@@ -135,50 +147,34 @@ class NativeLayers:
     def _run(
         self, x: Tensor, rotations: Sequence[tuple[Tensor, Tensor]], pools: _Pools, meta: AttentionMeta
     ) -> Tensor:
-        shape, rows = self._shape, len(x)
+        rows, step = x.size(0), self._step
         slots = checked_slots(meta, rows, pools.num_blocks * pools.block_size)
-        starts, contexts, tables = attention.sequences_of(meta, pools.num_blocks, pools.block_size)
-        read = starts if meta.read_lens is None else torch.tensor((0, *accumulate(meta.read_lens)))
-        addresses = c_void_p * len(rotations)
+        seqs = attention.sequences_of(meta, pools.num_blocks, pools.block_size)
+        read = array("q", () if meta.read_lens is None else accumulate(meta.read_lens, initial=0))
         cosines, sines = (
-            addresses(*(each.data_ptr() for each in kind)) for kind in zip(*rotations, strict=True)
+            array("q", [each.data_ptr() for each in kind]) for kind in zip(*rotations, strict=True)
         )
-        added = result(rows, shape.hidden)
-        step = LayerStep(
-            x=x.data_ptr(),
-            added=added.data_ptr(),
-            rows=rows,
-            hidden=shape.hidden,
-            row_isa=self._isa,
-            attention_isa=self._for_heads[pools.dtype],
-            heads=shape.heads,
-            kv_heads=shape.kv_heads,
-            size=shape.size,
-            block_size=pools.block_size,
-            sequences=len(meta.query_lens),
-            slots=slots.data_ptr(),
-            query_starts=starts.data_ptr(),
-            read_starts=read.data_ptr(),
-            context_lens=contexts.data_ptr(),
-            tables=tables.data_ptr(),
-            number=attention.NUMBERS[pools.dtype],
-            pools=pools.addresses.data_ptr(),
-            cos=addressof(cosines),
-            sin=addressof(sines),
-        )
+        added = result(rows, self._shape.hidden)
+        step.x, step.added, step.rows = x.data_ptr(), added.data_ptr(), rows
+        step.sequences, step.slots = len(meta.query_lens), slots.data_ptr()
+        step.query_starts, step.context_lens, step.tables = seqs.query_starts, seqs.context_lens, seqs.tables
+        step.read_starts = read.buffer_info()[0] if read else seqs.query_starts
+        step.cos, step.sin = cosines.buffer_info()[0], sines.buffer_info()[0]
         library.loaded().baton_run_layers(self._given, self._num_layers, byref(step), torch.get_num_threads())
         return added
 
     def _check(self, x: Tensor, rotations: Sequence[tuple[Tensor, Tensor]], meta: AttentionMeta) -> None:
         """Pointers know no types and no bounds."""
-        rows, shape = len(x), self._shape
+        rows, shape = x.size(0), self._shape
         if x.shape != (rows, shape.hidden) or meta.query_starts[-1] != rows:
             raise ValueError(
                 f"fused layers take rows ({meta.query_starts[-1]}, {shape.hidden}), as the step says, "
                 f"not {tuple(x.shape)}"
             )
-        read = meta.query_lens if meta.read_lens is None else meta.read_lens
-        if len(read) != len(meta.query_lens) or any(map(operator.gt, read, meta.query_lens)) or min(read) < 0:
+        read = meta.read_lens
+        if read is not None and (
+            len(read) != len(meta.query_lens) or any(map(operator.gt, read, meta.query_lens)) or min(read) < 0
+        ):
             raise ValueError(
                 f"fused layers take at most {meta.query_lens} rows that are read, not {meta.read_lens}"
             )

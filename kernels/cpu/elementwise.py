@@ -148,8 +148,11 @@ def checked_slots(meta: AttentionMeta, rows: int, num_slots: int) -> Tensor:
     key = "native slots", num_slots
     if (found := meta.cache.get(key)) is None:
         slots = meta.slots.contiguous()
-        low, high = torch.aminmax(slots) if slots.numel() else (0, 0)
-        if slots.dtype != torch.int64 or low < 0 or high >= num_slots:
+        count = slots.numel()
+        if (
+            slots.dtype != torch.int64
+            or library.loaded().baton_check_slots(slots.data_ptr(), count, num_slots) < count
+        ):
             raise ValueError(f"native rotation takes slots below {num_slots} in int64")
         found = meta.cache[key] = slots
     if len(found) != rows:

@@ -33,7 +33,8 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
         (c_int, c_int64, c_int64, c_int64, c_int, c_int, c_void_p, c_void_p, c_int64, c_void_p, c_int),
     ),
     "baton_lanes": (c_int64, (c_int,)),
-    "baton_check_tables": (c_int64, (c_void_p, c_void_p, c_int64, c_int64, c_int64)),
+    "baton_check_tables": (c_int64, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64)),
+    "baton_check_slots": (c_int64, (c_void_p, c_int64, c_int64)),
     "baton_attend": (
         None,
         (

@@ -21,31 +21,28 @@ def draw(
     logits: Tensor, draws: DrawShapes, masks: Masks | None = None, isa: library.Isa | None = None
 ) -> Tensor:
     """`Ops.draw`. `isa` None: the fastest."""
-    count = _checked(logits)
-    _check(
-        draws.columns.shape == (5, len(logits)) and draws.columns.dtype == torch.float64,
-        f"(5, {len(logits)}) numbers of float64, not {tuple(draws.columns.shape)} of {draws.columns.dtype}",
-    )
+    rows, count = _checked(logits)
+    if draws.columns.shape != (5, rows) or draws.columns.dtype != torch.float64:
+        raise ValueError(
+            f"native draws take (5, {rows}) numbers of float64, not {tuple(draws.columns.shape)} of {draws.columns.dtype}"
+        )
     columns = draws.columns.contiguous()
-    tokens = torch.empty(len(logits), dtype=torch.int64)
-    rows, bits = _checked_masks(masks, logits) if masks is not None else (_NO_ROWS, _NO_BITS)
+    tokens = torch.empty(rows, dtype=torch.int64)
+    masked, bits = _checked_masks(masks, logits) if masks is not None else (_NO_ROWS, _NO_BITS)
     library.loaded().baton_draw(
-        library.fastest_exact() if isa is None else isa, logits.data_ptr(), len(logits), count, columns.data_ptr(),
-        rows.data_ptr(), bits.data_ptr(), bits.shape[1], len(rows), tokens.data_ptr(), torch.get_num_threads(),
+        library.fastest_exact() if isa is None else isa, logits.data_ptr(), rows, count, columns.data_ptr(),
+        masked.data_ptr(), bits.data_ptr(), bits.size(1), masked.size(0), tokens.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return tokens
 
 
-def _checked(logits: Tensor) -> int:
-    """Return the number of tokens. Pointers know no types and no bounds."""
-    _check(
-        logits.dim() == 2
-        and logits.shape[1] > 0
-        and logits.dtype == torch.float32
-        and logits.is_contiguous(),
-        f"contiguous logits (N, V) of float32, not {tuple(logits.shape)} of {logits.dtype}",
-    )
-    return logits.shape[1]
+def _checked(logits: Tensor) -> tuple[int, int]:
+    """Return the numbers of rows and of tokens. Pointers know no types and no bounds."""
+    if logits.dim() != 2 or not logits.size(1) or logits.dtype != torch.float32 or not logits.is_contiguous():
+        raise ValueError(
+            f"native draws take contiguous logits (N, V) of float32, not {tuple(logits.shape)} of {logits.dtype}"
+        )
+    return logits.size(0), logits.size(1)
 
 
 def _checked_masks(masks: Masks, logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -63,7 +63,7 @@ def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
     if not isinstance(weight, Prepacked):
         return reference.linear(x, weight, bias)
     rows = as_floats(x)
-    return weight.product(rows, bias) if len(rows) else rows.new_empty(0, weight.shape[0])
+    return weight.product(rows, bias) if rows.size(0) else rows.new_empty(0, weight.shape[0])
 
 
 def feed_forward(block: GatedBlock, in_order: FeedForward) -> FeedForward:

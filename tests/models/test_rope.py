@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from core.errors import UnsupportedModel
-from models.rope import inverse_frequencies
+from kernels.torch.reference import reference_ops
+from models.dense_families import llama
+from models.rope import Rotations, inverse_frequencies
 from models.spec import rope_spec
 
 FACTORS = st.floats(1.0, 40.0)
@@ -121,3 +124,21 @@ def test_without_any_rope_keys_theta_is_ten_thousand() -> None:
 def test_what_is_not_supported_is_named(config: dict[str, Any], named: str) -> None:
     with pytest.raises(UnsupportedModel, match=named):
         rope_spec({"max_position_embeddings": 2048, **config})
+
+
+@pytest.mark.parametrize("parameters", [{"rope_type": "default"}, {"rope_type": "yarn", "factor": 4.0}])
+def test_rotations_equal_transformers_in_whatever_order_positions_come(parameters: dict[str, Any]) -> None:
+    """A processor keeps the first positions' rotations, more of them when they are needed, and computes later ones."""
+    config = LlamaConfig(hidden_size=64, num_attention_heads=4, max_position_embeddings=65_536,
+        rope_parameters={**parameters, "rope_theta": 1e4})  # fmt: skip
+    reference, spec = (
+        LlamaRotaryEmbedding(config),
+        llama({**config.to_dict(), "architectures": ["LlamaForCausalLM"]}),
+    )
+    rotations = Rotations(spec, range(2), reference_ops(), CPU)
+    for positions in ([5], [7, 3], [1023, 1024], [40_000, 2], [32_767, 9000, 0], [], [5]):
+        at = torch.tensor(positions, dtype=torch.int64)
+        (got,) = rotations(at, torch.float32)
+        cos, sin = reference(torch.zeros(1), at[None])
+        torch.testing.assert_close(got.cos, cos[0], rtol=0, atol=1e-6)
+        torch.testing.assert_close(got.sin, sin[0], rtol=0, atol=1e-6)

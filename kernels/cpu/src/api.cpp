@@ -76,13 +76,24 @@ BATON_API void baton_linear(int isa, int format, int64_t outputs, int64_t inputs
 // The lanes of the instruction set, of which a head's size is a multiple.
 BATON_API int64_t baton_lanes(int isa) { return kernels_of(isa).lanes; }
 
-// The first of `sequences` whose context has a block that the pool does not; `sequences` where there is none.
-BATON_API int64_t baton_check_tables(const int64_t* const* tables, const int64_t* context_lens, int64_t sequences,
-                                     int64_t block_size, int64_t num_blocks) {
-    for (int64_t i = 0; i < sequences; ++i)
+// The first of `sequences` whose context has fewer tokens than it has queries, has more than the blocks of its table, or has a
+// block that the pool does not; `sequences` where there is none.
+BATON_API int64_t baton_check_tables(const int64_t* const* tables, const int64_t* table_lens, const int64_t* query_starts,
+                                     const int64_t* context_lens, int64_t sequences, int64_t block_size, int64_t num_blocks) {
+    for (int64_t i = 0; i < sequences; ++i) {
+        const int64_t queries = query_starts[i + 1] - query_starts[i];
+        if (queries < 0 || queries > context_lens[i] || table_lens[i] * block_size < context_lens[i]) return i;
         for (int64_t at = 0; at * block_size < context_lens[i]; ++at)
             if (tables[i][at] < 0 || tables[i][at] >= num_blocks) return i;
+    }
     return sequences;
+}
+
+// The first of `rows` slots that a pool of `num_slots` does not have; `rows` where there is none.
+BATON_API int64_t baton_check_slots(const int64_t* slots, int64_t rows, int64_t num_slots) {
+    for (int64_t row = 0; row < rows; ++row)
+        if (slots[row] < 0 || slots[row] >= num_slots) return row;
+    return rows;
 }
 
 // `number`: what the pool has, 0 float32, 1 bfloat16, 2 int8 with scales.

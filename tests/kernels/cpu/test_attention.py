@@ -153,6 +153,13 @@ def test_what_pointers_cannot_know_is_checked() -> None:
         (step.q[:, :, :8], step.kv_layer, step.meta),
         (step.q, step.kv_layer[:1], replace(step.meta, cache={})),
         (step.q, step.kv_layer, replace(step.meta, context_lens=(50,), cache={})),
+        (step.q, step.kv_layer, replace(step.meta, context_lens=(2,), cache={})),
+        (step.q, step.kv_layer, replace(step.meta, block_tables=(), cache={})),
+        (
+            step.q,
+            step.kv_layer,
+            replace(step.meta, block_tables=(step.meta.block_tables[0].int(),), cache={}),
+        ),
     ]
     for q, pool, meta in wrong:
         with pytest.raises(ValueError, match="native attention takes"):
