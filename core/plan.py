@@ -95,6 +95,7 @@ class StepSize(NamedTuple):
     """The tokens that are pieces of prompts; 0 where the step only decodes."""
     num_pairs: float
     """As `core.steps.StepModel` counts them."""
+    num_drafts: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,16 +113,18 @@ class StepPlan:
     @cached_property
     def size(self) -> StepSize:
         """How much it computes."""
-        num_tokens = num_context = num_prompt = 0
+        num_tokens = num_context = num_prompt = num_drafts = 0
         num_pairs = 0.0
         for work in self.work:
             start, count = work.start, work.count
             num_tokens += count
             num_context += start + count
-            if count > 1 and work.is_prompt_piece:
-                num_prompt += count
-                num_pairs += chunk_pairs(start, count)
-        return StepSize(num_tokens, num_context, num_prompt, num_pairs)
+            if count > 1:
+                num_drafts += len(work.drafts)
+                if work.is_prompt_piece:
+                    num_prompt += count
+                    num_pairs += chunk_pairs(start, count)
+        return StepSize(num_tokens, num_context, num_prompt, num_pairs, num_drafts)
 
     @property
     def num_tokens(self) -> int:

@@ -113,10 +113,11 @@ class Sequence:
         """Whether the last token is already being drawn, so that nothing more may be."""
         if self.num_pending == 0:
             return False
+        planned = len(self.tokens) + self.num_pending
         return (
             self.push is not None
-            or self.num_output + self.num_pending >= self.request.sampling.max_tokens
-            or self.num_planned_tokens >= max_context_tokens
+            or planned - self.num_prompt >= self.request.sampling.max_tokens
+            or planned >= max_context_tokens
         )
 
     def has_picture_from(self, start: int) -> bool:
@@ -140,10 +141,11 @@ class Sequence:
 
     def finish_reason(self, max_context_tokens: int) -> FinishReason | None:
         """Return why the last known token ends the sequence, or None where it goes on."""
-        sampling = self.request.sampling
-        if self.tokens[-1] in sampling.stop_token_ids and self.num_output > sampling.min_tokens:
+        sampling, known = self.request.sampling, len(self.tokens)
+        num_output = known - self.num_prompt
+        if self.tokens[-1] in sampling.stop_token_ids and num_output > sampling.min_tokens:
             return FinishReason.STOP
-        if self.num_output >= sampling.max_tokens or len(self.tokens) >= max_context_tokens:
+        if num_output >= sampling.max_tokens or known >= max_context_tokens:
             return FinishReason.LENGTH
         return None
 

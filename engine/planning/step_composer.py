@@ -139,23 +139,21 @@ class StepComposer:
 
     def _plan_one(self, seq: Sequence, builder: StepBuilder, drafts: tuple[int, ...] = ()) -> None:
         """Add the sequence's next work if there is any, with as many of its `drafts` as find room."""
-        if (
-            seq.state is not State.RUNNING
-            or seq.num_missing <= 0
-            or seq.is_complete(self._max_context_tokens)
-        ):
-            return
-        count = self._ledger.before_checkpoint(seq, min(seq.num_missing, builder.budget))
-        needed = self._ledger.num_needed(seq.num_computed + count) - len(seq.block_ids)
-        if count <= 0 or (needed > 0 and not self._preemption.grow(seq, needed)):
+        missing = seq.num_missing
+        if seq.state is not State.RUNNING or missing <= 0 or seq.is_complete(self._max_context_tokens):
             return
         start = seq.num_computed
-        samples = start + count == seq.num_planned_tokens
+        count = self._ledger.before_checkpoint(seq, min(missing, builder.budget))
+        needed = self._ledger.num_needed(start + count) - len(seq.block_ids)
+        if count <= 0 or (needed > 0 and not self._preemption.grow(seq, needed)):
+            return
+        samples = count == missing
         if drafts:
             drafts = drafts[: self._ledger.before_checkpoint(seq, count + len(drafts)) - count]
         if drafts:
             drafts = drafts[: self._ledger.room(seq, len(drafts), len(self._table.running))]
-        builder.copies += self._ledger.checkpoint(seq, builder.step, len(self._table.running))
+        if seq.checkpoints:
+            builder.copies += self._ledger.checkpoint(seq, builder.step, len(self._table.running))
         if not seq.announced:
             builder.new.append(seq.as_new())
             seq.announced = True
@@ -166,7 +164,7 @@ class StepComposer:
                 count=count + len(drafts),
                 block_ids=seq.table,
                 samples=samples,
-                push=seq.next_push(start + count),
+                push=seq.next_push(start + count) if seq.push is not None else None,
                 drafts=drafts,
                 adapter=seq.request.adapter,
                 has_picture=seq.has_picture_from(start),

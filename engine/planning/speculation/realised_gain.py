@@ -55,15 +55,17 @@ class RealisedGain:
 
     def committed(self, plan: StepPlan, result: StepResult, now: float) -> StepTime:
         """Learn from a step, if the one before it was of the same sequences and neither computed prompts."""
-        num_seqs = len(plan.work) if all(work.known_end == work.start + 1 for work in plan.work) else 0
+        num_seqs = 0 if plan.size.num_prompt else len(plan.work)
         took_s = now - self._committed_at
         if result.duration_s:
             own_s = result.duration_s + result.proposing_s + result.reading_s
             took_s = min(took_s, _LONGEST_WAIT * own_s)
-        has_guesses = any(work.drafts for work in plan.work)
+        has_guesses = plan.size.num_drafts > 0
         # The step behind one with guesses waits for it, too.
         is_slowed = has_guesses or self._had_guesses
-        drawn = sum(1 + len(one.more) for one in result.sampled)
+        drawn = len(result.sampled)
+        if has_guesses:
+            drawn += sum(len(one.more) for one in result.sampled)
         lost_s = 0.0
         if num_seqs and took_s > 0 and drawn >= num_seqs:
             if is_slowed and self.is_known(num_seqs):
