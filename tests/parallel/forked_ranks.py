@@ -13,6 +13,7 @@ from engine.ranks.rank import Rank, rank_name
 from engine.ranks.rank_messages import RankSetup
 from engine.ranks.rank_process import serve_instance
 from tests.forked import FORKED
+from tests.patience import PATIENCE_S
 
 
 class ForkedRank:
@@ -30,7 +31,7 @@ class ForkedRank:
         return self._process.pid or 0 if self._process.is_alive() else 0
 
     def obituary(self) -> str:
-        self._process.join(3.0)
+        self._process.join(PATIENCE_S)
         code = self._process.exitcode
         how = f"was killed by {signal.Signals(-code).name}" if code and code < 0 else f"ended with {code}"
         return f"{self.name} {how}"
