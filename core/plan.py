@@ -61,6 +61,9 @@ class SeqWork:
     """As in `Request`."""
     has_picture: bool = False
     """Whether any of the sequence's tokens from `start` on stands for a picture."""
+    both_ways: tuple[tuple[int, int], ...] = ()
+    """(first token, number of tokens) of each run of the work's tokens that attend to each other in both directions, in order.
+    Each is whole, but for what is computed of it already."""
 
     @property
     def known_end(self) -> int:

@@ -26,6 +26,9 @@ class Picture:
     columns: int = 0
     """Where a model gives its tokens positions in a plane (M-RoPE, arXiv:2409.12191), how many of them are in each row of it.
     They are one run then. 0: their positions are those of text."""
+    both_ways: bool = False
+    """Whether the tokens of each run attend to each other in both directions, so that one step must compute all of it. Else a
+    token attends to those before it alone, as text does."""
 
     @property
     def end(self) -> int:

@@ -67,6 +67,8 @@ class AttentionMeta:
     read_lens: tuple[int, ...] | None = None
     """(B,) the last rows of each sequence of which the state behind the last layer is read: that of others need not be computed.
     None means that all are read."""
+    both_ways: tuple[bool, ...] = ()
+    """For each sequence whether its tokens see all of its context, those that follow them, too. Empty: none does."""
     is_fixed: bool = False
     """Whether lengths and blocks are in device memory that a `FixedDecode` fills before each step. The fields above then mean
     nothing."""
@@ -94,6 +96,8 @@ class AttentionMeta:
         states: StateBlocks | None = None,
         adapters: Mapping[str, Rows] | None = None,
         read_lens: tuple[int, ...] | None = None,
+        *,
+        both_ways: Sequence[bool] = (),
     ) -> "AttentionMeta":
         return cls(
             query_starts=tuple(accumulate(query_lens, initial=0)),
@@ -104,7 +108,12 @@ class AttentionMeta:
             states=states,
             adapters=adapters or {},
             read_lens=read_lens,
+            both_ways=tuple(both_ways) if any(both_ways) else (),
         )
+
+    def sees_all(self, seq: int) -> bool:
+        """Return `both_ways` of one sequence."""
+        return bool(self.both_ways) and self.both_ways[seq]
 
     @classmethod
     def of_states(cls, query_lens: Sequence[int], states: StateBlocks | None = None) -> "AttentionMeta":
@@ -335,9 +344,10 @@ class Ops:
     """(qkv (T, (H + 2 Hkv) D), cos (T, D), sin (T, D), norms, kv_layer, meta) -> queries (T, H, D). Queries and keys pass their
     norms, if any, and are rotated as in `rope`; keys and values are stored at meta.slots."""
     paged_attention: Callable[[Tensor, KVLayer, AttentionMeta, float, int, float, Tensor | None], Tensor]
-    """(q (T, H, D), kv_layer, meta, scale, window, soft_cap, sinks) -> (T, H, D). Causal. A token attends to at most the last
-    `window` tokens, itself included (0: all); scores pass through soft_cap * tanh(score / soft_cap) (0: not). `sinks`
-    ((H,) float32 or None): one more score for each head in the softmax, to which no value belongs."""
+    """(q (T, H, D), kv_layer, meta, scale, window, soft_cap, sinks) -> (T, H, D). Causal, but where meta.both_ways. A token
+    attends to no earlier ones than the last `window`, itself included (0: to all); scores pass through
+    soft_cap * tanh(score / soft_cap) (0: not). `sinks` ((H,) float32 or None): one more score for each head in the softmax, to
+    which no value belongs."""
     route: Callable[[Tensor, Tensor | None, Routing], tuple[Tensor, Tensor]]
     """(logits (T, E) float32, choice_bias (E,) float32 or None, routing) -> experts (T, K) int64, weights (T, K) float32.
     The bias takes part in the choice only."""

@@ -70,18 +70,19 @@ def select_ops(
         return ops
     chooser = Chooser(device, about(device), ChoiceFile(default_path()), device_timer(device))
     attention = select_attention(wanted, cases, Backend(chosen, ops.paged_attention), chooser)
-    if wanted in INSTALL:
-        return replace(ops, paged_attention=attention, fixed_decode=None)
-    return replace(ops, paged_attention=fixed_by(ops.paged_attention, attention))
+    paged_attention = with_own(ops.paged_attention, attention)
+    fixed_decode = None if wanted in INSTALL else ops.fixed_decode
+    return replace(ops, paged_attention=paged_attention, fixed_decode=fixed_decode)
 
 
-def fixed_by(own: Attend, chosen: Attend) -> Attend:
-    """Return `chosen`, but for steps whose lengths it would have to read from memory."""
+def with_own(own: Attend, chosen: Attend) -> Attend:
+    """Return `chosen`, but for steps whose lengths it would have to read from memory, or in which tokens see later ones: other
+    people's kernels do neither."""
 
     def attend(
         q: Tensor, kv_layer: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float, sinks: Tensor | None
     ) -> Tensor:  # fmt: skip
-        taken = own if meta.is_fixed else chosen
+        taken = own if meta.is_fixed or meta.both_ways else chosen
         return taken(q, kv_layer, meta, scale, window, soft_cap, sinks)
 
     return attend

@@ -10,7 +10,6 @@ from models.config_fields import (
     count,
     multipliers,
     partly_rotated,
-    text_part,
     windows,
     with_two_ropes,
 )
@@ -54,7 +53,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 256,
         "tie_word_embeddings": True,
     },
-    "Gemma3ForConditionalGeneration": {},
     "GraniteForCausalLM": {},
     "Olmo2ForCausalLM": {},
     "Phi3ForCausalLM": {"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
@@ -116,11 +114,6 @@ def gemma3(config: Config) -> ModelSpec:
         "hidden_activation",
     )
     return replace(_gemma(config, spec), qk_norm="head")
-
-
-def gemma3_of_texts(config: Config) -> ModelSpec:
-    """Return the decoder of a model that also sees: for text alone."""
-    return text_part(config, gemma3, DEFAULTS["Gemma3ForCausalLM"], "vision_tower.")
 
 
 def _gemma(config: Config, spec: ModelSpec) -> ModelSpec:

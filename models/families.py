@@ -27,7 +27,6 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Qwen3ForCausalLM": dense.qwen3,
     "Gemma2ForCausalLM": dense.gemma2,
     "Gemma3ForCausalLM": dense.gemma3,
-    "Gemma3ForConditionalGeneration": dense.gemma3_of_texts,
     "GraniteForCausalLM": dense.granite,
     "Olmo2ForCausalLM": dense.olmo2,
     "Olmo3ForCausalLM": dense.olmo3,

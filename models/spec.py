@@ -123,6 +123,9 @@ class VisionSpec:
     num_deep: int = 0
     """Behind how many of the decoder's first layers more is added to a picture's tokens, which the tower makes with its rows
     (DeepStack, arXiv:2406.04334)."""
+    whole_rows: int = 0
+    """How many neighbouring tokens of a picture attend to each other in both directions, so that one step computes all of them;
+    0: attention is causal within pictures, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from core.plan import NewSeq, SeqWork
 from core.records import record
 from core.types import PromptScore, SamplingParams
 from engine.execution.adapter_rows import AdapterRows
+from engine.execution.attention_pieces import AttentionPieces
 from engine.execution.picture_positions import in_planes
 from engine.execution.step_memory import HostSteps, Pack, Placed, StepIO
 from kernels.ops import AttentionMeta, StateBlocks
@@ -154,14 +155,13 @@ class PackedBatch:
         read_lens: tuple[int, ...] | None = None,
     ) -> None:
         """`seqs[i]` belongs to `work[i]`. The first `num_state_blocks` of a sequence have its state. `read_lens` is as in
-        `AttentionMeta`."""
+        `AttentionMeta`, for sequences that are not cut."""
         self._read_lens = read_lens
-        self._lens = [item.count for item in work]
-        self._context_lens = [item.start + item.count for item in work]
         tables = [seq.block_table(item.block_ids) for item, seq in zip(work, seqs, strict=True)]
-        self._tables = [seq.table_tensor for seq in seqs]
+        own_tables = [seq.table_tensor for seq in seqs]
         if num_state_blocks:
-            self._tables = [table[num_state_blocks:] for table in self._tables]
+            own_tables = [table[num_state_blocks:] for table in own_tables]
+        self._pieces = AttentionPieces.of(work, own_tables)
         tokens, positions, slots = _rows(work, seqs, block_size, num_state_blocks)
         if any(item.has_picture for item in work):
             positions = in_planes(positions, work, [seq.pictures for seq in seqs])
@@ -169,7 +169,7 @@ class PackedBatch:
         drawing = _drawing_rows(work)
         self._sample_rows = pack.add(np.array(drawing, np.int64)) if len(drawing) < len(tokens) else None
         self._drawn = OnDevice.of(work, seqs, pack)
-        self._adapters = AdapterRows([item.adapter for item in work], self._lens, pack)
+        self._adapters = AdapterRows([item.adapter for item in work], [item.count for item in work], pack)
         self._states: tuple[Placed, Placed] | None = None
         guesses = tuple(len(item.drafts) for item in work)
         self._num_guesses = guesses if any(guesses) else ()
@@ -186,9 +186,16 @@ class PackedBatch:
         if self._states is not None:
             blocks, begins = self._states
             states = StateBlocks(blocks(), begins(), self._num_guesses)
-        adapters = self._adapters.rows()
+        pieces = self._pieces
         meta = AttentionMeta.over(
-            self._lens, self._context_lens, self._tables, self._slots(), states, adapters, self._read_lens
+            pieces.query_lens,
+            pieces.context_lens,
+            pieces.tables,
+            self._slots(),
+            states,
+            self._adapters.rows(),
+            None if pieces.both_ways else self._read_lens,
+            both_ways=pieces.both_ways,
         )
         sample_rows = self._sample_rows() if self._sample_rows is not None else None
         return Batch(tokens, self._positions(), meta, sample_rows)

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.errors import UnsupportedModel
+from core.config import EngineConfig
+from core.errors import ConfigError, UnsupportedModel
 from core.kv import DTYPE_BYTES
 from core.memory_law import RankNeeds
 from engine.execution.model_dims import dims_of
 from engine.execution.picture_rows import KEPT_ROWS
-from models.spec import ModelSpec
+from models.spec import ModelSpec, VisionSpec
 from models.weights import count_weights
 from parallel.mesh import Mesh
 from parallel.plans import part_of
@@ -24,12 +25,13 @@ def beside_pictures(
     folder: Path,
     mesh: Mesh,
     dtype: str,
-    max_batch_tokens: int,
+    engine: EngineConfig,
 ) -> list[RankNeeds]:
     """Return the needs with those for pictures. The tower computes before the model's layers do, one picture at a time. Raises
     ConfigError and UnsupportedModel."""
     if (vision := spec.vision) is None:
         return list(needs)
+    _check_steps(vision, engine)
     wide, dims = DTYPE_BYTES[dtype], dims_of(spec)
     first, stop = part_of(dims, mesh, 0).layers
     if stop - first < vision.num_deep:
@@ -40,7 +42,7 @@ def beside_pictures(
     weight_bytes = count_weights(folder, vision.prefixes) * wide
     patch_bytes = (_VECTORS * vision.hidden_size + 2 * vision.intermediate_size) * wide
     kept_bytes = KEPT_ROWS * spec.hidden_size * wide * (1 + vision.num_deep)
-    kept_bytes += max_batch_tokens * spec.hidden_size * wide * vision.num_deep
+    kept_bytes += engine.max_batch_tokens * spec.hidden_size * wide * vision.num_deep
     return [
         RankNeeds(
             weight_bytes=each.weight_bytes + weight_bytes,
@@ -50,3 +52,14 @@ def beside_pictures(
         else each
         for rank, each in enumerate(needs)
     ]
+
+
+def _check_steps(vision: VisionSpec, engine: EngineConfig) -> None:
+    """Refuse steps without room for a picture that cannot be cut, beside all that may decode. Raises ConfigError."""
+    least = vision.whole_rows + engine.max_num_seqs - 1
+    if vision.whole_rows and engine.max_batch_tokens < least:
+        raise ConfigError(
+            f"engine.max_batch_tokens is {engine.max_batch_tokens}, but a step of {vision.architecture} must have room for all "
+            f"{vision.whole_rows} tokens of a picture beside max_num_seqs - 1 that decode: set {least} or more, or a smaller "
+            "engine.max_num_seqs"
+        )

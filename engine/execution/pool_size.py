@@ -139,7 +139,7 @@ def size_pool(
     needs = with_adapters(
         needs, adapters, spec, mesh, slots=slots, dtype=dtype, max_batch_tokens=engine.max_batch_tokens
     )
-    needs = beside_pictures(needs, spec, folder, mesh, dtype, engine.max_batch_tokens)
+    needs = beside_pictures(needs, spec, folder, mesh, dtype, engine)
     target = Target(
         spec=spec,
         folder=folder,

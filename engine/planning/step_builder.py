@@ -11,6 +11,8 @@ class StepBuilder:
     step: int
     budget: int
     """The number of tokens that the step may still compute."""
+    most_whole: int = 0
+    """The tokens that the next work may have beyond it where it cannot be cut."""
     new: list[NewSeq] = field(default_factory=list[NewSeq])
     copies: list[BlockCopy] = field(default_factory=list[BlockCopy])
     work: list[SeqWork] = field(default_factory=list[SeqWork])
@@ -18,6 +20,7 @@ class StepBuilder:
     def add(self, work: SeqWork) -> None:
         self.work.append(work)
         self.budget -= work.count
+        self.most_whole = 0
 
     def num_computed_before(self, key: str, planned: int) -> int:
         """How many of the `planned` tokens of a sequence the steps before this one compute."""

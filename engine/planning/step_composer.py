@@ -15,6 +15,7 @@ from engine.planning.sequence_table import SequenceTable
 from engine.planning.speculation.speculator import Drafts, Speculator
 from engine.planning.step_builder import StepBuilder
 from engine.planning.step_limits import StepLimits
+from engine.planning.whole_runs import Run, missing_runs, uncut
 
 
 class StepComposer:
@@ -91,6 +92,7 @@ class StepComposer:
         if decoding and builder.step % 2 and steps.lacks_reading:
             return  # a step that only decodes shows how long reading takes; without a pause in prompts there is no other
         context = sum(len(seq.tokens) for seq in decoding)
+        builder.most_whole = builder.budget
         builder.budget = min(builder.budget, self._limits.prompt_tokens)
         if not self._whole_prompts:
             builder.budget = self._policy.prompt_tokens(
@@ -143,7 +145,7 @@ class StepComposer:
         if seq.state is not State.RUNNING or missing <= 0 or seq.is_complete(self._max_context_tokens):
             return
         start = seq.num_computed
-        count = self._ledger.before_checkpoint(seq, min(missing, builder.budget))
+        count, both_ways = self._next_piece(seq, missing, builder)
         needed = self._ledger.num_needed(start + count) - len(seq.block_ids)
         if count <= 0 or (needed > 0 and not self._preemption.grow(seq, needed)):
             return
@@ -168,8 +170,19 @@ class StepComposer:
                 drafts=drafts,
                 adapter=seq.request.adapter,
                 has_picture=seq.has_picture_from(start),
+                both_ways=both_ways,
             )
         )
         seq.num_computed += count
         seq.num_pending += samples
         seq.num_in_flight += 1
+
+    def _next_piece(self, seq: Sequence, missing: int, builder: StepBuilder) -> tuple[int, tuple[Run, ...]]:
+        """Return how many of its `missing` tokens to compute next, and the runs among them that see each other."""
+        count = self._ledger.before_checkpoint(seq, min(missing, builder.budget))
+        if not seq.request.pictures:
+            return count, ()
+        start = seq.num_computed
+        runs = missing_runs(seq.request.pictures, start)
+        count = uncut(runs, start, count, max(builder.budget, builder.most_whole))
+        return count, tuple(run for run in runs if run[0] < start + count)

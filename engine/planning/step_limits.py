@@ -33,10 +33,11 @@ class StepLimits:
         return int(self._seqs)
 
     def shrink(self, plan: StepPlan) -> bool:
-        """Allow less than `plan` has, for which there was no memory: half of its prompts' tokens, or fewer sequences. What is as
-        small as it gets may be tried once more. Returns False where it has been."""
+        """Allow less than `plan` has, for which there was no memory: half of its prompts' tokens, but for a run that is computed
+        whole, or fewer sequences. What is as small as it gets may be tried once more. Returns False where it has been."""
         num_tokens = plan.size.num_prompt
-        if num_tokens > _LEAST_TOKENS and not self._whole_prompts:
+        least = max((count for work in plan.work for _, count in work.both_ways), default=0)
+        if num_tokens > max(least, _LEAST_TOKENS) and not self._whole_prompts:
             self._tokens = float(num_tokens // 2)
         elif (num_seqs := len(plan.work)) > 1:
             self._seqs = float(num_seqs - max(1, num_seqs // _CUT_SLOTS))

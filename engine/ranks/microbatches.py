@@ -13,7 +13,7 @@ def micro_batches(work: Sequence[SeqWork], num_parts: int) -> list[tuple[SeqWork
 
     A prompt's chunk may be cut: its later tokens find the KV of the earlier ones, which have passed every stage before them.
     Only its last piece draws a token, and only that piece has the chunk's push. Drafts stay with the token that they follow,
-    since all are verified together."""
+    since all are verified together, and a chunk stays whole in which tokens attend to later ones."""
     total = sum(item.count for item in work)
     num_parts = min(num_parts, total)
     parts: list[list[SeqWork]] = [[] for _ in range(num_parts)]
@@ -23,7 +23,8 @@ def micro_batches(work: Sequence[SeqWork], num_parts: int) -> list[tuple[SeqWork
         while done < item.count:
             index = (at * num_parts) // total
             end = -(-(index + 1) * total // num_parts)
-            count = item.count if item.drafts else min(item.count - done, end - at)
+            is_whole = item.drafts or item.both_ways
+            count = item.count if is_whole else min(item.count - done, end - at)
             parts[index].append(_piece(item, done, count))
             done, at = done + count, at + count
     return [tuple(part) for part in parts if part]

@@ -22,6 +22,7 @@ def chunked(meta: AttentionMeta, chunk_tokens: int, block_size: int) -> Attentio
 
 def _cut(meta: AttentionMeta, chunk_tokens: int, block_size: int) -> AttentionMeta:
     assert not meta.is_fixed, "the lengths of a captured step are not known here"
+    assert not meta.both_ways, "chunks are of text alone"
     query_lens: list[int] = []
     context_lens: list[int] = []
     tables: list[Tensor] = []

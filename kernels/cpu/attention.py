@@ -72,10 +72,12 @@ def attend(
     own = None if sinks is None else sinks.contiguous()
     shape = heads, kv_heads, size
     pool = data.data_ptr(), None if scales is None else scales.data_ptr(), block_size
+    ways = torch.tensor(meta.both_ways, dtype=torch.bool) if meta.both_ways else None
     sequences = len(meta.query_lens), seqs.query_starts, seqs.context_lens, seqs.tables
     library.loaded().baton_attend(
         isa, NUMBERS[data.dtype], queries.data_ptr(), out.data_ptr(), *shape, *pool, window, scale, soft_cap,
-        None if own is None else own.data_ptr(), *sequences, torch.get_num_threads(),
+        None if own is None else own.data_ptr(), *sequences, None if ways is None else ways.data_ptr(),
+        torch.get_num_threads(),
     )  # fmt: skip
     return out.to(q.dtype)
 

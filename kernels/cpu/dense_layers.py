@@ -122,7 +122,7 @@ class NativeLayers:
         kv: Sequence[KVLayer],
         meta: AttentionMeta,
     ) -> tuple[Tensor, Tensor] | None:
-        if meta.is_fixed or not x.size(0) or x.dtype != torch.float32:
+        if meta.is_fixed or meta.both_ways or not x.size(0) or x.dtype != torch.float32:
             return None
         if len(kv) != self._num_layers:
             raise ValueError(f"fused layers take KV of {self._num_layers} layers, not of {len(kv)}")

@@ -40,7 +40,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
         (
             *(c_int, c_int, c_void_p, c_void_p, c_int64, c_int64, c_int64),
             *(c_void_p, c_void_p, c_int64, c_int64, c_float, c_float, c_void_p),
-            *(c_int64, c_void_p, c_void_p, c_void_p, c_int),
+            *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int),
         ),
     ),
     "baton_draw": (

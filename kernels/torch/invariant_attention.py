@@ -28,18 +28,18 @@ class _Attend:
     soft_cap: float
     sinks: Tensor | None
 
-    def __call__(self, q: Tensor, positions: Tensor) -> Sequence[Tensor]:
-        """(h, H, D), (h,) -> (h, H, V)"""
+    def __call__(self, q: Tensor, positions: Tensor, ahead: Tensor) -> Sequence[Tensor]:
+        """(h, H, D), (h,), (h,): how many of the tokens behind it a query sees -> (h, H, V)"""
         num_tokens, num_heads, size = q.shape
         kv_heads, _, value_size = self.spans[0][2].shape
         repeats = num_heads // kv_heads
         grouped = q.view(num_tokens, kv_heads, repeats, size).transpose(0, 1).flatten(1, 2)
-        at = positions.repeat_interleave(repeats)[:, None]
+        at, further = (each.repeat_interleave(repeats)[:, None] for each in (positions, ahead))
         acc = grouped.new_zeros((*grouped.shape[:2], value_size))
         largest = grouped.new_full((*grouped.shape[:2], 1), -torch.inf)
         total = torch.zeros_like(largest)
         for first, k, v in self.spans:
-            weights, factor, largest = self._weigh(grouped @ k.mT, at, first, largest)
+            weights, factor, largest = self._weigh(grouped @ k.mT, at, at + further, first, largest)
             total = total * factor + weights.sum(-1, keepdim=True)
             acc = acc * factor + weights @ v
         if self.sinks is not None:
@@ -51,15 +51,15 @@ class _Attend:
         return (out.reshape(num_tokens, num_heads, value_size),)
 
     def _weigh(
-        self, products: Tensor, at: Tensor, first: int, largest: Tensor
+        self, products: Tensor, at: Tensor, last: Tensor, first: int, largest: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(Hkv, rows, 256), positions (rows, 1), (Hkv, rows, 1) -> weights and the factor of what is accumulated, both relative
-        to the new largest score; that score. A row that has seen nothing yet keeps weights of zero."""
+        """(Hkv, rows, 256), positions and the last that are seen (rows, 1), (Hkv, rows, 1) -> weights and the factor of what is
+        accumulated, both relative to the new largest score; that score. A row that has seen nothing yet keeps weights of zero."""
         scores = products * self.scale
         if self.soft_cap:
             scores = torch.tanh(scores / self.soft_cap) * self.soft_cap
         token = torch.arange(first, first + products.shape[2])
-        hidden = (token > at) | (token <= at - self.window) if self.window else token > at
+        hidden = (token > last) | (token <= at - self.window) if self.window else token > last
         scores = scores.masked_fill(hidden, -torch.inf)
         now = torch.maximum(largest, scores.amax(-1, keepdim=True))
         base = now.masked_fill(now == -torch.inf, 0.0)
@@ -130,9 +130,10 @@ def attend_to(
     rows = slice(*meta.query_starts[seq : seq + 2])
     context = meta.context_lens[seq]
     positions = torch.arange(context - meta.query_lens[seq], context)
+    ahead = context - 1 - positions if meta.sees_all(seq) else torch.zeros_like(positions)
     _, k, v = attend.spans[0]
     key = ("attention", k.shape, v.shape, attend.window, attend.soft_cap > 0, attend.sinks is None)
-    out[rows] = tiles.run(key, attend, q[rows].float(), positions, trial=lambda: _trial(attend))[0]
+    out[rows] = tiles.run(key, attend, q[rows].float(), positions, ahead, trial=lambda: _trial(attend))[0]
 
 
 def _trial(attend: _Attend) -> _Attend:

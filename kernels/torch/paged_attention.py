@@ -38,6 +38,8 @@ class _Gather:
     """The single queries' mask (sequences, 1, 1, padded context), added to the scores."""
     context_tokens: int
     """Gathered tokens that exist, for a sequence with many queries."""
+    sees_all: bool
+    """Whether its queries see all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +101,26 @@ class PagedAttention:
         self, q: Tensor, k: Tensor, v: Tensor, gather: _Gather, window: int, scale: float, soft_cap: float,
         sinks: Tensor | None, out: Tensor,
     ) -> None:  # fmt: skip
-        """(T, H, D) x (Hkv, L, D) -> out[gather.rows]. A tile sees no key behind its last query nor before its window."""
+        """(T, H, D) x (Hkv, L, D) -> out[gather.rows]. A tile sees no key before its first query's window, nor behind its last
+        query, unless all are seen."""
         num_tokens, num_heads, head_dim = q.shape
         num_kv_heads, repeats = k.shape[0], num_heads // k.shape[0]
         queries = q.view(num_tokens, num_kv_heads, repeats, head_dim).permute(1, 2, 0, 3)
         keys, values = (x[:, None].expand(-1, repeats, -1, -1) for x in (k, v))
         for start in range(0, num_tokens, _TILE_TOKENS):
             stop = min(start + _TILE_TOKENS, num_tokens)
-            end = gather.context_tokens - num_tokens + stop
-            first = max(0, end - (stop - start) - window + 1) if window else 0
+            position = gather.context_tokens - num_tokens + start
+            end = gather.context_tokens if gather.sees_all else position + stop - start
+            first = max(0, position - window + 1) if window else 0
+            if gather.sees_all:
+                mask = _window_mask(position - first, stop - start, end - first, window, q)
+            else:
+                mask = self._tile_mask(stop - start, end - first, window, q)
             attended = _attend(
                 queries[:, :, start:stop],
                 keys[:, :, first:end],
                 values[:, :, first:end],
-                self._tile_mask(stop - start, end - first, window, q),
+                mask,
                 scale,
                 soft_cap,
                 None if sinks is None else sinks.view(num_kv_heads, repeats, 1, 1),
@@ -133,6 +141,16 @@ class PagedAttention:
             whole = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
             self._causal[window, like.dtype] = whole.masked_fill_(hidden, -torch.inf)
         return whole[_TILE_TOKENS - num_queries :, whole.shape[1] - num_keys :]
+
+
+def _window_mask(position: int, num_queries: int, num_keys: int, window: int, like: Tensor) -> Tensor | None:
+    """(num_queries, num_keys), added to the scores: what a window hides. `position`: the first query's among the keys."""
+    if not window:
+        return None
+    key = torch.arange(num_keys, device=like.device)
+    query = torch.arange(position, position + num_queries, device=like.device)[:, None]
+    mask = torch.zeros((num_queries, num_keys), dtype=like.dtype, device=like.device)
+    return mask.masked_fill_(key <= query - window, -torch.inf)
 
 
 def _attend_single(
@@ -233,6 +251,7 @@ def _make_gather(
         if mask_dtype is None
         else _additive(stale | (position < lens - window) if window else stale, mask_dtype, device),
         context_tokens=int(lens[0, 0]),
+        sees_all=meta.sees_all(members[0]),
     )
 
 

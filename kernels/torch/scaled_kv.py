@@ -45,5 +45,6 @@ def _compact(meta: AttentionMeta, kv_layer: ScaledKV) -> tuple[Tensor, Attention
         context_lens=meta.context_lens,
         block_tables=own,
         slots=meta.slots,
+        both_ways=meta.both_ways,
     )
     return used.to(kv_layer.data.device), compact

@@ -44,11 +44,12 @@ def _load_vectors(
 
 @triton.jit
 def _attend_span(
-    acc, largest, total, q, kv, kv_scales, table, begin, end, position, kv_head, scale_log2, soft_cap,
+    acc, largest, total, q, kv, kv_scales, table, begin, end, position, last, kv_head, scale_log2, soft_cap,
     KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Attend to tokens [begin, end); `position` (M,) is each row's own. Not MASKED: all rows see all of them."""
+    """Attend to tokens [begin, end); `position` (M,) is each row's own, `last` (M,) what it sees up to. Not MASKED: all rows see
+    all of them."""
     column = tl.arange(0, BLOCK_D)
     for start in tl.range(begin, end, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
@@ -65,7 +66,7 @@ def _attend_span(
             scores *= k_scale[None, :]
         scores = soft_capped(scores, scale_log2, soft_cap, CAPPED)
         if MASKED:
-            visible = (token[None, :] <= position[:, None]) & exists[None, :]
+            visible = (token[None, :] <= last[:, None]) & exists[None, :]
             if WINDOW > 0:
                 visible = visible & (token[None, :] > position[:, None] - WINDOW)
             scores = tl.where(visible, scores, float("-inf"))
@@ -81,8 +82,8 @@ def _attend_span(
 
 @triton.jit(do_not_specialize=["split_tokens", "table_stride"])
 def _attention_kernel(
-    q, kv, kv_scales, sinks, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, table,
-    items, item_splits, scale_log2, soft_cap, split_tokens, table_stride, q_token_stride,
+    q, kv, kv_scales, sinks, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways,
+    table, items, item_splits, scale_log2, soft_cap, split_tokens, table_stride, q_token_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     SCALED: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, FIXED: tl.constexpr, ABSOLUTE: tl.constexpr,
@@ -100,6 +101,11 @@ def _attention_kernel(
     position = context_len - query_len + token
     first_position = context_len - query_len + first
     end = min(first_position + BLOCK_M // HEADS, context_len)
+    last = position
+    if both_ways is not None:
+        sees_all = tl.load(both_ways + seq) != 0
+        end = tl.where(sees_all, context_len, end)
+        last = tl.where(sees_all, context_len - 1, position)
     begin = 0
     if WINDOW > 0:
         begin = max(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
@@ -124,11 +130,11 @@ def _attention_kernel(
         # All rows see what is not behind the first one's position.
         edge = max(begin, begin + (min(first_position + 1, end) - begin) // BLOCK_N * BLOCK_N)
         acc, largest, total = _attend_span(
-            acc, largest, total, queries, kv, kv_scales, blocks, begin, edge, position, kv_head, scale_log2, soft_cap,
+            acc, largest, total, queries, kv, kv_scales, blocks, begin, edge, position, last, kv_head, scale_log2, soft_cap,
             KV_HEADS, D, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED, False, DOT,
         )  # fmt: skip
     acc, largest, total = _attend_span(
-        acc, largest, total, queries, kv, kv_scales, blocks, edge, end, position, kv_head, scale_log2, soft_cap,
+        acc, largest, total, queries, kv, kv_scales, blocks, edge, end, position, last, kv_head, scale_log2, soft_cap,
         KV_HEADS, D, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED, True, DOT,
     )  # fmt: skip
     if SPLIT:
@@ -182,7 +188,7 @@ def _attend(
         partials = Partials.empty(part.num_items, head_blocks, config.block_m, size, q.device)
     _attention_kernel[part.grid(head_blocks)](
         q, kv_layer, kv_scales, sinks, out, partials and partials.values, partials and partials.stats,
-        tiles.tile_seqs, tiles.tile_tokens, tiles.starts, tiles.query_lens, tiles.context_lens, tiles.table,
+        tiles.tile_seqs, tiles.tile_tokens, tiles.starts, tiles.query_lens, tiles.context_lens, tiles.both_ways, tiles.table,
         items and items.tiles, items and items.splits, scale * _LOG2E, soft_cap,
         items.split_tokens if items else part.split_tokens, tiles.table.stride(0), q.stride(0),
         KV_HEADS=shape.num_kv_heads, GROUP=shape.group, HEADS=config.heads, D=size,

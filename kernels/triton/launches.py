@@ -1,7 +1,7 @@
 """One launch of every kernel, at the shapes of an 8-billion-parameter model, for `aot` to compile."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -91,22 +91,23 @@ def _rotations_into(dtype: torch.dtype) -> None:
     rope.rope_and_write_kv(qkv, angles, angles, slots, _pool(dtype), HEADS, norms)
 
 
-def _step(lens: list[tuple[int, int]]) -> AttentionMeta:
+def _step(lens: list[tuple[int, int]], *, both_ways: bool = False) -> AttentionMeta:
     """Return a step of sequences of (query tokens, context tokens)."""
     tables = [np.zeros(-(-context // BLOCK_SIZE), np.int64) for _, context in lens]
     slots = np.zeros(sum(query for query, _ in lens), np.int64)
-    return AttentionMeta.build(
+    meta = AttentionMeta.build(
         [query for query, _ in lens], [context for _, context in lens], tables, slots, torch.device("meta")
     )
+    return replace(meta, both_ways=(True,) * len(lens)) if both_ways else meta
 
 
 def _attention(
     lens: list[tuple[int, int]], head_dim: int = HEAD_DIM, window: int = 0, soft_cap: float = 0.0,
-    kv_dtype: torch.dtype = torch.bfloat16, sinks: bool = False, split_tokens: int = 0,
+    kv_dtype: torch.dtype = torch.bfloat16, sinks: bool = False, split_tokens: int = 0, both_ways: bool = False,
 ) -> None:  # fmt: skip
     q = tensor(sum(query for query, _ in lens), HEADS, head_dim)
     attend, each = TritonAttention(split_tokens), _float(HEADS) if sinks else None
-    attend(q, _pool(kv_dtype, head_dim), _step(lens), 0.1, window, soft_cap, each)
+    attend(q, _pool(kv_dtype, head_dim), _step(lens, both_ways=both_ways), 0.1, window, soft_cap, each)
 
 
 def _latent_attention(lens: list[tuple[int, int]]) -> None:
@@ -234,6 +235,9 @@ LAUNCHES = (
     Launch("attention, prefill, heads of 256, soft cap", lambda: _attention(PREFILL, 256, soft_cap=50.0)),
     Launch(
         "attention, prefill, heads of 64, window, sinks", lambda: _attention(PREFILL, 64, 128, sinks=True)
+    ),
+    Launch(
+        "attention, pictures of Gemma 3", lambda: _attention([(256, 600)], 256, 1024, both_ways=True), (90,)
     ),
     Launch("attention, decode", lambda: _attention(DECODE)),
     Launch("attention, decode, heads of 256, window", lambda: _attention(DECODE, 256, 4096), (90,)),

@@ -32,6 +32,8 @@ class Tiles:
     """(B, widest) block ids."""
     longest: int
     """Tokens that a tile attends to, at most."""
+    both_ways: Tensor | None = None
+    """(B,) 1 where all queries see all of the context, those that follow them, too; None: none does."""
 
     @property
     def num_tiles(self) -> int:
@@ -60,8 +62,9 @@ def cut(
     for seq in seqs:
         query_len, context = meta.query_lens[seq], meta.context_lens[seq]
         for token in range(0, query_len, tokens_per_tile):
-            end = context - query_len + min(token + tokens_per_tile, query_len)
-            span = min(end, window + tokens_per_tile - 1) if window else end
+            last = context - query_len + min(token + tokens_per_tile, query_len)
+            end = context if meta.sees_all(seq) else last
+            span = min(end, window + tokens_per_tile - 1 + end - last) if window else end
             tiles.append((span, seq, token))
     tiles.sort(key=lambda tile: -tile[0])
     widest = max(-(-context // block_size) for context in meta.context_lens)
@@ -74,9 +77,10 @@ def cut(
         np.array(meta.query_starts[:-1], np.int32),
         np.array(meta.query_lens, np.int32),
         np.array(meta.context_lens, np.int32),
+        np.array(meta.both_ways, np.int32),
         table.ravel(),
     ]
-    tile_seqs, tile_tokens, starts, query_lens, context_lens, flat = _uploaded(parts, device)
+    tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways, flat = _uploaded(parts, device)
     return Tiles(
         tile_seqs=tile_seqs,
         tile_tokens=tile_tokens,
@@ -85,6 +89,7 @@ def cut(
         context_lens=context_lens,
         table=flat.view(table.shape),
         longest=tiles[0][0],
+        both_ways=both_ways if meta.both_ways else None,
     )
 
 

@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 
 from core.errors import ConfigError, UnsupportedModel
 from models.spec import read_json
-from models.vision import pixtral_processor
+from models.vision import gemma3_pictures, pixtral_processor
 from models.vision.without_videos import processor_without_videos
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
@@ -32,7 +32,8 @@ class PictureLayout:
     tokens: list[int]
     """The prompt's tokens for the picture, those that stand for its rows and those between them."""
     columns: int
-    """As in `core.prompt_pictures.Picture`."""
+    both_ways: bool = False
+    """Both as in `core.prompt_pictures.Picture`."""
 
 
 def open_picture(data: bytes, max_pixels: int = 0) -> Image.Image:
@@ -69,10 +70,19 @@ class PictureReader:
                 f"cannot load the processor in {folder}: {str(error).splitlines()[0]}"
             ) from None
         self.token_id = token_id
+        self.placeholder_id: int = getattr(self._inner, "placeholder_id", token_id)
+        """What a chat template writes for a picture."""
         if self._inner.image_token_id != token_id:
             raise UnsupportedModel(
                 f"the processor in {folder} writes token {self._inner.image_token_id} for pictures; config.json says {token_id}"
             )
+
+    def in_text(self, text: str) -> str:
+        """Return a conversation's text with what this model has around each picture beside its own tokens."""
+        if not (around := getattr(self._inner, "around", "")):
+            return text
+        mark: str = self._inner.image_token
+        return text.replace(mark, f"{around}{mark}{around}")
 
     def layout(self, image: Image.Image) -> PictureLayout:
         """Return how the picture stands in a prompt. Raises UnreadablePicture."""
@@ -80,7 +90,7 @@ class PictureReader:
         tokens = read["input_ids"][0].tolist()
         if tokens.count(self.token_id) < _FEWEST_ROWS:
             raise UnreadablePicture(f"it is too small for this model: {image.width} x {image.height} pixels")
-        return PictureLayout(tokens, self._columns(read))
+        return PictureLayout(tokens, self._columns(read), getattr(self._inner, "both_ways", False))
 
     def _columns(self, read: Any) -> int:
         """Return `PictureLayout.columns`. Models that are told a picture's grid of patches give it positions in a plane."""
@@ -111,6 +121,8 @@ def _processor(folder: Path) -> Any:
     name = _name(folder)
     if name == pixtral_processor.NAME:
         return pixtral_processor.PixtralPictures(folder)
+    if name == gemma3_pictures.NAME:
+        return gemma3_pictures.Gemma3Pictures(folder)
     if (found := processor_without_videos(folder, name)) is not None:
         return found
     from transformers import AutoProcessor  # noqa: PLC0415 (seconds, which models without pictures do not need)

@@ -1,6 +1,6 @@
 """Which architectures read pictures, and the description of each: its decoder is one of Baton's own, and transformers computes
-what sees. Attention is causal within a picture, too. Its positions are those of text, or lie in a plane
-(`core.prompt_pictures.Picture.columns`)."""
+what sees. A picture's positions are those of text, or lie in a plane (`core.prompt_pictures.Picture.columns`). Attention is
+causal within it, too, but in Gemma 3."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +20,7 @@ _TOWERS = {
     "Qwen2VLForConditionalGeneration": ("qwen2_vl_vision",),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_vision",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_vision",),
+    "Gemma3ForConditionalGeneration": ("siglip_vision_model",),
 }
 """The towers of each architecture, by transformers' names."""
 _DECODERS = {
@@ -30,6 +31,7 @@ _DECODERS = {
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
 }
 _PARTS = (
     "vision_tower.",
@@ -84,6 +86,7 @@ def decoder_of(folder: Path, config: Config, architecture: str) -> tuple[dict[st
         intermediate_size=getattr(vision, "intermediate_size", 0) or width * vision.mlp_ratio,
         prefixes=(*_PARTS, *(f"model.{part}" for part in _PARTS)),
         num_deep=len(getattr(vision, "deepstack_visual_indexes", ())),
+        whole_rows=getattr(found, "mm_tokens_per_image", 0),
     )
 
 

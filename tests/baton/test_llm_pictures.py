@@ -11,6 +11,7 @@ from baton import LLM, SamplingParams
 from core.errors import RequestError
 from models.vision import picture_reader
 from models.vision.tower import VisionTower
+from tests.models.published_qwen import publish_qwen
 from tests.models.seeing_checkpoints import (
     PARTS_ALONE,
     SEEING,
@@ -18,15 +19,19 @@ from tests.models.seeing_checkpoints import (
     greedy_over,
     make_seeing,
     picture,
-    publish_qwen,
     said,
     shown,
     talks,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-SMALL = {"engine__block_size": 4, "engine__num_blocks": 600, "engine__max_batch_tokens": 11}
-"""A step is shorter than a picture."""
+SMALL = {
+    "engine__block_size": 4,
+    "engine__num_blocks": 600,
+    "engine__max_batch_tokens": 11,
+    "engine__max_num_seqs": 3,
+}
+"""A step is shorter than a picture, but for those of Gemma 3, which have 9 tokens."""
 DISAGGREGATED = {"prefill_instances": 1, "decode_instances": 2, "schedule__local_threshold_tokens": 0}
 PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
 
@@ -52,11 +57,40 @@ def test_tokens_equal_transformers_alone_and_disaggregated(family: str, tmp_path
     ],
     ids=["tp to pp", "pp to tp"],
 )
-@pytest.mark.parametrize("family", ["llava_next", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["llava_next", "qwen2_5_vl", "qwen3_vl", "gemma3"])
 def test_tokens_are_the_same_on_several_ranks(family: str, keys: dict[str, Any], tmp_path: Path) -> None:
     reference, processor = make_seeing(tmp_path, family)
     want = [greedy_over(reference, processor, messages, images, 8) for messages, images in talks()]
     with LLM(str(tmp_path), **SMALL, **keys) as llm:
+        assert [llm.chat(messages, PARAMS).token_ids for messages, _ in talks()] == want
+
+
+def test_tokens_of_gemmas_pictures_see_each_other_also_where_a_part_of_one_is_cached(tmp_path: Path) -> None:
+    """Prompts go on with something else right behind a picture. Where it begins in its block is different each time, so that some
+    cached prefixes end within it."""
+    reference, processor = make_seeing(tmp_path, "gemma3")
+    asked: list[tuple[list[dict[str, Any]], list[Any]]] = []
+    for seed in range(4):
+        image, before = picture(seed), said(("a", "ab 1", "ab 1 2", "ab 1 2 3")[seed])
+        asked += [
+            ([{"role": "user", "content": [before, shown(image), *behind]}], [image])
+            for behind in ([], [said("And?")], [said(".")])
+        ]
+    want = [greedy_over(reference, processor, messages, images, 8) for messages, images in asked]
+    causal = [
+        greedy_over(reference, processor, messages, images, 8, token_type_ids=None)
+        for messages, images in asked
+    ]
+    assert sum(one != other for one, other in zip(want, causal, strict=True)) > len(want) // 2
+    for roles in ({}, DISAGGREGATED):
+        with LLM(str(tmp_path), **SMALL, **roles) as llm:
+            assert [llm.chat(messages, PARAMS).token_ids for messages, _ in asked] == want, roles
+
+
+def test_bits_of_gemmas_pictures_do_not_depend_on_the_batch(tmp_path: Path) -> None:
+    reference, processor = make_seeing(tmp_path, "gemma3")
+    want = [greedy_over(reference, processor, messages, images, 8) for messages, images in talks()]
+    with LLM(str(tmp_path), **SMALL, engine__deterministic=True) as llm:
         assert [llm.chat(messages, PARAMS).token_ids for messages, _ in talks()] == want
 
 

@@ -30,6 +30,7 @@ KEYS = {
     "engine.block_size": 4,
     "engine.num_blocks": 600,
     "engine.max_batch_tokens": 24,
+    "engine.max_num_seqs": 8,
     "schedule.local_threshold_tokens": 0,
 }
 A, B = picture(1), picture(2)
@@ -94,7 +95,8 @@ async def test_both_sdks_get_what_transformers_says_and_know_what_was_cached(tmp
 
 
 @pytest.mark.parametrize(
-    ("family", "num_blocks"), [("llava_next", 600), ("qwen2_5_vl", 600), ("qwen2_vl", 45)]
+    ("family", "num_blocks"),
+    [("llava_next", 600), ("qwen2_5_vl", 600), ("qwen2_vl", 45), ("gemma3", 45)],
 )
 async def test_many_at_once_beside_text_alone(family: str, num_blocks: int, tmp_path: Path) -> None:
     """Steps have pieces of several pictures, and tokens that are decoded. With few blocks, sequences give way and are computed
@@ -114,7 +116,7 @@ async def test_many_at_once_beside_text_alone(family: str, num_blocks: int, tmp_
         assert [tuple(answer.choices[0].token_ids) for answer in answers] == want
 
 
-@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "gemma3"])
 async def test_a_request_goes_on_with_its_picture_when_an_instance_is_lost(
     family: str, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """Steps of paged attention, and their results by definition: for each query a softmax over what it may see, in float64."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ class Step:
 
 def make_step(
     lens: list[tuple[int, int]], *, heads: tuple[int, int] = (4, 2), head_dim: int = 8, block_size: int = 4,
-    dtype: torch.dtype = torch.float32, seed: int = 0, device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32, seed: int = 0, device: torch.device = CPU, both_ways: Sequence[bool] = (),
 ) -> Step:  # fmt: skip
     torch.manual_seed(seed)
     num_heads, num_kv_heads = heads
@@ -46,6 +47,7 @@ def make_step(
         device,
     )
     q = torch.randn(sum(query for query, _ in lens), num_heads, head_dim, dtype=dtype)
+    meta = replace(meta, both_ways=tuple(both_ways))
     return Step(q=q.to(device), kv_layer=kv_layer.to(device), meta=meta, keys=keys, values=values)
 
 
@@ -55,12 +57,13 @@ def expected(
     """(T, H, D) float64 on the host."""
     out = []
     row = 0
-    for query_len, k, v in zip(step.meta.query_lens, step.keys, step.values, strict=True):
+    for seq, (query_len, k, v) in enumerate(zip(step.meta.query_lens, step.keys, step.values, strict=True)):
         repeats = step.q.shape[1] // k.shape[1]
         k, v = (x.double().repeat_interleave(repeats, 1) for x in (k, v))
         for i in range(query_len):
             end = len(k) - query_len + i + 1
             first = max(0, end - window) if window else 0
+            end = len(k) if step.meta.sees_all(seq) else end
             scores = torch.einsum("hd,lhd->hl", step.q[row].cpu().double(), k[first:end]) * scale
             if soft_cap:
                 scores = soft_cap * torch.tanh(scores / soft_cap)

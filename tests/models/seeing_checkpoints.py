@@ -1,7 +1,6 @@
 """Tiny models that read pictures, made by transformers, each with a tokenizer and a processor of its own; and pictures."""
 
 import base64
-import json
 from collections.abc import Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -11,7 +10,6 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from models.hub import resolve
@@ -61,43 +59,6 @@ def make_seeing(folder: Path, family: str, template: str = TEMPLATE) -> tuple[An
     model.save_pretrained(folder)
     processor.save_pretrained(folder)
     return model, processor
-
-
-def publish_qwen(folder: Path) -> None:
-    """Rewrite a checkpoint as Qwen2-VL's were published: a flat configuration, and names without `language_model`."""
-    config = json.loads((folder / "config.json").read_text())
-    text = config.pop("text_config")
-    rope = text.pop("rope_parameters")
-    scaling = {"type": "mrope", "mrope_section": rope["mrope_section"]}
-    vision = {**config["vision_config"], "model_type": "qwen2_vl"}
-    flat = {
-        **text,
-        **config,
-        "vision_config": vision,
-        "rope_theta": rope["rope_theta"],
-        "rope_scaling": scaling,
-    }
-    (folder / "config.json").write_text(json.dumps(flat))
-    tensors = load_file(folder / "model.safetensors")
-    names = {
-        name: name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
-        for name in tensors
-    }
-    save_file(
-        {names[name]: tensor for name, tensor in tensors.items()},
-        folder / "model.safetensors",
-        {"format": "pt"},
-    )
-    said = json.loads((folder / "processor_config.json").read_text())
-    (folder / "processor_config.json").unlink()
-    images = {
-        **said["image_processor"],
-        "processor_class": said["processor_class"],
-        "image_processor_type": "Qwen2VLImageProcessor",
-    }
-    size = images.pop("size")
-    images |= {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
-    (folder / "preprocessor_config.json").write_text(json.dumps(images))
 
 
 def picture(seed: int, width: int = 60, height: int = 45) -> Image.Image:
@@ -155,9 +116,9 @@ def greedy_over(
     **more: Any,
 ) -> tuple[int, ...]:
     """Return what transformers itself generates: its template, its processor over all pictures at once, its model."""
-    inputs = asked_of(processor, messages, images)
+    inputs = {**asked_of(processor, messages, images), **more}
     with torch.inference_mode():
-        out = reference.generate(**inputs, max_new_tokens=count, do_sample=False, pad_token_id=0, **more)
+        out = reference.generate(**inputs, max_new_tokens=count, do_sample=False, pad_token_id=0)
     return tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
 
 
@@ -354,6 +315,39 @@ def _qwen3_vl(template: str) -> tuple[Any, Any]:
     return _qwen(template, "Qwen3VL", _QWENS_TOWER | deep, **text)
 
 
+def _gemma3(template: str) -> tuple[Any, Any]:
+    """The window of three of four layers is smaller than a picture, whose patches are taken together by fours."""
+    names = {
+        "boi_token": "<start_of_image>",
+        "eoi_token": "<end_of_image>",
+        "image_token": "<image_soft_token>",
+    }
+    tokenizer = AutoTokenizer.from_pretrained(resolve("embedded"), extra_special_tokens=names)
+    tokenizer.chat_template = None
+    boi, eoi, rows = (tokenizer.convert_tokens_to_ids(name) for name in names.values())
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+    config = transformers.Gemma3Config(
+        vision_config=transformers.SiglipVisionConfig(**_VISION, image_size=48, patch_size=8),
+        text_config=transformers.Gemma3TextConfig(
+            **{**_TEXT, "num_hidden_layers": len(kinds)},
+            vocab_size=len(tokenizer),
+            sliding_window=6,
+            layer_types=kinds,
+            query_pre_attn_scalar=8,
+        ),
+        mm_tokens_per_image=9,
+        boi_token_index=boi,
+        eoi_token_index=eoi,
+        image_token_index=rows,
+        tie_word_embeddings=False,
+    )
+    images = transformers.Gemma3ImageProcessorPil(size={"height": 48, "width": 48})
+    processor = transformers.Gemma3Processor(
+        images, tokenizer, chat_template=template.replace("IMAGE", "<start_of_image>"), image_seq_length=9
+    )
+    return transformers.Gemma3ForConditionalGeneration(config), processor
+
+
 _FAMILIES = {
     "llava": _llava,
     "llava_siglip": _siglip,
@@ -365,5 +359,6 @@ _FAMILIES = {
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen25_vl,
     "qwen3_vl": _qwen3_vl,
+    "gemma3": _gemma3,
 }
 SEEING = tuple(_FAMILIES)

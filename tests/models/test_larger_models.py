@@ -96,7 +96,7 @@ def test_the_text_part_computes_what_transformers_does(
 
 
 def test_a_larger_model_without_a_text_part_is_refused(tmp_path: Path) -> None:
-    make_larger(tmp_path)
+    make_llama4(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps({**config, "text_config": None}))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.config import EngineConfig, ModelConfig
-from core.errors import UnsupportedModel
+from core.errors import ConfigError, UnsupportedModel
 from engine.execution.pool_size import size_pool
 from models.families import read_spec
 from models.registry import check_load_format
@@ -116,6 +116,27 @@ def test_a_stage_without_the_layers_that_pictures_go_into_is_refused(tmp_path: P
         UnsupportedModel, match="first 2 layers, which must be on one stage: use a smaller pp"
     ):
         size_pool(tmp_path, ModelConfig(), EngineConfig(num_blocks=8), Mesh(pp=4))
+
+
+def test_steps_that_would_cut_a_picture_which_must_stay_whole_are_refused(tmp_path: Path) -> None:
+    make_seeing(tmp_path, "gemma3")
+    for num_tokens, num_seqs in ((9, 1), (16, 8)):
+        engine = EngineConfig(num_blocks=8, max_batch_tokens=num_tokens, max_num_seqs=num_seqs)
+        size_pool(tmp_path, ModelConfig(), engine)
+        with pytest.raises(ConfigError, match=f"all 9 tokens of a picture .* set {num_tokens} or more"):
+            size_pool(tmp_path, ModelConfig(), engine.model_copy(update={"max_batch_tokens": num_tokens - 1}))
+
+
+def test_crops_of_pictures_are_refused(tmp_path: Path) -> None:
+    make_seeing(tmp_path, "gemma3")
+    path = tmp_path / "processor_config.json"
+    content = json.loads(path.read_text())
+    content["image_processor"]["do_pan_and_scan"] = True
+    path.write_text(json.dumps(content))
+    spec = read_spec(tmp_path)
+    assert spec.vision is not None
+    with pytest.raises(UnsupportedModel, match="do_pan_and_scan"):
+        PictureReader(tmp_path, spec.vision.token_id)
 
 
 def test_dummy_weights_and_a_processor_of_another_token_are_refused(tmp_path: Path) -> None:

@@ -25,3 +25,11 @@ def test_parts_follow_each_other_and_lose_nothing(items: list[tuple[int, int, bo
         )
         assert [piece.samples for piece in pieces] == [False] * (len(pieces) - 1) + [whole.samples]
         assert {piece.block_ids for piece in pieces} == {whole.block_ids}
+
+
+def test_a_chunk_in_which_tokens_see_later_ones_stays_whole() -> None:
+    text = SeqWork(key="a", start=0, count=9, block_ids=(1,), samples=False)
+    seeing = SeqWork(key="b", start=2, count=12, block_ids=(2,), samples=True, both_ways=((4, 6),))
+    parts = micro_batches([text, seeing], 3)
+    assert [item for part in parts for item in part if item.key == "b"] == [seeing]
+    assert sum(item.count for part in parts for item in part) == 21

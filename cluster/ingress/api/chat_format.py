@@ -5,6 +5,7 @@ import secrets
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from cluster.ingress.api.chat_messages import MessageStyle, template_messages
@@ -84,8 +85,10 @@ class ChatFormat:
         rendered = [tool.model_dump(exclude_unset=True) for tool in tools] or None
         arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
         messages = template_messages(body.messages, self.style)
-        text = chat_prompt(body, messages, rendered, arguments, self._tokenizer, self._max_context_tokens)
-        seen = self.seen(body.messages, text)
+        tokenizer, limit = self._tokenizer, self._max_context_tokens
+        shown = partial(self._shown, body.messages)
+        ids = chat_prompt(body, messages, rendered, arguments, tokenizer, limit, shown=shown)
+        seen = self.seen(body.messages, ids)
         if seen.pictures and body.truncate_prompt_tokens is not None:
             raise RequestError(
                 "truncate_prompt_tokens does not go with pictures: it could cut one",
@@ -121,8 +124,13 @@ class ChatFormat:
         self._check_pictures(body.messages)
         messages = template_messages(body.messages, self.style)
         text = self._tokenizer.render_chat(messages, add_generation_prompt=body.add_generation_prompt)
-        prompt = self._tokenizer.encode(text, add_special_tokens=False)
+        prompt = self._tokenizer.encode(self._shown(body.messages, text), add_special_tokens=False)
         return list(self.seen(body.messages, prompt).prompt)
+
+    def _shown(self, messages: Sequence[Message], text: str) -> str:
+        """Return the messages' text as it is tokenized."""
+        has_pictures = self._pictures is not None and urls_of(messages)
+        return self._pictures.in_text(text) if self._pictures is not None and has_pictures else text
 
     def _check_pictures(self, messages: Sequence[Message]) -> None:
         """Raise RequestError where there are any and the model reads text alone. Its chat template would fail on them."""

@@ -28,6 +28,10 @@ class PictureIntake:
     def __init__(self, reader: PictureReader, limits: PictureConfig) -> None:
         self._reader, self._limits = reader, limits
 
+    def in_text(self, text: str) -> str:
+        """Return a conversation's text as it is tokenized: with what the model has around each picture."""
+        return self._reader.in_text(text)
+
     def take_in(self, messages: Sequence[Message], prompt: Sequence[int]) -> Seen:
         """Return the prompt with its pictures. `prompt` has one token for each of them, as the chat template writes it. Raises
         RequestError."""
@@ -37,7 +41,8 @@ class PictureIntake:
                 f"{len(urls)} pictures exceed this server's limit of {self._limits.max_per_request} (pictures.max_per_request)",
                 field=_FIELD,
             )
-        places = [at for at, token in enumerate(prompt) if token == self._reader.token_id]
+        marks = {self._reader.placeholder_id, self._reader.token_id}
+        places = [at for at, token in enumerate(prompt) if token in marks]
         if len(places) != len(urls):
             raise RequestError(
                 f"the chat template makes {len(places)} placeholders of {len(urls)} pictures: a message has text that stands "
@@ -95,7 +100,8 @@ def _spliced(
     end = 0
     for at, (data, layout) in zip(places, taken, strict=True):
         out += prompt[end:at]
-        pictures.append(Picture(data, _runs(layout.tokens, token_id, len(out)), layout.columns))
+        runs = _runs(layout.tokens, token_id, len(out))
+        pictures.append(Picture(data, runs, layout.columns, layout.both_ways))
         out += layout.tokens
         end = at + 1
     out += prompt[end:]

@@ -95,8 +95,10 @@ def chat_prompt(
     template_arguments: Mapping[str, Any],
     tokenizer: ChatTokenizer,
     max_context_tokens: int,
+    *,
+    shown: Callable[[str], str],
 ) -> tuple[int, ...]:
-    """Return a chat's prompt. Raises RequestError."""
+    """Return a chat's prompt. `shown` takes its text and returns what is tokenized. Raises RequestError."""
     if reserved := _TEMPLATE_RESERVED.intersection(template_arguments):
         raise RequestError(
             f"chat_template_kwargs: {min(reserved)!r} cannot be set there", field="chat_template_kwargs"
@@ -111,7 +113,7 @@ def chat_prompt(
     )
     if body.truncate_prompt_tokens is None:
         check_length(text, "messages", tokenizer, max_context_tokens)
-    prompt = tuple(tokenizer.encode(text, add_special_tokens=False))
+    prompt = tuple(tokenizer.encode(shown(text), add_special_tokens=False))
     if not prompt:
         raise RequestError("the conversation renders to no tokens", field="messages")
     return prompt

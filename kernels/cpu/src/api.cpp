@@ -100,9 +100,10 @@ BATON_API int64_t baton_check_slots(const int64_t* slots, int64_t rows, int64_t 
 BATON_API void baton_attend(int isa, int number, const float* q, float* out, int64_t heads, int64_t kv_heads,
                             int64_t size, const uint8_t* kv, const float* scales, int64_t block_size, int64_t window,
                             float scale, float soft_cap, const float* sinks, int64_t sequences, const int64_t* query_starts,
-                            const int64_t* context_lens, const int64_t* const* tables, int threads) {
-    const baton::PagedStep step{q,      out,   heads,    kv_heads, size,      kv,           scales,       block_size,
-                                window, scale, soft_cap, sinks,    sequences, query_starts, context_lens, tables};
+                            const int64_t* context_lens, const int64_t* const* tables, const uint8_t* both_ways,
+                            int threads) {
+    const baton::PagedStep step{q,     out,      heads, kv_heads,  size,         kv,           scales, block_size, window,
+                                scale, soft_cap, sinks, sequences, query_starts, context_lens, tables, both_ways};
     const baton::PagedAttention attention(isa, number, step);
     const baton::Phase phase = baton::phase_of<&baton::PagedAttention::attend>(attention.num_tasks(), attention);
     baton::run_phases(threads, &phase, 1);

@@ -59,6 +59,7 @@ void PagedAttention::attend_piece(int64_t sequence, int64_t first_query, int64_t
     work.rows = queries * repeats;
     work.repeats = repeats;
     work.first_position = before + first_query;
+    work.end = step_.both_ways != nullptr && step_.both_ways[sequence] ? step_.context_lens[sequence] : 0;
     work.size = step_.size;
     work.window = step_.window;
     work.scale = step_.scale;

@@ -23,6 +23,7 @@ struct PagedStep {
     const int64_t* query_starts;   // (sequences + 1,)
     const int64_t* context_lens;   // (sequences,)
     const int64_t* const* tables;  // (sequences,) of the context's blocks each
+    const uint8_t* both_ways;      // (sequences,): whether its queries see all of its context; null: none does
 };
 
 class PagedAttention {

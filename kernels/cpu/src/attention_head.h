@@ -98,7 +98,8 @@ struct Span {
     // Those that a position sees.
     Span(const baton::HeadAttention& work, int64_t position, int64_t first, int64_t count) {
         const int64_t earliest = work.window > 0 ? position - work.window + 1 : 0;
-        end = position + 1 - first < count ? position + 1 - first : count;
+        const int64_t seen = (work.end > 0 ? work.end : position + 1) - first;
+        end = seen < count ? seen : count;
         from = earliest > first ? earliest - first : 0;
     }
 
@@ -233,7 +234,7 @@ void attend(const baton::HeadAttention& work) {
     asm volatile("" : "+r"(at));  // the compiler would look it up for each row
     Attending<Products>& attending = *at;
     attending.prepare(work);
-    const int64_t end = work.first_position + (work.rows - 1) / work.repeats + 1;
+    const int64_t end = work.end > 0 ? work.end : work.first_position + (work.rows - 1) / work.repeats + 1;
     const int64_t unseen = work.window > 0 ? work.first_position - work.window + 1 : 0;
     constexpr int KEYS = Products::KEYS;
     int64_t first = unseen > 0 ? unseen / KEYS * KEYS : 0;

@@ -53,7 +53,7 @@ struct GroupSums {
 };
 
 // Rows of queries against the keys and values of one KV head, as far as each row sees them. Row r's position is
-// first_position + r / repeats.
+// first_position + r / repeats: it sees no later ones, unless all rows see up to `end`.
 struct HeadAttention {
     const float* const* q;        // (rows,) of (size,) each
     float* const* out;            // (rows,) of (size,) each
@@ -61,6 +61,7 @@ struct HeadAttention {
     int64_t rows;
     int64_t repeats;              // query heads of the KV head
     int64_t first_position;
+    int64_t end;                  // 0: of each row its own
     int64_t size;                 // of a head: a multiple of the lanes
     int64_t window;               // 0: all
     float scale;                  // of the scores

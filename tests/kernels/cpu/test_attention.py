@@ -67,6 +67,27 @@ def test_any_mix_of_sequences(
     close(got, expected(step, 0.2, window, soft_cap, sinks), dtype)
 
 
+@pytest.mark.parametrize("dtype", list(BOUND), ids=str)
+@pytest.mark.parametrize("window", [0, 1, 40, 1000])
+def test_tokens_that_see_later_ones(isa: library.Isa, window: int, dtype: torch.dtype) -> None:
+    """All of their context, but for what a window hides of what is before them."""
+    lens = [(17, 17), (9, 40), (1, 30), (150, 190), (5, 60), (130, 130)]
+    both_ways = (True, False, True, True, True, False)
+    step = make_step(lens, heads=(6, 2), head_dim=32, block_size=16, dtype=dtype, both_ways=both_ways)
+    got = attend(step.q, step.kv_layer, step.meta, 0.2, window, 0.0, None, isa)
+    close(got, expected(step, 0.2, window, 0.0), dtype)
+
+
+def test_tokens_that_see_later_ones_over_8_bits(isa: library.Isa) -> None:
+    lens, both_ways = [(40, 40), (9, 70)], (True, False)
+    step = make_step(lens, heads=(6, 2), head_dim=32, block_size=16, both_ways=both_ways)
+    step.kv_layer.nan_to_num_()
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        pool, meant = in_bytes(step, dtype)
+        got = attend(step.q, pool, step.meta, 0.2, 30, 0.0, None, isa)
+        close(got, expected(meant, 0.2, 30, 0.0))
+
+
 @pytest.mark.parametrize(("window", "size"), [(0, 64), (30, 32), (0, 48)])
 def test_queries_of_float32_over_a_pool_of_bfloat16(isa: library.Isa, window: int, size: int) -> None:
     step = make_step(

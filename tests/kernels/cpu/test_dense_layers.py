@@ -266,6 +266,7 @@ def test_other_steps_and_layers_are_left_alone() -> None:
     assert fused(x, rotations, [in_bytes], meta) is None
     assert fused(x.double(), rotations, kv, meta) is None
     assert fused(x[:0], rotations, kv, meta) is None
+    assert fused(x, rotations, kv, replace(meta, both_ways=(True,))) is None
     floats = replace(simple.mlp, down=torch.randn(HIDDEN, INNER))
     assert fuse([replace(simple, mlp=floats)]) is None
     assert fuse([]) is None

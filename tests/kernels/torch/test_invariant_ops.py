@@ -24,6 +24,15 @@ def test_attention(window: int, soft_cap: float, with_sinks: bool) -> None:
     torch.testing.assert_close(got.double(), want, atol=4e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("window", [0, 7, 300])
+def test_tokens_that_see_later_ones(window: int) -> None:
+    step = make_step(
+        [(60, 300), (9, 40), (300, 300)], head_dim=16, block_size=16, both_ways=(True, False, True)
+    )
+    got = InvariantAttention(RowTiles())(step.q, step.kv_layer, step.meta, 0.7, window, 0.0, None)
+    torch.testing.assert_close(got.double(), expected(step, 0.7, window, 0.0), atol=4e-6, rtol=1e-5)
+
+
 def test_latent_attention() -> None:
     got, want = attention(LENS, torch.float32, 3, deterministic=True)
     torch.testing.assert_close(got.double(), want, atol=4e-6, rtol=1e-5)

@@ -48,6 +48,17 @@ def test_a_chunk_of_several_tiles(window: int) -> None:
     torch.testing.assert_close(got.double(), expected(step, 0.4, window, 0.0), atol=2e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("soft_cap", [0.0, 2.0])
+@pytest.mark.parametrize("window", [0, 1, 7, 60, 1000])
+def test_tokens_that_see_later_ones(window: int, soft_cap: float) -> None:
+    """All of their context, but for what a window hides of what is before them."""
+    lens = [(17, 17), (9, 40), (1, 30), (150, 190), (5, 60), (130, 130)]
+    both_ways = (True, False, True, True, True, False)
+    step = make_step(lens, block_size=16, both_ways=both_ways)
+    got = attend(step, 0.4, window, soft_cap)
+    torch.testing.assert_close(got.double(), expected(step, 0.4, window, soft_cap), atol=2e-6, rtol=1e-5)
+
+
 def test_more_decoding_sequences_than_are_gathered_at_once() -> None:
     lens = [(1, context) for context in (33, 700, 1, 512, 90, 300, 640, 64, 65, 15)]
     step = make_step(lens, heads=(8, 8), head_dim=64, block_size=16)

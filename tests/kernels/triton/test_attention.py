@@ -50,6 +50,19 @@ def test_sinks(device: torch.device, lens: list[tuple[int, int]], window: int) -
     torch.testing.assert_close(got, expected(step, 0.7, window, 0.0, sinks), atol=4e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("split_tokens", [0, 64], ids=["fast", "invariant"])
+@pytest.mark.parametrize("window", [0, 9, 60])
+def test_tokens_that_see_later_ones(device: torch.device, window: int, split_tokens: int) -> None:
+    """All of their context, but for what a window hides of what is before them."""
+    lens = [(50, 50), (9, 40), (1, 30), (70, 200), (5, 60)]
+    step = make_step(
+        lens, head_dim=16, block_size=16, device=device, both_ways=(True, False, True, True, False)
+    )
+    attention = TritonAttention(split_tokens)
+    got = attention(step.q, step.kv_layer, step.meta, 0.7, window, 0.0).cpu().double()
+    torch.testing.assert_close(got, expected(step, 0.7, window, 0.0), atol=4e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("query_len", [1, 2, 40])
 def test_a_long_context_is_split(device: torch.device, query_len: int) -> None:
     step = make_step([(query_len, 513)], heads=(2, 1), block_size=16, device=device)
