@@ -7,7 +7,7 @@
 namespace baton {
 namespace {
 
-constexpr int64_t TASK_ROWS = 96;  // of queries: enough that laying out a tile of keys costs little
+constexpr int64_t TASK_ROWS = 192;  // of queries: enough that laying out a tile of keys costs little
 constexpr int64_t NUMBER_BYTES[] = {4, 2, 1};
 
 struct Rows {
