@@ -19,6 +19,7 @@ import ray.util
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.rank_bundles import BundleShare, shares
 from cluster.instance.instance_parts import Role
 from cluster.instance.real_parts import InstancePlace
@@ -27,6 +28,7 @@ from cluster.instance.remote_memory.memory_server import serve_memory
 from core.config import ClusterConfig, TransferConfig
 from core.errors import ConfigError, ReplicaLost
 from core.memory_law import DeviceMemory
+from core.serve_config import ServeConfig
 from device.cuda import has_cupy
 from engine.execution.devices import choose_device, host_memory, memory_of
 from engine.ranks.rank import Rank, Spawner, rank_name
@@ -89,25 +91,28 @@ def rank_actors(
     made: list[Any] = []
     """Actors of ranks that are not started yet."""
 
+    def make_ranks() -> list[Any]:
+        return [_in_bundle(BatonRank, group, share).remote(config.serve) for share in granted]
+
     def start(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
-        actors = made or [_in_bundle(BatonRank, group, share).remote() for share in granted]
+        actors = made or make_ranks()
         return _met(actors, [rank_name(setup) for setup in setups], host, deadline_s)
 
     def keep(setups: Sequence[MemorySetup], deadline_s: float) -> list[Rank]:
         firsts = [next(s for s in granted if nodes[s.bundle] == hosts[setup.memory]) for setup in setups]
         actors = [
             _in_bundle(BatonMemoryServer, group, BundleShare(first.bundle, 0.0, 0)).remote(
-                config.transfer, key
+                config.transfer, key, config.serve
             )
             for first in firsts
         ]
         return _met(actors, [f"the memory server of host {setup.host}" for setup in setups], host, deadline_s)
 
     def keep_on_devices(setups: Sequence[MemorySetup], deadline_s: float) -> list[Rank]:
-        made.extend(_in_bundle(BatonRank, group, share).remote() for share in granted)
+        made.extend(make_ranks())
         actors = [
             _in_bundle(BatonMemoryServer, group, BundleShare(share.bundle, 0.0, 0), gpu).remote(
-                config.transfer, key
+                config.transfer, key, config.serve
             )
             for share, gpu in zip(granted, _gpus_of(made), strict=True)
         ]
@@ -182,6 +187,9 @@ def _met(actors: Sequence[Any], names: Sequence[str], host: str, deadline_s: flo
 class BatonRank:
     """A rank's process. Ray ends it with the replica that has made it."""
 
+    def __init__(self, serve: ServeConfig) -> None:
+        configure_logging(serve.log_level, serve.log_format)
+
     def visible_devices(self) -> str:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
@@ -194,7 +202,8 @@ class BatonRank:
 class BatonMemoryServer:
     """The process that keeps an instance's memory on another host than its own, or on the GPU of a rank."""
 
-    def __init__(self, transfer: TransferConfig, key: bytes) -> None:
+    def __init__(self, transfer: TransferConfig, key: bytes, serve: ServeConfig) -> None:
+        configure_logging(serve.log_level, serve.log_format)
         self._transfer, self._key = transfer, key
 
     def serve(self, address: str, secret: bytes, number: int) -> None:

@@ -20,6 +20,7 @@ from core.config import EngineConfig
 from core.errors import ConfigError
 from engine.execution.devices import choose_device, host_memory, unused_gpu
 from engine.ranks.rank import Rank, Spawner, rank_name
+from engine.ranks.rank_logs import log_line_of
 from engine.ranks.rank_messages import RankSetup
 from parallel.mesh import Mesh
 
@@ -85,7 +86,7 @@ class Child:
             for line in self._process.stderr:
                 text = line.decode(errors="replace").rstrip()
                 self._last_lines.append(text)
-                sys.stderr.write(f"{self.name}: {text}\n")
+                log_line_of(self.name, text)
 
 
 def start_children(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:

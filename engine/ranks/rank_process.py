@@ -45,6 +45,7 @@ from engine.execution.step_memory import StepMemory
 from engine.ranks.layer_news import LayerNews
 from engine.ranks.model_part import ModelPart, load_part
 from engine.ranks.pipeline_stage import StageRunner
+from engine.ranks.rank_logs import log_to_instance
 from engine.ranks.rank_messages import (
     TO_RANK,
     AdaptersRefused,
@@ -87,6 +88,7 @@ class _Line:
 
 def main() -> None:
     _die_with_parent()
+    log_to_instance()
     # Ctrl-C reaches every process of the terminal. The instance decides when its ranks end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = serve_instance(socket.socket(fileno=int(sys.argv[1])))
