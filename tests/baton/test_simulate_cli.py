@@ -1,6 +1,8 @@
 """`baton simulate` on a small trace: the same figures with and without pictures, and plain words for what it cannot do."""
 
 import json
+from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -9,12 +11,12 @@ from matplotlib import image
 from baton.bench.traces import read_trace
 from baton.cli.simulate import simulate
 from baton.simulation import Study, TraceWorkload
-from baton.simulation_pictures import holds_until
+from baton.simulation_pictures import holds_until, why_missed
 from core.config import load
 from core.errors import ConfigError
 from core.types import Slo
 from sim.catalogued import Fleet
-from sim.outcome_report import attainment
+from sim.outcome_report import ServedRequest, attainment
 
 
 @pytest.fixture
@@ -107,3 +109,15 @@ def test_what_cannot_be_done_is_refused(trace: Path, tmp_path: Path) -> None:
         simulate(trace, fail=["decode-2@3"])
     with pytest.raises(ConfigError, match="--prefill 0"):
         simulate(trace, both=1, autoscale=True)
+
+
+def test_the_title_says_what_the_requests_miss_that_miss_a_target() -> None:
+    slo, patient = Slo(name="s", ttft_s=1.0, tpot_s=0.1), Slo(name="p", ttft_s=9.0, tpot_s=0.1)
+    in_time = ServedRequest(0.0, ttft_s=0.5, e2e_s=1.4, num_output=10)
+    late = ServedRequest(0.0, ttft_s=2.0, e2e_s=2.9, num_output=10)
+    slow = ServedRequest(0.0, ttft_s=0.5, e2e_s=9.5, num_output=10)
+    refused = ServedRequest(0.0, ttft_s=inf, e2e_s=inf, num_output=0)
+    of_its_class = replace(late, slo=patient)
+    assert why_missed([in_time, of_its_class], slo) == "100.0% hold both targets"
+    said = why_missed([in_time, of_its_class, late, slow, refused], slo)
+    assert said == "40.0% hold both targets (20.0% unanswered, 20.0% late, 20.0% slow)"
