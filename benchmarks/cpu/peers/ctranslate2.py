@@ -19,6 +19,10 @@ def prepare(checkpoint: Path, target: Path, bits: int) -> None:
         str(checkpoint), low_cpu_mem_usage=True
     )
     converter.convert(str(target / "model"), quantization=_COMPUTE[bits])
+    config = target / "model" / "config.json"
+    said = json.loads(config.read_text())
+    # Llama's tokenizer has no unknown token, and the loader takes no null for it.
+    config.write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
 
 
 def load(checkpoint: Path, target: Path, bits: int, threads: int) -> Loaded:
