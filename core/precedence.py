@@ -83,5 +83,5 @@ def _is_behind(seq: ServedSequence, starts_s: float) -> bool:
     )
 
 
-def _priority(seq: ServedSequence) -> int:
-    return seq.request.slo.priority
+def _priority(seq: ServedSequence) -> float:
+    return float(seq.request.slo.priority)
