@@ -14,8 +14,9 @@ from sim.coarse.world import CoarseConfig, simulate
 
 CHAT = Slo(name="chat", ttft_s=0.45, tpot_s=0.04)
 FLEET = CoarseConfig(
-    num_prefill=0, num_decode=0, num_both=2, max_batch_tokens=2048, max_num_seqs=64, num_blocks=2000
+    num_prefill=0, num_decode=0, num_both=2, max_batch_tokens=2048, max_num_seqs=64, num_blocks=1000
 )
+"""A prompt of 60,000 tokens takes nearly all blocks of an instance."""
 
 
 def requests(name: str, rows: list[TraceRow]) -> list[SimulatedRequest]:
@@ -42,7 +43,7 @@ def test_what_nobody_could_answer_in_time_costs_the_others_nothing_and_is_answer
         "hopeless",
         [TraceRow(arrival_s=0.5 + 0.1 * i, input_tokens=60_000, output_tokens=400) for i in range(2)],
     )
-    few = timely(12.0)
+    few = timely(30.0)
     alone = deepcopy(few)
     simulate(FLEET, alone)
     simulate(FLEET, sorted(few + hopeless, key=lambda job: job.request.arrival_s))
