@@ -38,9 +38,10 @@ $(BIN)/python:
 	$(call phase,uv,$(PIP) install uv || echo 'uv cannot be installed here: pip takes its place')
 
 # pip alone fetches torch, and uv gets the file: an index of uv's choice may offer a build for other devices, gigabytes larger.
+# Without its cache, which would keep the half gigabyte of each clone for ever.
 $(READY): pyproject.toml | $(BIN)/python
-	$(call phase,torch,rm -rf $(WHEELS) && $(PIP) download --no-deps --dest $(WHEELS) "$(TORCH)")
-	$(call phase,Baton and the rest,$(call install,$(WHEELS)/torch-*.whl --editable ".[dev]"))
+	$(call phase,torch,rm -rf $(WHEELS) && $(PIP) download --no-deps --dest $(WHEELS) "$(TORCH)" && $(call install,--no-cache --no-deps $(WHEELS)/torch-*.whl))
+	$(call phase,Baton and the rest,$(call install,--editable ".[dev]"))
 	$(call phase,NIXL,$(call install,--no-deps nixl-cu12==1.5.1) || echo 'NIXL cannot be installed here: its transport and the tests of it are left out')
 	$(call phase,native kernels,$(BIN)/python -m kernels.cpu.build)
 	@rm -rf $(WHEELS)
