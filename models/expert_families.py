@@ -32,6 +32,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,
     },
+    "Qwen3VLMoeTextModel": {**_QWEN, "norm_topk_prob": True},
     "GraniteMoeForCausalLM": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "GptOssForCausalLM": {
         "attention_bias": True,
@@ -89,6 +90,13 @@ def qwen3_moe(config: Config) -> ModelSpec:
     spec = replace(common(config), qkv_bias=bias, out_bias=bias, qk_norm="head", moe=qwen_experts(config))
     window = int(config["sliding_window"] or 0) if config.get("use_sliding_window") else 0
     return replace(spec, windows=(window,) * spec.num_layers)
+
+
+def qwen3_vl_moe(config: Config) -> ModelSpec:
+    """Return the decoder of Qwen3-VL with experts. Those of a layer are in one tensor, or each has tensors of its own."""
+    spec = qwen3_moe(config)
+    assert spec.moe is not None
+    return replace(spec, moe=replace(spec.moe, transposed=True))
 
 
 def granite_moe(config: Config) -> ModelSpec:

@@ -43,7 +43,7 @@ def _stacked(checkpoint: WeightSource, gate_up: str, down: str, moe: MoeSpec, hi
 
 
 def _transposed(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
-    """Read Llama 4's experts."""
+    """Read experts as Llama 4's and Qwen3-VL's checkpoints have them."""
     num, inner = moe.num_experts, moe.intermediate_size
     gate_up = checkpoint.take(f"{prefix}.gate_up_proj", (num, hidden, 2 * inner))
     down = checkpoint.take(f"{prefix}.down_proj", (num, inner, hidden))

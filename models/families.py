@@ -36,6 +36,7 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "MixtralForCausalLM": expert.mixtral,
     "Qwen2MoeForCausalLM": expert.qwen2_moe,
     "Qwen3MoeForCausalLM": expert.qwen3_moe,
+    "Qwen3VLMoeTextModel": expert.qwen3_vl_moe,
     "GptOssForCausalLM": expert.gpt_oss,
     "Qwen3NextForCausalLM": hybrid.qwen3_next,
     "GraniteMoeHybridForCausalLM": hybrid.granite_hybrid,

@@ -64,7 +64,7 @@ class MoeSpec:
     weighs_inputs: bool = False
     """Whether a token's weight is multiplied into what its expert takes, in place of what it gives. `routing.top_k` is then 1."""
     transposed: bool = False
-    """Whether all experts are in one tensor, transposed, gates before ups."""
+    """Whether all experts may be in one tensor, transposed, gates before ups."""
     by_turns: bool = False
     """Whether all experts are in one tensor, transposed, in which gates and ups alternate. Each matrix then has a bias."""
     mxfp4: bool = False

@@ -85,7 +85,7 @@ TRANSPOSED: tuple[Rule, ...] = (
     Rule(_EXPERTS + r"gate_up_proj", ((0, "experts"), (2, "gate_up"))),
     Rule(_EXPERTS + r"down_proj", ((0, "experts"), (1, "width"))),
 )
-"""Llama 4: (experts, hidden, 2 x width) and (experts, width, hidden), or each expert's own tensors."""
+"""Llama 4 and Qwen3-VL: (experts, hidden, 2 x width) and (experts, width, hidden), or each expert's own tensors."""
 BY_TURNS: tuple[Rule, ...] = (
     Rule(_EXPERTS + r"gate_up_proj", ((0, "experts"), (2, "interleaved"))),
     Rule(_EXPERTS + r"gate_up_proj_bias", ((0, "experts"), (1, "interleaved"))),

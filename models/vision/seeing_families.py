@@ -20,6 +20,7 @@ _TOWERS = {
     "Qwen2VLForConditionalGeneration": ("qwen2_vl_vision",),
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_vision",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_vision",),
+    "Qwen3VLMoeForConditionalGeneration": ("qwen3_vl_moe_vision",),
     "Gemma3ForConditionalGeneration": ("siglip_vision_model",),
 }
 """The towers of each architecture, by transformers' names."""
@@ -31,6 +32,7 @@ _DECODERS = {
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
     "gemma3_text": "Gemma3ForCausalLM",
 }
 _PARTS = (

@@ -57,7 +57,7 @@ def test_tokens_equal_transformers_alone_and_disaggregated(family: str, tmp_path
     ],
     ids=["tp to pp", "pp to tp"],
 )
-@pytest.mark.parametrize("family", ["llava_next", "qwen2_5_vl", "qwen3_vl", "gemma3"])
+@pytest.mark.parametrize("family", ["llava_next", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "gemma3"])
 def test_tokens_are_the_same_on_several_ranks(family: str, keys: dict[str, Any], tmp_path: Path) -> None:
     reference, processor = make_seeing(tmp_path, family)
     want = [greedy_over(reference, processor, messages, images, 8) for messages, images in talks()]
@@ -91,6 +91,13 @@ def test_bits_of_gemmas_pictures_do_not_depend_on_the_batch(tmp_path: Path) -> N
     reference, processor = make_seeing(tmp_path, "gemma3")
     want = [greedy_over(reference, processor, messages, images, 8) for messages, images in talks()]
     with LLM(str(tmp_path), **SMALL, engine__deterministic=True) as llm:
+        assert [llm.chat(messages, PARAMS).token_ids for messages, _ in talks()] == want
+
+
+def test_experts_of_a_model_that_reads_pictures_are_spread_over_ranks(tmp_path: Path) -> None:
+    reference, processor = make_seeing(tmp_path, "qwen3_vl_moe")
+    want = [greedy_over(reference, processor, messages, images, 8) for messages, images in talks()]
+    with LLM(str(tmp_path), **SMALL, decode__ep=2) as llm:
         assert [llm.chat(messages, PARAMS).token_ids for messages, _ in talks()] == want
 
 

@@ -1,4 +1,4 @@
-"""Rewrites a checkpoint of Qwen2-VL into the form of the time before transformers 5."""
+"""Rewrites checkpoints of Qwen-VL into the form of published ones."""
 
 import json
 from pathlib import Path
@@ -41,3 +41,13 @@ def publish_qwen(folder: Path) -> None:
     size = images.pop("size")
     images |= {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
     (folder / "preprocessor_config.json").write_text(json.dumps(images))
+
+
+def publish_experts(folder: Path) -> None:
+    """Transpose experts, as Qwen3-VL's have them. transformers does so when it saves a model that it has loaded."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    turned = {
+        name: tensor.mT.contiguous() if ".experts." in name else tensor for name, tensor in tensors.items()
+    }
+    save_file(turned, path, {"format": "pt"})

@@ -13,6 +13,7 @@ from PIL import Image
 from transformers import AutoTokenizer
 
 from models.hub import resolve
+from tests.models.published_qwen import publish_experts
 from tests.models.their_processors import TheirInternVL, TheirPixtral, TheirQwen
 
 TEMPLATE = (
@@ -57,6 +58,8 @@ def make_seeing(folder: Path, family: str, template: str = TEMPLATE) -> tuple[An
             parameter.add_(torch.randn_like(parameter) * (1.0 if "embed_tokens" in name else spread))
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
+    if family == "qwen3_vl_moe":
+        publish_experts(folder)
     processor.save_pretrained(folder)
     return model, processor
 
@@ -274,7 +277,9 @@ def _internvl(template: str) -> tuple[Any, Any]:
     return transformers.InternVLForConditionalGeneration(config), TheirInternVL(tokenizer, template)
 
 
-def _qwen(template: str, kind: str, vision: dict[str, Any], **text: Any) -> tuple[Any, Any]:
+def _qwen(
+    template: str, kind: str, vision: dict[str, Any], processor: str = "", **text: Any
+) -> tuple[Any, Any]:
     """At least one of the four frequencies of a head turns with each position."""
     pads = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
     tokenizer = _tokenizer(*pads)
@@ -291,7 +296,7 @@ def _qwen(template: str, kind: str, vision: dict[str, Any], **text: Any) -> tupl
         text_config=made,
         **dict(zip(names, ids, strict=True)),
     )
-    return model(whole), TheirQwen(tokenizer, template, f"{kind}Processor")
+    return model(whole), TheirQwen(tokenizer, template, processor or f"{kind}Processor")
 
 
 def _qwen2_vl(template: str) -> tuple[Any, Any]:
@@ -307,12 +312,29 @@ def _qwen25_vl(template: str) -> tuple[Any, Any]:
 
 
 def _qwen3_vl(template: str) -> tuple[Any, Any]:
+    tower, text = _qwen3_parts()
+    return _qwen(template, "Qwen3VL", tower, **text)
+
+
+def _qwen3_vl_moe(template: str) -> tuple[Any, Any]:
+    """The second layer is dense."""
+    experts = {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "mlp_only_layers": [1],
+    }
+    tower, text = _qwen3_parts()
+    return _qwen(template, "Qwen3VLMoe", tower, "Qwen3VLProcessor", **text, **experts)
+
+
+def _qwen3_parts() -> tuple[dict[str, Any], dict[str, Any]]:
     """Something is added to pictures' tokens behind two of four layers."""
     deep = {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
     turns = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
     rope = {"rope_type": "default", "rope_theta": 100.0, **turns}
     text = {"head_dim": 8, "num_hidden_layers": 4, "rope_parameters": rope}
-    return _qwen(template, "Qwen3VL", _QWENS_TOWER | deep, **text)
+    return _QWENS_TOWER | deep, text
 
 
 def _gemma3(template: str) -> tuple[Any, Any]:
@@ -359,6 +381,7 @@ _FAMILIES = {
     "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen25_vl,
     "qwen3_vl": _qwen3_vl,
+    "qwen3_vl_moe": _qwen3_vl_moe,
     "gemma3": _gemma3,
 }
 SEEING = tuple(_FAMILIES)
