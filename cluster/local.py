@@ -23,10 +23,11 @@ from cluster.instance.real_parts import local_parts
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
-from core.config import ClusterConfig
+from core.config import ClusterConfig, EngineConfig
 from core.errors import ConfigError, ReplicaLost
 from core.ports import Mail
 from core.reports import Status
+from engine.execution.devices import choose_device
 from kvtransfer.transport.loopback_transport import LoopbackFabric
 from models.hub import resolve as find_model
 from net.loopback_mail import LoopbackNetwork
@@ -49,6 +50,7 @@ class LocalCluster:
             raise ConfigError("serve.schedulers needs Ray: one process has one scheduler")
         if config.scaling.enabled:
             raise ConfigError("scaling.enabled needs Ray: instances in one process do not come and go")
+        config = _on_its_device(config)
         network, fabric = LoopbackNetwork(), LoopbackFabric()
         folder = find_model(config.model.path)
 
@@ -112,6 +114,14 @@ class LocalCluster:
                     if len(status.instances) == len(self.instances):
                         return status
                 await asyncio.sleep(0.005)
+
+
+def _on_its_device(config: ClusterConfig) -> ClusterConfig:
+    """Return the configuration of an instance in this process, whose steps are a GPU's where `auto` means one."""
+    if config.engine.device != "auto" or choose_device("auto").type == "cpu":
+        return config
+    said = config.engine.model_dump(exclude_unset=True)
+    return config.model_copy(update={"engine": EngineConfig.model_validate(said | {"device": "cuda"})})
 
 
 def serve_local(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None]) -> None:

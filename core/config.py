@@ -6,11 +6,12 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError
+from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 
 from core.adapter_config import AdapterConfig, Adapters
 from core.config_section import Section
 from core.config_words import sentence
+from core.device_steps import with_steps_of_device
 from core.errors import ConfigError
 from core.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
 from core.parallel_config import ParallelConfig, check_shares
@@ -65,6 +66,8 @@ class ModelConfig(Section):
 
 
 class EngineConfig(Section):
+    _steps = model_validator(mode="before")(with_steps_of_device)
+
     block_size: int = Field(default=16, ge=1, le=256)
     """Tokens of one KV block."""
     num_blocks: int = Field(default=0, ge=0)
@@ -79,9 +82,9 @@ class EngineConfig(Section):
     """What keys and values are stored as; `auto`: what the model computes in, but bfloat16 on CPUs that multiply it faster and
     round rows to it. 8 bits come with a scale for each vector."""
     max_batch_tokens: int = Field(default=512, ge=1)
-    """Tokens computed in one step: the budget that chunked prefill fills."""
+    """Tokens computed in one step: the budget that chunked prefill fills. Unless set, 8192 on GPUs."""
     max_num_seqs: int = Field(default=64, ge=1)
-    """Sequences in one step."""
+    """Sequences in one step. Unless set, 256 on GPUs."""
     lookahead: bool = True
     """Plan the next step while one runs."""
     speculate: (

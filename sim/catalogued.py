@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from core.config import load
+from core.device_steps import GPU_BATCH_TOKENS, GPU_NUM_SEQS
 from core.errors import ConfigError
 from core.step_profile import Profile
 from core.types import Slo
@@ -22,7 +23,6 @@ _LAYER_GROUPS = 4
 _MEMORY_LINK = LinkCost(bytes_per_s=2.5e9)
 """A link between two instances of one host: a copy in memory."""
 FULL_BLOCK_TOKENS = 64
-MAX_BATCH_TOKENS, MAX_NUM_SEQS = 8192, 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def engine_of(fleet: Fleet, block_tokens: int) -> EngineBound:
     cost = step_cost(gpu, model, fleet.tp, fleet.pp).of_full_stages()
     blocks = num_blocks(gpu, model, block_tokens, fleet.gpus_per_instance)
     return EngineBound(
-        cost, MAX_NUM_SEQS, blocks * block_tokens, model.state_blocks(block_tokens) * block_tokens
+        cost, GPU_NUM_SEQS, blocks * block_tokens, model.state_blocks(block_tokens) * block_tokens
     )
 
 
@@ -105,7 +105,7 @@ def engines_of(fleet: Fleet, block_tokens: int) -> tuple[EngineBound, EngineBoun
     prefill, decode = (
         EngineBound(
             shared_cost(gpu, model, own, other).alone(),
-            MAX_NUM_SEQS,
+            GPU_NUM_SEQS,
             num_blocks(gpu, model, block_tokens, 1, own.memory) * block_tokens,
             model.state_blocks(block_tokens) * block_tokens,
         )
@@ -137,8 +137,8 @@ def full_config(fleet: Fleet, slo: Slo) -> SimConfig:
         slo=slo,
         overrides={
             "engine.block_size": FULL_BLOCK_TOKENS,
-            "engine.max_batch_tokens": MAX_BATCH_TOKENS,
-            "engine.max_num_seqs": MAX_NUM_SEQS,
+            "engine.max_batch_tokens": GPU_BATCH_TOKENS,
+            "engine.max_num_seqs": GPU_NUM_SEQS,
         },
         num_both=fleet.num_both,
     )
@@ -166,8 +166,8 @@ def coarse_config(fleet: Fleet, block_tokens: int) -> CoarseConfig:
         kv_token_bytes=model.kv_token_bytes,
         state_blocks=model.state_blocks(block_tokens),
         num_layers=model.num_layers,
-        max_batch_tokens=MAX_BATCH_TOKENS,
-        max_num_seqs=MAX_NUM_SEQS,
+        max_batch_tokens=GPU_BATCH_TOKENS,
+        max_num_seqs=GPU_NUM_SEQS,
         step=fleet.step_model,
         link=link_cost(gpu, fleet.gpus_per_instance),
         schedule=load(None, {}, {}).schedule,

@@ -6,6 +6,7 @@ from pydantic import BaseModel
 
 from baton.own_tree import PACKAGES, check_own_tree
 from core.config import ClusterConfig, load
+from core.device_steps import GPU_BATCH_TOKENS, GPU_NUM_SEQS
 from core.errors import ConfigError
 
 KEYS = Path(__file__).parent / "config_keys.json"
@@ -75,3 +76,14 @@ def test_our_packages_are_our_own() -> None:
     assert sorted(PACKAGES) == sorted(
         p.parent.name for p in root.glob("*/__init__.py") if p.parent.name not in ("tests", "benchmarks")
     )
+
+
+def test_steps_of_a_gpu_are_large_unless_they_are_set() -> None:
+    def sizes(**engine: object) -> tuple[int, int]:
+        config = load({"engine": engine}, {}, {}).engine
+        return config.max_batch_tokens, config.max_num_seqs
+
+    assert sizes() == sizes(device="cpu") == (512, 64)
+    assert sizes(device="cuda") == (GPU_BATCH_TOKENS, GPU_NUM_SEQS)
+    assert sizes(device="cuda", max_num_seqs=8) == (GPU_BATCH_TOKENS, 8)
+    assert load(None, {}, {"engine.device": "cuda"}).engine.max_num_seqs == GPU_NUM_SEQS

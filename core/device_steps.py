@@ -1,0 +1,13 @@
+"""How large steps are where the configuration does not say it: more on a GPU than on a CPU."""
+
+from typing import Any
+
+GPU_BATCH_TOKENS, GPU_NUM_SEQS = 8192, 256
+"""By these `baton plan` and `baton simulate` model GPUs."""
+
+
+def with_steps_of_device(engine: Any) -> Any:
+    """Return the keys of `engine` with those of a GPU's steps that they lack, where they say that the device is one."""
+    if not isinstance(engine, dict) or engine.get("device") != "cuda":
+        return engine
+    return {"max_batch_tokens": GPU_BATCH_TOKENS, "max_num_seqs": GPU_NUM_SEQS} | engine
