@@ -35,10 +35,12 @@ class Launcher(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _InFlight:
     step: LaunchedStep
     say: Say
+    over_s: float | None = None
+    """When the device was seen to be done with it, which may be while this thread launches the next step."""
 
 
 class LaunchedSteps:
@@ -70,8 +72,9 @@ class LaunchedSteps:
         except BaseException as error:
             say(error)
             return
-        self._in_flight.append(_InFlight(step, say))
-        self._poller.when_done(step.over, lambda _: self._look())
+        in_flight = _InFlight(step, say)
+        self._in_flight.append(in_flight)
+        self._poller.when_done(step.over, lambda _: self._note_end(in_flight))
 
     def take(self) -> None:
         """Give the results of the steps that are over."""
@@ -80,7 +83,7 @@ class LaunchedSteps:
             try:
                 if not first.step.over.query():
                     return
-                result = self._timed(first.step)
+                result = self._timed(first)
             except OutOfMemory as error:
                 self._order.failed(first.step.number)
                 self._refuse(error)
@@ -131,8 +134,15 @@ class LaunchedSteps:
         while self._in_flight:
             self._in_flight.popleft().say(error)
 
-    def _timed(self, step: LaunchedStep) -> StepResult:
-        """Count a step's time from when the device was free for it."""
-        now, began = time.perf_counter(), max(step.started_s, self._ended_s)
-        self._ended_s = now
-        return replace(self._finish(step), duration_s=now - began)
+    def _note_end(self, in_flight: _InFlight) -> None:
+        """Called on any thread."""
+        in_flight.over_s = time.perf_counter()
+        self._look()
+
+    def _timed(self, in_flight: _InFlight) -> StepResult:
+        """Count a step's time from when the device was free for it until it was over. Its result may be read much later, when the
+        next step is launched: the two would then seem to take the time of both and none."""
+        over_s = in_flight.over_s or time.perf_counter()
+        began_s = max(in_flight.step.started_s, self._ended_s)
+        self._ended_s = over_s
+        return replace(self._finish(in_flight.step), duration_s=over_s - began_s)
