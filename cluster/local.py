@@ -117,7 +117,7 @@ class LocalCluster:
 
 
 def _on_its_device(config: ClusterConfig) -> ClusterConfig:
-    """Return the configuration of an instance in this process, whose steps are a GPU's where `auto` means one."""
+    """Return the configuration with `cuda` in place of `auto` where this process has a GPU, so that steps get a GPU's sizes."""
     if config.engine.device != "auto" or choose_device("auto").type == "cpu":
         return config
     said = config.engine.model_dump(exclude_unset=True)

@@ -7,7 +7,7 @@ GPU_BATCH_TOKENS, GPU_NUM_SEQS = 8192, 256
 
 
 def with_steps_of_device(engine: Any) -> Any:
-    """Return the keys of `engine` with those of a GPU's steps that they lack, where they say that the device is one."""
+    """Return the keys of `engine`. Where `device` is cuda, sizes of steps that are not set get a GPU's values."""
     if not isinstance(engine, dict) or engine.get("device") != "cuda":
         return engine
     return {"max_batch_tokens": GPU_BATCH_TOKENS, "max_num_seqs": GPU_NUM_SEQS} | engine

@@ -102,7 +102,7 @@ class PodNode:
 
     async def _ask(self, what: str, *args: Any, within_s: float = 0.0) -> Any:
         if self._answering is not None:
-            # Who was waiting may have been cancelled. The thread still has the connection, for which this one would be held up.
+            # A question that was cancelled leaves its thread waiting for an answer, and that thread holds the store's connection.
             await asyncio.wait([self._answering])
         asked, answered = _keys(self._rank, self._number)
         self._number += 1

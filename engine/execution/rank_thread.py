@@ -38,23 +38,19 @@ class RankThread(Generic[P, T]):
 
     def _run(self) -> None:
         while (asked := self._calls.get()) is not None:
-            given, future = asked
-            settle: Callable[..., Any]
-            if future.cancelled():
-                continue
-            if self._is_closed:
-                settle, what = future.cancel, ()
-            else:
-                settle, what = self._made(given, future)
-            with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
-                future.get_loop().call_soon_threadsafe(settle, *what)
-            del (
-                asked,
-                given,
-                future,
-                settle,
-                what,
-            )  # nothing of a call outlives it while the next one is awaited
+            self._answer(*asked)
+            del asked  # nothing of a call outlives it while the next one is awaited
+
+    def _answer(self, given: P, future: asyncio.Future[T]) -> None:
+        if future.cancelled():
+            return
+        settle: Callable[..., Any]
+        if self._is_closed:
+            settle, what = future.cancel, ()
+        else:
+            settle, what = self._made(given, future)
+        with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+            future.get_loop().call_soon_threadsafe(settle, *what)
 
     def _made(self, given: P, future: asyncio.Future[T]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         try:

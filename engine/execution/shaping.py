@@ -39,7 +39,7 @@ class Shaping:
     """Bias, allowed and banned tokens, the minimum length, and the end of reasoning that has spent its budget."""
 
     def __init__(
-        self, seqs: Sequence[History], asked: "RowsAsked", pack: Pack, complete: Collection[int]
+        self, seqs: Sequence[History], asked: RowsAsked, pack: Pack, complete: Collection[int]
     ) -> None:
         """Call the rest when `pack` is sent. An output that its grammar has `complete`d may end before its minimum length."""
         shaped = [(row, seqs[row]) for row in asked.shaped]
@@ -86,7 +86,7 @@ class Penalising:
     """The rows whose last token only the device knows, and where it is there."""
 
     @classmethod
-    def of(cls, seqs: Sequence[History], asked: "RowsAsked", pack: Pack) -> "Penalising | None":
+    def of(cls, seqs: Sequence[History], asked: RowsAsked, pack: Pack) -> "Penalising | None":
         if not asked.penalised:
             return None
         found = [_history(row, seqs[row]) for row in asked.penalised]
