@@ -4,8 +4,7 @@ Hand-over: the same prompts of 1,024 tokens, one at a time and sixteen at a time
 prefill and a decode instance, each in a process of its own, which share the card (ADR 046) and hand over by CUDA IPC. What a
 client waits for a transfer is the difference of the times to the first token, alone. Where an MPS daemon listens, or one can be
 started, the two do it again with their shares of the processors bounded: without it their kernels take turns. Offline: 1,000
-prompts at once with lengths like ShareGPT's, on one instance that does everything. Steps have up to 256 sequences and 2,048
-tokens, where a configuration that says nothing has 64 and 512.
+prompts at once with lengths like ShareGPT's, on one instance that does everything.
 
 Predicted, before anything was run on a GPU: the large model's steps are bound by the bandwidth up to 128 sequences, and prompts
 take a fifth of the time: 12,000 output tokens per second, as vLLM has on an H100 (12,553; SGLang 16,215). A hand-over of 1,024
@@ -72,9 +71,7 @@ def values_of(
         "decode_instances": 1,
         "schedule": {"max_queued_requests": 4096},
     }
-    values["engine"] = (
-        {"kv_bytes": 1 << 20} if INTERPRETED else {"max_num_seqs": 256, "max_batch_tokens": 2048}
-    )
+    values["engine"] = {"kv_bytes": 1 << 20} if INTERPRETED else {"device": "cuda"}
     if sm_shares is None:
         return values
     values["schedule"]["local_threshold_tokens"] = 0
@@ -82,7 +79,6 @@ def values_of(
         prefill, decode = sm_shares
         values["prefill"] = {"gpu_share": 0.45, "sm_share": prefill}
         values["decode"] = {"gpu_share": 0.55, "sm_share": decode}
-        values["engine"]["device"] = "cuda"
         values["transfer"] = {"transport": "cuda_ipc"}
     return values
 
