@@ -25,6 +25,7 @@ from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config import ClusterConfig, EngineConfig
 from core.errors import ConfigError, ReplicaLost
+from core.garbage import leave_out_all_there_is
 from core.ports import Mail
 from core.reports import Status
 from engine.execution.devices import choose_device
@@ -142,6 +143,7 @@ async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], 
             loop.add_signal_handler(number, stop.set)
         serving, watching = server.start(), asyncio.create_task(live.run(observers.ingress.rules_changed))
         batches = asyncio.create_task(run_batches(app))
+        leave_out_all_there_is()
         on_ready()
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)

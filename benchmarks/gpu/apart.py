@@ -21,6 +21,7 @@ from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config import ClusterConfig, load
 from core.errors import ReplicaLost
+from core.garbage import leave_out_all_there_is
 from device.mps import bound_processors
 from net.mail import TcpMail
 
@@ -125,6 +126,7 @@ async def _serve(role: Role, given: dict[str, Any]) -> None:
 
     parts = await asyncio.to_thread(remote_parts, config, Path(config.model.path), role, mail, key, _no_ranks)
     instance = Instance(config, role, mail, WallClock(), resolve, parts)
+    leave_out_all_there_is()
     instance.run()
     await asyncio.to_thread(sys.stdin.read)
 

@@ -10,6 +10,7 @@ import torch
 
 from benchmarks.gpu.shapes import DTYPE, Shape, model_of
 from cluster.instance.device_access import take_device_memory
+from core.garbage import leave_out_all_there_is
 from core.kv import KVShard, num_blocks_for
 from core.plan import NewSeq, SeqWork, StepPlan, StepResult
 from core.types import SamplingParams
@@ -55,6 +56,7 @@ class Rank:
         for layer in pool.layers:
             assert not isinstance(layer, ScaledKV)
             layer.normal_()
+        leave_out_all_there_is()  # as a rank's process does
         return cls(model, pool, memory)
 
     def runner(self, max_rows: int, graphs: DecodeGraphs | None = None) -> Runner:
