@@ -20,6 +20,8 @@ _GROUP_BYTES = 2 << 20
 """The bytes of gathered K and V of a group: few enough to stay in a core's caches from the copy to the attention (1 to 4 MiB do
 best)."""
 _TILE_TOKENS = 128
+_ALIGNED = 16
+"""Elements: masks begin at a multiple of it, since kernels of GPUs read 16 bytes of them at once, and check strides alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,16 +133,18 @@ class PagedAttention:
     def _tile_mask(self, num_queries: int, num_keys: int, window: int, like: Tensor) -> Tensor:
         """(num_queries, num_keys), added to the scores; the last query is the last key's token.
 
-        It depends on distances from the last token alone: all are corners of one matrix."""
+        It depends on distances from the last token alone: all are parts of one matrix, and begin in a column that is aligned."""
         whole = self._causal.get((window, like.dtype))
         if whole is None or whole.shape[1] < num_keys:
-            size = 1 << (max(num_keys, _TILE_TOKENS) - 1).bit_length()
+            size = 1 << (max(num_keys, 2 * _TILE_TOKENS) - 1).bit_length()
             key = torch.arange(size, device=like.device)
-            last = torch.arange(size - _TILE_TOKENS, size, device=like.device)[:, None]
+            last = torch.arange(size - _TILE_TOKENS - _ALIGNED, size, device=like.device)[:, None]
             hidden = (key > last) | (key <= last - window) if window else key > last
             whole = torch.zeros(hidden.shape, dtype=like.dtype, device=like.device)
             self._causal[window, like.dtype] = whole.masked_fill_(hidden, -torch.inf)
-        return whole[_TILE_TOKENS - num_queries :, whole.shape[1] - num_keys :]
+        spare = (whole.shape[1] - num_keys) % _ALIGNED
+        end_row, end_column = whole.shape[0] - spare, whole.shape[1] - spare
+        return whole[end_row - num_queries : end_row, end_column - num_keys : end_column]
 
 
 def _window_mask(position: int, num_queries: int, num_keys: int, window: int, like: Tensor) -> Tensor | None:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from kernels.torch.paged_attention import PagedAttention
 from tests.kernels.paged_step import Step, expected, make_step
@@ -96,3 +97,23 @@ def test_a_neighbours_nan_stays_with_the_neighbour() -> None:
     got = attend(step, 0.5, 0, 0.0)
     assert got[1].isnan().all()
     torch.testing.assert_close(got[[0, 2, 3, 4, 5, 6, 7]], clean[[0, 2, 3, 4, 5, 6, 7]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [0, 40])
+def test_what_is_attended_begins_at_a_multiple_of_16_bytes(
+    window: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's kernels of GPUs read as much at once, and do not look where a mask begins."""
+    attended, odd = F.scaled_dot_product_attention, list[int]()
+
+    def looked_at(*tensors: torch.Tensor, attn_mask: torch.Tensor | None, scale: float) -> torch.Tensor:
+        odd.extend(each.data_ptr() % 16 for each in (*tensors, attn_mask) if each is not None)
+        return attended(*tensors, attn_mask=attn_mask, scale=scale)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", looked_at)
+    lens = [(query, query + before) for query in (2, 3, 17, 130) for before in (0, 1, 5, 14)]
+    step = make_step([*lens, (1, 7), (1, 30)], block_size=16, dtype=dtype)
+    attend(step, 0.4, window, 0.0)
+    assert len(odd) >= 4 * len(lens)
+    assert not any(odd)
