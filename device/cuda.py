@@ -1,12 +1,13 @@
 """NVIDIA's GPUs, through cupy's bindings of the CUDA runtime (`cupy.cuda.runtime`), in the context that torch uses.
 
-Written against cupy 14's signatures and run on a stand-in for them; it has not been run on a GPU."""
+Written against cupy 14's signatures. Its tests run on a stand-in for them, and on a GPU where there is one."""
 
+import contextlib
 import importlib
 import importlib.util
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,8 @@ from device.seam import HOST, Conversion, Copy, Event, Region
 log = logging.getLogger(__name__)
 
 _SUCCESS, _NO_MEMORY, _NOT_READY = 0, 2, 600
+_LOSES_ALL = frozenset({700, 702, 710, *range(714, 720)})
+"""What a kernel did, such as reading where it must not, after which CUDA refuses everything in this process."""
 _HANDLE_BYTES = 64
 _DEFAULT_STREAM = 0
 """The stream that torch launches on where nobody chooses another."""
@@ -113,9 +116,10 @@ class CudaStream:
 
     def close(self) -> None:
         if self.handle != _DEFAULT_STREAM:
-            # No step comes after this, so the host may wait.
-            self._device.call("streamSynchronize", self.handle)
-            self._device.call("streamDestroy", self.handle)
+            with self._device.giving_back():
+                # No step comes after this, so the host may wait.
+                self._device.call("streamSynchronize", self.handle)
+                self._device.call("streamDestroy", self.handle)
 
 
 class _ArrayInterface:
@@ -142,6 +146,7 @@ class CudaDevice:
         self._thread = threading.local()
         self._allocated: dict[int, int] = {}
         self._load = load
+        self._is_lost = False
         try:
             self.call("getDeviceCount")
         except DeviceError as error:
@@ -167,7 +172,8 @@ class CudaDevice:
 
     def free(self, region: Region) -> None:
         self._allocated.pop(region.address, None)
-        self.call("freeHost" if region.device == HOST else "free", region.address)
+        with self.giving_back():
+            self.call("freeHost" if region.device == HOST else "free", region.address)
 
     def host_view(self, region: Region, *, write: bool) -> memoryview:
         if region.device != HOST:
@@ -220,8 +226,18 @@ class CudaDevice:
                 self._thread.entered = True
             return getattr(self.runtime, name)(*arguments)
         except self.runtime.CUDARuntimeError as error:
+            self._is_lost = self._is_lost or error.status in _LOSES_ALL
             kind = OutOfMemory if error.status == _NO_MEMORY else DeviceError
             raise kind(f"{name}: {error}") from error
+
+    @contextlib.contextmanager
+    def giving_back(self) -> Generator[None]:
+        """Raise nothing where the device is lost: all is lost with it, and those who computed have been told why."""
+        try:
+            yield
+        except DeviceError:
+            if not self._is_lost:
+                raise
 
     def give_back_event(self, handle: int) -> None:
         """When nobody refers to it any more, which may be as the process ends."""

@@ -1,6 +1,7 @@
 """One suite over every device: copies, order between streams, and what the host may see of it."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import random
@@ -21,7 +22,7 @@ from device.ring import PinnedRing, Slot
 from device.seam import HOST, ComputeDevice, Copy, Region
 from device.simulated import SimulatedDevice
 from tests.contract.cuda_as_cpp import load_launch, no_kernel
-from tests.contract.fake_cuda import FakeRuntime
+from tests.contract.fake_cuda import CUDARuntimeError, FakeRuntime
 
 NUM_BYTES = 1 << 12
 
@@ -199,6 +200,29 @@ def test_work_that_failed_on_a_gpu_is_an_error_for_whoever_asks() -> None:
     stream.close()
     assert not runtime.open_events
     assert not runtime.open_streams
+    runtime.free_all()
+
+
+@pytest.mark.parametrize(("status", "is_lost"), [(716, True), (1, False)])
+def test_what_is_given_back_after_a_gpu_was_lost_fails_no_more(
+    status: int, is_lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closing would hide the error that those who computed have been told."""
+    runtime = FakeRuntime()
+    device = CudaDevice(0, runtime)
+    stream, region = device.stream("copies"), device.allocate(64)
+
+    def refuse(*arguments: object) -> None:
+        raise CUDARuntimeError(status, "cudaErrorMisalignedAddress: misaligned address")
+
+    for name in ("streamSynchronize", "free"):
+        monkeypatch.setattr(runtime, name, refuse)
+    for give_back in (stream.close, lambda: device.free(region)):
+        with contextlib.nullcontext() if is_lost else pytest.raises(DeviceError, match="misaligned"):
+            give_back()
+    with pytest.raises(DeviceError, match="misaligned"):
+        device.allocate(64)
+    monkeypatch.undo()
     runtime.free_all()
 
 
