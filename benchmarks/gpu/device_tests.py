@@ -23,10 +23,11 @@ RUNS = (
     if INTERPRETED
     else {
         "what needs a GPU": [
-            *("-n", "6", "-m", "gpu", "tests/contract/test_device.py", "tests/contract/test_conversions.py"),
+            *("-n", "8", "-m", "gpu", "tests/contract/test_device.py", "tests/contract/test_conversions.py"),
             *("tests/engine/execution/test_devices.py", "tests/kernels/test_attention_backends.py"),
         ],
-        "the Triton kernels'": ["-n", "14", KERNELS],
+        # Neighbours, which mostly need the same kernels, go to one process, so that no two compile them at once.
+        "the Triton kernels'": ["-n", "15", "--dist", "worksteal", KERNELS],
     }
 )
 """What pytest is given, run by run."""
