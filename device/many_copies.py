@@ -15,28 +15,54 @@ from device.seam import ComputeDevice, Copy, Event
 
 NAME = "copy_pieces"
 SOURCE = r"""
+typedef unsigned long long u64;
 struct __align__(16) Sixteen { unsigned int words[4]; };
+constexpr int LANES = 32, AT_ONCE = 8;
 
+// A warp's part of a copy: each lane has AT_ONCE words on their way.
 template <typename Word>
-__device__ void copy_words(unsigned long long to, unsigned long long from, unsigned long long num_bytes) {
+__device__ void copy_words(u64 to, u64 from, u64 num_bytes) {
   Word *there = reinterpret_cast<Word *>(to);
   const Word *here = reinterpret_cast<const Word *>(from);
-  for (unsigned long long at = threadIdx.x; at < num_bytes / sizeof(Word); at += blockDim.x) there[at] = here[at];
+  const u64 count = num_bytes / sizeof(Word);
+  for (u64 start = threadIdx.x % LANES; start < count; start += LANES * AT_ONCE) {
+    Word words[AT_ONCE];
+#pragma unroll
+    for (int each = 0; each < AT_ONCE; ++each)
+      if (start + each * LANES < count) words[each] = here[start + each * LANES];
+#pragma unroll
+    for (int each = 0; each < AT_ONCE; ++each)
+      if (start + each * LANES < count) there[start + each * LANES] = words[each];
+  }
 }
 
-// `list` has the destinations of all pieces, then their sources, then their sizes.
-extern "C" __global__ void copy_pieces(const unsigned long long *list, unsigned long long num_pieces) {
-  for (unsigned long long piece = blockIdx.x; piece < num_pieces; piece += gridDim.x) {
-    const unsigned long long to = list[piece], from = list[num_pieces + piece], size = list[2 * num_pieces + piece];
-    const unsigned long long odd = to | from | size;
-    if (odd % 16 == 0) copy_words<Sixteen>(to, from, size);
-    else if (odd % 4 == 0) copy_words<unsigned int>(to, from, size);
-    else copy_words<unsigned char>(to, from, size);
+__device__ void copy_piece(u64 to, u64 from, u64 num_bytes) {
+  const u64 odd = to | from | num_bytes;
+  if (odd % 16 == 0) copy_words<Sixteen>(to, from, num_bytes);
+  else if (odd % 4 == 0) copy_words<unsigned int>(to, from, num_bytes);
+  else copy_words<unsigned char>(to, from, num_bytes);
+}
+
+// `list` has the destinations of all pieces, then their sources, then their sizes. Each warp copies some that follow each other,
+// and reads about the next one meanwhile: the list is in the host's memory.
+extern "C" __global__ void copy_pieces(const u64 *list, u64 num_pieces) {
+  const u64 num_warps = gridDim.x * (blockDim.x / LANES), warp = threadIdx.x / LANES * gridDim.x + blockIdx.x;
+  const u64 share = (num_pieces + num_warps - 1) / num_warps, start = warp * share;
+  const u64 end = start + share < num_pieces ? start + share : num_pieces;
+  if (start >= end) return;
+  u64 to = list[start], from = list[num_pieces + start], num_bytes = list[2 * num_pieces + start];
+  for (u64 piece = start; piece < end; ++piece) {
+    const u64 next = piece + 1 < end ? piece + 1 : piece;
+    const u64 next_to = list[next], next_from = list[num_pieces + next], next_bytes = list[2 * num_pieces + next];
+    copy_piece(to, from, num_bytes);
+    to = next_to;
+    from = next_from;
+    num_bytes = next_bytes;
   }
 }
 """
 THREADS = 256
-MAX_PROGRAMS = 128
+MAX_PROGRAMS = 64
 """A launch takes no more of the device than so many programs of `THREADS`, since models compute meanwhile."""
 MIN_COPIES = 8
 MAX_MEAN_BYTES = 64 << 10
