@@ -2,14 +2,14 @@
 
 Memory-bound. Floor: (T, 2N) is read once and (T, N) written once."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.ops import Gate
 from kernels.rounding import LARGEST, Rounded, Rounding
-from kernels.triton.platform import warps_for
+from kernels.triton.launching import launchable
+from kernels.triton.platform import cdiv, next_power_of_2, warps_for
 from kernels.triton.quantise import empty_rounded, quantise_groups
 
 _BLOCK = 1024
@@ -24,7 +24,7 @@ def gated(gate, up, GELU: tl.constexpr):
     return gate * tl.sigmoid(gate) * up
 
 
-@triton.jit
+@launchable()
 def _gated_kernel(x, out, N: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -34,7 +34,7 @@ def _gated_kernel(x, out, N: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constex
     tl.store(out + row * N + column, gated(gate, up, GELU).to(out.dtype.element_ty), mask)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@launchable(do_not_specialize=["num_rows"])
 def _gated_rounded_kernel(
     x, out, scales, given, num_rows, N: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr, GELU: tl.constexpr,
     LARGEST: tl.constexpr,
@@ -64,12 +64,10 @@ def gelu_tanh_mul(x: Tensor) -> Tensor:
 def _gate(x: Tensor, gelu: bool) -> Tensor:
     assert x.is_contiguous()
     num_rows, size = x.shape[0], x.shape[1] // 2
-    out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
+    out = x.new_empty((num_rows, size))
     if num_rows:
-        block = min(_BLOCK, triton.next_power_of_2(size))
-        _gated_kernel[(num_rows, triton.cdiv(size, block))](
-            x, out, N=size, BLOCK=block, GELU=gelu, num_warps=4
-        )
+        block = min(_BLOCK, next_power_of_2(size))
+        _gated_kernel[(num_rows, cdiv(size, block))](x, out, N=size, BLOCK=block, GELU=gelu, num_warps=4)
     return out
 
 
@@ -79,7 +77,7 @@ def gated_rounded(x: Tensor, gate: Gate, how: Rounding) -> Rounded:
     num_rows, size = x.shape[0], x.shape[1] // 2
     out = empty_rounded(num_rows, size, x.dtype, how, x.device)
     if num_rows:
-        block = triton.next_power_of_2(size)
+        block = next_power_of_2(size)
         _gated_rounded_kernel[(num_rows,)](
             x, out.values, out.scales, how.scale, num_rows, N=size, BLOCK=block, GROUP=how.group or block,
             GELU=gate == "gelu_tanh", LARGEST=LARGEST[how.dtype], num_warps=warps_for(2 * block),

@@ -91,13 +91,23 @@ def compile_launches(capability: int, launch: Callable[[], object]) -> list[Buil
 @contextmanager
 def launches_given_to(capability: int, take: Callable[..., object]) -> Iterator[None]:
     """Meanwhile `take` is called in place of `JITFunction.run`, for an absent GPU."""
-    run, active = JITFunction.run, driver._active
+    run = JITFunction.run
     JITFunction.run = take
+    try:
+        with absent_gpu(capability):
+            yield
+    finally:
+        JITFunction.run = run
+
+
+@contextmanager
+def absent_gpu(capability: int) -> Iterator[None]:
+    """Meanwhile Triton compiles for a GPU that is not there."""
+    active = driver._active
     driver.set_active(_AbsentGpu(capability))
     try:
         yield
     finally:
-        JITFunction.run = run
         driver._active = active
 
 

@@ -6,7 +6,6 @@ K and V of every context are read once. Prefill is compute-bound; floor: 4 D flo
 
 from dataclasses import dataclass
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from kernels.ops import AttentionMeta, KVLayer
 from kernels.triton.attention_config import AttentionShape, ContextPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
+from kernels.triton.launching import launchable
 from kernels.triton.platform import dot_dtype, parts_of
 from kernels.triton.softmax import online_softmax, soft_capped, with_sink
 from kernels.triton.tiles import item_of, rows_of
@@ -80,7 +80,7 @@ def _attend_span(
     return acc, largest, total
 
 
-@triton.jit(do_not_specialize=["split_tokens", "table_stride"])
+@launchable(do_not_specialize=["split_tokens", "table_stride"])
 def _attention_kernel(
     q, kv, kv_scales, sinks, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways,
     table, items, item_splits, scale_log2, soft_cap, split_tokens, table_stride, q_token_stride,
@@ -160,7 +160,7 @@ class TritonAttention:
         self, q: Tensor, kv_layer: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
         sinks: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        out = q.new_empty(q.shape)
         data, scales = parts_of(kv_layer)
         _, _, kv_heads, block_size, size = kv_layer.shape
         shape = AttentionShape(

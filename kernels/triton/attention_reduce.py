@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.launching import launchable
 from kernels.triton.softmax import with_sink
 from kernels.triton.tiles import Items, Tiles, rows_of
 
@@ -32,7 +33,7 @@ class Partials:
         )
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@launchable(do_not_specialize=["num_splits"])
 def _reduce_kernel(
     partial, partial_stats, sinks, out, tile_seqs, tile_tokens, starts, query_lens, tile_ends, num_splits,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,

@@ -7,13 +7,13 @@ for each of them, mostly from L2."""
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.packed import LinearWeight, Prepacked, as_float
 from kernels.rounding import Activations
-from kernels.triton.platform import INTERPRETED, dot_dtype
+from kernels.triton.launching import launchable
+from kernels.triton.platform import INTERPRETED, cdiv, dot_dtype, next_power_of_2
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class GemmConfig:
 def config_for(size: int, dtype: torch.dtype) -> GemmConfig:
     """Return the tiles, from what every step of a model has in common, and never from the number of rows."""
     if INTERPRETED:
-        return GemmConfig(16, min(32, max(16, triton.next_power_of_2(size))), 32, 1)
-    block_n = min(64, max(16, triton.next_power_of_2(size)))
+        return GemmConfig(16, min(32, max(16, next_power_of_2(size))), 32, 1)
+    block_n = min(64, max(16, next_power_of_2(size)))
     return GemmConfig(64, block_n, 32, 2) if dtype == torch.float32 else GemmConfig(64, block_n, 64, 4)
 
 
-@triton.jit(do_not_specialize=["M"])
+@launchable(do_not_specialize=["M"])
 def _gemm_kernel(
     x, weight, bias, out, M, N, K, x_stride, x_batch, weight_stride, weight_inner, weight_batch,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BIAS: tl.constexpr, DOT: tl.constexpr,
@@ -73,11 +73,11 @@ def _multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     num_rows, batches, inner = x.shape
     size = weight.shape[1]
     x = x if x.stride(2) == 1 else x.contiguous()
-    out = torch.empty((num_rows, batches, size), dtype=x.dtype, device=x.device)
+    out = x.new_empty((num_rows, batches, size))
     if not num_rows:
         return out
     config = config_for(size, x.dtype)
-    _gemm_kernel[(triton.cdiv(size, config.block_n), triton.cdiv(num_rows, config.block_m), batches)](
+    _gemm_kernel[(cdiv(size, config.block_n), cdiv(num_rows, config.block_m), batches)](
         x, weight, bias, out, num_rows, size, inner, x.stride(0), x.stride(1),
         weight.stride(1), weight.stride(2), weight.stride(0),
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, BIAS=bias is not None,

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.packed import FourBit
+from kernels.triton.launching import launchable
 from kernels.triton.platform import INTERPRETED, capability, dot_dtype
 
 
@@ -70,7 +71,7 @@ def four_bit_product(
     return acc
 
 
-@triton.jit(do_not_specialize=["M"])
+@launchable(do_not_specialize=["M"])
 def _four_bit_kernel(
     x, words, scales, zeros, bias, out, M, N, K, x_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, FLOAT4: tl.constexpr, OFFSET: tl.constexpr,

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.platform import INTERPRETED, dot_dtype
+from kernels.triton.launching import launchable
+from kernels.triton.platform import INTERPRETED, cdiv, dot_dtype, next_power_of_2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +32,8 @@ def group_rows(groups: Tensor, num_groups: int, block_m: int = 0, most: int = 12
     """groups (P,) int64: of each pair, -1 for none. `block_m`: rows of a tile, 0: as they are on average of a group, `most` at
     most."""
     num_pairs = groups.numel()
-    average = triton.cdiv(num_pairs, num_groups)
-    block_m = 16 if INTERPRETED else block_m or min(most, max(16, triton.next_power_of_2(average)))
+    average = cdiv(num_pairs, num_groups)
+    block_m = 16 if INTERPRETED else block_m or min(most, max(16, next_power_of_2(average)))
     counts = torch.zeros(num_groups + 1, dtype=torch.int64, device=groups.device)
     counts.scatter_add_(0, groups + 1, torch.ones_like(groups))
     tile_ends = ((counts[1:] + block_m - 1) // block_m).cumsum(0)
@@ -64,7 +65,7 @@ def rows_of_tile(index, group, starts, order, BLOCK_M: tl.constexpr):
     return place, tl.load(order + place, exists, 0), exists
 
 
-@triton.jit
+@launchable()
 def _grouped_kernel(
     x, weight, bias, out, order, starts, tile_ends, num_groups, N, K, width, x_stride, weight_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr,
@@ -112,17 +113,17 @@ def grouped_linear(
     if not groups.max_tiles:
         return
     small = groups.block_m <= 32
-    block_n = min(triton.next_power_of_2(size), 32 if INTERPRETED else 64 if small else 128)
-    block_k = min(triton.next_power_of_2(inner), 32 if INTERPRETED else 128 if small else 64)
-    _grouped_kernel[(triton.cdiv(size, block_n), groups.max_tiles)](
+    block_n = min(next_power_of_2(size), 32 if INTERPRETED else 64 if small else 128)
+    block_k = min(next_power_of_2(inner), 32 if INTERPRETED else 128 if small else 64)
+    _grouped_kernel[(cdiv(size, block_n), groups.max_tiles)](
         x, weight, bias, out, groups.order, groups.starts, groups.tile_ends, weight.shape[0], size, inner, width or 1,
         x.stride(0), weight.stride(0), BLOCK_M=groups.block_m, BLOCK_N=max(16, block_n), BLOCK_K=max(16, block_k),
-        BLOCK_G=triton.next_power_of_2(weight.shape[0]), GATHER=width > 0, SCATTER=scatter, BIAS=bias is not None,
+        BLOCK_G=next_power_of_2(weight.shape[0]), GATHER=width > 0, SCATTER=scatter, BIAS=bias is not None,
         ADD=add, DOT=dot_dtype(x.dtype), num_warps=4 if small else 8, num_stages=4 if small else 3,
     )  # fmt: skip
 
 
-@triton.jit
+@launchable()
 def _combine_kernel(pairs, slots, weights, out, N, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -138,10 +139,10 @@ def combine(pairs: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
     """pairs (T K, N), slots and weights (T, K), contiguous -> (T, N): each row's weighted sum in float32, in the order of its
     slots, of which those of -1 are left out."""
     num_rows, width = slots.shape
-    out = torch.empty((num_rows, pairs.shape[1]), dtype=pairs.dtype, device=pairs.device)
+    out = pairs.new_empty((num_rows, pairs.shape[1]))
     if num_rows:
-        block = min(1024, triton.next_power_of_2(pairs.shape[1]))
-        _combine_kernel[(num_rows, triton.cdiv(pairs.shape[1], block))](
+        block = min(1024, next_power_of_2(pairs.shape[1]))
+        _combine_kernel[(num_rows, cdiv(pairs.shape[1], block))](
             pairs, slots, weights, out, pairs.shape[1], WIDTH=width, BLOCK=block, num_warps=4
         )
     return out
@@ -151,6 +152,6 @@ def add_lora(out: Tensor, x: Tensor, shrink: Tensor, expand: Tensor, adapters: T
     """out (T, N), contiguous, += expand[a] @ shrink[a] @ x for each row's adapter a; shrink (A, r, K), expand (A, N, r), adapters
     (T,) int64, -1 for none. A scaling belongs into `expand`."""
     groups = group_rows(adapters, shrink.shape[0])
-    narrow = torch.empty((len(x), shrink.shape[1]), dtype=x.dtype, device=x.device)
+    narrow = x.new_empty((len(x), shrink.shape[1]))
     grouped_linear(x, shrink, None, groups, narrow, width=1)
     grouped_linear(narrow, expand, None, groups, out, scatter=True, add=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 from kernels.packed import SCALE_BLOCK, EightBit, FourBit
 from kernels.triton.gemm_four_bit import four_bit_product, offset_of
 from kernels.triton.grouped import Groups, group_of, rows_of_tile
+from kernels.triton.launching import launchable
 from kernels.triton.platform import INTERPRETED, dot_dtype
 
 MOST_ROWS = 64
@@ -45,7 +46,7 @@ def _eight_bit_product(
     return acc
 
 
-@triton.jit
+@launchable()
 def _grouped_packed_kernel(
     x, weight, scales, zeros, bias, out, order, starts, tile_ends, num_groups, N, K, width, x_stride, weight_stride, scale_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr,

@@ -12,6 +12,7 @@ from kernels.ops import AttentionMeta
 from kernels.triton.attention_config import AttentionShape, ContextPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.gemm import batched_linear
+from kernels.triton.launching import launchable
 from kernels.triton.platform import dot_dtype
 from kernels.triton.softmax import online_softmax, with_sink
 from kernels.triton.tiles import item_of, rows_of
@@ -19,7 +20,7 @@ from kernels.triton.tiles import item_of, rows_of
 _LOG2E = 1.4426950408889634
 
 
-@triton.jit(do_not_specialize=["split_tokens", "table_stride"])
+@launchable(do_not_specialize=["split_tokens", "table_stride"])
 def _latent_kernel(
     q, kv, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, table,
     items, item_splits, scale_log2, split_tokens, table_stride,

@@ -2,20 +2,19 @@
 
 Memory-bound. Floor: every row of x (and of the residual, twice) is moved once, and once more as the result."""
 
-import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.rounding import LARGEST, Rounded, Rounding
-from kernels.triton.platform import warps_for
+from kernels.triton.launching import launchable
+from kernels.triton.platform import cdiv, next_power_of_2, warps_for
 from kernels.triton.quantise import empty_rounded, quantise_groups
 
 _TILE = 2048
 """Elements of a program, at least: short rows (a head's) are taken several at a time."""
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@launchable(do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x, residual, weight, out, scales, given, eps, num_rows, inner, outer_stride, inner_stride,
     N: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr, GROUP: tl.constexpr,
@@ -45,14 +44,14 @@ def _rms_norm_kernel(
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """(..., N) with contiguous rows, up to three dimensions -> the same, contiguous."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = x.new_empty(x.shape)
     _launch(x, None, weight, eps, out)
     return out
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
     """`residual` (..., N), contiguous, becomes x + residual; -> its norm."""
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = x.new_empty(x.shape)
     _launch(x, residual, weight, eps, out)
     return out
 
@@ -75,9 +74,9 @@ def _launch(
     size = x.shape[-1]
     num_rows = x.numel() // size
     inner = x.shape[1] if x.dim() == 3 else 1
-    block = triton.next_power_of_2(size)
+    block = next_power_of_2(size)
     rows = max(1, _TILE // block)
-    _rms_norm_kernel[(triton.cdiv(num_rows, rows),)](
+    _rms_norm_kernel[(cdiv(num_rows, rows),)](
         x, residual, weight, out, scales, how and how.scale, eps, num_rows, inner,
         x.stride(0) if x.dim() > 1 else size, x.stride(1) if x.dim() == 3 else 0,
         N=size, BLOCK_N=block, ROWS=rows, ADD=residual is not None,

@@ -13,6 +13,16 @@ INTERPRETED = bool(triton.knobs.runtime.interpret)
 _TL_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
+def cdiv(number: int, by: int) -> int:
+    """As `triton.cdiv`, which takes longer than a launch."""
+    return -(-number // by)
+
+
+def next_power_of_2(number: int) -> int:
+    """As `triton.next_power_of_2`, which takes longer than a launch."""
+    return 1 << (number - 1).bit_length() if number > 0 else 0
+
+
 def dot_dtype(dtype: torch.dtype) -> tl.dtype:
     """Return what tiles are converted to before a dot product: `dtype`, but float32 in the interpreter, whose bfloat16 arithmetic
     is that of its 16-bit integers."""

@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.rounding import LARGEST, Rounded, Rounding
-from kernels.triton.platform import INTERPRETED, warps_for
+from kernels.triton.launching import launchable
+from kernels.triton.platform import INTERPRETED, cdiv, next_power_of_2, warps_for
 
 _TILE = 4096
 """The fewest elements of a program. Short vectors are taken several at a time."""
@@ -75,7 +76,7 @@ def quantise_groups(
     return tl.reshape(parts, (ROWS, BLOCK))
 
 
-@triton.jit(do_not_specialize=["num_vectors"])
+@launchable(do_not_specialize=["num_vectors"])
 def _quantise_kernel(
     x, out, scales, given, num_vectors, per_row, x_stride,
     N: tl.constexpr, BLOCK: tl.constexpr, VECTORS: tl.constexpr, LARGEST: tl.constexpr,
@@ -111,9 +112,9 @@ def round_to(x: Tensor, how: Rounding) -> Rounded:
     per_row = inner // size
     out = empty_rounded(num_rows, inner, x.dtype, how, x.device)
     if num_rows:
-        block = triton.next_power_of_2(size)
+        block = next_power_of_2(size)
         vectors = max(1, _TILE // block)
-        _quantise_kernel[(triton.cdiv(num_rows * per_row, vectors),)](
+        _quantise_kernel[(cdiv(num_rows * per_row, vectors),)](
             x, out.values, out.scales, how.scale, num_rows * per_row, per_row, x.stride(0),
             N=size, BLOCK=block, VECTORS=vectors, LARGEST=LARGEST[how.dtype], num_warps=warps_for(vectors * block),
         )  # fmt: skip

@@ -2,18 +2,18 @@
 
 Memory-bound. Floor: the projection (T, H + 2 Hkv, D) is read once, the queries and the KV written once."""
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.ops import KVLayer
 from kernels.rounding import LARGEST
-from kernels.triton.platform import parts_of
+from kernels.triton.launching import launchable
+from kernels.triton.platform import cdiv, next_power_of_2, parts_of
 from kernels.triton.quantise import scale_for, stored
 
 
-@triton.jit
+@launchable()
 def _rope_kernel(
     x, cos, sin, out, heads, token_stride, head_stride, angle_stride,
     HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, HEADS: tl.constexpr,
@@ -44,7 +44,7 @@ def _normed(first, second, weight, column, is_mine, eps, HALF: tl.constexpr):
     )
 
 
-@triton.jit
+@launchable()
 def _rope_write_kernel(
     qkv, cos, sin, q_norm, k_norm, slots, q_out, kv, kv_scales, eps, token_stride, angle_stride,
     H: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
@@ -96,10 +96,10 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """(T, heads, D) with contiguous vectors, cos and sin (T, D) -> (T, heads, D), contiguous."""
     assert x.stride(2) == 1
     num_tokens, heads, size = x.shape
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    half = triton.next_power_of_2(size // 2)
-    tile = min(triton.next_power_of_2(heads), max(1, 2048 // half))
-    _rope_kernel[(num_tokens, triton.cdiv(heads, tile))](
+    out = x.new_empty(x.shape)
+    half = next_power_of_2(size // 2)
+    tile = min(next_power_of_2(heads), max(1, 2048 // half))
+    _rope_kernel[(num_tokens, cdiv(heads, tile))](
         x, cos, sin, out, heads, x.stride(0), x.stride(1), cos.stride(0),
         HALF=size // 2, BLOCK_HALF=half, HEADS=tile, num_warps=4,
     )  # fmt: skip
@@ -118,11 +118,11 @@ def rope_and_write_kv(
     assert data.is_contiguous()
     _, _, kv_heads, block_size, size = kv_layer.shape
     num_tokens, heads = qkv.shape[0], num_heads + 2 * kv_heads
-    q = torch.empty((num_tokens, num_heads, size), dtype=qkv.dtype, device=qkv.device)
-    half = triton.next_power_of_2(size // 2)
-    tile = min(triton.next_power_of_2(heads), max(1, 1024 // half))
+    q = qkv.new_empty((num_tokens, num_heads, size))
+    half = next_power_of_2(size // 2)
+    tile = min(next_power_of_2(heads), max(1, 1024 // half))
     q_norm, k_norm, eps = norms or (None, None, 0.0)
-    _rope_write_kernel[(num_tokens, triton.cdiv(heads, tile))](
+    _rope_write_kernel[(num_tokens, cdiv(heads, tile))](
         qkv, cos, sin, q_norm, k_norm, slots, q, data, scales, eps, qkv.stride(0), cos.stride(0),
         H=num_heads, KV_HEADS=kv_heads, HALF=size // 2, BLOCK_HALF=half, BLOCK_SIZE=block_size, HEADS=tile,
         NORM=norms is not None, LARGEST=0.0 if scales is None else LARGEST[data.dtype], num_warps=4,

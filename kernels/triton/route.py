@@ -9,6 +9,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.routing import Routing
+from kernels.triton.launching import launchable
+from kernels.triton.platform import next_power_of_2
 
 
 @triton.jit
@@ -42,7 +44,7 @@ def _within_best_groups(
     return tl.where(is_open, choice, float("-inf"))
 
 
-@triton.jit
+@launchable()
 def _route_kernel(
     logits, bias, experts, weights, scale, stride,
     E: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, BLOCK_K: tl.constexpr, SIGMOID: tl.constexpr,
@@ -91,10 +93,10 @@ def route(logits: Tensor, choice_bias: Tensor | None, routing: Routing) -> tuple
     if num_rows:
         _route_kernel[(num_rows,)](
             logits, choice_bias, experts, weights, routing.scale, logits.stride(0),
-            E=num_experts, BLOCK=triton.next_power_of_2(num_experts), TOP_K=routing.top_k,
-            BLOCK_K=triton.next_power_of_2(routing.top_k), SIGMOID=routing.scoring == "sigmoid",
+            E=num_experts, BLOCK=next_power_of_2(num_experts), TOP_K=routing.top_k,
+            BLOCK_K=next_power_of_2(routing.top_k), SIGMOID=routing.scoring == "sigmoid",
             RENORMALISE=routing.renormalise, GROUPS=routing.num_groups,
-            BLOCK_G=triton.next_power_of_2(routing.num_groups), TOP_GROUPS=routing.top_groups,
+            BLOCK_G=next_power_of_2(routing.num_groups), TOP_GROUPS=routing.top_groups,
             GROUP_BEST=routing.group_best, num_warps=1 if num_experts <= 128 else 2,
         )  # fmt: skip
     return experts, weights

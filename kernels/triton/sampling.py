@@ -11,7 +11,8 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.sampling import DrawShapes, Masks, Penalties
-from kernels.triton.platform import INTERPRETED
+from kernels.triton.launching import launchable
+from kernels.triton.platform import INTERPRETED, cdiv
 
 _BLOCK = 64 if INTERPRETED else 4096
 
@@ -53,7 +54,7 @@ def _threshold(row, V, temperature, peak, floor, wanted, MASS: tl.constexpr, BLO
     return settled
 
 
-@triton.jit
+@launchable()
 def _sample_kernel(
     logits, temperatures, top_ks, top_ps, min_ps, uniforms, out, V, stride, BLOCK: tl.constexpr
 ):  # fmt: skip
@@ -151,7 +152,7 @@ def draw(logits: Tensor, draws: DrawShapes, masks: Masks | None = None) -> Tenso
     return sample(logits, temperature.float(), top_k.int(), top_p.float(), min_p.float(), uniforms)
 
 
-@triton.jit(
+@launchable(
     do_not_specialize=[
         "rows",
         "tokens",
@@ -188,12 +189,12 @@ def penalise_entries(
     """(E,) int64 each, (N,) float32 each: see `Penalties`."""
     if len(rows):
         block = 256
-        _penalty_kernel[(triton.cdiv(len(rows), block),)](
+        _penalty_kernel[(cdiv(len(rows), block),)](
             logits, rows, tokens, counts, repetition, presence, frequency, len(rows), logits.stride(0), BLOCK=block
         )  # fmt: skip
 
 
-@triton.jit
+@launchable()
 def _mask_kernel(logits, rows, bits, V, stride, num_words, BLOCK: tl.constexpr):
     index = tl.program_id(0)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -205,13 +206,13 @@ def _mask_kernel(logits, rows, bits, V, stride, num_words, BLOCK: tl.constexpr):
 
 def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     """See `Masks`; rows of logits and of bits are contiguous."""
-    grid = (len(rows), triton.cdiv(logits.shape[1], _BLOCK))
+    grid = (len(rows), cdiv(logits.shape[1], _BLOCK))
     _mask_kernel[grid](
         logits, rows, bits, logits.shape[1], logits.stride(0), bits.shape[1], BLOCK=_BLOCK
     )  # fmt: skip
 
 
-@triton.jit
+@launchable()
 def _logprob_kernel(logits, tokens, out, totals, V, stride, BLOCK: tl.constexpr):
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * stride
