@@ -105,9 +105,10 @@ class Draws:
     def ask(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> Asked:
         """Work out what `work` draws, and add to `pack` what is known of it before the forward pass."""
         drawing = _drawing(work, seqs)
-        rows = _histories(drawing)
-        asked = self._asked(rows)
-        return Asked(drawing, None if asked.has_grammar else RowDraws(rows, pack, asked=asked))
+        asked = self._asked(drawing)
+        if asked.has_grammar:
+            return Asked(drawing, None)
+        return Asked(drawing, RowDraws(_histories(drawing, asked), pack, asked=asked))
 
     def meets_peers(self, asked: Asked) -> bool:
         """Return whether `finish` of this step meets the peers."""
@@ -164,9 +165,9 @@ class Draws:
         pack.send(step.upload)
         return self.finish(self.launch(hidden, asked, step), step)
 
-    def _asked(self, rows: Sequence[History]) -> RowsAsked:
-        """What `rows` ask for, worked out anew when other sequences draw."""
-        samplings = [seq.sampling for seq in rows]
+    def _asked(self, drawing: Iterable[_Drawing]) -> RowsAsked:
+        """What the rows of `drawing` ask for, worked out anew when other sequences draw."""
+        samplings = [one.seq.sampling for one in drawing for _ in one.rows]
         if self._rows_asked.samplings != samplings:
             self._rows_asked = RowsAsked(samplings)
         return self._rows_asked
@@ -190,8 +191,8 @@ class Draws:
         pack = Pack()
         keys = [one.item.key for one in drawing for _ in one.rows]
         masks = self._grammars.masks(keys) if self._grammars is not None else None
-        histories = _histories(drawing)
-        rows = RowDraws(histories, pack, masks, self._asked(histories))
+        asked = self._asked(drawing)
+        rows = RowDraws(_histories(drawing, asked), pack, masks, asked)
         own = [row for one in drawing for row in one.rows]
         ours = pack.add(np.array(own)) if len(own) < len(logits) else None
         pack.send(step.upload)
@@ -208,7 +209,10 @@ class Draws:
         return _heard(work, peers.total(nothing))
 
 
-def _histories(drawing: Iterable[_Drawing]) -> list[History]:
+def _histories(drawing: Iterable[_Drawing], asked: RowsAsked) -> list[History]:
+    """Return those of all rows; none where no draw depends on one."""
+    if not asked.reads_history:
+        return []
     return list(chain(*(histories(one.item, one.seq) for one in drawing)))
 
 

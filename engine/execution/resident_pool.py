@@ -34,7 +34,8 @@ class ResidentPool:
 
     def begin(self, plan: StepPlan) -> None:
         self._memory.order(self._compute)
-        self._reading = tuple(dict.fromkeys(block for item in plan.work for block in item.block_ids))
+        if self.is_told:
+            self._reading = tuple(dict.fromkeys(block for item in plan.work for block in item.block_ids))
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         for copy in copies:

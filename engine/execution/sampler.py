@@ -36,8 +36,8 @@ def uniform(seed: int, position: int) -> float:
 
 
 class RowDraws:
-    """What the rows of a batch ask of their draws. `seqs[i]` holds the history of row i, and `masks` those of the rows with a
-    grammar."""
+    """What the rows of a batch ask of their draws. `seqs[i]` holds the history of row i, unless `asked` reads none; and `masks`
+    those of the rows with a grammar."""
 
     def __init__(
         self,

@@ -29,6 +29,8 @@ class RowsAsked:
         self.penalised = [row for row in rows if _is_penalised(samplings[row])]
         self.random = [row for row in rows if samplings[row].temperature > 0]
         """The rows that are not greedy."""
+        self.reads_history = bool(self.shaped or self.thinking or self.penalised or self.random)
+        """Whether any draw depends on more than its logits."""
         self.has_grammar = any(each.grammar is not None for each in samplings)
         columns = [(each.temperature, each.top_k, each.top_p, each.min_p, 0.0) for each in samplings]
         self.columns: np.ndarray = np.array(columns, np.float64).reshape(-1, 5).T.copy()

@@ -22,6 +22,8 @@ NUM_STEPS = 2
 """Steps that may be launched and not seen to be over: one computes, and one waits behind it."""
 _ALIGNED = 16
 _LEAST_BYTES = 1 << 18
+_MOST_TENSORS = 1 << 10
+"""Tensors that are kept at a time."""
 _TOKEN = np.dtype(np.int64)
 _TOKEN_BYTES = _TOKEN.itemsize
 
@@ -140,6 +142,7 @@ class StepMemory:
         """The tokens of the last steps, side by side."""
         self._parts = [_DeviceStep(self, self._drawn, number, max_rows) for number in range(NUM_STEPS)]
         self._next = 0
+        self._tensors: dict[tuple[int, np.dtype[Any], tuple[int, ...]], Tensor] = {}
 
     def begin(self) -> StepIO:
         part = self._parts[self._next]
@@ -152,15 +155,23 @@ class StepMemory:
         self.coming_down.wait(self.device.compute.record())
         return self.coming_down.record()
 
-    def tensor(self, region: Region, dtype: np.dtype[Any], shape: Sequence[int]) -> Tensor:
-        """Return a region of the device's memory, for what is launched on its compute stream."""
-        flat = torch.as_tensor(self.device.array(region), device=self._torch_device)
-        return flat.view(torch.from_numpy(np.empty(0, dtype)).dtype).view(*shape)
+    def tensor(self, region: Region, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Tensor:
+        """Return a region of the device's memory, for what is launched on its compute stream. Steps that are alike have theirs at
+        the same places, so it is kept: torch asks the driver about each that it takes over."""
+        key = (region.address, dtype, shape)
+        if (kept := self._tensors.get(key)) is None:
+            if len(self._tensors) == _MOST_TENSORS:
+                self._tensors.clear()
+            flat = torch.as_tensor(self.device.array(region), device=self._torch_device)
+            kept = flat.view(torch.from_numpy(np.empty(0, dtype)).dtype).view(shape)
+            self._tensors[key] = kept
+        return kept
 
     def close(self) -> None:
         """All steps are over."""
         for stream in (self.going_up, self.coming_down):
             stream.close()
+        self._tensors.clear()
         for part in self._parts:
             part.close()
         self._drawn.free(self.device)
@@ -240,8 +251,9 @@ class _DeviceStep:
         for pair, result in zip(pairs, results, strict=True):
             dtype = np.empty(0, str(result.dtype).removeprefix("torch.")).dtype
             self._device.compute.uses([], [pair.device])
-            self._memory.tensor(pair.device, dtype, result.shape).copy_(result)
-            self._results.append((pair, dtype, tuple(result.shape)))
+            shape = tuple(result.shape)
+            self._memory.tensor(pair.device, dtype, shape).copy_(result)
+            self._results.append((pair, dtype, shape))
 
     def end(self) -> Event:
         stream = self._memory.coming_down
