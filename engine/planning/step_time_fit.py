@@ -18,6 +18,9 @@ _PRIOR_VARIANCE = 1.0
 """A coefficient's variance, in seconds^2 per scaled feature, before anything was seen."""
 _SMOOTHING = 0.05
 _TRUSTED_STEPS = 20
+_LOST = 0.5
+"""A model whose predictions are off by more in the mean knows nothing, and is learned anew: it may have seen steps that were held
+up for seconds, by compilers, or a device that has changed since."""
 _NEAR, _FAR = 0.05, 0.2
 """A step that took no more than a share longer than its reading was not made longer by computing. The share is between these
 two: more where predictions of reading are off by more."""
@@ -75,6 +78,8 @@ class StepFit:
         if self._num_steps:
             self._error += _SMOOTHING * (min(1.0, abs(1.0 - share)) - self._error)
         self._num_steps += 1
+        if self._error > _LOST and self._num_learned > _TRUSTED_STEPS:
+            self._squares, self._num_learned = LeastSquares(self._squares.theta, _PRIOR_VARIANCE), 0
 
     def learn(self, raw: Five, duration_s: float, other_s: float = 0.0) -> None:
         """Learn from a step. `other_s` is what it should have taken by the other plane: only what it took beyond that is new."""

@@ -61,6 +61,20 @@ def test_a_disturbed_step_does_not_spoil_the_model() -> None:
     assert fmean(abs(fit.model().step_s(*s) / _law_s(*s) - 1) for s in steps) < 0.1
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_steps_that_compilers_hold_up_at_the_start_are_forgotten(seed: int) -> None:
+    rng, fit = random.Random(seed), StepFit()
+    shares: list[float] = []
+    for number in range(300):
+        seqs = rng.randint(20, 200)
+        step = 64 + seqs, 500 * seqs, seqs + 1
+        held_up_s = 2.0 * rng.random() ** 2 if number < 30 else 0.0
+        shares.append(fit.model().step_s(*step) / _law_s(*step))
+        fit.observe(*step, _law_s(*step) + held_up_s)
+    assert fmean(abs(share - 1) for share in shares[100:]) < 0.1
+    assert fit.model().error < 0.1
+
+
 def test_a_device_that_changes_is_followed() -> None:
     rng, fit = random.Random(4), StepFit()
     for factor in (1.0, 1.6):
