@@ -33,6 +33,7 @@ from engine.execution.proposing import Proposing
 from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from engine.execution.step_memory import HostSteps, StepMemory
+from engine.execution.warm_up import warm_up
 from models.registry import load_encoder, load_model
 
 _log = logging.getLogger(__name__)
@@ -112,10 +113,20 @@ def build_group(
         on_hidden=proposer.hear if proposer is not None else None,
         pictures=pictures,
     )
+    step = runner.step if proposer is None else Proposing(runner.step, proposer, num_state_blocks).step
+    if capture is not None:
+        with timer.within("first steps"):
+            warm_up(
+                step,
+                max_tokens=engine.max_batch_tokens,
+                max_context_tokens=size.max_context_tokens,
+                num_blocks=place.num_blocks,
+                block_size=engine.block_size,
+                num_state_blocks=num_state_blocks,
+            )
     if ahead is not None:
         finish = partial(freeing, counted(runner.finish, loaded))
         return LaunchingGroup(runner, finish, ahead.poller, grammars, HeldAdapters(loaded))
-    step = runner.step if proposer is None else Proposing(runner.step, proposer, num_state_blocks).step
     return InlineGroup(partial(freeing, counted(step, loaded)), grammars, HeldAdapters(loaded))
 
 

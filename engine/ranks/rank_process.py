@@ -19,7 +19,7 @@ import torch
 
 from core.adapter_config import HoldAdapters
 from core.garbage import leave_out_all_there_is
-from core.plan import StepResult
+from core.plan import StepPlan, StepResult
 from core.ports import LayerSink
 from core.start_timer import StartTimer
 from device.cuda import cuda_device
@@ -42,6 +42,7 @@ from engine.execution.proposing import Proposer, Proposing
 from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from engine.execution.step_memory import StepMemory
+from engine.execution.warm_up import warm_up
 from engine.ranks.layer_news import LayerNews
 from engine.ranks.model_part import ModelPart, load_part
 from engine.ranks.pipeline_stage import StageRunner
@@ -66,6 +67,7 @@ from kernels.torch.prepacked import WeightFormat
 from models.spec import Implementation, LoadFormat
 
 _PR_SET_PDEATHSIG = 1
+Step = Callable[[StepPlan], StepResult]
 
 
 class _Line:
@@ -132,18 +134,26 @@ def _serve(
     place = setup.mesh.place(setup.rank)
     speaks = place.tp == place.ep == 0  # the other tp and ep ranks draw the same tokens
     with timer.within("graphs"):
-        graphs, said = _graphs(setup, part, pool, capture_on(device), store)
+        capture = capture_on(device)
+        graphs, said = _graphs(setup, part, pool, capture, store)
     with timer.within("grammars"):
         draws = _draws(part, Path(setup.folder), speaks, line)
     with timer.within("vision"):
         pictures = make_picture_rows(Path(setup.folder), part.model, device)
     with timer.within("draft"):
         proposer = _proposer(setup, part, device, speaks)
+
+    def try_first(step: Step) -> None:
+        if capture is not None:  # as on GPUs alone
+            with timer.within("first steps"):
+                _warm_up(setup, step)
+
     steps = _steps(
         setup,
         part,
         pool,
         memory,
+        try_first,
         sink=news,
         draws=draws,
         proposer=proposer,
@@ -274,6 +284,7 @@ def _steps(
     part: ModelPart,
     pool: DevicePool,
     memory: PoolMemory | None,
+    try_first: Callable[[Step], None],
     *,
     sink: LayerSink,
     draws: Draws,
@@ -281,13 +292,14 @@ def _steps(
     graphs: DecodeGraphs | None,
     pictures: PictureRows | None,
 ) -> RankSteps:
-    """Return what executes the rank's part of plans. Steps are launched ahead where its pool is on a device alone; but a
-    pipeline's stages wait for each other, and a proposer for tokens on the host."""
+    """Return what executes the rank's part of plans. `try_first` gets it before it is used for any. Steps are launched ahead
+    where its pool is on a device alone; but a pipeline's stages wait for each other, and a proposer for tokens on the host."""
     shard, pp = setup.pools[setup.rank].shard, part.comms.pp
     if pp.size > 1:
         stage = StageRunner(
             part.model, pool, shard, pp, pp.size, sink, draws=draws, graphs=graphs, pictures=pictures
         )
+        try_first(stage.step)
         return StepsInTurn(counted(stage.step, part.model))
     layout, ahead = shard.layout, memory if proposer is None else None
     runner = Runner(
@@ -302,10 +314,24 @@ def _steps(
         on_hidden=None if proposer is None else proposer.hear,
         pictures=pictures,
     )
+    step = runner.step if proposer is None else Proposing(runner.step, proposer, layout.state_blocks).step
+    try_first(step)
     if ahead is not None:
         return StepsAhead(runner, counted(runner.finish, part.model), ahead.poller)
-    step = runner.step if proposer is None else Proposing(runner.step, proposer, layout.state_blocks).step
     return StepsInTurn(counted(step, part.model))
+
+
+def _warm_up(setup: RankSetup, step: Step) -> None:
+    layout = setup.pools[setup.rank].shard.layout
+    warm_up(
+        step,
+        max_tokens=setup.max_batch_tokens,
+        max_context_tokens=setup.max_context_tokens,
+        num_blocks=min(pool.num_blocks for pool in setup.pools),
+        block_size=layout.block_size,
+        num_state_blocks=layout.state_blocks,
+        num_groups=setup.mesh.dp,
+    )
 
 
 def _pool(

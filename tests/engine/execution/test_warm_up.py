@@ -1,0 +1,100 @@
+"""What a rank computes before it serves changes nothing of what it says afterwards."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.errors import OutOfMemory
+from core.plan import Sampled, StepPlan, StepResult
+from core.types import Request, SamplingParams
+from engine.execution.warm_up import warm_up
+from models.registry import load_model
+from tests.engine.execution.test_runner import Instance, prompts
+from tests.models.checkpoints import CPU, FAMILIES, HYBRID, make
+
+NUM_BLOCKS, MAX_CONTEXT = 200, 128
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen3_next"])
+@pytest.mark.parametrize("kind", [{}, {"simulated": True}], ids=["host", "device"])
+def test_first_steps_change_no_token(family: str, kind: dict[str, Any], tmp_path: Path) -> None:
+    rng = random.Random(family)
+    make(tmp_path, (FAMILIES | HYBRID)[family](rng, 0), seed=1)
+    model = load_model(tmp_path, "float32", CPU)
+    sampling = SamplingParams(temperature=0.9, seed=4, max_tokens=12)
+    asked = [
+        Request(id=str(number), prompt=text, sampling=sampling, reply_to="f")
+        for number, text in enumerate(prompts(rng))
+    ]
+    plain, warm = (Instance(model, NUM_BLOCKS, **kind) for _ in range(2))
+    sizes: list[int] = []
+
+    def step(plan: StepPlan) -> StepResult:
+        sizes.append(plan.work[0].count)
+        result = warm.runner.step(plan)
+        assert [each.key for each in result.sampled] == [work.key for work in plan.work]
+        return result
+
+    warm_up(
+        step,
+        max_tokens=100,
+        max_context_tokens=MAX_CONTEXT,
+        num_blocks=NUM_BLOCKS,
+        block_size=4,
+        num_state_blocks=warm.num_states,
+    )
+    assert sizes == [100, 64, 16]
+    assert warm.run(asked) == plain.run(asked)
+
+
+def drawn(plan: StepPlan) -> StepResult:
+    return StepResult(step=plan.step, sampled=tuple(Sampled(work.key, 1) for work in plan.work))
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "max_context", "num_blocks"), [(8192, 32768, 9), (8192, 40, 5000), (1, 4096, 300)]
+)
+def test_they_fit_into_the_smallest_pool_and_context(
+    max_tokens: int, max_context: int, num_blocks: int
+) -> None:
+    plans: list[StepPlan] = []
+
+    def step(plan: StepPlan) -> StepResult:
+        plans.append(plan)
+        return drawn(plan)
+
+    warm_up(
+        step,
+        max_tokens=max_tokens,
+        max_context_tokens=max_context,
+        num_blocks=num_blocks,
+        block_size=16,
+        num_state_blocks=2,
+    )
+    works = [work for plan in plans for work in plan.work]
+    assert all(plan.step < 0 for plan in plans)
+    assert max(work.start + work.count for work in works) < max_context
+    assert max(block for work in works for block in work.block_ids) < num_blocks
+    assert all(len(work.block_ids) >= 2 + (work.start + work.count) / 16 for work in works)
+    assert max(work.count for work in works) <= max_tokens
+
+
+def test_what_finds_no_memory_is_left_out_and_the_others_go_on() -> None:
+    known: set[str] = set()
+    sizes: list[int] = []
+
+    def step(plan: StepPlan) -> StepResult:
+        known.difference_update(plan.drop)
+        known.update(seq.key for seq in plan.new)
+        assert {work.key for work in plan.work} <= known
+        if plan.work[0].count > 1000:
+            raise OutOfMemory("no memory for that")
+        assert all(not work.start or work.start <= 1000 for work in plan.work)
+        sizes.append(plan.work[0].count)
+        return drawn(plan)
+
+    warm_up(step, max_tokens=8192, max_context_tokens=9000, num_blocks=9000, block_size=16)
+    assert sizes == [256, 64, 16]
+    assert len(known) <= 2
