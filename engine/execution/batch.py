@@ -5,7 +5,6 @@ drawn: those tokens are read where they lie on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Protocol
 
 import numpy as np
@@ -210,18 +209,16 @@ class OnDevice:
 
     @classmethod
     def of(cls, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> "OnDevice | None":
-        if all(seq.place < 0 for seq in seqs):
+        rows, places = list[int](), list[int]()
+        row = 0
+        for item, seq in zip(work, seqs, strict=True):
+            if item.count == 1 and seq.drawn_at == item.start >= seq.num_tokens:
+                rows.append(row)
+                places.append(seq.place)
+            row += item.count
+        if not rows:
             return None
-        ends = accumulate(item.count for item in work)
-        found = [
-            (end - 1, place)
-            for item, seq, end in zip(work, seqs, ends, strict=True)
-            if item.count == 1 and (place := seq.place_of(item.start)) is not None
-        ]
-        if not found:
-            return None
-        rows, places = np.array(found, np.int64).T.copy()
-        return cls(pack.add(rows), pack.add(places))
+        return cls(pack.add(np.array(rows, np.int64)), pack.add(np.array(places, np.int64)))
 
     def fill(self, tokens: torch.Tensor, step: StepIO) -> None:
         """Put them among the packed `tokens`, in place."""

@@ -90,15 +90,14 @@ class DecodeGraphs:
     def pack(self, size: int, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> "Replay":
         """Add to `pack` the inputs of one group's work, `padded` to `size`."""
         captured = self._captured[size]
+        block, slots, tables = self._block_size, list[int](), list[np.ndarray]()
+        for item, seq in zip(work, seqs, strict=True):
+            at, ids = item.start, item.block_ids
+            slots.append(ids[at // block] * block + at % block)
+            tables.append(seq.block_table(ids))
         starts = np.array([item.start for item in work], np.int64)
-        tables = [seq.block_table(item.block_ids) for item, seq in zip(work, seqs, strict=True)]
-        places = zip(tables, starts.tolist(), strict=True)
-        slots = [
-            int(table[at // self._block_size]) * self._block_size + at % self._block_size
-            for table, at in places
-        ]
         rows = np.zeros(captured.rows.shape, np.int64)
-        rows[0, : len(work)] = [seq.tokens[item.start] for item, seq in zip(work, seqs, strict=True)]
+        rows[0, : len(work)] = [seq.tokens.item(item.start) for item, seq in zip(work, seqs, strict=True)]
         rows[1, : len(work)] = starts + [seq.position_shift for seq in seqs]
         drawing = [row for row, item in enumerate(work) if item.samples]
         return Replay(

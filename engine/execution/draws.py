@@ -27,29 +27,8 @@ NOTHING = -1
 """In place of a token, where a sequence has drawn none."""
 
 
-@record()
-class _Drawing:
-    """A sequence that draws."""
-
-    item: SeqWork
-    seq: RankSeq
-    rows: range
-    """Its rows of the logits."""
-
-    @property
-    def stands(self) -> bool:
-        """Whether the token behind which it draws exists."""
-        end = self.item.known_end
-        return end == self.seq.num_tokens or self.seq.place_of(end - 1) is not None
-
-    def cut(self, num_rows: int | None) -> "_Drawing":
-        """Return it with at most so many rows: guesses behind which there is no mask are not verified."""
-        surplus = len(self.rows) - num_rows if num_rows is not None else 0
-        if surplus <= 0:
-            return self
-        item = self.item
-        fewer = replace(item, count=item.count - surplus, drafts=item.drafts[:-surplus])
-        return _Drawing(fewer, self.seq, self.rows[:-surplus])
+_Drawing = tuple[SeqWork, RankSeq]
+"""A work that draws, and its sequence."""
 
 
 @record()
@@ -104,7 +83,7 @@ class Draws:
 
     def ask(self, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> Asked:
         """Work out what `work` draws, and add to `pack` what is known of it before the forward pass."""
-        drawing = _drawing(work, seqs)
+        drawing = [(item, seq) for item, seq in zip(work, seqs, strict=True) if item.samples]
         asked = self._asked(drawing)
         if asked.has_grammar:
             return Asked(drawing, None)
@@ -127,10 +106,10 @@ class Draws:
             drawing = self._ready(drawing) if self._owns_matchers else []
             if not drawing:
                 return Launched(asked, hidden.device)
-            logits, rows = self._masked(logits, drawing, step)
+            logits, rows = self._masked(logits, asked.drawing, drawing, step)
         step.give(rows.draw(logits, self._model.ops, step))
-        if step.place(0) is not None:
-            _note_places(drawing, step)
+        if (place := step.place()) is not None:
+            _note_places(drawing, place)
         return Launched(asked, hidden.device, drawing, rows)
 
     def finish(self, launched: Launched, step: StepIO) -> tuple[Sampled, ...]:
@@ -140,21 +119,21 @@ class Draws:
             return ()
         drawn: list[Sampled] = []
         if launched.rows is not None:
-            keys = [one.item.key for one in launched.drawing for _ in one.rows]
-            sampled = launched.rows.sampled(keys, step.read())
-            drawn = verified([one.item for one in launched.drawing], sampled)
+            sampled = launched.rows.sampled([item.key for item, _ in _by_row(launched.drawing)], step.read())
+            drawn = verified([item for item, _ in launched.drawing], sampled)
         if self._peers is not None and launched.asked.is_bound:
-            work = [one.item for one in asked]
-            drawn = self._shared(self._peers, work, drawn, launched.device)
-        seq_of = {one.item.key: one.seq for one in asked}
-        for one in drawn:
-            seq = seq_of[one.key]
+            drawn = self._shared(self._peers, [item for item, _ in asked], drawn, launched.device)
+        seq_of = {item.key: seq for item, seq in asked}
+        seqs = [seq_of[one.key] for one in drawn]
+        for one, seq in zip(drawn, seqs, strict=True):
             seq.append(one.token)
             for further in one.more:
                 seq.append(further.token)
         if self._grammars is not None and launched.asked.is_bound:
             self._grammars.drawn({one.key: one.tokens for one in drawn})
-        return tuple(with_prompt(one, seq_of[one.key], self._model.readout) for one in drawn)
+        if not any(seq.reads_prompt for seq in seqs):
+            return tuple(drawn)
+        return tuple(with_prompt(one, seq, self._model.readout) for one, seq in zip(drawn, seqs, strict=True))
 
     def draw(
         self, hidden: torch.Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
@@ -165,9 +144,9 @@ class Draws:
         pack.send(step.upload)
         return self.finish(self.launch(hidden, asked, step), step)
 
-    def _asked(self, drawing: Iterable[_Drawing]) -> RowsAsked:
+    def _asked(self, drawing: Sequence[_Drawing]) -> RowsAsked:
         """What the rows of `drawing` ask for, worked out anew when other sequences draw."""
-        samplings = [one.seq.sampling for one in drawing for _ in one.rows]
+        samplings = [seq.sampling for _, seq in _by_row(drawing)]
         if self._rows_asked.samplings != samplings:
             self._rows_asked = RowsAsked(samplings)
         return self._rows_asked
@@ -178,22 +157,25 @@ class Draws:
 
     def _ready(self, drawing: Sequence[_Drawing]) -> list[_Drawing]:
         """Return what can be drawn of `drawing`."""
-        grammars, there = self._grammars, [one for one in drawing if one.stands]
+        grammars, there = self._grammars, [(item, seq) for item, seq in drawing if _stands(item, seq)]
         if grammars is None:
             return there
-        late = grammars.late(one.item.key for one in drawing)
-        return [one.cut(grammars.num_rows(one.item.key)) for one in there if one.item.key not in late]
+        late = grammars.late(item.key for item, _ in drawing)
+        return [(_cut(item, grammars.num_rows(item.key)), seq) for item, seq in there if item.key not in late]
 
     def _masked(
-        self, logits: torch.Tensor, drawing: Sequence[_Drawing], step: StepIO
+        self, logits: torch.Tensor, asked: Sequence[_Drawing], drawing: Sequence[_Drawing], step: StepIO
     ) -> tuple[torch.Tensor, RowDraws]:
-        """Return the rows of `drawing`, and what they ask for with their masks."""
+        """Return the rows of `drawing`, a part of `asked`, and what they ask for with their masks."""
         pack = Pack()
-        keys = [one.item.key for one in drawing for _ in one.rows]
-        masks = self._grammars.masks(keys) if self._grammars is not None else None
-        asked = self._asked(drawing)
-        rows = RowDraws(_histories(drawing, asked), pack, masks, asked)
-        own = [row for one in drawing for row in one.rows]
+        masks = (
+            self._grammars.masks([item.key for item, _ in _by_row(drawing)])
+            if self._grammars is not None
+            else None
+        )
+        each = self._asked(drawing)
+        rows = RowDraws(_histories(drawing, each), pack, masks, each)
+        own = _rows_of(drawing, asked)
         ours = pack.add(np.array(own)) if len(own) < len(logits) else None
         pack.send(step.upload)
         return logits if ours is None else logits.index_select(0, ours()), rows
@@ -213,26 +195,47 @@ def _histories(drawing: Iterable[_Drawing], asked: RowsAsked) -> list[History]:
     """Return those of all rows; none where no draw depends on one."""
     if not asked.reads_history:
         return []
-    return list(chain(*(histories(one.item, one.seq) for one in drawing)))
+    return list(chain(*(histories(item, seq) for item, seq in drawing)))
 
 
-def _note_places(drawing: Iterable[_Drawing], step: StepIO) -> None:
-    """Tell the sequences where the next step finds what they draw, but those that guess."""
-    first = 0
-    for one in drawing:
-        if not one.item.drafts and (place := step.place(first)) is not None:
-            one.seq.drawn(one.item.known_end, place)
-        first += len(one.rows)
+def _by_row(drawing: Sequence[_Drawing]) -> Sequence[_Drawing]:
+    """Return which each row belongs to."""
+    if not any(item.drafts for item, _ in drawing):
+        return drawing
+    return [(item, seq) for item, seq in drawing for _ in range(item.num_draws)]
 
 
-def _drawing(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> list[_Drawing]:
-    out: list[_Drawing] = []
-    row = 0
-    for item, seq in zip(work, seqs, strict=True):
-        if item.samples:
-            first, row = row, row + item.num_draws
-            out.append(_Drawing(item, seq, range(first, row)))
-    return out
+def _rows_of(drawing: Iterable[_Drawing], asked: Iterable[_Drawing]) -> list[int]:
+    """Return which rows of `asked` belong to `drawing`, a part of it."""
+    num_draws = {item.key: item.num_draws for item, _ in drawing}
+    rows, first = list[int](), 0
+    for item, _ in asked:
+        rows += range(first, first + num_draws.get(item.key, 0))
+        first += item.num_draws
+    return rows
+
+
+def _stands(item: SeqWork, seq: RankSeq) -> bool:
+    """Return whether the token behind which it draws exists."""
+    return item.known_end == seq.num_tokens or seq.place_of(item.known_end - 1) is not None
+
+
+def _cut(item: SeqWork, num_rows: int | None) -> SeqWork:
+    """Return it with at most so many rows: guesses behind which there is no mask are not verified."""
+    surplus = item.num_draws - num_rows if num_rows is not None else 0
+    if surplus <= 0:
+        return item
+    return replace(item, count=item.count - surplus, drafts=item.drafts[:-surplus])
+
+
+def _note_places(drawing: Iterable[_Drawing], place: int) -> None:
+    """Tell the sequences where the next step finds what they draw, but those that guess. `place` is that of the first row."""
+    for item, seq in drawing:
+        if item.drafts:
+            place += item.num_draws
+        else:
+            seq.drawn(item.start + item.count, place)
+            place += 1
 
 
 def tokens_of(work: Sequence[SeqWork], drawn: Sequence[Sampled]) -> torch.Tensor:

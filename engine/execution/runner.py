@@ -88,9 +88,12 @@ class Runner:
 
     def awaits(self, plan: StepPlan) -> dict[str, str]:
         """Return which of its sequences `plan` cannot be launched for before the host knows what they have drawn, and why."""
-        known = ((item, self._seqs.get(item.key)) for item in plan.work)
-        found = {item.key: _why_waits(item, seq) for item, seq in known if seq is not None}
-        return {key: why for key, why in found.items() if why}
+        found: dict[str, str] = {}
+        for item in plan.work:
+            seq = self._seqs.get(item.key)
+            if seq is not None and item.known_end > seq.num_tokens and (why := _why_waits(item, seq)):
+                found[item.key] = why
+        return found
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> LaunchedStep:
@@ -179,8 +182,7 @@ class Runner:
 
 
 def _why_waits(item: SeqWork, seq: RankSeq) -> str:
-    if item.known_end <= seq.num_tokens:
-        return ""
+    """Say why work on tokens that the host does not know all of cannot be launched; empty where it can."""
     if item.count > 1 or seq.place_of(item.start) is None:
         return "tokens that no step has drawn yet"
     return host_needs(seq.sampling) if item.samples else ""

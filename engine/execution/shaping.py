@@ -119,7 +119,7 @@ def host_needs(sampling: SamplingParams) -> str:
         return "grammar"
     if sampling.thinking is not None:
         return "thinking budget"
-    if any(len(word) > 1 for word in sampling.bad_words):
+    if sampling.bad_words and any(len(word) > 1 for word in sampling.bad_words):
         return "bad words of several tokens"
     return ""
 

@@ -59,8 +59,9 @@ class StepIO(Protocol):
         """Return (N,) int64 tokens that the step before drew, by their `place`."""
         ...
 
-    def place(self, row: int) -> int | None:
-        """Return where the next step finds the token that this one drew in a row. None where the host has it by then."""
+    def place(self) -> int | None:
+        """Return where the next step finds the token that this one drew in its first row; those of the other rows follow. None
+        where the host has them by then."""
         ...
 
     def give(self, results: Sequence[Tensor]) -> None:
@@ -117,7 +118,7 @@ class _HostStep:
     def known(self, places: Tensor) -> Tensor:
         raise AssertionError("the host knows all tokens")
 
-    def place(self, row: int) -> int | None:
+    def place(self) -> int | None:
         return None
 
     def give(self, results: Sequence[Tensor]) -> None:
@@ -240,8 +241,8 @@ class _DeviceStep:
         self._device.compute.uses([region], [])
         return self._memory.tensor(region, _TOKEN, (-1,)).index_select(0, places)
 
-    def place(self, row: int) -> int | None:
-        return self._first_place + row
+    def place(self) -> int | None:
+        return self._first_place
 
     def give(self, results: Sequence[Tensor]) -> None:
         tokens, *more = results

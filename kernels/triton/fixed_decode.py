@@ -55,6 +55,9 @@ class TritonFixedDecode:
             self._most_splits = min(num_seqs * longest, num_seqs + empty_block * block_size // split_tokens)
         self._empty_slot = empty_block * block_size
         self._lens = np.ones(num_seqs, np.int32)
+        self._table = np.zeros((num_seqs, max_blocks), np.int32)
+        self._table_rows: list[np.ndarray | None] = [None] * num_seqs
+        """What each row of `_table` begins with. A sequence's row stays as it is until it has more blocks."""
         self._plans: dict[tuple[AttentionShape, int], _Plan] = {}
         each = torch.arange(num_seqs, dtype=torch.int32, device=device)
         none, ones = torch.zeros_like(each), torch.ones_like(each)
@@ -92,10 +95,13 @@ class TritonFixedDecode:
         self, context_lens: Sequence[int], block_tables: Sequence[np.ndarray], slots: Sequence[int]
     ) -> list[np.ndarray]:
         num = len(context_lens)
-        table = np.zeros((self._num_seqs, max(map(len, block_tables), default=1)), np.int32)
-        for row, ids in zip(table, block_tables, strict=False):
-            row[: len(ids)] = ids
-        table[num:, 0] = self._empty_block
+        for row, ids in enumerate(block_tables):
+            if ids is not self._table_rows[row]:
+                self._table[row, : len(ids)] = ids
+                self._table_rows[row] = ids
+        self._table[num:, 0] = self._empty_block
+        self._table_rows[num:] = [None] * (self._num_seqs - num)
+        table = self._table[:, : max(map(len, block_tables), default=1)]
         self._lens[:num], self._lens[num:] = context_lens, 1
         rows = np.full((2, self._num_seqs), self._empty_slot, np.int64)
         rows[0, :num], rows[1] = slots, np.arange(self._num_seqs) < num

@@ -260,7 +260,7 @@ async def steps(memory: PoolMemory) -> None:
     between = StepMemory(memory.device, CPU, 4)
     for number in range(4):
         io, pack = between.begin(), Pack()
-        ones, places = pack.add(np.ones(4, np.int64)), pack.add(np.array([io.place(row) for row in range(4)]))
+        ones, places = pack.add(np.ones(4, np.int64)), pack.add(io.place() + np.arange(4))
         pack.send(io.upload)
         before = io.known((places() + 4) % 8) if number else 0
         io.give([before + ones()])
