@@ -1,6 +1,6 @@
 """Products of rows with the matrix of each row's group: experts of a mixture, adapters of a batch.
 
-Rows are sorted by group, each group's run is cut into tiles, and programs find theirs by searching the tiles' ends; nothing of
+Rows are sorted by group, each group's run is cut into tiles, and programs find theirs by counting those of all groups; nothing of
 that leaves the device. Floor: each group's matrix that has a row is read once, or 2 flops for each row and element of it."""
 
 from dataclasses import dataclass
@@ -16,14 +16,12 @@ from kernels.triton.platform import INTERPRETED, cdiv, dot_dtype, next_power_of_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Groups:
-    """Pairs of a row and its group, sorted by group; those of group -1 come first and are in no tile."""
+    """Pairs of a row and its group, sorted by group, behind the places of those of group -1, which have no order."""
 
     order: Tensor
     """(P,) int64: pairs, as they were, in their order here."""
     starts: Tensor
     """(G + 1,) int64: where each group's pairs begin here."""
-    tile_ends: Tensor
-    """(G,) int64: tiles of each group and of those before it."""
     block_m: int
     max_tiles: int
 
@@ -34,24 +32,41 @@ def group_rows(groups: Tensor, num_groups: int, block_m: int = 0, most: int = 12
     num_pairs = groups.numel()
     average = cdiv(num_pairs, num_groups)
     block_m = 16 if INTERPRETED else block_m or min(most, max(16, next_power_of_2(average)))
-    counts = torch.zeros(num_groups + 1, dtype=torch.int64, device=groups.device)
-    counts.scatter_add_(0, groups + 1, torch.ones_like(groups))
-    tile_ends = ((counts[1:] + block_m - 1) // block_m).cumsum(0)
+    order = torch.empty_like(groups)
+    starts = torch.empty(num_groups + 1, dtype=torch.int64, device=groups.device)
+    block = 1024 if num_pairs <= 1024 else 4096
+    _sort_kernel[(num_groups,)](groups, order, starts, num_pairs, BLOCK=block, num_warps=4)
     max_tiles = min(num_pairs, num_groups + num_pairs // block_m)
-    return Groups(
-        order=groups.argsort(stable=True),
-        starts=counts.cumsum(0),
-        tile_ends=tile_ends,
-        block_m=block_m,
-        max_tiles=max_tiles,
-    )
+    return Groups(order=order, starts=starts, block_m=block_m, max_tiles=max_tiles)
+
+
+@launchable(do_not_specialize=["num_pairs"])
+def _sort_kernel(groups, order, starts, num_pairs, BLOCK: tl.constexpr):
+    """Program (group): finds its pairs' places by counting those of groups before it."""
+    group = tl.program_id(0)
+    each = tl.arange(0, BLOCK)
+    before = tl.zeros((BLOCK,), tl.int32)
+    for first in tl.range(0, num_pairs, BLOCK):
+        pair = first + each
+        before += (tl.load(groups + pair, pair < num_pairs, group) < group).to(tl.int32)
+    place = tl.sum(before, 0)
+    tl.store(starts + group, place)
+    for first in tl.range(0, num_pairs, BLOCK):
+        pair = first + each
+        own = (tl.load(groups + pair, pair < num_pairs, -1) == group).to(tl.int32)
+        tl.store(order + place + tl.cumsum(own, 0) - 1, pair, own > 0)
+        place += tl.sum(own, 0)
+    if group == tl.num_programs(0) - 1:
+        tl.store(starts + group + 1, place)
 
 
 @triton.jit
-def group_of(tile, tile_ends, num_groups, BLOCK_G: tl.constexpr):
-    """A tile's group, `num_groups` for tiles behind the last, and how many tiles the groups before it have."""
+def group_of(tile, starts, num_groups, BLOCK_M: tl.constexpr, BLOCK_G: tl.constexpr):
+    """A tile's group, `num_groups` or more for tiles behind the last, and how many tiles the groups before it have."""
     each = tl.arange(0, BLOCK_G)
-    ends = tl.load(tile_ends + each, each < num_groups, tile + 1)
+    held = each < num_groups
+    count = tl.load(starts + each + 1, held, 0) - tl.load(starts + each, held, 0)
+    ends = tl.cumsum(((count + BLOCK_M - 1) // BLOCK_M).to(tl.int32), 0)
     group = tl.sum((ends <= tile).to(tl.int32), 0)
     return group, tl.sum(tl.where(each == group - 1, ends, 0), 0)
 
@@ -67,14 +82,14 @@ def rows_of_tile(index, group, starts, order, BLOCK_M: tl.constexpr):
 
 @launchable()
 def _grouped_kernel(
-    x, weight, bias, out, order, starts, tile_ends, num_groups, N, K, width, x_stride, weight_stride,
+    x, weight, bias, out, order, starts, num_groups, N, K, width, x_stride, weight_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr,
     GATHER: tl.constexpr, SCATTER: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Program (columns, tile). Rows of x: GATHER: pair // width, else the pair's place in the order. Rows of out: SCATTER: the
     pair, else its place."""
     tile = tl.program_id(1)
-    group, before = group_of(tile, tile_ends, num_groups, BLOCK_G)
+    group, before = group_of(tile, starts, num_groups, BLOCK_M, BLOCK_G)
     if group < num_groups:
         place, pair, exists = rows_of_tile(tile - before, group, starts, order, BLOCK_M)
         source = pair // width if GATHER else place
@@ -116,7 +131,7 @@ def grouped_linear(
     block_n = min(next_power_of_2(size), 32 if INTERPRETED else 64 if small else 128)
     block_k = min(next_power_of_2(inner), 32 if INTERPRETED else 128 if small else 64)
     _grouped_kernel[(cdiv(size, block_n), groups.max_tiles)](
-        x, weight, bias, out, groups.order, groups.starts, groups.tile_ends, weight.shape[0], size, inner, width or 1,
+        x, weight, bias, out, groups.order, groups.starts, weight.shape[0], size, inner, width or 1,
         x.stride(0), weight.stride(0), BLOCK_M=groups.block_m, BLOCK_N=max(16, block_n), BLOCK_K=max(16, block_k),
         BLOCK_G=next_power_of_2(weight.shape[0]), GATHER=width > 0, SCATTER=scatter, BIAS=bias is not None,
         ADD=add, DOT=dot_dtype(x.dtype), num_warps=4 if small else 8, num_stages=4 if small else 3,

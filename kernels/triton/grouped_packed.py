@@ -48,14 +48,14 @@ def _eight_bit_product(
 
 @launchable()
 def _grouped_packed_kernel(
-    x, weight, scales, zeros, bias, out, order, starts, tile_ends, num_groups, N, K, width, x_stride, weight_stride, scale_stride,
+    x, weight, scales, zeros, bias, out, order, starts, num_groups, N, K, width, x_stride, weight_stride, scale_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr,
     GROUP: tl.constexpr, FLOAT4: tl.constexpr, OFFSET: tl.constexpr, BLOCKWISE: tl.constexpr,
     GATHER: tl.constexpr, SCATTER: tl.constexpr, BIAS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Program (columns, tile); see grouped._grouped_kernel. GROUP: 0 for weights of 8 bits, else inputs that share a scale."""
     tile = tl.program_id(1)
-    group, before = group_of(tile, tile_ends, num_groups, BLOCK_G)
+    group, before = group_of(tile, starts, num_groups, BLOCK_M, BLOCK_G)
     if group < num_groups:
         place, pair, exists = rows_of_tile(tile - before, group, starts, order, BLOCK_M)
         source = pair // width if GATHER else place
@@ -110,7 +110,7 @@ def grouped_linear_packed(
         return
     block_n = 32 if INTERPRETED else 64
     _grouped_packed_kernel[(triton.cdiv(size, block_n), groups.max_tiles)](
-        x, stored.values, stored.scales, stored.zeros, bias, out, groups.order, groups.starts, groups.tile_ends, count, size,
+        x, stored.values, stored.scales, stored.zeros, bias, out, groups.order, groups.starts, count, size,
         inner, width or 1, x.stride(0), stored.values.stride(0), stored.scales.stride(0),
         BLOCK_M=groups.block_m, BLOCK_N=block_n, BLOCK_K=SCALE_BLOCK, BLOCK_G=triton.next_power_of_2(count),
         GROUP=stored.group, FLOAT4=stored.group > 0 and stored.zeros is None, OFFSET=stored.offset, BLOCKWISE=stored.blockwise,

@@ -10,7 +10,7 @@ from kernels.ops import ExpertWeights
 from kernels.packed import EightBit, FourBit, as_float, on_device
 from kernels.torch import reference
 from kernels.triton.gemm_scaled import linear_scaled
-from kernels.triton.grouped import add_lora
+from kernels.triton.grouped import add_lora, group_rows
 from kernels.triton.weights import experts, linear
 
 SHAPES = [(1, 40, 128), (37, 100, 400), (90, 33, 256)]
@@ -156,6 +156,15 @@ def test_experts(device: torch.device, rows: int, held: int, has_bias: bool) -> 
     torch.testing.assert_close(
         experts(x, slots, weights, parts, reference.silu_mul), want, atol=1e-3, rtol=1e-4
     )
+
+
+@pytest.mark.parametrize(("num_pairs", "num_groups"), [(1, 1), (40, 7), (5000, 3)])
+def test_pairs_are_sorted_by_their_group(device: torch.device, num_pairs: int, num_groups: int) -> None:
+    of_pair = torch.randint(-1, num_groups, (num_pairs,))
+    got = group_rows(of_pair.to(device), num_groups)
+    starts = torch.bincount(of_pair + 1, minlength=num_groups + 1).cumsum(0)
+    assert got.starts.tolist() == starts.tolist()
+    assert got.order[starts[0] :].tolist() == of_pair.argsort(stable=True)[starts[0] :].tolist()
 
 
 def test_no_row_has_an_expert(device: torch.device) -> None:
