@@ -11,13 +11,13 @@ from torch import Tensor
 
 Kind = Literal["float8", "int8", "int8_groups", "four_bit", "mxfp4", "half"]
 """`half` are matrices of bfloat16 or float16, whatever the model computes in; `int8_groups` are `Int8Groups`; `four_bit` and
-`mxfp4` are `FourBit` with and without zeros."""
+`mxfp4` are `FourBit` of integers and of E2M1 numbers."""
 SCALE_BLOCK = 128
 """Rows and columns that share a scale in 8-bit weights scaled by blocks."""
 FLOAT8_CAPABILITY = 90
 """Ten times the compute capability from which Triton's kernels have float8."""
-BLOCK, WORDS = 128, 16
-"""Each 128 inputs of 4-bit weights are 16 words of an output."""
+BLOCK, PLANE = 128, 32
+"""Each 128 inputs of 4-bit weights are four planes of 32."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of the OCP Microscaling format's 4-bit numbers, by their three lower bits."""
 
@@ -71,29 +71,34 @@ class Int8Groups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FourBit:
-    """(nibble - zero) * scale; or, without zeros, E2M1 numbers times powers of two.
+    """(nibble - zero) * scale; or E2M1 numbers times powers of two.
 
-    Word j of the 16 of each 128 inputs has in bits [4 i, 4 i + 4) input 16 i + j, so that one shift and one mask of 16 words
-    give 16 neighbours. Behind the K-th input words have any numbers: nobody may multiply with them."""
+    Word j of the 32 of each 128 inputs has in bits [4 i, 4 i + 4) input 32 i + j, so that one shift and one mask of 32 words
+    give 32 neighbours, two in each register. Behind the K-th input words have any numbers: nobody may multiply with them."""
 
     words: Tensor
-    """(K / 8, N) int32, K rounded up to a multiple of 128."""
+    """(K / 128, N, 32) int16, K rounded up to a multiple of 128."""
     scales: Tensor
-    """(K / group, N), rounded up: floating point, or uint8 exponents with a bias of 127."""
-    zeros: Tensor | None
-    """(K / group, N) uint8, rounded up."""
+    """(K / group, N, 2), K / group rounded up: floating point, a scale and a zero point; or (K / 128, N, 4) uint8: exponents with
+    a bias of 127, of which those behind the K-th input are any."""
     group: int
-    """Inputs that share a scale: 16, 32, 64, or a multiple of 128."""
+    """Inputs that share a scale: 16, 32, 64, or a multiple of 128; 32 with exponents."""
     inputs: int
     """K"""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (*self.words.shape[:-2], self.words.shape[-1], self.inputs)
+        return (*self.words.shape[:-3], self.words.shape[-2], self.inputs)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether numbers are E2M1."""
+        return self.scales.dtype == torch.uint8
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.words, self.scales, *(() if self.zeros is None else (self.zeros,))
+        """Return all tensors, words in pairs, which communicators have a name for."""
+        return self.words.view(torch.int32), self.scales
 
 
 Weight = Tensor | EightBit | Int8Groups | FourBit
@@ -173,9 +178,9 @@ def _from_groups(weight: Int8Groups) -> Tensor:
 
 def nibbles_of(weight: FourBit) -> Tensor:
     """(..., K, N) int32 of 0..15"""
-    words = weight.words.unflatten(-2, (-1, WORDS))
-    shifts = torch.arange(8, dtype=torch.int32, device=words.device)[:, None, None] * 4
-    return ((words.unsqueeze(-3) >> shifts) & 15).flatten(-4, -2)[..., : weight.inputs, :]
+    words = weight.words.int()
+    planes = torch.stack([(words >> shift) & 15 for shift in (0, 4, 8, 12)], -3)
+    return planes.mT.flatten(-4, -2)[..., : weight.inputs, :]
 
 
 def _from_four_bits(weight: FourBit) -> Tensor:
@@ -184,10 +189,12 @@ def _from_four_bits(weight: FourBit) -> Tensor:
     def spread(each: Tensor) -> Tensor:
         return each.float().repeat_interleave(weight.group, -2)[..., : weight.inputs, :]
 
-    if weight.zeros is not None:
-        return ((nibbles - spread(weight.zeros)) * spread(weight.scales)).mT
+    if not weight.is_float:
+        scales, zeros = weight.scales.unbind(-1)
+        return ((nibbles - spread(zeros)) * spread(scales)).mT
     table = torch.tensor([*_E2M1, *(-x for x in _E2M1)], device=nibbles.device)
-    return (table[nibbles.long()] * torch.exp2(spread(weight.scales) - 127)).mT
+    exponents = weight.scales.mT.flatten(-3, -2)
+    return (table[nibbles.long()] * torch.exp2(spread(exponents) - 127)).mT
 
 
 def joined(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
@@ -240,9 +247,11 @@ def _fits(first: Weight, other: Weight) -> bool:
             return first.dtype == other.dtype
         case EightBit(), EightBit():
             return first.values.dtype == other.values.dtype and first.by_blocks == other.by_blocks
-        case (Int8Groups(), Int8Groups()) | (FourBit(), FourBit()):
+        case Int8Groups(), Int8Groups():
             alike = first.group == other.group and (first.zeros is None) == (other.zeros is None)
             return alike and first.scales.dtype == other.scales.dtype
+        case FourBit(), FourBit():
+            return first.group == other.group and first.scales.dtype == other.scales.dtype
         case _:
             return False
 
@@ -271,11 +280,9 @@ def _each(parts: Sequence[Weight], combine: Callable[[list[Tensor], int], Tensor
             )
         case FourBit():
             own = [part for part in parts if isinstance(part, FourBit)]
-            zeros = [p.zeros for p in own if p.zeros is not None]
             return FourBit(
-                words=combine([p.words for p in own], -1),
-                scales=combine([p.scales for p in own], -1),
-                zeros=combine(zeros, -1) if zeros else None,
+                words=combine([p.words for p in own], -2),
+                scales=combine([p.scales for p in own], -2),
                 group=first.group,
                 inputs=first.inputs,
             )

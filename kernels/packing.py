@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.packed import BLOCK, WORDS, FourBit
+from kernels.packed import BLOCK, PLANE, FourBit
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column that each nibble of an AWQ word holds, from the lowest bits."""
@@ -43,17 +43,18 @@ def from_nibbles(nibbles: Tensor, scales: Tensor, group: int) -> FourBit:
 def from_mxfp4(blocks: Tensor, exponents: Tensor) -> FourBit:
     """blocks (..., N, K / 2) uint8, the even element in the low bits; exponents (..., N, K / 32) uint8."""
     nibbles = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).mT
-    return FourBit(
-        words=_pack(nibbles), scales=exponents.mT.contiguous(), zeros=None, group=32, inputs=nibbles.shape[-2]
-    )
+    planes = BLOCK // PLANE
+    # Scales of 2^-63 to 2^63 are all that kernels hold.
+    padded = F.pad(exponents.clamp(64, 190), (0, -exponents.shape[-1] % planes), value=127)
+    scales = padded.unflatten(-1, (-1, planes)).transpose(-3, -2)
+    return FourBit(words=_pack(nibbles), scales=scales.contiguous(), group=PLANE, inputs=nibbles.shape[-2])
 
 
 def _four_bit(nibbles: Tensor, zeros: Tensor, scales: Tensor, group: int) -> FourBit:
     assert zeros.shape == scales.shape
     return FourBit(
         words=_pack(nibbles),
-        scales=scales.contiguous(),
-        zeros=zeros.contiguous(),
+        scales=torch.stack((scales, zeros.to(scales.dtype)), -1),
         group=group,
         inputs=nibbles.shape[0],
     )
@@ -66,9 +67,11 @@ def _columns(words: Tensor, order: tuple[int, ...]) -> Tensor:
 
 
 def _pack(nibbles: Tensor) -> Tensor:
-    """(..., K, N) of 0..15 -> (..., K / 8, N) int32, K rounded up to a multiple of 128."""
-    planes = F.pad(nibbles, (0, 0, 0, -nibbles.shape[-2] % BLOCK)).unflatten(-2, (-1, 8, WORDS))
-    words = planes[..., 0, :, :].int()
-    for plane in range(1, 8):
-        words |= planes[..., plane, :, :].int() << 4 * plane
-    return words.flatten(-3, -2)
+    """(..., K, N) of 0..15 -> (..., K / 128, N, 32) int16, K rounded up to a multiple of 128."""
+    planes = (
+        F.pad(nibbles, (0, 0, 0, -nibbles.shape[-2] % BLOCK)).unflatten(-2, (-1, BLOCK // PLANE, PLANE)).mT
+    )
+    words = planes[..., 0, :, :].to(torch.int16)
+    for index in range(1, BLOCK // PLANE):
+        words |= planes[..., index, :, :].to(torch.int16) << 4 * index
+    return words.contiguous()

@@ -272,14 +272,13 @@ class Cases:
 
     def _four_bit(self, rows: int) -> Case:
         inner, size = self._s.hidden, self._s.hidden * 4
-        words = torch.randint(0, 1 << 31, (inner // 8, size), device=self._device, dtype=torch.int32)
-        scales = self._randn(inner // 128, size)
-        zeros = torch.full(scales.shape, 8, dtype=torch.uint8, device=self._device)
+        words = random_words(self._device, inner // 128, size)
+        scales = torch.stack((self._randn(inner // 128, size), self._randn(inner // 128, size) * 0 + 8), -1)
         weight, x = (
-            FourBit(words=words, scales=scales, zeros=zeros, group=128, inputs=inner),
+            FourBit(words=words, scales=scales, group=128, inputs=inner),
             self._randn(rows, inner),
         )
-        moved = words.nbytes + scales.nbytes + zeros.nbytes
+        moved = words.nbytes + scales.nbytes
         return Case(
             name=f"4-bit weights, {rows} rows",
             run=lambda: linear_four_bit(x, weight),
@@ -330,13 +329,11 @@ class Cases:
 
         def weight(outputs: int, inputs: int) -> EightBit | FourBit:
             if kind == "MXFP4":
-                words = torch.randint(0, 1 << 31, (count, inputs // 8, outputs), device=self._device)
+                words = random_words(self._device, count, inputs // 128, outputs)
                 exponents = torch.full(
-                    (count, inputs // 32, outputs), 120, dtype=torch.uint8, device=self._device
+                    (count, inputs // 128, outputs, 4), 120, dtype=torch.uint8, device=self._device
                 )
-                return FourBit(
-                    words=words.to(torch.int32), scales=exponents, zeros=None, group=32, inputs=inputs
-                )
+                return FourBit(words=words, scales=exponents, group=32, inputs=inputs)
             values = torch.randn(count, outputs, inputs, device=self._device).to(torch.float8_e4m3fn)
             return EightBit(values, torch.rand(count, outputs // 128, inputs // 128, device=self._device))
 
@@ -365,6 +362,11 @@ def _contiguous(pool: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     """(blocks, 2, Hkv, block, D) as if block tables were in order: K and V (batch, Hkv, L, D)."""
     planes = pool.unflatten(0, (batch, -1)).permute(2, 0, 3, 1, 4, 5).flatten(3, 4)
     return planes[0].contiguous(), planes[1].contiguous()
+
+
+def random_words(device: torch.device, *shape: int) -> Tensor:
+    """Four-bit weights of `shape` (.., inputs / 128, outputs)."""
+    return torch.randint(-(1 << 15), 1 << 15, (*shape, 32), device=device, dtype=torch.int16)
 
 
 def _linear(x: Tensor, weight: EightBit) -> Run:

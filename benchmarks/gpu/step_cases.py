@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.cases import SMOKE, Case, Make, Sizes
+from benchmarks.gpu.cases import SMOKE, Case, Make, Sizes, random_words
 from device import many_copies
 from device.cuda import load_launch
 from kernels.ops import ScaledKV
@@ -149,10 +149,10 @@ class StepCases:
 
     def _mxfp4(self) -> Case:
         inner, size = self._s.hidden, self._s.hidden * 4
-        words = torch.randint(0, 1 << 31, (inner // 8, size), device=self._device, dtype=torch.int32)
-        exponents = torch.full((inner // 32, size), 120, dtype=torch.uint8, device=self._device)
+        words = random_words(self._device, inner // 128, size)
+        exponents = torch.full((inner // 128, size, 4), 120, dtype=torch.uint8, device=self._device)
         weight, x = (
-            FourBit(words=words, scales=exponents, zeros=None, group=32, inputs=inner),
+            FourBit(words=words, scales=exponents, group=32, inputs=inner),
             self._randn(min(16, self._s.tokens), inner),
         )
         moved = words.nbytes + exponents.nbytes

@@ -41,10 +41,10 @@ def stored_panels(weight: Weight, *, drops_zeros: bool = True) -> Panels | None:
                 return packed_int8(weight.values, weight.scales[:, None])
             scales = weight.scales.repeat_interleave(SCALE_BLOCK, 0)[: weight.shape[0]]
             return packed_int8(weight.values, scales, None, SCALE_BLOCK)
-        case FourBit() if weight.zeros is not None:
-            zeros = weight.zeros.mT
-            kept = None if drops_zeros and bool((zeros == _SYMMETRIC).all()) else zeros
-            return packed_int4(nibbles_of(weight).mT.to(torch.uint8), weight.scales.mT, kept, weight.group)
+        case FourBit() if not weight.is_float:
+            scales, zeros = (each.mT for each in weight.scales.unbind(-1))
+            kept = None if drops_zeros and bool((zeros == _SYMMETRIC).all()) else zeros.to(torch.uint8)
+            return packed_int4(nibbles_of(weight).mT.to(torch.uint8), scales, kept, weight.group)
         case _:
             return None
 

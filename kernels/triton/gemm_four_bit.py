@@ -1,121 +1,172 @@
-"""Products with 4-bit weights, for few rows: integers with a scale and a zero point for each group (AWQ, GPTQ), or MXFP4.
+"""Products with 4-bit weights: integers with a scale and a zero point for each group (AWQ, GPTQ), or MXFP4.
 
-`kernels.packing` brings checkpoints into the layout read here. Memory-bound; floor: weight and scales are read once.
-A weight becomes a number by putting its bits into a mantissa, which needs no conversion; the offset that this adds is taken
-back with the zero point, from the sum of the activations."""
+`kernels.packing` brings checkpoints into the layout read here. For few rows memory-bound; floor: weight and scales are read once.
+A tile's weights of 128 inputs lie in one piece and are copied to shared memory some pieces ahead, scales with them; scales are
+applied to the sum of their group."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.packed import FourBit
+from kernels.packed import BLOCK, FourBit
 from kernels.triton.launching import launchable
-from kernels.triton.platform import INTERPRETED, capability, dot_dtype
+from kernels.triton.platform import INTERPRETED, cdiv, dot_dtype, next_power_of_2
+from kernels.triton.split import add_parts, parts_of
+from kernels.triton.unpack import float_planes, integer_planes
+
+_FLOATS_ARE_SMALL = tl.constexpr(2.0**64)
+"""What `float_planes` divides by."""
+MOST_ROWS = 64
+"""Rows of a tile: accumulators of more leave no registers for weights."""
 
 
 @triton.jit
-def _as_number(nibbles, FLOAT4: tl.constexpr, OFFSET: tl.constexpr, DOT: tl.constexpr):
-    """(K, N) of 0..15 -> DOT: the integer plus OFFSET, or the E2M1 number."""
-    if FLOAT4:
-        magnitude = nibbles & 7
-        normal = ((magnitude << 22) + (126 << 23)).to(tl.float32, bitcast=True)
-        number = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, normal)
-        number = tl.where(nibbles > 7, -number, number).to(DOT)
-    elif OFFSET == 128:
-        number = (nibbles | 0x4300).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    elif OFFSET == 1024:
-        number = (nibbles | 0x6400).to(tl.int16).to(tl.float16, bitcast=True)
+def _scale_and_zero(scales, k, column, N, K, GROUP: tl.constexpr, SCALE: tl.constexpr):
+    """(BLOCK_N, 1) each, of input k's group: float32."""
+    pair = tl.load(scales + k // GROUP * N + column, (column < N) & (k < K), 0)
+    if tl.float32 == SCALE:
+        scale, zero = pair.to(tl.int32), (pair >> 32).to(tl.int32)
     else:
-        number = nibbles.to(DOT)
-    return number
+        scale, zero = pair.to(tl.int16), (pair >> 16).to(tl.int16)
+    scale, zero = scale.to(SCALE, bitcast=True).to(tl.float32), zero.to(SCALE, bitcast=True).to(tl.float32)
+    return scale[:, None], zero[:, None]
+
+
+@triton.jit
+def _pair(first, second):
+    """(N, S) twice -> (N, 2 S)"""
+    return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (first.shape[0], 2 * first.shape[1]))
+
+
+@triton.jit
+def _four(w0, w1, w2, w3):
+    """(N, S) four times -> (N, 4 S), in registers."""
+    joined = tl.join(tl.join(w0, w2), tl.join(w1, w3))
+    return tl.reshape(tl.permute(joined, (0, 2, 3, 1)), (w0.shape[0], 4 * w0.shape[1]))
+
+
+@triton.jit
+def _times(w, left, exists, k, K, WHOLE: tl.constexpr, DOT: tl.constexpr):
+    """(BLOCK_N, BLOCK_M): w (BLOCK_N, S) times the inputs from `k` on of the rows that begin at `left`."""
+    inputs = k + tl.arange(0, w.shape[1])
+    there = exists[:, None] if WHOLE else exists[:, None] & (inputs < K)[None, :]
+    x = tl.load(left[:, None] + inputs[None, :], there, 0.0).to(DOT)
+    return tl.dot(w, x.T, input_precision="ieee")
 
 
 @triton.jit
 def four_bit_product(
-    left, exists, words, scales, zeros, column, N, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, FLOAT4: tl.constexpr, OFFSET: tl.constexpr,
+    left, exists, words, scales, column, first, last, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, SCALE: tl.constexpr, WHOLE: tl.constexpr,
     DOT: tl.constexpr,
 ):  # fmt: skip
-    """(BLOCK_M, BLOCK_N) float32: rows that begin at `left` (BLOCK_M,), where they exist, times `column`s of a weight.
+    """(BLOCK_N, BLOCK_M) float32: `column`s of a weight times rows that begin at `left` (BLOCK_M,), where they exist, over the
+    blocks of 128 inputs from `first` to before `last`.
 
-    words (K / 8, N) int32; scales and zeros (K / GROUP, N), all rounded up. A block is 16 words: 8 planes of 16 elements along
-    K, plane i in bits [4 i, 4 i + 4)."""
-    word = tl.arange(0, 16)
+    words (K / 128, N, 32); scales (K / GROUP, N), each a SCALE and a zero point, or (K / 128, N), each four exponents.
+    WHOLE: K is a multiple of 128."""
+    SIZE: tl.constexpr = min(GROUP, 32)
     inside = column < N
-    num_groups = tl.cdiv(K, GROUP)
-    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for block in tl.range(0, tl.cdiv(K, 128)):
-        packed = tl.load(words + (block * 16 + word)[:, None] * N + column[None, :], inside[None, :], 0)
-        part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        total = tl.zeros((BLOCK_M,), tl.float32)
-        for plane in tl.static_range(8):
-            k = block * 128 + plane * 16 + word
-            a = tl.load(left[:, None] + k[None, :], exists[:, None] & (k < K)[None, :], 0.0).to(DOT)
-            number = _as_number((packed >> (4 * plane)) & 15, FLOAT4, OFFSET, DOT).to(DOT)
-            part = tl.dot(a, number, part, input_precision="ieee")
-            if not FLOAT4:
-                total += tl.sum(a.to(tl.float32), 1)
-            if (plane + 1) * 16 % GROUP == 0 or plane == 7:
-                group = (block * 128 + plane * 16) // GROUP
-                known = inside & (group < num_groups)
-                if FLOAT4:
-                    exponent = tl.load(scales + group * N + column, known, 0).to(tl.int32)
-                    acc += part * (exponent << 23).to(tl.float32, bitcast=True)[None, :]
-                else:
-                    scale = tl.load(scales + group * N + column, known, 0.0).to(tl.float32)
-                    zero = tl.load(zeros + group * N + column, known, 0).to(tl.float32) + OFFSET
-                    acc += (part - total[:, None] * zero[None, :]) * scale[None, :]
-                part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-                total = tl.zeros((BLOCK_M,), tl.float32)
-    return acc
+    tile = words + column[:, None] * 32 + tl.arange(0, SIZE)[None, :]
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    for block in tl.range(first, last):
+        for start in tl.static_range(0, 32, SIZE):
+            k = block * 128 + start
+            packed = tl.load(tile + block * N * 32 + start, inside[:, None], 0)
+            if tl.uint8 == SCALE:
+                exponents = tl.load(scales + block * N + column, inside, 0)
+                w0, w1, w2, w3 = float_planes(packed, exponents[:, None], DOT)
+                # Triton would make an addition part of the product, whose instructions would then wait for each other.
+                acc -= _times(_four(w0, w1, w2, w3), left, exists, k, K, WHOLE, DOT)
+            elif GROUP >= 128:
+                scale, zero = _scale_and_zero(scales, k, column, N, K, GROUP, SCALE)
+                w0, w1, w2, w3 = integer_planes(packed, zero, zero, zero, zero, DOT)
+                acc += _times(_four(w0, w1, w2, w3), left, exists, k, K, WHOLE, DOT) * scale
+            elif GROUP == 64:
+                scale0, zero0 = _scale_and_zero(scales, k, column, N, K, GROUP, SCALE)
+                scale1, zero1 = _scale_and_zero(scales, k + 64, column, N, K, GROUP, SCALE)
+                w0, w1, w2, w3 = integer_planes(packed, zero0, zero0, zero1, zero1, DOT)
+                acc += _times(_pair(w0, w1), left, exists, k, K, WHOLE, DOT) * scale0
+                acc += _times(_pair(w2, w3), left, exists, k + 64, K, WHOLE, DOT) * scale1
+            else:
+                scale0, zero0 = _scale_and_zero(scales, k, column, N, K, GROUP, SCALE)
+                scale1, zero1 = _scale_and_zero(scales, k + 32, column, N, K, GROUP, SCALE)
+                scale2, zero2 = _scale_and_zero(scales, k + 64, column, N, K, GROUP, SCALE)
+                scale3, zero3 = _scale_and_zero(scales, k + 96, column, N, K, GROUP, SCALE)
+                w0, w1, w2, w3 = integer_planes(packed, zero0, zero1, zero2, zero3, DOT)
+                acc += _times(w0, left, exists, k, K, WHOLE, DOT) * scale0
+                acc += _times(w1, left, exists, k + 32, K, WHOLE, DOT) * scale1
+                acc += _times(w2, left, exists, k + 64, K, WHOLE, DOT) * scale2
+                acc += _times(w3, left, exists, k + 96, K, WHOLE, DOT) * scale3
+    return acc * -_FLOATS_ARE_SMALL if tl.uint8 == SCALE else acc
 
 
-@launchable(do_not_specialize=["M"])
+@launchable(do_not_specialize=["M", "parts"])
 def _four_bit_kernel(
-    x, words, scales, zeros, bias, out, M, N, K, x_stride,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, FLOAT4: tl.constexpr, OFFSET: tl.constexpr,
+    x, words, scales, bias, out, M, N, K, x_stride, parts,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, SCALE: tl.constexpr, WHOLE: tl.constexpr,
     BIAS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Program (columns, rows)."""
+    """Program (columns, rows, part). out (parts, M, N): sums over a part of K each."""
     row = (tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    part, num_blocks = tl.program_id(2), tl.cdiv(K, 128)
     acc = four_bit_product(
-        x + row * x_stride, row < M, words, scales, zeros, column, N, K, BLOCK_M, BLOCK_N, GROUP, FLOAT4, OFFSET, DOT
+        x + row * x_stride, row < M, words, scales, column, num_blocks * part // parts, num_blocks * (part + 1) // parts, N, K,
+        BLOCK_M, BLOCK_N, GROUP, SCALE, WHOLE, DOT,
     )  # fmt: skip
     if BIAS:
-        acc += tl.load(bias + column, column < N, 0.0).to(tl.float32)[None, :]
-    target = out + row[:, None] * N + column[None, :]
-    tl.store(target, acc.to(out.dtype.element_ty), (row < M)[:, None] & (column < N)[None, :])
+        acc += tl.load(bias + column, column < N, 0.0).to(tl.float32)[:, None]
+    target = out + (part.to(tl.int64) * M + row)[None, :] * N + column[:, None]
+    tl.store(target, acc.to(out.dtype.element_ty), (row < M)[None, :] & (column < N)[:, None])
 
 
-def offset_of(weight: FourBit, dtype: torch.dtype) -> int:
-    """Return what putting its bits into a mantissa of `dtype` adds to a weight's number."""
-    if weight.zeros is None or dtype == torch.float32:
-        return 0
-    return 128 if dtype == torch.bfloat16 else 1024
+_SCALES = {
+    torch.float32: tl.float32,
+    torch.bfloat16: tl.bfloat16,
+    torch.float16: tl.float16,
+    torch.uint8: tl.uint8,
+}
 
 
-def most_rows(weight: FourBit, device: torch.device) -> int:
-    """Return the most rows of a tile. Before Hopper, whose products read shared memory, E2M1 numbers leave no registers for
-    more."""
-    return 32 if weight.zeros is None and capability(device) < 90 else 64
+def scale_words(weight: FourBit) -> tuple[Tensor, tl.dtype]:
+    """Return (.., N) integers that an output's scales and zero points, or its exponents, are stored in, and the dtype of a
+    scale."""
+    wide = torch.int64 if weight.scales.dtype == torch.float32 else torch.int32
+    return weight.scales.view(wide)[..., 0], _SCALES[weight.scales.dtype]
+
+
+def dtype_of_products(weight: FourBit, dtype: torch.dtype) -> tl.dtype:
+    """Return what weights become and rows of `dtype` are multiplied in: float16 does not hold MXFP4's scales."""
+    return tl.float32 if weight.is_float and dtype == torch.float16 else dot_dtype(dtype)
+
+
+def warps_of(block_m: int) -> int:
+    """Return how many warps a tile of so many rows needs, lest its sums take the registers of its weights."""
+    return 4 if block_m <= 32 else 8
 
 
 def linear_four_bit(x: Tensor, weight: FourBit, bias: Tensor | None = None) -> Tensor:
     """x (M, K) with contiguous rows -> (M, N)."""
     num_rows, inner = x.shape
-    size = weight.words.shape[1]
+    size = weight.shape[0]
     assert weight.inputs == inner
     assert x.stride(1) == 1
     out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
     if not num_rows:
         return out
-    block_m = min(most_rows(weight, x.device), max(16, triton.next_power_of_2(num_rows)))
-    block_n = 32 if INTERPRETED or num_rows <= 64 else 64
-    _four_bit_kernel[(triton.cdiv(size, block_n), triton.cdiv(num_rows, block_m))](
-        x, weight.words, weight.scales, weight.zeros, bias, out, num_rows, size, inner, x.stride(0),
-        BLOCK_M=block_m, BLOCK_N=block_n, GROUP=weight.group, FLOAT4=weight.zeros is None,
-        OFFSET=offset_of(weight, x.dtype), BIAS=bias is not None, DOT=dot_dtype(x.dtype), num_warps=4, num_stages=6,
+    scales, scale = scale_words(weight)
+    block_m, block_n = min(MOST_ROWS, max(16, next_power_of_2(num_rows))), 32 if INTERPRETED else 128
+    tiles = cdiv(size, block_n), cdiv(num_rows, block_m)
+    parts = parts_of(tiles[0] * tiles[1], len(weight.words), x.device)
+    sums = out if parts == 1 else torch.empty((parts, num_rows, size), dtype=torch.float32, device=x.device)
+    _four_bit_kernel[(*tiles, parts)](
+        x, weight.words, scales, None if parts > 1 else bias, sums, num_rows, size, inner, x.stride(0), parts,
+        BLOCK_M=block_m, BLOCK_N=block_n, GROUP=weight.group, SCALE=scale, WHOLE=inner % BLOCK == 0,
+        BIAS=parts == 1 and bias is not None, DOT=dtype_of_products(weight, x.dtype), num_warps=warps_of(block_m),
+        num_stages=6 if block_m == 16 else 4,
     )  # fmt: skip
+    if parts > 1:
+        add_parts(sums, bias, out)
     return out

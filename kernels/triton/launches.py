@@ -139,20 +139,19 @@ def _scaled(rows: int, dtype: torch.dtype, *, blockwise: bool = False) -> None:
     linear_scaled(x, weight, *scales, torch.bfloat16)
 
 
-def _four_bit(group: int, scales: torch.dtype, zeros: torch.dtype | None) -> None:
+def _four_bit(group: int, scales: torch.dtype) -> None:
     for rows in (16, TOKENS):
-        linear_four_bit(tensor(rows, HIDDEN), four_bit((HIDDEN, MIDDLE), group, scales, zeros))
+        linear_four_bit(tensor(rows, HIDDEN), four_bit((HIDDEN, MIDDLE), group, scales))
 
 
-def four_bit(shape: tuple[int, ...], group: int, scales: torch.dtype, zeros: torch.dtype | None) -> FourBit:
+def four_bit(shape: tuple[int, ...], group: int, scales: torch.dtype) -> FourBit:
     """Four-bit weights of `shape` (.., inputs, outputs)."""
     *rest, inputs, outputs = shape
-    each = (*rest, -(-inputs // group), outputs)
-    words = tensor(*rest, -(-inputs // 128) * 16, outputs, dtype=torch.int32)
+    words = tensor(*rest, -(-inputs // 128), outputs, 32, dtype=torch.int16)
+    each = (-(-inputs // 128), outputs, 4) if scales == torch.uint8 else (-(-inputs // group), outputs, 2)
     return FourBit(
         words=words,
-        scales=tensor(*each, dtype=scales),
-        zeros=tensor(*each, dtype=zeros) if zeros else None,
+        scales=tensor(*rest, *each, dtype=scales),
         group=group,
         inputs=inputs,
     )
@@ -187,8 +186,8 @@ def _eight_bit_groups(rows: int, dtype: torch.dtype, *, blockwise: bool = False)
     _packed_groups(rows, weight, 2816)
 
 
-def _four_bit_groups(rows: int, group: int, scales: torch.dtype, zeros: torch.dtype | None) -> None:
-    _packed_groups(rows, lambda outputs, inputs: four_bit((32, inputs, outputs), group, scales, zeros), 2880)
+def _four_bit_groups(rows: int, group: int, scales: torch.dtype) -> None:
+    _packed_groups(rows, lambda outputs, inputs: four_bit((32, inputs, outputs), group, scales), 2880)
 
 
 def _roundings(dtype: torch.dtype) -> None:
@@ -253,8 +252,8 @@ LAUNCHES = (
     Launch("float8 product", lambda: _scaled(4096, torch.float8_e4m3fn), FLOAT8),
     Launch("float8 product by blocks", lambda: _scaled(4096, torch.float8_e4m3fn, blockwise=True), FLOAT8),
     Launch("float8 product, few rows", lambda: _scaled(16, torch.float8_e4m3fn, blockwise=True), (90,)),
-    Launch("four-bit product", lambda: _four_bit(128, torch.bfloat16, torch.uint8)),
-    Launch("MXFP4 product", lambda: _four_bit(32, torch.uint8, None)),
+    Launch("four-bit product", lambda: _four_bit(128, torch.bfloat16)),
+    Launch("MXFP4 product", lambda: _four_bit(32, torch.uint8)),
     Launch("products, batch-invariant", lambda: _products(4096)),
     Launch("experts, many rows", lambda: _groups(4096)),
     Launch("experts, few rows", lambda: _groups(16), (90,)),
@@ -265,9 +264,9 @@ LAUNCHES = (
         lambda: _eight_bit_groups(16, torch.float8_e4m3fn, blockwise=True),
         FLOAT8,
     ),
-    Launch("experts, four-bit", lambda: _four_bit_groups(4096, 64, torch.float16, torch.uint8)),
-    Launch("experts, MXFP4", lambda: _four_bit_groups(16, 32, torch.uint8, None)),
-    Launch("experts, MXFP4, many rows", lambda: _four_bit_groups(4096, 32, torch.uint8, None), (80, 90)),
+    Launch("experts, four-bit", lambda: _four_bit_groups(4096, 64, torch.float16)),
+    Launch("experts, MXFP4", lambda: _four_bit_groups(16, 32, torch.uint8)),
+    Launch("experts, MXFP4, many rows", lambda: _four_bit_groups(4096, 32, torch.uint8), (80, 90)),
     Launch("rounding to int8", lambda: _roundings(torch.int8)),
     Launch("rounding to float8", lambda: _roundings(torch.float8_e4m3fn), FLOAT8),
     Launch("routing", _routes),

@@ -19,10 +19,10 @@ from kernels.packed import (
     Weight,
 )
 from kernels.rounding import Activations, rounding_of
-from kernels.triton.gemm_four_bit import linear_four_bit, most_rows
+from kernels.triton.gemm_four_bit import MOST_ROWS, linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import Groups, combine, group_rows, grouped_linear
-from kernels.triton.grouped_packed import MOST_ROWS, grouped_linear_packed
+from kernels.triton.grouped_packed import grouped_linear_packed
 from kernels.triton.platform import capability
 from kernels.triton.quantise import round_to
 
@@ -70,10 +70,8 @@ def experts(
 
 def _most_rows(weight: Weight, device: torch.device) -> int:
     match weight:
-        case EightBit():
+        case EightBit() | FourBit():
             return MOST_ROWS
-        case FourBit():
-            return most_rows(weight, device)
         case _:
             return 128
 

@@ -84,9 +84,9 @@ def test_inputs_that_fill_no_block(quantised: tuple[torch.Tensor, ...]) -> None:
 def test_joined_and_stacked(kind: str) -> None:
     def make(size: int) -> Weight:
         if kind == "nibbles":
-            words = torch.randint(-(1 << 31), 1 << 31, (16, size), dtype=torch.int64).to(torch.int32)
-            zeros = torch.randint(0, 16, (2, size), dtype=torch.uint8)
-            return FourBit(words=words, scales=torch.rand(2, size), zeros=zeros, group=64, inputs=128)
+            words = torch.randint(-(1 << 15), 1 << 15, (1, size, 32), dtype=torch.int16)
+            scales = torch.stack((torch.rand(2, size), torch.randint(0, 16, (2, size)).float()), -1)
+            return FourBit(words=words, scales=scales, group=64, inputs=128)
         shape = (-(-size // 128), 1) if kind == "blocks" else (size,)
         return EightBit(torch.randint(-9, 9, (size, 128), dtype=torch.int8), torch.rand(shape))
 

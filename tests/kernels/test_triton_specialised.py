@@ -128,7 +128,7 @@ def products() -> None:
         for dtype in (torch.int8, torch.float8_e4m3fn):
             x, weight = tensor(rows, 4096, dtype=dtype), tensor(512, 4096, dtype=dtype)
             linear_scaled(x, weight, f32(rows), f32(512), torch.bfloat16)
-        linear_four_bit(tensor(rows, 4096), four_bit((4096, 512), 128, torch.bfloat16, torch.uint8))
+        linear_four_bit(tensor(rows, 4096), four_bit((4096, 512), 128, torch.bfloat16))
         gemm.linear(tensor(rows, 4096), tensor(512, 4096), None)
 
 

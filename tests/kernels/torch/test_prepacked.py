@@ -105,9 +105,8 @@ def test_a_step_without_rows_has_a_product_without_rows(weights: WeightFormat):
 
 def test_weights_that_a_checkpoint_stores_in_four_bits_are_packed_as_what_they_mean():
     stored = FourBit(
-        words=torch.randint(-(2**31), 2**31 - 1, (16, 2048), dtype=torch.int32),
-        scales=torch.rand(1, 2048) / 8,
-        zeros=torch.full((1, 2048), 8, dtype=torch.uint8),
+        words=torch.randint(-(2**15), 2**15, (1, 2048, 32), dtype=torch.int16),
+        scales=torch.stack((torch.rand(1, 2048) / 8, torch.full((1, 2048), 8.0)), -1),
         group=128,
         inputs=128,
     )

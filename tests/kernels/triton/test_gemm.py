@@ -50,15 +50,13 @@ def test_scaled_by_blocks(device: torch.device, shape: tuple[int, int, int]) -> 
 def four_bit(*shape: int, group: int, is_float: bool) -> FourBit:
     """A weight of `shape` (.., outputs, inputs) with any bits."""
     *rest, size, inner = shape
-    words = torch.randint(-(1 << 31), 1 << 31, (*rest, -(-inner // 128) * 16, size), dtype=torch.int64)
-    each = (*rest, -(-inner // group), size)
+    words = torch.randint(-(1 << 15), 1 << 15, (*rest, -(-inner // 128), size, 32), dtype=torch.int16)
     if is_float:
-        exponents = torch.randint(118, 130, each, dtype=torch.uint8)
-        return FourBit(words=words.to(torch.int32), scales=exponents, zeros=None, group=group, inputs=inner)
-    zeros = torch.randint(0, 17, each, dtype=torch.uint8)
-    return FourBit(
-        words=words.to(torch.int32), scales=torch.rand(each), zeros=zeros, group=group, inputs=inner
-    )
+        scales = torch.randint(118, 130, (*rest, -(-inner // 128), size, 4), dtype=torch.uint8)
+    else:
+        each = (*rest, -(-inner // group), size)
+        scales = torch.stack((torch.rand(each), torch.randint(0, 17, each).float()), -1)
+    return FourBit(words=words, scales=scales, group=group, inputs=inner)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
