@@ -80,7 +80,7 @@ class Cases:
         return {
             "decode": lambda: (self._decode(dtype) for dtype in ("bfloat16", "float8", "int8")),
             "prefill": lambda: (self._prefill(*of) for of in ((prompt, prompt), (prompt // 4, prompt * 4))),
-            "four bits": lambda: (self._four_bit(rows) for rows in (1, 16)),
+            "four bits": lambda: (self._four_bit(*of) for of in ((1, False), (16, False), (16, True))),
             "eight bits": self._eight_bit,
             "elementwise": self._elementwise,
             "rotation": self._rotation,
@@ -270,20 +270,24 @@ class Cases:
                 num_bytes=values.nbytes,
             )
 
-    def _four_bit(self, rows: int) -> Case:
+    def _four_bit(self, rows: int, down: bool) -> Case:
+        """`down`: from the many inputs of an MLP's second matrix to few outputs, for which sums are split."""
         inner, size = self._s.hidden, self._s.hidden * 4
+        if down:
+            inner, size = size, inner
         words = random_words(self._device, inner // 128, size)
-        scales = torch.stack((self._randn(inner // 128, size), self._randn(inner // 128, size) * 0 + 8), -1)
+        scales = self._randn(inner // 128, size, 2)
+        scales[..., 1] = 8
         weight, x = (
             FourBit(words=words, scales=scales, group=128, inputs=inner),
             self._randn(rows, inner),
         )
         moved = words.nbytes + scales.nbytes
         return Case(
-            name=f"4-bit weights, {rows} rows",
+            name=f"4-bit weights, {rows} rows{', few outputs' if down else ''}",
             run=lambda: linear_four_bit(x, weight),
             num_bytes=moved,
-            target=0.75,
+            target=0.0 if down else 0.75,
         )
 
     def _invariant_product(self, rows: int) -> Case:

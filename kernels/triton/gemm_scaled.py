@@ -13,6 +13,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.packed import SCALE_BLOCK
 from kernels.triton.platform import INTERPRETED, capability, num_programs
+from kernels.triton.split import add_parts, parts_of
 
 _BAND = 8
 """Rows of tiles that are computed before the next columns."""
@@ -33,10 +34,10 @@ def config_for(num_rows: int, device: torch.device) -> ScaledGemmConfig:
     if num_rows <= 64:
         return ScaledGemmConfig(
             block_m=max(16, triton.next_power_of_2(num_rows)),
-            block_n=32,
+            block_n=64,
             block_k=SCALE_BLOCK,
             num_warps=4,
-            num_stages=5,
+            num_stages=6,
         )
     if capability(device) < 90:
         return ScaledGemmConfig(block_m=128, block_n=64, block_k=64, num_warps=8, num_stages=3)
@@ -53,19 +54,22 @@ def tile_of(index, num_m, num_n, BAND: tl.constexpr):
     return first + within % height, within // height
 
 
-@triton.jit(do_not_specialize=["M", "a_scale_stride", "b_scale_stride"])
+@triton.jit(do_not_specialize=["M", "a_scale_stride", "b_scale_stride", "parts"])
 def _gemm_kernel(
-    a, b, a_scales, b_scales, bias, out, M, N, K, a_scale_stride, b_scale_stride, out_stride,
+    a, b, a_scales, b_scales, bias, out, M, N, K, a_scale_stride, b_scale_stride, parts,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,
-    BLOCKWISE: tl.constexpr, BIAS: tl.constexpr, ACC: tl.constexpr,
+    BLOCKWISE: tl.constexpr, BIAS: tl.constexpr, ACC: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """a (M, K), b (N, K): descriptors. Scales: element i at i * stride, or BLOCKWISE row-major with strides of rows."""
-    num_m, num_n = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N)
-    for index in tl.range(tl.program_id(0), num_m * num_n, tl.num_programs(0)):
-        tile_m, tile_n = tile_of(index, num_m, num_n, BAND)
+    """a (M, K), b (N, K): descriptors. Scales: element i at i * stride, or BLOCKWISE row-major with strides of rows. out (parts,
+    M, N): sums over a part of K each, of which there are several if SPLIT."""
+    num_m, num_n, num_k = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), tl.cdiv(K, BLOCK_K)
+    for index in tl.range(tl.program_id(0), num_m * num_n * parts, tl.num_programs(0)):
+        part = index % parts if SPLIT else 0
+        tile_m, tile_n = tile_of(index // parts if SPLIT else index, num_m, num_n, BAND)
         row, column = tile_m * BLOCK_M + tl.arange(0, BLOCK_M), tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         acc = tl.zeros((BLOCK_M, BLOCK_N), ACC)
-        for k in tl.range(0, tl.cdiv(K, BLOCK_K)):
+        first, last = (num_k * part // parts, num_k * (part + 1) // parts) if SPLIT else (0, num_k)
+        for k in tl.range(first, last):
             left = a.load([tile_m * BLOCK_M, k * BLOCK_K])
             right = b.load([tile_n * BLOCK_N, k * BLOCK_K])
             if BLOCKWISE:
@@ -80,7 +84,7 @@ def _gemm_kernel(
             result *= tl.load(b_scales + column * b_scale_stride, column < N, 0.0)[None, :]
         if BIAS:
             result += tl.load(bias + column, column < N, 0.0).to(tl.float32)[None, :]
-        target = out + row.to(tl.int64)[:, None] * out_stride + column[None, :]
+        target = out + (part * M + row).to(tl.int64)[:, None] * N + column[None, :]
         tl.store(target, result.to(out.dtype.element_ty), (row < M)[:, None] & (column < N)[None, :])
 
 
@@ -100,15 +104,20 @@ def linear_scaled(
     config = config_for(num_rows, x.device)
     assert not blockwise or config.block_k == SCALE_BLOCK
     tiles = triton.cdiv(num_rows, config.block_m) * triton.cdiv(size, config.block_n)
-    _gemm_kernel[(min(tiles, num_programs(x.device)),)](
+    parts = parts_of(tiles, triton.cdiv(inner, config.block_k), x.device)
+    sums = out if parts == 1 else torch.empty((parts, num_rows, size), dtype=torch.float32, device=x.device)
+    few = num_programs(x.device, 2 if config.block_m <= 64 else 1)
+    _gemm_kernel[(min(tiles * parts, few),)](
         TensorDescriptor.from_tensor(x, [config.block_m, config.block_k]),
         TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k]),
-        x_scales, weight_scales, bias, out, num_rows, size, inner,
-        _stride(x_scales), _stride(weight_scales), out.stride(0),
+        x_scales, weight_scales, None if parts > 1 else bias, sums, num_rows, size, inner,
+        _stride(x_scales), _stride(weight_scales), parts,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, BAND=_BAND, BLOCKWISE=blockwise,
-        BIAS=bias is not None, ACC=tl.int32 if x.dtype == torch.int8 else tl.float32,
+        BIAS=parts == 1 and bias is not None, ACC=tl.int32 if x.dtype == torch.int8 else tl.float32, SPLIT=parts > 1,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
+    if parts > 1:
+        add_parts(sums, bias, out)
     return out
 
 
