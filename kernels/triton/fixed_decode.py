@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import triton
 from torch import Tensor
 
 from kernels.ops import AttentionMeta
@@ -25,7 +24,7 @@ from kernels.triton.attention_config import (
     config_for,
     smallest_split,
 )
-from kernels.triton.platform import num_programs
+from kernels.triton.platform import cdiv, num_programs
 from kernels.triton.tiles import Items, Tiles, aligned
 
 Splits = tuple[np.ndarray, np.ndarray, int]
@@ -51,7 +50,7 @@ class TritonFixedDecode:
         self._num_seqs, self._empty_block, self._device = num_seqs, empty_block, device
         self._split_tokens, self._most_splits = split_tokens, 0
         if split_tokens:
-            longest = triton.cdiv(max_blocks * block_size, split_tokens)
+            longest = cdiv(max_blocks * block_size, split_tokens)
             self._most_splits = min(num_seqs * longest, num_seqs + empty_block * block_size // split_tokens)
         self._empty_slot = empty_block * block_size
         self._lens = np.ones(num_seqs, np.int32)
@@ -88,7 +87,7 @@ class TritonFixedDecode:
     def fits(self, context_lens: Sequence[int]) -> bool:
         if not self._split_tokens:
             return True
-        num_splits = sum(triton.cdiv(length, self._split_tokens) for length in context_lens)
+        num_splits = sum(cdiv(length, self._split_tokens) for length in context_lens)
         return num_splits + self._num_seqs - len(context_lens) <= self._most_splits
 
     def inputs(
@@ -170,7 +169,7 @@ class _Plan:
 
 def most_items(num_seqs: int, config: AttentionConfig, shape: AttentionShape, device: torch.device) -> int:
     """Return one item for each sequence, and so many more that a single long one occupies the device."""
-    more = triton.cdiv(num_programs(device, PROGRAMS_PER_PROCESSOR), config.num_head_blocks(shape))
+    more = cdiv(num_programs(device, PROGRAMS_PER_PROCESSOR), config.num_head_blocks(shape))
     return num_seqs + more
 
 
@@ -179,7 +178,7 @@ def split_all(lens: np.ndarray, window: int, most: int, config: AttentionConfig)
     # A tile begins at a multiple of block_n, which may lie up to block_n - 1 tokens before what a window lets it see.
     spans = lens.astype(np.int64) if not window else np.minimum(lens, window + config.block_n - 1)
     least = int(spans.sum()) / (most - len(lens))
-    tokens = max(smallest_split(config), triton.cdiv(int(np.ceil(least)), config.block_n) * config.block_n)
+    tokens = max(smallest_split(config), cdiv(int(np.ceil(least)), config.block_n) * config.block_n)
     return np.zeros_like(lens), (-(-spans // tokens)).astype(np.int32), tokens
 
 

@@ -4,7 +4,6 @@ space: all heads of a token share one key, whose first part is the value as well
 Memory-bound in decode up to some hundred heads. Floor: the latents of every context are read once."""
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -13,7 +12,7 @@ from kernels.triton.attention_config import AttentionShape, ContextPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.gemm import batched_linear
 from kernels.triton.launching import launchable
-from kernels.triton.platform import dot_dtype
+from kernels.triton.platform import dot_dtype, next_power_of_2
 from kernels.triton.softmax import online_softmax, with_sink
 from kernels.triton.tiles import item_of, rows_of
 
@@ -115,7 +114,7 @@ def _attend(
         items and items.tiles, items and items.splits, scale * _LOG2E,
         items.split_tokens if items else part.split_tokens, tiles.table.stride(0),
         GROUP=shape.num_heads, HEADS=config.heads, RANK=rank, ROTATED=shape.head_dim - rank,
-        BLOCK_R=max(16, triton.next_power_of_2(rank)), BLOCK_P=max(16, triton.next_power_of_2(shape.head_dim - rank)),
+        BLOCK_R=max(16, next_power_of_2(rank)), BLOCK_P=max(16, next_power_of_2(shape.head_dim - rank)),
         BLOCK_SIZE=shape.block_size, BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLIT=part.in_parts,
         FIXED=items is not None, DOT=dot_dtype(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip

@@ -1,5 +1,8 @@
 """What the launchers must know of where they run: the interpreter or a GPU, and the tiles that a shape asks for."""
 
+from functools import cache
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -32,8 +35,7 @@ def dot_dtype(dtype: torch.dtype) -> tl.dtype:
 def capability(device: torch.device) -> int:
     """Return ten times the compute capability of `device`, or of what is compiled for ahead of time."""
     if device.type == "cuda":
-        major, minor = torch.cuda.get_device_capability(device)
-        return 10 * major + minor
+        return 10 * _properties(device).major + _properties(device).minor
     return 90 if INTERPRETED else int(triton.runtime.driver.active.get_current_target().arch)
 
 
@@ -41,7 +43,12 @@ def num_programs(device: torch.device, per_processor: int = 1) -> int:
     """Return the number of programs of a persistent grid: `per_processor` for each multiprocessor."""
     if device.type != "cuda":
         return (2 if INTERPRETED else 132) * per_processor
-    return torch.cuda.get_device_properties(device).multi_processor_count * per_processor
+    return _properties(device).multi_processor_count * per_processor
+
+
+@cache
+def _properties(device: torch.device) -> Any:
+    return torch.cuda.get_device_properties(device)
 
 
 def warps_for(num_elements: int) -> int:

@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops import AttentionMeta
+from kernels.triton.platform import cdiv
 
 _ALIGNED = 4
 """int32 in 16 bytes, the alignment that Triton asks arguments for."""
@@ -58,26 +59,27 @@ def cut(
     meta: AttentionMeta, seqs: Sequence[int], tokens_per_tile: int, window: int, block_size: int, device: torch.device
 ) -> Tiles:  # fmt: skip
     """`seqs`: which of the step's sequences, at least one."""
-    tiles: list[tuple[int, int, int]] = []
-    for seq in seqs:
-        query_len, context = meta.query_lens[seq], meta.context_lens[seq]
-        for token in range(0, query_len, tokens_per_tile):
-            last = context - query_len + min(token + tokens_per_tile, query_len)
-            end = context if meta.sees_all(seq) else last
-            span = min(end, window + tokens_per_tile - 1 + end - last) if window else end
-            tiles.append((span, seq, token))
-    tiles.sort(key=lambda tile: -tile[0])
-    widest = max(-(-context // block_size) for context in meta.context_lens)
-    table = np.zeros((len(meta.block_tables), widest), np.int32)
-    for row, ids in zip(table, meta.block_tables, strict=True):
-        row[: min(len(ids), widest)] = ids[:widest].numpy()
+    queries, contexts = np.array(meta.query_lens, np.int32), np.array(meta.context_lens, np.int32)
+    both = np.array(meta.both_ways, np.int32)
+    own = np.array(seqs, np.int32)
+    num_tiles = -(-queries[own] // tokens_per_tile)
+    tile_seq = np.repeat(own, num_tiles)
+    token = (
+        np.arange(len(tile_seq)) - np.repeat(num_tiles.cumsum() - num_tiles, num_tiles)
+    ) * tokens_per_tile
+    query, context = queries[tile_seq], contexts[tile_seq]
+    last = context - query + np.minimum(token + tokens_per_tile, query)
+    end = np.where(both[tile_seq] > 0, context, last) if len(both) else last
+    spans = np.minimum(end, window + tokens_per_tile - 1 + end - last) if window else end
+    order = np.argsort(-spans, kind="stable")
+    table = _table(meta, block_size)
     parts = [
-        np.array([seq for _, seq, _ in tiles], np.int32),
-        np.array([token for _, _, token in tiles], np.int32),
+        tile_seq[order],
+        token[order].astype(np.int32),
         np.array(meta.query_starts[:-1], np.int32),
-        np.array(meta.query_lens, np.int32),
-        np.array(meta.context_lens, np.int32),
-        np.array(meta.both_ways, np.int32),
+        queries,
+        contexts,
+        both,
         table.ravel(),
     ]
     tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways, flat = _uploaded(parts, device)
@@ -88,9 +90,21 @@ def cut(
         query_lens=query_lens,
         context_lens=context_lens,
         table=flat.view(table.shape),
-        longest=tiles[0][0],
+        longest=int(spans.max()),
         both_ways=both_ways if meta.both_ways else None,
     )
+
+
+def _table(meta: AttentionMeta, block_size: int) -> np.ndarray:
+    """Return (B, widest) block ids, which are those of all cuts of the step."""
+    key = ("block table", block_size)
+    if (table := meta.cache.get(key)) is None:
+        widest = max(-(-context // block_size) for context in meta.context_lens)
+        table = meta.cache[key] = np.zeros((len(meta.block_tables), widest), np.int32)
+        for row, ids in zip(table, meta.block_tables, strict=True):
+            known = ids.numpy()[:widest]
+            row[: len(known)] = known
+    return table
 
 
 def _uploaded(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
@@ -107,7 +121,7 @@ def _uploaded(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]
 
 def aligned(count: int) -> int:
     """Return how many int32 to keep for `count` of them, so that what is behind them is aligned as they are."""
-    return triton.cdiv(count, _ALIGNED) * _ALIGNED
+    return cdiv(count, _ALIGNED) * _ALIGNED
 
 
 @triton.jit
