@@ -22,14 +22,26 @@ _LOG2E = 1.4426950408889634
 
 
 @triton.jit
+def _places_of(start, COUNT: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+    """COUNT tokens from `start` on -> numbers of their blocks in the sequence, and their places in those. Of a multiple of whole
+    blocks, which then begins where a block does, the places are the same for any `start`."""
+    token = tl.arange(0, COUNT)
+    if COUNT % BLOCK_SIZE == 0:
+        return start // BLOCK_SIZE + token // BLOCK_SIZE, token % BLOCK_SIZE
+    token += start
+    return token // BLOCK_SIZE, token % BLOCK_SIZE
+
+
+@triton.jit
 def _load_vectors(
-    kv, kv_scales, block, plane, kv_head, position, column, exists,
+    kv, kv_scales, block, place, plane, kv_head, column, exists,
     KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     MASKED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """(N, BLOCK_D) vectors of plane 0 (keys) or 1 (values), and their (N,) scales."""
-    vector = ((block * 2 + plane) * KV_HEADS + kv_head) * BLOCK_SIZE + position % BLOCK_SIZE
-    pointers = kv + vector[:, None] * D + column[None, :]
+    in_block = (plane * KV_HEADS + kv_head) * BLOCK_SIZE + place
+    begins = block * (2 * KV_HEADS * BLOCK_SIZE)
+    pointers = kv + (in_block * D)[:, None] + column[None, :] + (begins * D)[:, None]
     if MASKED:
         vectors = tl.load(pointers, exists[:, None] & (column < D)[None, :], 0.0)
     elif D < BLOCK_D:
@@ -38,7 +50,7 @@ def _load_vectors(
         vectors = tl.load(pointers)
     scales = exists.to(tl.float32)
     if SCALED:
-        scales = tl.load(kv_scales + vector, exists, 0.0)
+        scales = tl.load(kv_scales + begins + in_block, exists, 0.0)
     return vectors, scales
 
 
@@ -54,25 +66,26 @@ def _attend_span(
     for start in tl.range(begin, end, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
         exists = token < end
+        number, place = _places_of(start, BLOCK_N, BLOCK_SIZE)
         if MASKED:
-            block = tl.load(table + token // BLOCK_SIZE, exists, 0).to(tl.int64)
+            block = tl.load(table + number, exists, 0).to(tl.int64)
         else:
-            block = tl.load(table + token // BLOCK_SIZE).to(tl.int64)
+            block = tl.load(table + number).to(tl.int64)
         k, k_scale = _load_vectors(
-            kv, kv_scales, block, 0, kv_head, token, column, exists, KV_HEADS, D, BLOCK_D, BLOCK_SIZE, MASKED, SCALED
+            kv, kv_scales, block, place, 0, kv_head, column, exists, KV_HEADS, D, BLOCK_D, BLOCK_SIZE, MASKED, SCALED
         )  # fmt: skip
         scores = tl.dot(q, tl.trans(k.to(DOT)), input_precision="ieee")
         if SCALED:
             scores *= k_scale[None, :]
-        scores = soft_capped(scores, scale_log2, soft_cap, CAPPED)
+        scores, unit = soft_capped(scores, scale_log2, soft_cap, CAPPED)
         if MASKED:
             visible = (token[None, :] <= last[:, None]) & exists[None, :]
             if WINDOW > 0:
                 visible = visible & (token[None, :] > position[:, None] - WINDOW)
             scores = tl.where(visible, scores, float("-inf"))
-        weights, factor, largest, total = online_softmax(scores, largest, total)
+        weights, factor, largest, total = online_softmax(scores, unit, largest, total)
         v, v_scale = _load_vectors(
-            kv, kv_scales, block, 1, kv_head, token, column, exists, KV_HEADS, D, BLOCK_D, BLOCK_SIZE, MASKED, SCALED
+            kv, kv_scales, block, place, 1, kv_head, column, exists, KV_HEADS, D, BLOCK_D, BLOCK_SIZE, MASKED, SCALED
         )  # fmt: skip
         if SCALED:
             weights *= v_scale[None, :]
@@ -126,8 +139,8 @@ def _attention_kernel(
     kv_head = head_block // ((GROUP + HEADS - 1) // HEADS)
     blocks = table + seq.to(tl.int64) * table_stride
     edge = begin
-    if WINDOW == 0:
-        # All rows see what is not behind the first one's position.
+    if WINDOW == 0 and not ABSOLUTE:
+        # All rows see what is not behind the first one's position. Compiled apart, the same arithmetic may round otherwise.
         edge = max(begin, begin + (min(first_position + 1, end) - begin) // BLOCK_N * BLOCK_N)
         acc, largest, total = _attend_span(
             acc, largest, total, queries, kv, kv_scales, blocks, begin, edge, position, last, kv_head, scale_log2, soft_cap,

@@ -62,10 +62,10 @@ def _latent_kernel(
             vector + RANK + rotated[None, :], there[:, None] & (rotated < ROTATED)[None, :], 0.0
         ).to(DOT)
         scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
-        scores = tl.dot(q_rotated, tl.trans(key), scores, input_precision="ieee") * scale_log2
+        scores = tl.dot(q_rotated, tl.trans(key), scores, input_precision="ieee")
         visible = (at[None, :] <= position[:, None]) & there[None, :]
         scores = tl.where(visible, scores, float("-inf"))
-        weights, factor, largest, total = online_softmax(scores, largest, total)
+        weights, factor, largest, total = online_softmax(scores, scale_log2, largest, total)
         acc = tl.dot(weights.to(DOT), latent, acc * factor[:, None], input_precision="ieee")
     if SPLIT:
         part = (item.to(tl.int64) * tl.num_programs(1) + head_block) * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -6,25 +6,25 @@ import triton.language as tl
 
 @triton.jit
 def soft_capped(scores, scale_log2, soft_cap, CAPPED: tl.constexpr):
-    """Raw products -> scores times log2(e). tanh(z) = 1 - 2 / (exp(2z) + 1)."""
+    """Raw products -> scores, and what to multiply them by so that they are of base 2. tanh(z) = 1 - 2 / (exp(2z) + 1)."""
     log2e: tl.constexpr = 1.4426950408889634
+    unit = scale_log2
     if CAPPED:
         doubled = scores * (2.0 * scale_log2 / soft_cap)
-        scores = soft_cap * log2e * (1.0 - 2.0 / (tl.exp2(doubled) + 1.0))
-    else:
-        scores = scores * scale_log2
-    return scores
+        scores = 1.0 - 2.0 / (tl.exp2(doubled) + 1.0)
+        unit = soft_cap * log2e
+    return scores, unit
 
 
 @triton.jit
-def online_softmax(scores, largest, total):
-    """(M, N) scores of base 2, (M,) largest so far and sum relative to it.
+def online_softmax(scores, unit, largest, total):
+    """(M, N) scores, which times `unit` > 0 are of base 2; (M,) largest of those so far and sum relative to it.
 
     -> (M, N) weights and the (M,) factor of what was accumulated, both relative to the new largest; new largest and sum. A row
     that has seen nothing but -inf keeps weights of zero."""
-    now = tl.maximum(largest, tl.max(scores, 1))
+    now = tl.maximum(largest, tl.max(scores, 1) * unit)
     base = tl.where(now == float("-inf"), 0.0, now)
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(scores * unit - base[:, None])
     factor = tl.exp2(largest - base)
     return weights, factor, now, total * factor + tl.sum(weights, 1)
 
