@@ -12,6 +12,8 @@ from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from cluster.ingress.frontend import Frontend
 from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import Role
@@ -138,7 +140,7 @@ def _no_ranks(_: object) -> Any:
 def main() -> None:
     role: Any = sys.argv[1]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    asyncio.run(_serve(role, json.loads(sys.stdin.readline())))
+    uvloop.run(_serve(role, json.loads(sys.stdin.readline())))  # what servers have
     os._exit(0)  # threads of the instance may wait for each other
 
 

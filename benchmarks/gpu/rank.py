@@ -91,6 +91,7 @@ def decode_plans(batch: int, context: int, num_steps: int) -> Iterator[StepPlan]
     blocks = num_blocks_for(context + num_steps, BLOCK_SIZE)
     sampling = SamplingParams(temperature=0.0, max_tokens=4096)
     keys = [str(number) for number in range(batch)]
+    ids = [tuple(range(number * blocks, (number + 1) * blocks)) for number in range(batch)]
     new = tuple(NewSeq(key, (2,) * context, context, sampling) for key in keys)
     for step in range(num_steps):
         work = tuple(
@@ -98,7 +99,7 @@ def decode_plans(batch: int, context: int, num_steps: int) -> Iterator[StepPlan]
                 key=key,
                 start=context - 1 + step,
                 count=1,
-                block_ids=tuple(range(number * blocks, (number + 1) * blocks)),
+                block_ids=ids[number],
                 samples=True,
             )
             for number, key in enumerate(keys)

@@ -27,6 +27,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import uvloop
+
 from benchmarks.gpu import apart
 from benchmarks.gpu.mps_daemon import mps_daemon
 from benchmarks.gpu.session import Results, Row, Verdict, begin, parser
@@ -207,12 +209,12 @@ def main() -> None:
 
         def bounded() -> Row:
             with mps_daemon():
-                return asyncio.run(served(shape, folder, (0.6, 0.4)))
+                return uvloop.run(served(shape, folder, (0.6, 0.4)))
 
         made = {
-            WHOLE: lambda: asyncio.run(served(shape, folder, None)),
-            APART: lambda: asyncio.run(served(shape, folder, (1.0, 1.0))),
-            "offline": lambda: asyncio.run(offline(shape, folder)),
+            WHOLE: lambda: uvloop.run(served(shape, folder, None)),
+            APART: lambda: uvloop.run(served(shape, folder, (1.0, 1.0))),
+            "offline": lambda: uvloop.run(offline(shape, folder)),
         } | ({} if INTERPRETED else {BOUNDED: bounded})
         for row in results.missing(made):
             results.make(row, made[row])
