@@ -149,6 +149,8 @@ class Draws:
         samplings = [seq.sampling for _, seq in _by_row(drawing)]
         if self._rows_asked.samplings != samplings:
             self._rows_asked = RowsAsked(samplings)
+        # The very objects: those of the next step are compared by identity then, and not field by field.
+        self._rows_asked.samplings = samplings
         return self._rows_asked
 
     @property
