@@ -36,6 +36,8 @@ class Case:
     target: float = 0.0
     """The share of the floor to reach; with `against`, of the fastest peer."""
     against: bool = False
+    replayed: bool = False
+    """Whether it is timed without its launches, of which it has several."""
     peers: dict[str, Run] = field(default_factory=dict[str, Run])
 
 
@@ -268,6 +270,7 @@ class Cases:
                 name=f"rounding and {kind} product, {len(x)} rows",
                 run=_linear(x, weight),
                 num_bytes=values.nbytes,
+                replayed=True,
             )
 
     def _four_bit(self, rows: int, down: bool) -> Case:
@@ -288,6 +291,7 @@ class Cases:
             run=lambda: linear_four_bit(x, weight),
             num_bytes=moved,
             target=0.0 if down else 0.75,
+            replayed=down,
         )
 
     def _invariant_product(self, rows: int) -> Case:
@@ -347,8 +351,8 @@ class Cases:
         moved = sum(tensor.nbytes for tensor in held.tensors) * len(slots.unique()) / count
         name = f"experts, {kind}, {rows} x {width} of {count}"
         return Case(
-            name=name, run=lambda: experts(x, slots, weights, held, activation.silu_mul), num_bytes=moved
-        )
+            name=name, run=lambda: experts(x, slots, weights, held, activation.silu_mul), num_bytes=moved, replayed=True,
+        )  # fmt: skip
 
     def _sampling(self) -> Case:
         rows = 1 if self._s is SMOKE else 64

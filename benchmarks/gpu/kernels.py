@@ -18,7 +18,7 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.cases import REAL, SMOKE, Case, Cases, Make, Sizes
-from benchmarks.gpu.limits import Limits, measure, seconds
+from benchmarks.gpu.limits import Limits, measure, replayed, seconds
 from benchmarks.gpu.session import Results, Row, Verdict, begin, parser
 from benchmarks.gpu.step_cases import StepCases
 from kernels.triton.platform import INTERPRETED
@@ -35,7 +35,8 @@ def every_case(sizes: Sizes, device: torch.device) -> Iterable[Case]:
 
 
 def run_case(case: Case, limits: Limits) -> Row:
-    time_s, floor_s = seconds(case.run), limits.floor_s(case.num_bytes, case.num_flops, case.kind)
+    run = replayed(case.run) if case.replayed else case.run
+    time_s, floor_s = seconds(run), limits.floor_s(case.num_bytes, case.num_flops, case.kind)
     peers = {name: seconds(run) for name, run in case.peers.items()}
     reached = min(peers.values(), default=0.0) / time_s if case.against else floor_s / time_s
     return {

@@ -34,6 +34,18 @@ def seconds(run: Callable[[], object]) -> float:
     return do_bench(run, warmup=20, rep=100, return_mode="median") / 1e3
 
 
+def replayed(run: Callable[[], object]) -> Callable[[], object]:
+    """Return what replays `run` from a CUDA graph, as decode steps do: a slow host takes longer for some launches than a GPU for
+    their kernels."""
+    if INTERPRETED:
+        return run
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph.replay
+
+
 def copy_rate(device: torch.device) -> float:
     """Return bytes per second, read and written."""
     num_bytes = 1 << (12 if INTERPRETED else 31)

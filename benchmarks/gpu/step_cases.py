@@ -200,6 +200,7 @@ class StepCases:
             name=f"LoRA, {count} of rank {rank}",
             run=lambda: add_lora(out, x, shrink, expand, adapters),
             num_bytes=moved,
+            replayed=True,
         )
 
     def _logits(self) -> Tensor:
