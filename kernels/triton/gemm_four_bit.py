@@ -11,14 +11,14 @@ from torch import Tensor
 
 from kernels.packed import BLOCK, FourBit
 from kernels.triton.launching import launchable
-from kernels.triton.platform import INTERPRETED, cdiv, dot_dtype, next_power_of_2
+from kernels.triton.platform import INTERPRETED, capability, cdiv, dot_dtype, next_power_of_2
 from kernels.triton.split import add_parts, parts_of
 from kernels.triton.unpack import float_planes, integer_planes
 
 _FLOATS_ARE_SMALL = tl.constexpr(2.0**64)
 """What `float_planes` divides by."""
 MOST_ROWS = 64
-"""Rows of a tile: accumulators of more leave no registers for weights."""
+"""Rows of a tile of any weight: accumulators of more leave no registers for some."""
 
 
 @triton.jit
@@ -142,6 +142,12 @@ def dtype_of_products(weight: FourBit, dtype: torch.dtype) -> tl.dtype:
     return tl.float32 if weight.is_float and dtype == torch.float16 else dot_dtype(dtype)
 
 
+def _rows_of_tile(num_rows: int, weight: FourBit, device: torch.device) -> int:
+    """Before Hopper, and with the several sums of small groups, 128 rows would need more registers than there are."""
+    most = 128 if capability(device) >= 90 and (weight.is_float or weight.group >= 64) else MOST_ROWS
+    return min(most, max(16, next_power_of_2(num_rows)))
+
+
 def warps_of(block_m: int) -> int:
     """Return how many warps a tile of so many rows needs, lest its sums take the registers of its weights."""
     return 4 if block_m <= 32 else 8
@@ -157,7 +163,7 @@ def linear_four_bit(x: Tensor, weight: FourBit, bias: Tensor | None = None) -> T
     if not num_rows:
         return out
     scales, scale = scale_words(weight)
-    block_m, block_n = min(MOST_ROWS, max(16, next_power_of_2(num_rows))), 32 if INTERPRETED else 128
+    block_m, block_n = _rows_of_tile(num_rows, weight, x.device), 32 if INTERPRETED else 128
     tiles = cdiv(size, block_n), cdiv(num_rows, block_m)
     parts = parts_of(tiles[0] * tiles[1], len(weight.words), x.device)
     sums = out if parts == 1 else torch.empty((parts, num_rows, size), dtype=torch.float32, device=x.device)
@@ -165,7 +171,7 @@ def linear_four_bit(x: Tensor, weight: FourBit, bias: Tensor | None = None) -> T
         x, weight.words, scales, None if parts > 1 else bias, sums, num_rows, size, inner, x.stride(0), parts,
         BLOCK_M=block_m, BLOCK_N=block_n, GROUP=weight.group, SCALE=scale, WHOLE=inner % BLOCK == 0,
         BIAS=parts == 1 and bias is not None, DOT=dtype_of_products(weight, x.dtype), num_warps=warps_of(block_m),
-        num_stages=6 if block_m == 16 else 4,
+        num_stages={16: 6, 128: 3}.get(block_m, 4),
     )  # fmt: skip
     if parts > 1:
         add_parts(sums, bias, out)
