@@ -114,8 +114,8 @@ class EngineConfig(Section):
     """Which operations run on a GPU; `auto`: Triton's where it is installed, and attention by FlashInfer or FlashAttention where
     they are installed and measured to be faster; either name forces that one for attention. CPUs have PyTorch's."""
     cuda_graphs: Literal["auto", "off"] | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
-    """Numbers of sequences for which a decode step's launches are captured as a CUDA graph; fewer are padded to the next one.
-    `auto`: some up to `max_num_seqs` on a GPU whose kernels can be captured; `off`: none."""
+    """Numbers of tokens for which a step's launches are captured as a CUDA graph; fewer are padded to the next one.
+    `auto`: some up to 512, or `max_num_seqs`, on a GPU whose kernels can be captured; `off`: none."""
     profile: str = ""
     """File of `baton profile`, measured with this model: how long steps take until an instance has learned it from its own."""
     deterministic: bool = False

@@ -147,6 +147,10 @@ class FixedDecode(Protocol):
         """What a model's forward pass is captured with. Its slots are filled with the rest."""
         ...
 
+    def smaller(self, num_seqs: int) -> "FixedDecode":
+        """Return one of at most as many sequences whose block tables lie where this one's do: steps take turns."""
+        ...
+
     def fits(self, context_lens: Sequence[int]) -> bool:
         """Return whether there are places for a step of these contexts, which may be fewer than the sequences."""
         ...

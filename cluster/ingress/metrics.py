@@ -351,7 +351,7 @@ _FACTS = {
     "fences": _Fact("Writers that had to be shut out", lambda i: i.work.fences, grows=True),
     "steps": _Fact("Engine steps", lambda i: i.work.steps, grows=True),
     "replayed_steps": _Fact(
-        "Of these, decode steps replayed from CUDA graphs", lambda i: i.work.replayed_steps, grows=True
+        "Of these, steps replayed from CUDA graphs", lambda i: i.work.replayed_steps, grows=True
     ),
     "out_of_memory_steps": _Fact(
         "Steps for which there was no memory, planned again with less",

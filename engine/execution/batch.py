@@ -161,11 +161,11 @@ class PackedBatch:
         if num_state_blocks:
             own_tables = [table[num_state_blocks:] for table in own_tables]
         self._pieces = AttentionPieces.of(work, own_tables)
-        tokens, positions, slots = _rows(work, seqs, block_size, num_state_blocks)
+        tokens, positions, slots = packed_rows(work, seqs, block_size, num_state_blocks)
         if any(item.has_picture for item in work):
             positions = in_planes(positions, work, [seq.pictures for seq in seqs])
         self._tokens, self._positions, self._slots = (pack.add(each) for each in (tokens, positions, slots))
-        drawing = _drawing_rows(work)
+        drawing = drawing_rows(work)
         self._sample_rows = pack.add(np.array(drawing, np.int64)) if len(drawing) < len(tokens) else None
         self._drawn = OnDevice.of(work, seqs, pack)
         self._adapters = AdapterRows([item.adapter for item in work], [item.count for item in work], pack)
@@ -239,7 +239,7 @@ def build_batch(
     return packed.batch(step)
 
 
-def _drawing_rows(work: Sequence[SeqWork]) -> list[int]:
+def drawing_rows(work: Sequence[SeqWork]) -> list[int]:
     """Return the rows behind which a token is drawn."""
     found: list[int] = []
     end = 0
@@ -250,8 +250,8 @@ def _drawing_rows(work: Sequence[SeqWork]) -> list[int]:
     return found
 
 
-def _rows(
-    work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: int, num_state_blocks: int
+def packed_rows(
+    work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: int, num_state_blocks: int = 0
 ) -> np.ndarray:
     """Return tokens, positions and slots: (3, T) int64."""
     if all(item.count == 1 for item in work):
@@ -271,7 +271,7 @@ def _rows(
 
 
 def _row(item: SeqWork, seq: RankSeq, block_size: int, num_state_blocks: int) -> tuple[int, int, int]:
-    """Return what `_rows` has of a work of one token."""
+    """Return what `packed_rows` has of a work of one token."""
     start = item.start
     block, offset = divmod(start, block_size)
     slot = item.block_ids[num_state_blocks + block] * block_size + offset

@@ -1,4 +1,4 @@
-"""Captures a rank's decode steps where that can be done, and says why where it cannot."""
+"""Captures a rank's steps where that can be done, and says why where it cannot."""
 
 import logging
 from collections.abc import Callable
@@ -48,17 +48,17 @@ def make_graphs(
         if asked.are_named:
             raise
         why = f"capturing them has failed: {error}"
-        _log.exception("decode steps cannot be captured")
+        _log.exception("steps cannot be captured")
     if not agree(graphs is not None):
         return None, _launched(why)
     return (
         graphs,
-        f"decode steps of up to {max(asked.sizes)} sequences are captured, in {len(asked.sizes)} sizes",
+        f"steps of up to {max(asked.sizes)} tokens are captured, in {len(asked.sizes)} sizes",
     )
 
 
 def why_no_graphs(model: CausalModel, capture: Capture | None) -> str:
-    """Return a clause that says why decode steps cannot be captured; empty where they can."""
+    """Return a clause that says why steps cannot be captured; empty where they can."""
     if capture is None:
         return "CUDA graphs are captured on GPUs alone"
     if model.spec.recurrent is not None:
@@ -73,4 +73,4 @@ def why_no_graphs(model: CausalModel, capture: Capture | None) -> str:
 
 
 def _launched(why: str) -> str:
-    return f"decode steps are launched one kernel at a time: {why}"
+    return f"steps are launched one kernel at a time: {why}"

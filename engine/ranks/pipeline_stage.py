@@ -152,7 +152,7 @@ class StageRunner:
         pack, inputs = Pack(), self._inputs.begin()
         replay = self._graphs.pack(size, work, seqs, pack)
         pack.send(inputs.upload)
-        hidden = replay.hidden(inputs, None if self._model.is_first else self._states(len(work)))
+        hidden = replay.hidden(inputs, None if self._model.is_first else self._states(replay.num_rows))
         if not self._model.is_last:
             hidden = hidden.clone()  # the next part is replayed into this memory while it is still being sent
         return hidden, replay.sampled(hidden)

@@ -76,7 +76,7 @@ class RankSetup:
     max_batch_tokens: int = 0
     """The most tokens of a step."""
     graphs: GraphSizes = NO_GRAPHS
-    """Which decode steps to capture."""
+    """Which steps to capture."""
     head: HeadSetup | None = None
     """What makes guesses beside the model. None: the ranks make none."""
     meeting: Meeting = Meeting()
@@ -97,7 +97,7 @@ class Ready:
     peak_bytes: int
     """The most resident memory that it has had."""
     graphs: str = ""
-    """What is to be said of its decode steps: whether they are captured, or why not. Empty: nothing."""
+    """What is to be said of its steps: whether they are captured, or why not. Empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,23 +44,34 @@ class TritonFixedDecode:
         block_size: int,
         device: torch.device,
         split_tokens: int = 0,
+        *,
+        larger: "TritonFixedDecode | None" = None,
     ) -> None:
         """`split_tokens` > 0: contexts are split at its multiples, as by `attention.TritonAttention`. There are places for all
-        tokens of the pool, which are more than those of all contexts unless sequences share many."""
+        tokens of the pool, which are more than those of all contexts unless sequences share many. Tables are those of
+        `larger`."""
         self._num_seqs, self._empty_block, self._device = num_seqs, empty_block, device
+        self._block_size = block_size
         self._split_tokens, self._most_splits = split_tokens, 0
         if split_tokens:
             longest = cdiv(max_blocks * block_size, split_tokens)
             self._most_splits = min(num_seqs * longest, num_seqs + empty_block * block_size // split_tokens)
         self._empty_slot = empty_block * block_size
         self._lens = np.ones(num_seqs, np.int32)
-        self._table = np.zeros((num_seqs, max_blocks), np.int32)
-        self._table_rows: list[np.ndarray | None] = [None] * num_seqs
+        self._table = (
+            np.zeros((num_seqs, max_blocks), np.int32) if larger is None else larger._table[:num_seqs]
+        )
+        self._table_rows: list[np.ndarray | None] = (
+            [None] * num_seqs if larger is None else larger._table_rows
+        )
         """What each row of `_table` begins with. A sequence's row stays as it is until it has more blocks."""
         self._plans: dict[tuple[AttentionShape, int], _Plan] = {}
         each = torch.arange(num_seqs, dtype=torch.int32, device=device)
         none, ones = torch.zeros_like(each), torch.ones_like(each)
-        table = torch.zeros((num_seqs, max_blocks), dtype=torch.int32, device=device)
+        if larger is None:
+            table = torch.zeros((num_seqs, max_blocks), dtype=torch.int32, device=device)
+        else:
+            table = larger._tiles.table[:num_seqs]
         self._tiles = Tiles(
             tile_seqs=each,
             tile_tokens=none,
@@ -84,6 +95,12 @@ class TritonFixedDecode:
         )
         self.fill([torch.from_numpy(each).to(device) for each in self.inputs((), (), ())])
 
+    def smaller(self, num_seqs: int) -> "TritonFixedDecode":
+        max_blocks, split_tokens = self._table.shape[1], self._split_tokens
+        return TritonFixedDecode(
+            num_seqs, max_blocks, self._empty_block, self._block_size, self._device, split_tokens, larger=self
+        )
+
     def fits(self, context_lens: Sequence[int]) -> bool:
         if not self._split_tokens:
             return True
@@ -99,7 +116,7 @@ class TritonFixedDecode:
                 self._table[row, : len(ids)] = ids
                 self._table_rows[row] = ids
         self._table[num:, 0] = self._empty_block
-        self._table_rows[num:] = [None] * (self._num_seqs - num)
+        self._table_rows[num : self._num_seqs] = [None] * (self._num_seqs - num)
         table = self._table[:, : max(map(len, block_tables), default=1)]
         self._lens[:num], self._lens[num:] = context_lens, 1
         rows = np.full((2, self._num_seqs), self._empty_slot, np.int64)

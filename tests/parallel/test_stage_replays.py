@@ -28,36 +28,50 @@ class Next:
     def send(self, x: torch.Tensor, to: int) -> None:
         self.sent.append((x, x.clone()))
 
+    def recv(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=dtype)
+
 
 class Graphs:
     """All replays end in the same memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, with_prompts: bool = False) -> None:
+        self._with_prompts = with_prompts
         self.num_replays = self.num_launches = 0
+        self.received: list[int | None] = []
         self._memory = torch.zeros(8, HIDDEN)
 
     def padded(self, *groups: Sequence[SeqWork]) -> int:
-        return all(item.count == 1 for work in groups for item in work) and max(map(len, groups))
+        if not self._with_prompts and any(item.count > 1 for work in groups for item in work):
+            return 0
+        return max(sum(item.count for item in work) for work in groups)
 
     def pack(self, size: int, work: Sequence[SeqWork], seqs: object, pack: object) -> Any:
-        assert size >= len(work)
+        count = sum(item.count for item in work)
+        assert size >= count
         return SimpleNamespace(
-            hidden=lambda inputs, states: self._hidden(len(work)), sampled=lambda hidden: hidden
+            num_rows=count,
+            hidden=lambda inputs, states: self._hidden(count, states),
+            sampled=lambda hidden: hidden,
         )
 
     def launched(self, x: torch.Tensor, *_: object) -> torch.Tensor:
         self.num_launches += 1
         return torch.zeros(len(x), HIDDEN)
 
-    def _hidden(self, count: int) -> torch.Tensor:
+    def _hidden(self, count: int, states: torch.Tensor | None) -> torch.Tensor:
         self.num_replays += 1
+        self.received.append(None if states is None else len(states))
         return self._memory.fill_(self.num_replays)[:count]
 
 
-def stage(sink: Any = None) -> tuple[StageRunner, Graphs, Next]:
-    """The first of two."""
-    graphs, behind = Graphs(), Next()
-    model = Mock(is_first=True, is_last=False, dtype=torch.float32)
+def stage(
+    sink: Any = None, *, is_first: bool = True, with_prompts: bool = False
+) -> tuple[StageRunner, Graphs, Next]:
+    """One that has another behind it."""
+    graphs, behind = Graphs(with_prompts=with_prompts), Next()
+    model = Mock(is_first=is_first, is_last=False, dtype=torch.float32)
+    model.spec.hidden_size = HIDDEN
     model.forward.side_effect = graphs.launched
     shard: Any = SimpleNamespace(layout=SimpleNamespace(block_size=4, state_blocks=0), layers=range(2))
     pool = Mock(device=torch.device("cpu"), is_told=False)
@@ -89,6 +103,16 @@ def test_parts_with_prompts_are_launched(counts: tuple[int, ...], replays: int) 
     runner, graphs, behind = stage()
     assert not runner.step(plan(*counts)).replayed
     assert (graphs.num_replays, len(behind.sent)) == (replays, 2)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_replayed_part_has_a_row_for_each_token_from_the_stage_before_and_for_the_next(
+    is_first: bool,
+) -> None:
+    runner, graphs, behind = stage(is_first=is_first, with_prompts=True)
+    assert runner.step(plan(3, 1, 2)).replayed
+    assert graphs.received == ([None] * 2 if is_first else [3, 3])
+    assert [len(then) for _, then in behind.sent] == [3, 3]
 
 
 def test_all_parts_are_launched_of_a_step_whose_layers_somebody_waits_for() -> None:

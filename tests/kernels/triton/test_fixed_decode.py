@@ -118,6 +118,21 @@ def test_what_is_behind_a_context_and_in_others_tables_is_not_read(device: torch
     torch.testing.assert_close(got.cpu().double(), expected(short, 0.7, 0, 0.0), atol=4e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("split_tokens", [0, 32])
+def test_steps_of_fewer_sequences_take_turns_in_the_memory_of_the_largest(
+    split_tokens: int, device: torch.device
+) -> None:
+    largest, attend = (
+        TritonFixedDecode(3, MAX_BLOCKS, POOL, 8, device, split_tokens),
+        TritonAttention(split_tokens),
+    )
+    each = {3: largest, 2: largest.smaller(2), 1: largest.smaller(1)}
+    for seed, lens in enumerate([[70, 1, 33], [170, 40], [9], [18, 40, 130], [18, 1]]):
+        step = make_step([(1, n) for n in lens], block_size=8, seed=seed, device=device)
+        got = attend(step.q, step.kv_layer, filled(each[len(lens)], step).meta, 0.7, 0, 0.0)
+        torch.testing.assert_close(got.cpu().double(), expected(step, 0.7, 0, 0.0), atol=4e-6, rtol=1e-5)
+
+
 def test_rows_behind_the_last_sequence_have_a_token_of_nobody(device: torch.device) -> None:
     step = make_step([(1, n) for n in (70, 9)], block_size=8, device=device)
     empty = len(step.kv_layer)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.plan import KVPush, NewSeq, Sampled, SeqWork, StepPlan
+from core.plan import KVPush, NewSeq, Sampled, SeqWork, StepPlan, StepResult
 from core.prompt_pictures import Picture
 from core.types import Request, SamplingParams
 from engine.execution.decode_graphs import DecodeGraphs
@@ -24,6 +24,7 @@ from models.weights import Checkpoint, whole
 from tests.engine.execution.test_prompt_outputs import NUM_TOP, agree, answers, expected
 from tests.engine.execution.test_runner import Instance, Sink
 from tests.engine.launching import Launching
+from tests.kernels.triton.places import need_equal_places
 from tests.kernels.triton.test_model import model_in
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, make
 from tests.models.peft_adapters import make_adapter
@@ -84,6 +85,45 @@ def test_tokens_are_those_of_transformers_while_batches_and_tables_grow_and_shri
     assert not instance.device.violations
 
 
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "deepseek_v3"])
+def test_prompts_are_replayed_whole_in_pieces_and_beside_sequences_that_decode(
+    family: str, tmp_path: Path
+) -> None:
+    """The second prompt is cut, and its pieces are computed beside the first one's tokens."""
+    reference, _, model = tiny(tmp_path, family)
+    requests = requests_of([(5, 8), (21, 3), (2, 7)])
+    want = of_transformers(reference, requests)
+    instance = Instance(model, 20, simulated=True, sizes=(4, 16), max_batch_tokens=8)
+    replayed: list[bool] = []
+    step = instance.run_step
+
+    def watched(plan: StepPlan) -> StepResult:
+        replayed.append((result := step(plan)).replayed)
+        return result
+
+    instance.run_step = watched
+    assert instance.run(requests) == want
+    assert len(replayed) > 8
+    assert all(replayed)
+    assert instance.run(requests) == want  # from the prefix cache
+    assert not instance.device.violations
+
+
+def test_guesses_are_verified_by_replays(tmp_path: Path) -> None:
+    reference, _, model = tiny(tmp_path, "llama")
+    requests = requests_of([(5, 9), (9, 7)])
+    want = of_transformers(reference, requests)
+    instance = Instance(model, 20, simulated=True, sizes=(4, 16), max_batch_tokens=16, speculate="suffix")
+    plans: list[StepPlan] = []
+    instance.on_step = plans.append
+    for _ in ("nothing is known of outputs", "all of them are"):
+        assert instance.run(requests) == want
+    assert any(item.drafts for plan in plans for item in plan.work)
+    assert instance.num_replayed == len(plans)
+    assert instance.scheduler.draft_tokens[1] > 0
+    assert not instance.device.violations
+
+
 @pytest.mark.parametrize("family", ["llama", "gpt_oss"])
 async def test_replays_take_tokens_that_the_host_does_not_know_yet(family: str, tmp_path: Path) -> None:
     reference, _, model = tiny(tmp_path, family)
@@ -97,13 +137,17 @@ async def test_replays_take_tokens_that_the_host_does_not_know_yet(family: str, 
     assert instance.watched.num_overlapped > 4
 
 
-def test_a_prompt_that_is_computed_by_captured_steps_is_scored(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("sizes", "num_steps"), [((2,), 7), ((8,), 2)], ids=["by tokens", "at once"])
+def test_a_prompt_that_is_computed_by_captured_steps_is_scored(
+    sizes: tuple[int, ...], num_steps: int, tmp_path: Path
+) -> None:
     reference, _, model = tiny(tmp_path, "llama")
     (request,) = requests_of([(6, 2)])
     request = replace(request, sampling=replace(request.sampling, num_prompt_logprobs=NUM_TOP))
-    instance = Instance(model, NUM_BLOCKS, simulated=True, sizes=(2,), max_batch_tokens=1)
+    most = 1 if sizes == (2,) else 8
+    instance = Instance(model, NUM_BLOCKS, simulated=True, sizes=sizes, max_batch_tokens=most)
     first, _ = answers(instance, [request])
-    assert instance.num_replayed == 7
+    assert instance.num_replayed == num_steps
     agree(first.prompt_scores, expected(reference, request.prompt), request.prompt)  # type: ignore[arg-type]
 
 
@@ -181,6 +225,10 @@ class Steps:
         )
 
 
+WITH_PROMPTS, DECODE_ALONE = ((2, 4, 32), 9), ((2, 4), 6)
+"""Sizes, and how many of a day's steps are replayed."""
+
+
 def a_day(steps: Steps) -> list[Sampled]:
     """Full batches, padded ones, ones larger than any captured, a prompt between, one that draws nothing."""
     drawn = steps.prompts({"a": 5, "b": 13, "c": 1, "d": 3})
@@ -191,18 +239,19 @@ def a_day(steps: Steps) -> list[Sampled]:
     return drawn + steps.decode("eb", silent="e") + steps.decode("ba")
 
 
+@pytest.mark.parametrize(("sizes", "num_replayed"), [DECODE_ALONE, WITH_PROMPTS], ids=["decode", "prompts"])
 @pytest.mark.parametrize(("family", "kv_dtype"), [("qwen3", "int8"), ("qwen3_moe", "float32")])
 def test_what_is_said_of_tokens_and_experts_is_what_eager_steps_say(
-    family: str, kv_dtype: str, tmp_path: Path
+    family: str, kv_dtype: str, sizes: tuple[int, ...], num_replayed: int, tmp_path: Path
 ) -> None:
     _, _, model = tiny(tmp_path, family)
     stored = "" if kv_dtype == "float32" else kv_dtype
     eager = Steps(model, stored, ())
     want, counts = a_day(eager), model.expert_load.clone()
-    replayed = Steps(model, stored, (2, 4))
+    replayed = Steps(model, stored, sizes)
     model.expert_load.zero_()  # what capturing has counted was nobody's
     got = a_day(replayed)
-    assert (eager.instance.num_replayed, replayed.instance.num_replayed) == (0, 6)
+    assert (eager.instance.num_replayed, replayed.instance.num_replayed) == (0, num_replayed)
     assert [(one.key, one.token) for one in got] == [(one.key, one.token) for one in want]
     for one, other in zip(got, want, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
@@ -210,16 +259,20 @@ def test_what_is_said_of_tokens_and_experts_is_what_eager_steps_say(
     assert torch.equal(model.expert_load, counts)
 
 
+@pytest.mark.parametrize(("sizes", "num_replayed"), [DECODE_ALONE, WITH_PROMPTS], ids=["decode", "prompts"])
 @pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
 def test_replays_have_the_bits_of_launched_steps_where_batches_change_none(
-    family: str, tmp_path: Path
+    family: str, sizes: tuple[int, ...], num_replayed: int, tmp_path: Path
 ) -> None:
     """Splits of 16 tokens, so that contexts have several."""
     tiny(tmp_path, family)
     model = model_in(tmp_path, invariant_ops_split_at(CPU, 16), CPU)
-    eager, replayed = Steps(model, "", ()), Steps(model, "", (2, 4))
+    eager, replayed = Steps(model, "", ()), Steps(model, "", sizes)
     want, got = a_day(eager), a_day(replayed)
-    assert (eager.instance.num_replayed, replayed.instance.num_replayed) == (0, 6)
+    assert (eager.instance.num_replayed, replayed.instance.num_replayed) == (0, num_replayed)
+    if sizes == WITH_PROMPTS[0]:
+        assert [one.token for one in got] == [one.token for one in want]
+        need_equal_places()  # rows of prompts stand elsewhere in their tiles
     assert got == want  # log-probabilities, too, bit for bit
     want += eager.prompts({"f": 35})
     got += replayed.prompts({"f": 35})
@@ -247,7 +300,12 @@ def test_groups_of_ranks_pad_a_step_alike_or_launch_it(tmp_path: Path) -> None:
     prompt, pushed = steps.work("d", 0, 2), steps.work("d", 3, 1, push=True)
     assert [graphs.padded((), decoding[:num]) for num in range(6)] == [0, 2, 2, 4, 4, 0]
     assert graphs.padded(decoding[:1], decoding[1:4], ()) == 4
-    assert graphs.padded(decoding[:1], [prompt]) == 0
+    assert graphs.padded(decoding[:1], [prompt]) == 2
+    assert graphs.padded(decoding[:3], [prompt, *decoding[:2]]) == 4
+    assert graphs.padded(decoding[:1], [steps.work("d", 0, 5)]) == 0, "more tokens than were captured"
+    assert graphs.padded(decoding[:1], [replace(prompt, both_ways=((0, 2),))]) == 0
+    assert graphs.padded(decoding[:1], [replace(prompt, start=1 << 16)]) == 0, "it sees too much"
+    assert graphs.padded(decoding[:1], [replace(decoding[1], start=1 << 20)]) == 2
     assert graphs.padded(decoding[:1], [pushed]) == 0, "a group whose layers somebody waits for launches it"
     assert graphs.padded(decoding[:1], [replace(decoding[1], adapter="a@1")]) == 0
 
