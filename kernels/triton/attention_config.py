@@ -126,7 +126,7 @@ def config_for(shape: AttentionShape, rows: int, device: torch.device) -> Attent
             rows,
             128 if hopper and not shape.quantised else 64,
             8,
-            3 if hopper else 5,
+            3 if hopper and shape.quantised else 5,
         )
     heads = min(shape.group, 64)
     return AttentionConfig(
