@@ -255,6 +255,7 @@ LAUNCHES = (
     Launch("four-bit product", lambda: _four_bit(128, torch.bfloat16)),
     Launch("MXFP4 product", lambda: _four_bit(32, torch.uint8)),
     Launch("products, batch-invariant", lambda: _products(4096)),
+    Launch("products, batch-invariant, few rows", lambda: _products(16), (90,)),
     Launch("experts, many rows", lambda: _groups(4096)),
     Launch("experts, few rows", lambda: _groups(16), (90,)),
     Launch("experts, int8", lambda: _eight_bit_groups(4096, torch.int8), (80,)),

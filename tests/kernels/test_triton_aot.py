@@ -51,8 +51,8 @@ def test_every_tile_that_can_be_chosen_is_one_that_tensor_cores_take(capability:
             tiles = attention_config.config_for(shape, rows, meta)
             assert tiles.heads <= tiles.block_m
             found += [tiles.block_m, tiles.block_n]
-        for size, dtype in product((1, 24, 4096), (torch.float32, torch.bfloat16)):
-            plain = gemm.config_for(size, dtype)
+        for rows, size, dtype in product((1, 4096), (1, 24, 4096), (torch.float32, torch.bfloat16)):
+            plain = gemm.config_for(rows, size, 1, dtype, meta)
             found += [plain.block_m, plain.block_n, plain.block_k]
         for rows in (1, 2, 17, 64, 65, 4096):
             scaled = gemm_scaled.config_for(rows, meta)

@@ -9,9 +9,11 @@ from torch.nn import functional as F
 from kernels.ops import ExpertWeights
 from kernels.packed import EightBit, FourBit, as_float, on_device
 from kernels.torch import reference
+from kernels.triton import gemm
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import add_lora, group_rows
 from kernels.triton.weights import experts, linear
+from tests.kernels.triton.places import need_equal_places
 
 SHAPES = [(1, 40, 128), (37, 100, 400), (90, 33, 256)]
 
@@ -186,3 +188,17 @@ def test_adapters(device: torch.device, rank: int) -> None:
             want[row] += F.linear(F.linear(x[row], shrink[adapter]), expand[adapter])
     add_lora(out, x, shrink, expand, adapters)
     torch.testing.assert_close(out, want, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_has_the_same_bits_among_few_rows_and_among_many(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    """Compiled: in tiles of other sizes."""
+    rows, size = (1024, 4400) if device.type == "cuda" else (40, 70)
+    x, weight = (torch.randn(n, 200, dtype=dtype, device=device) for n in (rows, size))
+    many = gemm.linear(x, weight, None)
+    torch.testing.assert_close(many.double(), x.double() @ weight.double().T, rtol=1e-2, atol=0.2)
+    need_equal_places()
+    assert torch.equal(gemm.linear(x[7:20], weight, None), many[7:20])
+    assert torch.equal(gemm.batched_linear(x[:3, None], weight[None])[:, 0], many[:3])
