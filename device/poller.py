@@ -12,11 +12,16 @@ from device.seam import Event
 
 log = logging.getLogger(__name__)
 
-_PAUSE_S = 30e-6
+_LEAST_PAUSE_S, _MOST_PAUSE_S = 30e-6, 150e-6
+_PATIENCE = 1 / 16
+"""A pause, of the time for which the last that was asked for takes already. Each question takes the interpreter's lock away from
+the thread that launches steps, whenever that gives it up for a moment."""
 _IDLE_S = 5.0
 """After which the thread ends."""
 Then = Callable[[Exception | None], None]
 """Called with what failed, if anything did."""
+_Asked = tuple[Event, Then, float]
+"""When it was asked, last."""
 
 
 class Poller:
@@ -24,7 +29,7 @@ class Poller:
 
     def __init__(self) -> None:
         self._lock = threading.Condition()
-        self._asked: list[tuple[Event, Then]] = []
+        self._asked: list[_Asked] = []
         self._is_asking = False
 
     def when_done(self, event: Event, then: Then) -> None:
@@ -32,7 +37,7 @@ class Poller:
         if _answer(event, then):
             return
         with self._lock:
-            self._asked.append((event, then))
+            self._asked.append((event, then, time.monotonic()))
             self._lock.notify()
             if self._is_asking:
                 return
@@ -84,12 +89,17 @@ class Poller:
                     return
                 asked, self._asked = self._asked, []
             if asked and not self._ask(asked):
-                time.sleep(_PAUSE_S)
+                with self._lock:
+                    self._lock.wait(self._pause_s())  # whoever asks ends it
             asked = []  # an idle thread keeps no event alive
 
-    def _ask(self, asked: list[tuple[Event, Then]]) -> bool:
+    def _pause_s(self) -> float:
+        waits_s = time.monotonic() - max(asked_at for _, _, asked_at in self._asked)
+        return min(_MOST_PAUSE_S, max(_LEAST_PAUSE_S, _PATIENCE * waits_s))
+
+    def _ask(self, asked: list[_Asked]) -> bool:
         """Was any of them done?"""
-        left = [(event, then) for event, then in asked if not _answer(event, then)]
+        left = [each for each in asked if not _answer(each[0], each[1])]
         with self._lock:
             self._asked = left + self._asked
         return len(left) < len(asked)
