@@ -1,145 +1,24 @@
-"""Drawing tokens: penalties, then temperature, top-k, top-p, min-p, and one number through the inverse of the cumulative
-distribution in token-id order; log-probabilities. The same draw as kernels.sampling; engine.sampler says what each step means
-and where the numbers come from.
-
-Thresholds are found without sorting: floats are compared as integers of the same order, whose bits are settled two at a time by
-counting, or adding up, what lies above three candidates. A row is read 16 times for each of top-k and top-p, from L2."""
+"""What is done with logits: penalties, masks, draws, log-probabilities. The same as kernels.torch.sampling; engine.sampler says
+what each step means and where the numbers come from."""
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.sampling import DrawShapes, Masks, Penalties
+from kernels.triton.drawing import (
+    NO_TOKEN,
+    SEGMENTS_OF_ROW,
+    WIDTH_OF_ROW,
+    best_of_places,
+    places,
+    sample,
+    sum_all,
+)
 from kernels.triton.launching import launchable
-from kernels.triton.platform import INTERPRETED, cdiv
+from kernels.triton.platform import INTERPRETED, cdiv, next_power_of_2
 
 _BLOCK = 64 if INTERPRETED else 4096
-
-
-@triton.jit
-def _key(values):
-    """float32 -> int64 in [0, 2^32) of the same order."""
-    bits = values.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    return tl.where(bits >= 0x80000000, 0xFFFFFFFF - bits, bits + 0x80000000)
-
-
-@triton.jit
-def _scaled(row, token, V, temperature):
-    return tl.load(row + token, token < V, float("-inf")) / temperature
-
-
-@triton.jit
-def _threshold(row, V, temperature, peak, floor, wanted, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest key t with at least `wanted` tokens (MASS: of exp(x - peak) summed) of keys >= t and >= `floor`."""
-    settled = tl.full((), 0, tl.int64)
-    for step in tl.range(0, 16):
-        unit = tl.full((), 1, tl.int64) << (30 - 2 * step)
-        one, two, three = (
-            tl.full((), 0.0, tl.float64),
-            tl.full((), 0.0, tl.float64),
-            tl.full((), 0.0, tl.float64),
-        )
-        for start in tl.range(0, V, BLOCK):
-            token = start + tl.arange(0, BLOCK)
-            x = _scaled(row, token, V, temperature)
-            key = _key(x)
-            weight = tl.exp(x - peak).to(tl.float64) if MASS else tl.full((BLOCK,), 1.0, tl.float64)
-            weight = tl.where((token < V) & (key >= floor), weight, 0.0)
-            one += tl.sum(tl.where(key >= settled + unit, weight, 0.0), 0)
-            two += tl.sum(tl.where(key >= settled + 2 * unit, weight, 0.0), 0)
-            three += tl.sum(tl.where(key >= settled + 3 * unit, weight, 0.0), 0)
-        reached = (one >= wanted).to(tl.int64) + (two >= wanted).to(tl.int64) + (three >= wanted).to(tl.int64)
-        settled += reached * unit
-    return settled
-
-
-@launchable()
-def _sample_kernel(
-    logits, temperatures, top_ks, top_ps, min_ps, uniforms, out, V, stride, BLOCK: tl.constexpr
-):  # fmt: skip
-    """One row of logits."""
-    index = tl.program_id(0).to(tl.int64)
-    row = logits + index * stride
-    temperature = tl.load(temperatures + index)
-    greedy = temperature <= 0
-    temperature = tl.where(greedy, 1.0, temperature)
-    peak, best = tl.full((), float("-inf"), tl.float32), tl.full((), 0, tl.int32)
-    for start in tl.range(0, V, BLOCK):
-        x = _scaled(row, start + tl.arange(0, BLOCK), V, temperature)
-        here = tl.max(x, 0)
-        best = tl.where(here > peak, start + tl.argmax(x, 0), best)
-        peak = tl.maximum(peak, here)
-    if greedy:
-        tl.store(out + index, best.to(tl.int64))
-    else:
-        top_k, top_p, min_p = tl.load(top_ks + index), tl.load(top_ps + index), tl.load(min_ps + index)
-        floor = tl.full((), 0, tl.int64)
-        if (top_k > 0) & (top_k < V):
-            floor = _threshold(row, V, temperature, peak, floor, top_k.to(tl.float64), False, BLOCK)
-        total = tl.full((), 0.0, tl.float64)
-        for start in tl.range(0, V, BLOCK):
-            token = start + tl.arange(0, BLOCK)
-            x = _scaled(row, token, V, temperature)
-            total += tl.sum(
-                tl.where((token < V) & (_key(x) >= floor), tl.exp(x - peak), 0.0).to(tl.float64), 0
-            )
-        # Of the tokens that share the last probability within top-p, the first ones are kept, by id.
-        num_ties = tl.full((), V, tl.int32).to(tl.float64)
-        if top_p < 1:
-            mass = total * top_p.to(tl.float64)
-            tie = _threshold(row, V, temperature, peak, floor, mass, True, BLOCK)
-            above, each = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
-            for start in tl.range(0, V, BLOCK):
-                token = start + tl.arange(0, BLOCK)
-                x = _scaled(row, token, V, temperature)
-                key, weight = _key(x), tl.exp(x - peak).to(tl.float64)
-                above += tl.sum(tl.where((token < V) & (key > tie), weight, 0.0), 0)
-                each = tl.maximum(each, tl.max(tl.where((token < V) & (key == tie), weight, 0.0), 0))
-            floor = tie
-            num_ties = tl.ceil((mass - above) / tl.maximum(each, 1e-300))
-        token = _draw(row, V, temperature, peak, floor, num_ties, min_p, tl.load(uniforms + index), BLOCK)
-        tl.store(out + index, token)
-
-
-@triton.jit
-def _draw(row, V, temperature, peak, floor, num_ties, min_p, uniform, BLOCK: tl.constexpr):
-    """The first token whose cumulative weight exceeds its part of the total; the last that may be drawn, should none."""
-    found, last = tl.full((), -1, tl.int64), tl.full((), 0, tl.int64)
-    target = tl.full((), 0.0, tl.float64)
-    for is_drawing in tl.static_range(2):
-        before, ties = tl.full((), 0.0, tl.float64), tl.full((), 0.0, tl.float64)
-        for start in tl.range(0, V, BLOCK):
-            token = start + tl.arange(0, BLOCK)
-            x = _scaled(row, token, V, temperature)
-            key, weight = _key(x), tl.exp(x - peak)
-            is_tie = ((key == floor) & (token < V)).to(tl.float64)
-            kept = (token < V) & (key >= floor) & (weight >= min_p)
-            kept = kept & ((key > floor) | (ties + tl.cumsum(is_tie, 0) <= num_ties))
-            weights = tl.where(kept, weight, 0.0).to(tl.float64)
-            if is_drawing:
-                over = (before + tl.cumsum(weights, 0) > target) & kept
-                first = tl.min(tl.where(over, token, V), 0).to(tl.int64)
-                found = tl.where((found < 0) & (first < V), first, found)
-                last = tl.maximum(last, tl.max(tl.where(kept, token, 0), 0).to(tl.int64))
-            before += tl.sum(weights, 0)
-            ties += tl.sum(is_tie, 0)
-        target = uniform * before
-    return tl.where(found < 0, last, found)
-
-
-def sample(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
-) -> Tensor:
-    """logits (N, V) float32 with contiguous rows; (N,) each: temperature (0: the likeliest), top_p (1: all) and min_p float32,
-    top_k int32 (0: all), uniforms float64 in [0, 1) -> tokens (N,) int64."""
-    out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
-    if len(logits):
-        _sample_kernel[(len(logits),)](
-            logits, temperature, top_k, top_p, min_p, uniforms, out, logits.shape[1], logits.stride(0),
-            BLOCK=_BLOCK, num_warps=8,
-        )  # fmt: skip
-    return out
 
 
 def draw(logits: Tensor, draws: DrawShapes, masks: Masks | None = None) -> Tensor:
@@ -212,29 +91,47 @@ def mask(logits: Tensor, rows: Tensor, bits: Tensor) -> None:
     )  # fmt: skip
 
 
-@launchable()
-def _logprob_kernel(logits, tokens, out, totals, V, stride, BLOCK: tl.constexpr):
+@launchable(do_not_specialize=["num_top"])
+def _logprob_kernel(
+    logits, tokens, out, top_values, top_tokens, V, stride, num_top,
+    SEGMENTS: tl.constexpr, WIDTH: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """One row of logits. Each place of a tile keeps the best of the tokens that it has read, STEPS at most; where that is taken,
+    it looks for its next."""
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * stride
-    peak, total = tl.full((), float("-inf"), tl.float32), tl.full((), 0.0, tl.float32)
-    for start in tl.range(0, V, BLOCK):
-        token = start + tl.arange(0, BLOCK)
-        x = tl.load(row + token, token < V, float("-inf"))
-        now = tl.maximum(peak, tl.max(x, 0))
-        base = tl.where(now == float("-inf"), 0.0, now)
-        total = total * tl.exp(peak - base) + tl.sum(tl.exp(x - base), 0)
-        peak = now
-    whole = peak + tl.log(total)
-    tl.store(totals + index, whole)
+    top, at, size = best_of_places(row, V, SEGMENTS, WIDTH)
+    peak, first = tl.max(tl.max(top, 1), 0), places(V, SEGMENTS, WIDTH)[1]
+    base = tl.where(peak == float("-inf"), 0.0, peak)
+    weights = tl.zeros((SEGMENTS, WIDTH), tl.float32)
+    for start in tl.range(0, size, WIDTH):
+        weights += tl.exp(tl.load(row + first + start, first + start < V, float("-inf")) - base)
+    whole = base + tl.log(sum_all(weights))
     tl.store(out + index, tl.load(row + tl.load(tokens + index)) - whole)
+    for number in tl.range(0, num_top):
+        peak = tl.max(tl.max(top, 1), 0)
+        token = tl.min(tl.min(tl.where(top == peak, at, NO_TOKEN), 1), 0)
+        tl.store(top_values + index * num_top + number, peak - whole)
+        tl.store(top_tokens + index * num_top + number, token.to(tl.int64))
+        segment, step = token // size, tl.arange(0, STEPS)
+        others = segment * size + (token - segment * size) % WIDTH + step * WIDTH
+        exists = (others < (segment + 1) * size) & (others < V)
+        x = tl.load(row + others, exists, float("-inf"))
+        is_left = exists & ((x < peak) | ((x == peak) & (others > token)))
+        following = tl.max(tl.where(is_left, x, float("-inf")), 0)
+        its = tl.min(tl.where(is_left & (x == following), others, NO_TOKEN), 0)
+        top, at = tl.where(at == token, following, top), tl.where(at == token, its, at)
 
 
 def logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, Tensor, Tensor]:
     """`Ops.logprobs`; rows of logits are contiguous."""
-    out, totals = (torch.empty(len(logits), dtype=torch.float32, device=logits.device) for _ in range(2))
-    if len(logits):
-        _logprob_kernel[(len(logits),)](
-            logits, tokens, out, totals, logits.shape[1], logits.stride(0), BLOCK=_BLOCK, num_warps=8
-        )
-    top = logits.topk(num_top)
-    return out, top.values - totals[:, None], top.indices
+    num_rows, vocab = logits.shape
+    out = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    values = torch.empty((num_rows, num_top), dtype=torch.float32, device=logits.device)
+    indices = torch.empty((num_rows, num_top), dtype=torch.int64, device=logits.device)
+    if num_rows:
+        _logprob_kernel[(num_rows,)](
+            logits, tokens, out, values, indices, vocab, logits.stride(0), num_top, SEGMENTS=SEGMENTS_OF_ROW, WIDTH=WIDTH_OF_ROW,
+            STEPS=next_power_of_2(cdiv(vocab, SEGMENTS_OF_ROW * WIDTH_OF_ROW)), num_warps=SEGMENTS_OF_ROW,
+        )  # fmt: skip
+    return out, values, indices

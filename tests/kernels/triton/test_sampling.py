@@ -61,6 +61,26 @@ def test_the_draw_of_the_engine(device: torch.device, with_ties: bool) -> None:
         assert torch.equal(on_device(logits, params, uniforms, device), draw(logits, params, uniforms))
 
 
+@pytest.mark.parametrize("spread", [0.1, 2.0, 9.0])
+def test_the_draw_of_a_larger_vocabulary(device: torch.device, spread: float) -> None:
+    """Those that may be drawn are few, or too many to be listed."""
+    cuts = [{"top_k": 3}, {"top_k": 500}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.5}, {"min_p": 0.1}, {}]
+    params = [SamplingParams(temperature=0.8, **cut) for cut in cuts]  # type: ignore[arg-type]
+    logits = torch.randn(len(params), 1500) * spread
+    for position in range(2):
+        uniforms = torch.tensor([uniform(seed, position) for seed in range(len(params))], dtype=torch.float64)
+        assert torch.equal(on_device(logits, params, uniforms, device), draw(logits, params, uniforms))
+
+
+def test_the_likeliest_tokens_are_different_ones_where_few_are_allowed(device: torch.device) -> None:
+    """Five of six are asked for, of which two are allowed: each comes once, the allowed ones first."""
+    logits = torch.tensor([[-torch.inf, 2.0, -torch.inf, -torch.inf, 3.0, -torch.inf]])
+    _, values, ids = logprobs(logits.to(device), torch.tensor([4], device=device), 5)
+    assert ids[0, :2].tolist() == [4, 1]
+    assert len(set(ids[0].tolist())) == 5
+    assert values[0, 2:].tolist() == [-torch.inf] * 3
+
+
 def test_a_number_next_to_one_draws_the_last_token_that_may_be(device: torch.device) -> None:
     logits, params = torch.tensor([[0.0, 5.0, 4.9, -50.0]]), [SamplingParams(temperature=1.0, top_k=2)]
     assert on_device(logits, params, torch.tensor([1 - 2.0**-53], dtype=torch.float64), device).item() == 2
