@@ -10,78 +10,78 @@ from torch import Tensor
 
 from kernels.routing import Routing
 from kernels.triton.launching import launchable
-from kernels.triton.platform import next_power_of_2
+from kernels.triton.platform import cdiv, next_power_of_2
+
+_ROWS = 4
 
 
 @triton.jit
-def _best(values, place, COUNT: tl.constexpr):
-    """Return the largest of (COUNT,) values, and the first place that has it. Where all are NaN, any place."""
-    peak = tl.max(values, 0)
-    return peak, tl.min(tl.where(values == peak, place, COUNT - 1), 0)
+def _first(values, peak, column, BLOCK: tl.constexpr):
+    """Return the first of the columns of each row that has the row's peak."""
+    return tl.min(tl.where(values == peak[:, None], column, BLOCK - 1), 1)[:, None]
 
 
 @triton.jit
 def _within_best_groups(
-    choice, column, SIZE: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, BLOCK_G: tl.constexpr,
-    TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr,
+    choice, column, SIZE: tl.constexpr, BLOCK: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    GROUP_BEST: tl.constexpr,
 ):  # fmt: skip
     """Return `choice` with no expert outside of the TOP_GROUPS groups of SIZE whose GROUP_BEST best are best together."""
-    group, each = column // SIZE, tl.arange(0, BLOCK_G)
-    worth = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+    group = column // SIZE
+    worth = tl.full(choice.shape, float("-inf"), tl.float32)
     for number in tl.static_range(GROUPS):
         inside = tl.where(group == number, choice, float("-inf"))
-        total = tl.full((), 0.0, tl.float32)
-        for _ in tl.static_range(GROUP_BEST):
-            peak, place = _best(inside, column, BLOCK)
+        peak = tl.max(inside, 1)
+        total = peak
+        for _ in tl.static_range(GROUP_BEST - 1):
+            inside = tl.where(column == _first(inside, peak, column, BLOCK), float("-inf"), inside)
+            peak = tl.max(inside, 1)
             total += peak
-            inside = tl.where(column == place, float("-inf"), inside)
-        worth = tl.where(each == number, total, worth)
+        worth = tl.where(group == number, total[:, None], worth)
     is_open = column < 0
     for _ in tl.static_range(TOP_GROUPS):
-        _peak, place = _best(worth, each, BLOCK_G)
-        is_open = is_open | (group == place)
-        worth = tl.where(each == place, float("-inf"), worth)
+        found = group == _first(worth, tl.max(worth, 1), column, BLOCK) // SIZE
+        is_open = is_open | found
+        worth = tl.where(found, float("-inf"), worth)
     return tl.where(is_open, choice, float("-inf"))
 
 
-@launchable()
+@launchable(do_not_specialize=["num_rows"])
 def _route_kernel(
-    logits, bias, experts, weights, scale, stride,
-    E: tl.constexpr, BLOCK: tl.constexpr, TOP_K: tl.constexpr, BLOCK_K: tl.constexpr, SIGMOID: tl.constexpr,
-    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, BLOCK_G: tl.constexpr, TOP_GROUPS: tl.constexpr,
-    GROUP_BEST: tl.constexpr,
+    logits, bias, experts, weights, scale, num_rows, stride,
+    E: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    column, slot = tl.arange(0, BLOCK), tl.arange(0, BLOCK_K)
-    exists = column < E
-    x = tl.load(logits + row * stride + column, exists, float("-inf"))
+    """ROWS rows, each a warp's."""
+    row = (tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS))[:, None]
+    column = tl.arange(0, BLOCK)[None, :]
+    exists = (row < num_rows) & (column < E)
+    x = tl.where(row < num_rows, tl.load(logits + row * stride + column, exists, float("-inf")), 0.0)
     if SIGMOID:
         scores = tl.sigmoid(x)
     else:
-        scores = tl.exp(x - tl.max(x, 0))
-        scores = scores / tl.sum(scores, 0)
+        scores = tl.exp(x - tl.max(x, 1)[:, None])
+        scores = scores / tl.sum(scores, 1)[:, None]
     choice = scores
     if bias is not None:
-        choice += tl.load(bias + column, exists, 0.0)
+        choice += tl.load(bias + column, column < E, 0.0)
     choice = tl.where(exists, choice, float("-inf"))
     if TOP_GROUPS < GROUPS:
-        choice = _within_best_groups(
-            choice, column, E // GROUPS, BLOCK, GROUPS, BLOCK_G, TOP_GROUPS, GROUP_BEST
-        )
-    chosen = tl.zeros((BLOCK_K,), tl.int32)
-    found = tl.zeros((BLOCK_K,), tl.float32)
-    total = tl.full((), 0.0, tl.float32)
+        choice = _within_best_groups(choice, column, E // GROUPS, BLOCK, GROUPS, TOP_GROUPS, GROUP_BEST)
+    choice = tl.where(choice == choice, choice, float("-inf"))
+    slot = tl.full(choice.shape, -1, tl.int32)
     for number in tl.static_range(TOP_K):
-        _peak, place = _best(choice, column, BLOCK)
-        weight = tl.sum(tl.where(column == place, scores, 0.0), 0)
-        total += weight
-        chosen = tl.where(slot == number, tl.minimum(place, E - 1), chosen)
-        found = tl.where(slot == number, weight, found)
+        is_best = (choice == tl.max(choice, 1)[:, None]) & (slot < 0)
+        place = tl.min(tl.where(is_best, column, BLOCK - 1), 1)[:, None]
+        slot = tl.where(column == place, number, slot)
         choice = tl.where(column == place, float("-inf"), choice)
+    is_chosen = slot >= 0
     if RENORMALISE:
-        found = found / tl.maximum(total, 1e-20)
-    tl.store(experts + row * TOP_K + slot, chosen.to(tl.int64), slot < TOP_K)
-    tl.store(weights + row * TOP_K + slot, found * scale, slot < TOP_K)
+        total = tl.sum(tl.where(is_chosen, scores, 0.0), 1)
+        scores = scores / tl.maximum(total, 1e-20)[:, None]
+    there = row * TOP_K + slot
+    tl.store(experts + there, (column + tl.zeros_like(slot)).to(tl.int64), is_chosen & exists)
+    tl.store(weights + there, scores * scale, is_chosen & exists)
 
 
 def route(logits: Tensor, choice_bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
@@ -91,12 +91,10 @@ def route(logits: Tensor, choice_bias: Tensor | None, routing: Routing) -> tuple
     experts = torch.empty((num_rows, routing.top_k), dtype=torch.int64, device=logits.device)
     weights = torch.empty(experts.shape, dtype=torch.float32, device=logits.device)
     if num_rows:
-        _route_kernel[(num_rows,)](
-            logits, choice_bias, experts, weights, routing.scale, logits.stride(0),
-            E=num_experts, BLOCK=next_power_of_2(num_experts), TOP_K=routing.top_k,
-            BLOCK_K=next_power_of_2(routing.top_k), SIGMOID=routing.scoring == "sigmoid",
-            RENORMALISE=routing.renormalise, GROUPS=routing.num_groups,
-            BLOCK_G=next_power_of_2(routing.num_groups), TOP_GROUPS=routing.top_groups,
-            GROUP_BEST=routing.group_best, num_warps=1 if num_experts <= 128 else 2,
+        _route_kernel[(cdiv(num_rows, _ROWS),)](
+            logits, choice_bias, experts, weights, routing.scale, num_rows, logits.stride(0),
+            E=num_experts, BLOCK=next_power_of_2(num_experts), ROWS=_ROWS, TOP_K=routing.top_k,
+            SIGMOID=routing.scoring == "sigmoid", RENORMALISE=routing.renormalise, GROUPS=routing.num_groups,
+            TOP_GROUPS=routing.top_groups, GROUP_BEST=routing.group_best, num_warps=_ROWS,
         )  # fmt: skip
     return experts, weights
