@@ -63,7 +63,7 @@ def test_the_draw_of_the_engine(device: torch.device, with_ties: bool) -> None:
 
 @pytest.mark.parametrize("spread", [0.1, 2.0, 9.0])
 def test_the_draw_of_a_larger_vocabulary(device: torch.device, spread: float) -> None:
-    """Those that may be drawn are few, or too many to be listed."""
+    """What may be drawn is little, or too much to be listed."""
     cuts = [{"top_k": 3}, {"top_k": 500}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.5}, {"min_p": 0.1}, {}]
     params = [SamplingParams(temperature=0.8, **cut) for cut in cuts]  # type: ignore[arg-type]
     logits = torch.randn(len(params), 1500) * spread
