@@ -10,6 +10,7 @@ from core.kv import num_blocks_for
 from core.plan import FailedSeq, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from core.records import record
+from device.poller import Poller
 from device.seam import Event
 from engine.execution.batch import PackedBatch, RankSeq
 from engine.execution.decode_graphs import DecodeGraphs, Replay
@@ -84,6 +85,8 @@ class Runner:
         """Execute a plan. Returns when every KV write of the step is in the pool and its tokens are drawn."""
         launched = freeing(self._launch, plan)
         self._pool.finish()
+        if not launched.over.query():
+            Poller().wait([launched.over])
         return self._finish(launched)
 
     def awaits(self, plan: StepPlan) -> dict[str, str]:

@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 
 from core.errors import OutOfMemory
+from core.kv import KVShard
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams
+from device.simulated import SimulatedDevice
+from engine.execution.runner import Runner
+from engine.execution.step_memory import StepMemory
 from engine.execution.warm_up import warm_up
 from models.registry import load_model
-from tests.engine.execution.test_runner import Instance, prompts
+from tests.engine.execution.test_runner import Instance, prompts, resident_pool
 from tests.models.checkpoints import CPU, FAMILIES, HYBRID, make
 
 NUM_BLOCKS, MAX_CONTEXT = 200, 128
@@ -47,6 +51,25 @@ def test_first_steps_change_no_token(family: str, kind: dict[str, Any], tmp_path
     )
     assert sizes == [100, 64, 16]
     assert warm.run(asked) == plain.run(asked)
+
+
+def test_first_steps_wait_for_what_is_copied_from_a_device_on_a_stream_of_its_own(tmp_path: Path) -> None:
+    make(tmp_path, FAMILIES["llama"](random.Random(1), 0), seed=1)
+    model, device = load_model(tmp_path, "float32", CPU), SimulatedDevice(seed=1)
+    pool = resident_pool(KVShard.whole(model.spec.kv_layout(4, "float32")), NUM_BLOCKS, device)
+    steps = StepMemory(device, CPU, 100)
+    runner, said = Runner(model, pool, 4, steps=steps), list[Sampled]()
+
+    def step(plan: StepPlan) -> StepResult:
+        result = runner.step(plan)
+        said.extend(result.sampled)
+        return result
+
+    warm_up(step, max_tokens=100, max_context_tokens=MAX_CONTEXT, num_blocks=NUM_BLOCKS, block_size=4)
+    assert len(said) == 5
+    assert not device.violations
+    runner.close()
+    device.close()
 
 
 def drawn(plan: StepPlan) -> StepResult:
