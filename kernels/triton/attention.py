@@ -6,6 +6,7 @@ K and V of every context are read once. Prefill is compute-bound; floor: 4 D flo
 
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,20 +14,22 @@ from torch import Tensor
 from kernels.ops import AttentionMeta, KVLayer
 from kernels.triton.attention_config import AttentionShape, ContextPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
+from kernels.triton.eight_bits import STORED_DTYPES, WEIGHTS_FACTOR, halves, in_range
 from kernels.triton.launching import launchable
 from kernels.triton.platform import dot_dtype, parts_of
 from kernels.triton.softmax import online_softmax, soft_capped, with_sink
-from kernels.triton.tiles import item_of, rows_of
+from kernels.triton.tiles import rows_of, work_of
 
 _LOG2E = 1.4426950408889634
 
 
 @triton.jit
-def _places_of(start, COUNT: tl.constexpr, BLOCK_SIZE: tl.constexpr):
+def _places_of(start, COUNT: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.constexpr):
     """COUNT tokens from `start` on -> numbers of their blocks in the sequence, and their places in those. Of a multiple of whole
-    blocks, which then begins where a block does, the places are the same for any `start`."""
+    blocks, which then begins where a block does, the places are the same for any `start`: addresses are kept in registers then,
+    but for few rows, where programs are many and registers decide how many run."""
     token = tl.arange(0, COUNT)
-    if COUNT % BLOCK_SIZE == 0:
+    if COUNT % BLOCK_SIZE == 0 and ROWS > 16:
         return start // BLOCK_SIZE + token // BLOCK_SIZE, token % BLOCK_SIZE
     token += start
     return token // BLOCK_SIZE, token % BLOCK_SIZE
@@ -38,7 +41,7 @@ def _load_vectors(
     KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     MASKED: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
-    """(N, BLOCK_D) vectors of plane 0 (keys) or 1 (values), and their (N,) scales."""
+    """(N, BLOCK_D) of plane 0 (keys) or 1 (values), D of each vector, and the vectors' (N,) scales."""
     in_block = (plane * KV_HEADS + kv_head) * BLOCK_SIZE + place
     begins = block * (2 * KV_HEADS * BLOCK_SIZE)
     pointers = kv + (in_block * D)[:, None] + column[None, :] + (begins * D)[:, None]
@@ -56,17 +59,19 @@ def _load_vectors(
 
 @triton.jit
 def _attend_span(
-    acc, largest, total, q, kv, kv_scales, table, begin, end, position, last, kv_head, scale_log2, soft_cap,
-    KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
+    acc, acc_odd, largest, total, q, q_odd, q_size, kv, kv_scales, table, begin, end, position, last, kv_head, scale_log2,
+    soft_cap, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, STORED: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Attend to tokens [begin, end); `position` (M,) is each row's own, `last` (M,) what it sees up to. Not MASKED: all rows see
-    all of them."""
+    all of them. STORED: see `eight_bits.halves`; `q_odd` and `acc_odd` are of the odd columns then, and
+    a row's scores are to be multiplied with its `q_size` (M,)."""
     column = tl.arange(0, BLOCK_D)
+    SCALED: tl.constexpr = STORED is not None
     for start in tl.range(begin, end, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
         exists = token < end
-        number, place = _places_of(start, BLOCK_N, BLOCK_SIZE)
+        number, place = _places_of(start, BLOCK_N, BLOCK_SIZE, q.shape[0])
         if MASKED:
             block = tl.load(table + number, exists, 0).to(tl.int64)
         else:
@@ -74,9 +79,13 @@ def _attend_span(
         k, k_scale = _load_vectors(
             kv, kv_scales, block, place, 0, kv_head, column, exists, KV_HEADS, D, BLOCK_D, BLOCK_SIZE, MASKED, SCALED
         )  # fmt: skip
-        scores = tl.dot(q, tl.trans(k.to(DOT)), input_precision="ieee")
         if SCALED:
-            scores *= k_scale[None, :]
+            even, odd = halves(k, STORED, DOT)
+            scores = tl.dot(q, tl.trans(even), input_precision="ieee")
+            scores = tl.dot(q_odd, tl.trans(odd), scores, input_precision="ieee")
+            scores *= k_scale[None, :] * q_size[:, None]
+        else:
+            scores = tl.dot(q, tl.trans(k.to(DOT)), input_precision="ieee")
         scores, unit = soft_capped(scores, scale_log2, soft_cap, CAPPED)
         if MASKED:
             visible = (token[None, :] <= last[:, None]) & exists[None, :]
@@ -88,78 +97,87 @@ def _attend_span(
             kv, kv_scales, block, place, 1, kv_head, column, exists, KV_HEADS, D, BLOCK_D, BLOCK_SIZE, MASKED, SCALED
         )  # fmt: skip
         if SCALED:
-            weights *= v_scale[None, :]
-        acc = tl.dot(weights.to(DOT), v.to(DOT), acc * factor[:, None], input_precision="ieee")
-    return acc, largest, total
+            weights *= (v_scale * WEIGHTS_FACTOR)[None, :]
+            even, odd = halves(v, STORED, DOT)
+            acc = tl.dot(weights.to(DOT), even, acc * factor[:, None], input_precision="ieee")
+            acc_odd = tl.dot(weights.to(DOT), odd, acc_odd * factor[:, None], input_precision="ieee")
+        else:
+            acc = tl.dot(weights.to(DOT), v.to(DOT), acc * factor[:, None], input_precision="ieee")
+    return acc, acc_odd, largest, total
 
 
 @launchable(do_not_specialize=["split_tokens", "table_stride"])
 def _attention_kernel(
     q, kv, kv_scales, sinks, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways,
-    table, items, item_splits, scale_log2, soft_cap, split_tokens, table_stride, q_token_stride,
+    table, items, scale_log2, soft_cap, split_tokens, table_stride, q_token_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    SCALED: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, FIXED: tl.constexpr, ABSOLUTE: tl.constexpr,
+    STORED: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, FIXED: tl.constexpr, ABSOLUTE: tl.constexpr,
     DOT: tl.constexpr,
 ):  # fmt: skip
-    """Programs: see tiles.item_of. SPLIT: unnormalised results go to `partial`, to be reduced."""
-    head_block = tl.program_id(1)
-    item, tile, split, tokens = item_of(items, item_splits, split_tokens, FIXED)
+    """Programs: see tiles.work_of. SPLIT: unnormalised results go to `partial`, to be reduced. STORED: the type of 8 bits of the
+    numbers in `kv`, whose elements are pairs of them; a vector is D pairs, and its even and odd columns are apart here. None: a
+    vector is D numbers."""
+    head_block, result, seq, first, first_row, query_len, context_len, begin, edge, end = work_of(
+        tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways, items, split_tokens,
+        HEADS, BLOCK_M, BLOCK_N, WINDOW, SPLIT, FIXED, ABSOLUTE,
+    )  # fmt: skip
     if FIXED:
-        if tile < 0:
+        if seq < 0:
             return
-    seq, first = tl.load(tile_seqs + tile), tl.load(tile_tokens + tile)
-    query_len, context_len = tl.load(query_lens + seq), tl.load(context_lens + seq)
     token, head, exists = rows_of(first, query_len, head_block, GROUP, HEADS, tl.arange(0, BLOCK_M), BLOCK_M)
     position = context_len - query_len + token
-    first_position = context_len - query_len + first
-    end = min(first_position + BLOCK_M // HEADS, context_len)
     last = position
     if both_ways is not None:
-        sees_all = tl.load(both_ways + seq) != 0
-        end = tl.where(sees_all, context_len, end)
-        last = tl.where(sees_all, context_len - 1, position)
-    begin = 0
-    if WINDOW > 0:
-        begin = max(first_position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-    if SPLIT:
-        base = 0 if ABSOLUTE else begin
-        end = min(end, base + (split + 1) * tokens)
-        begin = max(begin, base + split * tokens)
+        last = tl.where(tl.load(both_ways + seq) != 0, context_len - 1, position)
 
+    PAIRED: tl.constexpr = STORED is not None
+    EACH: tl.constexpr = 2 if PAIRED else 1
     column = tl.arange(0, BLOCK_D)
-    row = (tl.load(starts + seq) + token).to(tl.int64)
+    row = (first_row + token).to(tl.int64)
     mask = exists[:, None] & (column < D)[None, :]
-    queries = tl.load(q + row[:, None] * q_token_stride + head[:, None] * D + column[None, :], mask, 0.0).to(
-        DOT
-    )
+    source = q + row[:, None] * q_token_stride + head[:, None] * (D * EACH) + column[None, :] * EACH
+    queries = tl.load(source, mask, 0.0)
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    acc_odd = acc
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
+    if PAIRED:
+        odd_queries = tl.load(source + 1, mask, 0.0)
+        queries, odd_queries, size = in_range(queries, odd_queries, DOT)
+    else:
+        queries = queries.to(DOT)
+        odd_queries, size = queries, total
     kv_head = head_block // ((GROUP + HEADS - 1) // HEADS)
     blocks = table + seq.to(tl.int64) * table_stride
-    edge = begin
     if WINDOW == 0 and not ABSOLUTE:
         # All rows see what is not behind the first one's position. Compiled apart, the same arithmetic may round otherwise.
-        edge = max(begin, begin + (min(first_position + 1, end) - begin) // BLOCK_N * BLOCK_N)
-        acc, largest, total = _attend_span(
-            acc, largest, total, queries, kv, kv_scales, blocks, begin, edge, position, last, kv_head, scale_log2, soft_cap,
-            KV_HEADS, D, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED, False, DOT,
+        acc, acc_odd, largest, total = _attend_span(
+            acc, acc_odd, largest, total, queries, odd_queries, size, kv, kv_scales, blocks, begin, edge, position, last,
+            kv_head, scale_log2, soft_cap, KV_HEADS, D, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, STORED, False, DOT,
         )  # fmt: skip
-    acc, largest, total = _attend_span(
-        acc, largest, total, queries, kv, kv_scales, blocks, edge, end, position, last, kv_head, scale_log2, soft_cap,
-        KV_HEADS, D, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, SCALED, True, DOT,
+    acc, acc_odd, largest, total = _attend_span(
+        acc, acc_odd, largest, total, queries, odd_queries, size, kv, kv_scales, blocks, edge, end, position, last, kv_head,
+        scale_log2, soft_cap, KV_HEADS, D, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, STORED, True, DOT,
     )  # fmt: skip
+    unit = 1.0 / WEIGHTS_FACTOR if PAIRED else 1.0
     if SPLIT:
-        at = (item.to(tl.int64) * tl.num_programs(1) + head_block) * BLOCK_M + tl.arange(0, BLOCK_M)
-        tl.store(partial + at[:, None] * D + column[None, :], acc, mask)
+        at = result * BLOCK_M + tl.arange(0, BLOCK_M)
+        target = partial + at[:, None] * (D * EACH) + column[None, :] * EACH
+        tl.store(target, acc * unit, mask)
+        if PAIRED:
+            tl.store(target + 1, acc_odd * unit, mask)
         tl.store(partial_stats + at * 2, largest, exists)
         tl.store(partial_stats + at * 2 + 1, total, exists)
     else:
         factor, total = with_sink(largest, total, sinks, head, exists, SINKS)
-        acc = acc * (factor / total)[:, None]
-        target = out + (row[:, None] * (KV_HEADS * GROUP) + head[:, None]) * D + column[None, :]
-        tl.store(target, acc.to(out.dtype.element_ty), mask)
+        unit = (factor * unit / total)[:, None]
+        target = (
+            out + (row[:, None] * (KV_HEADS * GROUP) + head[:, None]) * (D * EACH) + column[None, :] * EACH
+        )
+        tl.store(target, (acc * unit).to(out.dtype.element_ty), mask)
+        if PAIRED:
+            tl.store(target + 1, (acc_odd * unit).to(out.dtype.element_ty), mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,20 +213,32 @@ def _attend(
     scale: float, window: int, soft_cap: float, sinks: Tensor | None,
 ) -> None:  # fmt: skip
     tiles, config, items = part.tiles, part.config, part.items
-    head_blocks, size = config.num_head_blocks(shape), shape.head_dim
+    head_blocks, stored, dot = config.num_head_blocks(shape), None, q.dtype
+    if kv_scales is not None:
+        stored, kv_layer = STORED_DTYPES[kv_layer.dtype], kv_layer.view(torch.int16)
+        dot = torch.float32 if q.dtype == torch.float32 else torch.float16
+    size = kv_layer.shape[-1]
     partials = None
     if part.in_parts:
-        partials = Partials.empty(part.num_items, head_blocks, config.block_m, size, q.device)
+        partials = Partials.empty(part.num_items, head_blocks, config.block_m, shape.head_dim, q.device)
     _attention_kernel[part.grid(head_blocks)](
         q, kv_layer, kv_scales, sinks, out, partials and partials.values, partials and partials.stats,
         tiles.tile_seqs, tiles.tile_tokens, tiles.starts, tiles.query_lens, tiles.context_lens, tiles.both_ways, tiles.table,
-        items and items.tiles, items and items.splits, scale * _LOG2E, soft_cap,
-        items.split_tokens if items else part.split_tokens, tiles.table.stride(0), q.stride(0),
+        items and items.splits, scale * _LOG2E, soft_cap, part.split_tokens, tiles.table.stride(0), q.stride(0),
         KV_HEADS=shape.num_kv_heads, GROUP=shape.group, HEADS=config.heads, D=size,
         BLOCK_D=max(16, triton.next_power_of_2(size)), BLOCK_SIZE=shape.block_size,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, WINDOW=window, CAPPED=soft_cap > 0,
-        SCALED=kv_scales is not None, SINKS=sinks is not None, SPLIT=part.in_parts, FIXED=items is not None,
-        ABSOLUTE=shape.split_tokens > 0, DOT=dot_dtype(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
+        STORED=stored, SINKS=sinks is not None, SPLIT=part.in_parts, FIXED=items is not None,
+        ABSOLUTE=shape.split_tokens > 0, DOT=dot_dtype(dot), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if partials is not None:
-        reduce_splits(partials, tiles, items, sinks, out, shape.num_kv_heads, config.heads)
+        reduce_splits(
+            partials,
+            tiles,
+            items,
+            sinks,
+            out,
+            shape.num_kv_heads,
+            config.heads,
+            invariant=shape.split_tokens > 0,
+        )

@@ -18,7 +18,7 @@ DECODE_ROWS = 16
 _PREFILL_ROWS = 128
 INVARIANT_ROWS = 64
 """The fewest rows that Hopper's products take. With so many, decode still waits for memory and not for them."""
-_MIN_SPLIT_TOKENS = 256
+_MIN_SPLIT_TOKENS = 64
 """With fewer tokens than this, reducing the splits costs more than it gains."""
 PROGRAMS_PER_PROCESSOR = 4
 FIXED = "triton fixed decode"
@@ -73,12 +73,12 @@ class ContextPart:
 
     @property
     def num_items(self) -> int:
-        return self.tiles.num_tiles * self.num_splits if self.items is None else self.items.tiles.shape[0]
+        return self.tiles.num_tiles * self.num_splits if self.items is None else self.items.splits.shape[0]
 
     def grid(self, head_blocks: int) -> tuple[int, int, int]:
         if self.items is None:
             return self.tiles.num_tiles, head_blocks, self.num_splits
-        return self.num_items, head_blocks, 1
+        return head_blocks, self.num_items, 1
 
 
 def plan(meta: AttentionMeta, shape: AttentionShape, window: int, device: torch.device) -> list[ContextPart]:
@@ -106,29 +106,31 @@ def _plan(meta: AttentionMeta, shape: AttentionShape, window: int, device: torch
 def config_for(shape: AttentionShape, rows: int, device: torch.device) -> AttentionConfig:
     """Return the configuration for tiles of at least `rows` rows, less where that is too much for heads of this size.
 
-    Block ids are loaded ahead of the keys and values whose places they say, and take stages too: 5 of them (3, where products are
-    asynchronous) make two buffers."""
-    wide, hopper = shape.head_dim > 128, capability(device) >= 90
+    Block ids are loaded ahead of the keys and values whose places they say, and take stages too: 3 of them make one buffer, 5
+    make two; where products are asynchronous, they make one more. Sizes are those that were fastest on an H200."""
+    wide, hopper, decode = shape.head_dim > 128, capability(device) >= 90, rows <= DECODE_ROWS
+    heads = min(shape.group, 64)
     if INTERPRETED:
         block_m, block_n, warps, stages = min(rows, 32), 16, 1, 1
     elif shape.dtype == torch.float32:
         block_m, block_n, warps, stages = min(rows, 32), 32, 4, 2
-    elif (
-        shape.head_dim > 256
-    ):  # latents: keys and values are one tile, and an accumulator as wide needs all registers
-        block_m, block_n, warps, stages = min(rows, 64), 32, 8, 3
-    elif rows <= DECODE_ROWS:
-        block_m, block_n, warps, stages = rows, 32 if wide else 64, 4, 5
+    elif shape.head_dim > 256:
+        # Latents: keys and values are one tile, and an accumulator as wide needs all registers.
+        block_m = max(min(rows, 64), triton.next_power_of_2(heads))
+        block_n, warps, stages = 64 if block_m == 64 and capability(device) == 90 else 32, 8, 3
+    elif decode and wide:
+        block_m, block_n, warps, stages = rows, 32, 4, 5
+    elif decode and shape.quantised and capability(device) == 90:
+        block_m, block_n, warps, stages = rows, 32, 1, 5
+    elif decode:
+        block_m, block_n, warps, stages = rows, 64, 2, 5 if shape.quantised else 3
     elif wide:
         block_m, block_n, warps, stages = 64, 32, 8, 3
+    elif rows == INVARIANT_ROWS:
+        block_m, block_n, warps, stages = rows, 32, 4, 5
     else:
-        block_m, block_n, warps, stages = (
-            rows,
-            128 if hopper and not shape.quantised else 64,
-            8,
-            3 if hopper and shape.quantised else 5,
-        )
-    heads = min(shape.group, 64)
+        block_n = 128 if hopper and not shape.quantised else 64
+        block_m, warps, stages = rows, 8, 3 if hopper and shape.quantised else 5
     return AttentionConfig(
         block_m=max(block_m, triton.next_power_of_2(heads)),
         block_n=block_n,

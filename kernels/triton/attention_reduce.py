@@ -1,5 +1,5 @@
-"""The second half of attention over split contexts: partial results of one row are weighed by their sums and added, in the order
-of the splits. Memory-bound; floor: the partial results are read once, float32."""
+"""The second half of attention over split contexts: partial results of one row are weighed by their sums and added, in an order
+that the splits' numbers say. Memory-bound; floor: the partial results are read once, float32."""
 
 from dataclasses import dataclass
 
@@ -9,8 +9,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.launching import launchable
+from kernels.triton.platform import num_programs
 from kernels.triton.softmax import with_sink
 from kernels.triton.tiles import Items, Tiles, rows_of
+
+_SPLITS = 8
+"""Splits that are read at once,"""
+_MANY_SPLITS = 64
+"""and where so few rows are reduced that their programs wait for memory alone. Not where bits must not depend on the batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,51 +41,59 @@ class Partials:
 
 @launchable(do_not_specialize=["num_splits"])
 def _reduce_kernel(
-    partial, partial_stats, sinks, out, tile_seqs, tile_tokens, starts, query_lens, tile_ends, num_splits,
+    partial, partial_stats, sinks, out, tile_seqs, tile_tokens, starts, query_lens, items, seq_ends, num_splits,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, ROWS: tl.constexpr, SINKS: tl.constexpr,
+    BLOCK_M: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
-    """Program (tile, head block, ROWS of its rows). Its items: `num_splits`, as all have, or up to its end in `tile_ends`."""
-    tile, head_block = tl.program_id(0), tl.program_id(1)
-    seq, first = tl.load(tile_seqs + tile), tl.load(tile_tokens + tile)
-    row = tl.program_id(2) * ROWS + tl.arange(0, ROWS)
-    token, head, exists = rows_of(first, tl.load(query_lens + seq), head_block, GROUP, HEADS, row, BLOCK_M)
+    """Program (tile, head block, row). Its items: `num_splits`, as all have, or up to its end in `seq_ends`. They are added
+    SPLITS at a time, those whose numbers have the same quotient by SPLITS: in the same order whichever is the first."""
+    tile, head_block, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    item, skipped, first, query_len, first_row = tile * num_splits, 0, 0, 1, tile
+    if seq_ends is not None:
+        item = tl.load(seq_ends + tile - 1, tile > 0, 0)
+        num_splits = tl.load(seq_ends + tile) - item
+        skipped = tl.load(items + item * 4 + 1) % SPLITS
+    else:
+        seq, first = tl.load(tile_seqs + tile), tl.load(tile_tokens + tile)
+        query_len, first_row = tl.load(query_lens + seq), tl.load(starts + seq)
+    token, head, exists = rows_of(first, query_len, head_block, GROUP, HEADS, row, BLOCK_M)
+    if not exists:
+        return
     column = tl.arange(0, BLOCK_D)
-    mask = exists[:, None] & (column < D)[None, :]
-    acc = tl.zeros((ROWS, BLOCK_D), tl.float32)
-    largest = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    item = tile * num_splits
-    if tile_ends is not None:
-        item = tl.load(tile_ends + tile - 1, tile > 0, 0)
-        num_splits = tl.load(tile_ends + tile) - item
-    base = (item.to(tl.int64) * tl.num_programs(1) + head_block) * BLOCK_M + row
-    for split in tl.range(0, num_splits):
-        at = base + split * tl.num_programs(1) * BLOCK_M
-        peak = tl.load(partial_stats + at * 2, exists, float("-inf"))
-        part = tl.load(partial_stats + at * 2 + 1, exists, 0.0)
-        values = tl.load(partial + at[:, None] * D + column[None, :], mask, 0.0)
-        now = tl.maximum(largest, peak)
+    acc = tl.zeros((BLOCK_D,), tl.float32)
+    largest, total = float("-inf"), 0.0
+    for start in tl.range(-skipped, num_splits, SPLITS):
+        split = start + tl.arange(0, SPLITS)
+        there = (split >= 0) & (split < num_splits)
+        at = ((item + split).to(tl.int64) * tl.num_programs(1) + head_block) * BLOCK_M + row
+        peak = tl.load(partial_stats + at * 2, there, float("-inf"))
+        part = tl.load(partial_stats + at * 2 + 1, there, 0.0)
+        values = tl.load(
+            partial + at[:, None] * D + column[None, :], there[:, None] & (column < D)[None, :], 0.0
+        )
+        now = tl.maximum(largest, tl.max(peak, 0))
         shift = tl.where(now == float("-inf"), 0.0, now)
         old, new = tl.exp2(largest - shift), tl.exp2(peak - shift)
-        acc = acc * old[:, None] + values * new[:, None]
-        total = total * old + part * new
+        acc = acc * old + tl.sum(values * new[:, None], 0)
+        total = total * old + tl.sum(part * new, 0)
         largest = now
     factor, total = with_sink(largest, total, sinks, head, exists, SINKS)
-    target = (tl.load(starts + seq) + token).to(tl.int64)[:, None] * (KV_HEADS * GROUP) + head[:, None]
-    acc = acc * (factor / total)[:, None]
-    tl.store(out + target * D + column[None, :], acc.to(out.dtype.element_ty), mask)
+    target = (first_row + token).to(tl.int64) * (KV_HEADS * GROUP) + head
+    tl.store(out + target * D + column, (acc * (factor / total)).to(out.dtype.element_ty), column < D)
 
 
 def reduce_splits(
-    partials: Partials, tiles: Tiles, items: Items | None, sinks: Tensor | None, out: Tensor, num_kv_heads: int, heads: int
+    partials: Partials, tiles: Tiles, items: Items | None, sinks: Tensor | None, out: Tensor, num_kv_heads: int, heads: int,
+    *, invariant: bool,
 ) -> None:  # fmt: skip
     """Fills the rows of `out` (T, H, D) that belong to `tiles`; `heads`: of one tile."""
     num_items, head_blocks, block_m, size = partials.values.shape
-    rows = min(block_m, 16)
-    _reduce_kernel[(tiles.num_tiles, head_blocks, block_m // rows)](
+    block_d, num_rows = triton.next_power_of_2(size), tiles.most_tokens * heads
+    few = not invariant and tiles.num_tiles * head_blocks * num_rows <= num_programs(out.device, 4)
+    splits = _MANY_SPLITS if few else _SPLITS
+    _reduce_kernel[(tiles.num_tiles, head_blocks, num_rows)](
         partials.values, partials.stats, sinks, out, tiles.tile_seqs, tiles.tile_tokens, tiles.starts, tiles.query_lens,
-        items and items.tile_ends, num_items // tiles.num_tiles,
-        KV_HEADS=num_kv_heads, GROUP=out.shape[1] // num_kv_heads, HEADS=heads, D=size,
-        BLOCK_D=triton.next_power_of_2(size), BLOCK_M=block_m, ROWS=rows, SINKS=sinks is not None, num_warps=4,
+        items and items.splits, items and items.seq_ends, num_items // tiles.num_tiles,
+        KV_HEADS=num_kv_heads, GROUP=out.shape[1] // num_kv_heads, HEADS=heads, D=size, BLOCK_D=block_d,
+        BLOCK_M=block_m, SPLITS=splits, SINKS=sinks is not None, num_warps=max(1, splits * block_d // 2048),
     )  # fmt: skip

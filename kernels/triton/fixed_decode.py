@@ -25,12 +25,13 @@ from kernels.triton.attention_config import (
     smallest_split,
 )
 from kernels.triton.platform import cdiv, num_programs
-from kernels.triton.tiles import Items, Tiles, aligned
+from kernels.triton.tiles import Items, Tiles
 
-Splits = tuple[np.ndarray, np.ndarray, int]
-"""(num_seqs,) int32 each: the first split of each sequence's context, and how many it has; tokens of one."""
-_Split = Callable[[np.ndarray], Splits]
-"""(num_seqs,) int32 tokens of each context -> its splits."""
+Splits = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""(num_seqs,) int32 each: the token at which a sequence's splits begin to be counted, the first of them that it has, how many it
+has, and tokens of one."""
+_Split = Callable[[np.ndarray, np.ndarray], Splits]
+"""(num_seqs,) int32 tokens of each context, and the first ones that are seen -> splits."""
 
 
 class TritonFixedDecode:
@@ -80,6 +81,7 @@ class TritonFixedDecode:
             context_lens=ones.clone(),
             table=table,
             longest=0,
+            most_tokens=1,
         )
         slots, counted = torch.zeros((2, num_seqs), dtype=torch.int64, device=device).unbind(0)
         lens, starts = (1,) * num_seqs, tuple(range(num_seqs + 1))
@@ -146,60 +148,78 @@ class TritonFixedDecode:
         if tokens := self._split_tokens:
             config, most = config_for(shape, INVARIANT_ROWS, self._device), self._most_splits
             return _Plan.make(
-                config, self._tiles, most, lambda lens: split_at_multiples(lens, window, tokens)
+                config,
+                self._tiles,
+                most,
+                window,
+                lambda lens, begins: split_at_multiples(lens, begins, tokens),
             )
         config = config_for(shape, DECODE_ROWS, self._device)
         most = most_items(self._num_seqs, config, shape, self._device)
-        return _Plan.make(config, self._tiles, most, lambda lens: split_all(lens, window, most, config))
+        return _Plan.make(
+            config, self._tiles, most, window, lambda lens, begins: split_all(lens, begins, most, config)
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
     part: ContextPart
+    window: int
     split: _Split
     memory: Tensor
     """The int32 memory that all of `part.items` are views of."""
 
     @classmethod
-    def make(cls, config: AttentionConfig, tiles: Tiles, most: int, split: _Split) -> "_Plan":
+    def make(cls, config: AttentionConfig, tiles: Tiles, most: int, window: int, split: _Split) -> "_Plan":
         """Make a plan with places for at least `most` splits."""
         assert config.heads <= config.block_m
-        places = aligned(most)
-        memory = torch.empty(2 * places + tiles.num_tiles + 1, dtype=torch.int32, device=tiles.table.device)
-        items = Items(*memory.split([places, places, tiles.num_tiles, 1]))
-        return cls(
-            ContextPart(tiles=tiles, config=config, num_splits=1, split_tokens=0, in_parts=True, items=items),
-            split,
-            memory,
+        memory = torch.empty(4 * most + tiles.num_tiles, dtype=torch.int32, device=tiles.table.device)
+        items = Items(memory[: 4 * most].view(most, 4), memory[4 * most :])
+        part = ContextPart(
+            tiles=tiles, config=config, num_splits=1, split_tokens=0, in_parts=True, items=items
         )
+        return cls(part=part, window=window, split=split, memory=memory)
 
     def items(self, lens: np.ndarray) -> np.ndarray:
         """Return what `memory` contains for contexts of lens (num_seqs,) tokens."""
-        most = self.part.num_items
-        firsts, splits, tokens = self.split(lens)
-        tiles, places = np.full(most, -1, np.int32), np.zeros(most, np.int32)
-        ends = splits.cumsum(dtype=np.int32)
-        tiles[: ends[-1]] = np.repeat(np.arange(len(lens), dtype=np.int32), splits)
-        places[: ends[-1]] = np.arange(ends[-1]) - np.repeat(ends - splits - firsts, splits)
-        return np.concatenate((tiles, places, ends, np.array([tokens], np.int32)))
+        block_n = self.part.config.block_n
+        begins = (
+            np.maximum(lens - self.window, 0) // block_n * block_n if self.window else np.zeros_like(lens)
+        )
+        bases, firsts, counts, tokens = self.split(lens, begins)
+        ends = counts.cumsum(dtype=np.int32)
+        seq = np.repeat(np.arange(len(lens), dtype=np.int32), counts)
+        number = np.arange(ends[-1]) - (ends - counts - firsts)[seq]
+        begin = bases[seq] + number * tokens[seq]
+        rows = np.full((self.part.num_items, 4), -1, np.int32)
+        rows[: ends[-1]] = np.stack(
+            (seq, number, np.maximum(begin, begins[seq]), np.minimum(begin + tokens[seq], lens[seq])), 1
+        )
+        return np.concatenate((rows.ravel(), ends))
 
 
 def most_items(num_seqs: int, config: AttentionConfig, shape: AttentionShape, device: torch.device) -> int:
-    """Return one item for each sequence, and so many more that a single long one occupies the device."""
+    """Return one item for each sequence, and twice as many more as occupy the device."""
     more = cdiv(num_programs(device, PROGRAMS_PER_PROCESSOR), config.num_head_blocks(shape))
-    return num_seqs + more
+    return num_seqs + 2 * more
 
 
-def split_all(lens: np.ndarray, window: int, most: int, config: AttentionConfig) -> Splits:
-    """Split all contexts (num_seqs,) equally, at least one split each, at most `most` together."""
-    # A tile begins at a multiple of block_n, which may lie up to block_n - 1 tokens before what a window lets it see.
-    spans = lens.astype(np.int64) if not window else np.minimum(lens, window + config.block_n - 1)
-    least = int(spans.sum()) / (most - len(lens))
-    tokens = max(smallest_split(config), cdiv(int(np.ceil(least)), config.block_n) * config.block_n)
-    return np.zeros_like(lens), (-(-spans // tokens)).astype(np.int32), tokens
+def split_all(lens: np.ndarray, begins: np.ndarray, most: int, config: AttentionConfig) -> Splits:
+    """Split what is seen of all contexts (num_seqs,) equally, at least one split each, at most `most` together: such that all
+    programs run at once, or, where these would be too many, such that the device is occupied twice, by shorter ones."""
+    spans = lens - begins
+    total, more = int(spans.sum(dtype=np.int64)), (most - len(lens)) // 2
+    for places in (max(more, 1), most - len(lens)):
+        blocks = cdiv(cdiv(total, places), config.block_n)
+        tokens = max(smallest_split(config), blocks * config.block_n)
+        counts = -(-spans // tokens)
+        if counts.sum() <= more:
+            break
+    each = -(-spans // counts)
+    return begins, np.zeros_like(lens), counts, -(-each // config.block_n) * config.block_n
 
 
-def split_at_multiples(lens: np.ndarray, window: int, tokens: int) -> Splits:
-    """Split all contexts (num_seqs,) at multiples of `tokens`, but for what is before the last token's window."""
-    firsts = np.maximum(lens - window, 0) // tokens if window else np.zeros_like(lens)
-    return firsts, -(-lens // tokens) - firsts, tokens
+def split_at_multiples(lens: np.ndarray, begins: np.ndarray, tokens: int) -> Splits:
+    """Split all contexts (num_seqs,) at multiples of `tokens`, but for what is not seen."""
+    firsts = begins // tokens
+    return np.zeros_like(lens), firsts, -(-lens // tokens) - firsts, np.full_like(lens, tokens)

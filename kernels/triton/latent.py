@@ -14,7 +14,7 @@ from kernels.triton.gemm import batched_linear
 from kernels.triton.launching import launchable
 from kernels.triton.platform import dot_dtype, next_power_of_2
 from kernels.triton.softmax import online_softmax, with_sink
-from kernels.triton.tiles import item_of, rows_of
+from kernels.triton.tiles import rows_of, work_of
 
 _LOG2E = 1.4426950408889634
 
@@ -22,28 +22,25 @@ _LOG2E = 1.4426950408889634
 @launchable(do_not_specialize=["split_tokens", "table_stride"])
 def _latent_kernel(
     q, kv, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, table,
-    items, item_splits, scale_log2, split_tokens, table_stride,
+    items, scale_log2, split_tokens, table_stride,
     GROUP: tl.constexpr, HEADS: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     SPLIT: tl.constexpr, FIXED: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """See attention._attention_kernel."""
-    head_block = tl.program_id(1)
-    item, tile, split, tokens = item_of(items, item_splits, split_tokens, FIXED)
+    head_block, result, seq, first, first_row, query_len, context_len, begin, _, end = work_of(
+        tile_seqs, tile_tokens, starts, query_lens, context_lens, None, items, split_tokens,
+        HEADS, BLOCK_M, BLOCK_N, 0, SPLIT, FIXED, True,
+    )  # fmt: skip
     if FIXED:
-        if tile < 0:
+        if seq < 0:
             return
-    seq, first = tl.load(tile_seqs + tile), tl.load(tile_tokens + tile)
-    query_len, context_len = tl.load(query_lens + seq), tl.load(context_lens + seq)
     token, head, exists = rows_of(first, query_len, head_block, GROUP, HEADS, tl.arange(0, BLOCK_M), BLOCK_M)
     position = context_len - query_len + token
-    begin, end = 0, min(context_len - query_len + first + BLOCK_M // HEADS, context_len)
-    if SPLIT:
-        begin, end = split * tokens, min(end, (split + 1) * tokens)
 
     size: tl.constexpr = RANK + ROTATED
     column, rotated = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_P)
-    row = (tl.load(starts + seq) + token).to(tl.int64) * GROUP + head
+    row = (first_row + token).to(tl.int64) * GROUP + head
     mask = exists[:, None] & (column < RANK)[None, :]
     rotated_mask = exists[:, None] & (rotated < ROTATED)[None, :]
     q_latent = tl.load(q + row[:, None] * size + column[None, :], mask, 0.0).to(DOT)
@@ -52,6 +49,7 @@ def _latent_kernel(
     largest = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     blocks = table + seq.to(tl.int64) * table_stride
+    last = tl.minimum(position, end - 1)
     for start in tl.range(begin, end, BLOCK_N):
         at = start + tl.arange(0, BLOCK_N)
         there = at < end
@@ -63,12 +61,11 @@ def _latent_kernel(
         ).to(DOT)
         scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
         scores = tl.dot(q_rotated, tl.trans(key), scores, input_precision="ieee")
-        visible = (at[None, :] <= position[:, None]) & there[None, :]
-        scores = tl.where(visible, scores, float("-inf"))
+        scores = tl.where(at[None, :] <= last[:, None], scores, float("-inf"))
         weights, factor, largest, total = online_softmax(scores, scale_log2, largest, total)
         acc = tl.dot(weights.to(DOT), latent, acc * factor[:, None], input_precision="ieee")
     if SPLIT:
-        part = (item.to(tl.int64) * tl.num_programs(1) + head_block) * BLOCK_M + tl.arange(0, BLOCK_M)
+        part = result * BLOCK_M + tl.arange(0, BLOCK_M)
         tl.store(partial + part[:, None] * RANK + column[None, :], acc, mask)
         tl.store(partial_stats + part * 2, largest, exists)
         tl.store(partial_stats + part * 2 + 1, total, exists)
@@ -111,15 +108,14 @@ def _attend(
     _latent_kernel[part.grid(head_blocks)](
         q, kv_layer, out, partials and partials.values, partials and partials.stats, tiles.tile_seqs, tiles.tile_tokens,
         tiles.starts, tiles.query_lens, tiles.context_lens, tiles.table,
-        items and items.tiles, items and items.splits, scale * _LOG2E,
-        items.split_tokens if items else part.split_tokens, tiles.table.stride(0),
+        items and items.splits, scale * _LOG2E, part.split_tokens, tiles.table.stride(0),
         GROUP=shape.num_heads, HEADS=config.heads, RANK=rank, ROTATED=shape.head_dim - rank,
         BLOCK_R=max(16, next_power_of_2(rank)), BLOCK_P=max(16, next_power_of_2(shape.head_dim - rank)),
         BLOCK_SIZE=shape.block_size, BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLIT=part.in_parts,
         FIXED=items is not None, DOT=dot_dtype(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     if partials is not None:
-        reduce_splits(partials, tiles, items, None, out, 1, config.heads)
+        reduce_splits(partials, tiles, items, None, out, 1, config.heads, invariant=shape.split_tokens > 0)
 
 
 def latent_attention(

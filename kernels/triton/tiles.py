@@ -33,6 +33,8 @@ class Tiles:
     """(B, widest) block ids."""
     longest: int
     """Tokens that a tile attends to, at most."""
+    most_tokens: int
+    """Query tokens of a tile, at most."""
     both_ways: Tensor | None = None
     """(B,) 1 where all queries see all of the context, those that follow them, too; None: none does."""
 
@@ -43,16 +45,15 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """Splits of tiles' contexts, read by kernels that are launched alike whatever the lengths: int32 tensors of fixed sizes."""
+    """Splits of sequences of one query token, read by kernels that are launched alike whatever the lengths: int32 tensors whose
+    sizes do not change."""
 
-    tiles: Tensor
-    """(most items,) of each its tile, -1 for those that this step does not have,"""
     splits: Tensor
-    """The number of the split within its tile."""
-    tile_ends: Tensor
-    """(num_tiles,) items of each tile and of those before it."""
-    split_tokens: Tensor
-    """(1,)"""
+    """(most items, 4) of each its sequence, -1 for those that this step does not have; its number within the sequence; its first
+    token, and the one behind its last. A program reads them at once: each load that waits for another one costs what a short
+    context's keys and values do."""
+    seq_ends: Tensor
+    """(num_seqs,) items of each sequence and of those before it."""
 
 
 def cut(
@@ -91,6 +92,7 @@ def cut(
         context_lens=context_lens,
         table=flat.view(table.shape),
         longest=int(spans.max()),
+        most_tokens=min(tokens_per_tile, int(queries[own].max())),
         both_ways=both_ways if meta.both_ways else None,
     )
 
@@ -125,16 +127,46 @@ def aligned(count: int) -> int:
 
 
 @triton.jit
-def item_of(items, item_splits, split_tokens, FIXED: tl.constexpr):
-    """This program's item, tile and split, and tokens of a split. FIXED: program (item, head block), the rest from memory, tile
-    -1 where there is none; else program (tile, head block, split)."""
+def work_of(
+    tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways, items, split_tokens,
+    HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
+    FIXED: tl.constexpr, ABSOLUTE: tl.constexpr,
+):  # fmt: skip
+    """This program's block of heads and number of results; the sequence, its first query token, its row of the step and lengths;
+    of its tokens the first, the first that not all rows see, and the end. FIXED: program (head block, item), the sequence -1
+    where there is no item: those begin last. Else program (tile, head block, split)."""
     if FIXED:
-        item = tl.program_id(0)
-        tile, split, tokens = tl.load(items + item), tl.load(item_splits + item), tl.load(split_tokens)
+        head_block, item = tl.program_id(0), tl.program_id(1)
+        result = item.to(tl.int64) * tl.num_programs(0) + head_block
+        seq, first, query_len = tl.load(items + item * 4), 0, 1
+        begin, end = tl.load(items + item * 4 + 2), tl.load(items + item * 4 + 3)
+        context_len, seen_by_all = tl.load(context_lens + seq, seq >= 0, 0), end
+        row = seq
     else:
-        tile, split, tokens = tl.program_id(0), tl.program_id(2), split_tokens
-        item = tile * tl.num_programs(2) + split
-    return item, tile, split, tokens
+        tile, head_block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        result = (tile * tl.num_programs(2) + split).to(tl.int64) * tl.num_programs(1) + head_block
+        seq, first = tl.load(tile_seqs + tile), tl.load(tile_tokens + tile)
+        query_len, context_len, row = (
+            tl.load(query_lens + seq),
+            tl.load(context_lens + seq),
+            tl.load(starts + seq),
+        )
+        position = context_len - query_len + first
+        seen_by_all = position + 1
+        end = min(position + BLOCK_M // HEADS, context_len)
+        if both_ways is not None:
+            end = tl.where(tl.load(both_ways + seq) != 0, context_len, end)
+        begin = 0
+        if WINDOW > 0:
+            begin = max(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
+        if SPLIT:
+            base = 0 if ABSOLUTE else begin
+            end = min(end, base + (split + 1) * split_tokens)
+            begin = max(begin, base + split * split_tokens)
+    edge = begin
+    if WINDOW == 0 and not ABSOLUTE:
+        edge = max(begin, begin + (min(seen_by_all, end) - begin) // BLOCK_N * BLOCK_N)
+    return head_block, result, seq, first, row, query_len, context_len, begin, edge, end
 
 
 @triton.jit

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from kernels.ops import AttentionMeta, ScaledKV
+from kernels.rounding import rounded
 from kernels.triton.attention import TritonAttention
 from tests.kernels.paged_step import Step, expected, make_step
 from tests.kernels.triton.places import need_equal_places
@@ -69,20 +70,47 @@ def test_a_long_context_is_split(device: torch.device, query_len: int) -> None:
     torch.testing.assert_close(attend(step, 0, 0.0), expected(step, 0.7, 0, 0.0), atol=4e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
-def test_quantised_cache_with_a_scale_for_each_vector(device: torch.device, dtype: torch.dtype) -> None:
-    step = make_step(LENS, head_dim=16, device=device)
-    scales = torch.rand(step.kv_layer.shape[:-1], device=device) * 0.02 + 0.01
-    stored = (step.kv_layer / scales[..., None]).clamp(-127, 127)
-    if dtype == torch.int8:
-        stored = stored.nan_to_num().round()
-    stored = stored.to(dtype)
-    read = stored.float() * scales[..., None]
+def _in_eight_bits(step: Step, dtype: torch.dtype) -> ScaledKV:
+    """Round a step's keys and values, also those that are expected."""
+    clean = step.kv_layer.nan_to_num()
+    values, scales = rounded(clean.reshape(-1, clean.shape[-1]), dtype)
+    layer = ScaledKV(values.view(clean.shape), scales.view(clean.shape[:-1]))
+    read = layer.data.float() * layer.scales[..., None]
     for i, table in enumerate(step.meta.block_tables):
-        planes = read[table.to(device)].cpu().permute(1, 0, 3, 2, 4).flatten(1, 2)
+        planes = read[table.to(read.device)].cpu().permute(1, 0, 3, 2, 4).flatten(1, 2)
         step.keys[i], step.values[i] = planes[:, : step.meta.context_lens[i]]
-    got = TritonAttention()(step.q, ScaledKV(stored, scales), step.meta, 0.7, 0, 0.0, None)
-    torch.testing.assert_close(got.cpu().double(), expected(step, 0.7, 0, 0.0), atol=1e-5, rtol=1e-5)
+    return layer
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize(("window", "soft_cap"), [(0, 0.0), (9, 2.0)])
+def test_quantised_cache_with_a_scale_for_each_vector(
+    device: torch.device, dtype: torch.dtype, window: int, soft_cap: float
+) -> None:
+    step = make_step(LENS, head_dim=16, device=device)
+    layer = _in_eight_bits(step, dtype)
+    got = TritonAttention()(step.q, layer, step.meta, 0.7, window, soft_cap, None)
+    want = expected(step, 0.7, window, soft_cap)
+    torch.testing.assert_close(got.cpu().double(), want, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("size", [2e4, 1.0, 1e-3])
+@pytest.mark.parametrize("query_dtype", [torch.bfloat16, torch.float16])
+def test_eight_bits_with_half_precision(
+    device: torch.device, dtype: torch.dtype, size: float, query_dtype: torch.dtype
+) -> None:
+    """Also where queries' products or values are not in float16's range, or at its edge."""
+    step = make_step(LENS[:4], head_dim=24, device=device)
+    step.kv_layer *= size
+    step.q = (step.q * min(size * 1e3, 6e3)).to(query_dtype)
+    layer = _in_eight_bits(step, dtype)
+    scale = 0.2 / (size * min(size * 1e3, 6e3))
+    got = TritonAttention()(step.q, layer, step.meta, scale, 0, 0.0)
+    want = expected(step, scale, 0, 0.0)
+    assert got.dtype == query_dtype
+    tolerance = 1e-2 if query_dtype == torch.bfloat16 else 2e-3
+    torch.testing.assert_close(got.cpu().double() / size, want / size, atol=tolerance, rtol=tolerance)
 
 
 def test_a_neighbours_nan_stays_with_the_neighbour(device: torch.device) -> None:

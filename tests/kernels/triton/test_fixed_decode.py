@@ -63,6 +63,15 @@ def test_splits_at_fixed_places_give_the_bits_of_a_launched_step(
         )
 
 
+def test_results_of_a_window_are_added_as_those_of_a_launched_step(device: torch.device) -> None:
+    """Eight at a time, from the context's first split on, whichever is the window's first: here they begin with the seventh."""
+    fixed, attend = TritonFixedDecode(3, MAX_BLOCKS, POOL, 8, device, 32), TritonAttention(32)
+    step = make_step([(1, n) for n in (320, 290, 1)], head_dim=16, block_size=8, device=device)
+    want = attend(step.q, step.kv_layer, step.meta, 0.7, 100, 0.0)
+    assert torch.equal(attend(step.q, step.kv_layer, filled(fixed, step).meta, 0.7, 100, 0.0), want)
+    torch.testing.assert_close(want.cpu().double(), expected(step, 0.7, 100, 0.0), atol=4e-6, rtol=1e-5)
+
+
 def test_splits_at_fixed_places_of_latents(device: torch.device) -> None:
     fixed, rank = TritonFixedDecode(3, MAX_BLOCKS, POOL, 8, device, 32), 16
     for seed, lens in enumerate(STEPS):
@@ -157,17 +166,13 @@ def test_rows_behind_the_last_sequence_have_a_token_of_nobody(device: torch.devi
 def test_splits_hold_all_tokens_and_fit_the_table(
     lens: list[int], window: int, more: int, block_n: int
 ) -> None:
-    most = len(lens) + more
-    firsts, splits, tokens = split_all(
-        np.array(lens, np.int32),
-        window,
-        most,
-        AttentionConfig(block_m=16, block_n=block_n, heads=4, num_warps=4, num_stages=3),
-    )
+    most, each = len(lens) + more, np.array(lens, np.int32)
+    begins = np.maximum(each - window, 0) // block_n * block_n if window else np.zeros_like(each)
+    config = AttentionConfig(block_m=16, block_n=block_n, heads=4, num_warps=4, num_stages=3)
+    bases, firsts, splits, tokens = split_all(each, begins, most, config)
     assert not firsts.any()
-    assert tokens % block_n == 0
+    assert not (tokens % block_n).any()
     assert splits.sum() <= most
     assert splits.min() >= 1
-    for length, count in zip(lens, splits.tolist(), strict=True):
-        begin = max(length - window, 0) // block_n * block_n if window else 0
-        assert count * tokens >= length - begin
+    assert (bases == begins).all()
+    assert (splits * tokens >= each - begins).all()
