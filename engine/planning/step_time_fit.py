@@ -14,13 +14,15 @@ from engine.planning.least_squares import Five, LeastSquares, dot, quotient
 
 _SCALES: Five = (1.0, 512.0, 65_536.0, 64.0, 4e6)
 """Sizes of ordinary features. They scale the features so that none outweighs the others."""
+_NOTHING: Five = (0.0, 0.0, 0.0, 0.0, 0.0)
 _PRIOR_VARIANCE = 1.0
 """A coefficient's variance, in seconds^2 per scaled feature, before anything was seen."""
 _SMOOTHING = 0.05
 _TRUSTED_STEPS = 20
 _LOST = 0.5
-"""A model whose predictions are off by more in the mean knows nothing, and is learned anew: it may have seen steps that were held
-up for seconds, by compilers, or a device that has changed since."""
+"""A model whose predictions are off by more in the mean knows nothing, and is learned anew, from nothing: it may have seen steps
+that were held up for seconds, by compilers, or only prompts that were alone and all alike, of which it took the contexts for
+what takes long."""
 _NEAR, _FAR = 0.05, 0.2
 """A step that took no more than a share longer than its reading was not made longer by computing. The share is between these
 two: more where predictions of reading are off by more."""
@@ -41,7 +43,7 @@ class StepFit:
     """The fit of one plane. `prior` is what a profile says, to begin with."""
 
     def __init__(self, prior: StepModel | None = None) -> None:
-        theta: Five = (0.0, 0.0, 0.0, 0.0, 0.0)
+        theta = _NOTHING
         variance = _PRIOR_VARIANCE
         if prior is not None:
             fixed, token, context, seq, pair = _SCALES
@@ -79,7 +81,7 @@ class StepFit:
             self._error += _SMOOTHING * (min(1.0, abs(1.0 - share)) - self._error)
         self._num_steps += 1
         if self._error > _LOST and self._num_learned > _TRUSTED_STEPS:
-            self._squares, self._num_learned = LeastSquares(self._squares.theta, _PRIOR_VARIANCE), 0
+            self._squares, self._num_learned = LeastSquares(_NOTHING, _PRIOR_VARIANCE), 0
 
     def learn(self, raw: Five, duration_s: float, other_s: float = 0.0) -> None:
         """Learn from a step. `other_s` is what it should have taken by the other plane: only what it took beyond that is new."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from core.plan import SeqWork, StepPlan
 from core.steps import StepModel, StepModels, chunk_pairs
 from engine.planning.least_squares import LeastSquares
-from engine.planning.step_time_fit import StepFit, StepFits
+from engine.planning.step_time_fit import StepFit, StepFits, expected_s
 from sim.catalogue import GPUS, MODELS, step_cost
 from sim.cost import StepCost
 
@@ -23,6 +23,10 @@ LAW = StepModel(fixed_s=0.008, token_s=30e-6, context_s=25e-9, seq_s=10e-6)
 
 def _law_s(tokens: int, context: int, seqs: int) -> float:
     return LAW.step_s(tokens, context, seqs)
+
+
+def _work(key: str, start: int, count: int) -> SeqWork:
+    return SeqWork(key=key, start=start, count=count, block_ids=(), samples=True)
 
 
 def _random_step(rng: random.Random) -> tuple[int, int, int]:
@@ -73,6 +77,32 @@ def test_steps_that_compilers_hold_up_at_the_start_are_forgotten(seed: int) -> N
         fit.observe(*step, _law_s(*step) + held_up_s)
     assert fmean(abs(share - 1) for share in shares[100:]) < 0.1
     assert fit.model().error < 0.1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_prompts_that_were_all_alike_do_not_spoil_what_is_said_of_others(seed: int) -> None:
+    """Alone, prompts have as many tokens as context: which of them takes long is not seen."""
+    rng, fits = random.Random(seed), StepFits()
+
+    def observe(decoding: int, count: int) -> float:
+        held = [_work(str(number), rng.randint(1000, 1088), 1) for number in range(decoding)]
+        plan = StepPlan(
+            step=0, new=(), copies=(), work=(*held, *([_work("p", 0, count)] if count else ())), drop=()
+        )
+        size = plan.size
+        took_s = (
+            0.0048 if size.num_tokens < 100 else 0.0028 + 20e-6 * size.num_tokens
+        ) + 32e-9 * size.num_context
+        expected = expected_s(plan, fits.models)
+        fits.observe(plan, took_s * rng.uniform(0.95, 1.05))
+        return expected / took_s
+
+    for _ in range(30):
+        observe(0, 1024)
+        for _ in range(30):
+            observe(1, 0)
+    shares = [observe(rng.randint(10, 15), rng.choice((64, 64, 64, 1024))) for _ in range(200)]
+    assert fmean(abs(share - 1) for share in shares[100:]) < 0.4
 
 
 def test_a_device_that_changes_is_followed() -> None:
@@ -209,7 +239,7 @@ def test_reading_that_takes_less_than_it_did_is_learned_from_steps_with_prompts_
     for _ in range(300):
         fits.observe_mixed(1 + 64, 8_064, 2, true_s, chunk_pairs(0, 64))
     found_s = fits.models.mixed_step_s(1 + 64, 8_064, 2, chunk_pairs(0, 64))
-    assert true_s < found_s < 0.7 * before_s
+    assert 0.9 * true_s < found_s < 0.7 * before_s
 
 
 _mixed = st.tuples(st.integers(1, 4096), st.integers(1, 1_000_000), st.integers(1, 256), st.floats(1e-4, 5.0))
