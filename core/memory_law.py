@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from core.errors import ConfigError
 
 GPU_RESERVE_BYTES = 2 << 30
-"""CUDA's context, workspaces of libraries, captured graphs, NCCL's buffers and fragmentation. This is an assumption: no GPU has
-been measured yet."""
+"""CUDA's context, workspaces of libraries, captured graphs, NCCL's buffers and fragmentation. On an H200 one rank has 0.8 GiB
+beside its tensors, with 23 captures (`benchmarks/results/gpu_decode_step.json`). NCCL's part is an assumption."""
 MEMORY_SERVER_BYTES = 512 << 20
 """CUDA's context of another process on the same GPU, which hands a rank's KV over. This is an assumption, too."""
 HOST_KV_SHARE = 0.5
