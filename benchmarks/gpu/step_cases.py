@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.cases import SMOKE, Case, Make, Run, Sizes, random_words
+from benchmarks.gpu.cases import SMOKE, Case, Make, Sizes, random_words
 from device import many_copies
 from device.cuda import load_launch
 from kernels.ops import ScaledKV
@@ -59,21 +59,6 @@ class StepCases:
     def _randn(self, *shape: int) -> Tensor:
         return torch.randn(shape, dtype=torch.bfloat16, device=self._device)
 
-    def _captured(self, run: Run) -> Run:
-        """Return a replay of it, where there are CUDA graphs: two launches take a host longer than these kernels."""
-        if self._device.type != "cuda":
-            return run
-        run()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            run()
-
-        def replay(kept: Run = run) -> None:
-            """The graph knows addresses alone, so `kept` has what must live."""
-            graph.replay()
-
-        return replay
-
     def _scattered(self) -> Case:
         """Pieces of one head's keys or values in one block, between a pool and another whose blocks lie elsewhere: the launch of
         `device/many_copies.py`, for which cupy is needed."""
@@ -114,7 +99,7 @@ class StepCases:
         moved = 2.0 * sum(lens) * s.kv_heads * s.head_dim * pool.itemsize
         return Case(
             name=f"decode attention for graphs, {name}",
-            run=self._captured(lambda: attend(q, pool, fixed.meta, scale, 0, 0.0)), num_bytes=moved, target=0.85
+            run=lambda: attend(q, pool, fixed.meta, scale, 0, 0.0), num_bytes=moved, target=0.85, replayed=True
         )  # fmt: skip
 
     def _fixed_latents(self) -> Case:
@@ -126,8 +111,8 @@ class StepCases:
         flops = 2.0 * s.batch * s.context * heads * (2 * rank + rotated)
         return Case(
             name="latent attention for graphs",
-            run=self._captured(lambda: absorbed_attention(q, pool, fixed.meta, 0.1, rank)), num_bytes=pool.nbytes,
-            num_flops=flops
+            run=lambda: absorbed_attention(q, pool, fixed.meta, 0.1, rank), num_bytes=pool.nbytes,
+            num_flops=flops, replayed=True
         )  # fmt: skip
 
     def _rounding(self) -> Case:
