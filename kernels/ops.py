@@ -4,7 +4,7 @@ T: tokens of a step, packed. B: sequences of a step. H, Hkv: query and KV heads.
 A rank's KV of one layer is (num_blocks, 2, Hkv, block_size, D), with latent attention (num_blocks, 1, 1, block_size, R + P):
 core.kv's layout, which may have 8 bits with a scale for each vector."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal, Protocol
@@ -151,7 +151,7 @@ class FixedDecode(Protocol):
         """Return one of at most as many sequences whose block tables lie where this one's do: steps take turns."""
         ...
 
-    def fits(self, context_lens: Sequence[int]) -> bool:
+    def fits(self, context_lens: Iterable[int]) -> bool:
         """Return whether there are places for a step of these contexts, which may be fewer than the sequences."""
         ...
 

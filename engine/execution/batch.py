@@ -212,9 +212,9 @@ class OnDevice:
         rows, places = list[int](), list[int]()
         row = 0
         for item, seq in zip(work, seqs, strict=True):
-            if item.count == 1 and seq.drawn_at == item.start >= seq.num_tokens:
+            if item.count == 1 and (place := seq.place_of(item.start)) is not None:
                 rows.append(row)
-                places.append(seq.place)
+                places.append(place)
             row += item.count
         if not rows:
             return None

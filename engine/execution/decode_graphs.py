@@ -10,7 +10,7 @@ the rows behind which a token is drawn."""
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -116,7 +116,7 @@ class DecodeGraphs:
             num_rows=num_rows,
             rows=pack.add(rows),
             drawn=OnDevice.of(work, seqs, pack),
-            fixed=[pack.add(one) for one in captured.fixed.inputs(_contexts(work), each, slots)],
+            fixed=[pack.add(one) for one in captured.fixed.inputs([*_contexts(work)], each, slots)],
             sample_rows=pack.add(np.array(drawing, np.int64)) if len(drawing) < num_rows else None,
         )
 
@@ -129,9 +129,9 @@ def _num_pairs(work: Sequence[SeqWork]) -> float:
     return sum(chunk_pairs(item.start, item.count) for item in work if item.count > 1)
 
 
-def _contexts(work: Sequence[SeqWork]) -> list[int]:
-    """Return how many tokens each row sees, itself included."""
-    return [end for item in work for end in range(item.start + 1, item.start + item.count + 1)]
+def _contexts(work: Sequence[SeqWork]) -> Iterator[int]:
+    """Yield how many tokens each row sees, itself included."""
+    return (end for item in work for end in range(item.start + 1, item.start + item.count + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ once. Of S sequences with x tokens each there are at most S + sum(x) / split of 
 have places in the table; or, where they end at fixed places so that bits are the same in any batch, the table is as long as it
 takes for all tokens of the pool."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,11 +103,11 @@ class TritonFixedDecode:
             num_seqs, max_blocks, self._empty_block, self._block_size, self._device, split_tokens, larger=self
         )
 
-    def fits(self, context_lens: Sequence[int]) -> bool:
+    def fits(self, context_lens: Iterable[int]) -> bool:
         if not self._split_tokens:
             return True
-        num_splits = sum(cdiv(length, self._split_tokens) for length in context_lens)
-        return num_splits + self._num_seqs - len(context_lens) <= self._most_splits
+        further = sum(cdiv(length, self._split_tokens) - 1 for length in context_lens)
+        return self._num_seqs + further <= self._most_splits
 
     def inputs(
         self, context_lens: Sequence[int], block_tables: Sequence[np.ndarray], slots: Sequence[int]
