@@ -14,14 +14,14 @@ log = logging.getLogger(__name__)
 
 _LEAST_PAUSE_S, _MOST_PAUSE_S = 30e-6, 150e-6
 _PATIENCE = 1 / 16
-"""A pause, of the time for which the last that was asked for takes already. Each question takes the interpreter's lock away from
-the thread that launches steps, whenever that gives it up for a moment."""
+"""A pause is this share of the time for which the event that was asked for last has been waited for. Each question takes the
+interpreter's lock, which the thread that launches steps needs."""
 _IDLE_S = 5.0
 """After which the thread ends."""
 Then = Callable[[Exception | None], None]
 """Called with what failed, if anything did."""
 _Asked = tuple[Event, Then, float]
-"""When it was asked, last."""
+"""An event, whom to tell, and when they asked."""
 
 
 class Poller:

@@ -16,7 +16,7 @@ from kernels.triton.attention_config import AttentionShape, ContextPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.eight_bits import STORED_DTYPES, WEIGHTS_FACTOR, halves, in_range
 from kernels.triton.launching import launchable
-from kernels.triton.platform import dot_dtype, parts_of
+from kernels.triton.platform import dot_dtype, next_power_of_2, parts_of
 from kernels.triton.softmax import online_softmax, soft_capped, with_sink
 from kernels.triton.tiles import rows_of, work_of
 
@@ -226,7 +226,7 @@ def _attend(
         tiles.tile_seqs, tiles.tile_tokens, tiles.starts, tiles.query_lens, tiles.context_lens, tiles.both_ways, tiles.table,
         items and items.splits, scale * _LOG2E, soft_cap, part.split_tokens, tiles.table.stride(0), q.stride(0),
         KV_HEADS=shape.num_kv_heads, GROUP=shape.group, HEADS=config.heads, D=size,
-        BLOCK_D=max(16, triton.next_power_of_2(size)), BLOCK_SIZE=shape.block_size,
+        BLOCK_D=max(16, next_power_of_2(size)), BLOCK_SIZE=shape.block_size,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, WINDOW=window, CAPPED=soft_cap > 0,
         STORED=stored, SINKS=sinks is not None, SPLIT=part.in_parts, FIXED=items is not None,
         ABSOLUTE=shape.split_tokens > 0, DOT=dot_dtype(dot), num_warps=config.num_warps, num_stages=config.num_stages,

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import triton
 
 from kernels.ops import AttentionMeta
-from kernels.triton.platform import INTERPRETED, capability, num_programs
+from kernels.triton.platform import INTERPRETED, capability, cdiv, next_power_of_2, num_programs
 from kernels.triton.tiles import Items, Tiles, cut
 
 DECODE_ROWS = 16
@@ -55,7 +54,7 @@ class AttentionConfig:
     num_stages: int
 
     def num_head_blocks(self, shape: AttentionShape) -> int:
-        return shape.num_kv_heads * triton.cdiv(shape.group, self.heads)
+        return shape.num_kv_heads * cdiv(shape.group, self.heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +115,7 @@ def config_for(shape: AttentionShape, rows: int, device: torch.device) -> Attent
         block_m, block_n, warps, stages = min(rows, 32), 32, 4, 2
     elif shape.head_dim > 256:
         # Latents: keys and values are one tile, and an accumulator as wide needs all registers.
-        block_m = max(min(rows, 64), triton.next_power_of_2(heads))
+        block_m = max(min(rows, 64), next_power_of_2(heads))
         block_n, warps, stages = 64 if block_m == 64 and capability(device) == 90 else 32, 8, 3
     elif decode and wide:
         block_m, block_n, warps, stages = rows, 32, 4, 5
@@ -132,7 +131,7 @@ def config_for(shape: AttentionShape, rows: int, device: torch.device) -> Attent
         block_n = 128 if hopper and not shape.quantised else 64
         block_m, warps, stages = rows, 8, 3 if hopper and shape.quantised else 5
     return AttentionConfig(
-        block_m=max(block_m, triton.next_power_of_2(heads)),
+        block_m=max(block_m, next_power_of_2(heads)),
         block_n=block_n,
         heads=heads,
         num_warps=warps,
@@ -159,17 +158,15 @@ def _part(
         return ContextPart(
             tiles=tiles,
             config=config,
-            num_splits=triton.cdiv(longest, shape.split_tokens),
+            num_splits=cdiv(longest, shape.split_tokens),
             split_tokens=shape.split_tokens,
             in_parts=True,
         )
     programs = tiles.num_tiles * config.num_head_blocks(shape)
-    wanted = triton.cdiv(num_programs(device, PROGRAMS_PER_PROCESSOR), programs)
+    wanted = cdiv(num_programs(device, PROGRAMS_PER_PROCESSOR), programs)
     num_splits = max(1, min(wanted, tiles.longest // smallest_split(config)))
     # A tile begins at a multiple of block_n, which may lie up to block_n - 1 tokens before what it sees.
-    split_tokens = (
-        triton.cdiv(triton.cdiv(tiles.longest + config.block_n, num_splits), config.block_n) * config.block_n
-    )
+    split_tokens = cdiv(cdiv(tiles.longest + config.block_n, num_splits), config.block_n) * config.block_n
     return ContextPart(
         tiles=tiles, config=config, num_splits=num_splits, split_tokens=split_tokens, in_parts=num_splits > 1
     )

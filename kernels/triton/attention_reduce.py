@@ -4,12 +4,11 @@ that the splits' numbers say. Memory-bound; floor: the partial results are read 
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.launching import launchable
-from kernels.triton.platform import num_programs
+from kernels.triton.platform import next_power_of_2, num_programs
 from kernels.triton.softmax import with_sink
 from kernels.triton.tiles import Items, Tiles, rows_of
 
@@ -88,7 +87,7 @@ def reduce_splits(
 ) -> None:  # fmt: skip
     """Fills the rows of `out` (T, H, D) that belong to `tiles`; `heads`: of one tile."""
     num_items, head_blocks, block_m, size = partials.values.shape
-    block_d, num_rows = triton.next_power_of_2(size), tiles.most_tokens * heads
+    block_d, num_rows = next_power_of_2(size), tiles.most_tokens * heads
     few = not invariant and tiles.num_tiles * head_blocks * num_rows <= num_programs(out.device, 4)
     splits = _MANY_SPLITS if few else _SPLITS
     _reduce_kernel[(tiles.num_tiles, head_blocks, num_rows)](

@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.packed import SCALE_BLOCK
-from kernels.triton.platform import INTERPRETED, capability, num_programs
+from kernels.triton.platform import INTERPRETED, capability, cdiv, next_power_of_2, num_programs
 from kernels.triton.split import add_parts, parts_of
 
 _BAND = 8
@@ -33,7 +33,7 @@ def config_for(num_rows: int, device: torch.device) -> ScaledGemmConfig:
         return ScaledGemmConfig(block_m=16, block_n=32, block_k=SCALE_BLOCK, num_warps=1, num_stages=1)
     if num_rows <= 64:
         return ScaledGemmConfig(
-            block_m=max(16, triton.next_power_of_2(num_rows)),
+            block_m=max(16, next_power_of_2(num_rows)),
             block_n=64,
             block_k=SCALE_BLOCK,
             num_warps=4,
@@ -103,8 +103,8 @@ def linear_scaled(
         return out
     config = config_for(num_rows, x.device)
     assert not blockwise or config.block_k == SCALE_BLOCK
-    tiles = triton.cdiv(num_rows, config.block_m) * triton.cdiv(size, config.block_n)
-    parts = parts_of(tiles, triton.cdiv(inner, config.block_k), x.device)
+    tiles = cdiv(num_rows, config.block_m) * cdiv(size, config.block_n)
+    parts = parts_of(tiles, cdiv(inner, config.block_k), x.device)
     sums = out if parts == 1 else torch.empty((parts, num_rows, size), dtype=torch.float32, device=x.device)
     few = num_programs(x.device, 2 if config.block_m <= 64 else 1)
     _gemm_kernel[(min(tiles * parts, few),)](

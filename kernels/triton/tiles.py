@@ -112,16 +112,16 @@ def _table(meta: AttentionMeta, block_size: int) -> np.ndarray:
 def _uploaded(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     """Bring int32 arrays to the device in one piece, each to a place of the same alignment whatever the lengths: kernels are
     compiled for their arguments' alignment, which would take seconds in the middle of serving."""
-    ends = np.cumsum([aligned(len(part)) for part in parts]).tolist()
+    ends = np.cumsum([_aligned(len(part)) for part in parts]).tolist()
     packed = np.zeros(ends[-1], np.int32)
-    starts = [end - aligned(len(part)) for part, end in zip(parts, ends, strict=True)]
+    starts = [end - _aligned(len(part)) for part, end in zip(parts, ends, strict=True)]
     for part, start in zip(parts, starts, strict=True):
         packed[start : start + len(part)] = part
     uploaded = torch.from_numpy(packed).to(device, non_blocking=True)
     return [uploaded[start : start + len(part)] for part, start in zip(parts, starts, strict=True)]
 
 
-def aligned(count: int) -> int:
+def _aligned(count: int) -> int:
     """Return how many int32 to keep for `count` of them, so that what is behind them is aligned as they are."""
     return cdiv(count, _ALIGNED) * _ALIGNED
 

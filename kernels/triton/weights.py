@@ -59,7 +59,7 @@ def experts(
     assert not isinstance(down, PrepackedExperts)
     width = slots.shape[1]
     flat = slots.flatten()
-    most = min(_most_rows(weight, x.device) for weight in (gate_up, down))
+    most = min(_most_rows(weight) for weight in (gate_up, down))
     groups = group_rows(flat, down.shape[0], block_m, most)
     inner = torch.empty((flat.numel(), gate_up.shape[1]), dtype=x.dtype, device=x.device)
     _multiply(x, gate_up, held.gate_up_bias, groups, inner, width=width)
@@ -68,7 +68,7 @@ def experts(
     return combine(pairs, slots.contiguous(), weights.contiguous())
 
 
-def _most_rows(weight: Weight, device: torch.device) -> int:
+def _most_rows(weight: Weight) -> int:
     match weight:
         case EightBit() | FourBit():
             return MOST_ROWS
