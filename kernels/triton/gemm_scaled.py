@@ -12,6 +12,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.packed import SCALE_BLOCK
+from kernels.triton.launching import launchable
 from kernels.triton.platform import INTERPRETED, capability, cdiv, next_power_of_2, num_programs
 from kernels.triton.split import add_parts, parts_of
 
@@ -54,7 +55,7 @@ def tile_of(index, num_m, num_n, BAND: tl.constexpr):
     return first + within % height, within // height
 
 
-@triton.jit(do_not_specialize=["M", "a_scale_stride", "b_scale_stride", "parts"])
+@launchable(do_not_specialize=["M", "a_scale_stride", "b_scale_stride", "parts"])
 def _gemm_kernel(
     a, b, a_scales, b_scales, bias, out, M, N, K, a_scale_stride, b_scale_stride, parts,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,

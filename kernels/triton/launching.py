@@ -3,7 +3,8 @@
 Triton works out anew at each launch what a kernel is compiled for, which takes several times what the launch itself does. Here
 the machine code is found by all that it can depend on, and Triton is asked only for what is not known yet: types, tensors'
 element types, whole numbers that it specialises kernels for, constants and options, and that all tensors begin at multiples of
-16 bytes. A launch with a tensor that does not goes Triton's own way each time."""
+16 bytes. A launch with a tensor that does not goes Triton's own way each time. Of a tensor's descriptor the element type and the
+block count; that it begins where copies can is checked when it is made."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.triton.platform import INTERPRETED
 
@@ -87,6 +89,8 @@ def _source(own: Sequence[Any], arguments: Sequence[object], constants: Sequence
             case int():
                 # What a kernel is not specialised for is of 32 bits where it fits, else of 64.
                 keyed.append(f"{parameter.name} >> 31" if parameter.do_not_specialize else parameter.name)
+            case TensorDescriptor():
+                keyed += [f"{parameter.name}.base.dtype", f"*{parameter.name}.block_shape"]
             case None | float():
                 pass  # its type says all
             case _:

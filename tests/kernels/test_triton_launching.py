@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from triton.compiler import CompiledKernel
 from triton.runtime.driver import driver
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.triton.aot import absent_gpu
 from kernels.triton.launching import Kernel
@@ -28,6 +29,12 @@ def _scaled_kernel(x, bias, out, stride, count, factor, flag, N: tl.constexpr, A
     tl.store(out + at, values, flag)
 
 
+@triton.jit(do_not_specialize=["row"])
+def _copied_kernel(tiles, out, row, M: tl.constexpr, N: tl.constexpr):
+    at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
+    tl.store(out + at, tiles.load([row, 0]))
+
+
 Launched = tuple[object, ...]
 """Which machine code, and the arguments that it gets."""
 
@@ -37,12 +44,13 @@ class Launches:
 
     def __init__(self) -> None:
         self.kernel = Kernel(_scaled_kernel, lambda _: STREAM)
+        self.copied = Kernel(_copied_kernel, lambda _: STREAM)
         self.seen: list[Launched] = []
         self.asked = 0
 
     def run(self, code: CompiledKernel, *arguments: Any) -> None:
         *grid, _stream, function, metadata, _, _, _ = arguments[:9]
-        addresses = [each.data_ptr() if isinstance(each, torch.Tensor) else each for each in arguments[9:]]
+        addresses = [place(each) for each in arguments[9:]]
         # Constants are in the machine code: what is passed in their places is nobody's.
         runtime = [
             each
@@ -50,6 +58,16 @@ class Launches:
             if kind != "constexpr"
         ]
         self.seen.append((code.hash, function, metadata, *grid, *runtime))
+
+
+def place(argument: object) -> object:
+    match argument:
+        case torch.Tensor():
+            return argument.data_ptr()
+        case TensorDescriptor():
+            return argument.base.data_ptr(), argument.shape, argument.strides, argument.block_shape
+        case _:
+            return argument
 
 
 @pytest.fixture
@@ -61,6 +79,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launches]:
     )
     with absent_gpu(90):
         _scaled_kernel.device_caches.clear()
+        _copied_kernel.device_caches.clear()
         yield launches
 
 
@@ -121,6 +140,40 @@ def test_a_known_kernel_gets_the_machine_code_and_arguments_that_triton_gives_it
         values, constants = arguments(variant)
         alone, known = both(launches, *values, **constants)
         assert known == alone, name
+
+
+def test_a_descriptor_may_be_of_any_tensor(launches: Launches) -> None:
+    """Machine code depends on its element type and its block, and not on the tensor's sizes."""
+    hashes = set[object]()
+    for dtype, rows, columns in (
+        (torch.float32, 16, 32),
+        (torch.int8, 16, 32),
+        (torch.float32, 32, 32),
+        (torch.float32, 16, 64),
+    ):
+        for size in (64, 192, 64):
+            tiles = TensorDescriptor.from_tensor(torch.zeros(size, 2 * size, dtype=dtype), [rows, columns])
+            values, constants = (tiles, torch.zeros(rows, columns, dtype=dtype), 3), {"M": rows, "N": columns}
+            launches.seen.clear()
+            _copied_kernel[2,](*values, **constants)
+            launches.copied[2,](*values, **constants)
+            alone, known = launches.seen
+            assert known == alone
+            hashes.add(alone[0])
+    assert len(hashes) == 4
+
+
+def test_a_known_kernel_is_launched_with_descriptors_without_asking_triton(
+    launches: Launches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(size: int) -> object:
+        tiles = TensorDescriptor.from_tensor(torch.zeros(size, size), [16, 32])
+        launches.copied[1,](tiles, torch.zeros(16, 32), 3, M=16, N=32)
+        return launches.seen[-1][-3][1]
+
+    launch(32)
+    monkeypatch.setattr(type(_copied_kernel), "run", None)
+    assert [tuple(launch(size)) for size in (64, 128)] == [(64, 64), (128, 128)]
 
 
 def test_triton_is_asked_once_for_what_it_compiles_for(
