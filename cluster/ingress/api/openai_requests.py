@@ -2,11 +2,12 @@
 
 pydantic is strict: "5" is no number and true is no integer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
+from cluster.ingress.api.complaints import explain
 from cluster.ingress.api.openai_tools import Strict, ToolCalls, ToolChoice, Tools
 from cluster.ingress.api.structured import ResponseFormat, StructuredOutputs
 from core.errors import RequestError
@@ -323,51 +324,4 @@ def validate(
     try:
         return kind.model_validate(known)
     except ValidationError as error:
-        raise _explain(error, known) from None
-
-
-def _is_branch(part: int | str) -> bool:
-    """Return whether this is how pydantic names a branch of a union, which no client knows."""
-    return isinstance(part, str) and (
-        part in ("str", "none", "NamedTool")
-        or part.startswith(("list[", "dict[", "constrained", "function-", "literal["))
-    )
-
-
-def _path_of(place: Sequence[int | str], body: Any) -> list[int | str]:
-    """Return the names that lead to a place in the body: without branches, and without the `type` that pydantic names before a
-    field of one of several kinds. (A function's `type` is the name of its field.)"""
-    path: list[int | str] = []
-    is_named = False
-    for part in place:
-        if _is_branch(part):
-            continue
-        kind = body.get("type") if isinstance(body, dict) else None
-        if part == kind != "function" and not is_named:
-            is_named = True
-            continue
-        path.append(part)
-        is_named = False
-        try:
-            body = body[part]
-        except (LookupError, TypeError):
-            body = None
-    return path
-
-
-def _explain(error: ValidationError, body: Mapping[str, Any]) -> RequestError:
-    """Return the deepest complaint. Among a union's branches that is the one that came furthest, and a bad value before a wrong
-    type."""
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    worst = max(errors, key=lambda e: (len(e["loc"]), not e["type"].endswith("_type")))
-    path = _path_of(worst["loc"], body)
-    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-    name = str(worst["loc"][0])
-    missing = worst["type"] == "missing"
-    if missing and len(path) == 1:
-        text = f"{name!r} is required"
-    elif worst["type"] in ("extra_forbidden", "none_required") or path[-1] == "annotations":
-        text = f"{where} is not supported"
-    else:
-        text = f"{where}: {worst['msg'].removeprefix('Value error, ')}"
-    return RequestError(text, field=name, code="missing_required_parameter" if missing else None)
+        raise explain(error, known) from None

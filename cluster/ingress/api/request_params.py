@@ -161,10 +161,10 @@ def max_new_tokens(body: Common, num_prompt: int, settings: ApiSettings) -> int:
     wanted = wanted_tokens(body)
     if room < 1 or (wanted is not None and wanted > room):
         asked = (
-            f"and max_tokens asks for {wanted}" if wanted is not None else "and nothing is left for an answer"
+            f"the answer may have {wanted} more" if wanted is not None else "nothing is left for an answer"
         )
         raise RequestError(
-            f"this model's context is {settings.max_context_tokens} tokens; the {field_name} has {num_prompt} {asked}",
+            f"this model's context is {settings.max_context_tokens} tokens; {field_name}: {num_prompt} tokens, and {asked}",
             field=field_name,
             code="context_length_exceeded",
         )

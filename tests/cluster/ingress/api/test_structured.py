@@ -109,7 +109,7 @@ for _ in range(300):
     ("body", "field", "says"),
     [
         ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
-        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema: Field required"),
+        ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema is required"),
         ({"structured_outputs": {}}, "structured_outputs", "name one of json, regex"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs", "not ['regex', 'choice']"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs", "cannot be read"),
