@@ -11,7 +11,14 @@ from typing import Any
 from cluster.ingress.api.chat_messages import MessageStyle, template_messages
 from cluster.ingress.api.generator import ChatTokenizer
 from cluster.ingress.api.openai_requests import ChatRequest, Message, TokenizeRequest
-from cluster.ingress.api.openai_tools import CalledFunction, NamedTool, Tool, ToolCall, ToolChoice
+from cluster.ingress.api.openai_tools import (
+    AllowedChatTools,
+    CalledFunction,
+    NamedTool,
+    Tool,
+    ToolCall,
+    ToolChoice,
+)
 from cluster.ingress.api.picture_intake import Seen, urls_of
 from cluster.ingress.api.request_params import ApiSettings, chat_prompt
 from cluster.ingress.api.structured import answer_schema, grammar_of
@@ -72,6 +79,7 @@ class ChatFormat:
 
     def prepare(self, body: ChatRequest) -> PreparedChat:
         """Prepare a conversation. Raises RequestError."""
+        body = _narrowed(body)
         if self._style is None and any(message.tool_calls for message in body.messages):
             raise RequestError(
                 "this model's chat template renders no tool calls",
@@ -339,6 +347,18 @@ def _callables(tools: Sequence[Tool], choice: ToolChoice | None) -> list[Callabl
     if isinstance(choice, NamedTool):
         functions = [function for function in functions if function.name == choice.function.name]
     return [CallableTool(name=f.name, schema=f.parameters or {}, strict=bool(f.strict)) for f in functions]
+
+
+def _narrowed(body: ChatRequest) -> ChatRequest:
+    """Return `body` with the tools that its `tool_choice` allows, and the mode of that in its place. Raises RequestError."""
+    if not isinstance(body.tool_choice, AllowedChatTools):
+        return body
+    subset = body.tool_choice.allowed_tools
+    allowed = {tool.function.name for tool in subset.tools}
+    tools = [tool for tool in body.tools or () if tool.function.name in allowed]
+    if unknown := allowed - {tool.function.name for tool in tools}:
+        raise RequestError(f"tool_choice allows {min(unknown)!r}, which is no tool", field="tool_choice")
+    return body.model_copy(update={"tools": tools, "tool_choice": subset.mode})
 
 
 def _exclusive() -> RequestError:

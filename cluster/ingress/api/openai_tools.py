@@ -35,6 +35,18 @@ class NamedTool(Strict):
     function: Named
 
 
+class ToolSubset(Strict):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+class AllowedChatTools(Strict):
+    """Some of the tools. The model is shown no other."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: ToolSubset
+
+
 class CalledFunction(Strict):
     name: str
     arguments: str
@@ -52,5 +64,5 @@ class ToolCall(Strict):
 
 
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedChatTools
 ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)]

@@ -313,15 +313,23 @@ def _say(turn: Json, item: MessageItem | CallItem | ReasoningItem) -> None:
 
 
 def _tools(body: ResponsesRequest) -> Mapping[str, Any]:
-    choice, tools = body.tool_choice, body.tools or []
-    if isinstance(choice, AllowedTools):
-        allowed = {one.name for one in choice.tools}
-        tools, choice = [tool for tool in tools if tool.name in allowed], choice.mode
-    if isinstance(choice, NamedFunction):
-        choice = {"type": "function", "function": {"name": choice.name}}  # type: ignore[assignment]
+    tools = body.tools or []
+    choice: Any = body.tool_choice
+    match choice:
+        case AllowedTools(mode=mode, tools=allowed):
+            subset = {"mode": mode, "tools": [_named(one) for one in allowed]}
+            choice = {"type": "allowed_tools", "allowed_tools": subset}
+        case NamedFunction():
+            choice = _named(choice)
+        case _:
+            pass
     fields = ("name", "description", "parameters", "strict")
     declared = [{"type": "function", "function": {f: getattr(tool, f) for f in fields}} for tool in tools]
     return {"tools": declared or None, "tool_choice": choice}
+
+
+def _named(function: NamedFunction) -> Json:
+    return {"type": "function", "function": {"name": function.name}}
 
 
 def _format(text: TextConfig | None) -> Mapping[str, Any]:

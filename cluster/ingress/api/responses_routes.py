@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
 from cluster.ingress.api.access import Tenant
-from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.answering import Answering, HttpRoute, aside
 from cluster.ingress.api.openai_bodies import TokenEntries
 from cluster.ingress.api.openai_requests import validate
 from cluster.ingress.api.response_store import ResponseStore, StoredResponse
@@ -36,6 +36,7 @@ class ResponsesRoutes:
     def routes(self) -> list[HttpRoute]:
         return [
             HttpRoute("POST", "/v1/responses", self.create, ResponsesRequest),
+            HttpRoute("POST", "/v1/responses/input_tokens", self.count_tokens, ResponsesRequest),
             HttpRoute("GET", _ONE, self.retrieve),
             HttpRoute("DELETE", _ONE, self.delete),
             HttpRoute("POST", _ONE + "/cancel", self.cancel),
@@ -48,16 +49,7 @@ class ResponsesRoutes:
         request_params.check_model(body.model, answering.settings)
         self._check(body)
         tenant: Tenant = http.state.tenant
-        own = [item.model_dump(exclude_none=True) for item in input_items(body)]
-        before: tuple[Json, ...] = ()
-        if body.previous_response_id is not None:
-            previous = self._store.get(body.previous_response_id, tenant.name, "previous_response_id")
-            if previous.body["status"] not in ("completed", "incomplete"):
-                raise RequestError(
-                    f"the response {body.previous_response_id!r} is {previous.body['status']}: nothing goes on from it",
-                    field="previous_response_id",
-                )
-            before = (*previous.items, *previous.body["output"])
+        before, own = self._conversation(body, tenant)
         chat_body = chat_of(body, items_of([*before, *own]))
         chat = await answering.prepare(http, chat_body)
         fitting = answering.fitting(chat_body, chat.prompt)
@@ -88,6 +80,31 @@ class ResponsesRoutes:
 
         self._store.run(response_id, asyncio.create_task(run()))
         return JSONResponse(shape.response)
+
+    async def count_tokens(self, http: HttpRequest) -> Response:
+        """Count the tokens of what a response would be generated from."""
+        answering = self._answering
+        body = validate(ResponsesRequest, await answering.body(http), RESPONSES_NEUTRAL)
+        request_params.check_model(body.model, answering.settings)
+        before, own = self._conversation(body, http.state.tenant)
+        chat_body = chat_of(body, items_of([*before, *own]))
+        chat = await aside(http, lambda: answering.chat_format.prepare(chat_body))
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(chat.prompt)})
+
+    def _conversation(
+        self, body: ResponsesRequest, tenant: Tenant
+    ) -> tuple[tuple[Json, ...], tuple[Json, ...]]:
+        """Return the items before the body's own, and these. Raises RequestError."""
+        own = tuple(item.model_dump(exclude_none=True) for item in input_items(body))
+        if body.previous_response_id is None:
+            return (), own
+        previous = self._store.get(body.previous_response_id, tenant.name, "previous_response_id")
+        if previous.body["status"] not in ("completed", "incomplete"):
+            raise RequestError(
+                f"the response {body.previous_response_id!r} is {previous.body['status']}: nothing goes on from it",
+                field="previous_response_id",
+            )
+        return (*previous.items, *previous.body["output"]), own
 
     async def retrieve(self, http: HttpRequest) -> Response:
         if http.query_params.get("stream", "false") != "false":

@@ -144,6 +144,18 @@ async def test_the_tools_that_are_allowed_are_shown() -> None:
     assert [tool["function"]["name"] for tool in last_rendered(api)["tools"]] == ["get_time"]
 
 
+async def test_tokens_are_counted_as_a_response_would_have_them() -> None:
+    api = Api(FakeGenerator("hello"))
+    responses = api.openai.responses
+    first = await responses.create(model=NAME, input="a", instructions="Be brief.")
+    asked: Any = {"model": NAME, "input": "b", "instructions": "Be kind.", "previous_response_id": first.id}
+    counted = await responses.input_tokens.count(**asked)
+    assert (counted.object, len(api.generator.requests)) == ("response.input_tokens", 1)
+    second = await responses.create(**asked)
+    assert second.usage is not None
+    assert second.usage.input_tokens == counted.input_tokens > len("hello")
+
+
 async def test_a_stored_response_is_found_and_deleted() -> None:
     responses = Api(FakeGenerator("hello")).openai.responses
     first = await responses.create(model=NAME, input="a")
@@ -276,7 +288,7 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "http
         ({"max_tool_calls": 3}, "max_tool_calls", "the client runs the tools"),
         ({"background": True, "stream": True}, "stream", "not streamed"),
         ({"background": True, "store": False}, "background", "must be stored"),
-        ({"temperature": 3}, "temperature", "less than or equal to 2"),
+        ({"temperature": 3}, "temperature", "temperature must be at most 2, not 3"),
         ({"max_tokens": 3}, "max_tokens", "unknown parameter"),
         ({"text": {"format": {"type": "json_object"}}}, "response_format", "cannot be constrained"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "'f', which is no tool"),

@@ -126,6 +126,24 @@ async def test_a_round_trip_with_tools() -> None:
     assert [m["tool_call_id"] for m in replayed[2:]] == [call.id for call in calls]
 
 
+async def test_the_tools_that_are_allowed_are_shown() -> None:
+    api = served(RECORDED["qwen2.5"].text)
+    time: Any = {"type": "function", "function": {"name": "get_time"}}
+
+    async def ask(mode: str, *tools: Any) -> Any:
+        choice: Any = {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": list(tools)}}
+        await api.openai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS, tool_choice=choice)
+
+    await ask("auto", time)
+    assert last_rendered(api)["tools"] == [time]
+    with pytest.raises(
+        openai.BadRequestError, match="tool_choice: this server's tokenizer cannot be constra|tools: "
+    ):
+        await ask("required", time)
+    with pytest.raises(openai.BadRequestError, match="'get_money', which is no tool"):
+        await ask("auto", {"type": "function", "function": {"name": "get_money"}})
+
+
 async def test_calls_are_streamed_with_their_name_before_their_arguments() -> None:
     api = served(RECORDED["qwen2.5"].text)
     stream = await api.openai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS, stream=True)
@@ -291,7 +309,7 @@ CALL_OF_TEXT = {"id": "a", "type": "function", "function": {"name": "f", "argume
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"tools": [{"type": "function"}]}, "tools", "tools[0].function: Field required"),
+        ({"tools": [{"type": "function"}]}, "tools", "tools[0].function is required"),
         ({"tools": TOOLS + TOOLS}, "tools", "two tools are called 'get_weather'"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         (
@@ -305,7 +323,11 @@ CALL_OF_TEXT = {"id": "a", "type": "function", "function": {"name": "f", "argume
             "tools",
             "tokenizer cannot be constrained",
         ),
-        ({"tools": TOOLS, "tool_choice": {"type": "custom"}}, "tool_choice", "tool_choice.type: "),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "custom"}},
+            "tool_choice",
+            "tool_choice.type must be 'function' or 'allowed_tools', not 'custom'",
+        ),
         ({"functions": [FUNCTION]}, "functions", "tools"),
         ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "'high'"),
