@@ -7,7 +7,8 @@ it may spend later; one that is behind gets the shortest steps in which prompts 
 
 Prompts that no deadline hurries may still keep others waiting, in the scheduler, which sends no more than these before they are
 computed. So where there are more than it sends ahead, steps get longer as well, as far as that computes more in the same time and
-all keep their pace."""
+all keep their pace. What prompts gain is known no better than steps' times are, so a step may always take a small share of the pace:
+work without haste is computed in full steps."""
 
 from collections.abc import Sequence as Seq
 from math import inf
@@ -27,6 +28,8 @@ BACKLOG_GAIN: Final = 9.0
 CATCH_UP_GAIN: Final = 1.0
 """Prompts get so many times a step's overhead beside a sequence that is behind, which may be so for good: half the full rate.
 Where a step reads for longer than that takes, they get what it computes meanwhile, and it gets no longer."""
+EASY_SHARE: Final = 0.1
+"""Prompts get such a share of the tightest time per token, whatever they gain by it: nobody's pace suffers from so short a step."""
 MIN_TOKENS: Final = 64
 """Prompts continue with this many tokens even where decoding alone takes too long: waiting for it to end would hold them for
 ever."""
@@ -50,7 +53,9 @@ def tokens_in_time(
     pace_s = _sure(steps) * min(seq.request.slo.tpot_s for seq in decoding)
     works_s = [steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed) for seq in prompts]
     needed_s = max(
-        _needed_s(prompts, works_s, law, starts_s), min(_backlog_s(sum(works_s), law, steps), pace_s)
+        _needed_s(prompts, works_s, law, starts_s),
+        min(_backlog_s(sum(works_s), law, steps), pace_s),
+        EASY_SHARE * pace_s,
     )
     return _tokens(
         law,
@@ -102,7 +107,7 @@ def prompt_tokens(
     if not steps.prompt.num_steps:
         return budget_tokens
     law = steps.beside(num_decoding, context_tokens, 0.0)
-    return _tokens(law, steps, budget_tokens, needed_s=0.0, slack_s=tpot_s)
+    return _tokens(law, steps, budget_tokens, needed_s=EASY_SHARE * _sure(steps) * tpot_s, slack_s=tpot_s)
 
 
 def _tokens(law: ChunkLaw, steps: StepModels, budget_tokens: int, *, needed_s: float, slack_s: float) -> int:
@@ -114,5 +119,6 @@ def _tokens(law: ChunkLaw, steps: StepModels, budget_tokens: int, *, needed_s: f
 
 
 def _sure(steps: StepModels) -> float:
-    """Return the share of a time up to which steps may be predicted to take it."""
-    return max(0.0, 1 - SURE * steps.prompt.error)
+    """Return the share of a time up to which steps may be predicted to take it. It is never nothing: a law that is far off mostly
+    predicts too much."""
+    return 1 / (1 + SURE * steps.prompt.error)

@@ -81,7 +81,9 @@ class StepFit:
             self._error += _SMOOTHING * (min(1.0, abs(1.0 - share)) - self._error)
         self._num_steps += 1
         if self._error > _LOST and self._num_learned > _TRUSTED_STEPS:
-            self._squares, self._num_learned = LeastSquares(_NOTHING, _PRIOR_VARIANCE), 0
+            self._squares = LeastSquares(_NOTHING, _PRIOR_VARIANCE)
+            self._num_learned = self._num_steps = 0
+            self._error = 0.0
 
     def learn(self, raw: Five, duration_s: float, other_s: float = 0.0) -> None:
         """Learn from a step. `other_s` is what it should have taken by the other plane: only what it took beyond that is new."""

@@ -56,6 +56,19 @@ def test_noise_is_averaged_and_shows_as_the_error() -> None:
     assert fmean(abs(model.step_s(*s) / _law_s(*s) - 1) for s in steps) < 0.02
 
 
+def test_a_law_that_is_lost_is_unknown_until_it_is_learned_anew() -> None:
+    """It would say that steps take no time, and that it knows."""
+    rng, fit = random.Random(4), StepFit()
+    for factor in (1.0, 10.0):
+        for _ in range(60):
+            step = _random_step(rng)
+            fit.observe(*step, factor * _law_s(*step))
+            model = fit.model()
+            assert not model.num_steps or model.step_s(*step) > 0.05 * _law_s(*step)
+    assert 0 < model.num_steps < 60
+    assert abs(model.step_s(1000, 50_000, 30) / (10 * _law_s(1000, 50_000, 30)) - 1) < 0.1
+
+
 def test_a_disturbed_step_does_not_spoil_the_model() -> None:
     rng, fit = random.Random(3), StepFit()
     for i in range(600):
