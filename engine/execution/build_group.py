@@ -119,6 +119,7 @@ def build_group(
             warm_up(
                 step,
                 max_tokens=engine.max_batch_tokens,
+                max_seqs=engine.max_num_seqs,
                 max_context_tokens=size.max_context_tokens,
                 num_blocks=place.num_blocks,
                 block_size=engine.block_size,

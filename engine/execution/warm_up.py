@@ -15,8 +15,10 @@ from core.types import SamplingParams
 
 _log = logging.getLogger(__name__)
 
-_SIZES: Final = (4096, 1024, 256, 64, 16)
-"""Tokens of the prompts. Between them kernels are the same ones."""
+_SIZES: Final = (4096, 1024, 256, 64)
+"""Tokens of prompts that are alone. Between them kernels are the same ones."""
+_SHORT: Final = 16
+"""Tokens of prompts of which there are many at once."""
 _DRAWS: Final = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.8, top_k=20, top_p=0.9, num_logprobs=1),
@@ -27,43 +29,58 @@ def warm_up(
     step: Callable[[StepPlan], StepResult],
     *,
     max_tokens: int,
+    max_seqs: int,
     max_context_tokens: int,
     num_blocks: int,
     block_size: int,
     num_state_blocks: int = 0,
     num_groups: int = 1,
 ) -> None:
-    """Execute prompts of several sizes, the first with `max_tokens`, each beside the token behind the last one's.
+    """Execute prompts of several sizes, each beside the tokens behind the last ones'.
 
-    They write to the pool's first blocks, which nobody has yet. All ranks that meet in a step must call this at the same point
-    with the same numbers. `num_groups`: the groups of ranks that meet at the experts, which have the same work each. A step for
-    which there is no memory is said, and left out."""
+    The first step has as many of the longest as it may have tokens, the last but one a prompt for each of `max_seqs` sequences:
+    what is split among a GPU's processors where there is little of it is not split there, which other kernels do. They write to
+    the pool's first blocks, which nobody has yet. All ranks that meet in a step must call this at the same point with the same
+    numbers. `num_groups`: the groups of ranks that meet at the experts, which have the same work each. A step for which there is
+    no memory is said, and left out."""
     room = (num_blocks - num_state_blocks - 1) * block_size
     most = min(max_tokens, max_context_tokens - 2, room - 1)
     started = time.perf_counter()
-    known: tuple[str, int] | None = None
+    known: list[tuple[str, int]] = []
     drop: tuple[str, ...] = ()
-    for number, size in enumerate((most, *(size for size in _SIZES if size < most))):
-        key = f"warm-up {number}"
-        pieces = [(key, 0, size), *([(*known, 1)] if known else ())]
+    shapes = _shapes(most, max_tokens, max_seqs)
+    for number, (num_prompts, size) in enumerate(shapes):
+        keys = [f"warm-up {number}.{prompt}" for prompt in range(num_prompts)]
+        beside = min(max_seqs - num_prompts, max_tokens - num_prompts * size)
+        pieces = [*((key, 0, size) for key in keys), *((key, start, 1) for key, start in known[:beside])]
         work = tuple(_work(*piece, num_state_blocks, block_size) for piece in pieces)
+        sampling = _DRAWS[number % len(_DRAWS)]
         plan = StepPlan(
-            step=number - len(_SIZES) - 1,
-            new=(NewSeq(key, (0,) * size, size, _DRAWS[number % len(_DRAWS)]),),
+            step=number - len(shapes),
+            new=tuple(NewSeq(key, (0,) * size, size, sampling) for key in keys),
             copies=(),
             work=work,
             drop=drop,
             groups=(work,) * num_groups if num_groups > 1 else (),
         )
-        drop = (known[0],) if known else ()
+        drop = tuple(key for key, _ in known)
         try:
             step(plan)
         except OutOfMemory as error:
             _log.warning("no memory for a first step of %d tokens: %s", plan.num_tokens, error)
-            drop, known = (*drop, key), None
+            drop, known = (*drop, *keys), []
         else:
-            known = key, size
+            known = [(key, size) for key in keys]
     _log.info("steps of up to %d tokens were tried in %.1f s", most, time.perf_counter() - started)
+
+
+def _shapes(most: int, max_tokens: int, max_seqs: int) -> list[tuple[int, int]]:
+    """Return (prompts, tokens of each) of each step."""
+    shapes = [(min(max_seqs, max_tokens // most), most), *((1, size) for size in _SIZES if size < most)]
+    if most > _SHORT:
+        many = min(max_seqs - 1, (max_tokens - 1) // _SHORT)
+        shapes += [(many, _SHORT)] * (many > 1) + [(1, _SHORT)]
+    return shapes
 
 
 def _work(key: str, start: int, count: int, num_state_blocks: int, block_size: int) -> SeqWork:

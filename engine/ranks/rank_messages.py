@@ -75,6 +75,8 @@ class RankSetup:
     """Where other ranks reach this one's host."""
     max_batch_tokens: int = 0
     """The most tokens of a step."""
+    max_num_seqs: int = 1
+    """The most sequences of a step."""
     graphs: GraphSizes = NO_GRAPHS
     """Which steps to capture."""
     head: HeadSetup | None = None

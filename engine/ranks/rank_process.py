@@ -326,6 +326,7 @@ def _warm_up(setup: RankSetup, step: Step) -> None:
     warm_up(
         step,
         max_tokens=setup.max_batch_tokens,
+        max_seqs=setup.max_num_seqs,
         max_context_tokens=setup.max_context_tokens,
         num_blocks=min(pool.num_blocks for pool in setup.pools),
         block_size=layout.block_size,

@@ -99,6 +99,7 @@ def setups_of(
             num_spare=num_spare,
             address=addresses[rank] if addresses else "127.0.0.1",
             max_batch_tokens=engine.max_batch_tokens,
+            max_num_seqs=engine.max_num_seqs,
             graphs=GraphSizes.of(engine),
             head=size.draft.setup_of(rank) if size.draft is not None else None,
         )

@@ -33,10 +33,10 @@ def test_first_steps_change_no_token(family: str, kind: dict[str, Any], tmp_path
         for number, text in enumerate(prompts(rng))
     ]
     plain, warm = (Instance(model, NUM_BLOCKS, **kind) for _ in range(2))
-    sizes: list[int] = []
+    sizes: list[list[int]] = []
 
     def step(plan: StepPlan) -> StepResult:
-        sizes.append(plan.work[0].count)
+        sizes.append([work.count for work in plan.work])
         result = warm.runner.step(plan)
         assert [each.key for each in result.sampled] == [work.key for work in plan.work]
         return result
@@ -44,12 +44,13 @@ def test_first_steps_change_no_token(family: str, kind: dict[str, Any], tmp_path
     warm_up(
         step,
         max_tokens=100,
+        max_seqs=5,
         max_context_tokens=MAX_CONTEXT,
         num_blocks=NUM_BLOCKS,
         block_size=4,
         num_state_blocks=warm.num_states,
     )
-    assert sizes == [100, 64, 16]
+    assert sizes == [[100], [64, 1], [16, 16, 16, 16, 1], [16, 1, 1, 1, 1]]
     assert warm.run(asked) == plain.run(asked)
 
 
@@ -65,8 +66,15 @@ def test_first_steps_wait_for_what_is_copied_from_a_device_on_a_stream_of_its_ow
         said.extend(result.sampled)
         return result
 
-    warm_up(step, max_tokens=100, max_context_tokens=MAX_CONTEXT, num_blocks=NUM_BLOCKS, block_size=4)
-    assert len(said) == 5
+    warm_up(
+        step,
+        max_tokens=100,
+        max_seqs=3,
+        max_context_tokens=MAX_CONTEXT,
+        num_blocks=NUM_BLOCKS,
+        block_size=4,
+    )
+    assert len(said) == 1 + 2 + 3 + 3
     assert not device.violations
     runner.close()
     device.close()
@@ -91,6 +99,7 @@ def test_they_fit_into_the_smallest_pool_and_context(
     warm_up(
         step,
         max_tokens=max_tokens,
+        max_seqs=256,
         max_context_tokens=max_context,
         num_blocks=num_blocks,
         block_size=16,
@@ -101,7 +110,9 @@ def test_they_fit_into_the_smallest_pool_and_context(
     assert max(work.start + work.count for work in works) < max_context
     assert max(block for work in works for block in work.block_ids) < num_blocks
     assert all(len(work.block_ids) >= 2 + (work.start + work.count) / 16 for work in works)
-    assert max(work.count for work in works) <= max_tokens
+    assert max(plan.num_tokens for plan in plans) <= max_tokens
+    assert max(len(plan.work) for plan in plans) <= 256
+    assert max_tokens < 2 or max(plan.size.num_prompt for plan in plans) > 0.75 * max_tokens
 
 
 def test_what_finds_no_memory_is_left_out_and_the_others_go_on() -> None:
@@ -118,6 +129,8 @@ def test_what_finds_no_memory_is_left_out_and_the_others_go_on() -> None:
         sizes.append(plan.work[0].count)
         return drawn(plan)
 
-    warm_up(step, max_tokens=8192, max_context_tokens=9000, num_blocks=9000, block_size=16)
-    assert sizes == [256, 64, 16]
-    assert len(known) <= 2
+    warm_up(
+        step, max_tokens=8192, max_seqs=64, max_context_tokens=9000, num_blocks=9000, block_size=16
+    )
+    assert sizes == [256, 64, 16, 16]
+    assert len(known) <= 64
