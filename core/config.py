@@ -84,7 +84,7 @@ class EngineConfig(Section):
     max_batch_tokens: int = Field(default=512, ge=1)
     """Tokens computed in one step: the budget that chunked prefill fills. Unless set, 8192 on GPUs."""
     max_num_seqs: int = Field(default=64, ge=1)
-    """Sequences in one step. Unless set, 256 on GPUs."""
+    """Sequences in one step. Unless set, 512 on GPUs."""
     lookahead: bool = True
     """Plan the next step while one runs."""
     speculate: (

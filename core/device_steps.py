@@ -2,7 +2,7 @@
 
 from typing import Any
 
-GPU_BATCH_TOKENS, GPU_NUM_SEQS = 8192, 256
+GPU_BATCH_TOKENS, GPU_NUM_SEQS = 8192, 512
 """By these `baton plan` and `baton simulate` model GPUs."""
 
 

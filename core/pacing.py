@@ -7,7 +7,7 @@ it may spend later; one that is behind gets the shortest steps in which prompts 
 
 Prompts that no deadline hurries may still keep others waiting, in the scheduler, which sends no more than these before they are
 computed. So where there are more than it sends ahead, steps get longer as well, as far as that computes more in the same time and
-all keep their pace. What prompts gain is known no better than steps' times are, so a step may always take a small share of the pace:
+all keep their pace. What prompts gain is known no better than steps' times, so a step may always take a small share of the pace:
 work without haste is computed in full steps."""
 
 from collections.abc import Sequence as Seq
@@ -29,7 +29,7 @@ CATCH_UP_GAIN: Final = 1.0
 """Prompts get so many times a step's overhead beside a sequence that is behind, which may be so for good: half the full rate.
 Where a step reads for longer than that takes, they get what it computes meanwhile, and it gets no longer."""
 EASY_SHARE: Final = 0.1
-"""Prompts get such a share of the tightest time per token, whatever they gain by it: nobody's pace suffers from so short a step."""
+"""Prompts get such a share of the tightest time per token, whatever they gain by it: no pace suffers from so short a step."""
 MIN_TOKENS: Final = 64
 """Prompts continue with this many tokens even where decoding alone takes too long: waiting for it to end would hold them for
 ever."""

@@ -38,7 +38,9 @@ def test_slots_are_filled_whatever_an_instance_believes_of_its_steps() -> None:
         return min(most, 4 + int(median * rng.lognormvariate(0, sigma)))
 
     arrivals = [
-        Arrival(0.0, tuple(rng.randrange(4, 30_000) for _ in range(drawn(90, 1.4, 1000))), drawn(140, 1.1, 600), i)
+        Arrival(
+            0.0, tuple(rng.randrange(4, 30_000) for _ in range(drawn(90, 1.4, 1000))), drawn(140, 1.1, 600), i
+        )
         for i in range(NUM)
     ]
     config = SimConfig(

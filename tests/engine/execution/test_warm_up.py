@@ -129,8 +129,6 @@ def test_what_finds_no_memory_is_left_out_and_the_others_go_on() -> None:
         sizes.append(plan.work[0].count)
         return drawn(plan)
 
-    warm_up(
-        step, max_tokens=8192, max_seqs=64, max_context_tokens=9000, num_blocks=9000, block_size=16
-    )
+    warm_up(step, max_tokens=8192, max_seqs=64, max_context_tokens=9000, num_blocks=9000, block_size=16)
     assert sizes == [256, 64, 16, 16]
     assert len(known) <= 64
