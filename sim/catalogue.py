@@ -3,7 +3,8 @@
 Dense bf16 peaks and bandwidths are the vendors' figures. Roofline: 2 FLOP per weight and token and those of causal attention,
 all weights and the batch's KV read once a step, and its recurrent states read and written. A tensor-parallel group divides both
 and adds two all-reduces a layer (ring, over the scale-up network). A pipeline's stages are such groups, one behind the other over
-the network cards. Two assumptions, neither measured here: 0.6 of the peak FLOP rate, 0.8 of the memory bandwidth.
+the network cards. Assumed: 0.6 of the peak FLOP rate, 0.8 of the memory bandwidth, and 2 ms a step. An H200 was quicker with one
+model (`benchmarks/results/simulator.md`).
 
 Prices are dollars an hour on demand in May 2026: the median of offers for the H100, the middle of the range for A100 and H200;
 L40S and B200 are put at the H100's price for each byte per second of memory bandwidth."""

@@ -113,18 +113,21 @@ class StepCost:
         )
 
 
+COMPUTING_PROCESSORS, READING_PROCESSORS = 0.86, 0.59
+"""The shares of a card's processors that compute as fast as all of them, and that read as fast; fewer do in proportion."""
+BESIDE = 1.3
+"""While both instances of a card run, a step of either takes so many times as long."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCost:
-    """Steps on a card that another instance is on, too. Both have their shares of its processors, and what is left of its
-    bandwidth."""
+    """Steps on a card that another instance is on, too."""
 
     whole: StepCost
     """What they cost with all of the card, in one stage."""
     processors: float
     others: float
     """The other instance's share of the processors."""
-    reach: float
-    """The share of the bandwidth that `processors` reach."""
 
     def step_s(
         self,
@@ -132,42 +135,41 @@ class SharedCost:
         context_tokens: int,
         num_pairs: float,
         num_seqs: int,
-        demand: float | None = None,
+        *,
+        beside: bool = False,
     ) -> float:
-        """`demand`: the share of the bandwidth that the other one's running step asks for; None: it is idle.
-
-        What it does not ask for is left, and no less than in proportion to the processors."""
-        both = self.processors + self.others
-        processors = self.processors if demand is None else self.processors / max(1.0, both)
-        left = 1.0 if demand is None else max(1 - demand, self.processors / both)
-        compute_s = self.whole.compute_s(num_tokens, num_pairs) / processors
-        memory_s = self.whole.memory_s(num_tokens, context_tokens, num_seqs) / min(self.reach, left)
-        return self.whole.overhead_s + max(compute_s, memory_s)
+        """`beside`: the other instance runs a step."""
+        processors = self.processors / max(1.0, self.processors + self.others) if beside else self.processors
+        compute_s = self.whole.compute_s(num_tokens, num_pairs) / _reached(processors, COMPUTING_PROCESSORS)
+        memory_s = self.whole.memory_s(num_tokens, context_tokens, num_seqs)
+        alone_s = self.whole.overhead_s + max(compute_s, memory_s / _reached(processors, READING_PROCESSORS))
+        return BESIDE * alone_s if beside else alone_s
 
     def alone(self) -> StepCost:
         """Return what they cost while the other one is idle."""
-        whole = self.whole
+        whole, reads = self.whole, _reached(self.processors, READING_PROCESSORS)
+        computes = _reached(self.processors, COMPUTING_PROCESSORS)
         return replace(
             whole,
-            tokens_per_s=whole.tokens_per_s * self.processors,
-            pair_s=whole.pair_s / self.processors,
-            weights_read_s=whole.weights_read_s / self.reach,
-            experts_read_s=whole.experts_read_s / self.reach,
-            kv_token_read_s=whole.kv_token_read_s / self.reach,
-            state_s=whole.state_s / self.reach,
+            tokens_per_s=whole.tokens_per_s * computes,
+            pair_s=whole.pair_s / computes,
+            weights_read_s=whole.weights_read_s / reads,
+            experts_read_s=whole.experts_read_s / reads,
+            kv_token_read_s=whole.kv_token_read_s / reads,
+            state_s=whole.state_s / reads,
         )
 
 
-class SharedStep:
-    """`ModelledStep` of one of two instances on a card, by what the other one does when the step begins."""
+def _reached(processors: float, enough: float) -> float:
+    """Return the share of the whole card's rate that so many processors reach, where `enough` of them reach all of it."""
+    return min(1.0, processors / enough)
 
-    def __init__(self, cost: SharedCost, other: Callable[[], float | None]) -> None:
-        """`other` returns the `demand` of what the other one runs."""
-        self._cost, self._other = cost, other
-        self.demand = 0.0
-        """The share of the bandwidth that the last step asks for."""
+
+class SharedStep:
+    """`ModelledStep` of one of two instances on a card, by whether the other one runs when the step begins."""
+
+    def __init__(self, cost: SharedCost, is_beside: Callable[[], bool]) -> None:
+        self._cost, self._is_beside = cost, is_beside
 
     def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
-        took_s = self._cost.step_s(num_tokens, context_tokens, num_pairs, num_seqs, self._other())
-        self.demand = min(1.0, self._cost.whole.memory_s(num_tokens, context_tokens, num_seqs) / took_s)
-        return took_s
+        return self._cost.step_s(num_tokens, context_tokens, num_pairs, num_seqs, beside=self._is_beside())
