@@ -74,9 +74,10 @@ def _gemm_kernel(
             left = a.load([tile_m * BLOCK_M, k * BLOCK_K])
             right = b.load([tile_n * BLOCK_N, k * BLOCK_K])
             if BLOCKWISE:
+                # A tile is no wider than a block, so its columns have one scale: a number for each row, not for each product.
                 a_scale = tl.load(a_scales + row * a_scale_stride + k, row < M, 0.0)
-                b_scale = tl.load(b_scales + column // BLOCK_K * b_scale_stride + k, column < N, 0.0)
-                acc += tl.dot(left, right.T) * (a_scale[:, None] * b_scale[None, :])
+                b_scale = tl.load(b_scales + tile_n * BLOCK_N // BLOCK_K * b_scale_stride + k)
+                acc += tl.dot(left, right.T) * (a_scale * b_scale)[:, None]
             else:
                 acc = tl.dot(left, right.T, acc, out_dtype=ACC)
         result = acc.to(tl.float32)
@@ -103,7 +104,7 @@ def linear_scaled(
     if not num_rows:
         return out
     config = config_for(num_rows, x.device)
-    assert not blockwise or config.block_k == SCALE_BLOCK
+    assert not blockwise or (config.block_k == SCALE_BLOCK and SCALE_BLOCK % config.block_n == 0)
     tiles = cdiv(num_rows, config.block_m) * cdiv(size, config.block_n)
     parts = parts_of(tiles, cdiv(inner, config.block_k), x.device)
     sums = out if parts == 1 else torch.empty((parts, num_rows, size), dtype=torch.float32, device=x.device)
