@@ -62,15 +62,15 @@ def quantise_rows(values, given, LARGEST: tl.constexpr, dtype: tl.constexpr):
 @triton.jit
 def quantise_groups(
     values, given, scales, row, num_rows, N: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
-    LARGEST: tl.constexpr, dtype: tl.constexpr, AT: tl.constexpr = 0,
+    LARGEST: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
-    """(ROWS, BLOCK) float32, columns from AT on of N -> the same in `dtype`; a scale for each GROUP neighbours, unless one is
+    """(ROWS, BLOCK) float32, N of its columns -> the same in `dtype`; a scale for each GROUP neighbours, unless one is
     `given`, goes to `scales`, for each of the rows `row` (ROWS,) below `num_rows`."""
     groups: tl.constexpr = BLOCK // GROUP
     per_row: tl.constexpr = (N + GROUP - 1) // GROUP
     parts, scale = quantise_rows(tl.reshape(values, (ROWS * groups, GROUP)), given, LARGEST, dtype)
     if given is None:
-        group = AT // GROUP + tl.arange(0, groups)[None, :]
+        group = tl.arange(0, groups)[None, :]
         exists = (row < num_rows)[:, None] & (group < per_row)
         tl.store(scales + row[:, None] * per_row + group, tl.reshape(scale, (ROWS, groups)), exists)
     return tl.reshape(parts, (ROWS, BLOCK))
