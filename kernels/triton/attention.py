@@ -15,6 +15,7 @@ from kernels.ops import AttentionMeta, KVLayer
 from kernels.triton.attention_config import AttentionShape, ContextPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.eight_bits import STORED_DTYPES, WEIGHTS_FACTOR, halves, in_range
+from kernels.triton.hopper_attention import hopper_attention_kernel, is_for_hopper
 from kernels.triton.launching import launchable
 from kernels.triton.platform import dot_dtype, next_power_of_2, parts_of
 from kernels.triton.softmax import online_softmax, soft_capped, with_sink
@@ -221,16 +222,32 @@ def _attend(
     partials = None
     if part.in_parts:
         partials = Partials.empty(part.num_items, head_blocks, config.block_m, shape.head_dim, q.device)
-    _attention_kernel[part.grid(head_blocks)](
-        q, kv_layer, kv_scales, sinks, out, partials and partials.values, partials and partials.stats,
-        tiles.tile_seqs, tiles.tile_tokens, tiles.starts, tiles.query_lens, tiles.context_lens, tiles.both_ways, tiles.table,
-        items and items.splits, scale * _LOG2E, soft_cap, part.split_tokens, tiles.table.stride(0), q.stride(0),
-        KV_HEADS=shape.num_kv_heads, GROUP=shape.group, HEADS=config.heads, D=size,
-        BLOCK_D=max(16, next_power_of_2(size)), BLOCK_SIZE=shape.block_size,
-        BLOCK_M=config.block_m, BLOCK_N=config.block_n, WINDOW=window, CAPPED=soft_cap > 0,
-        STORED=stored, SINKS=sinks is not None, SPLIT=part.in_parts, FIXED=items is not None,
-        ABSOLUTE=shape.split_tokens > 0, DOT=dot_dtype(dot), num_warps=config.num_warps, num_stages=config.num_stages,
-    )  # fmt: skip
+    lens = (
+        tiles.tile_seqs,
+        tiles.tile_tokens,
+        tiles.starts,
+        tiles.query_lens,
+        tiles.context_lens,
+        tiles.both_ways,
+    )
+    results = (sinks, out, partials and partials.values, partials and partials.stats)
+    sizes = {
+        "KV_HEADS": shape.num_kv_heads, "GROUP": shape.group, "HEADS": config.heads, "D": size,
+        "BLOCK_SIZE": shape.block_size, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "SINKS": sinks is not None,
+        "SPLIT": part.in_parts, "num_warps": config.num_warps,
+    }  # fmt: skip
+    if is_for_hopper(shape, config, window, soft_cap, q.device):
+        hopper_attention_kernel[part.grid(head_blocks)](
+            q, kv_layer, *results, *lens, tiles.table, scale * _LOG2E, part.split_tokens, tiles.table.stride(0), q.stride(0),
+            **sizes, NUM_WARPS=config.num_warps,
+        )  # fmt: skip
+    else:
+        _attention_kernel[part.grid(head_blocks)](
+            q, kv_layer, kv_scales, *results, *lens, tiles.table, items and items.splits, scale * _LOG2E, soft_cap,
+            part.split_tokens, tiles.table.stride(0), q.stride(0), **sizes,
+            BLOCK_D=max(16, next_power_of_2(size)), WINDOW=window, CAPPED=soft_cap > 0, STORED=stored,
+            FIXED=items is not None, ABSOLUTE=shape.split_tokens > 0, DOT=dot_dtype(dot), num_stages=config.num_stages,
+        )  # fmt: skip
     if partials is not None:
         reduce_splits(
             partials,

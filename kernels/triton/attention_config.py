@@ -76,7 +76,7 @@ class ContextPart:
 
     def grid(self, head_blocks: int) -> tuple[int, int, int]:
         if self.items is None:
-            return self.tiles.num_tiles, head_blocks, self.num_splits
+            return head_blocks, self.tiles.num_tiles, self.num_splits
         return head_blocks, self.num_items, 1
 
 

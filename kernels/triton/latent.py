@@ -11,6 +11,7 @@ from kernels.ops import AttentionMeta
 from kernels.triton.attention_config import AttentionShape, ContextPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.gemm import batched_linear
+from kernels.triton.hopper_latent import hopper_latent_kernel, is_for_hopper
 from kernels.triton.launching import launchable
 from kernels.triton.platform import dot_dtype, next_power_of_2
 from kernels.triton.softmax import online_softmax, with_sink
@@ -105,15 +106,23 @@ def _attend(
     partials = None
     if part.in_parts:
         partials = Partials.empty(part.num_items, head_blocks, config.block_m, rank, q.device)
-    _latent_kernel[part.grid(head_blocks)](
+    arguments = (
         q, kv_layer, out, partials and partials.values, partials and partials.stats, tiles.tile_seqs, tiles.tile_tokens,
         tiles.starts, tiles.query_lens, tiles.context_lens, tiles.table,
         items and items.splits, scale * _LOG2E, part.split_tokens, tiles.table.stride(0),
-        GROUP=shape.num_heads, HEADS=config.heads, RANK=rank, ROTATED=shape.head_dim - rank,
-        BLOCK_R=max(16, next_power_of_2(rank)), BLOCK_P=max(16, next_power_of_2(shape.head_dim - rank)),
-        BLOCK_SIZE=shape.block_size, BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLIT=part.in_parts,
-        FIXED=items is not None, DOT=dot_dtype(q.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
+    sizes = {
+        "GROUP": shape.num_heads, "HEADS": config.heads, "RANK": rank, "ROTATED": shape.head_dim - rank,
+        "BLOCK_SIZE": shape.block_size, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "SPLIT": part.in_parts,
+        "FIXED": items is not None, "num_warps": config.num_warps,
+    }  # fmt: skip
+    if is_for_hopper(shape, rank, config, q.device):
+        hopper_latent_kernel[part.grid(head_blocks)](*arguments, **sizes)
+    else:
+        _latent_kernel[part.grid(head_blocks)](
+            *arguments, **sizes, BLOCK_R=max(16, next_power_of_2(rank)),
+            BLOCK_P=max(16, next_power_of_2(shape.head_dim - rank)), DOT=dot_dtype(q.dtype), num_stages=config.num_stages,
+        )  # fmt: skip
     if partials is not None:
         reduce_splits(partials, tiles, items, None, out, 1, config.heads, invariant=shape.split_tokens > 0)
 

@@ -134,7 +134,8 @@ def work_of(
 ):  # fmt: skip
     """This program's block of heads and number of results; the sequence, its first query token, its row of the step and lengths;
     of its tokens the first, the first that not all rows see, and the end. FIXED: program (head block, item), the sequence -1
-    where there is no item: those begin last. Else program (tile, head block, split)."""
+    where there is no item: those begin last. Else program (head block, tile, split): heads that share a
+    KV head run together, for they read the same."""
     if FIXED:
         head_block, item = tl.program_id(0), tl.program_id(1)
         result = item.to(tl.int64) * tl.num_programs(0) + head_block
@@ -143,8 +144,8 @@ def work_of(
         context_len, seen_by_all = tl.load(context_lens + seq, seq >= 0, 0), end
         row = seq
     else:
-        tile, head_block, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-        result = (tile * tl.num_programs(2) + split).to(tl.int64) * tl.num_programs(1) + head_block
+        head_block, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+        result = (tile * tl.num_programs(2) + split).to(tl.int64) * tl.num_programs(0) + head_block
         seq, first = tl.load(tile_seqs + tile), tl.load(tile_tokens + tile)
         query_len, context_len, row = (
             tl.load(query_lens + seq),

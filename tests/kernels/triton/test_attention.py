@@ -43,6 +43,26 @@ def test_half_precision(device: torch.device, dtype: torch.dtype, head_dim: int)
     torch.testing.assert_close(got.cpu().double(), want, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize(("head_dim", "both_ways"), [(64, False), (128, False), (128, True)])
+def test_prompts_in_half_precision(device: torch.device, head_dim: int, both_ways: bool) -> None:
+    """Which Hopper has a kernel of its own for."""
+    lens = [(30, 400), (40, 40), (1, 9), (20, 129)]
+    seen = (both_ways,) * len(lens) if both_ways else ()
+    step = make_step(
+        lens,
+        heads=(8, 2),
+        head_dim=head_dim,
+        block_size=16,
+        dtype=torch.float16,
+        device=device,
+        both_ways=seen,
+    )
+    sinks = torch.randn(8, device=device)
+    got = TritonAttention()(step.q, step.kv_layer, step.meta, head_dim**-0.5, 0, 0.0, sinks)
+    want = expected(step, head_dim**-0.5, 0, 0.0, sinks)
+    torch.testing.assert_close(got.cpu().double(), want, atol=4e-3, rtol=4e-3)
+
+
 @pytest.mark.parametrize("lens", [[(1, 300)], LENS], ids=["split", "whole"])
 @pytest.mark.parametrize("window", [0, 9])
 def test_sinks(device: torch.device, lens: list[tuple[int, int]], window: int) -> None:
