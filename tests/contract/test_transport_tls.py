@@ -56,7 +56,9 @@ class Authority:
         builder = x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
         builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
         constraints = x509.BasicConstraints(ca=authority, path_length=None)
-        return builder.add_extension(constraints, critical=True).sign(self._key, hashes.SHA256())
+        names = x509.SubjectAlternativeName([x509.DNSName(name)])
+        builder = builder.add_extension(names, critical=False).add_extension(constraints, critical=True)
+        return builder.sign(self._key, hashes.SHA256())
 
 
 class Side:

@@ -23,16 +23,29 @@ class TextBlock(_Block):
     citations: None = None
 
 
-class ImageSource(Strict):
+class Base64Source(Strict):
     type: Literal["base64"]
-    """`url` and `file` are refused: Baton fetches nothing."""
     media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
     data: str
+
+    @property
+    def whole_url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(Strict):
+    type: Literal["url"]
+    url: str
+
+    @property
+    def whole_url(self) -> str:
+        return self.url
 
 
 class ImageBlock(_Block):
     type: Literal["image"]
-    source: ImageSource
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+    """`file` is refused: Baton keeps no uploads for messages."""
 
 
 class ThinkingBlock(Strict):
@@ -223,8 +236,7 @@ def _parts(blocks: Sequence[Block]) -> list[Json]:
         if isinstance(block, TextBlock):
             out.append({"type": "text", "text": block.text})
         elif isinstance(block, ImageBlock):
-            url = f"data:{block.source.media_type};base64,{block.source.data}"
-            out.append({"type": "image_url", "image_url": {"url": url}})
+            out.append({"type": "image_url", "image_url": {"url": block.source.whole_url}})
     return out
 
 

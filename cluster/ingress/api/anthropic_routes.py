@@ -6,7 +6,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
-from cluster.ingress.api.answering import Answering, HttpRoute, aside
+from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.anthropic_bodies import MessagesShape
 from cluster.ingress.api.anthropic_requests import (
     MESSAGES_NEUTRAL,
@@ -49,7 +49,7 @@ class AnthropicRoutes:
         body = validate(CountTokensRequest, await self._answering.body(http), MESSAGES_NEUTRAL)
         request_params.check_model(body.model, self._answering.settings)
         chat_body = self._as_chat(body)
-        chat = await aside(http, lambda: self._answering.chat_format.prepare(chat_body))
+        chat = await self._answering.prepare_prompt(http, chat_body)
         return JSONResponse({"input_tokens": len(chat.prompt)})
 
     def _as_chat(self, body: CountTokensRequest) -> ChatRequest:

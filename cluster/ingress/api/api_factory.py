@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from cluster.ingress.api.access import Access
 from cluster.ingress.api.generator import Generator
 from cluster.ingress.api.http_app import create_app
+from cluster.ingress.api.picture_fetching import PictureFetcher
 from cluster.ingress.api.picture_intake import PictureIntake
 from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.batches.batch_runner import BatchRunner
@@ -44,9 +45,10 @@ def api_settings(
 ) -> ApiSettings:
     """Return what requests are judged by. `live` are adapters beside the configuration's, which may change. Raises ConfigError
     where pictures' processor is missing."""
-    pictures = None
+    pictures = fetcher = None
     if card.picture_token >= 0:
         pictures = PictureIntake(PictureReader(Path(card.folder), card.picture_token), config.pictures)
+        fetcher = PictureFetcher(config.pictures) if config.pictures.url_hosts else None
     return ApiSettings(
         model_name=card.name,
         aliases=config.model.aliases,
@@ -67,6 +69,7 @@ def api_settings(
         generates=card.generates,
         embedding_size=card.embedding_size,
         pictures=pictures,
+        picture_fetcher=fetcher,
     )
 
 

@@ -125,7 +125,7 @@ class OpenAIRoutes:
         request_params.check_model(body.model, self._answering.settings)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", field="prompt")
-        ids = await aside(http, lambda: self._answering.chat_format.tokenized(body))
+        ids = await self._answering.tokenize(http, body)
         return JSONResponse(
             {"tokens": ids, "count": len(ids), "max_model_len": self._answering.settings.max_context_tokens}
         )

@@ -1,5 +1,5 @@
-"""Pictures of a request, from the URLs that messages have to the tokens that stand for them. What cannot be served is refused
-here: nothing is fetched from anywhere, and nothing larger than configured is decoded."""
+"""Pictures of a request, from the data URLs that messages have to the tokens that stand for them. What cannot be served is
+refused here: nothing larger than configured is decoded."""
 
 import base64
 import binascii
@@ -35,12 +35,7 @@ class PictureIntake:
     def take_in(self, messages: Sequence[Message], prompt: Sequence[int]) -> Seen:
         """Return the prompt with its pictures. `prompt` has one token for each of them, as the chat template writes it. Raises
         RequestError."""
-        urls = urls_of(messages)
-        if len(urls) > self._limits.max_per_request:
-            raise RequestError(
-                f"{len(urls)} pictures exceed this server's limit of {self._limits.max_per_request} (pictures.max_per_request)",
-                field=_FIELD,
-            )
+        urls = checked_urls(messages, self._limits)
         marks = {self._reader.placeholder_id, self._reader.token_id}
         places = [at for at, token in enumerate(prompt) if token in marks]
         if len(places) != len(urls):
@@ -58,27 +53,40 @@ class PictureIntake:
         try:
             return data, self._reader.layout(open_picture(data, self._limits.max_pixels))
         except UnreadablePicture as error:
-            raise _refused(where, f"the picture cannot be read: {error}") from None
+            raise refused(where, f"the picture cannot be read: {error}") from None
 
     def _data(self, where: str, url: str) -> bytes:
         head, comma, text = url.partition(",")
         if not head.lower().startswith("data:"):
-            raise _refused(
+            raise refused(
                 where,
-                "Baton fetches nothing from the network: send the picture itself, as data:image/png;base64,...",
+                "send the picture itself, as data:image/png;base64,...: this server fetches none (pictures.url_hosts)"
+                if not self._limits.url_hosts
+                else "a picture's URL begins with data:, http:// or https://",
             )
         if not comma or not head.lower().endswith(_BASE64):
-            raise _refused(where, "a data URL must be data:image/...;base64,...")
+            raise refused(where, "a data URL must be data:image/...;base64,...")
         try:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, ValueError):
-            raise _refused(where, "the data URL is no valid base64") from None
+            raise refused(where, "the data URL is no valid base64") from None
         if len(data) > (limit := self._limits.max_bytes):
-            raise _refused(
+            raise refused(
                 where,
                 f"the picture has {len(data)} bytes, more than this server's limit of {limit} (pictures.max_bytes)",
             )
         return data
+
+
+def checked_urls(messages: Sequence[Message], limits: PictureConfig) -> list[tuple[str, str]]:
+    """Return (where it stands, URL) of each picture, in order. Raises RequestError where there are too many."""
+    urls = urls_of(messages)
+    if len(urls) > limits.max_per_request:
+        raise RequestError(
+            f"{len(urls)} pictures exceed this server's limit of {limits.max_per_request} (pictures.max_per_request)",
+            field=_FIELD,
+        )
+    return urls
 
 
 def urls_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
@@ -121,5 +129,5 @@ def _runs(tokens: Sequence[int], token_id: int, first: int) -> tuple[tuple[int, 
     return tuple(runs)
 
 
-def _refused(where: str, why: str) -> RequestError:
+def refused(where: str, why: str) -> RequestError:
     return RequestError(f"{where}: {why}", field=_FIELD)

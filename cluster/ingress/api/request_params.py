@@ -13,6 +13,7 @@ from cluster.ingress.api.openai_requests import (
     CompletionRequest,
     Prompts,
 )
+from cluster.ingress.api.picture_fetching import PictureFetcher
 from cluster.ingress.api.picture_intake import PictureIntake
 from cluster.ingress.api.prompt_length import check_length
 from cluster.ingress.parsers.model_formats import ReasoningFormat, ToolFormat
@@ -57,6 +58,8 @@ class ApiSettings:
     reasoning_parser: ReasoningFormat | Literal["auto"] = "auto"
     pictures: PictureIntake | None = None
     """None where the model reads text alone."""
+    picture_fetcher: PictureFetcher | None = None
+    """None where no URL of a picture is fetched."""
     tokenizer_folder: Path | None = None
     """The folder of the tokenizer.json that grammars are compiled for. None means that answers cannot be constrained."""
     pooling: Pooling | None = None

@@ -33,7 +33,7 @@ class InputText(Strict):
 class InputImage(Strict):
     type: Literal["input_image"]
     image_url: str
-    """A data URL. `file_id`, which names an upload, is refused."""
+    """`file_id`, which names an upload, is refused."""
     detail: Literal["auto"] | None = None
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
 from cluster.ingress.api.access import Tenant
-from cluster.ingress.api.answering import Answering, HttpRoute, aside
+from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.openai_bodies import TokenEntries
 from cluster.ingress.api.openai_requests import validate
 from cluster.ingress.api.response_store import ResponseStore, StoredResponse
@@ -88,7 +88,7 @@ class ResponsesRoutes:
         request_params.check_model(body.model, answering.settings)
         before, own = self._conversation(body, http.state.tenant)
         chat_body = chat_of(body, items_of([*before, *own]))
-        chat = await aside(http, lambda: answering.chat_format.prepare(chat_body))
+        chat = await answering.prepare_prompt(http, chat_body)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(chat.prompt)})
 
     def _conversation(

@@ -194,7 +194,7 @@ async def test_an_error_after_the_first_token_is_an_event() -> None:
 
 
 NO_TOOL = {"type": "tool", "name": "f"}
-IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x"}}
+IMAGE = {"type": "image", "source": {"type": "file", "file_id": "f"}}
 
 
 @pytest.mark.parametrize(

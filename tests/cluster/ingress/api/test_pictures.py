@@ -177,9 +177,9 @@ def whole(data: bytes) -> dict[str, Any]:
 PNG = encoded(SMALL)
 NOISE = Image.effect_noise((60, 60), 90)
 REFUSED = [
-    ([url("https://example.org/a.png")], "fetches nothing"),
-    ([url("http://169.254.169.254/latest/meta-data")], "fetches nothing"),
-    ([url("file:///etc/passwd")], "fetches nothing"),
+    ([url("https://example.org/a.png")], "send the picture itself"),
+    ([url("http://169.254.169.254/latest/meta-data")], "send the picture itself"),
+    ([url("file:///etc/passwd")], "send the picture itself"),
     ([url("data:image/png,abc")], "must be data:image/"),
     ([url("data:image/png;base64")], "must be data:image/"),
     ([url("data:image/png;base64,a?b=")], "no valid base64"),
