@@ -44,6 +44,9 @@ def explain(error: ValidationError, body: Mapping[str, Any]) -> RequestError:
     type."""
     errors = error.errors(include_url=False)
     worst = max(errors, key=lambda e: (len(e["loc"]), not e["type"].endswith("_type")))
+    # What has another `type` lacks the fields of this one.
+    kinds = (e for e in errors if e["loc"] == (*worst["loc"][:-1], "type") and e["type"] == "literal_error")
+    worst = next(kinds, worst)
     path = _path_of(worst["loc"], body)
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
     name = str(worst["loc"][0])

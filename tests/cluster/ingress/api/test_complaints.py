@@ -51,6 +51,8 @@ def test_a_refusal_names_the_whole_path() -> None:
          "messages[0].content[0].type must be one of 'text', 'image_url', not 'input_audio'"),
         ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type is required"),
         ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type must be 'function', not 'custom'"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type must be 'function', not 'web_search'"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function is required"),
         ({"tool_choice": "any"}, "tool_choice must be 'none', 'auto' or 'required', not 'any'"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
          "tool_choice.allowed_tools.tools must have at least 1 item, not 0"),
