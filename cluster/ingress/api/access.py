@@ -138,7 +138,9 @@ class Access:
         tenant = self._holders.get(self._digest(given.strip().encode("latin-1")))
         if scheme.lower() != "bearer" or tenant is None:
             raise RequestError(
-                "a valid API key is required: Authorization: Bearer <key>", status=401, code="invalid_api_key"
+                "a valid API key is required: Authorization: Bearer <key>, or x-api-key: <key>",
+                status=401,
+                code="invalid_api_key",
             )
         return tenant
 

@@ -27,7 +27,8 @@ def describe(error: Exception, request_id: str) -> tuple[int, dict[str, Any], di
     """Return status, body and headers for what ended a request. What is not meant for clients stays in the log."""
     match error:
         case RequestError():
-            return error.status, error_body(error.message, error.status, error.field, error.code), {}
+            asks = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+            return error.status, error_body(error.message, error.status, error.field, error.code), asks
         case Overloaded():
             after = str(max(1, math.ceil(error.retry_after_s)))
             return 429, error_body(error.message, 429, code=error.code), {"Retry-After": after}

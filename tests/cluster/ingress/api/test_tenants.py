@@ -38,7 +38,7 @@ async def test_keys_guard_everything_but_health_and_readiness() -> None:
         for headers in ({}, bearer("wrong"), {"Authorization": KEY}, bearer(KEY + "x"), bearer("clé")):
             raw = {k: v.encode() for k, v in headers.items()}
             answer = await made.http.get(path, headers=raw)
-            assert answer.status_code == 401
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
             assert answer.json()["error"]["code"] == "invalid_api_key"
             assert "secret" not in answer.text
         for key in (OPEN_KEY, KEY, "second"):
