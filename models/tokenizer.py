@@ -8,6 +8,7 @@ from typing import Any
 from jinja2.exceptions import TemplateError
 
 from core.errors import ConfigError, RequestError
+from models.token_bytes import bytes_of_piece
 
 
 class Tokenizer:
@@ -52,6 +53,10 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return self._decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def bytes_of_part(self, token: int) -> bytes | None:
+        """Return the bytes of a token that is only part of a character; None where the vocabulary does not say."""
+        return bytes_of_piece(self._inner.convert_ids_to_tokens(token))
 
     def _decoded(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         """Decode where a tokenizer has its own way of it. The library of others is asked directly, once for each token:

@@ -58,6 +58,10 @@ class ChatTokenizer(TokenCodec, Protocol):
     special_tokens: Mapping[str, int]
     """The tokens that `skip_special_tokens` leaves out of the text, by their text."""
 
+    def bytes_of_part(self, token: int) -> bytes | None:
+        """Return the bytes of a token that is only part of a character; None where they are not known."""
+        ...
+
     def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
         """Return two texts in one prompt, and where the second begins for models that tell them apart, else 0."""
         ...

@@ -52,8 +52,9 @@ class TokenEntries:
 
     def _entry(self, token: int, logprob: float) -> Json:
         text = self._tokenizer.decode([token], skip_special_tokens=False)
-        # Part of a character has no text of its own, so its bytes are not known here.
-        return {"token": text, "logprob": logprob, "bytes": None if "\ufffd" in text else list(text.encode())}
+        # Part of a character has no text of its own.
+        data = self._tokenizer.bytes_of_part(token) if "\ufffd" in text else text.encode()
+        return {"token": text, "logprob": logprob, "bytes": None if data is None else list(data)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

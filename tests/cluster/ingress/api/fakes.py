@@ -42,6 +42,9 @@ class ByteTokenizer:
         text = bytes(i for i in ids if i < 256).decode(errors="replace")
         return text if skip_special_tokens or END not in ids else text + "<end>"
 
+    def bytes_of_part(self, token: int) -> bytes | None:
+        return bytes([token])
+
     def render_chat(
         self, messages: Sequence[Any], tools: Any = None, add_generation_prompt: bool = True, **_: Any
     ) -> str:

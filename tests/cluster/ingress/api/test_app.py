@@ -75,6 +75,15 @@ async def test_n_choices_draw_with_their_own_seeds(api: Api) -> None:
     assert {choice.finish_reason for choice in answer.choices} == {"length"}
 
 
+async def test_the_bytes_of_logprobs_are_the_answer_where_characters_have_several_tokens(api: Api) -> None:
+    asked: Any = {"model": NAME, "messages": [{"role": "user", "content": "x"}], "logprobs": True}
+    choice = (await api.openai.chat.completions.create(**asked, max_tokens=13)).choices[0]
+    assert choice.logprobs is not None
+    entries = choice.logprobs.content or []
+    assert bytes(byte for entry in entries for byte in entry.bytes or ()).decode() == "héllo wörld"
+    assert [entry.bytes for entry in entries][1:3] == [[0xC3], [0xA9]]
+
+
 async def test_logprobs_in_both_shapes(api: Api) -> None:
     chat = await api.openai.chat.completions.create(
         model=NAME, messages=[{"role": "user", "content": "x"}], logprobs=True, top_logprobs=2, max_tokens=1
