@@ -125,13 +125,17 @@ def _on_its_device(config: ClusterConfig) -> ClusterConfig:
     return config.model_copy(update={"engine": EngineConfig.model_validate(said | {"device": "cuda"})})
 
 
-def serve_local(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None]) -> None:
+def serve_local(
+    config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None], on_stop: Callable[[], None]
+) -> None:
     """Serve HTTP on one event loop until SIGINT or SIGTERM. Running requests finish first."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, card, on_ready))
+        runner.run(_serve(config, card, on_ready, on_stop))
 
 
-async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None]) -> None:
+async def _serve(
+    config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None], on_stop: Callable[[], None]
+) -> None:
     tls, live = ingress_tls(config.serve), LiveRules(config)
     observers = make_observers(card.name, config.serve.otlp_endpoint)
     async with LocalCluster.running(config, observers.observe) as cluster:
@@ -148,6 +152,7 @@ async def _serve(config: ClusterConfig, card: ModelCard, on_ready: Callable[[], 
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
+        on_stop()
         await _cancel(watching)
         await _cancel(batches)
         await drain(cluster.frontend, server, config.serve.drain_notice_s, config.serve.drain_timeout_s)

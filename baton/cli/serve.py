@@ -34,14 +34,18 @@ def serve(**given: Any) -> None:
     check_port(settings.serve.host, settings.serve.port)
     card = read_model_card(settings)
     _announce_start(settings, card, local)
+
+    def on_ready() -> None:
+        _announce_ready(settings, card)
+
     if local:
         from cluster.local import serve_local  # noqa: PLC0415 (torch: seconds, after all checks)
 
-        serve_local(settings, card, lambda: _announce_ready(settings, card))
+        serve_local(settings, card, on_ready, _announce_stop)
     else:
         from cluster.deploy.launch import serve_cluster  # noqa: PLC0415 (Ray: seconds, after all checks)
 
-        serve_cluster(settings, given["ray_address"], lambda: _announce_ready(settings, card), _print)
+        serve_cluster(settings, given["ray_address"], on_ready, _announce_stop, _print)
 
 
 # Typer reads the command line off the function's signature.
@@ -115,6 +119,10 @@ def _announce_ready(config: ClusterConfig, card: "ModelCard") -> None:
         soft_wrap=True,
         markup=False,
     )
+
+
+def _announce_stop() -> None:
+    _print("  stopping: running requests finish first")
 
 
 def as_called(path: str) -> str:

@@ -34,6 +34,7 @@ def serve_cluster(
     config: ClusterConfig,
     ray_address: str,
     on_ready: Callable[[], None],
+    on_stop: Callable[[], None],
     say: Callable[[str], None],
 ) -> None:
     """Run until SIGINT or SIGTERM; then finish running requests, stop every replica and Ray itself (if started here)."""
@@ -56,7 +57,7 @@ def serve_cluster(
             say(f"  {time.monotonic() - started:5.1f} s  ready")
             on_ready()
             stop.wait()
-        say("  stopping: running requests finish first")
+        on_stop()
         cluster.drain()
     finally:
         cluster.stop()

@@ -89,6 +89,7 @@ def test_one_process_equals_transformers_and_sigterm_lets_running_streams_finish
         running = [threads.submit(streamed, url, prompt) for prompt in prompts]
         begun.wait(PATIENCE_S)
     assert [stream.result() for stream in running] == greedy_texts(prompts, 120)
+    assert "stopping: running requests finish first" in (tmp_path / "log").read_text()
 
 
 def asking(prompt: tuple[int, ...], max_tokens: int) -> dict[str, Any]:
