@@ -48,6 +48,11 @@ class LiveAdapters:
         return self._served
 
     @property
+    def in_use(self) -> tuple[str, ...]:
+        """Return the names of the adapters that requests have, sorted."""
+        return tuple(sorted({adapter_name(key) for key in self._running if key}))
+
+    @property
     def why_not(self) -> str:
         """Return why it is not known which there are; empty where it is."""
         return "" if self._heard else "the list of adapters is not known yet"

@@ -1,10 +1,11 @@
 """Shows metrics under the names that vLLM gives them."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client import Counter, Histogram
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 
@@ -33,3 +34,20 @@ class VllmNames(Collector):
                 name = copy.name + sample.name.removeprefix(ours.name)
                 copy.add_sample(name, {"model_name": self._model, **labels}, sample.value)
             yield copy
+
+
+class LoraInfo(Collector):
+    """Says which adapters requests have now, as gateways that route by adapters ask: in labels. The value is the time."""
+
+    def __init__(self, most: int, in_use: Callable[[], Sequence[str]]) -> None:
+        """`most`: how many there can be at once. `in_use` returns the names of those that requests have."""
+        self._most, self._in_use = most, in_use
+
+    def collect(self) -> Iterator[Metric]:
+        labels = {"max_lora": str(self._most), "running_lora_adapters": ",".join(self._in_use())}
+        labels["waiting_lora_adapters"] = ""  # what waits for a place counts as what runs
+        info = GaugeMetricFamily(
+            "vllm:lora_requests_info", "Adapters of requests that run or wait", labels=list(labels)
+        )
+        info.add_metric(list(labels.values()), time.time())
+        yield info

@@ -53,6 +53,7 @@ def api_settings(
         model_name=card.name,
         aliases=config.model.aliases,
         adapters=ChainMap({} if live is None else live, dict(card.adapters)),
+        max_adapters=len(card.adapters) + config.adapters.num_slots,
         describe_adapter=partial(describe_adapter, config, card) if config.adapters.folders else None,
         allowed_origins=config.serve.allowed_origins,
         max_context_tokens=card.max_context_tokens,

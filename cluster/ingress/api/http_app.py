@@ -36,6 +36,7 @@ from cluster.ingress.batches.batch_store import BatchStore
 from cluster.ingress.batches.file_store import FileStore
 from cluster.ingress.dashboard.page import load_page
 from cluster.ingress.observers import Observers
+from cluster.ingress.vllm_names import LoraInfo
 from core.clock import now_s
 from core.errors import BatonError, ReplicaLost, RequestError
 
@@ -57,6 +58,8 @@ def create_app(
     `stores` is None where nothing is kept for batches."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     api = _Api(generator, settings.model_name, access, observers)
+    if settings.max_adapters:
+        observers.registry.register(LoraInfo(settings.max_adapters, lambda: generator.adapters.in_use))
     answering = Answering(generator, tokenizer, settings, access, observers.ingress)
     routes = [
         *OpenAIRoutes(answering).routes(),

@@ -44,6 +44,8 @@ class ApiSettings:
     """What `model` may name, too: the model with an adapter. They may change while the server runs."""
     describe_adapter: Callable[[str, str], ServedAdapter] | None = None
     """(name, path) -> an adapter that may be loaded while the server runs. Raises ConfigError. None: none may."""
+    max_adapters: int = 0
+    """How many there can be at once."""
     max_context_tokens: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]

@@ -114,6 +114,20 @@ async def test_what_retires_is_in_use_until_its_last_request_is_over(world: Adap
     await until(lambda: world.said() == AdaptersUsed(version, ()))
 
 
+async def test_adapters_are_in_use_while_requests_have_them(world: Adapted) -> None:
+    adapters = world.frontend.adapters
+    await world.tell(sql_1="serving", poet_1="serving")
+    running = [adapted(world, key) for key in ("sql@1", "poet@1", "sql@1", "")]
+    await until(lambda: len(world.asked) == 4)
+    await world.tell(sql_1="retiring", sql_2="serving", poet_1="serving")
+    running.append(adapted(world, "sql@2"))
+    await until(lambda: len(world.asked) == 5)
+    assert adapters.in_use == ("poet", "sql")
+    world.go_on.set()
+    await asyncio.gather(*running)
+    assert adapters.in_use == ()
+
+
 async def test_a_request_that_was_read_before_gets_the_later_revision_or_none(world: Adapted) -> None:
     world.go_on.set()
     await world.tell(sql_1="serving", poet_1="serving", fixed_0="serving")

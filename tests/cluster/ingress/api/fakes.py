@@ -112,6 +112,7 @@ class FakeAdapters:
 
     def __init__(self) -> None:
         self.served: dict[str, ServedAdapter] = {}
+        self.in_use: tuple[str, ...] = ()
         self.refusal: Exception | None = None
         self.loaded: list[tuple[str, str, bool]] = []
 

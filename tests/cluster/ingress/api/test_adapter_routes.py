@@ -1,5 +1,6 @@
 """vLLM's routes for adapters: who may use them, what they answer, and that models say what is loaded."""
 
+import time
 from collections import ChainMap
 from dataclasses import replace
 from typing import Any
@@ -49,6 +50,22 @@ async def test_what_is_loaded_is_a_model_until_it_is_unloaded() -> None:
     answer = await made.post(UNLOAD, {"lora_name": "sql", "lora_int_id": 3})
     assert (answer.status_code, answer.text) == (200, "Success: LoRA adapter 'sql' removed successfully.")
     assert (await made.post(COMPLETIONS, OK | {"model": "sql"})).status_code == 404
+
+
+async def test_gateways_see_which_adapters_requests_have() -> None:
+    async def infos(made: Api) -> list[str]:
+        text = (await made.http.get("/metrics")).text
+        return [line for line in text.splitlines() if line.startswith("vllm:lora_requests_info")]
+
+    generator = FakeGenerator()
+    made = Api(generator, replace(SETTINGS, max_adapters=5))
+    for in_use in ((), ("poet", "sql")):
+        generator.adapters.in_use = in_use
+        (info,) = await infos(made)
+        said = f'{{max_lora="5",running_lora_adapters="{",".join(in_use)}",waiting_lora_adapters=""}} '
+        assert info.startswith("vllm:lora_requests_info" + said)
+        assert abs(float(info.rpartition(" ")[2]) - time.time()) < 3600
+    assert not await infos(Api(FakeGenerator()))
 
 
 async def test_in_place_is_passed_on() -> None:
