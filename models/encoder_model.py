@@ -99,7 +99,7 @@ class EncoderModel:
 
 
 def _load(folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> tuple[Any, bool]:
-    """transformers' model, and whether its attention can be asked for. Raises UnsupportedModel."""
+    """Return transformers' model, and whether its attention can be asked for. Raises UnsupportedModel."""
     AttentionInterface.register(_NAME, _attend)
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     kind: Any = MODEL_MAPPING[type(config)]
@@ -134,7 +134,7 @@ def _own_attention(model: Any, packs: bool) -> Generator[None]:
 
 
 def _random_text(length: int, spec: ModelSpec, config: Any, device: torch.device) -> Tensor:
-    """Without padding tokens, which transformers would not count."""
+    """Return token ids (length,) without padding tokens, which transformers would not count."""
     window = getattr(config, "sliding_window", None) or 0
     longest = min(spec.max_context_tokens, _LONGEST_CHECKED)
     length = min(longest, length + (2 * window if length == _CHECKED[0] else 0))
@@ -145,7 +145,7 @@ def _random_text(length: int, spec: ModelSpec, config: Any, device: torch.device
 
 
 def _kinds(texts: Sequence[Tensor], seconds: Sequence[int]) -> list[Tensor]:
-    """(T,) int64 of each text: 1 from where its second begins."""
+    """Return (T,) int64 of each text: 1 from where its second begins."""
     return [
         (torch.arange(len(text), device=text.device) >= (at or len(text))).long()
         for text, at in zip(texts, seconds, strict=True)

@@ -60,7 +60,7 @@ def _stages(plan: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def number(architecture: str, config: Any, name: str, default: int | None = None) -> int:
-    """A whole number of transformers' configuration. Raises UnsupportedModel where it is none."""
+    """Return a whole number of transformers' configuration. Raises UnsupportedModel where it is none."""
     try:
         value = getattr(config, name, default)
     except RuntimeError:  # transformers' word for a size that layers differ in

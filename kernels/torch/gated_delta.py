@@ -46,7 +46,8 @@ def heads_of(mixed: Tensor, shape: StateShape) -> tuple[Tensor, Tensor, Tensor]:
 def _updated(
     matrices: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One token of each sequence."""
+    """Take one token of each of B sequences: matrices (B, H, key_dim, value_dim), vectors (B, H, ..), decay and beta (B, H).
+    Return what is read (B, H, value_dim), and the matrices behind it."""
     matrices = matrices * decay.exp()[..., None, None]
     v = (v - (k[..., None, :] @ matrices)[..., 0, :]) * beta[..., None]
     matrices = torch.addcmul(matrices, k[..., None], v[..., None, :])
@@ -56,7 +57,8 @@ def _updated(
 def _in_chunks(
     matrix: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """One sequence: matrix (H, key_dim, value_dim), vectors (T, H, ..), decay and beta (T, H)."""
+    """Take T tokens of one sequence: matrix (H, key_dim, value_dim), vectors (T, H, ..), decay and beta (T, H). Return what is
+    read (T, H, value_dim), and the matrix behind them."""
     q, k, v, decay, beta = (part.transpose(0, 1) for part in (q, k, v, decay, beta))
     num_tokens = q.shape[1]
     size = min(num_tokens, CHUNK_TOKENS)
