@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.ops import Gate
 from kernels.rounding import LARGEST, Rounded, Rounding
-from kernels.triton.launching import launchable
+from kernels.triton.launching import await_inputs, launchable
 from kernels.triton.platform import cdiv, next_power_of_2, warps_for
 from kernels.triton.quantise import empty_rounded, quantise_groups
 
@@ -24,8 +24,9 @@ def gated(gate, up, GELU: tl.constexpr):
     return gate * tl.sigmoid(gate) * up
 
 
-@launchable()
+@launchable(overlaps=True)
 def _gated_kernel(x, out, N: tl.constexpr, BLOCK: tl.constexpr, GELU: tl.constexpr):
+    await_inputs()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = column < N

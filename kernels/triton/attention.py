@@ -16,7 +16,7 @@ from kernels.triton.attention_config import AttentionShape, ContextPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.eight_bits import STORED_DTYPES, WEIGHTS_FACTOR, halves, in_range
 from kernels.triton.hopper_attention import hopper_attention_kernel, is_for_hopper
-from kernels.triton.launching import launchable
+from kernels.triton.launching import await_inputs, launchable
 from kernels.triton.platform import dot_dtype, next_power_of_2, parts_of
 from kernels.triton.softmax import online_softmax, soft_capped, with_sink
 from kernels.triton.tiles import rows_of, work_of
@@ -107,7 +107,7 @@ def _attend_span(
     return acc, acc_odd, largest, total
 
 
-@launchable(do_not_specialize=["split_tokens", "table_stride"])
+@launchable(overlaps=True, do_not_specialize=["split_tokens", "table_stride"])
 def _attention_kernel(
     q, kv, kv_scales, sinks, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways,
     table, items, scale_log2, soft_cap, split_tokens, table_stride, q_token_stride,
@@ -119,6 +119,7 @@ def _attention_kernel(
     """Programs: see tiles.work_of. SPLIT: unnormalised results go to `partial`, to be reduced. STORED: the type of 8 bits of the
     numbers in `kv`, whose elements are pairs of them; a vector is D pairs, and its even and odd columns are apart here. None: a
     vector is D numbers."""
+    await_inputs()
     head_block, result, seq, first, first_row, query_len, context_len, begin, edge, end = work_of(
         tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways, items, split_tokens,
         HEADS, BLOCK_M, BLOCK_N, WINDOW, SPLIT, FIXED, ABSOLUTE,

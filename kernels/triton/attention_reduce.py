@@ -7,7 +7,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton.launching import launchable
+from kernels.triton.launching import await_inputs, launchable
 from kernels.triton.platform import next_power_of_2, num_programs
 from kernels.triton.softmax import with_sink
 from kernels.triton.tiles import Items, Tiles, rows_of
@@ -38,7 +38,7 @@ class Partials:
         )
 
 
-@launchable(do_not_specialize=["num_splits"])
+@launchable(overlaps=True, do_not_specialize=["num_splits"])
 def _reduce_kernel(
     partial, partial_stats, sinks, out, tile_seqs, tile_tokens, starts, query_lens, items, seq_ends, num_splits,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -46,6 +46,7 @@ def _reduce_kernel(
 ):  # fmt: skip
     """Program (tile, head block, row). Its items: `num_splits`, as all have, or up to its end in `seq_ends`. They are added
     SPLITS at a time, those whose numbers have the same quotient by SPLITS: in the same order whichever is the first."""
+    await_inputs()
     tile, head_block, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     item, skipped, first, query_len, first_row = tile * num_splits, 0, 0, 1, tile
     if seq_ends is not None:

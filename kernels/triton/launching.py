@@ -4,7 +4,10 @@ Triton works out anew at each launch what a kernel is compiled for, which takes 
 the machine code is found by all that it can depend on, and Triton is asked only for what is not known yet: types, tensors'
 element types, whole numbers that it specialises kernels for, constants and options, and that all tensors begin at multiples of
 16 bytes. A launch with a tensor that does not goes Triton's own way each time. Of a tensor's descriptor the element type and the
-block count; that it begins where copies can is checked when it is made."""
+block count; that it begins where copies can is checked when it is made.
+
+From Hopper on a kernel may be launched while the one before it runs (programmatic dependent launch): its programs take the places
+of those that have ended, and wait in `await_inputs`. Between two kernels a GPU is idle for a microsecond otherwise."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,13 +15,19 @@ from typing import Any
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.target_info import cuda_capability_geq
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernels.triton.platform import INTERPRETED
+from kernels.triton.platform import INTERPRETED, capability
 
 _MOST_KNOWN = 4096
 """Variants of one kernel that are remembered at a time."""
+
+COMPILED = tl.constexpr(not INTERPRETED)
+_OVERLAPS_FROM = 90
 
 Launch = Callable[..., object]
 _Key = tuple[object, ...]
@@ -32,9 +41,15 @@ def current_stream(device: torch.device) -> int | None:
 class Kernel:
     """A kernel, launched as Triton's are: `kernel[grid](*arguments, **constants)`, with the same names of constants each time."""
 
-    def __init__(self, function: Any, stream: Callable[[torch.device], int | None] = current_stream) -> None:
-        """`function`: of `triton.jit`."""
-        self._function, self._stream = function, stream
+    def __init__(
+        self,
+        function: Any,
+        stream: Callable[[torch.device], int | None] = current_stream,
+        *,
+        overlaps: bool = False,
+    ) -> None:
+        """`function`: of `triton.jit`. `overlaps`: see `launchable`."""
+        self._function, self._stream, self._overlaps = function, stream, overlaps
         self._launches: dict[tuple[type, ...], Launch] = {}
 
     def __getitem__(self, grid: Sequence[int]) -> Launch:
@@ -53,11 +68,14 @@ class Kernel:
         own, rest = function.params[: len(arguments)], function.params[len(arguments) :]
         assert all(each.is_constexpr for each in rest), "only constants are given by name"
 
-        def triton_launches(grid: Sequence[int], *values: object, **constants: object) -> None:
-            function[grid](*values, **constants)
+        overlaps = self._overlaps
+
+        def triton_launches(grid: Sequence[int], *values: object, **constants: object) -> object:
+            options = {"launch_pdl": True} if overlaps and _may_overlap(values) else {}
+            return function[grid](*values, **constants, **options)
 
         def first(key: _Key, grid: Sequence[int], values: Sequence[object], names: dict[str, object]) -> None:
-            code = function[grid](*values, **names)
+            code: Any = triton_launches(grid, *values, **names)
             if len(known) >= _MOST_KNOWN:
                 known.clear()
             behind = tuple(names.get(each.name, each.default) for each in rest)
@@ -74,6 +92,12 @@ class Kernel:
         }
         exec(source, names)
         return names["launch"]
+
+
+def _may_overlap(arguments: Sequence[object]) -> bool:
+    """Return whether the GPU of a kernel's tensors launches kernels before the ones before them have ended."""
+    devices = (each.device for each in arguments if isinstance(each, Tensor))
+    return any(capability(device) >= _OVERLAPS_FROM for device in devices)
 
 
 def _source(own: Sequence[Any], arguments: Sequence[object], constants: Sequence[str]) -> str | None:
@@ -121,11 +145,22 @@ def _source(own: Sequence[Any], arguments: Sequence[object], constants: Sequence
     )
 
 
-def launchable(**options: Any) -> Callable[[Callable[..., object]], Any]:
-    """As `triton.jit`, for a kernel that is launched."""
+@triton.jit
+def await_inputs():
+    """Wait until all is written that was launched before, and let the kernel behind this one begin. What comes before the call
+    may read what no kernel writes, such as weights."""
+    if COMPILED:
+        if cuda_capability_geq(9):
+            gdc_wait()
+            gdc_launch_dependents()
+
+
+def launchable(*, overlaps: bool = False, **options: Any) -> Callable[[Callable[..., object]], Any]:
+    """As `triton.jit`, for a kernel that is launched. `overlaps`: each of its programs calls `await_inputs` first, so that it may
+    be launched while the kernel before it runs."""
 
     def wrap(function: Callable[..., object]) -> Any:
         jitted = triton.jit(function, **options)
-        return jitted if INTERPRETED else Kernel(jitted)
+        return jitted if INTERPRETED else Kernel(jitted, overlaps=overlaps)
 
     return wrap

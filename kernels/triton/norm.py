@@ -7,7 +7,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.rounding import LARGEST, Rounded, Rounding
-from kernels.triton.launching import launchable
+from kernels.triton.launching import await_inputs, launchable
 from kernels.triton.platform import INTERPRETED, cdiv, next_power_of_2, num_programs, warps_for
 from kernels.triton.quantise import empty_rounded, quantise_groups, scale_for, stored
 
@@ -23,7 +23,7 @@ def _sum_and_most(sum_a, most_a, sum_b, most_b):
     return sum_a + sum_b, tl.maximum(most_a, most_b)
 
 
-@launchable(do_not_specialize=["num_rows"])
+@launchable(overlaps=True, do_not_specialize=["num_rows"])
 def _rms_norm_kernel(
     x, residual, weight, out, scales, given, eps, num_rows, inner, outer_stride, inner_stride,
     N: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, ADD: tl.constexpr, GROUP: tl.constexpr, LARGEST: tl.constexpr,
@@ -33,6 +33,7 @@ def _rms_norm_kernel(
     has_one_scale: tl.constexpr = LARGEST > 0 and GROUP >= N
     column = tl.arange(0, BLOCK)
     gain = tl.load(weight + column, column < N, 0.0).to(tl.float32)[None, :]
+    await_inputs()
     for tile in tl.range(tl.program_id(0), tl.cdiv(num_rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = tile * ROWS + tl.arange(0, ROWS).to(tl.int64)
         packed = row[:, None] * N + column[None, :]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.ops import KVLayer
 from kernels.rounding import LARGEST
-from kernels.triton.launching import launchable
+from kernels.triton.launching import await_inputs, launchable
 from kernels.triton.platform import cdiv, next_power_of_2, parts_of
 from kernels.triton.quantise import scale_for, stored
 
@@ -44,13 +44,14 @@ def _normed(first, second, weight, column, is_mine, eps, HALF: tl.constexpr):
     )
 
 
-@launchable()
+@launchable(overlaps=True)
 def _rope_write_kernel(
     qkv, cos, sin, q_norm, k_norm, slots, q_out, kv, kv_scales, eps, token_stride, angle_stride,
     H: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr,
 ):  # fmt: skip
     """HEADS neighbouring heads of one token's (H + 2 KV_HEADS) of them, in one pass over both halves of each."""
+    await_inputs()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     column = tl.arange(0, BLOCK_HALF)

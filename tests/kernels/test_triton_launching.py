@@ -15,7 +15,7 @@ from triton.runtime.driver import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.triton.aot import absent_gpu
-from kernels.triton.launching import Kernel
+from kernels.triton.launching import Kernel, await_inputs
 
 STREAM = 7
 
@@ -33,6 +33,12 @@ def _scaled_kernel(x, bias, out, stride, count, factor, flag, N: tl.constexpr, A
 def _copied_kernel(tiles, out, row, M: tl.constexpr, N: tl.constexpr):
     at = tl.arange(0, M)[:, None] * N + tl.arange(0, N)[None, :]
     tl.store(out + at, tiles.load([row, 0]))
+
+
+@triton.jit
+def _waiting_kernel(x, out, N: tl.constexpr):
+    await_inputs()
+    tl.store(out + tl.arange(0, N), tl.load(x + tl.arange(0, N)))
 
 
 Launched = tuple[object, ...]
@@ -196,3 +202,21 @@ def test_launches_on_what_is_no_gpu_are_all_tritons(launches: Launches) -> None:
     assert isinstance(driver.active.get_current_device(), int)
     first, second = launches.seen
     assert first == second
+
+
+@pytest.mark.parametrize(("capability", "may_overlap"), [(80, False), (90, True), (100, True)])
+def test_a_kernel_is_launched_while_the_one_before_it_runs_from_hopper_on_and_waits(
+    capability: int, may_overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = list[CompiledKernel]()
+    monkeypatch.setattr(CompiledKernel, "_init_handles", lambda _: None)
+    monkeypatch.setattr(CompiledKernel, "run", property(lambda code: lambda *_: compiled.append(code)))
+    with absent_gpu(capability):
+        for overlaps in (True, False):
+            _waiting_kernel.device_caches.clear()
+            Kernel(_waiting_kernel, lambda _: STREAM, overlaps=overlaps)[1,](floats(), floats(), N=16)
+    assert [code.metadata.launch_pdl for code in compiled] == [may_overlap, False]
+    for code in compiled:
+        text = code.asm["ptx"]
+        assert ("griddepcontrol.wait" in text) == may_overlap
+        assert not may_overlap or text.index("griddepcontrol.wait") < text.index("ld.global")
