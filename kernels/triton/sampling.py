@@ -19,6 +19,8 @@ from kernels.triton.launching import launchable
 from kernels.triton.platform import INTERPRETED, cdiv, next_power_of_2
 
 _BLOCK = 64 if INTERPRETED else 4096
+_SEGMENTS = 4 if INTERPRETED else 32
+"""A row's, where its likeliest token is all that is looked for: of few rows more is on its way."""
 
 
 def draw(logits: Tensor, draws: DrawShapes, masks: Masks | None = None) -> Tensor:
@@ -26,9 +28,26 @@ def draw(logits: Tensor, draws: DrawShapes, masks: Masks | None = None) -> Tenso
     if masks is not None:
         mask(logits, masks.rows, masks.bits)
     if not any(shape.temperature > 0 for shape in draws.shapes):
-        return logits.argmax(-1)
+        return likeliest(logits)
     temperature, top_k, top_p, min_p, uniforms = draws.columns.contiguous().unbind(0)
     return sample(logits, temperature.float(), top_k.int(), top_p.float(), min_p.float(), uniforms)
+
+
+@launchable()
+def _likeliest_kernel(logits, out, V, stride, SEGMENTS: tl.constexpr, WIDTH: tl.constexpr):
+    index = tl.program_id(0).to(tl.int64)
+    top, at, _ = best_of_places(logits + index * stride, V, SEGMENTS, WIDTH)
+    peak = tl.max(tl.max(top, 1), 0)
+    tl.store(out + index, tl.min(tl.min(tl.where(top == peak, at, NO_TOKEN), 1), 0).to(tl.int64))
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """Return each row's likeliest token (N,) int64, the first of equal ones."""
+    out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    _likeliest_kernel[(len(logits),)](
+        logits, out, logits.shape[1], logits.stride(0), SEGMENTS=_SEGMENTS, WIDTH=WIDTH_OF_ROW, num_warps=_SEGMENTS
+    )  # fmt: skip
+    return out
 
 
 @launchable(
