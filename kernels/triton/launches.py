@@ -14,13 +14,14 @@ from kernels.routing import Routing
 from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.attention import TritonAttention
 from kernels.triton.fixed_decode import TritonFixedDecode
+from kernels.triton.gemm_few import linear_few
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import add_lora
 from kernels.triton.latent import absorbed_attention
 from kernels.triton.quantise import round_to
 from kernels.triton.route import route
-from kernels.triton.sampling import logprobs, mask, penalise_entries, sample
+from kernels.triton.sampling import likeliest, logprobs, mask, penalise_entries, sample
 from kernels.triton.weights import experts
 
 TOKENS, HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_DIM = 4096, 4096, 14336, 32, 8, 128
@@ -165,6 +166,12 @@ def _products(rows: int) -> None:
     gemm.batched_linear(tensor(rows, 128, 192)[..., :128], up.mT)
 
 
+def _few_rows() -> None:
+    for rows in (1, 16):
+        linear_few(tensor(rows, HIDDEN), tensor(HIDDEN, HIDDEN), tensor(HIDDEN))
+        linear_few(tensor(rows, HIDDEN), tensor(2 * MIDDLE, HIDDEN), None, "silu")
+
+
 def _groups(rows: int) -> None:
     held = ExpertWeights(tensor(64, 2 * 1408, 2048), tensor(64, 2048, 1408))
     slots = tensor(rows, 6, dtype=torch.int64)
@@ -218,6 +225,7 @@ def _sampling() -> None:
     sample(logits, each, tensor(64, dtype=torch.int32), each, each, tensor(64, dtype=torch.float64))
     mask(logits, tokens, tensor(64, 128256 // 32, dtype=torch.int32))
     logprobs(logits, tokens, 5)
+    likeliest(logits)
 
 
 FLOAT8 = (90, 100)
@@ -256,6 +264,7 @@ LAUNCHES = (
     Launch("MXFP4 product", lambda: _four_bit(32, torch.uint8)),
     Launch("products, batch-invariant", lambda: _products(4096)),
     Launch("products, batch-invariant, few rows", lambda: _products(16), (90,)),
+    Launch("products of few rows", _few_rows, (90,)),
     Launch("experts, many rows", lambda: _groups(4096)),
     Launch("experts, few rows", lambda: _groups(16), (90,)),
     Launch("experts, int8", lambda: _eight_bit_groups(4096, torch.int8), (80,)),

@@ -1,4 +1,4 @@
-"""`Ops` of the Triton kernels. Products of floats are left to cuBLAS, what has no kernel to PyTorch."""
+"""`Ops` of the Triton kernels. Products of many rows of floats are left to cuBLAS, what has no kernel to PyTorch."""
 
 from dataclasses import replace
 from functools import partial
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kernels.ops import AttentionMeta, HeadNorms, KVLayer, Ops
 from kernels.rounding import rounding_of
+from kernels.torch import reference
 from kernels.torch.reference import no_rounding, reference_ops
 from kernels.triton import gemm
 from kernels.triton.activation import gated_rounded, gelu_tanh_mul, silu_mul
@@ -18,7 +19,7 @@ from kernels.triton.norm import add_rms_norm, norm_rounded, rms_norm
 from kernels.triton.rope import rope, rope_and_write_kv
 from kernels.triton.route import route
 from kernels.triton.sampling import draw, logprobs, penalise
-from kernels.triton.weights import experts, kept, linear
+from kernels.triton.weights import experts, feed_forward, kept, linear
 
 _SPLIT_TOKENS = 1024
 _EXPERT_ROWS = 64
@@ -42,6 +43,7 @@ def triton_ops(device: torch.device) -> Ops:
         rounds=rounding_of,
         norm_rounded=norm_rounded,
         gated_rounded=gated_rounded,
+        feed_forward=feed_forward,
         rms_norm=rms_norm,
         add_rms_norm=_add_rms_norm,
         rope=rope,
@@ -73,6 +75,7 @@ def invariant_ops_split_at(device: torch.device, split_tokens: int) -> Ops:
         triton_ops(device),
         linear=gemm.linear,
         rounds=no_rounding,
+        feed_forward=reference.feed_forward,
         fixed_decode=partial(TritonFixedDecode, split_tokens=split_tokens),
         keeps=frozenset(),
         paged_attention=TritonAttention(split_tokens),

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.ops import ExpertWeights
+from kernels.ops import ExpertWeights, FeedForward, GatedBlock
 from kernels.packed import (
     FLOAT8_CAPABILITY,
     EightBit,
@@ -19,6 +19,7 @@ from kernels.packed import (
     Weight,
 )
 from kernels.rounding import Activations, rounding_of
+from kernels.triton.gemm_few import linear_few, takes
 from kernels.triton.gemm_four_bit import MOST_ROWS, linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import Groups, combine, group_rows, grouped_linear
@@ -34,7 +35,7 @@ def kept(device: torch.device) -> frozenset[Kind]:
 
 
 def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
-    """`Ops.linear`. Plain products are cuBLAS'."""
+    """`Ops.linear`. Plain products are cuBLAS', but for those of few rows."""
     assert not isinstance(weight, Prepacked), "nothing is packed here"
     if (how := rounding_of(weight)) is not None:
         x = round_to(x, how) if isinstance(x, Tensor) else x
@@ -46,7 +47,21 @@ def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
         case FourBit():
             return linear_four_bit(x, weight, bias)
         case _:
-            return F.linear(x, weight, bias)
+            return linear_few(x, weight, bias) if takes(x, weight) else F.linear(x, weight, bias)
+
+
+def feed_forward(block: GatedBlock, in_order: FeedForward) -> FeedForward:
+    """`Ops.feed_forward`: of few rows the gate is computed by the program that has its inputs."""
+    gate_up, gate = block.gate_up, block.gate
+    if not isinstance(gate_up, Tensor) or gate is None:
+        return in_order
+
+    def computed(x: Activations) -> Tensor:
+        if isinstance(x, Tensor) and takes(x, gate_up):
+            return linear(linear_few(x, gate_up, block.gate_up_bias, gate), block.down, None)
+        return in_order(x)
+
+    return computed
 
 
 def experts(

@@ -20,13 +20,14 @@ from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.aot import launches_given_to
 from kernels.triton.attention import TritonAttention
 from kernels.triton.fixed_decode import TritonFixedDecode
+from kernels.triton.gemm_few import MOST_ROWS, linear_few
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.latent import absorbed_attention
 from kernels.triton.launches import four_bit, tensor
 from kernels.triton.quantise import round_to
 from kernels.triton.route import route
-from kernels.triton.sampling import draw, logprobs, penalise
+from kernels.triton.sampling import draw, likeliest, logprobs, penalise
 
 META = torch.device("meta")
 ROWS = (1, 2, 3, 5, 16, 17, 18, 64, 96, 101)
@@ -130,6 +131,8 @@ def products() -> None:
             linear_scaled(x, weight, f32(rows), f32(512), torch.bfloat16)
         linear_four_bit(tensor(rows, 4096), four_bit((4096, 512), 128, torch.bfloat16))
         gemm.linear(tensor(rows, 4096), tensor(512, 4096), None)
+        if rows <= MOST_ROWS:
+            linear_few(tensor(rows, 4096), tensor(512, 4096), None)
 
 
 def draws() -> None:
@@ -137,6 +140,7 @@ def draws() -> None:
         logits, shapes = f32(rows, VOCAB), [SamplingParams(temperature=1.0)] * rows
         words = tensor(1, VOCAB // 32, dtype=torch.int32)
         draw(logits, DrawShapes(shapes, tensor(5, rows, dtype=torch.float64)), Masks(i64(1), words))
+        likeliest(logits)
         logprobs(logits, i64(rows), 5)
         for num_entries in (1, 2, 15, 16, 33):
             penalise(logits, Penalties(i64(3, num_entries), f32(3, rows)))

@@ -6,13 +6,15 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from kernels.ops import ExpertWeights
+from kernels.ops import ExpertWeights, Gate, GatedBlock
 from kernels.packed import EightBit, FourBit, as_float, on_device
+from kernels.rounding import Activations
 from kernels.torch import reference
 from kernels.triton import gemm
+from kernels.triton.gemm_few import MOST_ROWS, linear_few, takes
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import add_lora, group_rows
-from kernels.triton.weights import experts, linear
+from kernels.triton.weights import experts, feed_forward, linear
 from tests.kernels.triton.places import need_equal_places
 
 SHAPES = [(1, 40, 128), (37, 100, 400), (90, 33, 256)]
@@ -202,3 +204,58 @@ def test_a_row_has_the_same_bits_among_few_rows_and_among_many(
     need_equal_places()
     assert torch.equal(gemm.linear(x[7:20], weight, None), many[7:20])
     assert torch.equal(gemm.batched_linear(x[:3, None], weight[None])[:, 0], many[:3])
+
+
+FEW = torch.bfloat16 if torch.cuda.is_available() else torch.float32
+"""What is multiplied where few rows are: the interpreter has no arithmetic of 16 bits."""
+
+
+@pytest.mark.parametrize("rows", [1, 2, 7, MOST_ROWS])
+@pytest.mark.parametrize("size", [48, 70])
+def test_few_rows(device: torch.device, rows: int, size: int) -> None:
+    inner = 512
+    x, weight = (torch.randn(n, inner, dtype=FEW, device=device) for n in (rows, size))
+    bias = torch.randn(size, dtype=FEW, device=device)
+    want = x.double() @ weight.double().T
+    for given in (None, bias):
+        got = linear_few(x, weight, given)
+        torch.testing.assert_close(
+            got.double(), want if given is None else want + bias.double(), rtol=1e-2, atol=0.1
+        )
+    wide = torch.randn(rows, 2 * inner, dtype=FEW, device=device)[:, :inner]
+    torch.testing.assert_close(
+        linear_few(wide, weight, None).double(), wide.double() @ weight.double().T, rtol=1e-2, atol=0.1
+    )
+
+
+@pytest.mark.parametrize("gate", ["silu", "gelu_tanh"])
+@pytest.mark.parametrize("rows", [1, 5, MOST_ROWS + 1])
+def test_a_gate_behind_few_rows_is_that_of_the_operations_one_by_one(
+    device: torch.device, gate: Gate, rows: int
+) -> None:
+    inner, size = 512, 70
+    x = torch.randn(rows, inner, dtype=FEW, device=device)
+    gate_up = torch.randn(2 * size, inner, dtype=FEW, device=device) * inner**-0.5
+    bias, down = (
+        torch.randn(2 * size, dtype=FEW, device=device),
+        torch.randn(48, size, dtype=FEW, device=device),
+    )
+    one_by_one = reference.silu_mul if gate == "silu" else reference.gelu_tanh_mul
+
+    def in_order(x: Activations) -> torch.Tensor:
+        assert isinstance(x, torch.Tensor)
+        return linear(one_by_one(linear(x, gate_up, bias)), down, None)
+
+    block = GatedBlock(gate_up=gate_up, gate_up_bias=bias, gate=gate, down=down)
+    got = feed_forward(block, in_order)(x)
+    torch.testing.assert_close(got, in_order(x), rtol=1e-2, atol=0.05)
+
+
+def test_what_few_rows_are_not_for_is_left_to_pytorch(device: torch.device) -> None:
+    x, weight = torch.randn(3, 512, dtype=FEW, device=device), torch.randn(8, 512, dtype=FEW, device=device)
+    assert takes(x, weight)
+    assert not takes(torch.randn(MOST_ROWS + 1, 512, dtype=FEW, device=device), weight)
+    assert not takes(x[:0], weight)
+    assert not takes(x.double(), weight)
+    assert not takes(x, weight.T.contiguous().T)
+    assert not takes(x[:, :500], weight[:, :500].contiguous())
