@@ -8,9 +8,9 @@ the small model at 2 to 4 ms whatever its batch, and a replayed one reads its we
 sequences, 2 times at 128. The large model's weights alone take 4 ms: 1.0 to 1.3. Capturing all sizes takes 5 s, and 0.5 GiB.
 
 `of_bandwidth` is the least time in which the step's bytes can be read, at the measured copy bandwidth, over the step's, replayed
-where it can be; `idle` is the share of the time in which the GPU runs nothing, at the largest batch. A shape's row without a
-batch has what its captures take, and which memory is nobody's tensor: CUDA's context, libraries and graphs, for which the memory
-law keeps 2 GiB.
+where it can be; `idle` is the share of time between a step's end and the next one's beginning, at the largest batch. A shape's
+row without a batch has what its captures take, and which memory is nobody's tensor: CUDA's context, libraries and graphs, for
+which the memory law keeps 2 GiB.
 
 `TRITON_INTERPRET=1 python -m benchmarks.gpu.decode_step --interpret-smoke` runs it once, tiny, without a GPU: its times mean
 nothing."""
@@ -27,10 +27,11 @@ from benchmarks.gpu.rank import BLOCK_SIZE, Rank, ahead, decode_plans
 from benchmarks.gpu.session import Results, Row, Verdict, begin, parser
 from benchmarks.gpu.shapes import SHAPES, Shape
 from core.kv import num_blocks_for
+from core.plan import StepPlan, StepResult
 from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.graph_capture import CudaCapture, again
 from engine.execution.graph_sizes import auto_sizes
-from engine.execution.runner import Runner
+from engine.execution.runner import LaunchedStep, Runner
 from kernels.triton.platform import INTERPRETED
 
 CONTEXT = 40 if INTERPRETED else 1024
@@ -96,7 +97,6 @@ class Bench:
 
     @torch.inference_mode()
     def idle(self) -> Row:
-        """A row of its own, the last one: whoever has been watched by a profiler may launch more slowly afterwards."""
         batch, runners = max(BATCHES), self._runners
         share = _idle_share(runners.get("replayed", runners["launched"]), batch)
         return {"model": self._shape.name, "batch": batch, "idle": share}
@@ -125,23 +125,42 @@ def _beside_tensors() -> int:
 
 
 def _idle_share(runner: Runner, batch: int) -> float:
-    """Return the share of the time of steps that follow each other in which the GPU runs nothing, by PyTorch's profiler."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        for _ in ahead(runner, decode_plans(batch, CONTEXT, _NUM_STEPS)):
-            pass
-        _wait()
-    spans = [
-        (event.time_range.start, event.time_range.end)
-        for event in profile.events()  # pyright: ignore[reportOptionalIterable]
-        if event.device_type == torch.autograd.DeviceType.CUDA
-    ]
-    return idle_share(spans)
+    """Return the share of the time of steps that follow each other between one step's last kernel and the next one's first."""
+    marked = _Marked(runner)
+    for _ in ahead(marked, decode_plans(batch, CONTEXT, _NUM_STEPS)):
+        pass
+    _wait()
+    return idle_share(marked.spans()[_WARM:])
+
+
+class _Marked:
+    """A runner whose steps' beginnings and ends the GPU notes. (Under PyTorch's profiler a host launches more slowly.)"""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+
+    def launch(self, plan: StepPlan) -> LaunchedStep:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        launched = self._runner.launch(plan)
+        end.record()
+        self._marks.append((start, end))
+        return launched
+
+    def finish(self, launched: LaunchedStep) -> StepResult:
+        return self._runner.finish(launched)
+
+    def spans(self) -> list[tuple[float, float]]:
+        """Return when each step began and ended. All are over."""
+        first = self._marks[0][0]
+        return [(first.elapsed_time(start), first.elapsed_time(end)) for start, end in self._marks]
 
 
 def idle_share(spans: list[tuple[float, float]]) -> float:
     """Return which part of the time from the first beginning to the last end no span covers. Raises ValueError without any."""
     if not spans:
-        raise ValueError("the profiler has seen nothing on the GPU")
+        raise ValueError("no step has run on the GPU")
     in_order = sorted(spans)
     began = until = in_order[0][0]
     idle = 0.0

@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
@@ -67,7 +68,15 @@ class Rank:
         return Runner(self.model, self.pool, BLOCK_SIZE, graphs=graphs, steps=steps)
 
 
-def ahead(runner: Runner, plans: Iterable[StepPlan]) -> Iterator[tuple[float, StepResult]]:
+class Launching(Protocol):
+    """What a `Runner` does in two halves."""
+
+    def launch(self, plan: StepPlan) -> LaunchedStep: ...
+
+    def finish(self, launched: LaunchedStep) -> StepResult: ...
+
+
+def ahead(runner: Launching, plans: Iterable[StepPlan]) -> Iterator[tuple[float, StepResult]]:
     """Launch each step behind the one that computes, as an instance does. Yields when each is over, and its result."""
     poller, flight = Poller(), deque[LaunchedStep]()
 

@@ -1,4 +1,4 @@
-"""What decode steps' idle share is of what a profiler has seen."""
+"""What decode steps' idle share is of when they began and ended."""
 
 import pytest
 
@@ -6,9 +6,9 @@ pytest.importorskip("triton", reason="triton is not installed")
 from benchmarks.gpu.decode_step import idle_share
 
 
-def test_idle_is_what_no_stream_covers_between_the_first_beginning_and_the_last_end() -> None:
+def test_idle_is_what_no_span_covers_between_the_first_beginning_and_the_last_end() -> None:
     assert idle_share([(0, 4), (4, 8), (10, 20)]) == pytest.approx(0.1)
-    assert idle_share([(10, 20), (0, 8), (2, 4)]) == pytest.approx(0.1), "a copy beside a kernel"
+    assert idle_share([(10, 20), (0, 8), (2, 4)]) == pytest.approx(0.1), "in any order, and within each other"
     assert idle_share([(5, 6)]) == 0
-    with pytest.raises(ValueError, match="seen nothing"):
+    with pytest.raises(ValueError, match="no step"):
         idle_share([])
