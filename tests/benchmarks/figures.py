@@ -203,6 +203,10 @@ FIGURES: dict[str, list[Figures]] = {
         lambda d, _: list(means(d["cells"], "tokens_per_s").values()),
         lambda d, _: [min(ratios) for ratios in by_best_peer(d["cells"], "tokens_per_s").values()],
     ],
+    "cpu_peers_zen5_1b.json": [
+        lambda d, _: list(means(d["cells"], "tokens_per_s").values()),
+        lambda d, _: [min(ratios) for ratios in by_best_peer(d["cells"], "tokens_per_s").values()],
+    ],
     "cpu_servers.json": [_servers],
     "draws.json": [lambda d, _: [d["results"][way]["ratio"] for way in ("temperature", "top-p")]],
     "perplexity.json": [_losses],
