@@ -13,13 +13,15 @@ Each router of `sim.baselines` is run as its authors run it and with any role, w
 (`sim.baselines.table`); one of each is left out by name. `baton:2` has fixed roles,
 with two prefill instances of four. Windows are those of `benchmarks.goodput`, and besides: Mooncake's
 synthetic trace, agents' sessions in closed loop (`sim.agent_sessions`), and windows whose requests are of two classes in turn.
-One of another length than 20 s has its seconds behind it: `deepseek-r1/standard/0/60`.
+One of another length than 20 s has its seconds behind it: `deepseek-r1/standard/0/60`. `deepseek-r1+tenants` has the trace's
+clients for tenants.
 Devices are an H100 with prefill or memory at half or twice its speed, or with a slower link, an A100 and an L40S; instances of
 several GPUs are a model of 70B on four H100s, and a quantised one with routed experts on eight H200s. Their rates are for each
 instance, not for each GPU.
 Prediction, written first: with early rejection and any role a baseline reaches 0.9 of Baton at 90 %, and on Baton's engine 0.95;
 where prompts are hopeless (agents, synthetic) Baton is below it."""
 
+import ast
 import hashlib
 import json
 import multiprocessing
@@ -154,9 +156,11 @@ def fleet_of(cell: Cell) -> Fleet:
 
 @cache
 def offered(traces: Path, trace: str, seed: int, window_s: float = WINDOW_S) -> Window | SessionLoad:
-    """Raise ConfigError for a length that a trace's windows cannot have."""
+    """Return a window or sessions; of `TRACE+tenants` each request's tenant is the trace's client. Raise ConfigError for a length
+    that a trace's windows cannot have."""
+    trace, _, tenants = trace.partition("+")
     if trace in TRACES:
-        return tuned_window(traces, trace, seed, window_s)
+        return replace(tuned_window(traces, trace, seed, window_s), named=bool(tenants))
     if window_s != WINDOW_S:
         raise ConfigError(f"a window of {trace!r} is {WINDOW_S:g} s long, not {window_s:g} s")
     if trace == "agents":
@@ -202,12 +206,23 @@ def bound_of(cell: Cell, target: float) -> dict[str, float] | None:
 
 @cache
 def code() -> str:
-    """Return a name of the code that decides what a cell says: what is compiled, and the rest of the simulation."""
+    """Return a name of the code that decides what a cell says."""
+    return hashlib.sha256(b"".join(file.read_bytes() for file in deciding_files())).hexdigest()[:8]
+
+
+def deciding_files() -> list[Path]:
+    """Return what is compiled, the simulation, and what the former and the coarse simulation import of the other rooms."""
     root = Path(__file__).parents[1]
     settings = tomllib.loads((root / "pyproject.toml").read_text())
-    modules = {root / name for name in settings["tool"]["baton"]["compiled"]["modules"]}
-    files = sorted({*modules, *root.glob("sim/**/*.py")})
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:8]
+    decides = {root / name for name in settings["tool"]["baton"]["compiled"]["modules"]}
+    decides.update(root.glob("sim/coarse/*.py"))
+    imported = (
+        root / f"{node.module.replace('.', '/')}.py"
+        for file in decides
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module
+    )
+    return sorted({*decides, *root.glob("sim/**/*.py"), *(file for file in imported if file.exists())})
 
 
 _SLOW = {"conversation": 6.0, "synthetic": 6.0}

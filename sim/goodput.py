@@ -29,6 +29,8 @@ class Window:
     start_s: float
     duration_s: float
     block_tokens: int
+    named: bool = False
+    """Whether each request's tenant is the trace's client."""
 
     @property
     def rate(self) -> float:
@@ -44,6 +46,7 @@ class Window:
             share=share,
             start_s=self.start_s,
             seed=seed,
+            named=self.named,
         )
 
     def jobs(
@@ -80,14 +83,26 @@ def attained(
     work = offered.jobs(copies, seed, slo)
     if not work:
         return 1.0
-    tpot_s = min(job.request.slo.tpot_s for job in work)
-    budget = 0 if entry.paced else token_budget(fleet.step_model, tpot_s)
-    config = replace(coarse_config(fleet, offered.block_tokens), mixed_batch_tokens=budget)
     watch = _Watch(work, least)
-    simulate(config, [job for job in work if isfinite(job.request.arrival_s)], entry.make, enough=watch)
+    serve(work, offered.block_tokens, fleet=fleet, entry=entry, enough=watch)
     if watch.possible < least:
         return watch.possible
     return sum(served_job(job).holds(job.request.slo) for job in work) / len(work)
+
+
+def serve(
+    work: Sequence[SimulatedRequest],
+    block_tokens: int,
+    *,
+    fleet: Fleet,
+    entry: Entry,
+    enough: Callable[[float], bool] = lambda _: False,
+) -> None:
+    """Simulate `work`, which is changed, until all has ended or `enough(now)`."""
+    budget = 0 if entry.paced else token_budget(fleet.step_model, min(job.request.slo.tpot_s for job in work))
+    config = replace(coarse_config(fleet, block_tokens), mixed_batch_tokens=budget)
+    first = [job for job in work if isfinite(job.request.arrival_s)]
+    simulate(config, first, entry.make, enough=enough)
 
 
 class _Watch:

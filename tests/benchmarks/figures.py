@@ -150,6 +150,7 @@ FIGURES: dict[str, list[Figures]] = {
     "goodput_wide.json": [_by_the_best, _by_the_bound],
     "goodput_seeds.json": [_by_the_best],
     "goodput_arrivals.json": [_ahead],
+    "goodput_loads.json": [lambda d, _: [100 * one["ahead"] for one in d["names"].values()]],
     "goodput_fixed.json": [_by_the_best],
     "goodput_sure.json": [lambda d, _: [d["against"]["0.99"]["sarathi"]["geometric_mean"]]],
     "decisions.json": [_decision(any_role=False), _decision(any_role=True)],

@@ -45,8 +45,9 @@ def write_traces(folder: Path) -> None:
         ]
         _write(folder / f"{name}.csv.gz", _table(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), rows))
     _write(folder / "agent_lmcache_sessions.jsonl.gz", _sessions(work))
-    columns = ("arrival_s", "input_tokens", "output_tokens")
-    _write(folder / "servegen_deepseek-r1_1h.csv.gz", _table(columns, work))
+    columns = ("arrival_s", "input_tokens", "output_tokens", "client")
+    clients = [(*one, f"client {number % 3}") for number, one in enumerate(work)]
+    _write(folder / "servegen_deepseek-r1_1h.csv.gz", _table(columns, clients))
 
 
 def _sessions(work: list[tuple[float, int, int]]) -> str:

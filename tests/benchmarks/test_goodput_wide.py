@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.goodput_wide import Bounds, Cell, bound_of, by_bounds, code, main
+from benchmarks.goodput_wide import Bounds, Cell, bound_of, by_bounds, code, deciding_files, main
 from tests.benchmarks.small_traces import write_traces
 
 BEST = "the best in each cell"
@@ -78,3 +78,11 @@ def test_cells_of_other_code_are_run_again_when_asked(
     again = rerun("--again")
     assert again["goodput"] < 123.0
     assert again["code"] == code()
+
+
+def test_the_name_of_the_code_covers_what_the_scheduler_and_its_instances_import() -> None:
+    root = Path(__file__).parents[2]
+    known = {str(file.relative_to(root)) for file in deciding_files()}
+    classes, fits, baselines = "core/types.py", "engine/planning/step_time_fit.py", "sim/baselines/sarathi.py"
+    assert {"core/precedence.py", classes, fits, baselines} <= known
+    assert not any(name.startswith(("benchmarks/", "models/", "cluster/ingress/")) for name in known)
