@@ -254,25 +254,33 @@ def packed_rows(
     work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: int, num_state_blocks: int = 0
 ) -> np.ndarray:
     """Return tokens, positions and slots: (3, T) int64."""
-    if all(item.count == 1 for item in work):
-        each = [_row(item, seq, block_size, num_state_blocks) for item, seq in zip(work, seqs, strict=True)]
-        return np.array(each, np.int64).reshape(-1, 3).T.copy()
+    ones = [(item, seq) for item, seq in zip(work, seqs, strict=True) if item.count == 1]
+    each = _rows_of_one(ones, block_size, num_state_blocks)
+    if len(ones) == len(work):
+        return each
     rows, at = np.empty((3, sum(item.count for item in work)), np.int64), 0
+    places = list[int]()
     for item, seq in zip(work, seqs, strict=True):
         start, count = item.start, item.count
         if count == 1:
-            rows[:, at] = _row(item, seq, block_size, num_state_blocks)
+            places.append(at)
         else:
             span, into = np.arange(start, start + count), rows[:, at : at + count]
             into[0], into[1] = seq.tokens[start : start + count], span + seq.position_shift
             into[2] = seq.table[num_state_blocks + span // block_size] * block_size + span % block_size
         at += count
+    rows[:, places] = each
     return rows
 
 
-def _row(item: SeqWork, seq: RankSeq, block_size: int, num_state_blocks: int) -> tuple[int, int, int]:
-    """Return what `packed_rows` has of a work of one token."""
-    start = item.start
-    block, offset = divmod(start, block_size)
-    slot = item.block_ids[num_state_blocks + block] * block_size + offset
-    return seq.tokens.item(start), start + seq.position_shift, slot
+def _rows_of_one(
+    ones: Sequence[tuple[SeqWork, RankSeq]], block_size: int, num_state_blocks: int
+) -> np.ndarray:
+    """Return what `packed_rows` has of works of one token."""
+    starts = np.array([item.start for item, _ in ones], np.int64)
+    shifts = np.array([seq.position_shift for _, seq in ones], np.int64)
+    blocks = [item.block_ids[num_state_blocks + item.start // block_size] for item, _ in ones]
+    rows = np.empty((3, len(ones)), np.int64)
+    rows[0] = [seq.tokens.item(item.start) for item, seq in ones]
+    rows[1], rows[2] = starts + shifts, np.array(blocks, np.int64) * block_size + starts % block_size
+    return rows
