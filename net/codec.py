@@ -1,13 +1,17 @@
 """Turns messages into msgpack bytes and back, checked against their dataclasses' types.
 
-A message is `[class name, field, ...]`; nested dataclasses are plain field lists. A newer peer may append fields that have
-defaults: missing ones are filled in, surplus ones ignored. Anything else that does not fit raises ProtocolError."""
+A message is `[class name, field, ...]`; nested dataclasses are plain field lists, which end before their last fields where all of
+these have their defaults. A newer peer may append fields that have defaults: missing ones are filled in, surplus ones ignored.
+Anything else that does not fit raises ProtocolError.
+
+An ordinary token is a dataclass of ten fields. It travels as the four that it needs, whose types are looked at together."""
 
 import types
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from functools import cache
+from itertools import takewhile
 from operator import attrgetter
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -17,6 +21,8 @@ from core.errors import ProtocolError
 from core.messages import Message
 
 Convert = Callable[[Any], Any]
+_AS_THEY_ARE = (int, str, bool, bytes)
+"""Types whose values are what msgpack gives."""
 
 
 def encode(message: Any) -> bytes:
@@ -51,25 +57,54 @@ def _identity(value: Any) -> Any:
 
 @cache
 def _encoder(kind: type[Any]) -> Convert:
-    hints = get_type_hints(kind)
-    parts = [(attrgetter(f.name), _to_plain(hints[f.name])) for f in fields(kind)]
-    if all(convert is _identity for _, convert in parts):
-        names = [f.name for f in fields(kind)]
+    hints, known = get_type_hints(kind), fields(kind)
+    defaults = _last_defaults(known)
+    needed = len(known) - len(defaults)
+    converts = [_to_plain(hints[f.name]) for f in known]
+    whole, short = _each(converts), _each(converts[:needed])
+    get = _values([f.name for f in known])
+
+    def plain(value: Any) -> Any:
+        values = get(value)
+        return short(values[:needed]) if defaults and values[needed:] == defaults else whole(values)
+
+    return plain
+
+
+def _values(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Return what takes the values of an object's fields."""
+    if len(names) == 1:
         get = attrgetter(*names)
-        return (lambda value: [get(value)]) if len(names) == 1 else (lambda value: list(get(value)))
-    return lambda value: [convert(get(value)) for get, convert in parts]
+        return lambda value: (get(value),)
+    return attrgetter(*names)
+
+
+def _last_defaults(known: Sequence[Field[Any]]) -> tuple[Any, ...]:
+    """Return the defaults of the last fields, behind the last that has none."""
+    found = [*takewhile(lambda default: default is not MISSING, (f.default for f in reversed(known)))]
+    return tuple(reversed(found))
+
+
+def _each(converts: Sequence[Convert]) -> Convert:
+    """Return what converts as many values."""
+    if all(convert is _identity for convert in converts):
+        return _identity
+    return lambda values: [convert(value) for convert, value in zip(converts, values, strict=True)]
 
 
 @cache
 def _decoder(kind: type[Any]) -> Convert:
-    hints = get_type_hints(kind)
-    parts = [(f.name, _from_plain(hints[f.name])) for f in fields(kind)]
-    required = sum(f.default is MISSING and f.default_factory is MISSING for f in fields(kind))
+    hints, known = get_type_hints(kind), fields(kind)
+    names, reads = [f.name for f in known], [_from_plain(hints[f.name]) for f in known]
+    scalars = tuple(hints[name] if hints[name] in _AS_THEY_ARE else None for name in names)
+    required = sum(f.default is MISSING and f.default_factory is MISSING for f in known)
 
     def build(plain: Any) -> Any:
         if not isinstance(plain, list | tuple) or len(plain) < required:
             raise TypeError(f"{kind.__name__} needs {required} fields")
-        return kind(**{name: convert(value) for (name, convert), value in zip(parts, plain, strict=False)})
+        if tuple(map(type, plain)) == scalars[: len(plain)]:
+            return kind(**dict(zip(names, plain, strict=False)))
+        return kind(**{name: read(value) for name, read, value in zip(names, reads, plain, strict=False)})
 
     return build
 
