@@ -76,8 +76,8 @@ class BlockLedger:
         self, pool: BlockPool, cache: RadixCache, block_size: int, num_state_blocks: int = 0
     ) -> None:
         """`num_state_blocks`: of each sequence, before those of its tokens. They have its recurrent state."""
-        self._pool, self._cache, self._block_size = pool, cache, block_size
-        self.num_state_blocks = num_state_blocks
+        self._pool, self._cache = pool, cache
+        self.block_size, self.num_state_blocks = block_size, num_state_blocks
         self._checkpointing = Checkpointing(pool, cache, block_size, num_state_blocks)
         self._copy_sources: dict[int, list[int]] = {}
         """By step, the blocks that are referenced until it is committed because it copies from them."""
@@ -125,7 +125,7 @@ class BlockLedger:
             or self.num_state_blocks
         ):
             return match
-        size, blocks = self._block_size, match.blocks
+        size, blocks = self.block_size, match.blocks
         end = min(len(seq.tokens) - 1, num_computed, len(sibling.tokens))
         alike = num_equal(sibling.tokens[:end], [*seq.tokens[:end]])
         if not self._cache.enabled:
@@ -153,7 +153,7 @@ class BlockLedger:
         seq.grow([*fresh[:first], *match.blocks, *fresh[first:]])
         seq.num_kept = len(match.blocks)
         self._checkpointing.admitted(seq, match)
-        seq.num_computed = len(match.blocks) * self._block_size
+        seq.num_computed = len(match.blocks) * self.block_size
         if seq.num_cached < 0:
             seq.num_cached = seq.num_computed + match.partial_tokens
         self.num_queried_tokens += len(seq.tokens)
@@ -190,7 +190,7 @@ class BlockLedger:
         num_blocks = _REST_BLOCKS if match.blocks else 1
         if match.state and request.emitted:  # nobody who is asked for it has more of what was generated
             num_blocks += self._checkpointing.num_apart
-        return len(request.tokens) <= (len(match.blocks) + num_blocks) * self._block_size
+        return len(request.tokens) <= (len(match.blocks) + num_blocks) * self.block_size
 
     def before_checkpoint(self, seq: Sequence, count: int) -> int:
         """Return how many of its next `count` tokens are to be computed before a checkpoint is made."""
@@ -213,15 +213,15 @@ class BlockLedger:
         own = self._token_blocks(seq)
         for copy in plan.copies:
             if copy.dst in own:
-                seq.num_computed = min(seq.num_computed, own.index(copy.dst) * self._block_size)
+                seq.num_computed = min(seq.num_computed, own.index(copy.dst) * self.block_size)
 
     def uncomputed(self, seq: Sequence) -> list[int]:
         """Return the sequence's blocks that do not have all of their KV yet."""
-        return self._token_blocks(seq)[seq.num_computed // self._block_size :]
+        return self._token_blocks(seq)[seq.num_computed // self.block_size :]
 
     def relies_on(self, seq: Sequence, blocks: Container[int]) -> bool:
         """Return whether any of `blocks` is one that the sequence takes for computed."""
-        full = self._token_blocks(seq)[: seq.num_computed // self._block_size]
+        full = self._token_blocks(seq)[: seq.num_computed // self.block_size]
         return any(block in blocks for block in full)
 
     def _token_blocks(self, seq: Sequence) -> list[int]:
@@ -235,7 +235,7 @@ class BlockLedger:
 
     def num_needed(self, num_tokens: int) -> int:
         """Return the number of blocks of a sequence with the KV of so many tokens."""
-        return self.num_state_blocks + num_blocks_for(num_tokens, self._block_size)
+        return self.num_state_blocks + num_blocks_for(num_tokens, self.block_size)
 
     def grow(self, seq: Sequence, count: int) -> None:
         """Give the sequence more blocks. The caller has checked `num_available`."""
@@ -252,11 +252,11 @@ class BlockLedger:
 
     def capacity(self, seq: Sequence) -> int:
         """Return the number of tokens whose KV the sequence's blocks have room for."""
-        return (len(seq.block_ids) - self.num_state_blocks) * self._block_size
+        return (len(seq.block_ids) - self.num_state_blocks) * self.block_size
 
     def offer(self, seq: Sequence, num_tokens: int) -> None:
         """Offer the cache the full blocks of the sequence's first `num_tokens` tokens, whose KV is complete."""
-        num_full = min(num_tokens, len(seq.tokens)) // self._block_size
+        num_full = min(num_tokens, len(seq.tokens)) // self.block_size
         if num_full > seq.num_kept:
             twins = self._cache.insert(
                 seq.tokens,
@@ -349,7 +349,7 @@ class BlockLedger:
     def _whole(self, sources: SeqOf[int], destinations: SeqOf[int]) -> list[BlockCopy]:
         """Return the copies of a state."""
         pairs = zip(sources, destinations, strict=False)
-        return [BlockCopy(source, destination, self._block_size) for source, destination in pairs]
+        return [BlockCopy(source, destination, self.block_size) for source, destination in pairs]
 
     def _take(self, count: int) -> list[int]:
         if (short := count - self._pool.num_free) > 0:

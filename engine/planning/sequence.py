@@ -7,9 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from math import inf
+from sys import maxsize
 
 from core.messages import Grant
-from core.plan import Drawn, KVPush, NewSeq, Sampled
+from core.plan import KVPush, NewSeq, Sampled
 from core.types import FinishReason, Request, TokenId, TokenOut
 
 
@@ -26,6 +27,10 @@ class State(Enum):
     HELD = auto()
     """Computes no more; its blocks are still being read by the pusher."""
     DONE = auto()
+
+
+OVER = (State.HELD, State.DONE)
+"""Nothing is computed any more."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -73,12 +78,15 @@ class Sequence:
     """The number of tokens behind which a late mask is made. The ranks may say so before its lateness is known here."""
     run: tuple[TokenId, ...] = ()
     """What its grammar forces behind the known tokens, as far as the ranks have said."""
+    end: int = maxsize
+    """The number of tokens with which it ends at the latest: those of a context, or fewer, with as much output as it may have."""
     announced: bool = False
     """Whether the ranks know this sequence."""
     aborted: bool = False
 
     def __post_init__(self) -> None:
         self.key = self.request.key
+        self.end = min(self.end, self.num_prompt + self.request.sampling.max_tokens)
 
     @property
     def num_output(self) -> int:
@@ -99,26 +107,17 @@ class Sequence:
         """The number of tokens that a step could compute now."""
         return len(self.tokens) + self.num_pending - self.num_computed
 
-    @property
-    def lacks_mask(self) -> bool:
-        """Whether the next draw waits for a mask."""
-        return self.num_unmasked > self.num_masked
-
     def put_off(self) -> None:
         """The draw behind the last known token was put off. Take back the token and what was planned to follow it."""
         self.num_unmasked = len(self.tokens)
         self.num_computed, self.num_pending = len(self.tokens) - 1, 0
 
-    def is_complete(self, max_context_tokens: int) -> bool:
+    @property
+    def is_complete(self) -> bool:
         """Whether the last token is already being drawn, so that nothing more may be."""
         if self.num_pending == 0:
             return False
-        planned = len(self.tokens) + self.num_pending
-        return (
-            self.push is not None
-            or planned - self.num_prompt >= self.request.sampling.max_tokens
-            or planned >= max_context_tokens
-        )
+        return self.push is not None or len(self.tokens) + self.num_pending >= self.end
 
     def has_picture_from(self, start: int) -> bool:
         """Whether any of its tokens from `start` on stands for a picture."""
@@ -139,37 +138,38 @@ class Sequence:
         shift = sum(picture.position_shift for picture in request.pictures)
         return NewSeq(self.key, tokens, self.num_prompt, request.sampling, pictures, shift)
 
-    def finish_reason(self, max_context_tokens: int) -> FinishReason | None:
-        """Return why the last known token ends the sequence, or None where it goes on."""
-        sampling, known = self.request.sampling, len(self.tokens)
-        num_output = known - self.num_prompt
-        if self.tokens[-1] in sampling.stop_token_ids and num_output > sampling.min_tokens:
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the last known token ends the sequence. None where it goes on."""
+        sampling, tokens = self.request.sampling, self.tokens
+        if tokens[-1] in sampling.stop_token_ids and len(tokens) - self.num_prompt > sampling.min_tokens:
             return FinishReason.STOP
-        if num_output >= sampling.max_tokens or known >= max_context_tokens:
-            return FinishReason.LENGTH
-        return None
+        return FinishReason.LENGTH if len(tokens) >= self.end else None
 
-    def learn(self, sampled: Sampled, now: float, max_context_tokens: int) -> list[TokenOut]:
+    def learn(self, sampled: Sampled, now: float) -> list[TokenOut]:
         """Append what a step has drawn, up to the token that ends the output. Returns it in the form that the client's side
         gets. The KV of all known tokens but the last exists then, since drafts that were right have been computed."""
-        request = self.request
+        request, tokens = self.request, self.tokens
         out: list[TokenOut] = []
-        every: tuple[Sampled | Drawn, ...] = sampled, *sampled.more
-        for drawn in every:
-            self.know((drawn.token,), now)
-            token = TokenOut(
-                request_id=request.id,
-                attempt=request.attempt,
-                index=self.num_output - 1,
-                token=drawn.token,
-                logprob=drawn.logprob,
-                top=drawn.top,
-                finish=self.finish_reason(max_context_tokens),
+        if self.first_token_s == inf:
+            self.first_token_s, self.num_first = now, self.num_output + 1
+        for drawn in (sampled, *sampled.more) if sampled.more else (sampled,):
+            tokens.append(drawn.token)
+            finish = self.finish_reason
+            out.append(
+                TokenOut(
+                    request_id=request.id,
+                    attempt=request.attempt,
+                    index=len(tokens) - self.num_prompt - 1,
+                    token=drawn.token,
+                    logprob=drawn.logprob,
+                    top=drawn.top,
+                    finish=finish,
+                )
             )
-            out.append(token)
-            if token.finish is not None:
+            if finish is not None:
                 break
-        if out and out[0].index == 0:
+        if out[0].index == 0:
             out[0] = replace(out[0], num_cached=max(0, self.num_cached))
         self.num_computed += len(out) - 1
         self.run = sampled.run

@@ -14,9 +14,9 @@ from engine.planning.sequence import Sequence, State
 
 
 class SequenceTable:
-    def __init__(self, state_tokens: int = 0) -> None:
+    def __init__(self, max_context_tokens: int, state_tokens: int) -> None:
         """`state_tokens`: of each sequence, as `Sequence` says."""
-        self._state_tokens = state_tokens
+        self._max_context_tokens, self._state_tokens = max_context_tokens, state_tokens
         self.all: dict[str, Sequence] = {}
         """By the sequence's key."""
         self.waiting: list[Sequence] = []
@@ -83,6 +83,7 @@ class SequenceTable:
             arrival=next(self._arrivals),
             push=push,
             state_tokens=self._state_tokens,
+            end=self._max_context_tokens,
         )
         self.all[seq.key] = seq
         self._priorities[request.slo.priority] += 1

@@ -23,7 +23,6 @@ class StepComposer:
         self,
         *,
         limits: StepLimits,
-        max_context_tokens: int,
         policy: SchedulerPolicy[Sequence],
         table: SequenceTable,
         ledger: BlockLedger,
@@ -33,7 +32,6 @@ class StepComposer:
         speculator: Speculator | None,
     ) -> None:
         self._limits, self._policy, self._whole_prompts = limits, policy, whole_prompts
-        self._max_context_tokens = max_context_tokens
         self._table, self._ledger, self._lifecycle = table, ledger, lifecycle
         self._preemption, self._speculator = preemption, speculator
 
@@ -42,13 +40,13 @@ class StepComposer:
         self._preemption.free_slots(now)
         decoding = self._table.decoding
         has_begun_prompts = len(decoding) < len(self._table.running)
-        decoding = [seq for seq in decoding if not seq.lacks_mask]
+        # The next draw of the others waits for a mask.
+        decoding = [seq for seq in decoding if seq.num_unmasked <= seq.num_masked]
         taking = self._taking_part(decoding, steps, starts_s)
         computed, drafts = taking[: self._num_slots(len(taking))], Drafts()
         if self._speculator is not None:
             drafts = self._speculator.draft(computed, self._table, steps)
-        for seq in computed:
-            self._plan_one(seq, builder, drafts.get(seq.key, ()))
+        self._plan_decoding(computed, drafts, builder)
         if has_begun_prompts or self._table.waiting:
             planned = {work.key for work in builder.work}
             self._plan_prompts([seq for seq in computed if seq.key in planned], builder, now, steps, starts_s)
@@ -56,6 +54,40 @@ class StepComposer:
             # No sequence of a higher class can go on, so nothing is gained by waiting for it.
             for seq in decoding[: self._limits.num_seqs]:
                 self._plan_one(seq, builder)
+
+    def _plan_decoding(self, decoding: SeqOf[Sequence], drafts: Drafts, builder: StepBuilder) -> None:
+        """Plan the next token of each sequence, and its `drafts`.
+
+        Mostly that is all there is to do: the token has room in the sequence's last block, and the ranks know the sequence. Those
+        are planned here, for hundreds of them each step; the others as prompts are."""
+        block_size, running = self._ledger.block_size, State.RUNNING
+        for seq in decoding:
+            start, end = seq.num_computed, len(seq.tokens) + seq.num_pending
+            has_room = start + seq.state_tokens < len(seq.table) * block_size
+            if (
+                drafts
+                or not (has_room and seq.announced and end - start == 1 and end < seq.end)
+                or seq.state is not running
+                or seq.push is not None
+                or seq.checkpoints
+                or seq.request.pictures
+                or builder.budget <= 0
+            ):
+                self._plan_one(seq, builder, drafts.get(seq.key, ()))
+                continue
+            builder.add(
+                SeqWork(
+                    key=seq.key,
+                    start=start,
+                    count=1,
+                    block_ids=seq.table,
+                    samples=True,
+                    adapter=seq.request.adapter,
+                )
+            )
+            seq.num_computed = end
+            seq.num_pending += 1
+            seq.num_in_flight += 1
 
     def _num_slots(self, num_decoding: int) -> int:
         """Return how many sequences a step decodes.
@@ -142,7 +174,7 @@ class StepComposer:
     def _plan_one(self, seq: Sequence, builder: StepBuilder, drafts: tuple[int, ...] = ()) -> None:
         """Add the sequence's next work if there is any, with as many of its `drafts` as find room."""
         missing = seq.num_missing
-        if seq.state is not State.RUNNING or missing <= 0 or seq.is_complete(self._max_context_tokens):
+        if seq.state is not State.RUNNING or missing <= 0 or seq.is_complete:
             return
         start = seq.num_computed
         count, both_ways = self._next_piece(seq, missing, builder)

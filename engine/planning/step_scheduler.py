@@ -21,7 +21,7 @@ from engine.cache.state_checkpoints import CheckpointKept
 from engine.planning.block_ledger import BlockLedger, CachedPrefix, Reservation, Restore
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.preemption import Preemption
-from engine.planning.sequence import Sequence, State
+from engine.planning.sequence import OVER, Sequence, State
 from engine.planning.sequence_table import SequenceTable
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_builder import StepBuilder
@@ -54,13 +54,12 @@ class StepScheduler:
             self._pool, config.block_size, config.prefix_cache, has_states=num_state_blocks > 0
         )
         self._ledger = BlockLedger(self._pool, self._cache, config.block_size, num_state_blocks)
-        self._table = SequenceTable(num_state_blocks * config.block_size)
+        self._table = SequenceTable(max_context_tokens, num_state_blocks * config.block_size)
         self._lifecycle = Lifecycle(self._table, self._ledger, speculator)
         self._limits = StepLimits(config, whole_prompts=whole_prompts)
         self._preemption = Preemption(self._limits, policy, self._table, self._ledger, self._lifecycle)
         self._composer = StepComposer(
             limits=self._limits,
-            max_context_tokens=max_context_tokens,
             policy=policy,
             table=self._table,
             ledger=self._ledger,
@@ -318,10 +317,10 @@ class StepScheduler:
         if self._speculator is not None:
             self._speculator.committed(plan, result, now)
         out: list[TokenOut] = []
-        sampled = {drawn.key: drawn for drawn in result.sampled}
+        sampled, seqs = {drawn.key: drawn for drawn in result.sampled}, self._table.all
         self._ledger.committed(plan.step)
         for item in plan.work:
-            seq = self._table.all.get(item.key)
+            seq = seqs.get(item.key)
             if seq is None:
                 raise Bug(f"{item.key} was forgotten while a step computed it")
             seq.num_in_flight -= 1
@@ -334,11 +333,11 @@ class StepScheduler:
                 seq.put_off()
             if result.failed and any(failure.key == item.key for failure in result.failed):
                 self.abort(item.key)
-            if seq.aborted or seq.state in (State.HELD, State.DONE):
+            if seq.aborted or seq.state in OVER:
                 self._lifecycle.settle(seq)
                 continue
             if drawn is not None:
-                out += seq.learn(drawn, now, self._max_context_tokens)
+                out += seq.learn(drawn, now)
                 self._ledger.offer(seq, len(seq.tokens) - 1)
                 if out[-1].finish is not None:
                     self._lifecycle.finish(seq)
