@@ -99,6 +99,9 @@ class StepSize(NamedTuple):
     num_pairs: float
     """As `core.steps.StepModel` counts them."""
     num_drafts: int
+    num_plain: int
+    """The works that compute one token, draw the next one, and have nothing else to them: nothing is pushed, and there are no
+    guesses, adapters or pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,18 +119,27 @@ class StepPlan:
     @cached_property
     def size(self) -> StepSize:
         """How much it computes."""
-        num_tokens = num_context = num_prompt = num_drafts = 0
+        num_tokens = num_context = num_prompt = num_drafts = num_plain = 0
         num_pairs = 0.0
         for work in self.work:
             start, count = work.start, work.count
             num_tokens += count
             num_context += start + count
-            if count > 1:
+            if count == 1:
+                num_plain += work.samples and not (
+                    work.adapter or work.push or work.has_picture or work.both_ways
+                )
+            else:
                 num_drafts += len(work.drafts)
                 if work.is_prompt_piece:
                     num_prompt += count
                     num_pairs += chunk_pairs(start, count)
-        return StepSize(num_tokens, num_context, num_prompt, num_pairs, num_drafts)
+        return StepSize(num_tokens, num_context, num_prompt, num_pairs, num_drafts, num_plain)
+
+    @property
+    def only_decodes(self) -> bool:
+        """Whether each work is a plain one: each sequence decodes."""
+        return self.size.num_plain == len(self.work)
 
     @property
     def num_tokens(self) -> int:

@@ -24,6 +24,9 @@ class AdapterRows:
         return {name: at if isinstance(at, slice) else at() for name, at in self._placed.items()}
 
 
+NO_ADAPTERS = AdapterRows((), (), Pack())
+
+
 def _placed(spans: Sequence[slice], pack: Pack) -> slice | Placed:
     """Return one run of neighbours as it is, and put other rows' numbers into the pack."""
     start, stop = spans[0].start, spans[-1].stop

@@ -22,6 +22,11 @@ class AttentionPieces:
     both_ways: list[bool]
 
     @classmethod
+    def of_decodes(cls, work: Sequence[SeqWork], tables: list[Tensor]) -> "AttentionPieces":
+        """Return those of sequences that compute one token each."""
+        return cls([1] * len(work), [item.start + 1 for item in work], tables, [])
+
+    @classmethod
     def of(cls, work: Sequence[SeqWork], tables: list[Tensor]) -> "AttentionPieces":
         if not any(item.both_ways for item in work):
             return cls([item.count for item in work], [item.start + item.count for item in work], tables, [])

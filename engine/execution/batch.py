@@ -13,8 +13,9 @@ import torch
 from core.plan import NewSeq, SeqWork
 from core.records import record
 from core.types import PromptScore, SamplingParams
-from engine.execution.adapter_rows import AdapterRows
+from engine.execution.adapter_rows import NO_ADAPTERS, AdapterRows
 from engine.execution.attention_pieces import AttentionPieces
+from engine.execution.host_needs import host_needs
 from engine.execution.picture_positions import in_planes
 from engine.execution.step_memory import HostSteps, Pack, Placed, StepIO
 from kernels.ops import AttentionMeta, StateBlocks
@@ -46,6 +47,7 @@ class RankSeq:
 
     __slots__ = (
         "drawn_at",
+        "host_needs",
         "num_prompt",
         "num_tokens",
         "pictures",
@@ -69,6 +71,8 @@ class RankSeq:
         self.num_tokens = known
         self.num_prompt = new.num_prompt
         self.sampling: SamplingParams = new.sampling
+        self.host_needs = host_needs(new.sampling)
+        """As the function says of its parameters; empty: nothing."""
         self.pictures, self.position_shift = new.pictures, new.position_shift
         self.pooled: torch.Tensor | None = None
         """(hidden_size,) float32: the sum, or the last, of the prompt's hidden states so far. None where no embedding is
@@ -82,7 +86,7 @@ class RankSeq:
         self.table_ids: tuple[int, ...] = ()
         self.table_tensor: torch.Tensor = torch.from_numpy(self.table)
         self.drawn_at = self.place = -1
-        """The last token drawn on the device: which one it is, and its place there (`StepIO.place`)."""
+        """The last token drawn on the device, and its place there until the host knows it (`StepIO.place`)."""
 
     def append(self, token: int) -> None:
         self.tokens[self.num_tokens] = token
@@ -91,10 +95,6 @@ class RankSeq:
     @property
     def last_place(self) -> None:
         return None
-
-    def drawn(self, at: int, place: int) -> None:
-        """Take note that token `at` is drawn, and is at `place` of the device until the host knows it."""
-        self.drawn_at, self.place = at, place
 
     def place_of(self, at: int) -> int | None:
         """Return where token `at` is on the device. None where the host knows it, or nobody."""
@@ -152,26 +152,32 @@ class PackedBatch:
         pack: Pack,
         num_state_blocks: int = 0,
         read_lens: tuple[int, ...] | None = None,
+        *,
+        only_decodes: bool = False,
     ) -> None:
         """`seqs[i]` belongs to `work[i]`. The first `num_state_blocks` of a sequence have its state. `read_lens` is as in
-        `AttentionMeta`, for sequences that are not cut."""
+        `AttentionMeta`, for sequences that are not cut. `only_decodes` is as in `StepPlan`: nothing else is looked for."""
         self._read_lens = read_lens
         tables = [seq.block_table(item.block_ids) for item, seq in zip(work, seqs, strict=True)]
         own_tables = [seq.table_tensor for seq in seqs]
         if num_state_blocks:
             own_tables = [table[num_state_blocks:] for table in own_tables]
-        self._pieces = AttentionPieces.of(work, own_tables)
         tokens, positions, slots = packed_rows(work, seqs, block_size, num_state_blocks)
-        if any(item.has_picture for item in work):
-            positions = in_planes(positions, work, [seq.pictures for seq in seqs])
+        self._num_guesses, self._sample_rows, self._adapters = (), None, NO_ADAPTERS
+        if only_decodes:
+            self._pieces = AttentionPieces.of_decodes(work, own_tables)
+        else:
+            self._pieces = AttentionPieces.of(work, own_tables)
+            if any(item.has_picture for item in work):
+                positions = in_planes(positions, work, [seq.pictures for seq in seqs])
+            drawing = drawing_rows(work)
+            self._sample_rows = pack.add(np.array(drawing, np.int64)) if len(drawing) < len(tokens) else None
+            self._adapters = AdapterRows([item.adapter for item in work], [item.count for item in work], pack)
+            guesses = tuple(len(item.drafts) for item in work)
+            self._num_guesses = guesses if any(guesses) else ()
         self._tokens, self._positions, self._slots = (pack.add(each) for each in (tokens, positions, slots))
-        drawing = drawing_rows(work)
-        self._sample_rows = pack.add(np.array(drawing, np.int64)) if len(drawing) < len(tokens) else None
         self._drawn = OnDevice.of(work, seqs, pack)
-        self._adapters = AdapterRows([item.adapter for item in work], [item.count for item in work], pack)
         self._states: tuple[Placed, Placed] | None = None
-        guesses = tuple(len(item.drafts) for item in work)
-        self._num_guesses = guesses if any(guesses) else ()
         if num_state_blocks and work:
             begins = np.array([item.start == 0 for item in work])
             states = np.stack([table[:num_state_blocks] for table in tables])
@@ -209,12 +215,12 @@ class OnDevice:
 
     @classmethod
     def of(cls, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> "OnDevice | None":
-        rows, places = list[int](), list[int]()
-        row = 0
+        rows, places, row = list[int](), list[int](), 0
         for item, seq in zip(work, seqs, strict=True):
-            if item.count == 1 and (place := seq.place_of(item.start)) is not None:
+            # `RankSeq.place_of`, without a call for each of them in each step.
+            if seq.num_tokens <= item.start == seq.drawn_at and item.count == 1:
                 rows.append(row)
-                places.append(place)
+                places.append(seq.place)
             row += item.count
         if not rows:
             return None
@@ -254,10 +260,9 @@ def packed_rows(
     work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: int, num_state_blocks: int = 0
 ) -> np.ndarray:
     """Return tokens, positions and slots: (3, T) int64."""
-    ones = [(item, seq) for item, seq in zip(work, seqs, strict=True) if item.count == 1]
-    each = _rows_of_one(ones, block_size, num_state_blocks)
+    ones = [number for number, item in enumerate(work) if item.count == 1]
     if len(ones) == len(work):
-        return each
+        return _rows_of_one(work, seqs, block_size, num_state_blocks)
     rows, at = np.empty((3, sum(item.count for item in work)), np.int64), 0
     places = list[int]()
     for item, seq in zip(work, seqs, strict=True):
@@ -269,18 +274,19 @@ def packed_rows(
             into[0], into[1] = seq.tokens[start : start + count], span + seq.position_shift
             into[2] = seq.table[num_state_blocks + span // block_size] * block_size + span % block_size
         at += count
-    rows[:, places] = each
+    short, their_seqs = [work[number] for number in ones], [seqs[number] for number in ones]
+    rows[:, places] = _rows_of_one(short, their_seqs, block_size, num_state_blocks)
     return rows
 
 
 def _rows_of_one(
-    ones: Sequence[tuple[SeqWork, RankSeq]], block_size: int, num_state_blocks: int
+    work: Sequence[SeqWork], seqs: Sequence[RankSeq], block_size: int, num_state_blocks: int
 ) -> np.ndarray:
     """Return what `packed_rows` has of works of one token."""
-    starts = np.array([item.start for item, _ in ones], np.int64)
-    shifts = np.array([seq.position_shift for _, seq in ones], np.int64)
-    blocks = [item.block_ids[num_state_blocks + item.start // block_size] for item, _ in ones]
-    rows = np.empty((3, len(ones)), np.int64)
-    rows[0] = [seq.tokens.item(item.start) for item, seq in ones]
+    starts = np.array([item.start for item in work], np.int64)
+    shifts = np.array([seq.position_shift for seq in seqs], np.int64)
+    blocks = [item.block_ids[num_state_blocks + item.start // block_size] for item in work]
+    rows = np.empty((3, len(work)), np.int64)
+    rows[0] = [seq.tokens.item(item.start) for item, seq in zip(work, seqs, strict=True)]
     rows[1], rows[2] = starts + shifts, np.array(blocks, np.int64) * block_size + starts % block_size
     return rows

@@ -123,8 +123,7 @@ class Draws:
             drawn = verified([item for item, _ in launched.drawing], sampled)
         if self._peers is not None and launched.asked.is_bound:
             drawn = self._shared(self._peers, [item for item, _ in asked], drawn, launched.device)
-        seq_of = {item.key: seq for item, seq in asked}
-        seqs = [seq_of[one.key] for one in drawn]
+        seqs = _drawers(asked, drawn)
         for one, seq in zip(drawn, seqs, strict=True):
             seq.append(one.token)
             for further in one.more:
@@ -193,6 +192,14 @@ class Draws:
         return _heard(work, peers.total(nothing))
 
 
+def _drawers(asked: Sequence[_Drawing], drawn: Sequence[Sampled]) -> list[RankSeq]:
+    """Return the sequences that have drawn, which are in the order of `asked`."""
+    if len(drawn) == len(asked):
+        return [seq for _, seq in asked]
+    seq_of = {item.key: seq for item, seq in asked}
+    return [seq_of[one.key] for one in drawn]
+
+
 def _histories(drawing: Iterable[_Drawing], asked: RowsAsked) -> list[History]:
     """Return those of all rows; none where no draw depends on one."""
     if not asked.reads_history:
@@ -236,7 +243,7 @@ def _note_places(drawing: Iterable[_Drawing], place: int) -> None:
         if item.drafts:
             place += item.num_draws
         else:
-            seq.drawn(item.start + item.count, place)
+            seq.drawn_at, seq.place = item.start + item.count, place
             place += 1
 
 

@@ -20,7 +20,6 @@ from engine.execution.guessed_states import GuessedStates, guessed_states
 from engine.execution.kv_pool import DevicePool
 from engine.execution.picture_rows import PictureRows
 from engine.execution.prompt_outputs import read_lens, read_prompts
-from engine.execution.shaping import host_needs
 from engine.execution.step_memory import HostSteps, Pack, StepIO, Steps
 from models.causal_model import CausalModel
 
@@ -79,6 +78,7 @@ class Runner:
         self._num_state_blocks, self._on_hidden = num_state_blocks, on_hidden
         self._steps = steps or HostSteps(pool.device)
         self._seqs: dict[str, RankSeq] = {}
+        self._poller = Poller()
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
@@ -86,7 +86,7 @@ class Runner:
         launched = freeing(self._launch, plan)
         self._pool.finish()
         if not launched.over.query():
-            Poller().wait([launched.over])
+            self._poller.wait([launched.over])
         return self._finish(launched)
 
     def awaits(self, plan: StepPlan) -> dict[str, str]:
@@ -94,7 +94,9 @@ class Runner:
         found: dict[str, str] = {}
         for item in plan.work:
             seq = self._seqs.get(item.key)
-            if seq is not None and item.known_end > seq.num_tokens and (why := _why_waits(item, seq)):
+            # `SeqWork.known_end`, without a call for each of them in each step.
+            is_ahead = seq is not None and item.start + item.count - len(item.drafts) > seq.num_tokens
+            if seq is not None and is_ahead and (why := _why_waits(item, seq)):
                 found[item.key] = why
         return found
 
@@ -122,8 +124,7 @@ class Runner:
         if graphs is not None and size:
             inputs: Replay | PackedBatch = graphs.pack(size, plan.work, seqs, pack)
         else:
-            read = read_lens(plan.work, seqs) if self._on_hidden is None else None
-            inputs = PackedBatch(plan.work, seqs, self._block_size, pack, self._num_state_blocks, read)
+            inputs = self._packed(plan, seqs, pack)
         asked = self._draws.ask(plan.work, seqs, pack)
         pack.send(io.upload)
         computed = self._computed(plan.work, seqs, inputs, io, layer_done)
@@ -141,6 +142,21 @@ class Runner:
             over=io.end(),
             guessed=computed.guessed,
             failed=computed.failed,
+        )
+
+    def _packed(self, plan: StepPlan, seqs: Sequence[RankSeq], pack: Pack) -> PackedBatch:
+        only_decodes = plan.only_decodes
+        read = None
+        if not only_decodes and self._on_hidden is None:
+            read = read_lens(plan.work, seqs)
+        return PackedBatch(
+            plan.work,
+            seqs,
+            self._block_size,
+            pack,
+            self._num_state_blocks,
+            read,
+            only_decodes=only_decodes,
         )
 
     def _finish(self, launched: LaunchedStep) -> StepResult:
@@ -188,7 +204,7 @@ def _why_waits(item: SeqWork, seq: RankSeq) -> str:
     """Say why work on tokens that the host does not know all of cannot be launched; empty where it can."""
     if item.count > 1 or seq.place_of(item.start) is None:
         return "tokens that no step has drawn yet"
-    return host_needs(seq.sampling) if item.samples else ""
+    return seq.host_needs if item.samples else ""
 
 
 def begin_step(
@@ -205,9 +221,10 @@ def begin_step(
         seqs.pop(key, None)
     for new in plan.new:
         seqs[new.key] = RankSeq(new)
-    for item in plan.work:
-        if item.drafts:
-            seqs[item.key].guess(item)
+    if plan.size.num_drafts:
+        for item in plan.work:
+            if item.drafts:
+                seqs[item.key].guess(item)
     layer_done = sink.step_started(plan) if sink is not None else None
     pool.begin(plan)
     pool.copy_blocks(plan.copies)

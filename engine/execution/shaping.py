@@ -113,17 +113,6 @@ class Penalising:
         return Penalties(entries, factors)
 
 
-def host_needs(sampling: SamplingParams) -> str:
-    """Say what the host works out from the very last token before the next one can be drawn; empty where there is nothing."""
-    if sampling.grammar is not None:
-        return "grammar"
-    if sampling.thinking is not None:
-        return "thinking budget"
-    if sampling.bad_words and any(len(word) > 1 for word in sampling.bad_words):
-        return "bad words of several tokens"
-    return ""
-
-
 def _is_shaped(sampling: SamplingParams) -> bool:
     return bool(
         sampling.logit_bias or sampling.min_tokens or sampling.allowed_token_ids or sampling.bad_words

@@ -1,0 +1,14 @@
+"""What of a draw is worked out on the host from the very last token: no step is launched before that is known there."""
+
+from core.types import SamplingParams
+
+
+def host_needs(sampling: SamplingParams) -> str:
+    """Say what the host works out from the very last token before the next one can be drawn; empty where there is nothing."""
+    if sampling.grammar is not None:
+        return "grammar"
+    if sampling.thinking is not None:
+        return "thinking budget"
+    if sampling.bad_words and any(len(word) > 1 for word in sampling.bad_words):
+        return "bad words of several tokens"
+    return ""
