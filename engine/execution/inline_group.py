@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from core.adapter_config import HoldAdapters
 from core.plan import StepPlan, StepResult
@@ -9,7 +10,7 @@ from core.ports import OnReady
 from engine.execution.grammar_masks import GrammarMasks, tell_on_loop
 from engine.execution.held_adapters import HeldAdapters
 from engine.execution.out_of_memory import StepOrder
-from engine.execution.rank_thread import RankThread
+from engine.execution.rank_thread import RankThread, StepAnswer
 
 
 class InlineGroup:
@@ -24,11 +25,22 @@ class InlineGroup:
         """`grammars`: those that `step` draws with; None: it puts no draw off. `adapters`: those of its model; None: it takes
         none."""
         self._grammars, self._adapters = grammars, adapters
-        order = StepOrder()
-        self._thread = RankThread[StepPlan, StepResult](lambda plan: order.execute(plan, step))
+        self._step, self._order, self._thread = step, StepOrder(), RankThread()
+        self._is_closed = False
 
     def execute(self, plan: StepPlan) -> asyncio.Future[StepResult]:
-        return self._thread.call(plan)
+        answer = StepAnswer[StepResult]()
+        self._thread.call(partial(self._execute, plan, answer))
+        return answer.future
+
+    def _execute(self, plan: StepPlan, answer: StepAnswer[StepResult]) -> None:
+        if self._is_closed or answer.future.cancelled():
+            answer(asyncio.CancelledError())
+            return
+        try:
+            answer(self._order.execute(plan, self._step))
+        except BaseException as error:
+            answer(error)
 
     async def hold_adapters(self, asked: HoldAdapters) -> dict[str, str]:
         assert self._adapters is not None, "adapters of a model that takes none are refused before"
@@ -43,5 +55,6 @@ class InlineGroup:
         return await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:
-        """Wait for the running step and end the thread."""
+        """Wait for the running step and end the thread. Later ones are cancelled."""
+        self._is_closed = True
         await self._thread.close()

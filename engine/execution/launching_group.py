@@ -2,8 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 
 from core.adapter_config import HoldAdapters
 from core.plan import StepPlan, StepResult
@@ -12,6 +11,7 @@ from device.poller import Poller
 from engine.execution.grammar_masks import GrammarMasks, tell_on_loop
 from engine.execution.held_adapters import HeldAdapters
 from engine.execution.launched_steps import LaunchedSteps, Launcher
+from engine.execution.rank_thread import RankThread, StepAnswer
 from engine.execution.runner import LaunchedStep
 
 
@@ -29,13 +29,13 @@ class LaunchingGroup:
         """`finish` is the launcher's. `grammars`: those that it draws with; None: it puts no draw off. `adapters`: those of its
         model; None: it takes none."""
         self._grammars, self._adapters = grammars, adapters
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="baton-rank")
-        self._steps = LaunchedSteps(launcher, finish, poller, self._look)
+        self._thread = thread = RankThread()
+        self._steps = LaunchedSteps(launcher, finish, poller, lambda: thread.call(self._steps.take))
 
-    async def execute(self, plan: StepPlan) -> StepResult:
-        result: Future[StepResult] = Future()
-        self._thread.submit(self._steps.execute, plan, lambda what: _tell(result, what))
-        return await asyncio.wrap_future(result)
+    def execute(self, plan: StepPlan) -> asyncio.Future[StepResult]:
+        answer = StepAnswer[StepResult]()
+        self._thread.call(partial(self._steps.execute, plan, answer))
+        return answer.future
 
     async def hold_adapters(self, asked: HoldAdapters) -> dict[str, str]:
         assert self._adapters is not None, "adapters of a model that takes none are refused before"
@@ -51,18 +51,5 @@ class LaunchingGroup:
 
     async def close(self) -> None:
         """Wait for the steps in flight and end the thread."""
-        self._thread.submit(self._steps.close)
-        await asyncio.to_thread(self._thread.shutdown, wait=True)
-
-    def _look(self) -> None:
-        with suppress(RuntimeError):  # the thread has ended, and nobody waits for results any more
-            self._thread.submit(self._steps.take)
-
-
-def _tell(result: Future[StepResult], what: StepResult | BaseException) -> None:
-    if not result.set_running_or_notify_cancel():
-        return
-    if isinstance(what, BaseException):
-        result.set_exception(what)
-    else:
-        result.set_result(what)
+        self._thread.call(self._steps.close)
+        await self._thread.close()

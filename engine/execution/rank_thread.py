@@ -1,68 +1,63 @@
-"""The thread of a rank in this process: it makes one call after the other, and an event loop waits for each.
+"""The thread of a rank in this process: it makes one call after the other, and an event loop waits for what comes of them.
 
 An executor's future has locks of its own, and one of the loop's follows it. Here there is only the loop's."""
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-P = TypeVar("P")
+_log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 
-class RankThread(Generic[P, T]):
-    def __init__(self, do: Callable[[P], T]) -> None:
-        """`do` is called on the thread alone."""
-        self._do = do
-        self._calls = SimpleQueue[tuple[P, asyncio.Future[T]] | None]()
-        self._thread = threading.Thread(target=self._run, name="baton-rank", daemon=True)
-        self._is_closed = False
+class StepAnswer(Generic[T]):
+    """What the loop that makes it waits for. Any thread may call it, once, with the result or what failed."""
 
-    def call(self, given: P) -> asyncio.Future[T]:
-        """Have it called behind all that was asked for before. It is not, where the future is cancelled by then."""
-        if not self._thread.is_alive():
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[T] = self._loop.create_future()
+
+    def __call__(self, what: T | BaseException) -> None:
+        with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
+            self._loop.call_soon_threadsafe(self._settle, what)
+
+    def _settle(self, what: T | BaseException) -> None:
+        if self.future.cancelled():
+            return
+        if isinstance(what, asyncio.CancelledError):
+            self.future.cancel()
+        elif isinstance(what, BaseException):
+            self.future.set_exception(what)
+        else:
+            self.future.set_result(what)
+
+
+class RankThread:
+    def __init__(self) -> None:
+        self._calls = SimpleQueue[Callable[[], None] | None]()
+        self._thread = threading.Thread(target=self._run, name="baton-rank", daemon=True)
+
+    def call(self, do: Callable[[], None]) -> None:
+        """Have it called behind all that was asked for before. Any thread may ask; after `close` nothing is called any more."""
+        if self._thread.ident is None:
             self._thread.start()
-        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._calls.put((given, future))
-        return future
+        self._calls.put(do)
 
     async def close(self) -> None:
-        """Wait for the call that is being made, and end the thread. Later ones are cancelled."""
-        self._is_closed = True
+        """Make the calls that were asked for, and end the thread."""
         self._calls.put(None)
-        if self._thread.is_alive():
+        if self._thread.ident is not None:
             await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        while (asked := self._calls.get()) is not None:
-            self._answer(*asked)
-            del asked  # nothing of a call outlives it while the next one is awaited
-
-    def _answer(self, given: P, future: asyncio.Future[T]) -> None:
-        if future.cancelled():
-            return
-        settle: Callable[..., Any]
-        if self._is_closed:
-            settle, what = future.cancel, ()
-        else:
-            settle, what = self._made(given, future)
-        with suppress(RuntimeError):  # the loop has ended, and nobody waits any more
-            future.get_loop().call_soon_threadsafe(settle, *what)
-
-    def _made(self, given: P, future: asyncio.Future[T]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        try:
-            return _settle, (future, self._do(given), None)
-        except BaseException as error:
-            return _settle, (future, None, error)
-
-
-def _settle(future: "asyncio.Future[T]", result: T, error: BaseException | None) -> None:
-    if future.cancelled():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
+        while (do := self._calls.get()) is not None:
+            try:
+                do()
+            except Exception:
+                _log.exception("a call on the rank's thread has failed")
+            del do  # nothing of a call outlives it while the next one is awaited
