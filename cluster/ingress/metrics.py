@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 
 from cluster.ingress import request_context
 from cluster.ingress.timeline import Timeline, attained, first_token_s
+from cluster.ingress.token_metrics import TokenCounter, TokenHistogram
 from cluster.ingress.vllm_names import Alias, VllmNames
 from core.adapter_config import adapter_name
 from core.reports import InstanceStatus, Status
@@ -37,12 +38,11 @@ class IngressMetrics:
         self.registry = registry
         self.requests = counter("http_requests", "HTTP requests by route and status", "route", "status")
         self.refused = counter(
-            "requests_refused",
-            "HTTP requests that were refused or failed, by tenant and reason",
-            "tenant",
-            "reason",
+            "requests_refused", "HTTP requests refused or failed, by tenant and reason", "tenant", "reason"
         )
-        self.tenant_tokens = counter("tenant_tokens", "Tokens by tenant and kind", "tenant", "kind")
+        self.tenant_tokens = TokenCounter(
+            registry, "tenant_tokens", "Tokens by tenant and kind", "tenant", "kind"
+        )
         self.running = Gauge(
             "baton_requests_running", "Sequences that clients are waiting for", registry=registry
         )
@@ -54,12 +54,14 @@ class IngressMetrics:
         )
         self.failed = counter("requests_failed", "Sequences that ended in another error")
         self.prompt_tokens = counter("prompt_tokens", "Prompt tokens accepted")
-        self.output_tokens = counter("output_tokens", "Tokens delivered to clients")
+        self.output_tokens = TokenCounter(registry, "output_tokens", "Tokens delivered to clients")
         self.num_choices = histogram("request_choices", "Choices for each prompt of a request", _TOKENS[:9])
         self.ttft_s = histogram(
             "time_to_first_token_seconds", "From the request's arrival to its first token", _LATENCY_S
         )
-        self.itl_s = histogram("inter_token_latency_seconds", "Gap between two tokens of a sequence", _GAP_S)
+        self.itl_s = TokenHistogram(
+            registry, "inter_token_latency_seconds", "Gap between two tokens of a sequence", _GAP_S
+        )
         self.e2e_s = histogram(
             "request_duration_seconds", "From the request's arrival to its last token", _LATENCY_S
         )

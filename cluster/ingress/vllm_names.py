@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from prometheus_client import Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -13,7 +12,7 @@ from prometheus_client.registry import Collector
 class Alias:
     """One of our metrics under vLLM's name. `labels` maps ours to theirs."""
 
-    ours: Counter | Histogram
+    ours: Collector
     name: str
     labels: dict[str, str] | None = None
 

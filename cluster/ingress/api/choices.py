@@ -122,12 +122,10 @@ class ChoiceRunner:
                 metrics.finished.labels(finish.value).inc()
         return found
 
-    async def _all(self, choices: Sequence[ChoiceStream], at_once: int) -> AsyncGenerator[TextPiece, None]:
-        if len(choices) == 1:
-            async with aclosing(self._one(choices[0])) as pieces:
-                async for piece in pieces:
-                    yield piece
-            return
+    def _all(self, choices: Sequence[ChoiceStream], at_once: int) -> AsyncGenerator[TextPiece, None]:
+        return self._one(choices[0]) if len(choices) == 1 else self._merged(choices, at_once)
+
+    async def _merged(self, choices: Sequence[ChoiceStream], at_once: int) -> AsyncGenerator[TextPiece, None]:
         queue: asyncio.Queue[TextPiece | Exception | None] = asyncio.Queue()
         gate = asyncio.Semaphore(at_once)
         tasks = [asyncio.create_task(self._feed(choice, queue, gate)) for choice in choices]
