@@ -1,6 +1,6 @@
 """How many tokens a second one ingress can stream: from an instance's message for each step to server-sent events.
 
-    python -m benchmarks.streaming [--json FILE] [--rounds 3]
+    python -m benchmarks.streaming [--json FILE] [--rounds 10]
 
 One process is an ingress, with mail over TCP, the embedded model's tokenizer and HTTP, as under Ray. This one stands for a
 scheduler, for an instance, which sends a token of each sequence in each step, and for the clients. A step is sent when all
@@ -35,7 +35,7 @@ from net.mail import TcpMail
 PREDICTION = (
     "50 us of a processor for a token of a chat, so 20,000 tokens a second by one ingress; wanted are 17,000"
 )
-STREAMS, STEPS, WARM_STEPS = 256, 200, 20
+STREAMS, STEPS, WARM_STEPS = 256, 60, 10
 KEY = b"a benchmark's key"
 TEXT = "The quick brown fox jumps over the lazy dog, and then it sleeps in the warm sun for an hour or two. "
 CONFIG: dict[str, Any] = {"prefill_instances": 0}
@@ -222,7 +222,7 @@ async def measure(streams: int, steps: int, rounds: int) -> dict[str, dict[str, 
 
 def main() -> None:
     options = parser(__doc__)
-    options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--rounds", type=int, default=10)
     args = options.parse_args()
     streams, steps, rounds = (4, 6, 0) if args.smoke else (STREAMS, STEPS, args.rounds)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -27,7 +27,7 @@ SLOW = {
     "benchmarks.cluster_memory", "benchmarks.cold_start", "benchmarks.cpu.run", "benchmarks.cpu.servers", "benchmarks.expert_balance", "benchmarks.fidelity",
     "benchmarks.first_minutes", "benchmarks.load_balancer", "benchmarks.parallel_ranks", "benchmarks.perplexity", "benchmarks.plan_questions",
     "benchmarks.quantised_weights", "benchmarks.remote_memory", "benchmarks.served_grid", "benchmarks.serving_overhead",
-    "benchmarks.soak", "benchmarks.transport", "benchmarks.transport_overlap", "tests.chaos.matrix",
+    "benchmarks.soak", "benchmarks.streaming", "benchmarks.transport", "benchmarks.transport_overlap", "tests.chaos.matrix",
 }  # fmt: skip
 """These start processes that take long to start, or make checkpoints."""
 
