@@ -115,7 +115,7 @@ class EngineConfig(Section):
     they are installed and measured to be faster; either name forces that one for attention. CPUs have PyTorch's."""
     cuda_graphs: Literal["auto", "off"] | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
     """Numbers of tokens for which a step's launches are captured as a CUDA graph; fewer are padded to the next one.
-    `auto`: some up to 512, or `max_num_seqs`, on a GPU whose kernels can be captured; `off`: none."""
+    `auto`: some up to 2048, or `max_num_seqs`, on a GPU whose kernels can be captured; `off`: none."""
     profile: str = ""
     """File of `baton profile`, measured with this model: how long steps take until an instance has learned it from its own."""
     deterministic: bool = False

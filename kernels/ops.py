@@ -4,7 +4,7 @@ T: tokens of a step, packed. B: sequences of a step. H, Hkv: query and KV heads.
 A rank's KV of one layer is (num_blocks, 2, Hkv, block_size, D), with latent attention (num_blocks, 1, 1, block_size, R + P):
 core.kv's layout, which may have 8 bits with a scale for each vector."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Literal, Protocol
@@ -70,7 +70,7 @@ class AttentionMeta:
     both_ways: tuple[bool, ...] = ()
     """For each sequence whether its tokens see all of its context, those that follow them, too. Empty: none does."""
     is_fixed: bool = False
-    """Whether lengths and blocks are in device memory that a `FixedDecode` fills before each step. The fields above then mean
+    """Whether lengths and blocks are in device memory that a `FixedStep` fills before each step. The fields above then mean
     nothing."""
 
     @classmethod
@@ -138,28 +138,33 @@ class AttentionMeta:
         return True
 
 
-class FixedDecode(Protocol):
-    """Decode steps of one number of sequences that launch the same kernels with the same arguments, so that the launches can be
-    captured once and replayed. What differs between them is read from memory whose place does not change."""
+class FixedStep(Protocol):
+    """Steps of one number of tokens that launch the same kernels with the same arguments, so that the launches can be captured
+    once and replayed. What differs between them is read from memory whose place does not change."""
 
     @property
     def meta(self) -> AttentionMeta:
         """What a model's forward pass is captured with. Its slots are filled with the rest."""
         ...
 
-    def smaller(self, num_seqs: int) -> "FixedDecode":
-        """Return one of at most as many sequences whose block tables lie where this one's do: steps take turns."""
+    def smaller(self, num_rows: int, *, tall: bool = False) -> "FixedStep":
+        """Return one of at most as many tokens whose block tables lie where this one's do: steps take turns. `tall`: it is the
+        faster one for prompts that see many tokens, and the slower one for all else."""
         ...
 
-    def fits(self, context_lens: Iterable[int]) -> bool:
-        """Return whether there are places for a step of these contexts, which may be fewer than the sequences."""
+    def fits(self, query_lens: Sequence[int], context_lens: Sequence[int]) -> bool:
+        """Return whether there are places for a step of these sequences, which have at most as many tokens."""
         ...
 
     def inputs(
-        self, context_lens: Sequence[int], block_tables: Sequence[np.ndarray], slots: Sequence[int]
+        self,
+        query_lens: Sequence[int],
+        context_lens: Sequence[int],
+        block_tables: Sequence[np.ndarray],
+        slots: Sequence[int] | np.ndarray,
     ) -> list[np.ndarray]:
-        """Return what `fill` puts in for the next replay: one of each for each sequence. There may be fewer sequences: the rows
-        behind them stand for sequences of one token in a block that no sequence has."""
+        """Return what `fill` puts in for the next replay, of sequences whose tokens follow each other and have `slots`. The rows
+        behind them see nothing, and are written into a block that no sequence has."""
         ...
 
     def fill(self, inputs: Sequence[Tensor]) -> None:
@@ -382,9 +387,9 @@ class Ops:
     value_dim). H: value heads. x passes the convolution and silu; it is then v of each value head, and k and q of each key head.
     state = exp(decay) state; state += k (step v); out = q state + skip v. Reads and writes the sequences' states at
     meta.states."""
-    fixed_decode: Callable[[int, int, int, int, torch.device], FixedDecode] | None
-    """(sequences, most blocks of a sequence, a block behind all that sequences have, block_size, device) -> what captured decode
-    steps are over; None where some operations here cannot be captured."""
+    fixed_step: Callable[[int, int, int, int, int, torch.device], FixedStep] | None
+    """(tokens, most sequences, most blocks of a sequence, a block behind all that sequences have, block_size, device) -> what
+    captured steps are over; None where some operations here cannot be captured."""
     fuse: Callable[[Sequence[DenseLayer]], FusedLayers | None]
     """(layers) -> all of them as one operation, whose object is for one thread; None where there is none for such layers."""
     keeps: frozenset[Kind]

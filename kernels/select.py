@@ -71,8 +71,8 @@ def select_ops(
     chooser = Chooser(device, about(device), ChoiceFile(default_path()), device_timer(device))
     attention = select_attention(wanted, cases, Backend(chosen, ops.paged_attention), chooser)
     paged_attention = with_own(ops.paged_attention, attention)
-    fixed_decode = None if wanted in INSTALL else ops.fixed_decode
-    return replace(ops, paged_attention=paged_attention, fixed_decode=fixed_decode)
+    fixed_step = None if wanted in INSTALL else ops.fixed_step
+    return replace(ops, paged_attention=paged_attention, fixed_step=fixed_step)
 
 
 def with_own(own: Attend, chosen: Attend) -> Attend:

@@ -101,7 +101,7 @@ class TransformersModel:
         self.spec, self.dtype, self.layers = spec, dtype, layers
         self.is_first, self.is_last = layers.start == 0, layers.stop == spec.num_layers
         # transformers launches what it likes: nothing of it is captured.
-        self.ops = replace(ops, fixed_decode=None)
+        self.ops = replace(ops, fixed_step=None)
         self.expert_load = torch.zeros(len(layers), 0, dtype=torch.int64, device=device)
         self.experts: Mapping[int, ExpertWeights] = {}
         heads = collectives.share(spec.num_kv_heads)

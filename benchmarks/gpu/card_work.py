@@ -41,7 +41,7 @@ class Tokens:
         blocks = num_blocks_for(_CONTEXT + _NUM_STEPS, BLOCK_SIZE)
         rank = Rank.of(SHAPES[0], _BATCH * blocks * BLOCK_SIZE, device)
         capture = again if INTERPRETED else CudaCapture(device)
-        asked = GraphSizes((_BATCH,))
+        asked = GraphSizes((_BATCH,), _BATCH)
         graphs, said = make_graphs(rank.model, rank.pool, BLOCK_SIZE, _CONTEXT + _NUM_STEPS, asked, capture)
         print(said, flush=True)
         self._runner = rank.runner(_BATCH, graphs)

@@ -68,7 +68,9 @@ class Bench:
         most_blocks = num_blocks_for(rank.model.spec.max_context_tokens, BLOCK_SIZE)
         sizes, before = BATCHES if INTERPRETED else auto_sizes(max(BATCHES)), _beside_tensors()
         started = time.perf_counter()
-        self._graphs = DecodeGraphs(rank.model, rank.pool, BLOCK_SIZE, most_blocks, sizes, capture)
+        self._graphs = DecodeGraphs(
+            rank.model, rank.pool, BLOCK_SIZE, most_blocks, sizes, capture, max_seqs=max(BATCHES)
+        )
         _wait()
         return {
             "sizes": len(sizes),

@@ -16,7 +16,7 @@ from kernels.routing import Routing
 from kernels.torch.experts import route as torch_route
 from kernels.triton import rope
 from kernels.triton.attention import TritonAttention
-from kernels.triton.fixed_decode import TritonFixedDecode
+from kernels.triton.fixed_step import TritonFixedStep
 from kernels.triton.gemm import batched_linear
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.grouped import add_lora
@@ -80,13 +80,13 @@ class StepCases:
     def _uneven(self) -> list[int]:
         return [self._s.context * 4, *[max(1, self._s.context // 16)] * 7]
 
-    def _filled(self, lens: list[int]) -> tuple[TritonFixedDecode, int]:
+    def _filled(self, lens: list[int]) -> tuple[TritonFixedStep, int]:
         """Return a filled pool, and the number of blocks that it is filled with."""
         size = self._s.block_size
         counts = [-(-length // size) for length in lens]
         order = np.random.default_rng(0).permutation(sum(counts)).astype(np.int64)
-        fixed = TritonFixedDecode(len(lens), max(counts), len(order), size, self._device)
-        inputs = fixed.inputs(lens, np.split(order, np.cumsum(counts)[:-1]), [0] * len(lens))
+        fixed = TritonFixedStep(len(lens), len(lens), max(counts), len(order), size, self._device)
+        inputs = fixed.inputs([1] * len(lens), lens, np.split(order, np.cumsum(counts)[:-1]), [0] * len(lens))
         fixed.fill([torch.from_numpy(each).to(self._device) for each in inputs])
         return fixed, len(order)
 

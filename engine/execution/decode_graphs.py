@@ -1,8 +1,7 @@
 """Steps replayed from captured launches (ADR 014). A step is padded to the next captured size; its inputs lie in fixed memory.
 
-A replay's rows are tokens, each with the context that it sees: those of sequences that decode, guesses, and the tokens of pieces
-of prompts, which share their sequence's blocks (ADR 057). Each layer writes all KV of the step before it attends, so a row sees
-the rows before it.
+A replay's rows are tokens: those of sequences that decode, guesses, and those of pieces of prompts (ADR 058). Each layer writes
+all KV of the step before it attends, so a row sees the rows before it.
 
 Replays differ only in what that memory contains. The product with the head, and sampling, are launched as usual: they take only
 the rows behind which a token is drawn."""
@@ -10,7 +9,7 @@ the rows behind which a token is drawn."""
 import logging
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -25,15 +24,15 @@ from engine.execution.graph_capture import Capture, Launch
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.resident_pool import ResidentPool
 from engine.execution.step_memory import Pack, Placed, StepIO
-from kernels.ops import FixedDecode
+from kernels.ops import FixedStep
 from models.causal_model import CausalModel
 
 _log = logging.getLogger(__name__)
 
-_MOST_PAIRS = 1 << 15
-"""The most pairs of a token of a prompt with one that it sees in a step that is replayed. A launched step reads a sequence's KV
-once for many of its tokens, a replayed one for each of them: of a model of 8 billion parameters an H200 takes 1.2 ms for so many,
-and less than launches from Python take."""
+_MOST_PAIRS = 1 << 18
+"""The most pairs of a token of a prompt with one that it sees for which low tiles, of a few of its tokens, are the faster."""
+_TALL_SIZES = 64
+"""Steps with tall tiles are captured at multiples of it: they compute much, and padding is little beside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class _Captured:
     """(2, size) int64: tokens and their positions."""
     states: Tensor | None
     """(size, hidden_size): what the stage before passes on; None where the model begins with tokens."""
-    fixed: FixedDecode
+    fixed: FixedStep
     replay: Launch
 
 
@@ -58,24 +57,29 @@ class DecodeGraphs:
         max_blocks: int,
         sizes: Sequence[int],
         capture: Capture,
+        *,
+        max_seqs: int,
     ) -> None:
-        """Capture all `sizes`, the largest first, so that its scratch memory and tables have room for the others'. The longest
-        context has `max_blocks` blocks."""
+        """Capture all `sizes`, the largest first, so that its scratch memory and tables have room for the others'. A step has at
+        most `max_seqs` sequences, and the longest context `max_blocks` blocks."""
         self._model, self._pool, self._block_size = model, pool, block_size
-        self._captured: dict[int, _Captured] = {}
-        started = time.perf_counter()
         self._sizes = sorted(set(sizes))
-        assert model.ops.fixed_decode is not None
-        largest = model.ops.fixed_decode(
-            self._sizes[-1], max_blocks, pool.empty_block, block_size, pool.device
+        self._tall_sizes = [size for size in self._sizes if not size % _TALL_SIZES or size == self._sizes[-1]]
+        self._low: dict[int, _Captured] = {}
+        self._tall: dict[int, _Captured] = {}
+        """For steps whose prompts see many tokens."""
+        started = time.perf_counter()
+        assert model.ops.fixed_step is not None
+        largest = model.ops.fixed_step(
+            self._sizes[-1], max_seqs, max_blocks, pool.empty_block, block_size, pool.device
         )
+        for size in reversed(self._tall_sizes):
+            self._tall[size] = self._make(size, largest.smaller(size, tall=True), capture)
         for size in reversed(self._sizes):
-            fixed = largest if size == self._sizes[-1] else largest.smaller(size)
-            self._captured[size] = self._make(size, fixed, capture)
-            _log.info("steps of %d tokens are captured", size)
+            self._low[size] = self._make(size, largest.smaller(size), capture)
         _log.info("%d sizes of steps captured in %.1f s", len(self._sizes), time.perf_counter() - started)
 
-    def _make(self, size: int, fixed: FixedDecode, capture: Capture) -> _Captured:
+    def _make(self, size: int, fixed: FixedStep, capture: Capture) -> _Captured:
         model, pool, device = self._model, self._pool, self._pool.device
         rows = torch.zeros((2, size), dtype=torch.int64, device=device)
         states = None
@@ -83,32 +87,34 @@ class DecodeGraphs:
             states = torch.zeros((size, model.spec.hidden_size), dtype=model.dtype, device=device)
         x = rows[0] if states is None else states
         replay = capture(lambda: model.forward(x, rows[1], pool.layers, fixed.meta))
+        _log.info("steps of %d tokens are captured", size)
         return _Captured(rows, states, fixed, replay)
 
     def padded(self, *groups: Sequence[SeqWork]) -> int:
         """Return the number of rows that each group's replay of the step has; 0 where the step is launched.
 
         Groups of ranks meet in a replay with equally many rows, so all replay a step or none: where nobody waits for its layers,
-        no sequence has an adapter or a picture to compute, no group has more tokens than were captured, pieces of prompts see
-        little, and all contexts have places. Some groups may have no work."""
+        no sequence has an adapter or a picture to compute, no group has more tokens than were captured, and all have places. Some
+        groups may have no work."""
         most = max(sum(item.count for item in work) for work in groups)
         if not 0 < most <= self._sizes[-1] or not all(map(_is_plain, chain(*groups))):
             return 0
-        size = self._sizes[bisect_left(self._sizes, most)]
-        fits = self._captured[size].fixed.fits
-        return (
-            size if all(_num_pairs(work) <= _MOST_PAIRS and fits(_contexts(work)) for work in groups) else 0
-        )
+        sizes = self._tall_sizes if any(map(_is_tall, groups)) else self._sizes
+        size = sizes[bisect_left(sizes, most)]
+        fit = (self._captured(size, work).fixed.fits(_counts(work), _contexts(work)) for work in groups)
+        return size if all(fit) else 0
+
+    def _captured(self, size: int, work: Sequence[SeqWork]) -> _Captured:
+        return (self._tall if _is_tall(work) else self._low)[size]
 
     def pack(self, size: int, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> "Replay":
         """Add to `pack` the inputs of one group's work, `padded` to `size`."""
-        captured = self._captured[size]
+        captured = self._captured(size, work)
         tables = [seq.block_table(item.block_ids) for item, seq in zip(work, seqs, strict=True)]
         tokens, positions, slots = packed_rows(work, seqs, self._block_size)
         num_rows = len(tokens)
         rows = np.zeros(captured.rows.shape, np.int64)
         rows[0, :num_rows], rows[1, :num_rows] = tokens, positions
-        each = [table for table, item in zip(tables, work, strict=True) for _ in range(item.count)]
         drawing = drawing_rows(work)
         return Replay(
             captured=captured,
@@ -116,7 +122,9 @@ class DecodeGraphs:
             num_rows=num_rows,
             rows=pack.add(rows),
             drawn=OnDevice.of(work, seqs, pack),
-            fixed=[pack.add(one) for one in captured.fixed.inputs([*_contexts(work)], each, slots)],
+            fixed=[
+                pack.add(one) for one in captured.fixed.inputs(_counts(work), _contexts(work), tables, slots)
+            ],
             sample_rows=pack.add(np.array(drawing, np.int64)) if len(drawing) < num_rows else None,
         )
 
@@ -125,13 +133,16 @@ def _is_plain(item: SeqWork) -> bool:
     return item.push is None and not (item.adapter or item.has_picture or item.both_ways)
 
 
-def _num_pairs(work: Sequence[SeqWork]) -> float:
-    return sum(chunk_pairs(item.start, item.count) for item in work if item.count > 1)
+def _is_tall(work: Sequence[SeqWork]) -> bool:
+    return sum(chunk_pairs(item.start, item.count) for item in work if item.count > 1) > _MOST_PAIRS
 
 
-def _contexts(work: Sequence[SeqWork]) -> Iterator[int]:
-    """Yield how many tokens each row sees, itself included."""
-    return (end for item in work for end in range(item.start + 1, item.start + item.count + 1))
+def _counts(work: Sequence[SeqWork]) -> list[int]:
+    return [item.count for item in work]
+
+
+def _contexts(work: Sequence[SeqWork]) -> list[int]:
+    return [item.start + item.count for item in work]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,9 @@ def make_graphs(
     most_blocks, graphs = num_blocks_for(max_context_tokens, block_size), None
     why = "capturing them has failed on another rank"
     try:
-        graphs = DecodeGraphs(model, pool, block_size, most_blocks, asked.sizes, capture)
+        graphs = DecodeGraphs(
+            model, pool, block_size, most_blocks, asked.sizes, capture, max_seqs=asked.max_seqs
+        )
     except RuntimeError as error:
         if asked.are_named:
             raise
@@ -67,7 +69,7 @@ def why_no_graphs(model: CausalModel, capture: Capture | None) -> str:
         return "attention within chunks cuts sequences by their lengths, which a captured step does not know"
     if isinstance(model, Model) and model.taps:
         return "an EAGLE-3 head reads states within the model, which a captured step does not give"
-    if model.ops.fixed_decode is None:
+    if model.ops.fixed_step is None:
         return "only Triton's kernels can be captured (engine.kernels auto or triton)"
     return ""
 

@@ -189,7 +189,7 @@ def reference_ops() -> Ops:
         latent_attention=latent_attention,
         gated_delta=gated_delta,
         state_space=state_space,
-        fixed_decode=None,
+        fixed_step=None,
         fuse=no_fusing,
         keeps=frozenset(),
     )

@@ -12,14 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops import AttentionMeta, KVLayer
-from kernels.triton.attention_config import AttentionShape, ContextPart, plan
+from kernels.triton.attention_config import AttentionShape, LaunchPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.eight_bits import STORED_DTYPES, WEIGHTS_FACTOR, halves, in_range
 from kernels.triton.hopper_attention import hopper_attention_kernel, is_for_hopper
 from kernels.triton.launching import await_inputs, launchable
 from kernels.triton.platform import dot_dtype, next_power_of_2, parts_of
 from kernels.triton.softmax import online_softmax, soft_capped, with_sink
-from kernels.triton.tiles import rows_of, work_of
+from kernels.triton.tiles import item_of, rows_of
 
 _LOG2E = 1.4426950408889634
 
@@ -107,31 +107,26 @@ def _attend_span(
     return acc, acc_odd, largest, total
 
 
-@launchable(overlaps=True, do_not_specialize=["split_tokens", "table_stride"])
+@launchable(overlaps=True, do_not_specialize=["table_stride"])
 def _attention_kernel(
-    q, kv, kv_scales, sinks, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways,
-    table, items, scale_log2, soft_cap, split_tokens, table_stride, q_token_stride,
+    q, kv, kv_scales, sinks, out, partial, partial_stats, items, table, scale_log2, soft_cap, table_stride, q_token_stride,
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
-    STORED: tl.constexpr, SINKS: tl.constexpr, SPLIT: tl.constexpr, FIXED: tl.constexpr, ABSOLUTE: tl.constexpr,
-    DOT: tl.constexpr,
+    STORED: tl.constexpr, SINKS: tl.constexpr, ABSOLUTE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Programs: see tiles.work_of. SPLIT: unnormalised results go to `partial`, to be reduced. STORED: the type of 8 bits of the
-    numbers in `kv`, whose elements are pairs of them; a vector is D pairs, and its even and odd columns are apart here. None: a
-    vector is D numbers."""
+    """Programs: see tiles.item_of. Unnormalised results of parts go to `partial`, to be reduced. STORED: the type of 8 bits of
+    the numbers in `kv`, whose elements are pairs of them; a vector is D pairs, and its even and odd columns are apart here. None:
+    a vector is D numbers. ABSOLUTE: one piece of code attends to all tokens, so that bits do not depend on who sees what."""
     await_inputs()
-    head_block, result, seq, first, first_row, query_len, context_len, begin, edge, end = work_of(
-        tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways, items, split_tokens,
-        HEADS, BLOCK_M, BLOCK_N, WINDOW, SPLIT, FIXED, ABSOLUTE,
-    )  # fmt: skip
-    if FIXED:
-        if seq < 0:
-            return
-    token, head, exists = rows_of(first, query_len, head_block, GROUP, HEADS, tl.arange(0, BLOCK_M), BLOCK_M)
-    position = context_len - query_len + token
-    last = position
-    if both_ways is not None:
-        last = tl.where(tl.load(both_ways + seq) != 0, context_len - 1, position)
+    ONE_SPAN: tl.constexpr = WINDOW > 0 or ABSOLUTE
+    head_block, seq, begin, edge, end, first_row, count, first, place, result, both_ways = item_of(
+        items, BLOCK_N, ONE_SPAN
+    )
+    if seq < 0:
+        return
+    token, head, exists = rows_of(count, head_block, GROUP, HEADS, tl.arange(0, BLOCK_M), BLOCK_M)
+    position = first + token
+    last = tl.where(both_ways != 0, end - 1, position)
 
     PAIRED: tl.constexpr = STORED is not None
     EACH: tl.constexpr = 2 if PAIRED else 1
@@ -152,7 +147,7 @@ def _attention_kernel(
         odd_queries, size = queries, total
     kv_head = head_block // ((GROUP + HEADS - 1) // HEADS)
     blocks = table + seq.to(tl.int64) * table_stride
-    if WINDOW == 0 and not ABSOLUTE:
+    if not ONE_SPAN:
         # All rows see what is not behind the first one's position. Compiled apart, the same arithmetic may round otherwise.
         acc, acc_odd, largest, total = _attend_span(
             acc, acc_odd, largest, total, queries, odd_queries, size, kv, kv_scales, blocks, begin, edge, position, last,
@@ -162,24 +157,24 @@ def _attention_kernel(
         acc, acc_odd, largest, total, queries, odd_queries, size, kv, kv_scales, blocks, edge, end, position, last, kv_head,
         scale_log2, soft_cap, KV_HEADS, D, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, STORED, True, DOT,
     )  # fmt: skip
-    unit = 1.0 / WEIGHTS_FACTOR if PAIRED else 1.0
-    if SPLIT:
-        at = result * BLOCK_M + tl.arange(0, BLOCK_M)
-        target = partial + at[:, None] * (D * EACH) + column[None, :] * EACH
-        tl.store(target, acc * unit, mask)
-        if PAIRED:
-            tl.store(target + 1, acc_odd * unit, mask)
-        tl.store(partial_stats + at * 2, largest, exists)
-        tl.store(partial_stats + at * 2 + 1, total, exists)
-    else:
-        factor, total = with_sink(largest, total, sinks, head, exists, SINKS)
-        unit = (factor * unit / total)[:, None]
+    unit: tl.constexpr = 1.0 / WEIGHTS_FACTOR if PAIRED else 1.0
+    if place < 0:
+        factor, sum_of_all = with_sink(largest, total, sinks, head, exists, SINKS)
+        each = (factor * unit / sum_of_all)[:, None]
         target = (
             out + (row[:, None] * (KV_HEADS * GROUP) + head[:, None]) * (D * EACH) + column[None, :] * EACH
         )
-        tl.store(target, (acc * unit).to(out.dtype.element_ty), mask)
+        tl.store(target, (acc * each).to(out.dtype.element_ty), mask)
         if PAIRED:
-            tl.store(target + 1, (acc_odd * unit).to(out.dtype.element_ty), mask)
+            tl.store(target + 1, (acc_odd * each).to(out.dtype.element_ty), mask)
+    else:
+        at = result * BLOCK_M + tl.arange(0, BLOCK_M)
+        part = partial + at[:, None] * (D * EACH) + column[None, :] * EACH
+        tl.store(part, acc * unit, mask)
+        if PAIRED:
+            tl.store(part + 1, acc_odd * unit, mask)
+        tl.store(partial_stats + at * 2, largest, exists)
+        tl.store(partial_stats + at * 2 + 1, total, exists)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,52 +206,33 @@ class TritonAttention:
 
 
 def _attend(
-    part: ContextPart, shape: AttentionShape, q: Tensor, kv_layer: Tensor, kv_scales: Tensor | None, out: Tensor,
+    part: LaunchPart, shape: AttentionShape, q: Tensor, kv_layer: Tensor, kv_scales: Tensor | None, out: Tensor,
     scale: float, window: int, soft_cap: float, sinks: Tensor | None,
 ) -> None:  # fmt: skip
-    tiles, config, items = part.tiles, part.config, part.items
-    head_blocks, stored, dot = config.num_head_blocks(shape), None, q.dtype
+    config, items = part.config, part.items
+    stored, dot = None, q.dtype
     if kv_scales is not None:
         stored, kv_layer = STORED_DTYPES[kv_layer.dtype], kv_layer.view(torch.int16)
         dot = torch.float32 if q.dtype == torch.float32 else torch.float16
-    size = kv_layer.shape[-1]
-    partials = None
-    if part.in_parts:
-        partials = Partials.empty(part.num_items, head_blocks, config.block_m, shape.head_dim, q.device)
-    lens = (
-        tiles.tile_seqs,
-        tiles.tile_tokens,
-        tiles.starts,
-        tiles.query_lens,
-        tiles.context_lens,
-        tiles.both_ways,
-    )
-    results = (sinks, out, partials and partials.values, partials and partials.stats)
+    size, head_blocks = kv_layer.shape[-1], config.num_head_blocks(shape)
+    partials = Partials.empty(items.num_places, head_blocks, config.block_m, shape.head_dim, q.device)
+    grid, results = (head_blocks, len(items.items)), (sinks, out, partials.values, partials.stats)
     sizes = {
         "KV_HEADS": shape.num_kv_heads, "GROUP": shape.group, "HEADS": config.heads, "D": size,
         "BLOCK_SIZE": shape.block_size, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "SINKS": sinks is not None,
-        "SPLIT": part.in_parts, "num_warps": config.num_warps,
+        "num_warps": config.num_warps,
     }  # fmt: skip
     if is_for_hopper(shape, config, window, soft_cap, q.device):
-        hopper_attention_kernel[part.grid(head_blocks)](
-            q, kv_layer, *results, *lens, tiles.table, scale * _LOG2E, part.split_tokens, tiles.table.stride(0), q.stride(0),
+        hopper_attention_kernel[grid](
+            q, kv_layer, *results, items.items, items.table, scale * _LOG2E, items.table.stride(0), q.stride(0),
             **sizes, NUM_WARPS=config.num_warps,
         )  # fmt: skip
     else:
-        _attention_kernel[part.grid(head_blocks)](
-            q, kv_layer, kv_scales, *results, *lens, tiles.table, items and items.splits, scale * _LOG2E, soft_cap,
-            part.split_tokens, tiles.table.stride(0), q.stride(0), **sizes,
-            BLOCK_D=max(16, next_power_of_2(size)), WINDOW=window, CAPPED=soft_cap > 0, STORED=stored,
-            FIXED=items is not None, ABSOLUTE=shape.split_tokens > 0, DOT=dot_dtype(dot), num_stages=config.num_stages,
+        _attention_kernel[grid](
+            q, kv_layer, kv_scales, *results, items.items, items.table, scale * _LOG2E, soft_cap, items.table.stride(0),
+            q.stride(0), **sizes, BLOCK_D=max(16, next_power_of_2(size)), WINDOW=window, CAPPED=soft_cap > 0, STORED=stored,
+            ABSOLUTE=shape.split_tokens > 0, DOT=dot_dtype(dot), num_stages=config.num_stages,
         )  # fmt: skip
-    if partials is not None:
-        reduce_splits(
-            partials,
-            tiles,
-            items,
-            sinks,
-            out,
-            shape.num_kv_heads,
-            config.heads,
-            invariant=shape.split_tokens > 0,
-        )
+    reduce_splits(
+        partials, items, sinks, out, shape.num_kv_heads, config.heads, invariant=shape.split_tokens > 0
+    )

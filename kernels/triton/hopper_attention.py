@@ -19,7 +19,7 @@ from kernels.triton.attention_config import AttentionConfig, AttentionShape
 from kernels.triton.launching import Kernel
 from kernels.triton.platform import INTERPRETED, capability
 from kernels.triton.softmax import with_sink
-from kernels.triton.tiles import rows_of, work_of
+from kernels.triton.tiles import item_of, rows_of
 
 
 @gluon.jit
@@ -110,16 +110,16 @@ def _step(
 
 
 def _attention_kernel(
-    q, kv, sinks, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways,
-    table, scale_log2, split_tokens, table_stride, q_token_stride,
+    q, kv, sinks, out, partial, partial_stats, items, table, scale_log2, table_stride, q_token_stride,
     KV_HEADS: gl.constexpr, GROUP: gl.constexpr, HEADS: gl.constexpr, D: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SINKS: gl.constexpr, SPLIT: gl.constexpr, NUM_WARPS: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SINKS: gl.constexpr, NUM_WARPS: gl.constexpr,
 ):  # fmt: skip
     """See attention._attention_kernel."""
-    head_block, result, seq, first, first_row, query_len, context_len, begin, edge, end = work_of(
-        tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways, None, split_tokens,
-        HEADS, BLOCK_M, BLOCK_N, 0, SPLIT, False, False,
-    )  # fmt: skip
+    head_block, seq, begin, edge, end, first_row, count, first, place, result, both_ways = item_of(
+        items, BLOCK_N, False
+    )
+    if seq < 0:
+        return
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], [16, BLOCK_N, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [NUM_WARPS, 1], [16, D, 16])
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [NUM_WARPS, 1], [1, 0])
@@ -134,7 +134,7 @@ def _attention_kernel(
     keys = gl.allocate_shared_memory(DTYPE, [2, BLOCK_N, D], SHARED)
     values = gl.allocate_shared_memory(DTYPE, [2, BLOCK_N, D], SHARED)
     row = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, COPY))
-    token, head, exists = rows_of(first, query_len, head_block, GROUP, HEADS, row, BLOCK_M)
+    token, head, exists = rows_of(count, head_block, GROUP, HEADS, row, BLOCK_M)
     source = q + (first_row + token).to(gl.int64) * q_token_stride + head * D
     column = gl.arange(0, D, layout=gl.SliceLayout(0, COPY))
     async_copy.async_copy_global_to_shared(q_shared, source[:, None] + column[None, :], exists[:, None])
@@ -150,10 +150,8 @@ def _attention_kernel(
     block, next_block = next_block, blocks_of(blocks, begin + 2 * BLOCK_N, end, BLOCK_N, BLOCK_SIZE, COPY)
 
     row = gl.arange(0, BLOCK_M, layout=SCORE_ROW)
-    token, head, exists = rows_of(first, query_len, head_block, GROUP, HEADS, row, BLOCK_M)
-    last = context_len - query_len + token
-    if both_ways is not None:
-        last = gl.where(gl.load(both_ways + seq) != 0, context_len - 1, last)
+    token, head, exists = rows_of(count, head_block, GROUP, HEADS, row, BLOCK_M)
+    last = gl.where(both_ways != 0, end - 1, first + token)
     largest = gl.full([BLOCK_M], float("-inf"), gl.float32, SCORE_ROW)
     total = gl.full([BLOCK_M], 0.0, gl.float32, SCORE_ROW)
     nothing = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, SCORES)
@@ -186,23 +184,21 @@ def _attention_kernel(
     acc = warpgroup_mma_wait(0, [sums])
 
     sum_row = gl.arange(0, BLOCK_M, layout=SUM_ROW)
-    sum_token, sum_head, sum_exists = rows_of(first, query_len, head_block, GROUP, HEADS, sum_row, BLOCK_M)
+    sum_token, sum_head, sum_exists = rows_of(count, head_block, GROUP, HEADS, sum_row, BLOCK_M)
     column = gl.arange(0, D, layout=gl.SliceLayout(0, SUMS))
-    if SPLIT:
-        at = result * BLOCK_M
-        gl.store(partial + (at + sum_row)[:, None] * D + column[None, :], acc, sum_exists[:, None])
-        gl.store(partial_stats + (at + row) * 2, largest, exists)
-        gl.store(partial_stats + (at + row) * 2 + 1, total, exists)
-    else:
+    if place < 0:
         factor, sum_of_all = with_sink(largest, total, sinks, head, exists, SINKS)
         whole = acc * gl.convert_layout(factor / sum_of_all, SUM_ROW)[:, None]
         target = out + ((first_row + sum_token).to(gl.int64) * (KV_HEADS * GROUP) + sum_head)[:, None] * D
         gl.store(target + column[None, :], whole.to(out.dtype.element_ty), sum_exists[:, None])
+    else:
+        at = result * BLOCK_M
+        gl.store(partial + (at + sum_row)[:, None] * D + column[None, :], acc, sum_exists[:, None])
+        gl.store(partial_stats + (at + row) * 2, largest, exists)
+        gl.store(partial_stats + (at + row) * 2 + 1, total, exists)
 
 
-hopper_attention_kernel = Kernel(
-    gluon.jit(_attention_kernel, do_not_specialize=["split_tokens", "table_stride"])
-)
+hopper_attention_kernel = Kernel(gluon.jit(_attention_kernel, do_not_specialize=["table_stride"]))
 
 
 def is_for_hopper(

@@ -20,7 +20,7 @@ from kernels.triton.hopper_attention import blocks_of
 from kernels.triton.launching import Kernel
 from kernels.triton.platform import INTERPRETED, capability
 from kernels.triton.softmax import with_sink
-from kernels.triton.tiles import rows_of, work_of
+from kernels.triton.tiles import item_of, rows_of
 
 
 @gluon.jit
@@ -40,19 +40,14 @@ def _copy(
 
 
 def _latent_kernel(
-    q, kv, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, table,
-    items, scale_log2, split_tokens, table_stride,
+    q, kv, out, partial, partial_stats, items, table, scale_log2, table_stride,
     GROUP: gl.constexpr, HEADS: gl.constexpr, RANK: gl.constexpr, ROTATED: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, SPLIT: gl.constexpr, FIXED: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
     """See attention._attention_kernel."""
-    head_block, result, seq, first, first_row, query_len, context_len, begin, _, end = work_of(
-        tile_seqs, tile_tokens, starts, query_lens, context_lens, None, items, split_tokens,
-        HEADS, BLOCK_M, BLOCK_N, 0, SPLIT, FIXED, True,
-    )  # fmt: skip
-    if FIXED:
-        if seq < 0:
-            return
+    head_block, seq, begin, _, end, first_row, count, first, place, result, _ = item_of(items, BLOCK_N, True)
+    if seq < 0:
+        return
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, BLOCK_N // 2, 16])
     SUMS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, RANK // 2, 16])
     COPY: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
@@ -68,7 +63,7 @@ def _latent_kernel(
     weights_shared = gl.allocate_shared_memory(DTYPE, [BLOCK_M, BLOCK_N], SHARED)
 
     row = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(1, COPY))
-    token, head, exists = rows_of(first, query_len, head_block, GROUP, HEADS, row, BLOCK_M)
+    token, head, exists = rows_of(count, head_block, GROUP, HEADS, row, BLOCK_M)
     source = q + ((first_row + token).to(gl.int64) * GROUP + head) * (RANK + ROTATED)
     column = gl.arange(0, RANK, layout=gl.SliceLayout(0, COPY))
     further = RANK + gl.arange(0, ROTATED, layout=gl.SliceLayout(0, COPY))
@@ -80,13 +75,13 @@ def _latent_kernel(
     block = blocks_of(blocks, begin + BLOCK_N, end, BLOCK_N, BLOCK_SIZE, COPY)
 
     row = gl.arange(0, BLOCK_M, layout=SCORE_ROW)
-    token, head, exists = rows_of(first, query_len, head_block, GROUP, HEADS, row, BLOCK_M)
-    last = gl.minimum(context_len - query_len + token, end - 1)
+    token, head, exists = rows_of(count, head_block, GROUP, HEADS, row, BLOCK_M)
+    last = gl.minimum(first + token, end - 1)
     largest = gl.full([BLOCK_M], float("-inf"), gl.float32, SCORE_ROW)
     totals = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, SCORES)
     nothing = gl.full([BLOCK_M, BLOCK_N], 0.0, gl.float32, SCORES)
     acc = gl.full([BLOCK_M, RANK], 0.0, gl.float32, SUMS)
-    seen_by_all = min(context_len - query_len + first + 1, end)
+    seen_by_all = min(first + 1, end)
     for start in range(begin, end, BLOCK_N):
         tile = (start - begin) // BLOCK_N
         async_copy.wait_group(0)
@@ -121,21 +116,21 @@ def _latent_kernel(
     total = gl.sum(totals, 1)
 
     sum_row = gl.arange(0, BLOCK_M, layout=SUM_ROW)
-    sum_token, sum_head, sum_exists = rows_of(first, query_len, head_block, GROUP, HEADS, sum_row, BLOCK_M)
+    sum_token, sum_head, sum_exists = rows_of(count, head_block, GROUP, HEADS, sum_row, BLOCK_M)
     column = gl.arange(0, RANK, layout=gl.SliceLayout(0, SUMS))
-    if SPLIT:
-        at = result * BLOCK_M
-        gl.store(partial + (at + sum_row)[:, None] * RANK + column[None, :], acc, sum_exists[:, None])
-        gl.store(partial_stats + (at + row) * 2, largest, exists)
-        gl.store(partial_stats + (at + row) * 2 + 1, total, exists)
-    else:
+    if place < 0:
         factor, sum_of_all = with_sink(largest, total, out, head, exists, False)
         whole = acc * gl.convert_layout(factor / sum_of_all, SUM_ROW)[:, None]
         target = out + ((first_row + sum_token).to(gl.int64) * GROUP + sum_head)[:, None] * RANK
         gl.store(target + column[None, :], whole.to(out.dtype.element_ty), sum_exists[:, None])
+    else:
+        at = result * BLOCK_M
+        gl.store(partial + (at + sum_row)[:, None] * RANK + column[None, :], acc, sum_exists[:, None])
+        gl.store(partial_stats + (at + row) * 2, largest, exists)
+        gl.store(partial_stats + (at + row) * 2 + 1, total, exists)
 
 
-hopper_latent_kernel = Kernel(gluon.jit(_latent_kernel, do_not_specialize=["split_tokens", "table_stride"]))
+hopper_latent_kernel = Kernel(gluon.jit(_latent_kernel, do_not_specialize=["table_stride"]))
 
 
 def is_for_hopper(shape: AttentionShape, rank: int, config: AttentionConfig, device: torch.device) -> bool:

@@ -8,36 +8,30 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.ops import AttentionMeta
-from kernels.triton.attention_config import AttentionShape, ContextPart, plan
+from kernels.triton.attention_config import AttentionShape, LaunchPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.gemm import batched_linear
 from kernels.triton.hopper_latent import hopper_latent_kernel, is_for_hopper
 from kernels.triton.launching import launchable
 from kernels.triton.platform import dot_dtype, next_power_of_2
 from kernels.triton.softmax import online_softmax, with_sink
-from kernels.triton.tiles import rows_of, work_of
+from kernels.triton.tiles import item_of, rows_of
 
 _LOG2E = 1.4426950408889634
 
 
-@launchable(do_not_specialize=["split_tokens", "table_stride"])
+@launchable(do_not_specialize=["table_stride"])
 def _latent_kernel(
-    q, kv, out, partial, partial_stats, tile_seqs, tile_tokens, starts, query_lens, context_lens, table,
-    items, scale_log2, split_tokens, table_stride,
+    q, kv, out, partial, partial_stats, items, table, scale_log2, table_stride,
     GROUP: tl.constexpr, HEADS: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    SPLIT: tl.constexpr, FIXED: tl.constexpr, DOT: tl.constexpr,
+    BLOCK_P: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """See attention._attention_kernel."""
-    head_block, result, seq, first, first_row, query_len, context_len, begin, _, end = work_of(
-        tile_seqs, tile_tokens, starts, query_lens, context_lens, None, items, split_tokens,
-        HEADS, BLOCK_M, BLOCK_N, 0, SPLIT, FIXED, True,
-    )  # fmt: skip
-    if FIXED:
-        if seq < 0:
-            return
-    token, head, exists = rows_of(first, query_len, head_block, GROUP, HEADS, tl.arange(0, BLOCK_M), BLOCK_M)
-    position = context_len - query_len + token
+    head_block, seq, begin, _, end, first_row, count, first, place, result, _ = item_of(items, BLOCK_N, True)
+    if seq < 0:
+        return
+    token, head, exists = rows_of(count, head_block, GROUP, HEADS, tl.arange(0, BLOCK_M), BLOCK_M)
+    position = first + token
 
     size: tl.constexpr = RANK + ROTATED
     column, rotated = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_P)
@@ -65,15 +59,15 @@ def _latent_kernel(
         scores = tl.where(at[None, :] <= last[:, None], scores, float("-inf"))
         weights, factor, largest, total = online_softmax(scores, scale_log2, largest, total)
         acc = tl.dot(weights.to(DOT), latent, acc * factor[:, None], input_precision="ieee")
-    if SPLIT:
+    if place < 0:
+        factor, sum_of_all = with_sink(largest, total, out, head, exists, False)
+        whole = acc * (factor / sum_of_all)[:, None]
+        tl.store(out + row[:, None] * RANK + column[None, :], whole.to(out.dtype.element_ty), mask)
+    else:
         part = result * BLOCK_M + tl.arange(0, BLOCK_M)
         tl.store(partial + part[:, None] * RANK + column[None, :], acc, mask)
         tl.store(partial_stats + part * 2, largest, exists)
         tl.store(partial_stats + part * 2 + 1, total, exists)
-    else:
-        factor, total = with_sink(largest, total, out, head, exists, False)
-        acc = acc * (factor / total)[:, None]
-        tl.store(out + row[:, None] * RANK + column[None, :], acc.to(out.dtype.element_ty), mask)
 
 
 def absorbed_attention(
@@ -99,32 +93,27 @@ def absorbed_attention(
 
 
 def _attend(
-    part: ContextPart, shape: AttentionShape, q: Tensor, kv_layer: Tensor, out: Tensor, scale: float
+    part: LaunchPart, shape: AttentionShape, q: Tensor, kv_layer: Tensor, out: Tensor, scale: float
 ) -> None:
-    tiles, config, items, rank = part.tiles, part.config, part.items, out.shape[2]
+    config, items, rank = part.config, part.items, out.shape[2]
     head_blocks = config.num_head_blocks(shape)
-    partials = None
-    if part.in_parts:
-        partials = Partials.empty(part.num_items, head_blocks, config.block_m, rank, q.device)
+    partials = Partials.empty(items.num_places, head_blocks, config.block_m, rank, q.device)
     arguments = (
-        q, kv_layer, out, partials and partials.values, partials and partials.stats, tiles.tile_seqs, tiles.tile_tokens,
-        tiles.starts, tiles.query_lens, tiles.context_lens, tiles.table,
-        items and items.splits, scale * _LOG2E, part.split_tokens, tiles.table.stride(0),
+        q, kv_layer, out, partials.values, partials.stats, items.items, items.table, scale * _LOG2E, items.table.stride(0)
     )  # fmt: skip
     sizes = {
         "GROUP": shape.num_heads, "HEADS": config.heads, "RANK": rank, "ROTATED": shape.head_dim - rank,
-        "BLOCK_SIZE": shape.block_size, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "SPLIT": part.in_parts,
-        "FIXED": items is not None, "num_warps": config.num_warps,
+        "BLOCK_SIZE": shape.block_size, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "num_warps": config.num_warps,
     }  # fmt: skip
+    grid = (head_blocks, len(items.items))
     if is_for_hopper(shape, rank, config, q.device):
-        hopper_latent_kernel[part.grid(head_blocks)](*arguments, **sizes)
+        hopper_latent_kernel[grid](*arguments, **sizes)
     else:
-        _latent_kernel[part.grid(head_blocks)](
+        _latent_kernel[grid](
             *arguments, **sizes, BLOCK_R=max(16, next_power_of_2(rank)),
             BLOCK_P=max(16, next_power_of_2(shape.head_dim - rank)), DOT=dot_dtype(q.dtype), num_stages=config.num_stages,
         )  # fmt: skip
-    if partials is not None:
-        reduce_splits(partials, tiles, items, None, out, 1, config.heads, invariant=shape.split_tokens > 0)
+    reduce_splits(partials, items, None, out, 1, config.heads, invariant=shape.split_tokens > 0)
 
 
 def latent_attention(

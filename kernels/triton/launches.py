@@ -13,7 +13,7 @@ from kernels.rounding import Rounding
 from kernels.routing import Routing
 from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.attention import TritonAttention
-from kernels.triton.fixed_decode import TritonFixedDecode
+from kernels.triton.fixed_step import TritonFixedStep
 from kernels.triton.gemm_few import linear_few
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
@@ -117,18 +117,24 @@ def _latent_attention(lens: list[tuple[int, int]]) -> None:
 
 
 def _fixed(
-    batch: int, head_dim: int = HEAD_DIM, window: int = 0, kv_dtype: torch.dtype = torch.bfloat16,
+    rows: int, head_dim: int = HEAD_DIM, window: int = 0, kv_dtype: torch.dtype = torch.bfloat16,
     split_tokens: int = 0,
 ) -> None:  # fmt: skip
-    meta = TritonFixedDecode(batch, 512, NUM_BLOCKS, BLOCK_SIZE, torch.device("meta"), split_tokens).meta
-    q, attend = tensor(batch, HEADS, head_dim), TritonAttention(split_tokens)
-    attend(q, _pool(kv_dtype, head_dim), meta, 0.1, window, 0.0, None)
+    q, attend = tensor(rows, HEADS, head_dim), TritonAttention(split_tokens)
+    for meta in _fixed_steps(rows, split_tokens):
+        attend(q, _pool(kv_dtype, head_dim), meta, 0.1, window, 0.0, None)
 
 
-def _fixed_latents(batch: int) -> None:
-    meta = TritonFixedDecode(batch, 512, 0, BLOCK_SIZE, torch.device("meta")).meta
-    q = tensor(batch, 128, 576)
-    absorbed_attention(q, tensor(NUM_BLOCKS, 1, 1, BLOCK_SIZE, 576), meta, 0.1, 512)
+def _fixed_latents(rows: int) -> None:
+    for meta in _fixed_steps(rows):
+        q, latents = tensor(rows, 128, 576), tensor(NUM_BLOCKS, 1, 1, BLOCK_SIZE, 576)
+        absorbed_attention(q, latents, meta, 0.1, 512)
+
+
+def _fixed_steps(rows: int, split_tokens: int = 0) -> list[AttentionMeta]:
+    """Return one of low tiles alone, and one of tall ones, too."""
+    step = TritonFixedStep(rows, rows, 512, NUM_BLOCKS, BLOCK_SIZE, torch.device("meta"), split_tokens)
+    return [step.meta, step.smaller(rows, tall=True).meta]
 
 
 def _scaled(rows: int, dtype: torch.dtype, *, blockwise: bool = False) -> None:
@@ -251,11 +257,11 @@ LAUNCHES = (
     Launch("attention, int8", lambda: _attention(DECODE, kv_dtype=torch.int8), (80, 100)),
     Launch("attention, float8", lambda: _attention(PREFILL + DECODE, kv_dtype=torch.float8_e4m3fn), (90,)),
     Launch("attention, latents", lambda: _latent_attention(DECODE)),
-    Launch("fixed decode", lambda: _fixed(32)),
-    Launch("fixed decode, heads of 64, window", lambda: _fixed(32, 64, 128)),
-    Launch("fixed decode, int8", lambda: _fixed(32, kv_dtype=torch.int8), (80, 90)),
-    Launch("fixed decode, latents", lambda: _fixed_latents(32)),
-    Launch("fixed decode, batch-invariant", lambda: _fixed(32, split_tokens=1024), (90,)),
+    Launch("fixed step", lambda: _fixed(32)),
+    Launch("fixed step, heads of 64, window", lambda: _fixed(32, 64, 128)),
+    Launch("fixed step, int8", lambda: _fixed(32, kv_dtype=torch.int8), (80, 90)),
+    Launch("fixed step, latents", lambda: _fixed_latents(32)),
+    Launch("fixed step, batch-invariant", lambda: _fixed(32, split_tokens=1024), (90,)),
     Launch("int8 product", lambda: _scaled(4096, torch.int8)),
     Launch("float8 product", lambda: _scaled(4096, torch.float8_e4m3fn), FLOAT8),
     Launch("float8 product by blocks", lambda: _scaled(4096, torch.float8_e4m3fn, blockwise=True), FLOAT8),

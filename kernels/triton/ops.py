@@ -13,7 +13,7 @@ from kernels.torch.reference import no_rounding, reference_ops
 from kernels.triton import gemm
 from kernels.triton.activation import gated_rounded, gelu_tanh_mul, silu_mul
 from kernels.triton.attention import TritonAttention
-from kernels.triton.fixed_decode import TritonFixedDecode
+from kernels.triton.fixed_step import TritonFixedStep
 from kernels.triton.latent import invariant_latent_attention, latent_attention
 from kernels.triton.norm import add_rms_norm, norm_rounded, rms_norm
 from kernels.triton.rope import rope, rope_and_write_kv
@@ -57,7 +57,7 @@ def triton_ops(device: torch.device) -> Ops:
         logprobs=logprobs,
         paged_attention=TritonAttention(),
         latent_attention=latent_attention,
-        fixed_decode=TritonFixedDecode,
+        fixed_step=TritonFixedStep,
         keeps=kept(device),
     )
 
@@ -76,7 +76,7 @@ def invariant_ops_split_at(device: torch.device, split_tokens: int) -> Ops:
         linear=gemm.linear,
         rounds=no_rounding,
         feed_forward=reference.feed_forward,
-        fixed_decode=partial(TritonFixedDecode, split_tokens=split_tokens),
+        fixed_step=partial(TritonFixedStep, split_tokens=split_tokens),
         keeps=frozenset(),
         paged_attention=TritonAttention(split_tokens),
         experts=partial(experts, block_m=_EXPERT_ROWS),

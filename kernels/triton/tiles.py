@@ -1,5 +1,8 @@
-"""A step cut into tiles of query rows for attention: some query tokens of one sequence times some of the heads that share a
-KV head. Cut on the host once a step, uploaded in one piece, and read back in the kernels by `rows_of`."""
+"""What the programs of one launch of attention do: items, each of them a tile of queries over a part of what these see.
+
+A tile is some query tokens of one sequence times some of the heads that share a KV head. One whose part is all that it sees
+writes its result; those of a tile that is split are reduced. Cut on the host once a step, read back in the kernels by
+`item_of` and `rows_of`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,176 +13,193 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops import AttentionMeta
 from kernels.triton.platform import cdiv
 
+ITEM_FIELDS, SPLIT_TILE_FIELDS = 8, 5
 _ALIGNED = 4
 """int32 in 16 bytes, the alignment that Triton asks arguments for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tiles:
-    """Tiles of some of a step's sequences, those that attend to most first: the last ones to end are short."""
+class Items:
+    """A launch's. Tensors are int32; their rows may be fewer than there is room for."""
 
-    tile_seqs: Tensor
-    """(num_tiles,) int32, as all of these: sequence of each tile,"""
-    tile_tokens: Tensor
-    """and its first query token, counted from the sequence's first."""
-    starts: Tensor
-    """(B,) first row of each sequence in the packed step."""
-    query_lens: Tensor
-    context_lens: Tensor
+    items: Tensor
+    """(items, 8), of each: the row of the table that has its sequence's blocks, -1 for no item; the first token that it is over,
+    and the one behind its last; the step's row of its first query, how many queries there are, and the position of the first;
+    the place of its result, -1 where it is no part; whether queries see those behind them. A program reads them at once: each
+    load that waits for another one costs what a short context's keys and values do."""
+    split_tiles: Tensor
+    """(split tiles, 5), of each: the place of its first part's result, behind which those of the others are; how many parts there
+    are, 0 for no tile; the number of the first, counted from the context's beginning; the step's row of its first query, and how
+    many queries there are."""
     table: Tensor
-    """(B, widest) block ids."""
-    longest: int
-    """Tokens that a tile attends to, at most."""
+    """(sequences, widest) block ids."""
+    num_places: int
+    """Results of parts."""
     most_tokens: int
     """Query tokens of a tile, at most."""
-    both_ways: Tensor | None = None
-    """(B,) 1 where all queries see all of the context, those that follow them, too; None: none does."""
-
-    @property
-    def num_tiles(self) -> int:
-        return self.tile_seqs.shape[0]
 
 
 @dataclass(frozen=True, slots=True)
-class Items:
-    """Splits of sequences of one query token, read by kernels that are launched alike whatever the lengths: int32 tensors whose
-    sizes do not change."""
+class StepLens:
+    """A step's sequences as the host knows them: (B,) int32 each."""
 
-    splits: Tensor
-    """(most items, 4) of each its sequence, -1 for those that this step does not have; its number within the sequence; its first
-    token, and the one behind its last. A program reads them at once: each load that waits for another one costs what a short
-    context's keys and values do."""
-    seq_ends: Tensor
-    """(num_seqs,) items of each sequence and of those before it."""
+    queries: np.ndarray
+    contexts: np.ndarray
+    """Tokens in the cache once the step's own are written. 0 for queries that see nothing: their results are zeros."""
+    starts: np.ndarray
+    """First row of each in the packed step."""
+    both_ways: np.ndarray
+    """1 where all queries see all of the context, those that follow them, too."""
+
+    @classmethod
+    def of(
+        cls, queries: Sequence[int], contexts: Sequence[int], both_ways: Sequence[bool] = ()
+    ) -> "StepLens":
+        lens = np.array(queries, np.int32)
+        both = np.array(both_ways, np.int32) if both_ways else np.zeros_like(lens)
+        return cls(lens, np.array(contexts, np.int32), lens.cumsum(dtype=np.int32) - lens, both)
 
 
-def cut(
-    meta: AttentionMeta, seqs: Sequence[int], tokens_per_tile: int, window: int, block_size: int, device: torch.device
-) -> Tiles:  # fmt: skip
-    """`seqs`: which of the step's sequences, at least one."""
-    queries, contexts = np.array(meta.query_lens, np.int32), np.array(meta.context_lens, np.int32)
-    both = np.array(meta.both_ways, np.int32)
-    own = np.array(seqs, np.int32)
-    num_tiles = -(-queries[own] // tokens_per_tile)
-    tile_seq = np.repeat(own, num_tiles)
-    token = (
-        np.arange(len(tile_seq)) - np.repeat(num_tiles.cumsum() - num_tiles, num_tiles)
-    ) * tokens_per_tile
-    query, context = queries[tile_seq], contexts[tile_seq]
-    last = context - query + np.minimum(token + tokens_per_tile, query)
-    end = np.where(both[tile_seq] > 0, context, last) if len(both) else last
-    spans = np.minimum(end, window + tokens_per_tile - 1 + end - last) if window else end
-    order = np.argsort(-spans, kind="stable")
-    table = _table(meta, block_size)
-    parts = [
-        tile_seq[order],
-        token[order].astype(np.int32),
-        np.array(meta.query_starts[:-1], np.int32),
-        queries,
-        contexts,
-        both,
-        table.ravel(),
-    ]
-    tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways, flat = _uploaded(parts, device)
-    return Tiles(
-        tile_seqs=tile_seqs,
-        tile_tokens=tile_tokens,
-        starts=starts,
-        query_lens=query_lens,
-        context_lens=context_lens,
-        table=flat.view(table.shape),
-        longest=int(spans.max()),
-        most_tokens=min(tokens_per_tile, int(queries[own].max())),
-        both_ways=both_ways if meta.both_ways else None,
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """(tiles,) int32 each. Those of sequences that have several begin with what sees most: the last ones to end are short."""
+
+    seqs: np.ndarray
+    rows: np.ndarray
+    """The step's row of the first query."""
+    counts: np.ndarray
+    """How many queries there are."""
+    positions: np.ndarray
+    """The first query's."""
+    begins: np.ndarray
+    ends: np.ndarray
+    """What is seen."""
+    both_ways: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.seqs)
+
+
+@dataclass(frozen=True, slots=True)
+class Splits:
+    """How each tile is split: (tiles,) int32 each, but for the last."""
+
+    bases: np.ndarray
+    """The token at which parts begin to be counted,"""
+    firsts: np.ndarray
+    """the number of the first one that the tile has,"""
+    counts: np.ndarray
+    """how many it has, at least one,"""
+    tokens: np.ndarray
+    """and how long they are."""
+    all_reduced: bool
+    """Whether results are reduced where there is but one part, too."""
+
+    @property
+    def are_reduced(self) -> np.ndarray:
+        return np.ones(len(self.counts), bool) if self.all_reduced else self.counts > 1
+
+
+def cut(lens: StepLens, seqs: np.ndarray, tokens_per_tile: int, window: int, block_n: int) -> Tiles:
+    """`seqs`: which of the step's sequences. What a tile sees begins at a multiple of `block_n`."""
+    queries, tokens = lens.queries[seqs], 0
+    are_cut = len(seqs) > 0 and queries.max() > tokens_per_tile
+    if are_cut:
+        num_tiles = -(-queries // tokens_per_tile)
+        firsts = num_tiles.cumsum(dtype=np.int32) - num_tiles
+        tokens = (np.arange(num_tiles.sum(), dtype=np.int32) - firsts.repeat(num_tiles)) * tokens_per_tile
+        seqs, queries = seqs.repeat(num_tiles), queries.repeat(num_tiles)
+    contexts, both = lens.contexts[seqs], lens.both_ways[seqs]
+    counts = np.minimum(queries - tokens, tokens_per_tile)
+    positions = contexts - queries + tokens
+    ends = np.where(both, contexts, np.maximum(positions + counts, 0))
+    begins = (
+        np.maximum(positions - (window - 1), 0) // block_n * block_n if window else np.zeros_like(positions)
     )
+    fields = seqs, lens.starts[seqs] + tokens, counts, positions, begins, ends, both
+    if are_cut:
+        order = np.argsort(begins - ends, kind="stable")
+        fields = tuple(field[order] for field in fields)
+    return Tiles(*fields)
 
 
-def _table(meta: AttentionMeta, block_size: int) -> np.ndarray:
-    """Return (B, widest) block ids, which are those of all cuts of the step."""
-    key = ("block table", block_size)
-    if (table := meta.cache.get(key)) is None:
-        widest = max(-(-context // block_size) for context in meta.context_lens)
-        table = meta.cache[key] = np.zeros((len(meta.block_tables), widest), np.int32)
-        for row, ids in zip(table, meta.block_tables, strict=True):
-            known = ids.numpy()[:widest]
-            row[: len(known)] = known
-    return table
+def items_of(tiles: Tiles, splits: Splits) -> tuple[np.ndarray, np.ndarray]:
+    """Return `Items.items` and `Items.split_tiles`."""
+    counts, ends = splits.counts, splits.counts.cumsum(dtype=np.int32)
+    num_items = int(ends[-1]) if len(ends) else 0
+    items = np.empty((num_items, ITEM_FIELDS), np.int32)
+    if num_items == len(tiles) and not splits.all_reduced:
+        for column, field in enumerate(
+            (tiles.seqs, tiles.begins, tiles.ends, tiles.rows, tiles.counts, tiles.positions)
+        ):
+            items[:, column] = field
+        items[:, 6], items[:, 7] = -1, tiles.both_ways
+        return items, np.empty((0, SPLIT_TILE_FIELDS), np.int32)
+    tile = np.arange(len(tiles), dtype=np.int32).repeat(counts)
+    number = np.arange(num_items, dtype=np.int32) - (ends - counts - splits.firsts)[tile]
+    tokens = splits.tokens[tile]
+    begins = splits.bases[tile] + number * tokens
+    items[:, 0] = tiles.seqs[tile]
+    items[:, 1] = np.maximum(begins, tiles.begins[tile])
+    items[:, 2] = np.minimum(begins + tokens, tiles.ends[tile])
+    items[:, 3], items[:, 4], items[:, 5] = tiles.rows[tile], tiles.counts[tile], tiles.positions[tile]
+    items[:, 7] = tiles.both_ways[tile]
+    reduced = np.flatnonzero(splits.are_reduced)
+    is_part = splits.are_reduced[tile]
+    items[:, 6] = np.where(is_part, is_part.cumsum() - 1, -1)
+    split_tiles = np.empty((len(reduced), SPLIT_TILE_FIELDS), np.int32)
+    parts = counts[reduced]
+    split_tiles[:, 0], split_tiles[:, 1] = parts.cumsum() - parts, parts
+    split_tiles[:, 2], split_tiles[:, 3] = splits.firsts[reduced], tiles.rows[reduced]
+    split_tiles[:, 4] = tiles.counts[reduced]
+    return items, split_tiles
 
 
-def _uploaded(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+def uploaded(parts: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
     """Bring int32 arrays to the device in one piece, each to a place of the same alignment whatever the lengths: kernels are
     compiled for their arguments' alignment, which would take seconds in the middle of serving."""
-    ends = np.cumsum([_aligned(len(part)) for part in parts]).tolist()
-    packed = np.zeros(ends[-1], np.int32)
-    starts = [end - _aligned(len(part)) for part, end in zip(parts, ends, strict=True)]
+    ends = np.cumsum([aligned(part.size) for part in parts]).tolist()
+    starts = [0, *ends[:-1]]
+    packed = np.empty(ends[-1], np.int32)
     for part, start in zip(parts, starts, strict=True):
-        packed[start : start + len(part)] = part
-    uploaded = torch.from_numpy(packed).to(device, non_blocking=True)
-    return [uploaded[start : start + len(part)] for part, start in zip(parts, starts, strict=True)]
+        packed[start : start + part.size] = part.ravel()
+    sent = torch.from_numpy(packed).to(device, non_blocking=True)
+    return [
+        sent[start : start + part.size].view(part.shape) for part, start in zip(parts, starts, strict=True)
+    ]
 
 
-def _aligned(count: int) -> int:
+def aligned(count: int) -> int:
     """Return how many int32 to keep for `count` of them, so that what is behind them is aligned as they are."""
     return cdiv(count, _ALIGNED) * _ALIGNED
 
 
 @triton.jit
-def work_of(
-    tile_seqs, tile_tokens, starts, query_lens, context_lens, both_ways, items, split_tokens,
-    HEADS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, SPLIT: tl.constexpr,
-    FIXED: tl.constexpr, ABSOLUTE: tl.constexpr,
-):  # fmt: skip
-    """This program's block of heads and number of results; the sequence, its first query token, its row of the step and lengths;
-    of its tokens the first, the first that not all rows see, and the end. FIXED: program (head block, item), the sequence -1
-    where there is no item: those begin last. Else program (head block, tile, split): heads that share a
-    KV head run together, for they read the same."""
-    if FIXED:
-        head_block, item = tl.program_id(0), tl.program_id(1)
-        result = item.to(tl.int64) * tl.num_programs(0) + head_block
-        seq, first, query_len = tl.load(items + item * 4), 0, 1
-        begin, end = tl.load(items + item * 4 + 2), tl.load(items + item * 4 + 3)
-        context_len, seen_by_all = tl.load(context_lens + seq, seq >= 0, 0), end
-        row = seq
-    else:
-        head_block, tile, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-        result = (tile * tl.num_programs(2) + split).to(tl.int64) * tl.num_programs(0) + head_block
-        seq, first = tl.load(tile_seqs + tile), tl.load(tile_tokens + tile)
-        query_len, context_len, row = (
-            tl.load(query_lens + seq),
-            tl.load(context_lens + seq),
-            tl.load(starts + seq),
-        )
-        position = context_len - query_len + first
-        seen_by_all = position + 1
-        end = min(position + BLOCK_M // HEADS, context_len)
-        if both_ways is not None:
-            end = tl.where(tl.load(both_ways + seq) != 0, context_len, end)
-        begin = 0
-        if WINDOW > 0:
-            begin = max(position - WINDOW + 1, 0) // BLOCK_N * BLOCK_N
-        if SPLIT:
-            base = 0 if ABSOLUTE else begin
-            end = min(end, base + (split + 1) * split_tokens)
-            begin = max(begin, base + split * split_tokens)
+def item_of(items, BLOCK_N: tl.constexpr, ONE_SPAN: tl.constexpr):
+    """Program (head block, item) -> head block; the row of its sequence in the table, -1 where there is no item; of its tokens
+    the first, the first that not all rows see (ONE_SPAN: the first), and the end; its first row, number of queries and first
+    position; the place of its result, negative where it is no part, and the number of it; whether queries see those behind."""
+    head_block, at = tl.program_id(0), items + tl.program_id(1) * 8
+    seq, begin, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
+    row, count, position = tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
+    place, both_ways = tl.load(at + 6), tl.load(at + 7)
+    result = place.to(tl.int64) * tl.num_programs(0) + head_block
     edge = begin
-    if WINDOW == 0 and not ABSOLUTE:
-        edge = max(begin, begin + (min(seen_by_all, end) - begin) // BLOCK_N * BLOCK_N)
-    return head_block, result, seq, first, row, query_len, context_len, begin, edge, end
+    if not ONE_SPAN:
+        edge = max(begin, begin + (min(position + 1, end) - begin) // BLOCK_N * BLOCK_N)
+    return head_block, seq, begin, edge, end, row, count, position, place, result, both_ways
 
 
 @triton.jit
-def rows_of(
-    first, query_len, head_block, GROUP: tl.constexpr, HEADS: tl.constexpr, row, BLOCK_M: tl.constexpr
-):
+def rows_of(count, head_block, GROUP: tl.constexpr, HEADS: tl.constexpr, row, BLOCK_M: tl.constexpr):
     """BLOCK_M rows of a tile are its tokens, and within each token HEADS heads: one block of the GROUP that share a KV head.
 
-    For some of the rows -> token of the sequence's queries, head, and whether there are such."""
+    For some of the rows -> token of the tile's `count`, head, and whether there are such."""
     blocks_per_group: tl.constexpr = (GROUP + HEADS - 1) // HEADS
-    token = first + row // HEADS
+    token = row // HEADS
     in_group = head_block % blocks_per_group * HEADS + row % HEADS
     head = head_block // blocks_per_group * GROUP + in_group
-    exists = (row < BLOCK_M // HEADS * HEADS) & (token < query_len) & (in_group < GROUP)
+    exists = (row < BLOCK_M // HEADS * HEADS) & (token < count) & (in_group < GROUP)
     return token, head, exists

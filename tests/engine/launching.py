@@ -162,7 +162,9 @@ class Launching:
     def _launching(self, sizes: Sequence[int]) -> WorkerGroup:
         pool = resident_pool(self._shard, self._num_blocks, self.device)
         most = MAX_CONTEXT // BLOCK_SIZE
-        graphs = DecodeGraphs(self._model, pool, BLOCK_SIZE, most, sizes, again) if sizes else None
+        graphs = (
+            DecodeGraphs(self._model, pool, BLOCK_SIZE, most, sizes, again, max_seqs=64) if sizes else None
+        )
         runner = Runner(
             self._model,
             pool,

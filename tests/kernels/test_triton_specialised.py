@@ -19,7 +19,7 @@ from kernels.sampling import DrawShapes, Masks, Penalties
 from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.aot import launches_given_to
 from kernels.triton.attention import TritonAttention
-from kernels.triton.fixed_decode import TritonFixedDecode
+from kernels.triton.fixed_step import TritonFixedStep
 from kernels.triton.gemm_few import MOST_ROWS, linear_few
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.gemm_scaled import linear_scaled
@@ -103,9 +103,10 @@ def attention_for_graphs() -> None:
     """Launch it for each size that is captured: compiling for each of them would take minutes."""
     for size in ROWS:
         for split_tokens in (0, 1024):
-            meta = TritonFixedDecode(size, 64, 1000, BLOCK_SIZE, META, split_tokens).meta
+            step = TritonFixedStep(size, 256, 64, 1000, BLOCK_SIZE, META, split_tokens)
             pool = tensor(64, 2, KV_HEADS, BLOCK_SIZE, HEAD_DIM)
-            TritonAttention(split_tokens)(tensor(size, HEADS, HEAD_DIM), pool, meta, 0.1, 0, 0.0)
+            for each in (step, step.smaller(size, tall=True)):
+                TritonAttention(split_tokens)(tensor(size, HEADS, HEAD_DIM), pool, each.meta, 0.1, 0, 0.0)
 
 
 def rows_of_a_step() -> None:

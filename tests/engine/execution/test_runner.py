@@ -89,7 +89,15 @@ class Instance:
         graphs = None
         if sizes:
             assert isinstance(pool, ResidentPool)
-            graphs = DecodeGraphs(model, pool, settings.block_size, 128 // settings.block_size, sizes, again)
+            graphs = DecodeGraphs(
+                model,
+                pool,
+                settings.block_size,
+                128 // settings.block_size,
+                sizes,
+                again,
+                max_seqs=settings.max_num_seqs,
+            )
         self.num_replayed = 0
         self.num_states = num_states = layout.state_blocks
         self.proposer: Proposer | None = None

@@ -6,7 +6,7 @@ import torch
 
 from kernels.ops import AttentionMeta, ScaledKV
 from kernels.triton.attention import TritonAttention
-from kernels.triton.fixed_decode import TritonFixedDecode
+from kernels.triton.fixed_step import TritonFixedStep
 from kernels.triton.latent import absorbed_attention
 from kernels.triton.rope import rope_and_write_kv
 
@@ -18,8 +18,8 @@ def step_at(table: list[int], device: torch.device) -> tuple[AttentionMeta, Atte
     """Return a prompt whose KV lies in these blocks, and a decode step for graphs behind it."""
     slots = np.array([table[at // BLOCK_SIZE] * BLOCK_SIZE + at % BLOCK_SIZE for at in range(NUM_TOKENS)])
     blocks = np.array(table)
-    fixed = TritonFixedDecode(1, len(table), 0, BLOCK_SIZE, device)
-    inputs = fixed.inputs([NUM_TOKENS], [blocks], [int(slots[-1])])
+    fixed = TritonFixedStep(1, 1, len(table), 0, BLOCK_SIZE, device)
+    inputs = fixed.inputs([1], [NUM_TOKENS], [blocks], [int(slots[-1])])
     fixed.fill([torch.from_numpy(each).to(device) for each in inputs])
     return AttentionMeta.build([NUM_TOKENS], [NUM_TOKENS], [blocks], slots, device), fixed.meta
 
