@@ -5,6 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from benchmarks.gpu.cases import SMOKE, Case, Make, Sizes, random_words
 from device import many_copies
@@ -18,12 +19,13 @@ from kernels.triton import rope
 from kernels.triton.attention import TritonAttention
 from kernels.triton.fixed_step import TritonFixedStep
 from kernels.triton.gemm import batched_linear
+from kernels.triton.gemm_few import linear_few
 from kernels.triton.gemm_four_bit import linear_four_bit
 from kernels.triton.grouped import add_lora
 from kernels.triton.latent import absorbed_attention
 from kernels.triton.quantise import round_to
 from kernels.triton.route import route
-from kernels.triton.sampling import logprobs, mask, penalise_entries
+from kernels.triton.sampling import likeliest, logprobs, mask, penalise_entries
 
 
 class StepCases:
@@ -46,6 +48,9 @@ class StepCases:
             "rounding": self._rounding,
             "routing": self._routing,
             "log-probabilities": self._logprobs,
+            "likeliest tokens": self._likeliest,
+            "few rows": lambda: self._few_rows(16),
+            "one row": lambda: self._few_rows(1),
             "penalties": self._penalties,
             "masks": self._masks,
             "adapters": self._adapters,
@@ -215,6 +220,22 @@ class StepCases:
             run=lambda: logprobs(logits, tokens, 5),
             num_bytes=logits.nbytes,
             peers=peers,
+        )
+
+    def _likeliest(self) -> Case:
+        logits = self._logits()
+        peers = {"torch": lambda: logits.argmax(-1)}
+        return Case(
+            name="likeliest tokens", run=lambda: likeliest(logits), num_bytes=logits.nbytes, peers=peers
+        )
+
+    def _few_rows(self, rows: int) -> Case:
+        x, weight = self._randn(rows, self._s.hidden), self._randn(self._s.hidden, self._s.hidden)
+        return Case(
+            name=f"product, {rows} rows",
+            run=lambda: linear_few(x, weight, None),
+            num_bytes=weight.nbytes + 2 * x.nbytes,
+            peers={"cuBLAS": lambda: F.linear(x, weight)},
         )
 
     def _penalties(self) -> Case:
