@@ -15,7 +15,6 @@ from kernels.ops import AttentionMeta, KVLayer
 from kernels.triton.attention_config import AttentionShape, LaunchPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.eight_bits import STORED_DTYPES, WEIGHTS_FACTOR, halves, in_range
-from kernels.triton.hopper_attention import hopper_attention_kernel, is_for_hopper
 from kernels.triton.launching import await_inputs, launchable
 from kernels.triton.platform import dot_dtype, next_power_of_2, parts_of
 from kernels.triton.softmax import online_softmax, soft_capped, with_sink
@@ -93,7 +92,7 @@ def _attend_span(
             if WINDOW > 0:
                 visible = visible & (token[None, :] > position[:, None] - WINDOW)
             scores = tl.where(visible, scores, float("-inf"))
-        weights, factor, largest, total = online_softmax(scores, unit, largest, total)
+        weights, factor, largest, total = online_softmax(scores, unit, largest, total, MASKED)
         v, v_scale = _load_vectors(
             kv, kv_scales, block, place, 1, kv_head, column, exists, KV_HEADS, D, BLOCK_D, BLOCK_SIZE, MASKED, SCALED
         )  # fmt: skip
@@ -216,23 +215,15 @@ def _attend(
         dot = torch.float32 if q.dtype == torch.float32 else torch.float16
     size, head_blocks = kv_layer.shape[-1], config.num_head_blocks(shape)
     partials = Partials.empty(items.num_places, head_blocks, config.block_m, shape.head_dim, q.device)
-    grid, results = (head_blocks, len(items.items)), (sinks, out, partials.values, partials.stats)
-    sizes = {
-        "KV_HEADS": shape.num_kv_heads, "GROUP": shape.group, "HEADS": config.heads, "D": size,
-        "BLOCK_SIZE": shape.block_size, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "SINKS": sinks is not None,
-        "num_warps": config.num_warps,
-    }  # fmt: skip
-    if is_for_hopper(shape, config, window, soft_cap, q.device):
-        hopper_attention_kernel[grid](
-            q, kv_layer, *results, items.items, items.table, scale * _LOG2E, items.table.stride(0), q.stride(0),
-            **sizes, NUM_WARPS=config.num_warps,
-        )  # fmt: skip
-    else:
-        _attention_kernel[grid](
-            q, kv_layer, kv_scales, *results, items.items, items.table, scale * _LOG2E, soft_cap, items.table.stride(0),
-            q.stride(0), **sizes, BLOCK_D=max(16, next_power_of_2(size)), WINDOW=window, CAPPED=soft_cap > 0, STORED=stored,
-            ABSOLUTE=shape.split_tokens > 0, DOT=dot_dtype(dot), num_stages=config.num_stages,
-        )  # fmt: skip
+    _attention_kernel[head_blocks, len(items.items)](
+        q, kv_layer, kv_scales, sinks, out, partials.values, partials.stats, items.items, items.table,
+        scale * _LOG2E, soft_cap, items.table.stride(0), q.stride(0),
+        KV_HEADS=shape.num_kv_heads, GROUP=shape.group, HEADS=config.heads, D=size,
+        BLOCK_D=max(16, next_power_of_2(size)), BLOCK_SIZE=shape.block_size,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, WINDOW=window, CAPPED=soft_cap > 0,
+        STORED=stored, SINKS=sinks is not None, ABSOLUTE=shape.split_tokens > 0, DOT=dot_dtype(dot),
+        num_warps=config.num_warps, num_stages=config.num_stages,
+    )  # fmt: skip
     reduce_splits(
         partials, items, sinks, out, shape.num_kv_heads, config.heads, invariant=shape.split_tokens > 0
     )

@@ -16,11 +16,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from kernels.triton.attention_config import AttentionConfig, AttentionShape
-from kernels.triton.hopper_attention import blocks_of
 from kernels.triton.launching import Kernel
 from kernels.triton.platform import INTERPRETED, capability
 from kernels.triton.softmax import with_sink
 from kernels.triton.tiles import item_of, rows_of
+
+
+@gluon.jit
+def _blocks_of(table, start, end, BLOCK_N: gl.constexpr, BLOCK_SIZE: gl.constexpr, COPY: gl.constexpr):
+    """(BLOCK_N,) blocks of the tokens from `start` on, read a tile before they are needed."""
+    token = start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, COPY))
+    return gl.load(table + token // BLOCK_SIZE, token < end, 0)
 
 
 @gluon.jit
@@ -70,9 +76,9 @@ def _latent_kernel(
     async_copy.async_copy_global_to_shared(q_latent, source[:, None] + column[None, :], exists[:, None])
     async_copy.async_copy_global_to_shared(q_rotated, source[:, None] + further[None, :], exists[:, None])
     blocks = table + seq.to(gl.int64) * table_stride
-    block = blocks_of(blocks, begin, end, BLOCK_N, BLOCK_SIZE, COPY)
+    block = _blocks_of(blocks, begin, end, BLOCK_N, BLOCK_SIZE, COPY)
     _copy(latents.index(0), rotated.index(0), kv, block, begin, end, RANK, ROTATED, BLOCK_N, BLOCK_SIZE, COPY)
-    block = blocks_of(blocks, begin + BLOCK_N, end, BLOCK_N, BLOCK_SIZE, COPY)
+    block = _blocks_of(blocks, begin + BLOCK_N, end, BLOCK_N, BLOCK_SIZE, COPY)
 
     row = gl.arange(0, BLOCK_M, layout=SCORE_ROW)
     token, head, exists = rows_of(count, head_block, GROUP, HEADS, row, BLOCK_M)
@@ -94,7 +100,7 @@ def _latent_kernel(
             latents.index((tile + 1) % 2), rotated.index((tile + 1) % 2), kv, block, start + BLOCK_N, end,
             RANK, ROTATED, BLOCK_N, BLOCK_SIZE, COPY,
         )  # fmt: skip
-        block = blocks_of(blocks, start + 2 * BLOCK_N, end, BLOCK_N, BLOCK_SIZE, COPY)
+        block = _blocks_of(blocks, start + 2 * BLOCK_N, end, BLOCK_N, BLOCK_SIZE, COPY)
         scores = warpgroup_mma_wait(0, [scores])
         if start + BLOCK_N > seen_by_all:
             at_token = start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(0, SCORES))

@@ -17,13 +17,13 @@ def soft_capped(scores, scale_log2, soft_cap, CAPPED: tl.constexpr):
 
 
 @triton.jit
-def online_softmax(scores, unit, largest, total):
+def online_softmax(scores, unit, largest, total, MASKED: tl.constexpr = True):
     """(M, N) scores, which times `unit` > 0 are of base 2; (M,) largest of those so far and sum relative to it.
 
-    -> (M, N) weights and the (M,) factor of what was accumulated, both relative to the new largest; new largest and sum. A row
-    that has seen nothing but -inf keeps weights of zero."""
+    -> (M, N) weights and the (M,) factor of what was accumulated, both relative to the new largest; new largest and sum. MASKED:
+    there may be rows that have seen nothing but -inf, which keep weights of zero."""
     now = tl.maximum(largest, tl.max(scores, 1) * unit)
-    base = tl.where(now == float("-inf"), 0.0, now)
+    base = tl.where(now == float("-inf"), 0.0, now) if MASKED else now
     weights = tl.exp2(scores * unit - base[:, None])
     factor = tl.exp2(largest - base)
     return weights, factor, now, total * factor + tl.sum(weights, 1)

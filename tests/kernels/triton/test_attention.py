@@ -45,7 +45,6 @@ def test_half_precision(device: torch.device, dtype: torch.dtype, head_dim: int)
 
 @pytest.mark.parametrize(("head_dim", "both_ways"), [(64, False), (128, False), (128, True)])
 def test_prompts_in_half_precision(device: torch.device, head_dim: int, both_ways: bool) -> None:
-    """Which Hopper has a kernel of its own for."""
     lens = [(30, 400), (40, 40), (1, 9), (20, 129)]
     seen = (both_ways,) * len(lens) if both_ways else ()
     step = make_step(
