@@ -32,9 +32,19 @@ class Mail(Protocol):
     async def close(self) -> None: ...
 
 
-LayerDone = Callable[[int, int], None]
-"""(rank, layer) -> None. Called when the rank has the layer's KV of all work of the step in its pool. Layers are those of the
-model that keep KV, in their order."""
+class DeviceWork(Protocol):
+    """Work that was given to a device."""
+
+    def query(self) -> bool:
+        """Return whether it is done, without waiting. Raises where it has failed."""
+        ...
+
+
+class LayerDone(Protocol):
+    """Called with a rank and a layer of which all KV of the step is in the rank's pool, or was launched. Layers are those of the
+    model that keep KV, in their order. `after` has it there when it is done. None: what was launched so far has."""
+
+    def __call__(self, rank: int, layer: int, after: DeviceWork | None = None, /) -> None: ...
 
 
 class KnowsScheduler(Protocol):
@@ -49,7 +59,8 @@ class LayerSink(Protocol):
 
     def step_started(self, plan: StepPlan) -> LayerDone | None:
         """Start a step, before its first touch of the KV pool. The result is called with each layer when its KV is in the pool,
-        before the layer reads it. None means that nothing waits for them."""
+        before the layer reads it, or, for a step that is replayed, once all of it is launched. None means that nothing waits for
+        them."""
         ...
 
 

@@ -15,7 +15,7 @@ from core.errors import ReplicaLost, TransferError
 from core.kv import KVShard, RankPool
 from core.messages import Commit, Drained, Grant, PrefillFailed, RegionKey
 from core.plan import StepPlan
-from core.ports import LayerDone, Mail
+from core.ports import DeviceWork, LayerDone, Mail
 from core.reports import LinkSpeed
 from core.types import TokenOut
 from device.seam import Event
@@ -240,14 +240,16 @@ class Pusher:
             push.num_chunks += 1
         if not chunks:
             return None
-        return lambda rank, layer: self._layer_done([c for c in chunks if rank in c.plans], rank, layer)
+        return lambda rank, layer, after=None: self._layer_done(
+            [c for c in chunks if rank in c.plans], rank, layer, after
+        )
 
-    def _layer_done(self, chunks: list[Chunk], rank: int, layer: int) -> None:
+    def _layer_done(self, chunks: list[Chunk], rank: int, layer: int, after: DeviceWork | None) -> None:
         if threading.current_thread() is self._loop_thread:
             # Modelled ranks, and ranks in processes of their own, are heard of on the loop's thread.
             self._queue_layer(chunks, rank, layer, ())
             return
-        after = self._source.mark()
+        marks = self._source.mark() if after is None else (after,)
         size = sum(chunk.layer_bytes(rank) for chunk in chunks)
         with self._room:
             if not self._room.wait_for(lambda: self._queued_bytes < _MAX_QUEUED_BYTES, _MAX_WAIT_S):
@@ -255,7 +257,7 @@ class Pusher:
                     f"KV writes did not get on for {_MAX_WAIT_S:g} s: {self._queued_bytes >> 20} MiB are queued"
                 )
             self._queued_bytes += size
-        self._loop.call_soon_threadsafe(self._queue_layer, chunks, rank, layer, after)
+        self._loop.call_soon_threadsafe(self._queue_layer, chunks, rank, layer, marks)
 
     def _queue_layer(self, chunks: list[Chunk], rank: int, layer: int, after: tuple[Event, ...]) -> None:
         for chunk in chunks:

@@ -1,7 +1,7 @@
 """How what a writer has computed gets from its pool to a sender.
 
-Senders of host memory read a pool that lies there. A pool on a device is staged for them in a ring of pinned memory, by copies
-that wait on their stream for the layer that they read. Senders of device memory begin when that layer is there."""
+Senders of host memory read a pool that lies there. A pool on a device is staged for them in a ring of pinned memory. Copies, and
+senders of device memory, begin when the host has seen that the layer is there, which no event may say (engine's layer marks)."""
 
 import asyncio
 from collections.abc import Collection, Sequence
@@ -73,12 +73,12 @@ class DeviceSource:
         runs: Sequence[CopyRun],
         after: Sequence[Event],
     ) -> None:
+        await self._memory.poller.done(after)
         if sender.name in self._direct:
-            await self._memory.poller.done(after)
             await sender.write(grant_id, region, runs)
             return
         assert self._ring is not None, "somebody reads host memory"
-        await self._write_staged(self._ring, sender, grant_id, region, runs, after)
+        await self._write_staged(self._ring, sender, grant_id, region, runs)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._stream.close)
@@ -92,15 +92,14 @@ class DeviceSource:
         grant_id: str,
         region: RegionKey,
         runs: Sequence[CopyRun],
-        after: Sequence[Event],
     ) -> None:
         groups = chunk_runs(runs, ring.slot_bytes)
         staged: asyncio.Task[Slot] | None = None
         try:
             for number, group in enumerate(groups):
-                slot = await (staged or self._begin(ring, group, after))
+                slot = await (staged or self._begin(ring, group))
                 later = groups[number + 1 : number + 2]
-                staged = self._begin(ring, later[0], after) if later else None
+                staged = self._begin(ring, later[0]) if later else None
                 try:
                     await sender.write(grant_id, region, _from_slot(group, slot))
                 finally:
@@ -109,17 +108,13 @@ class DeviceSource:
             if staged is not None:
                 await _drop(ring, staged)
 
-    def _begin(
-        self, ring: PinnedRing, group: Sequence[CopyRun], after: Sequence[Event]
-    ) -> "asyncio.Task[Slot]":
-        return asyncio.get_running_loop().create_task(self._stage(ring, group, after))
+    def _begin(self, ring: PinnedRing, group: Sequence[CopyRun]) -> "asyncio.Task[Slot]":
+        return asyncio.get_running_loop().create_task(self._stage(ring, group))
 
-    async def _stage(self, ring: PinnedRing, group: Sequence[CopyRun], after: Sequence[Event]) -> Slot:
+    async def _stage(self, ring: PinnedRing, group: Sequence[CopyRun]) -> Slot:
         """A slot with the group's bytes, for the host to read."""
         slot = await ring.taken()
         try:
-            for event in after:
-                self._stream.wait(event)
             try:
                 self._stream.copy(self._copies(group, slot))
             finally:

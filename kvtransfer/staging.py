@@ -157,14 +157,15 @@ class DeviceStaging:
         after: Sequence[Event],
     ) -> int:
         async def send(group: VectorRuns, slot: int) -> list[CopyRun]:
-            copies = await self._convert(group, source, region, slot, after)
+            copies = await self._convert(group, source, region, slot)
             await self._source.write(sender, grant_id, region, copies, ())
             return copies
 
+        await self._memory.poller.done(after)
         return await self._slots.push(runs, region, send)
 
     async def _convert(
-        self, runs: VectorRuns, source: RankPool, region: RegionKey, slot: int, after: Sequence[Event]
+        self, runs: VectorRuns, source: RankPool, region: RegionKey, slot: int
     ) -> list[CopyRun]:
         staged = _Staged.at(slot, runs, region)
         work = Conversion(
@@ -176,8 +177,6 @@ class DeviceStaging:
             packed=self._from(staged.data, staged.data_bytes),
             packed_scales=self._from(staged.scales, staged.scales_bytes) if staged.scales_bytes else None,
         )
-        for event in after:
-            self._stream.wait(event)
         try:
             self._stream.convert(work)
         except DeviceError as error:

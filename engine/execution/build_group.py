@@ -83,7 +83,7 @@ def build_group(
         if isinstance(memory, PoolMemory)
         else make_pool(place, memory, device)
     )
-    asked, capture = GraphSizes.of(engine), cuda_capture(device)
+    asked, capture = GraphSizes.of(engine, hand_over=size.hands_over), cuda_capture(device)
     with timer.within("graphs"):
         graphs, said = make_graphs(loaded, pool, engine.block_size, size.max_context_tokens, asked, capture)
     if said:

@@ -18,9 +18,11 @@ import torch
 from torch import Tensor
 
 from core.plan import SeqWork
+from core.ports import LayerDone
 from core.steps import chunk_pairs
 from engine.execution.batch import OnDevice, RankSeq, drawing_rows, packed_rows
 from engine.execution.graph_capture import Capture, Launch
+from engine.execution.layer_marks import LayerMarks
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.resident_pool import ResidentPool
 from engine.execution.step_memory import Pack, Placed, StepIO
@@ -59,9 +61,12 @@ class DecodeGraphs:
         capture: Capture,
         *,
         max_seqs: int,
+        marks: LayerMarks | None = None,
     ) -> None:
         """Capture all `sizes`, the largest first, so that its scratch memory and tables have room for the others'. A step has at
-        most `max_seqs` sequences, and the longest context `max_blocks` blocks."""
+        most `max_seqs` sequences, and the longest context `max_blocks` blocks. `marks`: replays mark their layers. Without it
+        layers are written when a replay is over."""
+        self._marks = marks
         self._model, self._pool, self._block_size = model, pool, block_size
         self._sizes = sorted(set(sizes))
         self._tall_sizes = [size for size in self._sizes if not size % _TALL_SIZES or size == self._sizes[-1]]
@@ -77,6 +82,8 @@ class DecodeGraphs:
             self._tall[size] = self._make(size, largest.smaller(size, tall=True), capture)
         for size in reversed(self._sizes):
             self._low[size] = self._make(size, largest.smaller(size), capture)
+        if marks is not None:
+            marks.captured()
         _log.info("%d sizes of steps captured in %.1f s", len(self._sizes), time.perf_counter() - started)
 
     def _make(self, size: int, fixed: FixedStep, capture: Capture) -> _Captured:
@@ -86,16 +93,23 @@ class DecodeGraphs:
         if not model.is_first:
             states = torch.zeros((size, model.spec.hidden_size), dtype=model.dtype, device=device)
         x = rows[0] if states is None else states
-        replay = capture(lambda: model.forward(x, rows[1], pool.layers, fixed.meta))
+        marks = self._marks
+
+        def launch() -> Tensor:
+            if marks is None:
+                return model.forward(x, rows[1], pool.layers, fixed.meta)
+            marks.begin()
+            return model.forward(x, rows[1], pool.layers, fixed.meta, marks.written)
+
+        replay = capture(launch)
         _log.info("steps of %d tokens are captured", size)
         return _Captured(rows, states, fixed, replay)
 
     def padded(self, *groups: Sequence[SeqWork]) -> int:
         """Return the number of rows that each group's replay of the step has; 0 where the step is launched.
 
-        Groups of ranks meet in a replay with equally many rows, so all replay a step or none: where nobody waits for its layers,
-        no sequence has an adapter or a picture to compute, no group has more tokens than were captured, and all have places. Some
-        groups may have no work."""
+        Groups of ranks meet in a replay with equally many rows, so all replay a step or none: where no sequence has an adapter or
+        a picture to compute, no group has more tokens than were captured, and all have places. Some groups may have no work."""
         most = max(sum(item.count for item in work) for work in groups)
         if not 0 < most <= self._sizes[-1] or not all(map(_is_plain, chain(*groups))):
             return 0
@@ -119,6 +133,7 @@ class DecodeGraphs:
         return Replay(
             captured=captured,
             pool=self._pool,
+            marks=self._marks,
             num_rows=num_rows,
             rows=pack.add(rows),
             drawn=OnDevice.of(work, seqs, pack),
@@ -130,7 +145,7 @@ class DecodeGraphs:
 
 
 def _is_plain(item: SeqWork) -> bool:
-    return item.push is None and not (item.adapter or item.has_picture or item.both_ways)
+    return not (item.adapter or item.has_picture or item.both_ways)
 
 
 def _is_tall(work: Sequence[SeqWork]) -> bool:
@@ -151,6 +166,7 @@ class Replay:
 
     captured: _Captured
     pool: MirroredPool | ResidentPool
+    marks: LayerMarks | None
     num_rows: int
     rows: Placed
     drawn: OnDevice | None
@@ -158,9 +174,16 @@ class Replay:
     sample_rows: Placed | None
     """None where all rows draw."""
 
-    def hidden(self, step: StepIO, states: Tensor | None = None) -> Tensor:
-        """Return (N, hidden_size), a row for each token, which the next replay overwrites. All KV is written. `states` (N,
-        hidden_size) are those of the stage before, where there is one."""
+    def hidden(
+        self,
+        step: StepIO,
+        states: Tensor | None = None,
+        layer_done: LayerDone | None = None,
+        first_layer: int = 0,
+    ) -> Tensor:
+        """Return (N, hidden_size), a row for each token, which the next replay overwrites. All KV is written, and `layer_done`
+        told of it, the pool's first layer being `first_layer`. `states` (N, hidden_size) are those of the stage before, where
+        there is one."""
         captured = self.captured
         captured.rows.copy_(self.rows())
         if captured.states is not None:
@@ -169,8 +192,15 @@ class Replay:
         if self.drawn is not None:
             self.drawn.fill(captured.rows[0], step)
         captured.fixed.fill([each() for each in self.fixed])
+        number = 0 if self.marks is None else self.marks.launches()
         out = captured.replay()[: self.num_rows]
         self.pool.written_in_all(captured.fixed.meta.slots[: self.num_rows])
+        if layer_done is not None:
+            self.pool.hand_over()
+            num_layers = len(self.pool.layers)
+            written = [None] * num_layers if self.marks is None else self.marks.events(number)
+            for layer, after in enumerate(written, first_layer):
+                layer_done(0, layer, after)
         return out
 
     def sampled(self, hidden: Tensor) -> Tensor:

@@ -13,17 +13,19 @@ class GraphSizes:
     """Sequences of a step at most."""
     are_named: bool = False
     """Whether the configuration names them: then nothing starts where they cannot be captured."""
+    hand_over: bool = False
+    """Whether transfers wait for the layers of most steps: then replays mark each as they write it."""
 
     @classmethod
-    def of(cls, engine: EngineConfig) -> "GraphSizes":
+    def of(cls, engine: EngineConfig, *, hand_over: bool = False) -> "GraphSizes":
         match engine.cuda_graphs:
             case "off":
                 return cls()
             case "auto":
                 most = max(engine.max_num_seqs, min(engine.max_batch_tokens, _MOST_TOKENS))
-                return cls(auto_sizes(most), engine.max_num_seqs)
+                return cls(auto_sizes(most), engine.max_num_seqs, hand_over=hand_over)
             case sizes:
-                return cls(sizes, engine.max_num_seqs, are_named=True)
+                return cls(sizes, engine.max_num_seqs, are_named=True, hand_over=hand_over)
 
 
 NO_GRAPHS = GraphSizes()

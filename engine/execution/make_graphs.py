@@ -43,8 +43,16 @@ def make_graphs(
     most_blocks, graphs = num_blocks_for(max_context_tokens, block_size), None
     why = "capturing them has failed on another rank"
     try:
+        marks = pool.layer_marks() if asked.hand_over and isinstance(pool, ResidentPool) else None
         graphs = DecodeGraphs(
-            model, pool, block_size, most_blocks, asked.sizes, capture, max_seqs=asked.max_seqs
+            model,
+            pool,
+            block_size,
+            most_blocks,
+            asked.sizes,
+            capture,
+            max_seqs=asked.max_seqs,
+            marks=marks,
         )
     except RuntimeError as error:
         if asked.are_named:

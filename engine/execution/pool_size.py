@@ -74,6 +74,8 @@ class PoolSize:
     """What makes guesses beside it, with as many blocks."""
     encodes: bool = False
     """The model is an encoder, whose blocks take no memory."""
+    hands_over: bool = False
+    """Whether it computes prompts for other instances."""
     on_device: bool = False
     """Whether pools lie in GPUs' memory alone. With several ranks each is then in a memory of its own, from number 1 on. Without
     `dp`, where steps may be captured, each has a block more, which is nobody's."""
@@ -191,6 +193,7 @@ def size_pool(
         num_threads=engine.num_threads or _threads(found),
         draft=draft,
         encodes=spec.encodes,
+        hands_over=role in ("prefill", "both"),
         on_device=on_device,
     )
     _log.info("%s of %s on %s: %s", role, spec.architecture, found.devices[0].name, size.summary())

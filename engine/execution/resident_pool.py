@@ -15,6 +15,7 @@ from core.plan import BlockCopy, StepPlan
 from device.port import PoolMemory
 from device.seam import Region
 from engine.execution.kv_pool import copy_slots, layers_of, pool_parts
+from engine.execution.layer_marks import LayerMarks
 
 
 class ResidentPool:
@@ -54,6 +55,10 @@ class ResidentPool:
             self._in_all(self._reading),
             (region for layer in range(self._shard.num_layers) for region in self._slots(layer, slots)),
         )
+
+    def layer_marks(self) -> LayerMarks:
+        """Return new marks for captured steps that write this pool."""
+        return LayerMarks(self._memory.device, self.device, range(*self._shard.layers))
 
     def hand_over(self) -> None:
         """Do nothing: whoever is told of a layer waits for the compute stream on a stream of its own."""

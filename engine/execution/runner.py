@@ -119,7 +119,7 @@ class Runner:
         seqs = [self._seqs[item.key] for item in plan.work]
         io, pack, graphs = self._steps.begin(), Pack(), self._graphs
         size = 0
-        if graphs is not None and layer_done is None:
+        if graphs is not None:
             size = graphs.padded(*(plan.groups or (plan.work,)))
         if graphs is not None and size:
             inputs: Replay | PackedBatch = graphs.pack(size, plan.work, seqs, pack)
@@ -189,7 +189,7 @@ class Runner:
         layer_done: LayerDone | None,
     ) -> _Computed:
         if isinstance(inputs, Replay):
-            hidden = inputs.hidden(io)
+            hidden = inputs.hidden(io, layer_done=layer_done)
             return _Computed(hidden, inputs.sampled(hidden))
         batch, failed = inputs.batch(io), ()
         on_layer = layer_hook(self._pool, batch.written(self._block_size), layer_done)

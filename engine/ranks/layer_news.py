@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from core.plan import StepPlan
-from core.ports import LayerDone
+from core.ports import DeviceWork, LayerDone
 from device.port import PoolMemory
 from engine.ranks.rank_messages import LayerReady
 
@@ -30,7 +30,7 @@ class LayerNews:
     def step_started(self, plan: StepPlan) -> LayerDone | None:
         if not any(work.push for work in plan.work):
             return None
-        return lambda _, layer: self._computed(LayerReady(plan.step, layer))
+        return lambda _, layer, after=None: self._computed(LayerReady(plan.step, layer), after)
 
     def settle(self, step: int) -> None:
         """Wait until all has been said of the layers of a step that is over. Its end may be said then."""
@@ -38,14 +38,15 @@ class LayerNews:
             self._changed.wait_for(lambda: not self._num_owed[step])
             del self._num_owed[step]
 
-    def _computed(self, news: LayerReady) -> None:
+    def _computed(self, news: LayerReady, after: DeviceWork | None) -> None:
         memory = self._memory
         if memory is None:
             self._say(news)
             return
         with self._changed:
             self._num_owed[news.step] += 1
-        memory.poller.when_done(memory.device.compute.record(), lambda error: self._over(news, error))
+        event = memory.device.compute.record() if after is None else after
+        memory.poller.when_done(event, lambda error: self._over(news, error))
 
     def _over(self, news: LayerReady, error: Exception | None) -> None:
         try:

@@ -80,7 +80,7 @@ class StageRunner:
         cut = [micro_batches(work, self._num_micro_batches) for work in plan.groups or (plan.work,)]
         parts = list(zip_longest(*cut, fillvalue=()))
         sampled: list[Sampled] = []
-        graphs = self._graphs if layer_done is None else None
+        graphs = self._graphs
         sizes = [0 if graphs is None else graphs.padded(*groups) for groups in parts]
         for number, (work, *_) in enumerate(parts):
             told = layer_done if number == len(cut[0]) - 1 else None
@@ -112,7 +112,7 @@ class StageRunner:
                 while seq.num_tokens < item.known_end and self._is_owed(seq):
                     self._learn()
         if size:
-            hidden, rows = self._replayed(size, work, seqs)
+            hidden, rows = self._replayed(size, work, seqs, layer_done)
         else:
             hidden, rows = self._computed(work, seqs, layer_done)
         if not model.is_last:
@@ -145,14 +145,15 @@ class StageRunner:
         return hidden, batch.sampled(hidden)
 
     def _replayed(
-        self, size: int, work: Sequence[SeqWork], seqs: Sequence[RankSeq]
+        self, size: int, work: Sequence[SeqWork], seqs: Sequence[RankSeq], layer_done: LayerDone | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the same."""
         assert self._graphs is not None
         pack, inputs = Pack(), self._inputs.begin()
         replay = self._graphs.pack(size, work, seqs, pack)
         pack.send(inputs.upload)
-        hidden = replay.hidden(inputs, None if self._model.is_first else self._states(replay.num_rows))
+        states = None if self._model.is_first else self._states(replay.num_rows)
+        hidden = replay.hidden(inputs, states, layer_done, self._first_kv_layer)
         if not self._model.is_last:
             hidden = hidden.clone()  # the next part is replayed into this memory while it is still being sent
         return hidden, replay.sampled(hidden)

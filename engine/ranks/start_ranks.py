@@ -100,7 +100,7 @@ def setups_of(
             address=addresses[rank] if addresses else "127.0.0.1",
             max_batch_tokens=engine.max_batch_tokens,
             max_num_seqs=engine.max_num_seqs,
-            graphs=GraphSizes.of(engine),
+            graphs=GraphSizes.of(engine, hand_over=size.hands_over),
             head=size.draft.setup_of(rank) if size.draft is not None else None,
         )
         for rank, pool in enumerate(size.pools)

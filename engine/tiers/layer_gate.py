@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterable, Sequence
 
 from core.plan import StepPlan
-from core.ports import LayerDone, LayerSink
+from core.ports import DeviceWork, LayerDone, LayerSink
 
 
 class Fill:
@@ -82,10 +82,10 @@ class GatedSink:
         if not fills:
             return inner
 
-        def layer_done(rank: int, layer: int) -> None:
+        def layer_done(rank: int, layer: int, after: DeviceWork | None = None) -> None:
             for fill in fills:
                 fill.wait(layer)
             if inner is not None:
-                inner(rank, layer)
+                inner(rank, layer, after)
 
         return layer_done

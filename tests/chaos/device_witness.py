@@ -6,7 +6,7 @@ import numpy as np
 
 from cluster.instance.device_access import take_device_memory
 from core.plan import StepPlan, StepResult
-from core.ports import LayerDone, LayerSink
+from core.ports import DeviceWork, LayerDone, LayerSink
 from device.port import PoolMemory
 from device.seam import Region
 from device.simulated import SimulatedDevice
@@ -47,13 +47,13 @@ class DeviceWitnessRank(WitnessRank):
         """Return what is called when a layer has been written."""
         told = super()._started(plan)
 
-        def layer_done(rank: int, layer: int) -> None:
+        def layer_done(rank: int, layer: int, after: DeviceWork | None = None) -> None:
             for work in plan.work:
                 for position in range(work.start, work.start + work.count):
                     block, slot = divmod(position, LAYOUT.block_size)
                     rows = self._rows(layer, work.block_ids[block], slot, 1)
                     self._memory.device.compute.uses((), rows)
-            told(rank, layer)
+            told(rank, layer, after)
 
         return layer_done
 

@@ -80,7 +80,7 @@ class WitnessRank:
 
     def _started(self, plan: StepPlan) -> LayerDone:
         told = self._sink.step_started(plan) if self._sink is not None else None
-        return told or (lambda rank, layer: None)
+        return told or (lambda rank, layer, after=None: None)
 
     def _learn(self, new: NewSeq) -> None:
         self._seqs[new.key] = list(new.tokens)

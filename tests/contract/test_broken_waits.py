@@ -104,6 +104,17 @@ async def send(memory: PoolMemory) -> None:
         await source.close()
 
 
+async def send_computed(memory: PoolMemory) -> None:
+    """As `send`, when the layer is there."""
+    compute(memory)
+    await Poller().done([memory.device.compute.record()])
+    source = DeviceSource(memory, PinnedRing(memory.device, SLOT_BYTES, 2))
+    try:
+        await source.write(Taken(), "g", None, [CopyRun(0, 0, NUM_BYTES)], ())  # type: ignore[arg-type]
+    finally:
+        await source.close()
+
+
 async def receive(memory: PoolMemory) -> None:
     """A connection fills slots again and again."""
     port = HostPort(memory, "receive", SLOT_BYTES)
@@ -270,8 +281,8 @@ async def steps(memory: PoolMemory) -> None:
 
 
 WAITS = [
-    pytest.param(send, "send", Poller, id="staging waits for the layer"),
-    pytest.param(send, "", Impatient, id="senders wait for the staging"),
+    pytest.param(send, "", Impatient, id="staging waits for the layer"),
+    pytest.param(send_computed, "", Impatient, id="senders wait for the staging"),
     pytest.param(receive, "", Impatient, id="slots are filled again behind their copies"),
     pytest.param(save, "compute", Poller, id="steps wait for blocks that are being saved"),
     pytest.param(refill, "receive", Poller, id="arriving bytes wait for blocks that are being saved"),

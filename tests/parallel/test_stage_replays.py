@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from core.plan import KVPush, NewSeq, SeqWork, StepPlan
+from core.ports import LayerDone
 from core.types import SamplingParams
 from engine.execution.draws import Draws
 from engine.ranks.pipeline_stage import StageRunner
@@ -51,7 +52,7 @@ class Graphs:
         assert size >= count
         return SimpleNamespace(
             num_rows=count,
-            hidden=lambda inputs, states: self._hidden(count, states),
+            hidden=lambda inputs, states, layer_done, first: self._hidden(count, states, layer_done, first),
             sampled=lambda hidden: hidden,
         )
 
@@ -59,21 +60,27 @@ class Graphs:
         self.num_launches += 1
         return torch.zeros(len(x), HIDDEN)
 
-    def _hidden(self, count: int, states: torch.Tensor | None) -> torch.Tensor:
+    def _hidden(
+        self, count: int, states: torch.Tensor | None, layer_done: LayerDone | None, first_layer: int
+    ) -> torch.Tensor:
+        if layer_done is not None:
+            layer_done(0, first_layer)
         self.num_replays += 1
         self.received.append(None if states is None else len(states))
         return self._memory.fill_(self.num_replays)[:count]
 
 
 def stage(
-    sink: Any = None, *, is_first: bool = True, with_prompts: bool = False
+    sink: Any = None, *, is_first: bool = True, with_prompts: bool = False, first_layer: int = 0
 ) -> tuple[StageRunner, Graphs, Next]:
     """One that has another behind it."""
     graphs, behind = Graphs(with_prompts=with_prompts), Next()
     model = Mock(is_first=is_first, is_last=False, dtype=torch.float32)
     model.spec.hidden_size = HIDDEN
     model.forward.side_effect = graphs.launched
-    shard: Any = SimpleNamespace(layout=SimpleNamespace(block_size=4, state_blocks=0), layers=range(2))
+    shard: Any = SimpleNamespace(
+        layout=SimpleNamespace(block_size=4, state_blocks=0), layers=(first_layer, first_layer + 2)
+    )
     pool = Mock(device=torch.device("cpu"), is_told=False)
     comm: Any = behind
     runner = StageRunner(model, pool, shard, comm, 2, sink, draws=Mock(spec=Draws), graphs=graphs)  # type: ignore[arg-type]
@@ -115,12 +122,12 @@ def test_a_replayed_part_has_a_row_for_each_token_from_the_stage_before_and_for_
     assert [len(then) for _, then in behind.sent] == [3, 3]
 
 
-def test_all_parts_are_launched_of_a_step_whose_layers_somebody_waits_for() -> None:
-    sink = Mock()
-    sink.step_started.return_value = lambda step, layer: None
-    runner, graphs, _ = stage(sink)
-    assert not runner.step(plan(1, 1, 1, 1)).replayed
-    assert graphs.num_replays == 0
+def test_layers_are_there_when_the_last_part_is_replayed() -> None:
+    sink, told = Mock(), list[tuple[int, int]]()
+    runner, graphs, _ = stage(sink, first_layer=3)
+    sink.step_started.return_value = lambda rank, layer: told.append((graphs.num_replays, layer))
+    assert runner.step(plan(1, 1, 1, 1)).replayed
+    assert told == [(1, 3)]
 
 
 def test_a_group_replays_a_part_where_all_do_also_without_work_of_its_own() -> None:

@@ -16,7 +16,7 @@ from core.clock import WallClock
 from core.config import ClusterConfig, load
 from core.messages import Message, NeedPrefill, Place, Placed, PrefillAssigned
 from core.plan import StepPlan, StepResult
-from core.ports import LayerDone, LayerSink, WorkerGroup
+from core.ports import DeviceWork, LayerDone, LayerSink, WorkerGroup
 from core.reports import LoadReport
 from core.types import Request, Route, SamplingParams
 from kvtransfer.transport.loopback_transport import LoopbackFabric
@@ -62,8 +62,8 @@ class Scarce:
         if done is None:
             return None
 
-        def layer_done(rank: int, layer: int) -> None:
-            done(rank, layer)
+        def layer_done(rank: int, layer: int, after: DeviceWork | None = None) -> None:
+            done(rank, layer, after)
             self._allocate()
 
         return layer_done

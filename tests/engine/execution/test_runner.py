@@ -13,7 +13,7 @@ from core.config import EngineConfig
 from core.kv import KVLayout, KVShard
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
-from core.ports import LayerDone
+from core.ports import DeviceWork, LayerDone
 from core.types import Request, SamplingParams, TokenOut
 from device.poller import Poller
 from device.port import PoolMemory
@@ -43,12 +43,19 @@ from tests.models.continuation import continuation
 class Sink:
     def __init__(self) -> None:
         self.heard: list[object] = []
+        self.events: list[DeviceWork | None] = []
+        """What says of each layer that it is written."""
 
     def step_started(self, plan: StepPlan) -> LayerDone | None:
         if not any(work.push for work in plan.work):
             return None
         self.heard.append(plan.step)
-        return lambda rank, layer: self.heard.append(f"layer {layer}")
+
+        def layer_done(rank: int, layer: int, after: DeviceWork | None = None) -> None:
+            self.heard.append(f"layer {layer}")
+            self.events.append(after)
+
+        return layer_done
 
 
 def resident_pool(shard: KVShard, num_blocks: int, device: SimulatedDevice) -> ResidentPool:
@@ -89,6 +96,7 @@ class Instance:
         graphs = None
         if sizes:
             assert isinstance(pool, ResidentPool)
+            marks = pool.layer_marks() if sink is not None else None
             graphs = DecodeGraphs(
                 model,
                 pool,
@@ -97,6 +105,7 @@ class Instance:
                 sizes,
                 again,
                 max_seqs=settings.max_num_seqs,
+                marks=marks,
             )
         self.num_replayed = 0
         self.num_states = num_states = layout.state_blocks

@@ -14,7 +14,7 @@ class Told:
         self.layers: list[int] = []
 
     def step_started(self, plan: StepPlan):
-        return lambda _, layer: self.layers.append(layer)
+        return lambda _, layer, after=None: self.layers.append(layer)
 
 
 def plan(blocks: tuple[int, ...], copies: tuple[BlockCopy, ...] = ()) -> StepPlan:

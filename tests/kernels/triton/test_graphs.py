@@ -21,6 +21,7 @@ from models.lora.adapter import read_adapters
 from models.lora.low_rank import AdapterWeights
 from models.model import Model
 from models.weights import Checkpoint, whole
+from tests.engine.execution.test_layer_marks import Endless
 from tests.engine.execution.test_prompt_outputs import NUM_TOP, agree, answers, expected
 from tests.engine.execution.test_runner import Instance, Sink
 from tests.engine.launching import Launching
@@ -279,17 +280,25 @@ def test_replays_have_the_bits_of_launched_steps_where_batches_change_none(
     assert eager.decode("fc") + eager.decode("f") == replayed.decode("fc") + replayed.decode("f")
 
 
-def test_a_step_whose_layers_somebody_waits_for_is_launched_as_ever(tmp_path: Path) -> None:
+def test_a_replay_tells_what_says_of_each_layer_that_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The device never says that all is over, so the marks do."""
     _, _, model = tiny(tmp_path, "llama")
     sink = Sink()
-    steps = Steps(model, "", (2,))
-    instance = steps.instance = Instance(model, 60, sink=sink, simulated=True, sizes=(2,))
+    steps = Steps(model, "", (2, 4))
+    instance = steps.instance = Instance(model, 60, sink=sink, simulated=True, sizes=(2, 4))
+    monkeypatch.setattr(instance.device.compute, "record", Endless)
+    monkeypatch.setattr(instance.pool, "finish", lambda: None)  # it would wait for that
     steps.prompts({"a": 3})
-    steps.decode("a")
-    assert instance.num_replayed == 1
+    for _ in range(2):
+        steps.decode("a", push="a")
+    assert instance.num_replayed == 3
+    assert sink.heard == [2, "layer 0", "layer 1", 3, "layer 0", "layer 1"]
+    assert [event is not None and event.query() for event in sink.events] == [True] * 4
+    monkeypatch.setattr(model, "forward", lambda *_: torch.zeros(2, model.spec.hidden_size))
     steps.decode("a", push="a")
-    assert instance.num_replayed == 1
-    assert sink.heard[1:] == ["layer 0", "layer 1"]
+    assert [event is not None and event.query() for event in sink.events[4:]] == [False] * 2
 
 
 def test_groups_of_ranks_pad_a_step_alike_or_launch_it(tmp_path: Path) -> None:
@@ -306,7 +315,7 @@ def test_groups_of_ranks_pad_a_step_alike_or_launch_it(tmp_path: Path) -> None:
     assert graphs.padded(decoding[:1], [replace(prompt, both_ways=((0, 2),))]) == 0
     assert graphs.padded(decoding[:1], [replace(prompt, start=1 << 16)]) == 2, "whatever it sees"
     assert graphs.padded(decoding[:1], [replace(decoding[1], start=1 << 20)]) == 2
-    assert graphs.padded(decoding[:1], [pushed]) == 0, "a group whose layers somebody waits for launches it"
+    assert graphs.padded(decoding[:1], [pushed]) == 2, "layers are waited for"
     assert graphs.padded(decoding[:1], [replace(decoding[1], adapter="a@1")]) == 0
 
 
