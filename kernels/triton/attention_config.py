@@ -195,7 +195,7 @@ def config_for(shape: AttentionShape, rows: int, device: torch.device) -> Attent
     elif shape.head_dim > 256:
         # Latents: keys and values are one tile, and an accumulator as wide needs all registers.
         block_m = max(min(rows, 64), next_power_of_2(heads))
-        block_n, warps, stages = 64 if block_m == 64 and capability(device) == 90 else 32, 8, 3
+        block_n, warps, stages = 64 if block_m == 64 and capability(device) == 90 else 16, 8, 3
     elif decode and wide:
         block_m, block_n, warps, stages = rows, 32, 4, 5
     elif decode and shape.quantised and capability(device) == 90:

@@ -193,6 +193,14 @@ def item_of(items, BLOCK_N: tl.constexpr, ONE_SPAN: tl.constexpr):
 
 
 @triton.jit
+def result_of(items):
+    """Program (head block, item) -> its first row, number of queries and the place of its result, as `item_of`. Read again behind
+    the loop over tokens, where registers are free: within it some GPUs have none to keep them in."""
+    at = items + tl.program_id(1) * 8
+    return tl.load(at + 3, volatile=True), tl.load(at + 4, volatile=True), tl.load(at + 6, volatile=True)
+
+
+@triton.jit
 def rows_of(count, head_block, GROUP: tl.constexpr, HEADS: tl.constexpr, row, BLOCK_M: tl.constexpr):
     """BLOCK_M rows of a tile are its tokens, and within each token HEADS heads: one block of the GROUP that share a KV head.
 
