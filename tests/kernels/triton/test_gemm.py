@@ -248,7 +248,8 @@ def test_a_gate_behind_few_rows_is_that_of_the_operations_one_by_one(
 
     block = GatedBlock(gate_up=gate_up, gate_up_bias=bias, gate=gate, down=down)
     got = feed_forward(block, in_order)(x)
-    torch.testing.assert_close(got, in_order(x), rtol=1e-2, atol=0.05)
+    # 70 products of numbers that may differ by their last bit are added up.
+    torch.testing.assert_close(got, in_order(x), rtol=1e-2, atol=0.2)
 
 
 def test_what_few_rows_are_not_for_is_left_to_pytorch(device: torch.device) -> None:
