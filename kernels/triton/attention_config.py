@@ -198,7 +198,7 @@ def config_for(shape: AttentionShape, rows: int, device: torch.device) -> Attent
         block_n, warps, stages = 64 if block_m == 64 and capability(device) == 90 else 16, 8, 3
     elif decode and wide:
         block_m, block_n, warps, stages = rows, 32, 4, 5
-    elif decode and shape.quantised and capability(device) == 90:
+    elif decode and shape.quantised and hopper:
         block_m, block_n, warps, stages = rows, 32, 1, 5
     elif decode:
         block_m, block_n, warps, stages = rows, 64, 2, 5 if shape.quantised else 3
