@@ -10,7 +10,7 @@ from math import inf
 from sys import maxsize
 
 from core.messages import Grant
-from core.plan import KVPush, NewSeq, Sampled
+from core.plan import Drawn, KVPush, NewSeq, Sampled
 from core.types import FinishReason, Request, TokenId, TokenOut
 
 
@@ -153,7 +153,8 @@ class Sequence:
         out: list[TokenOut] = []
         if self.first_token_s == inf:
             self.first_token_s, self.num_first = now, self.num_output + 1
-        for drawn in (sampled, *sampled.more) if sampled.more else (sampled,):
+        every: tuple[Sampled | Drawn, ...] = (sampled, *sampled.more) if sampled.more else (sampled,)
+        for drawn in every:
             tokens.append(drawn.token)
             finish = self.finish_reason
             out.append(
