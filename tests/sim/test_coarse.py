@@ -103,7 +103,7 @@ def test_the_same_decisions_and_times_where_one_choice_does_not_upset_the_next()
     """A prompt that comes within a step may be in the next one or not, so first tokens agree in the mean of all workloads."""
     first_there: list[float] = []
     first_here: list[float] = []
-    for seed in range(3):
+    for seed in range(12):
         outcome, quick = both(seed, 8.0, 1, 1)
         assert [job.num_output for job in quick.jobs] == [len(tokens) for tokens in outcome.tokens]
         there, here = placed(outcome.decisions), placed(quick.decisions)
