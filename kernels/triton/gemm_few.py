@@ -64,6 +64,20 @@ def _inside(column, N: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def _weight_rows(
+    weight, column, N: tl.constexpr, K: tl.constexpr, BLOCK_N: tl.constexpr, PIECES: tl.constexpr, PIECE: tl.constexpr,
+    GATED: tl.constexpr,
+):  # fmt: skip
+    """Return pointers to the columns' rows of weights, and to those of ups behind N gates, and ask for what they begin with."""
+    gates = weight + _inside(column, N, BLOCK_N).to(tl.int64) * K
+    ups = gates + N * K
+    _prefetch(gates, K, PIECES, PIECE)
+    if GATED:
+        _prefetch(ups, K, PIECES, PIECE)
+    return gates, ups
+
+
+@triton.jit
 def _stored(
     out, acc, up, bias, column, M, N: tl.constexpr,
     BIAS: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -90,11 +104,7 @@ def _rows_kernel(
     """BLOCK_N of N outputs of all M rows. GATED: weight is (2 N, K), gates and then ups."""
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row, inner = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_K)
-    gates = weight + _inside(column, N, BLOCK_N).to(tl.int64) * K
-    ups = gates + N * K
-    _prefetch(gates, K, PIECES, PIECE)
-    if GATED:
-        _prefetch(ups, K, PIECES, PIECE)
+    gates, ups = _weight_rows(weight, column, N, K, BLOCK_N, PIECES, PIECE, GATED)
     await_inputs()
     left, right = gates[:, None] + inner[None, :], ups[:, None] + inner[None, :]
     acc, up = tl.zeros((BLOCK_N, BLOCK_M), tl.float32), tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -119,11 +129,7 @@ def _row_kernel(
     """The same of one row."""
     column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
-    gates = weight + _inside(column, N, BLOCK_N).to(tl.int64) * K
-    ups = gates + N * K
-    _prefetch(gates, K, PIECES, PIECE)
-    if GATED:
-        _prefetch(ups, K, PIECES, PIECE)
+    gates, ups = _weight_rows(weight, column, N, K, BLOCK_N, PIECES, PIECE, GATED)
     await_inputs()
     left, right = gates[:, None] + inner[None, :], ups[:, None] + inner[None, :]
     acc, up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32), tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
