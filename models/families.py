@@ -39,6 +39,8 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Qwen3VLMoeTextModel": expert.qwen3_vl_moe,
     "GptOssForCausalLM": expert.gpt_oss,
     "Qwen3NextForCausalLM": hybrid.qwen3_next,
+    "Qwen3_5ForCausalLM": hybrid.qwen3_5,
+    "Qwen3_5MoeForCausalLM": hybrid.qwen3_5_moe,
     "GraniteMoeHybridForCausalLM": hybrid.granite_hybrid,
     "GraniteMoeForCausalLM": expert.granite_moe,
     "Glm4MoeForCausalLM": glm.glm4_moe,
@@ -63,7 +65,8 @@ def read_spec(folder: Path, implementation: Implementation = "auto") -> ModelSpe
     if names[0] in SEEING and implementation != "transformers":
         decoder, vision = decoder_of(folder, config, names[0])
         spec = _read(folder, decoder, decoder["architectures"], "baton")
-        return replace(spec, architecture=names[0], vision=vision, skipped_prefixes=vision.prefixes)
+        skipped = (*spec.skipped_prefixes, *vision.prefixes)
+        return replace(spec, architecture=names[0], vision=vision, skipped_prefixes=skipped)
     return _read(folder, config, names, implementation)
 
 

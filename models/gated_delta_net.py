@@ -1,4 +1,4 @@
-"""A layer with a gated delta rule in place of attention (Yang et al., 2024), as Qwen3-Next has it."""
+"""A layer with a gated delta rule in place of attention (Yang et al., 2024), as Qwen3-Next and Qwen3.5 have it."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from kernels.collectives import Collectives
 from kernels.ops import Convolution, KVLayer, Ops, StateLayer
-from kernels.packed import LinearWeight
+from kernels.packed import LinearWeight, joined
 from kernels.rounding import Activations, Rounding
 from kernels.states import StatePlace
 from models.attention import ForwardStep
@@ -35,16 +35,26 @@ class GatedDeltaNet:
         self._ops, self._sum, self._eps = ops, collectives.sum_partial, spec.norm_eps
         hidden, heads = spec.hidden_size, shape.num_value_heads
 
-        def matrix(name: str, rows: int, columns: int) -> LinearWeight:
-            return ops.pack(checkpoint.matrix(f"{prefix}{name}.weight", (rows, columns)), checkpoint.dtype)
+        def matrix(columns: int, **rows: int) -> LinearWeight:
+            parts = [
+                checkpoint.matrix(f"{prefix}{name}.weight", (size, columns)) for name, size in rows.items()
+            ]
+            return ops.pack(joined(parts, checkpoint.dtype), checkpoint.dtype)
 
-        self._qkvz = matrix("in_proj_qkvz", shape.conv_channels + shape.value_size, hidden)
-        self._ba = matrix("in_proj_ba", 2 * heads, hidden)
-        self._out = matrix("out_proj", hidden, shape.value_size)
+        channels, values = shape.conv_channels, shape.value_size
+        if kept.by_kind:
+            self._qkvz = matrix(hidden, in_proj_qkv=channels, in_proj_z=values)
+            self._ba = matrix(hidden, in_proj_b=heads, in_proj_a=heads)
+        else:
+            self._qkvz = matrix(hidden, in_proj_qkvz=channels + values)
+            self._ba = matrix(hidden, in_proj_ba=2 * heads)
+        self._out = matrix(values, out_proj=hidden)
         filters = (shape.conv_channels, 1, shape.conv_kernel)
         conv = checkpoint.take(f"{prefix}conv1d.weight", filters, torch.float32)[:, 0].contiguous()
         self._rate = -checkpoint.take(f"{prefix}A_log", (heads,), torch.float32).exp()
         self._shape = kept.held(len(self._rate))
+        self._groups = 1 if kept.by_kind else self._shape.num_key_heads
+        """Within each the rows of `_qkvz` and of `_ba` are in the order of what they make."""
         convolution = Convolution(conv, None)
         self._state = StateLayer(self._shape, place, convolution, kept.part, ("key", "key", "value"))
         self._dt_bias = checkpoint.take(f"{prefix}dt_bias", (heads,), torch.float32)
@@ -52,18 +62,17 @@ class GatedDeltaNet:
 
     def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
         assert isinstance(kv_layer, Tensor), "states are kept as they are"
-        ops, shape = self._ops, self._shape
+        ops = self._ops
         qkv, z = self._by_kind(ops.linear(x, self._qkvz, None))
-        b, a = ops.linear(x, self._ba, None).float().unflatten(1, (shape.num_key_heads, 2, -1)).unbind(2)
+        b, a = ops.linear(x, self._ba, None).float().unflatten(1, (self._groups, 2, -1)).unbind(2)
         decay = self._rate * F.softplus(a.flatten(1) + self._dt_bias)
         out = ops.gated_delta(qkv, decay, torch.sigmoid(b.flatten(1)), kv_layer, step.meta, self._state)
         normed = ops.rms_norm(out, self._norm, self._eps).float() * F.silu(z.float())
         return self._sum(ops.linear(normed.flatten(1).to(qkv.dtype), self._out, None))
 
     def _by_kind(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """(T, all that each key head has) -> queries, keys and values (T, channels), and gates (T, value heads, value_dim)."""
-        shape = self._shape
-        values = shape.value_size // shape.num_key_heads
-        sizes = (shape.key_dim, shape.key_dim, values, values)
-        *parts, z = rows.unflatten(1, (shape.num_key_heads, -1)).split(sizes, 2)
+        """(T, all that each group has) -> queries, keys and values (T, channels), and gates (T, value heads, value_dim)."""
+        shape, groups = self._shape, self._groups
+        keys, values = shape.key_size // groups, shape.value_size // groups
+        *parts, z = rows.unflatten(1, (groups, -1)).split((keys, keys, values, values), 2)
         return torch.cat([part.flatten(1) for part in parts], 1), z.reshape(len(rows), -1, shape.value_dim)

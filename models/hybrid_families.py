@@ -10,24 +10,34 @@ from kernels.states import StateShape
 from models.config_fields import Config, common, count, multipliers, partly_rotated
 from models.expert_families import granite_experts, qwen_experts
 from models.recurrent_spec import RecurrentSpec, StateKind
-from models.spec import ModelSpec
+from models.spec import ModelSpec, MoeSpec
 
+_QWEN: dict[str, Any] = {
+    "head_dim": 256,
+    "num_key_value_heads": 4,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+}
+_QWEN_SPARSE: dict[str, Any] = {
+    **_QWEN,
+    "num_key_value_heads": 2,
+    "decoder_sparse_step": 1,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "Qwen3NextForCausalLM": {
-        "head_dim": 256,
-        "num_key_value_heads": 2,
-        "full_attention_interval": 4,
-        "decoder_sparse_step": 1,
-        "moe_intermediate_size": 512,
-        "shared_expert_intermediate_size": 512,
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
-        "norm_topk_prob": True,
-        "linear_conv_kernel_dim": 4,
-        "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128,
-        "linear_num_key_heads": 16,
-        "linear_num_value_heads": 32,
+    "Qwen3NextForCausalLM": {**_QWEN_SPARSE, "num_experts": 512, "num_experts_per_tok": 10},
+    "Qwen3_5ForCausalLM": _QWEN,
+    "Qwen3_5MoeForCausalLM": {
+        **_QWEN_SPARSE,
+        "intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
     },
     "GraniteMoeHybridForCausalLM": {
         "num_local_experts": 8,
@@ -54,7 +64,36 @@ _GRANITE_KINDS: Mapping[str, StateKind] = {
 
 
 def qwen3_next(config: Config) -> ModelSpec:
+    return replace(_qwen(config, by_kind=False), moe=_qwen_experts(config))
+
+
+def qwen3_5(config: Config) -> ModelSpec:
+    return _qwen(config, by_kind=True)
+
+
+def qwen3_5_moe(config: Config) -> ModelSpec:
+    """Return the model with experts. transformers knows no dense layer in it, and no weights that are not renormalised."""
+    plain = {**config, "mlp_only_layers": (), "decoder_sparse_step": 1, "norm_topk_prob": True}
+    return replace(_qwen(config, by_kind=True), moe=_qwen_experts(plain))
+
+
+def _qwen_experts(config: Config) -> MoeSpec | None:
+    shared = count(config, "shared_expert_intermediate_size")
+    moe = qwen_experts(config)
+    return (
+        replace(moe, shared_size=shared, shared_name="mlp.shared_expert", shared_gate=True)
+        if any(moe.sparse)
+        else None
+    )
+
+
+def _qwen(config: Config, by_kind: bool) -> ModelSpec:
+    """Return the model without experts. `by_kind`: see `RecurrentSpec`."""
     spec = partly_rotated(config, 0.25)
+    if not config.get("attn_output_gate", True):
+        raise UnsupportedModel(
+            "attn_output_gate is false in config.json: in this family attention has a gate"
+        )
     interval = count(config, "full_attention_interval")
     names = config.get("layer_types") or [
         "linear_attention" if (layer + 1) % interval else "full_attention" for layer in range(spec.num_layers)
@@ -66,17 +105,11 @@ def qwen3_next(config: Config) -> ModelSpec:
         value_dim=count(config, "linear_value_head_dim"),
         conv_kernel=count(config, "linear_conv_kernel_dim"),
     )
-    moe = replace(
-        qwen_experts(config),
-        shared_size=count(config, "shared_expert_intermediate_size"),
-        shared_name="mlp.shared_expert",
-        shared_gate=True,
-    )
     bias = bool(config.get("attention_bias", False))
+    kept = recurrent(kinds_of(names, _QWEN_KINDS, spec.num_layers), shape, spec.num_kv_heads)
     return replace(
         spec,
-        recurrent=recurrent(kinds_of(names, _QWEN_KINDS, spec.num_layers), shape, spec.num_kv_heads),
-        moe=moe if any(moe.sparse) else None,
+        recurrent=kept and replace(kept, by_kind=by_kind),
         qkv_bias=bias,
         out_bias=bias,
         unit_offset_norm=True,

@@ -21,6 +21,9 @@ class RecurrentSpec:
     """The shape of the state of each of the other layers."""
     num_parts: int = 1
     """Parts of each state: as many as the pool has heads, or one."""
+    by_kind: bool = False
+    """Whether a checkpoint has matrices of their own for a gated delta net's queries, keys and values, gates, strengths and
+    decays; otherwise all that one key head has lies together."""
     conv_bias: bool = False
     projection_bias: bool = False
 

@@ -54,7 +54,8 @@ RULES: tuple[Rule, ...] = (
     Rule(_FUSED + r"output_linear\.weight", ((1, "width"),)),
     Rule(_EXPERT + r"(down_proj|w2)\.weight", ((1, "width"),)),
     # Recurrent layers, by their heads.
-    Rule(_LAYER + r"linear_attn\.in_proj_(qkvz|ba)\.weight", ((0, "width"),)),
+    Rule(_LAYER + r"linear_attn\.in_proj_(qkvz|ba|z|b|a)\.weight", ((0, "width"),)),
+    Rule(_LAYER + r"linear_attn\.in_proj_qkv\.weight", ((0, "convolved"),)),
     Rule(_LAYER + r"mamba\.in_proj\.(weight|bias)", ((0, "projected"),)),
     Rule(_STATES + r"conv1d\.(weight|bias)", ((0, "convolved"),)),
     Rule(_STATES + r"(A_log|dt_bias|D)|" + _LAYER + r"mamba\.norm\.weight", ((0, "width"),)),

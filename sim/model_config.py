@@ -23,6 +23,9 @@ _EXPERT_KEYS = ("num_local_experts", "n_routed_experts", "num_experts")
 _NO_GATE = {"gpt2", "gpt_neo", "gptj", "gpt_neox", "opt", "bloom", "phi", "falcon", "starcoder2"}
 """Model types whose feed-forward layers have two matrices in place of three."""
 
+_GATED = ("qwen3_next", "qwen3_5")
+"""Beginnings of model types whose attention has gates, of as many weights as its queries."""
+
 
 def named_model(name: str, adapter_bytes: float = 0.0) -> CatalogueModel:
     """Return the catalogue's model of that name, or that of a `config.json` at that path, with adapters of so many bytes. Raises
@@ -103,7 +106,7 @@ def _attention(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int,
     size = config.get("head_dim") or hidden // heads
     kv_heads = config.get("num_key_value_heads") or heads
     weights = 2 * hidden * size * (heads + kv_heads)
-    if config.get("attn_output_gate", config.get("model_type") == "qwen3_next"):
+    if config.get("attn_output_gate", str(config.get("model_type")).startswith(_GATED)):
         weights += hidden * size * heads
     return weights, 2 * kv_heads * size, 2 * heads * size
 

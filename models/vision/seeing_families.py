@@ -21,6 +21,8 @@ _TOWERS = {
     "Qwen2_5_VLForConditionalGeneration": ("qwen2_5_vl_vision",),
     "Qwen3VLForConditionalGeneration": ("qwen3_vl_vision",),
     "Qwen3VLMoeForConditionalGeneration": ("qwen3_vl_moe_vision",),
+    "Qwen3_5ForConditionalGeneration": ("qwen3_5_vision",),
+    "Qwen3_5MoeForConditionalGeneration": ("qwen3_5_moe_vision",),
     "Gemma3ForConditionalGeneration": ("siglip_vision_model",),
 }
 """The towers of each architecture, by transformers' names."""
@@ -33,6 +35,8 @@ _DECODERS = {
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3_vl_text": "Qwen3ForCausalLM",
     "qwen3_vl_moe_text": "Qwen3VLMoeTextModel",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
 _PARTS = (

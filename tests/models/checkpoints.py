@@ -13,7 +13,7 @@ import transformers
 from kernels.ops import AttentionMeta, StateBlocks
 from models.causal_model import CausalModel
 from tests.models import config_parts
-from tests.models.config_parts import CONTEXT, ROPES, common, rope
+from tests.models.config_parts import CONTEXT, ROPES, common, qwen_experts, rope
 from tests.models.recent_families import (
     gemma3,
     glm4,
@@ -26,6 +26,7 @@ from tests.models.recent_families import (
     olmo3,
     phi3,
 )
+from tests.models.recurrent_families import granite4, granite_hybrid, qwen3_5, qwen3_5_moe, qwen3_next
 
 VOCAB, BLOCK = config_parts.VOCAB, 4
 CPU = torch.device("cpu")
@@ -87,18 +88,6 @@ def mixtral(rng: random.Random, i: int) -> Any:
         num_local_experts=rng.choice((3, 8)),
         num_experts_per_tok=rng.choice((1, 2, 3)),
     )
-
-
-def qwen_experts(rng: random.Random, i: int) -> dict[str, Any]:
-    return {
-        **common(rng),
-        "rope_parameters": rope(rng, ROPES[i]),
-        "num_experts": rng.choice((4, 9)),
-        "num_experts_per_tok": rng.choice((1, 4)),
-        "moe_intermediate_size": 24,
-        "norm_topk_prob": i % 2 == 0,
-        **({}, {"mlp_only_layers": [1]}, {"decoder_sparse_step": 2})[i % 3],
-    }
 
 
 def qwen2_moe(rng: random.Random, i: int) -> Any:
@@ -170,65 +159,6 @@ def gpt_oss(rng: random.Random, i: int) -> Any:
     )
 
 
-def qwen3_next(rng: random.Random, i: int) -> Any:
-    fields = qwen_experts(rng, i)
-    fields["num_hidden_layers"] = num_layers = (4, 3, 5, 6, 4, 6)[i]
-    # The norm behind a state makes vectors of length one of what may be all but nothing, such as the first token's key times its
-    # query. With a small epsilon the rounding of that is then what two implementations differ in.
-    fields["rms_norm_eps"], fields["hidden_size"] = 1e-3, max(32, fields["hidden_size"])
-    attends = {3: {1, 4}, 5: {0, 5}}.get(i, {num_layers - 1 - i % 2})
-    return transformers.Qwen3NextConfig(
-        **{
-            **fields,
-            "rope_parameters": {**rope(rng, ROPES[i]), "partial_rotary_factor": (0.25, 0.5, 1.0)[i % 3]},
-        },
-        attention_bias=i % 2 == 1,
-        shared_expert_intermediate_size=20,
-        layer_types=["full_attention" if j in attends else "linear_attention" for j in range(num_layers)],
-        linear_conv_kernel_dim=(4, 2, 3)[i % 3],
-        linear_key_head_dim=rng.choice((16, 24)),
-        linear_value_head_dim=rng.choice((32, 40)),
-        linear_num_key_heads=(heads := rng.choice((1, 2))),
-        linear_num_value_heads=heads * rng.choice((1, 2, 3)),
-    )
-
-
-def granite_hybrid(rng: random.Random, i: int) -> Any:
-    fields = common(rng)
-    fields.pop("head_dim")
-    fields["num_hidden_layers"] = num_layers = (3, 4, 5, 6, 4, 2)[i]
-    fields["hidden_size"] = fields["num_attention_heads"] * rng.choice((8, 16))
-    heads = fields["hidden_size"] * 2 // 8 // (1 + i % 2)
-    attends = {1: {0, 3}, 3: {1, 4}}.get(i, {num_layers - 2})
-    return transformers.GraniteMoeHybridConfig(
-        **fields,
-        rope_parameters=rope(rng, ROPES[i]),
-        position_embedding_type=("nope", "rope", None)[i % 3],
-        attention_bias=i % 2 == 1,
-        embedding_multiplier=rng.choice((1.0, 3.0)),
-        residual_multiplier=rng.choice((1.0, 0.6)),
-        attention_multiplier=rng.choice((0.1, 0.3)),
-        logits_scaling=rng.choice((1.0, 2.0)),
-        num_local_experts=(8, 0, 5)[i % 3],
-        num_experts_per_tok=rng.choice((1, 3)),
-        shared_intermediate_size=rng.choice((20, 36)),
-        layer_types=["attention" if j in attends else "mamba" for j in range(num_layers)],
-        mamba_n_heads=heads,
-        mamba_n_groups=rng.choice([n for n in (1, 2) if heads % n == 0]),
-        mamba_d_state=rng.choice((16, 24)),
-        mamba_d_conv=(4, 2, 3)[i % 3],
-        mamba_conv_bias=i != 2,
-        mamba_proj_bias=i % 4 == 3,
-    )
-
-
-def granite4(rng: random.Random, i: int) -> Any:
-    """Granite 4 without recurrent layers."""
-    config = granite_hybrid(rng, i)
-    config.layer_types = ["full_attention"] * config.num_hidden_layers
-    return config
-
-
 DENSE = {
     "llama": llama,
     "mistral": mistral,
@@ -255,7 +185,12 @@ SPARSE = {
     "glm4_moe": glm4_moe,
     "llama4": llama4,
 }
-HYBRID = {"qwen3_next": qwen3_next, "granite_hybrid": granite_hybrid}
+HYBRID = {
+    "qwen3_next": qwen3_next,
+    "qwen3_5": qwen3_5,
+    "qwen3_5_moe": qwen3_5_moe,
+    "granite_hybrid": granite_hybrid,
+}
 FAMILIES = {**DENSE, **SPARSE}
 
 

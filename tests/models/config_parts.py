@@ -45,3 +45,15 @@ def common(rng: random.Random) -> dict[str, Any]:
 
 
 ROPES = ("default", "yarn", "llama3", "linear", "dynamic", "llama3", "yarn")
+
+
+def qwen_experts(rng: random.Random, i: int) -> dict[str, Any]:
+    return {
+        **common(rng),
+        "rope_parameters": rope(rng, ROPES[i]),
+        "num_experts": rng.choice((4, 9)),
+        "num_experts_per_tok": rng.choice((1, 4)),
+        "moe_intermediate_size": 24,
+        "norm_topk_prob": i % 2 == 0,
+        **({}, {"mlp_only_layers": [1]}, {"decoder_sparse_step": 2})[i % 3],
+    }

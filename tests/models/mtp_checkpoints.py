@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
+from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
 
 from tests.models.checkpoints import FAMILIES, HYBRID, VOCAB, make
@@ -22,6 +24,8 @@ _BLOCKS: dict[str, Any] = {
     "deepseek_v3": DeepseekV3DecoderLayer,
     "glm4_moe": Glm4MoeDecoderLayer,
     "qwen3_next": Qwen3NextDecoderLayer,
+    "qwen3_5": Qwen3_5DecoderLayer,
+    "qwen3_5_moe": Qwen3_5MoeDecoderLayer,
 }
 MTP_FAMILIES = tuple(_BLOCKS)
 _QWEN_NAMES = {
@@ -30,7 +34,7 @@ _QWEN_NAMES = {
     "eh_proj": "fc",
     "shared_head.norm": "norm",
 }
-"""What Qwen3-Next's checkpoints call what DeepSeek's call otherwise."""
+"""What Qwen3-Next's and Qwen3.5's checkpoints call what DeepSeek's call otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +102,7 @@ def with_mtp(folder: Path, target: Any, family: str) -> MtpReference:
 
 def _block(config: Any, family: str) -> Any:
     """A layer as the model's last ones that attend are: with experts."""
-    if family != "qwen3_next":
+    if not family.startswith("qwen"):
         return _BLOCKS[family](config, config.num_hidden_layers)
     alone = copy.deepcopy(config)
     alone.num_hidden_layers, alone.layer_types = 1, ["full_attention"]
@@ -129,7 +133,7 @@ def make_right_mtp(folder: Path, vocab_size: int = VOCAB, family: str = "deepsee
 
 
 def _is_qwen(target: Any) -> bool:
-    return target.config.model_type == "qwen3_next"
+    return target.config.model_type.startswith("qwen")
 
 
 def _offset(target: Any) -> float:

@@ -13,8 +13,10 @@ from PIL import Image
 from transformers import AutoTokenizer
 
 from models.hub import resolve
+from tests.models import seeing_qwens
 from tests.models.published_qwen import publish_experts
-from tests.models.their_processors import TheirInternVL, TheirPixtral, TheirQwen
+from tests.models.seeing_parts import TEXT, VISION, tokenizer_with
+from tests.models.their_processors import TheirInternVL, TheirPixtral
 
 TEMPLATE = (
     "{%- for message in messages -%}<|{{ message.role }}|>\n"
@@ -27,24 +29,6 @@ TEMPLATE = (
 """Takes a text and parts. IMAGE is the family's own token."""
 PARTS_ALONE = TEMPLATE.replace("message.content is string", "false")
 """As LLaVA's own template: a text that is no list of parts is lost."""
-_TEXT: dict[str, Any] = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 1024,
-    "eos_token_id": None,
-    "bos_token_id": None,
-    "pad_token_id": None,
-}
-_VISION: dict[str, Any] = {
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-}
 
 
 def make_seeing(folder: Path, family: str, template: str = TEMPLATE) -> tuple[Any, Any]:
@@ -141,20 +125,11 @@ def _as_theirs(part: Mapping[str, Any]) -> Mapping[str, Any]:
     return part if part["type"] == "text" else {"type": "image"}
 
 
-def _tokenizer(*added: str) -> Any:
-    tokenizer = AutoTokenizer.from_pretrained(resolve("embedded"))
-    tokenizer.add_special_tokens({"additional_special_tokens": list(added)})
-    tokenizer.chat_template = None
-    return tokenizer
-
-
 def _llava(template: str) -> tuple[Any, Any]:
-    tokenizer = _tokenizer("<image>")
+    tokenizer = tokenizer_with("<image>")
     config = transformers.LlavaConfig(
-        vision_config=transformers.CLIPVisionConfig(
-            **_VISION, image_size=32, patch_size=8, projection_dim=16
-        ),
-        text_config=transformers.LlamaConfig(**_TEXT, vocab_size=len(tokenizer)),
+        vision_config=transformers.CLIPVisionConfig(**VISION, image_size=32, patch_size=8, projection_dim=16),
+        text_config=transformers.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_seq_length=16,
     )
@@ -166,12 +141,10 @@ def _llava(template: str) -> tuple[Any, Any]:
 
 
 def _llava_next(template: str) -> tuple[Any, Any]:
-    tokenizer, grids = _tokenizer("<image>"), [[32, 64], [64, 32], [64, 64]]
+    tokenizer, grids = tokenizer_with("<image>"), [[32, 64], [64, 32], [64, 64]]
     config = transformers.LlavaNextConfig(
-        vision_config=transformers.CLIPVisionConfig(
-            **_VISION, image_size=32, patch_size=8, projection_dim=16
-        ),
-        text_config=transformers.MistralConfig(**_TEXT, vocab_size=len(tokenizer), sliding_window=None),
+        vision_config=transformers.CLIPVisionConfig(**VISION, image_size=32, patch_size=8, projection_dim=16),
+        text_config=transformers.MistralConfig(**TEXT, vocab_size=len(tokenizer), sliding_window=None),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         image_grid_pinpoints=grids,
     )
@@ -195,9 +168,9 @@ def _over_clip(kind: Any, images: Any, tokenizer: Any, template: str) -> Any:
 
 
 def _pixtral_parts(template: str, merge: int) -> tuple[TheirPixtral, dict[str, Any]]:
-    tokenizer = _tokenizer("[IMG]", "[IMG_BREAK]", "[IMG_END]")
-    vision = transformers.PixtralVisionConfig(**_VISION, image_size=64, patch_size=8)
-    text = transformers.MistralConfig(**_TEXT, vocab_size=len(tokenizer), sliding_window=None)
+    tokenizer = tokenizer_with("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+    vision = transformers.PixtralVisionConfig(**VISION, image_size=64, patch_size=8)
+    text = transformers.MistralConfig(**TEXT, vocab_size=len(tokenizer), sliding_window=None)
     token = tokenizer.convert_tokens_to_ids("[IMG]")
     parts = {"vision_config": vision, "text_config": text, "image_token_index": token}
     return TheirPixtral(tokenizer, template, merge), parts
@@ -216,11 +189,11 @@ def _mistral3(template: str) -> tuple[Any, Any]:
 
 
 def _siglip(template: str) -> tuple[Any, Any]:
-    tokenizer = _tokenizer("<image>")
+    tokenizer = tokenizer_with("<image>")
     config = transformers.LlavaConfig(
-        vision_config=transformers.SiglipVisionConfig(**_VISION, image_size=32, patch_size=8),
+        vision_config=transformers.SiglipVisionConfig(**VISION, image_size=32, patch_size=8),
         text_config=transformers.Qwen2Config(
-            **{key: size for key, size in _TEXT.items() if key != "head_dim"}, vocab_size=len(tokenizer)
+            **{key: size for key, size in TEXT.items() if key != "head_dim"}, vocab_size=len(tokenizer)
         ),
         image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
         vision_feature_layer=-1,
@@ -238,14 +211,14 @@ def _siglip(template: str) -> tuple[Any, Any]:
 
 def _idefics3(template: str) -> tuple[Any, Any]:
     rows = [f"<row_{row}_col_{column}>" for row in range(1, 3) for column in range(1, 3)]
-    tokenizer = _tokenizer(
+    tokenizer = tokenizer_with(
         "<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *rows
     )
     config = transformers.Idefics3Config(
-        vision_config=transformers.Idefics3VisionConfig(**_VISION, image_size=32, patch_size=8)
+        vision_config=transformers.Idefics3VisionConfig(**VISION, image_size=32, patch_size=8)
         if hasattr(transformers, "Idefics3VisionConfig")
-        else {**_VISION, "image_size": 32, "patch_size": 8},
-        text_config=transformers.LlamaConfig(**_TEXT, vocab_size=len(tokenizer)),
+        else {**VISION, "image_size": 32, "patch_size": 8},
+        text_config=transformers.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
         scale_factor=2,
     )
@@ -267,74 +240,14 @@ def _internvl(template: str) -> tuple[Any, Any]:
     }
     tokenizer = AutoTokenizer.from_pretrained(resolve("embedded"), extra_special_tokens=names)
     tokenizer.chat_template = None
-    text = {key: size for key, size in _TEXT.items() if key != "head_dim"}
+    text = {key: size for key, size in TEXT.items() if key != "head_dim"}
     config = transformers.InternVLConfig(
-        vision_config=transformers.InternVLVisionConfig(**_VISION, image_size=[32, 32], patch_size=[8, 8]),
+        vision_config=transformers.InternVLVisionConfig(**VISION, image_size=[32, 32], patch_size=[8, 8]),
         text_config=transformers.Qwen2Config(**text, vocab_size=len(tokenizer)),
         image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
         image_seq_length=TheirInternVL.image_seq_length,
     )
     return transformers.InternVLForConditionalGeneration(config), TheirInternVL(tokenizer, template)
-
-
-def _qwen(
-    template: str, kind: str, vision: dict[str, Any], processor: str = "", **text: Any
-) -> tuple[Any, Any]:
-    """At least one of the four frequencies of a head turns with each position."""
-    pads = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
-    tokenizer = _tokenizer(*pads)
-    config, model = (
-        getattr(transformers, f"{kind}{what}") for what in ("Config", "ForConditionalGeneration")
-    )
-    rope = {"rope_type": "default", "rope_theta": 100.0, "mrope_section": [1, 1, 2]}
-    sizes = {key: size for key, size in _TEXT.items() if key != "head_dim"}
-    made = {"vocab_size": len(tokenizer), "rope_parameters": rope, **sizes, **text}
-    ids = tokenizer.convert_tokens_to_ids(pads)
-    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-    whole = config(
-        vision_config={"depth": 3, "num_heads": 2, "patch_size": 8, **vision},
-        text_config=made,
-        **dict(zip(names, ids, strict=True)),
-    )
-    return model(whole), TheirQwen(tokenizer, template, processor or f"{kind}Processor")
-
-
-def _qwen2_vl(template: str) -> tuple[Any, Any]:
-    return _qwen(template, "Qwen2VL", {"embed_dim": 16, "hidden_size": 32, "mlp_ratio": 2})
-
-
-_QWENS_TOWER = {"hidden_size": 16, "out_hidden_size": 32, "intermediate_size": 24}
-
-
-def _qwen25_vl(template: str) -> tuple[Any, Any]:
-    windows = {"window_size": 32, "fullatt_block_indexes": [1]}
-    return _qwen(template, "Qwen2_5_VL", _QWENS_TOWER | windows)
-
-
-def _qwen3_vl(template: str) -> tuple[Any, Any]:
-    tower, text = _qwen3_parts()
-    return _qwen(template, "Qwen3VL", tower, **text)
-
-
-def _qwen3_vl_moe(template: str) -> tuple[Any, Any]:
-    """The second layer is dense."""
-    experts = {
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 20,
-        "mlp_only_layers": [1],
-    }
-    tower, text = _qwen3_parts()
-    return _qwen(template, "Qwen3VLMoe", tower, "Qwen3VLProcessor", **text, **experts)
-
-
-def _qwen3_parts() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Something is added to pictures' tokens behind two of four layers."""
-    deep = {"num_position_embeddings": 36, "deepstack_visual_indexes": [0, 2]}
-    turns = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
-    rope = {"rope_type": "default", "rope_theta": 100.0, **turns}
-    text = {"head_dim": 8, "num_hidden_layers": 4, "rope_parameters": rope}
-    return _QWENS_TOWER | deep, text
 
 
 def _gemma3(template: str) -> tuple[Any, Any]:
@@ -349,9 +262,9 @@ def _gemma3(template: str) -> tuple[Any, Any]:
     boi, eoi, rows = (tokenizer.convert_tokens_to_ids(name) for name in names.values())
     kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
     config = transformers.Gemma3Config(
-        vision_config=transformers.SiglipVisionConfig(**_VISION, image_size=48, patch_size=8),
+        vision_config=transformers.SiglipVisionConfig(**VISION, image_size=48, patch_size=8),
         text_config=transformers.Gemma3TextConfig(
-            **{**_TEXT, "num_hidden_layers": len(kinds)},
+            **{**TEXT, "num_hidden_layers": len(kinds)},
             vocab_size=len(tokenizer),
             sliding_window=6,
             layer_types=kinds,
@@ -378,10 +291,12 @@ _FAMILIES = {
     "mistral3": _mistral3,
     "idefics3": _idefics3,
     "internvl": _internvl,
-    "qwen2_vl": _qwen2_vl,
-    "qwen2_5_vl": _qwen25_vl,
-    "qwen3_vl": _qwen3_vl,
-    "qwen3_vl_moe": _qwen3_vl_moe,
+    "qwen2_vl": seeing_qwens.qwen2_vl,
+    "qwen2_5_vl": seeing_qwens.qwen25_vl,
+    "qwen3_vl": seeing_qwens.qwen3_vl,
+    "qwen3_vl_moe": seeing_qwens.qwen3_vl_moe,
+    "qwen3_5": seeing_qwens.qwen3_5,
+    "qwen3_5_moe": seeing_qwens.qwen3_5_moe,
     "gemma3": _gemma3,
 }
 SEEING = tuple(_FAMILIES)

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     DeepseekV3Config,
     GraniteMoeHybridConfig,
     LlamaConfig,
     MixtralConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3NextConfig,
@@ -59,20 +62,25 @@ CONFIGS = {
     ),
 }
 
+_DELTA: dict[str, Any] = {
+    **SIZES,
+    "head_dim": 64,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 32,
+    "linear_value_head_dim": 64,
+}
+_DELTA_EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+    "num_experts": 16,
+    "num_experts_per_tok": 4,
+}
 HYBRIDS = {
-    "qwen3 next": Qwen3NextConfig(
-        **SIZES,
-        head_dim=64,
-        layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"],
-        linear_num_key_heads=4,
-        linear_num_value_heads=8,
-        linear_key_head_dim=32,
-        linear_value_head_dim=64,
-        moe_intermediate_size=128,
-        shared_expert_intermediate_size=128,
-        num_experts=16,
-        num_experts_per_tok=4,
-    ),
+    "qwen3 next": Qwen3NextConfig(**_DELTA, **_DELTA_EXPERTS),
+    "qwen3.5": Qwen3_5TextConfig(**_DELTA),
+    "qwen3.5 moe": Qwen3_5MoeTextConfig(**_DELTA, **_DELTA_EXPERTS),
     "granite 4 h": GraniteMoeHybridConfig(
         **SIZES,
         layer_types=["mamba", "mamba", "attention", "mamba"],
@@ -163,7 +171,7 @@ def test_nested_configurations_are_read() -> None:
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_a_hybrid_keeps_the_state_that_the_engine_keeps(name: str, tmp_path: Path) -> None:
     config = HYBRIDS[name].to_dict()
-    architecture = "Qwen3NextForCausalLM" if "qwen" in name else "GraniteMoeHybridForCausalLM"
+    architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(HYBRIDS[name])].__name__
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
     model, kept = read_model(tmp_path), read_spec(tmp_path).recurrent
     assert kept is not None

@@ -1,0 +1,84 @@
+"""Tiny configurations of models with recurrent layers, and of those of their kin that have none."""
+
+import random
+from typing import Any
+
+import transformers
+
+from tests.models.config_parts import ROPES, common, qwen_experts, rope
+
+
+def qwen3_next(rng: random.Random, i: int) -> Any:
+    return transformers.Qwen3NextConfig(
+        **_qwen(rng, i, qwen_experts(rng, i)), shared_expert_intermediate_size=20
+    )
+
+
+def qwen3_5(rng: random.Random, i: int) -> Any:
+    return transformers.Qwen3_5TextConfig(**_qwen(rng, i, common(rng)))
+
+
+def qwen3_5_moe(rng: random.Random, i: int) -> Any:
+    fields = _qwen(rng, i, qwen_experts(rng, i))
+    known = {
+        name: fields[name]
+        for name in fields
+        if name not in ("norm_topk_prob", "mlp_only_layers", "decoder_sparse_step")
+    }
+    return transformers.Qwen3_5MoeTextConfig(**known, shared_expert_intermediate_size=20)
+
+
+def _qwen(rng: random.Random, i: int, fields: dict[str, Any]) -> dict[str, Any]:
+    num_layers = (4, 3, 5, 6, 4, 6)[i]
+    # The norm behind a state makes vectors of length one of what may be all but nothing, such as the first token's key times its
+    # query. With a small epsilon the rounding of that is then what two implementations differ in.
+    fields["rms_norm_eps"], fields["hidden_size"] = 1e-3, max(32, fields["hidden_size"])
+    attends = {3: {1, 4}, 5: {0, 5}}.get(i, {num_layers - 1 - i % 2})
+    return {
+        **fields,
+        "num_hidden_layers": num_layers,
+        "rope_parameters": {**rope(rng, ROPES[i]), "partial_rotary_factor": (0.25, 0.5, 1.0)[i % 3]},
+        "attention_bias": i % 2 == 1,
+        "layer_types": ["full_attention" if j in attends else "linear_attention" for j in range(num_layers)],
+        "linear_conv_kernel_dim": (4, 2, 3)[i % 3],
+        "linear_key_head_dim": rng.choice((16, 24)),
+        "linear_value_head_dim": rng.choice((32, 40)),
+        "linear_num_key_heads": (heads := rng.choice((1, 2))),
+        "linear_num_value_heads": heads * rng.choice((1, 2, 3)),
+    }
+
+
+def granite_hybrid(rng: random.Random, i: int) -> Any:
+    fields = common(rng)
+    fields.pop("head_dim")
+    fields["num_hidden_layers"] = num_layers = (3, 4, 5, 6, 4, 2)[i]
+    fields["hidden_size"] = fields["num_attention_heads"] * rng.choice((8, 16))
+    heads = fields["hidden_size"] * 2 // 8 // (1 + i % 2)
+    attends = {1: {0, 3}, 3: {1, 4}}.get(i, {num_layers - 2})
+    return transformers.GraniteMoeHybridConfig(
+        **fields,
+        rope_parameters=rope(rng, ROPES[i]),
+        position_embedding_type=("nope", "rope", None)[i % 3],
+        attention_bias=i % 2 == 1,
+        embedding_multiplier=rng.choice((1.0, 3.0)),
+        residual_multiplier=rng.choice((1.0, 0.6)),
+        attention_multiplier=rng.choice((0.1, 0.3)),
+        logits_scaling=rng.choice((1.0, 2.0)),
+        num_local_experts=(8, 0, 5)[i % 3],
+        num_experts_per_tok=rng.choice((1, 3)),
+        shared_intermediate_size=rng.choice((20, 36)),
+        layer_types=["attention" if j in attends else "mamba" for j in range(num_layers)],
+        mamba_n_heads=heads,
+        mamba_n_groups=rng.choice([n for n in (1, 2) if heads % n == 0]),
+        mamba_d_state=rng.choice((16, 24)),
+        mamba_d_conv=(4, 2, 3)[i % 3],
+        mamba_conv_bias=i != 2,
+        mamba_proj_bias=i % 4 == 3,
+    )
+
+
+def granite4(rng: random.Random, i: int) -> Any:
+    """Granite 4 without recurrent layers."""
+    config = granite_hybrid(rng, i)
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    return config
