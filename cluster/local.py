@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import uvloop
@@ -20,6 +21,7 @@ from cluster.ingress.timeline import Observe, nobody
 from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.real_parts import local_parts
+from cluster.scheduler.adapter_file import AdapterFile
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
@@ -75,7 +77,8 @@ class LocalCluster:
         async with contextlib.AsyncExitStack() as stack:
             scheduler_mail = join("scheduler")
             stack.push_async_callback(scheduler_mail.close)
-            node = SchedulerNode(scheduler_mail, clock, make_scheduler(config.schedule))
+            kept = AdapterFile(Path(path)) if (path := config.adapters.list_file) else None
+            node = SchedulerNode(scheduler_mail, clock, make_scheduler(config.schedule), adapter_file=kept)
             stack.push_async_callback(_cancel, asyncio.create_task(node.run()))
 
             async def resolve() -> list[str]:

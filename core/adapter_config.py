@@ -3,11 +3,13 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
 from core.config_section import Section
+from core.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,127}")
 
@@ -56,11 +58,28 @@ class AdapterConfig(Section):
     """Adapters that may be loaded so at once; memory for them is kept free from the start."""
     max_rank: int = Field(default=16, ge=1)
     """The largest rank of an adapter that is loaded so."""
+    list_file: str = ""
+    """File, as a whole path, that keeps which adapters are loaded so: it is written at each change and read when a cluster starts.
+    Every scheduler must see it. Empty: a restart of the whole cluster forgets them."""
 
     @property
     def num_slots(self) -> int:
         """Return the slots that there are: none where nothing may be loaded."""
         return self.slots if self.folders else 0
+
+
+def check_adapters(config: AdapterConfig) -> None:
+    """Raise ConfigError for what cannot be used together."""
+    named = {"adapters.folders": config.folders, "adapters.list_file": (config.list_file,) if config.list_file else ()}
+    for key, paths in named.items():
+        if partial := [path for path in paths if not Path(path).is_absolute()]:
+            raise ConfigError(
+                f"{key} has {partial[0]!r}: give whole paths, since processes have working folders of their own"
+            )
+    if config.list_file and not config.folders:
+        raise ConfigError(
+            "adapters.list_file keeps which adapters are loaded while the server runs: say in adapters.folders where they lie"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 
-from core.adapter_config import AdapterConfig, Adapters
+from core.adapter_config import AdapterConfig, Adapters, check_adapters
 from core.config_section import Section
 from core.config_words import sentence
 from core.device_steps import with_steps_of_device
@@ -302,10 +302,7 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
         raise ConfigError(
             f"serve.batch_dir is {config.serve.batch_dir!r}: give a whole path, since ingresses have working folders of their own"
         )
-    if partial := [folder for folder in config.adapters.folders if not Path(folder).is_absolute()]:
-        raise ConfigError(
-            f"adapters.folders has {partial[0]!r}: give whole paths, since processes have working folders of their own"
-        )
+    check_adapters(config.adapters)
     if engine.disk_cache_bytes and not engine.disk_cache_path:
         raise ConfigError("engine.disk_cache_bytes is set: say where with engine.disk_cache_path")
     if config.serve.num_ports > 1 and not 0 < config.serve.port <= 65536 - config.serve.num_ports:

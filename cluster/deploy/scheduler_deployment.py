@@ -3,6 +3,7 @@ again from the instances' reports and the other schedulers."""
 
 import asyncio
 import contextlib
+from pathlib import Path
 
 from ray import serve
 
@@ -10,6 +11,7 @@ from cluster.deploy.addresses import mail_host, scheduler_resolver
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.deploy.serve_sizes import ServeSizes
+from cluster.scheduler.adapter_file import AdapterFile
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scaling.autoscaler import Autoscaler
 from cluster.scheduler.scheduler_node import SchedulerNode
@@ -31,7 +33,9 @@ class Scheduler:
         scheduler, resolve = make_scheduler(config.schedule, name), None
         if count > 1:
             resolve = scheduler_resolver(serve.get_deployment_handle(context.deployment, context.app_name))
-        self._node = SchedulerNode(self._mail, WallClock(), scheduler, resolve, count)
+        path = config.adapters.list_file
+        kept = await asyncio.to_thread(AdapterFile, Path(path)) if path else None
+        self._node = SchedulerNode(self._mail, WallClock(), scheduler, resolve, count, kept)
         leave_out_all_there_is()
         collector = IdleCollector(lambda: not scheduler.num_placed and not scheduler.num_queued)
         self._collecting = asyncio.create_task(collector.run())

@@ -66,6 +66,19 @@ class AdapterRegistry:
         self._out: list[Word] = []
 
     @property
+    def listed(self) -> AdapterList:
+        return self._list
+
+    @property
+    def leads(self) -> bool:
+        """Whether this scheduler is the one of several that owns the list."""
+        return all(self._me < peer for peer in self._peers)
+
+    def restore(self, kept: AdapterList, now: float) -> None:
+        """Go on, before any message, where the scheduler stood that has kept this list."""
+        self._list, self._settled_at = kept, now + SETTLE_S
+
+    @property
     def is_changing(self) -> bool:
         """Whether time matters: `tick` is to be called now and then."""
         return bool(self._changes) or any(each.state != "serving" for each in self._list.adapters)
@@ -170,11 +183,7 @@ class AdapterRegistry:
             self._begin(asker, asked.nonce, key, self._await_retired, now)
 
     def _why_not(self) -> str:
-        return "" if self._leads else _ANOTHER_LEADS
-
-    @property
-    def _leads(self) -> bool:
-        return all(self._me < peer for peer in self._peers)
+        return "" if self.leads else _ANOTHER_LEADS
 
     def _begin(
         self, asker: str, nonce: int, key: str, await_for: Callable[[_Change, float], None], now: float
@@ -202,14 +211,14 @@ class AdapterRegistry:
                 if change.answer is not None:
                     self._out.append((change.asker, change.answer))
             self._changes = [change for change in self._changes if change.answer is None]
-            if self._leads:
+            if self.leads:
                 self._clear(now)
         out, self._out = self._out, []
         return out
 
     def _await_loaded(self, change: _Change, now: float) -> None:
         """Wait until every instance has it, or one refuses it."""
-        if not self._leads or not any(
+        if not self.leads or not any(
             each.key == change.key and each.state == "loading" for each in self._list.adapters
         ):
             # The scheduler that leads takes it off the list, if it has not done so.

@@ -6,11 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from cluster.scheduler.adapter_file import AdapterFile, Answer
 from cluster.scheduler.adapter_registry import AdapterRegistry, Word
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Tick
-from core.adapter_messages import AdapterList, AdaptersHeld, AdaptersUsed, LoadAdapter, UnloadAdapter
+from core.adapter_messages import (
+    AdapterChanged,
+    AdapterList,
+    AdaptersHeld,
+    AdaptersUsed,
+    LoadAdapter,
+    UnloadAdapter,
+)
 from core.messages import (
     AskStatus,
     Finished,
@@ -37,7 +45,8 @@ _NOTHING_WAITS = PeerBacklog(0, 0)
 class SchedulerNode:
     """Serves frontends and workers on `mail`. `run` must be running; `close` ends its mail.
 
-    With `num_schedulers` > 1 it looks for the others (`resolve`), and tells them what it tells its frontends."""
+    With `num_schedulers` > 1 it looks for the others (`resolve`), and tells them what it tells its frontends. Without
+    `adapter_file` the list of the adapters that are loaded ends with the cluster."""
 
     def __init__(
         self,
@@ -46,6 +55,7 @@ class SchedulerNode:
         scheduler: GlobalScheduler,
         resolve: Resolve | None = None,
         num_schedulers: int = 1,
+        adapter_file: AdapterFile | None = None,
     ) -> None:
         self._mail, self._clock, self._scheduler = mail, clock, scheduler
         self._others = (
@@ -57,7 +67,9 @@ class SchedulerNode:
         """The other schedulers' backlogs."""
         self._told = _NOTHING_WAITS
         self._waiting = asyncio.Event()
-        self._adapters = AdapterRegistry(mail.address)
+        self._adapters, self._adapter_file = AdapterRegistry(mail.address), adapter_file
+        if adapter_file is not None:
+            self._adapters.restore(adapter_file.listed, clock.now())
         self._joining: dict[str, list[Register | LoadReport | Leaving]] = {}
         """What instances have said that still lack an adapter: until they have it, they are not there for requests."""
         self._defects: dict[str, str] = {}
@@ -69,9 +81,12 @@ class SchedulerNode:
 
     async def run(self) -> None:
         """Run for as long as the scheduler lives, until cancelled."""
+        self._note_waiting()
         self._mail.listen(self._on_message, self._on_lost)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
+            if self._adapter_file is not None:
+                tasks.create_task(self._adapter_file.run(self._mail.send))
             if self._others is not None:
                 tasks.create_task(self._others.run())
 
@@ -127,12 +142,25 @@ class SchedulerNode:
 
     def _tell(self, words: Sequence[Word]) -> None:
         """Tell what the list of adapters asks for, and take in the instances that have all of it now."""
+        answers: list[Answer] = []
         for to, message in words:
-            self._mail.send(to, message)
+            if isinstance(message, AdapterChanged):
+                answers.append((to, message))
+            else:
+                self._mail.send(to, message)
+        self._answer(answers)
         for address in [one for one in self._joining if self._adapters.is_current(one)]:
             for said in self._joining.pop(address):
                 self._on_message(address, said)
         self._note_waiting()
+
+    def _answer(self, answers: list[Answer]) -> None:
+        """Answer who has asked for a change of the list, which a file that keeps it has before."""
+        if self._adapter_file is not None and self._adapters.leads:
+            self._adapter_file.keep(self._adapters.listed, answers)
+        else:
+            for asker, answer in answers:
+                self._mail.send(asker, answer)
 
     def _on_lost(self, peer: str) -> None:
         self._defects.pop(peer, None)

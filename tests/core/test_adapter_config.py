@@ -51,3 +51,7 @@ def test_folders_are_whole_paths_and_slots_are_none_without_them() -> None:
     assert load({"adapters": {"folders": ["/adapters"], "slots": 3}}, {}).adapters.num_slots == 3
     with pytest.raises(ConfigError, match=r"adapters\.folders has 'adapters': give whole paths"):
         load({"adapters": {"folders": ["adapters"]}}, {})
+    with pytest.raises(ConfigError, match=r"adapters\.list_file has 'loaded\.json': give whole paths"):
+        load({"adapters": {"folders": ["/adapters"], "list_file": "loaded.json"}}, {})
+    with pytest.raises(ConfigError, match=r"say in adapters\.folders where they lie"):
+        load({"adapters": {"list_file": "/adapters/loaded.json"}}, {})

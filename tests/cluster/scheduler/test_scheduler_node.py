@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from cluster.scheduler.adapter_file import AdapterFile
 from cluster.scheduler.fleet.roster import NO_DECODE
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
@@ -41,9 +42,10 @@ class Peer:
 
 
 class Net:
-    def __init__(self, config: ScheduleConfig) -> None:
+    def __init__(self, config: ScheduleConfig, adapter_file: AdapterFile | None = None) -> None:
         self.network = LoopbackNetwork()
-        self.node = SchedulerNode(self.network.join("scheduler"), WallClock(), GlobalScheduler(config))
+        mail, scheduler = self.network.join("scheduler"), GlobalScheduler(config)
+        self.node = SchedulerNode(mail, WallClock(), scheduler, adapter_file=adapter_file)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Net"]:

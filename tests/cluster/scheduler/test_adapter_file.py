@@ -1,0 +1,122 @@
+"""Which adapters are loaded outlives the cluster where a file keeps it: each test starts schedulers anew, and knows nobody else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster.scheduler.adapter_file import AdapterFile
+from cluster.scheduler.adapter_registry import SETTLE_S, AdapterRegistry
+from core.adapter_messages import (
+    EMPTY_LIST,
+    AdapterChanged,
+    AdapterList,
+    AdaptersHeld,
+    AdaptersUsed,
+    ListedAdapter,
+    ListVersion,
+    LoadAdapter,
+    UnloadAdapter,
+)
+from core.config import ScheduleConfig
+from tests.cluster.scheduler.test_scheduler_node import Net, Peer
+
+NOBODY_ELSE = ()
+
+
+class Cluster:
+    """A scheduler, an instance that has whatever is listed, and who asks."""
+
+    def __init__(self, net: Net) -> None:
+        self.instance, self.asker = Peer(net, "decode"), Peer(net, "ingress")
+
+    async def load(self, key: str, *, in_place: bool = False) -> AdapterChanged:
+        self.instance.tell(AdaptersHeld(EMPTY_LIST.version))
+        self.asker.tell(LoadAdapter(1, key, f"/adapters/{key}", in_place))
+        return await self._answer()
+
+    async def unload(self, name: str) -> AdapterChanged:
+        self.asker.tell(UnloadAdapter(1, name))
+        return await self._answer()
+
+    async def _answer(self) -> AdapterChanged:
+        """Follow the list, as an instance does, until the answer is there."""
+        following = asyncio.create_task(self._follow())
+        try:
+            answer = await self.asker.hears()
+        finally:
+            following.cancel()
+        assert isinstance(answer, AdapterChanged)
+        return answer
+
+    async def _follow(self) -> None:
+        while True:
+            listed = await self.instance.hears()
+            assert isinstance(listed, AdapterList)
+            self.instance.tell(AdaptersHeld(listed.version))
+
+
+@asynccontextmanager
+async def cluster(file: Path) -> AsyncIterator[Cluster]:
+    async with Net(ScheduleConfig(), AdapterFile(file)).running() as net:
+        yield Cluster(net)
+
+
+async def listed_after_a_restart(file: Path) -> dict[str, str]:
+    """By key, the folders of what the first instance of a new cluster is told to load."""
+    async with cluster(file) as anew:
+        anew.instance.tell(AdaptersHeld(EMPTY_LIST.version))
+        listed = await anew.instance.hears()
+        assert isinstance(listed, AdapterList)
+        return {each.key: each.folder for each in listed.adapters}
+
+
+async def test_what_is_loaded_is_loaded_again_after_a_restart_of_everything(tmp_path: Path) -> None:
+    file = tmp_path / "adapters.json"
+    async with cluster(file) as first:
+        assert await first.load("sql@1") == AdapterChanged(1)
+        assert await first.load("poet@1") == AdapterChanged(1)
+    assert await listed_after_a_restart(file) == {
+        "sql@1": "/adapters/sql@1",
+        "poet@1": "/adapters/poet@1",
+    }
+    async with cluster(file) as second:
+        second.instance.tell(AdaptersHeld(EMPTY_LIST.version))
+        assert await second.unload("sql") == AdapterChanged(1)
+    assert await listed_after_a_restart(file) == {"poet@1": "/adapters/poet@1"}
+    assert [path.name for path in tmp_path.iterdir()] == ["adapters.json"]
+
+
+async def test_who_asks_is_told_that_the_file_cannot_be_written_and_may_ask_again(tmp_path: Path) -> None:
+    file = tmp_path / "not mounted" / "adapters.json"
+    async with cluster(file) as first:
+        answer = await first.load("sql@1")
+        assert (answer.status, "adapters.list_file could not be written" in answer.why) == (500, True)
+        file.parent.mkdir()
+        assert await first.load("sql@1", in_place=True) == AdapterChanged(1)
+    assert await listed_after_a_restart(file) == {"sql@1": "/adapters/sql@1"}
+
+
+async def test_a_file_that_cannot_be_read_is_said_and_keeps_nobody_from_serving(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "adapters.json"
+    file.write_text('{"version": 3, "adap')
+    async with cluster(file) as first:
+        assert "adapters.list_file cannot be read" in caplog.text
+        assert await first.load("sql@1") == AdapterChanged(1)
+    assert await listed_after_a_restart(file) == {"sql@1": "/adapters/sql@1"}
+
+
+def test_what_was_on_its_way_when_everything_ended_is_not_loaded_again() -> None:
+    states = {"sql@1": "serving", "poet@1": "loading", "old@1": "retiring"}
+    kept = [ListedAdapter(key, "/x", state) for key, state in states.items()]  # type: ignore[arg-type]
+    registry = AdapterRegistry("s2")
+    registry.restore(AdapterList(ListVersion(7, "s1"), tuple(kept)), now=100.0)
+    registry.on("in1", AdaptersUsed(ListVersion(7, "s1")), NOBODY_ELSE, 100.0)
+    assert {each.key for each in registry.listed.adapters} == {"sql@1", "old@1"}
+    registry.on("in1", AdaptersUsed(registry.listed.version), NOBODY_ELSE, 100.0)
+    registry.tick(100.0 + SETTLE_S)
+    assert {each.key for each in registry.listed.adapters} == {"sql@1"}
