@@ -237,7 +237,7 @@ class ChartValues(Model):
     """Values of the Baton chart. The first model is described at the top level."""
 
     kind: Literal["RayService", "RayCluster"] = "RayService"
-    """RayService: KubeRay watches and upgrades the application. RayCluster: a cluster, and a RayJob that deploys to it."""
+    """RayService: KubeRay watches and upgrades the application. RayCluster: a cluster, and a Job that deploys to it."""
     nameOverride: str = ""
     fullnameOverride: str = ""
     image: Image = Image()

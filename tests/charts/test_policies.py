@@ -237,13 +237,30 @@ def test_an_upgrade_starts_a_second_cluster() -> None:
     assert service["excludeHeadPodFromServeSvc"] is True
 
 
-def test_another_configuration_is_another_job() -> None:
-    first, second = (
-        of_kind(render({"kind": "RayCluster", "config": {"decode_instances": n}}), "RayJob") for n in (1, 2)
-    )
-    assert set(first).isdisjoint(second)
-    [job] = first.values()
-    assert job["spec"]["clusterSelector"] == {"ray.io/cluster": "demo-baton"}
+def test_a_job_deploys_to_a_cluster_that_nothing_else_watches() -> None:
+    """KubeRay holds a RayJob back until all pods are ready, and pods with ingresses are ready once there is an application."""
+    objects = example("ray-cluster")
+    assert not of_kind(objects, "RayJob")
+    [job] = of_kind(objects, "Job").values()
+    spec = job["spec"]["template"]["spec"]
+    [deploy] = spec["containers"]
+    assert deploy["command"][:4] == ["baton", "deploy", "--address", "http://demo-baton-head-svc:8265"]
+    [mount] = deploy["volumeMounts"]
+    assert deploy["command"][-1] == f"{mount['mountPath']}/serve.yaml"
+    assert {"name": "RAY_AUTH_MODE", "value": "token"} in deploy["env"]
+    [volume] = spec["volumes"]
+    assert volume["configMap"]["name"] in of_kind(objects, "ConfigMap")
+    everybody = of_kind(objects, "NetworkPolicy")["demo-baton"]["spec"]["podSelector"]["matchLabels"]
+    assert everybody.items() <= job["spec"]["template"]["metadata"]["labels"].items(), "it may reach the head"
+
+
+def test_another_configuration_or_image_is_another_job() -> None:
+    names = {
+        name
+        for values in ({}, {"config": {"decode_instances": 2}}, {"image": {"tag": "next"}})
+        for name in of_kind(render({"kind": "RayCluster", **values}), "Job")
+    }
+    assert len(names) == 3
 
 
 def test_nodes_and_links_are_checked_before_anything_serves() -> None:

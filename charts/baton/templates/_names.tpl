@@ -46,6 +46,14 @@ labels:
 {{ default (printf "%s-ray-token" (include "baton.fullname" .)) .Values.rayAuth.existingSecret }}
 {{- end -}}
 
+{{/* The environment of whoever talks to Ray's dashboard. */}}
+{{- define "baton.rayToken" -}}
+- {name: RAY_AUTH_MODE, value: token}
+- name: RAY_AUTH_TOKEN
+  valueFrom:
+    secretKeyRef: {name: {{ include "baton.rayTokenSecret" . }}, key: auth_token}
+{{- end -}}
+
 {{/* What the ingresses speak. */}}
 {{- define "baton.scheme" -}}
 {{ ternary "https" "http" (not (empty .Values.ingressTls.existingSecret)) }}
