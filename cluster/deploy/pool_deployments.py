@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
+from cluster.deploy.kube.serving_mark import mark_serving, unmark_serving
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.deploy.shared_card import take_share
@@ -42,12 +43,14 @@ class _Pool:
         self._instance = await make_instance(config, key, self._role, scheduler, one_host, timer=timer)
         leave_out_all_there_is()
         self._instance.run()
+        mark_serving(os.environ)
 
     async def check_health(self) -> None:
         if self._instance.failure is not None:
             raise ReplicaLost(f"this {self._role} instance has stopped: {self._instance.failure}")
 
     async def __del__(self) -> None:
+        unmark_serving(os.environ)
         with contextlib.suppress(AttributeError):  # the constructor failed
             await self._instance.drain(self._drain_timeout_s)
             await self._instance.close()

@@ -19,6 +19,7 @@ import ray.util
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from cluster.deploy.kube.serving_mark import mark_serving
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.rank_bundles import BundleShare, shares
 from cluster.instance.instance_parts import Role
@@ -92,7 +93,10 @@ def rank_actors(
     """Actors of ranks that are not started yet."""
 
     def make_ranks() -> list[Any]:
-        return [_in_bundle(BatonRank, group, share).remote(config.serve) for share in granted]
+        return [
+            _in_bundle(BatonRank, group, share).remote(config.serve, nodes[share.bundle] != hosts[0])
+            for share in granted
+        ]
 
     def start(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
         actors = made or make_ranks()
@@ -187,8 +191,11 @@ def _met(actors: Sequence[Any], names: Sequence[str], host: str, deadline_s: flo
 class BatonRank:
     """A rank's process. Ray ends it with the replica that has made it."""
 
-    def __init__(self, serve: ServeConfig) -> None:
+    def __init__(self, serve: ServeConfig, alone: bool) -> None:
+        """`alone`: its replica, which knows when the instance serves, is on another host."""
         configure_logging(serve.log_level, serve.log_format)
+        if alone:
+            mark_serving(os.environ)
 
     def visible_devices(self) -> str:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")

@@ -152,6 +152,9 @@ resources:
 - {name: BATON_KUBE_LABELS, value: {{ toJson . | quote }}}
 {{- end }}
 {{- end }}
+{{- if .pool }}
+- {name: BATON_SERVING_FOLDER, value: /tmp/baton-serving}
+{{- end }}
 {{- if and .pool .pool.shares }}
 - {name: CUDA_MPS_PIPE_DIRECTORY, value: /tmp/nvidia-mps}
 - {name: CUDA_MPS_LOG_DIRECTORY, value: /tmp/nvidia-mps}
@@ -254,7 +257,8 @@ resources:
 {{- end -}}
 
 {{/*
-Alive: the node's raylet answers. Ready: an ingress would have a request answered now; any other pod is part of the cluster.
+Alive: the node's raylet answers. Ready: an ingress would have a request answered now; an instance of a prefill or decode pod has
+loaded its model and lives (cluster/deploy/kube/serving_mark.py); the head is part of the cluster.
 */}}
 {{- define "baton.probes" -}}
 {{- $alive := dict "path" "/api/healthz" "port" 52365 -}}
@@ -272,6 +276,10 @@ readinessProbe:
   httpGet: {path: /ready, port: http, scheme: {{ include "baton.scheme" .root | upper }}}
   periodSeconds: 2
   failureThreshold: 1
+  {{- else if .pool }}
+  exec:
+    command: [sh, -c, 'for one in "$BATON_SERVING_FOLDER"/*; do kill -0 "${one##*/}" && exit 0; done; exit 1']
+  periodSeconds: 5
   {{- else }}
   httpGet: {{ toJson $alive }}
   periodSeconds: 10
