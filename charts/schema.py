@@ -79,7 +79,7 @@ class Group(Pod):
     """Null: `replicas`. With autoscaling the group's ceiling."""
     rayStartParams: NamesAndTexts = {}
     podDisruptionBudget: bool = True
-    """At most one of the group's pods is evicted at a time."""
+    """As long as the group is as small as it gets, at most one of its pods is evicted at a time."""
 
 
 class Pool(Group):

@@ -212,15 +212,22 @@ def test_the_service_has_the_ingress_pods_of_its_model_alone() -> None:
 
 
 def test_evictions_take_one_pod_of_a_group_at_a_time_and_never_the_head() -> None:
-    budgets = of_kind(render(), "PodDisruptionBudget")
-    assert {name: one["spec"]["maxUnavailable"] for name, one in budgets.items()} == {
-        "demo-baton-head": 0,
+    """Kubernetes asks a RayCluster for its scale where a budget says anything but a number that stays, and gets no answer."""
+    sizes = {"ingress_instances": 2, "prefill_instances": 1, "decode_instances": 4}
+    budgets = of_kind(render({"config": sizes}), "PodDisruptionBudget")
+    assert {name: one["spec"].get("minAvailable") for name, one in budgets.items()} == {
+        "demo-baton-head": 1,
         "demo-baton-ingress": 1,
-        "demo-baton-prefill": 1,
-        "demo-baton-decode": 1,
+        "demo-baton-decode": 3,
     }
-    tolerant = of_kind(example("ray-cluster"), "PodDisruptionBudget")
-    assert tolerant["demo-baton-head"]["spec"]["maxUnavailable"] == 1, "its state is kept elsewhere"
+    assert not any("maxUnavailable" in one["spec"] for one in budgets.values())
+    assert "demo-baton-head" not in of_kind(example("ray-cluster"), "PodDisruptionBudget"), (
+        "its state is kept elsewhere"
+    )
+    smaller = render({"config": sizes, "decode": {"minReplicas": 3, "maxReplicas": 8}})
+    assert of_kind(smaller, "PodDisruptionBudget")["demo-baton-decode"]["spec"]["minAvailable"] == 2
+    off = render({"config": sizes, "decode": {"podDisruptionBudget": False}})
+    assert "demo-baton-decode" not in of_kind(off, "PodDisruptionBudget")
 
 
 def test_classes_and_tenants_change_without_a_new_pod() -> None:
