@@ -29,7 +29,7 @@ from core.config import ClusterConfig, EngineConfig
 from core.errors import ConfigError, ReplicaLost
 from core.garbage import leave_out_all_there_is
 from core.ports import Mail
-from core.reports import Status
+from core.reports import PoolStatus, Status
 from engine.execution.devices import choose_device
 from kvtransfer.transport.loopback_transport import LoopbackFabric
 from models.hub import resolve as find_model
@@ -79,6 +79,7 @@ class LocalCluster:
             stack.push_async_callback(scheduler_mail.close)
             kept = AdapterFile(Path(path)) if (path := config.adapters.list_file) else None
             node = SchedulerNode(scheduler_mail, clock, make_scheduler(config.schedule), adapter_file=kept)
+            node.show_pools(_sizes(config))
             stack.push_async_callback(_cancel, asyncio.create_task(node.run()))
 
             async def resolve() -> list[str]:
@@ -118,6 +119,11 @@ class LocalCluster:
                     if len(status.instances) == len(self.instances):
                         return status
                 await asyncio.sleep(0.005)
+
+
+def _sizes(config: ClusterConfig) -> tuple[PoolStatus, ...]:
+    sizes = {"decode": config.decode_instances, "prefill": config.prefill_instances}
+    return tuple(PoolStatus(pool=pool, wanted=size) for pool, size in sizes.items() if size)
 
 
 def _on_its_device(config: ClusterConfig) -> ClusterConfig:

@@ -234,7 +234,7 @@ class InstanceStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolStatus:
-    """What the autoscaler decides for one pool."""
+    """How large one pool shall be, and what the autoscaler has decided, where there is one."""
 
     pool: str
     wanted: int = 0
@@ -244,6 +244,7 @@ class PoolStatus:
     """How often it was made larger, and smaller, since the scheduler began."""
     num_shrunk: int = 0
     cold_start_s: float = 0.0
+    """0 where its size does not follow its load."""
     reason: str = ""
     """Why the size changed last."""
 
@@ -259,4 +260,4 @@ class Status:
     experts: tuple[LayerExperts, ...] = ()
     """The experts of all instances together."""
     pools: tuple[PoolStatus, ...] = ()
-    """The pools that follow their load."""
+    """Empty until their sizes have been asked for."""

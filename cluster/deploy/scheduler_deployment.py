@@ -14,6 +14,7 @@ from cluster.deploy.serve_sizes import ServeSizes
 from cluster.scheduler.adapter_file import AdapterFile
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scaling.autoscaler import Autoscaler
+from cluster.scheduler.scaling.pool_watch import PoolWatch
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config import ClusterConfig
@@ -40,11 +41,12 @@ class Scheduler:
         collector = IdleCollector(lambda: not scheduler.num_placed and not scheduler.num_queued)
         self._collecting = asyncio.create_task(collector.run())
         self._running = asyncio.create_task(self._node.run())
-        self._scaling: asyncio.Task[None] | None = None
+        sizes, tell = ServeSizes(context.app_name), self._node.show_pools
         if config.scaling.enabled:
-            sizes = ServeSizes(context.app_name)
-            scaler = Autoscaler(config.scaling, self._node, sizes, WallClock(), self._node.show_pools)
-            self._scaling = asyncio.create_task(scaler.run())
+            scaler = Autoscaler(config.scaling, self._node, sizes, WallClock(), tell)
+        else:
+            scaler = PoolWatch(self._node, sizes, WallClock(), tell)
+        self._scaling = asyncio.create_task(scaler.run())
 
     async def endpoint(self) -> str:
         return self._mail.address
@@ -58,6 +60,5 @@ class Scheduler:
         with contextlib.suppress(AttributeError):
             self._running.cancel()
             self._collecting.cancel()
-            if self._scaling is not None:
-                self._scaling.cancel()
+            self._scaling.cancel()
             await self._mail.close()

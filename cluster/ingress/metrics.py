@@ -1,4 +1,4 @@
-"""Every metric's name, in one file. Each ingress serves them at /metrics.
+"""Every metric's name, but for those of pools (`pool_metrics`). Each ingress serves them at /metrics.
 
 An ingress knows its own requests. Of the instances it knows what the scheduler has been told (`core.messages.Status`), and has no
 other source of figures. Under vLLM's names the same figures appear once more, so that dashboards made for it work."""
@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cluster.ingress import request_context
+from cluster.ingress.pool_metrics import pool_metrics
 from cluster.ingress.timeline import Timeline, attained, first_token_s
 from cluster.ingress.token_metrics import TokenCounter, TokenHistogram
 from cluster.ingress.vllm_names import Alias, VllmNames
@@ -228,7 +229,7 @@ class InstanceMetrics(Collector):
             "baton_accepting", "Would a request be answered now?", float(not status.why_not)
         )
         yield _by_role(status)
-        yield from _pools(status)
+        yield from pool_metrics(status)
         for name, fact in _FACTS.items():
             metric = fact.family(f"baton_instance_{name}", ("address", "role"))
             for one in status.instances:
@@ -253,25 +254,6 @@ def role_of(instance: InstanceStatus) -> str:
     if instance.prefills and instance.decodes:
         return "both"
     return "prefill" if instance.prefills else "decode"
-
-
-def _pools(status: Status) -> Iterator[Metric]:
-    """Yield figures of the pools, where they follow their load."""
-    if not status.pools:
-        return
-    wanted = GaugeMetricFamily("baton_pool_wanted_instances", "Size that its load asks for", labels=("pool",))
-    cold = GaugeMetricFamily(
-        "baton_pool_cold_start_seconds", "From a decision until a new instance serves", labels=("pool",)
-    )
-    resized = CounterMetricFamily(
-        "baton_pool_resizes", "How often it was made larger or smaller", labels=("pool", "direction")
-    )
-    for pool in status.pools:
-        wanted.add_metric((pool.pool,), pool.wanted)
-        cold.add_metric((pool.pool,), pool.cold_start_s)
-        resized.add_metric((pool.pool, "up"), pool.num_grown)
-        resized.add_metric((pool.pool, "down"), pool.num_shrunk)
-    yield from (wanted, cold, resized)
 
 
 def _by_role(status: Status) -> Metric:

@@ -8,6 +8,7 @@ from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.promise import Promise
 from cluster.scheduler.scaling.autoscaler import Autoscaler
 from cluster.scheduler.scaling.pool_loads import WAIT_S, UseMeter
+from cluster.scheduler.scaling.pool_watch import PERIOD_S, PoolWatch
 from cluster.scheduler.scaling.scaler import PoolName
 from core.config import ScalingConfig, load
 from core.errors import ConfigError
@@ -128,3 +129,19 @@ def test_what_cannot_be_scaled_is_refused() -> None:
         load({"decode_instances": 5}, {}, {"scaling.enabled": True, "scaling.decode_max": 4})
     with pytest.raises(ConfigError, match="shrink_below must be less"):
         load({}, {}, {"scaling.enabled": True, "scaling.shrink_below": 0.9})
+
+
+async def test_sizes_are_told_where_nobody_changes_them() -> None:
+    world = World(busy("d0", 16))
+    world.sizes = {"prefill": 1, "decode": 4}
+    task = asyncio.create_task(PoolWatch(world, world, world, world.told).run())
+    await world.pass_s(PERIOD_S + 1, task)
+    assert {pool.pool: pool.wanted for pool in world.said} == {"prefill": 1, "decode": 4}
+    assert not any(pool.cold_start_s for pool in world.said)
+    world.broken = True
+    await world.pass_s(2 * PERIOD_S, task)
+    world.broken, world.sizes["decode"] = False, 2
+    await world.pass_s(2 * PERIOD_S, task)
+    assert {pool.pool: pool.wanted for pool in world.said} == {"prefill": 1, "decode": 2}
+    assert world.set_to == []
+    task.cancel()

@@ -18,6 +18,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 HEALTHY = {
+    'baton_pool_wanted_instances{pool="decode"}': "2x60",
+    'baton_pool_serving_instances{pool="decode"}': "2x60",
     "baton_scheduler_up": "1x60",
     "baton_accepting": "1x60",
     'baton_instance_defective{address="d0"}': "0x60",
@@ -39,8 +41,10 @@ HEALTHY = {
     'baton_rule_changes_total{outcome="refused"}': "0x60",
 }
 TROUBLE = {
+    "BatonDown": {"baton_scheduler_up": "_x60"},
     "BatonSchedulerUnreachable": {"baton_scheduler_up": "0x60"},
     "BatonNotAccepting": {"baton_accepting": "0x60"},
+    "BatonInstancesMissing": {'baton_pool_serving_instances{pool="decode"}': "2x10 1x50"},
     "BatonBlockAccountingBroken": {'baton_instance_defective{address="d0"}': "1x60"},
     "BatonFailures": {"baton_requests_failed_total": "0+20x60"},
     "BatonAttainmentLow": {'baton_slo_requests_total{slo_class="chat",attained="false"}': "0+200x60"},

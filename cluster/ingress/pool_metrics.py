@@ -1,0 +1,41 @@
+"""The metrics of pools: how large each shall be, how many instances of it serve, and what scaling has done."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from core.reports import PoolStatus, Status
+
+
+def pool_metrics(status: Status) -> Iterator[Metric]:
+    """Yield the pools' sizes, and what scaling has done where they follow their load."""
+    wanted = GaugeMetricFamily("baton_pool_wanted_instances", "Size that it shall have", labels=("pool",))
+    serving = GaugeMetricFamily(
+        "baton_pool_serving_instances", "Instances that live and do not drain", labels=("pool",)
+    )
+    for pool in status.pools:
+        wanted.add_metric((pool.pool,), pool.wanted)
+        serving.add_metric((pool.pool,), _num_serving(status, pool.pool))
+    if status.pools:
+        yield from (wanted, serving)
+    if scaled := [pool for pool in status.pools if pool.cold_start_s]:
+        yield from _scaling(scaled)
+
+
+def _num_serving(status: Status, pool: str) -> int:
+    living = [one for one in status.instances if not one.leaving]
+    return sum(one.decodes == (pool == "decode") for one in living)
+
+
+def _scaling(pools: list[PoolStatus]) -> Iterator[Metric]:
+    cold = GaugeMetricFamily(
+        "baton_pool_cold_start_seconds", "From a decision until a new instance serves", labels=("pool",)
+    )
+    resized = CounterMetricFamily(
+        "baton_pool_resizes", "How often it was made larger or smaller", labels=("pool", "direction")
+    )
+    for pool in pools:
+        cold.add_metric((pool.pool,), pool.cold_start_s)
+        resized.add_metric((pool.pool, "up"), pool.num_grown)
+        resized.add_metric((pool.pool, "down"), pool.num_shrunk)
+    yield from (cold, resized)
