@@ -4,6 +4,7 @@ The scheduler is a function of its events, so a replay decides the same, line by
 day's real events is one command away (`baton replay`). The file has no prompts in it, only hashes of their blocks. It holds the
 configuration, then one msgpack array for each event, (now, sender, message), and one string for each decision, in order."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from core.errors import ConfigError
 from core.messages import NeedPrefill, Place
 from net.codec import decode, encode
 
+log = logging.getLogger(__name__)
+
 
 def make_scheduler(config: ScheduleConfig, name: str = "") -> GlobalScheduler:
     """Make a scheduler. It is recorded if the configuration says so, in a file of its own where several have names. Raises
@@ -26,6 +29,8 @@ def make_scheduler(config: ScheduleConfig, name: str = "") -> GlobalScheduler:
         return GlobalScheduler(config)
     path = Path(f"{config.record_path}.{name}" if name else config.record_path)
     try:
+        if path.exists():  # perhaps of a scheduler that an event has ended
+            path.replace(path.with_name(f"{path.name}.before"))
         path.write_bytes(b"")
         return RecordedScheduler(config, path)
     except OSError as error:
@@ -36,8 +41,8 @@ class RecordedScheduler(GlobalScheduler):
     """Writes each event before it is acted upon, so that an event that ends the process is in the file."""
 
     def __init__(self, config: ScheduleConfig, path: Path, scan_up_to: int = SCAN_UP_TO) -> None:
+        self._path, self._is_recording = path, True
         super().__init__(config, log=self._write, scan_up_to=scan_up_to)
-        self._path = path
         self._write(config.model_dump_json())
 
     def on(self, event: Event, now: float) -> list[Send]:
@@ -45,8 +50,15 @@ class RecordedScheduler(GlobalScheduler):
         return super().on(event, now)
 
     def _write(self, item: Any) -> None:
-        with self._path.open("ab") as file:
-            file.write(msgpack.packb(item))  # type: ignore[arg-type]
+        """Write. A full disk ends the recording, not the scheduler."""
+        if not self._is_recording:
+            return
+        try:
+            with self._path.open("ab") as file:
+                file.write(msgpack.packb(item))  # type: ignore[arg-type]
+        except OSError as error:
+            self._is_recording = False
+            log.error("schedule.record_path: nothing more is recorded: %s", error)
 
 
 def replay(path: Path) -> tuple[list[str], list[str]]:

@@ -50,6 +50,28 @@ def test_a_recording_cut_short_is_replayed_as_far_as_it_goes(tmp_path: Path) -> 
     assert decided[: len(recorded)] == recorded
 
 
+def test_the_recording_of_a_scheduler_that_has_ended_is_kept_when_the_next_one_starts(tmp_path: Path) -> None:
+    record(tmp_path / "events")
+    make_scheduler(ScheduleConfig(record_path=str(tmp_path / "events")))
+    recorded, decided = replay(tmp_path / "events.before")
+    assert len(recorded) > 50
+    assert decided == recorded
+
+
+def test_a_disk_that_fails_ends_the_recording_and_not_the_scheduler(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "events"
+    scheduler = make_scheduler(ScheduleConfig(record_path=str(path)))
+    scheduler.on(instance("d1", "d"), 0.0)
+    path.rename(tmp_path / "so far")
+    path.mkdir()  # nothing can be written there
+    for number in range(3):
+        placed = scheduler.on(ask(f"r{number}", 100), 0.1)
+        assert [send.to for send in placed]
+    assert caplog.text.count("nothing more is recorded") == 1
+
+
 def test_a_changed_recording_is_noticed(tmp_path: Path) -> None:
     record(tmp_path / "events")
     data = (tmp_path / "events").read_bytes()
