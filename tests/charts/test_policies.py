@@ -180,6 +180,18 @@ def test_a_pod_has_the_longest_requests_time_to_leave() -> None:
         assert template["spec"]["terminationGracePeriodSeconds"] > 1025
 
 
+def test_an_ingress_answers_until_no_node_sends_it_connections_any_more() -> None:
+    objects = render()
+    probe = container(pods(objects)["ingress"])["readinessProbe"]
+    [application] = serve_config(objects)["applications"]
+    notice_s = application["args"]["serve"]["drain_notice_s"]
+    assert notice_s >= probe["periodSeconds"] * probe["failureThreshold"] + 5, "endpoints change in a second or two"
+    hook = container(pods(objects)["ingress"])["lifecycle"]["preStop"]["exec"]["command"]
+    assert int(hook[-1]) == 600 + notice_s + 30
+    said = serve_config(render({"config": {"serve": {"drain_notice_s": 25}}}))["applications"]
+    assert said[0]["args"]["serve"]["drain_notice_s"] == 25
+
+
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_every_policy_and_service_selects_pods_that_exist(name: str) -> None:
     objects = example(name)
