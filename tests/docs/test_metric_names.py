@@ -1,5 +1,6 @@
 """Each metric that a page, an alert or the dashboard names is one that /metrics has, under that very name."""
 
+import json
 import re
 from pathlib import Path
 
@@ -44,3 +45,13 @@ def exposed() -> set[str]:
 def test_what_is_named_is_there(place: Path) -> None:
     named = {name for name in NAME.findall(place.read_text()) if not name.endswith("_")}
     assert named - exposed() - OTHERS == set()
+
+
+def test_each_query_of_the_dashboard_is_of_the_chosen_jobs_and_models() -> None:
+    """The label of the model is the chart's; elsewhere nothing has it, and every model is chosen."""
+    board = json.loads((FILES / "dashboards" / "baton.json").read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    assert queries
+    for query in queries:
+        assert query.count('{job=~"$job",baton_model=~"$model"') == len(NAME.findall(query)) - query.count("baton_model")
+    assert {"job", "model"} <= {variable["name"] for variable in board["templating"]["list"]}
