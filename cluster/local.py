@@ -12,7 +12,7 @@ import uvloop
 from cluster.ingress.api.api_factory import build_app, run_batches
 from cluster.ingress.api.draining import drain
 from cluster.ingress.api.http_server import HttpServer
-from cluster.ingress.api.ingress_tls import ingress_tls
+from cluster.ingress.api.ingress_tls import follow_certificate, ingress_tls
 from cluster.ingress.api.live_rules import LiveRules
 from cluster.ingress.frontend import Frontend
 from cluster.ingress.model_card import ModelCard
@@ -155,6 +155,7 @@ async def _serve(
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop.set)
         serving, watching = server.start(), asyncio.create_task(live.run(observers.ingress.rules_changed))
+        following = asyncio.create_task(follow_certificate(tls, config.serve))
         batches = asyncio.create_task(run_batches(app))
         leave_out_all_there_is()
         on_ready()
@@ -162,8 +163,8 @@ async def _serve(
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         on_stop()
-        await _cancel(watching)
-        await _cancel(batches)
+        for task in (watching, following, batches):
+            await _cancel(task)
         await drain(cluster.frontend, server, config.serve.drain_notice_s, config.serve.drain_timeout_s)
     observers.close()
 

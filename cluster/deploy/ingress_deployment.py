@@ -16,7 +16,7 @@ from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.ingress.api.api_factory import build_app, run_batches
 from cluster.ingress.api.draining import drain
 from cluster.ingress.api.http_server import HttpServer
-from cluster.ingress.api.ingress_tls import ingress_tls
+from cluster.ingress.api.ingress_tls import follow_certificate, ingress_tls
 from cluster.ingress.api.live_rules import LiveRules
 from cluster.ingress.frontend import Frontend
 from cluster.ingress.model_card import read_model_card
@@ -58,9 +58,9 @@ class Ingress:
         self._watching = asyncio.create_task(live.run(observers.ingress.rules_changed))
         app = build_app(self._frontend, config, card, live.access, observers)
         ports = range(config.serve.port, config.serve.port + config.serve.num_ports)
-        self._server = HttpServer(
-            app, config.serve.host, ports, shared=len(ports) == 1, tls=ingress_tls(config.serve)
-        )
+        tls = ingress_tls(config.serve)
+        self._server = HttpServer(app, config.serve.host, ports, shared=len(ports) == 1, tls=tls)
+        self._following = asyncio.create_task(follow_certificate(tls, config.serve))
         leave_out_all_there_is()
         self._serving = self._server.start()
         self._batches = asyncio.create_task(run_batches(app))
@@ -90,6 +90,7 @@ class Ingress:
             await self.drain()
             self._running.cancel()
             self._watching.cancel()
+            self._following.cancel()
             await self._frontend.close()
             self._finish()
 

@@ -14,7 +14,7 @@ from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
-from kvtransfer.transport.streams import TlsContexts, tls_contexts
+from kvtransfer.transport.streams import TlsContexts
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
@@ -110,4 +110,4 @@ def tls_of(config: TransferConfig) -> TlsContexts | None:
         return None
     if not all(files):
         raise ConfigError("transfer.tls_cert, tls_key and tls_ca belong together: set all three or none")
-    return tls_contexts(*files)
+    return TlsContexts(*files)

@@ -4,15 +4,18 @@ Blocking calls in threads of their own keep long copies off the event loop (the 
 streams use several cores. A stream is owned by one thread at a time; only `cut` may be called from another."""
 
 import contextlib
+import logging
 import socket
 import ssl
 import struct
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from core.errors import ConfigError, ReplicaLost
+from core.file_states import file_states
+
+log = logging.getLogger(__name__)
 
 _MAX_PIECES = 1024
 """IOV_MAX of Linux, the number of pieces that one scatter or gather call takes."""
@@ -25,33 +28,48 @@ STALL_S = 60
 """How long a peer may take for the next byte of a frame that is on its way before it counts as lost."""
 
 
-@dataclass(frozen=True, slots=True)
 class TlsContexts:
-    """TLS contexts for either side of a connection. Both ask for a certificate that the cluster's authority has signed."""
+    """TLS for either side of a connection: both ask for a certificate that the cluster's authority has signed. Names in
+    certificates are not compared with addresses, since every holder of a signed certificate is of the cluster."""
 
-    client: ssl.SSLContext
-    server: ssl.SSLContext
+    def __init__(self, cert: str, key: str, ca: str) -> None:
+        """Read PEM files. Raises ConfigError, naming the file."""
+        self._files = cert, key, ca
+        self._seen = file_states(self._files)
+        self._contexts = _contexts(*self._files)
+
+    def context(self, *, dialled: bool) -> ssl.SSLContext:
+        """Return what a new connection takes, of the files as they are now: certificates expire sooner than instances. Those that
+        cannot be used are refused, with a line in the log, and the ones before hold. Any thread may ask."""
+        states = file_states(self._files)
+        if states != self._seen:
+            self._seen = states
+            try:
+                self._contexts = _contexts(*self._files)
+            except ConfigError as error:
+                log.error("the changed certificate is refused, the old one holds: %s", error)
+        return self._contexts[0 if dialled else 1]
 
 
-def tls_contexts(cert: str, key: str, ca: str) -> TlsContexts:
-    """Make the contexts from PEM files. Names in certificates are not compared with addresses, since every holder of a signed
-    certificate is of the cluster. Raises ConfigError, naming the file."""
-    made: list[ssl.SSLContext] = []
-    for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
-        context = ssl.SSLContext(protocol)
-        context.minimum_version = ssl.TLSVersion.TLSv1_3
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_REQUIRED
-        for what, path in (("tls_cert", cert), ("tls_key", key), ("tls_ca", ca)):
-            if not Path(path).is_file():
-                raise ConfigError(f"transfer.{what}: there is no file {path}")
-        try:
-            context.load_cert_chain(cert, key)
-            context.load_verify_locations(ca)
-        except (ssl.SSLError, OSError) as error:
-            raise ConfigError(f"transfer.tls_cert, tls_key, tls_ca ({cert}, {key}, {ca}): {error}") from error
-        made.append(context)
-    return TlsContexts(*made)
+def _contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """Return the contexts of the side that dials and of the one that accepts."""
+    return _context(ssl.PROTOCOL_TLS_CLIENT, cert, key, ca), _context(ssl.PROTOCOL_TLS_SERVER, cert, key, ca)
+
+
+def _context(protocol: int, cert: str, key: str, ca: str) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    for what, path in (("tls_cert", cert), ("tls_key", key), ("tls_ca", ca)):
+        if not Path(path).is_file():
+            raise ConfigError(f"transfer.{what}: there is no file {path}")
+    try:
+        context.load_cert_chain(cert, key)
+        context.load_verify_locations(ca)
+    except (ssl.SSLError, OSError) as error:
+        raise ConfigError(f"transfer.tls_cert, tls_key, tls_ca ({cert}, {key}, {ca}): {error}") from error
+    return context
 
 
 class Stream:
@@ -65,7 +83,7 @@ class Stream:
         if tls is not None:
             _limit(sock, _HANDSHAKE_S, _HANDSHAKE_S)
             try:
-                context = tls.client if dialled else tls.server
+                context = tls.context(dialled=dialled)
                 self._sock = context.wrap_socket(sock, server_side=not dialled)
             except (OSError, ValueError) as error:
                 sock.close()

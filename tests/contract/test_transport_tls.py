@@ -19,7 +19,7 @@ from core.errors import ConfigError, ReplicaLost
 from core.kv import KVLayout, KVShard
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport import tcp
-from kvtransfer.transport.streams import Stream, TlsContexts, tls_contexts
+from kvtransfer.transport.streams import Stream, TlsContexts
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
@@ -85,7 +85,7 @@ def authority(tmp_path: Path) -> Authority:
 
 @pytest.fixture
 async def holder(authority: Authority) -> AsyncIterator[Side]:
-    side = Side(tls_contexts(*authority.member("holder")))
+    side = Side(TlsContexts(*authority.member("holder")))
     yield side
     await side.receiver.close()
 
@@ -111,7 +111,7 @@ async def test_kv_arrives_and_cannot_be_read_on_the_way(
 
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
     region = replace(holder.region, endpoint=f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    out = sender(source, tls_contexts(*authority.member("writer")), checksum)
+    out = sender(source, TlsContexts(*authority.member("writer")), checksum)
     assert out.reaches(region)
     await out.write("g", region, [CopyRun(0, 0, SIZE)])
     async with asyncio.timeout(PATIENCE_S):
@@ -128,7 +128,7 @@ async def test_kv_arrives_and_cannot_be_read_on_the_way(
 async def test_a_writer_of_another_authority_is_refused(tmp_path: Path, holder: Side) -> None:
     (tmp_path / "other").mkdir()
     stranger = Authority(tmp_path / "other", "stranger").member("writer")
-    out = sender(memoryview(bytearray(SIZE)), tls_contexts(stranger[0], stranger[1], stranger[2]))
+    out = sender(memoryview(bytearray(SIZE)), TlsContexts(stranger[0], stranger[1], stranger[2]))
     with pytest.raises(ReplicaLost, match="TLS"):
         await out.write("g", holder.region, [CopyRun(0, 0, SIZE)])
     assert not holder.num_bytes
@@ -137,8 +137,8 @@ async def test_a_writer_of_another_authority_is_refused(tmp_path: Path, holder: 
 
 async def test_a_holder_of_another_authority_is_refused(tmp_path: Path, authority: Authority) -> None:
     (tmp_path / "other").mkdir()
-    impostor = Side(tls_contexts(*Authority(tmp_path / "other", "stranger").member("holder")))
-    out = sender(memoryview(bytearray(SIZE)), tls_contexts(*authority.member("writer")))
+    impostor = Side(TlsContexts(*Authority(tmp_path / "other", "stranger").member("holder")))
+    out = sender(memoryview(bytearray(SIZE)), TlsContexts(*authority.member("writer")))
     with pytest.raises(ReplicaLost, match="TLS"):
         await out.write("g", impostor.region, [CopyRun(0, 0, SIZE)])
     await out.close()
@@ -148,7 +148,7 @@ async def test_a_holder_of_another_authority_is_refused(tmp_path: Path, authorit
 async def test_plain_and_encrypted_instances_do_not_meet(authority: Authority, holder: Side) -> None:
     plain = Side(None)
     without = sender(memoryview(bytearray(SIZE)), None)
-    with_tls = sender(memoryview(bytearray(SIZE)), tls_contexts(*authority.member("writer")))
+    with_tls = sender(memoryview(bytearray(SIZE)), TlsContexts(*authority.member("writer")))
     assert not without.reaches(holder.region)
     assert not with_tls.reaches(plain.region)
     await without.close()
@@ -157,7 +157,7 @@ async def test_plain_and_encrypted_instances_do_not_meet(authority: Authority, h
 
 
 async def test_the_fence_cuts_an_encrypted_stream(authority: Authority, holder: Side) -> None:
-    out = sender(memoryview(bytearray(SIZE)), tls_contexts(*authority.member("writer")))
+    out = sender(memoryview(bytearray(SIZE)), TlsContexts(*authority.member("writer")))
     await out.write("g", holder.region, [CopyRun(0, 0, SIZE)])
     async with asyncio.timeout(PATIENCE_S):
         await holder.receiver.fence("writer", "g")
@@ -182,10 +182,41 @@ async def test_a_peer_that_never_says_hello_does_not_keep_the_holder_from_closin
 def test_missing_and_unreadable_files_are_refused_by_name(tmp_path: Path, authority: Authority) -> None:
     cert, _, ca = authority.member("x")
     with pytest.raises(ConfigError, match="tls_key: there is no file"):
-        tls_contexts(cert, str(tmp_path / "nothing"), ca)
+        TlsContexts(cert, str(tmp_path / "nothing"), ca)
     (tmp_path / "rubbish").write_text("rubbish")
     with pytest.raises(ConfigError, match="rubbish"):
-        tls_contexts(cert, str(tmp_path / "rubbish"), ca)
+        TlsContexts(cert, str(tmp_path / "rubbish"), ca)
+
+
+async def test_new_connections_take_certificates_that_were_renewed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authorities = [Authority(tmp_path, name) for name in ("old", "new")]
+    files = [tmp_path / name for name in ("cert", "key", "ca")]
+
+    def renew(authority: Authority) -> None:
+        for file, made in zip(files, authority.member("holder"), strict=True):
+            file.write_bytes(Path(made).read_bytes())
+
+    renew(authorities[0])
+    holder = Side(TlsContexts(*map(str, files)))
+
+    async def write(authority: Authority) -> None:
+        out = sender(memoryview(bytearray(SIZE)), TlsContexts(*authority.member("writer")))
+        try:
+            await out.write("g", holder.region, [CopyRun(0, 0, SIZE)])
+        finally:
+            await out.close()
+
+    await write(authorities[0])
+    with pytest.raises(ReplicaLost):
+        await write(authorities[1])
+    renew(authorities[1])
+    await write(authorities[1])
+    files[1].write_text("half a key")
+    await write(authorities[1])
+    assert "the changed certificate is refused, the old one holds" in caplog.text
+    await holder.receiver.close()
 
 
 async def test_a_sender_that_closes_while_it_shakes_hands_leaves_no_stream(
@@ -202,7 +233,7 @@ async def test_a_sender_that_closes_while_it_shakes_hands_leaves_no_stream(
         return made[-1]
 
     monkeypatch.setattr(tcp, "Stream", slow)
-    out = sender(memoryview(bytearray(SIZE)), tls_contexts(*authority.member("writer")))
+    out = sender(memoryview(bytearray(SIZE)), TlsContexts(*authority.member("writer")))
     writing = asyncio.create_task(out.write("g", holder.region, [CopyRun(0, 0, SIZE)]))
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     closing = asyncio.create_task(out.close())

@@ -1,10 +1,17 @@
 """TLS at the ingress, and with an authority for clients mutual TLS."""
 
+import asyncio
+import logging
 import ssl
 from pathlib import Path
 
 from core.errors import ConfigError
+from core.file_states import file_states
 from core.serve_config import ServeConfig
+
+log = logging.getLogger(__name__)
+
+_PERIOD_S = 10.0
 
 
 def ingress_tls(config: ServeConfig) -> ssl.SSLContext | None:
@@ -21,6 +28,33 @@ def ingress_tls(config: ServeConfig) -> ssl.SSLContext | None:
             raise ConfigError(f"serve.{name}: there is no file {path}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    _read_into(context, config)
+    return context
+
+
+async def follow_certificate(
+    context: ssl.SSLContext | None, config: ServeConfig, period_s: float = _PERIOD_S
+) -> None:
+    """Show new connections what the certificate's files have now, whenever they change: certificates expire sooner than servers.
+    Runs until it is cancelled. Returns at once without TLS."""
+    files = [path for path in (config.tls_cert, config.tls_key, config.tls_client_ca) if path]
+    seen = await asyncio.to_thread(file_states, files)
+    while context is not None:
+        await asyncio.sleep(period_s)
+        states = await asyncio.to_thread(file_states, files)
+        if states == seen:
+            continue
+        seen = states
+        try:
+            await asyncio.to_thread(ingress_tls, config)  # a half of a pair would leave the context without a key
+            _read_into(context, config)
+        except ConfigError as error:
+            log.error("the changed certificate is refused, the old one holds: %s", error)
+        else:
+            log.info("new connections see the changed certificate %s", config.tls_cert)
+
+
+def _read_into(context: ssl.SSLContext, config: ServeConfig) -> None:
     try:
         context.load_cert_chain(config.tls_cert, config.tls_key)
         if config.tls_client_ca:
@@ -28,4 +62,3 @@ def ingress_tls(config: ServeConfig) -> ssl.SSLContext | None:
             context.verify_mode = ssl.CERT_REQUIRED
     except (ssl.SSLError, OSError) as error:
         raise ConfigError(f"serve.tls_cert, tls_key, tls_client_ca: {error}") from error
-    return context

@@ -4,8 +4,7 @@ What is read is taken over as a whole or not at all; until it is, the rules befo
 
 import asyncio
 import logging
-import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,12 +13,12 @@ import yaml
 from cluster.ingress.api.access import Access, read_rules
 from core.config import ClusterConfig, overlay
 from core.errors import ConfigError
+from core.file_states import file_states
 
 log = logging.getLogger(__name__)
 
 _PERIOD_S = 1.0
-"""The time between two looks. Files that an orchestrator mounts change by a swapped link somewhere above them, which no watch on
-the file itself reports."""
+"""The time between two looks."""
 
 
 class LiveRules:
@@ -31,16 +30,16 @@ class LiveRules:
         self._files: set[str] = set()
         current = self._read()
         self.access = Access(read_rules(current))
-        self._seen = _fingerprint(self._files)
+        self._seen = file_states(self._files)
 
     async def run(self, changed: Callable[[str], None]) -> None:
         """Run for as long as the server lives. Returns at once where no file is configured. `changed` is called with "taken" or
         "refused"."""
         while self._files:
             await asyncio.sleep(_PERIOD_S)
-            fingerprint = await asyncio.to_thread(_fingerprint, self._files | self._seen.keys())
-            if fingerprint != self._seen:
-                self._seen = fingerprint
+            states = await asyncio.to_thread(file_states, self._files | self._seen.keys())
+            if states != self._seen:
+                self._seen = states
                 changed(await self._reload())
 
     async def _reload(self) -> Literal["taken", "refused"]:
@@ -53,7 +52,7 @@ class LiveRules:
             log.error("the changed live configuration is refused, the old one holds: %s", error)
             return "refused"
         self.access.replace(rules)
-        self._seen |= _fingerprint(self._files - self._seen.keys())
+        self._seen |= file_states(self._files - self._seen.keys())
         classes, tenants = ", ".join(config.slo_classes), ", ".join(config.tenants) or "none"
         log.info("new live configuration: slo_classes %s; tenants %s", classes, tenants)
         return "taken"
@@ -77,14 +76,3 @@ def _read_yaml(path: str) -> dict[str, Any]:
     if not isinstance(content, dict | None):
         raise ConfigError(f"serve.live_file: {path} must hold slo_classes and tenants")
     return content or {}
-
-
-def _fingerprint(files: Iterable[str]) -> dict[str, tuple[int, int, int] | None]:
-    found: dict[str, tuple[int, int, int] | None] = {}
-    for file in files:
-        try:
-            state = os.stat(file)
-            found[file] = (state.st_ino, state.st_size, state.st_mtime_ns)
-        except OSError:
-            found[file] = None
-    return found

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.ingress.api.http_connection import MAX_HEAD_BYTES, Connection
 from cluster.ingress.api.http_server import HttpServer
-from cluster.ingress.api.ingress_tls import ingress_tls
+from cluster.ingress.api.ingress_tls import follow_certificate, ingress_tls
 from core.config import ServeConfig
 from core.errors import ConfigError
 from tests.cluster.ingress.api.fakes import FakeGenerator
@@ -57,6 +57,42 @@ async def test_https_with_and_without_client_certificates(tmp_path: Path) -> Non
         for member in (None, others.member("intruder")):
             with pytest.raises(httpx.TransportError):
                 await get(port, member=member)
+
+
+async def test_new_connections_see_a_certificate_that_was_renewed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    authority = Authority(tmp_path, "ours")
+    cert, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+
+    def renew(name: str) -> bytes:
+        made_cert, made_key, _ = authority.member(name)
+        key.write_bytes(Path(made_key).read_bytes())
+        cert.write_bytes(Path(made_cert).read_bytes())
+        return ssl.PEM_cert_to_DER_cert(cert.read_text())
+
+    async def shown(port: int) -> bytes:
+        context = ssl.create_default_context(cafile=str(authority.path))
+        context.check_hostname = False
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.close()
+        return writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+
+    config = ServeConfig(tls_cert=str(cert), tls_key=str(key))
+    first = renew("first")
+    context = ingress_tls(config)
+    following = asyncio.create_task(follow_certificate(context, config, period_s=0.01))
+    async with serving(context) as port, asyncio.timeout(PATIENCE_S):
+        assert await shown(port) == first
+        second = renew("second")
+        while await shown(port) != second:
+            await asyncio.sleep(0.01)
+        cert.write_text("half a certificate")
+        while "the changed certificate is refused" not in caplog.text:
+            await asyncio.sleep(0.01)
+        assert await shown(port) == second
+    following.cancel()
+    await follow_certificate(None, ServeConfig())
 
 
 def test_mistakes_are_refused_at_the_start(tmp_path: Path) -> None:
