@@ -59,8 +59,8 @@ class AdapterConfig(Section):
     max_rank: int = Field(default=16, ge=1)
     """The largest rank of an adapter that is loaded so."""
     list_file: str = ""
-    """File, as a whole path, that keeps which adapters are loaded so: it is written at each change and read when a cluster starts.
-    Every scheduler must see it. Empty: a restart of the whole cluster forgets them."""
+    """File, as a whole path, that keeps which adapters are loaded so: written at each change, read when a cluster starts. Every
+    scheduler must see it. Empty: a restart of the whole cluster forgets them."""
 
     @property
     def num_slots(self) -> int:
@@ -70,7 +70,10 @@ class AdapterConfig(Section):
 
 def check_adapters(config: AdapterConfig) -> None:
     """Raise ConfigError for what cannot be used together."""
-    named = {"adapters.folders": config.folders, "adapters.list_file": (config.list_file,) if config.list_file else ()}
+    named = {
+        "adapters.folders": config.folders,
+        "adapters.list_file": (config.list_file,) if config.list_file else (),
+    }
     for key, paths in named.items():
         if partial := [path for path in paths if not Path(path).is_absolute()]:
             raise ConfigError(

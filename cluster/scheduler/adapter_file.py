@@ -74,9 +74,13 @@ class AdapterFile:
         except FileNotFoundError:
             log.info("adapters.list_file: there is no %s yet", self._path)
         except (OSError, ValidationError) as error:
-            said = "; ".join(str(error).splitlines())
+            said = (
+                str(error).partition("\n")[0] if isinstance(error, OSError) else "it is no list of adapters"
+            )
             log.error(
-                "adapters.list_file %s cannot be read, and what it lists is not loaded again: %s", self._path, said
+                "adapters.list_file %s cannot be read, and what it lists is not loaded again: %s",
+                self._path,
+                said,
             )
         return EMPTY_LIST
 

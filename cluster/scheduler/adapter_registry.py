@@ -76,7 +76,8 @@ class AdapterRegistry:
 
     def restore(self, kept: AdapterList, now: float) -> None:
         """Go on, before any message, where the scheduler stood that has kept this list."""
-        self._list, self._settled_at = kept, now + SETTLE_S
+        if kept.version > self._list.version:
+            self._list, self._settled_at = kept, now + SETTLE_S
 
     @property
     def is_changing(self) -> bool:

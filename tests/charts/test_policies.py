@@ -185,7 +185,9 @@ def test_an_ingress_answers_until_no_node_sends_it_connections_any_more() -> Non
     probe = container(pods(objects)["ingress"])["readinessProbe"]
     [application] = serve_config(objects)["applications"]
     notice_s = application["args"]["serve"]["drain_notice_s"]
-    assert notice_s >= probe["periodSeconds"] * probe["failureThreshold"] + 5, "endpoints change in a second or two"
+    assert notice_s >= probe["periodSeconds"] * probe["failureThreshold"] + 5, (
+        "endpoints change in a second or two"
+    )
     hook = container(pods(objects)["ingress"])["lifecycle"]["preStop"]["exec"]["command"]
     assert int(hook[-1]) == 600 + notice_s + 30
     said = serve_config(render({"config": {"serve": {"drain_notice_s": 25}}}))["applications"]

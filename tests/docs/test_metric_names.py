@@ -31,9 +31,7 @@ def exposed() -> set[str]:
     )
     pools = (PoolStatus(pool="decode", cold_start_s=1.0),)
     observers = make_observers("m")
-    observers.instances.update(
-        Status(nonce=0, why_not="", num_queued=0, instances=(instance,), pools=pools)
-    )
+    observers.instances.update(Status(nonce=0, why_not="", num_queued=0, instances=(instance,), pools=pools))
     return {
         family.name + suffix
         for family in observers.registry.collect()
@@ -53,5 +51,7 @@ def test_each_query_of_the_dashboard_is_of_the_chosen_jobs_and_models() -> None:
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     assert queries
     for query in queries:
-        assert query.count('{job=~"$job",baton_model=~"$model"') == len(NAME.findall(query)) - query.count("baton_model")
+        assert query.count('{job=~"$job",baton_model=~"$model"') == len(NAME.findall(query)) - query.count(
+            "baton_model"
+        )
     assert {"job", "model"} <= {variable["name"] for variable in board["templating"]["list"]}

@@ -46,7 +46,9 @@ async def follow_certificate(
             continue
         seen = states
         try:
-            await asyncio.to_thread(ingress_tls, config)  # a half of a pair would leave the context without a key
+            await asyncio.to_thread(
+                ingress_tls, config
+            )  # a half of a pair would leave the context without a key
             _read_into(context, config)
         except ConfigError as error:
             log.error("the changed certificate is refused, the old one holds: %s", error)
