@@ -1,6 +1,7 @@
 """What the machine does at the most: how fast it reads memory, and how fast it multiplies square matrices.
 
-The multiplications are PyTorch's; where Baton's own of that type is faster, that counts."""
+The multiplications are PyTorch's; where Baton's own of that type is faster, that counts. Where PyTorch has no instructions for
+short types (AVX2), it takes minutes for them, and float32 stands for what it would multiply."""
 
 import time
 from collections.abc import Callable
@@ -32,6 +33,8 @@ def measure_limits(threads: int, smoke: bool = False) -> Limits:
         "bfloat16": [lambda: half_a @ half_b],
         "int8": [lambda: INT_PRODUCT(int_a, int_b)],
     }
+    if torch.backends.cpu.get_cpu_capability() == "AVX2":
+        products = dict.fromkeys(products, products["float32"])
     memory = torch.ones(_READ_BYTES // (64 if smoke else 1), dtype=torch.uint8)
     found: Limits = {}
     if (library := native()) is not None:
@@ -40,7 +43,7 @@ def measure_limits(threads: int, smoke: bool = False) -> Limits:
         own = {"float32": Layout.FLOAT32, "int8": Layout.INT8}
         for name, layout in own.items():
             matrix = packed(b, layout, INT4_GROUP)
-            products[name].append(lambda matrix=matrix: matrix.product(a, None))
+            products[name] = [*products[name], lambda matrix=matrix: matrix.product(a, None)]
     else:
         read = _least(lambda: memory.view(torch.int64).sum())
     found["read_gb_s"] = round(memory.numel() / read / 1e9, 2)
