@@ -98,10 +98,11 @@ def _guesses(content: Any, _: Find) -> list[float]:
 def _products(content: Any, find: Find) -> list[float]:
     found = find(content["by_rows"], num_rows=96)
     shares, rates = found["share_of_rate_in_registers"], found["gop_s"]
-    return [
-        min(row["bfloat16"] for row in shares.values()),
-        min(row["bfloat16"] / row["oneDNN bfloat16"] for row in rates.values()),
+    # A processor with AVX2 alone has no such product of oneDNN's.
+    by_onednn = [
+        row["bfloat16"] / row["oneDNN bfloat16"] for row in rates.values() if "oneDNN bfloat16" in row
     ]
+    return [min(row["bfloat16"] for row in shares.values()), *([min(by_onednn)] if by_onednn else [])]
 
 
 def _whole_products(content: Any, find: Find) -> list[float]:
@@ -205,6 +206,10 @@ FIGURES: dict[str, list[Figures]] = {
         lambda d, _: [min(ratios) for ratios in by_best_peer(d["cells"], "tokens_per_s").values()],
     ],
     "cpu_peers_zen5_1b.json": [
+        lambda d, _: list(means(d["cells"], "tokens_per_s").values()),
+        lambda d, _: [min(ratios) for ratios in by_best_peer(d["cells"], "tokens_per_s").values()],
+    ],
+    "cpu_peers_zen3.json": [
         lambda d, _: list(means(d["cells"], "tokens_per_s").values()),
         lambda d, _: [min(ratios) for ratios in by_best_peer(d["cells"], "tokens_per_s").values()],
     ],
