@@ -9,7 +9,7 @@ from rich.progress import Progress
 from cluster.instance.rank_memory import memory_of_replica
 from core.config import load
 from core.step_profile import Profile
-from core.steps import chunk_pairs
+from core.steps import chunk_pairs, unread_decay
 from engine.execution.step_meter import PromptPiece, StepMeter
 from models.hub import resolve
 from sim.device_profile import Sample, as_profile, fit
@@ -40,7 +40,8 @@ def measured_profile(model: str, repeats: int) -> tuple[Profile, float, float]:
                     seen.append(duration_s)
                 bar.advance(task)
     meter.close()
-    cost = fit([_sample(step, sorted(seen)[len(seen) // 2]) for step, seen in zip(grid, times, strict=True)])
+    samples = [_sample(step, sorted(seen)[len(seen) // 2]) for step, seen in zip(grid, times, strict=True)]
+    cost = fit(samples, unread_decay(meter.size.expert_share))
     layout = meter.size.shard.layout
     profile = as_profile(
         cost,

@@ -17,7 +17,8 @@ One of another length than 20 s has its seconds behind it: `deepseek-r1/standard
 clients for tenants.
 Devices are an H100 with prefill or memory at half or twice its speed, or with a slower link, an A100 and an L40S; instances of
 several GPUs are a model of 70B on four H100s, and a quantised one with routed experts on eight H200s. Their rates are for each
-instance, not for each GPU.
+instance, not for each GPU. Routed experts of other shapes are those of Mixtral, Qwen3-30B-A3B and gpt-oss-120b
+(`benchmarks.routed_models`).
 Prediction, written first: with early rejection and any role a baseline reaches 0.9 of Baton at 90 %, and on Baton's engine 0.95;
 where prompts are hopeless (agents, synthetic) Baton is below it."""
 
@@ -51,6 +52,7 @@ from benchmarks.goodput import (
 from benchmarks.goodput import window as tuned_window
 from benchmarks.plan_questions import MOE
 from benchmarks.report import parser, write
+from benchmarks.routed_models import GPT_OSS, MIXTRAL, QWEN3_30B
 from core.config import load
 from core.errors import ConfigError
 from core.types import Slo
@@ -114,6 +116,9 @@ DEVICES: dict[str, Device] = {
     "L40S": Device(GPUS["L40S"]),
     "70B on 4": Device(_BASE, "llama-3.1-70b", tp=4),
     "MoE on 8": Device(GPUS["H200"], "DeepSeek-V3", model_of(MOE), tp=8),
+    "Mixtral on 2": Device(_BASE, "Mixtral-8x7B", model_of(MIXTRAL), tp=2),
+    "Qwen3-30B": Device(_BASE, "Qwen3-30B-A3B", model_of(QWEN3_30B)),
+    "gpt-oss-120b": Device(_BASE, "gpt-oss-120b", model_of(GPT_OSS)),
 }
 
 

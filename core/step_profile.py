@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from core.errors import ConfigError
 from core.kv import KVLayout
-from core.steps import UNKNOWN_STEPS, StepModel, StepModels
+from core.steps import UNKNOWN_STEPS, StepModel, StepModels, unread_decay, with_experts
 
 
 class ProfilePart(BaseModel):
@@ -21,6 +21,8 @@ class ProfilePart(BaseModel):
     pair_s: float = Field(default=0.0, ge=0)
     error: float = Field(ge=0)
     num_steps: int = Field(ge=1)
+    unread_s: float = Field(default=0.0, ge=0)
+    unread_decay: float = Field(default=0.0, ge=0)
 
     def model(self) -> StepModel:
         return StepModel(**self.model_dump())
@@ -53,11 +55,15 @@ def read_profile(path: Path) -> Profile:
         raise ConfigError(f"{path} is no profile of `baton profile`: {str(error).splitlines()[0]}") from None
 
 
-def first_steps(path: str, layout: KVLayout, num_ranks: int) -> StepModels:
-    """Return the step times that an instance assumes before it has seen any: those of the file at `path`, or nothing without a
-    path. Raises ConfigError where the file was measured on something else."""
+def first_steps(
+    path: str, layout: KVLayout, num_ranks: int, expert_share: float = 0.0, num_stages: int = 1
+) -> StepModels:
+    """Return the step times that an instance assumes before it has seen any: those of the file at `path`, or without a path
+    nothing but which part of the routed experts a token draws. Raises ConfigError where the file was measured on something
+    else."""
+    decay = unread_decay(expert_share, num_stages)
     if not path:
-        return UNKNOWN_STEPS
+        return with_experts(UNKNOWN_STEPS, decay)
     profile = read_profile(Path(path))
     measured = profile.num_layers, profile.kv_token_bytes
     if measured != (layout.num_layers, layout.token_bytes):
@@ -67,4 +73,4 @@ def first_steps(path: str, layout: KVLayout, num_ranks: int) -> StepModels:
         )
     if num_ranks > 1:
         raise ConfigError(f"engine.profile: {path} was measured on one rank, not on {num_ranks}")
-    return profile.models
+    return with_experts(profile.models, decay)

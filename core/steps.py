@@ -1,10 +1,11 @@
 """How long an instance's steps take, as it has learned itself. It is enough to predict a step of any size.
 
 A step reads and computes at once, so it takes the longer of the two (the roofline: Williams et al., CACM 2009). Each is a plane,
-and where they cross is learned with them."""
+and where they cross is learned with them. Where experts are routed reading is bent besides: each token draws a few of them, so
+the more tokens a step has the fewer experts are left that none has drawn, and once all are read more tokens read no more."""
 
-from dataclasses import dataclass
-from math import inf, sqrt
+from dataclasses import dataclass, replace
+from math import exp, inf, log1p, sqrt
 from typing import Final
 
 LEARNED_STEPS: Final = 20
@@ -15,9 +16,11 @@ SURE: Final = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepModel:
-    """duration = fixed_s + token_s x new tokens + context_s x sum of contexts + seq_s x sequences + pair_s x pairs; none is < 0.
+    """duration = fixed_s + token_s x new tokens + context_s x sum of contexts + seq_s x sequences + pair_s x pairs
+    - unread_s x exp(-unread_decay x new tokens); none is < 0, and unread_s is at most fixed_s.
 
-    Pairs: of a query with a key that it attends to, counted where a piece of a prompt is computed."""
+    Pairs: of a query with a key that it attends to, counted where a piece of a prompt is computed. The last part is what reading
+    takes less while some routed experts are drawn by no token. An older peer leaves it out, and takes all of them to be read."""
 
     fixed_s: float = 0.0
     token_s: float = 0.0
@@ -29,6 +32,10 @@ class StepModel:
     num_steps: int = 0
     """Steps it was learned from; 0: nothing is known."""
     pair_s: float = 0.0
+    unread_s: float = 0.0
+    """What reading all routed experts takes; part of `fixed_s`."""
+    unread_decay: float = 0.0
+    """As `unread_decay` returns it; 0: no experts are routed."""
 
     def work_s(self, start_tokens: int, num_tokens: int) -> float:
         """Return how long so many tokens of a prompt that follow others take, beside the steps' own time."""
@@ -37,13 +44,22 @@ class StepModel:
     def step_s(
         self, num_tokens: float, num_context_tokens: float, num_seqs: float, num_pairs: float = 0.0
     ) -> float:
-        return (
+        found_s = (
             self.fixed_s
             + self.token_s * num_tokens
             + self.context_s * num_context_tokens
             + self.seq_s * num_seqs
             + self.pair_s * num_pairs
         )
+        return found_s - self.left_unread_s(num_tokens) if self.unread_s else found_s
+
+    def left_unread_s(self, num_tokens: float) -> float:
+        """Return what a step of so many tokens takes less than one that reads all routed experts."""
+        return self.unread_s * exp(-self.unread_decay * num_tokens) if self.unread_s else 0.0
+
+    def one_more_s(self, num_tokens: float) -> float:
+        """Return what the next token adds to a step of so many, beside its context."""
+        return self.token_s + self.left_unread_s(num_tokens) - self.left_unread_s(num_tokens + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +81,23 @@ class StepModels:
     ) -> float:
         """Return how long a step with a piece of a prompt takes."""
         return max(
-            self.decode.step_s(num_seqs, num_context_tokens, num_seqs),
+            self.reads_s(num_tokens, num_context_tokens, num_seqs),
             self.prompt.step_s(num_tokens, num_context_tokens, num_seqs, num_pairs),
         )
 
+    def reads_s(self, num_tokens: float, num_context_tokens: float, num_seqs: float) -> float:
+        """Return what reading takes in such a step. The prompt's tokens draw experts, too."""
+        decode = self.decode
+        all_s = decode.step_s(num_seqs, num_context_tokens, num_seqs) + decode.left_unread_s(num_seqs)
+        return all_s - decode.left_unread_s(num_tokens)
+
     def beside(self, num_decoding: float, context_tokens: float, start_tokens: float) -> "ChunkLaw":
-        """Return the law of steps that compute a piece of a prompt which follows `start_tokens`, beside sequences that decode."""
+        """Return the law of steps that compute a piece of a prompt which follows `start_tokens`, beside sequences that decode. A
+        piece is taken to read all routed experts."""
         decode, prompt = self.decode, self.prompt
         num_seqs, context = num_decoding + 1, context_tokens + start_tokens
         return ChunkLaw(
-            reads_s=decode.step_s(num_seqs, context, num_seqs),
+            reads_s=decode.step_s(num_seqs, context, num_seqs) + decode.left_unread_s(num_seqs),
             read_s=decode.context_s,
             computes_s=prompt.step_s(num_decoding, context, num_seqs),
             compute_s=prompt.token_s + prompt.context_s + prompt.pair_s * start_tokens,
@@ -126,6 +149,19 @@ def errors_of_mean(num_steps: float) -> float:
     """Return by how many times a single step's mean error the mean of so many steps is off, at most. What single ones are off
     evens out."""
     return SURE / sqrt(max(1.0, num_steps))
+
+
+def unread_decay(expert_share: float, num_stages: int = 1) -> float:
+    """Return by how much the logarithm of the share of unread experts falls with each token, which draws `expert_share` of them.
+    Stages compute micro-batches, each of which reads its own. It is 0 where there are no experts, or each token reads all."""
+    return -log1p(-expert_share) / num_stages if expert_share < 1 else 0.0
+
+
+def with_experts(steps: StepModels, decay: float) -> StepModels:
+    """Return `steps` with that `unread_decay`, if they have none."""
+    if not decay or steps.decode.unread_decay:
+        return steps
+    return replace(steps, decode=replace(steps.decode, unread_decay=decay))
 
 
 UNKNOWN_STEPS = StepModels()

@@ -211,6 +211,8 @@ class ModelSpec:
     stages: tuple[str, ...] = ()
     """What pipeline stages share of a model that transformers computes, by its names and in its order: `layers`, and what comes
     before and behind them. Empty where it has no plan for stages."""
+    foreign_expert_share: float = 0.0
+    """Which part of a layer's routed experts a token draws, where transformers computes the layers; 0: there are none."""
     encodes: bool = False
     """Each token attends to all of its text: it goes through the layers in one piece, nothing of it is kept, none follows."""
     vision: VisionSpec | None = None
@@ -221,6 +223,13 @@ class ModelSpec:
     @property
     def rotated_dim(self) -> int:
         return (self.rotary_dim or self.head_dim) if self.mla is None else self.mla.rope_dim
+
+    @property
+    def expert_share(self) -> float:
+        """Return which part of a layer's routed experts a token draws; 0 where there are none."""
+        if self.moe is None:
+            return self.foreign_expert_share
+        return self.moe.routing.top_k / self.moe.num_experts
 
     @property
     def attention_scale(self) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from models.config_fields import LAYER_TYPES, stored_dtype
+from models.expert_share import expert_share
 from models.foreign_plan import problem
 from models.spec import ModelSpec, RopeSpec
 from models.transformers_config import refused, transformers_config
@@ -52,6 +53,7 @@ def transformers_spec(folder: Path, config: Mapping[str, Any], architecture: str
         implementation="transformers",
         stages=_stages(getattr(found, "base_model_pp_plan", None) or {}),
         uncut=problem(getattr(found, "base_model_tp_plan", None) or {}),
+        foreign_expert_share=expert_share(lambda name: getattr(found, name, None)),
     )
 
 

@@ -9,10 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from core.plan import StepPlan
-from core.steps import chunk_pairs
+from core.steps import chunk_pairs, unread_decay
 
 
 class ModelledStep(Protocol):
+    @property
+    def unread_decay(self) -> float:
+        """As core.steps.unread_decay; 0: no experts are routed."""
+        ...
+
     def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float: ...
 
 
@@ -31,6 +36,10 @@ class PacedCost:
     prompt: float
     stream_s: float = 0.0
     """What each sequence but one adds to a step, where the device's processor delivers its tokens as well."""
+
+    @property
+    def unread_decay(self) -> float:
+        return self.model.unread_decay
 
     def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
         factor = self.decode if num_tokens == num_seqs else self.prompt
@@ -72,6 +81,10 @@ class StepCost:
     hop: LinkCost = LinkCost()
     """The link from one stage to the next."""
     hop_token_bytes: int = 0
+
+    @property
+    def unread_decay(self) -> float:
+        return unread_decay(self.expert_share, self.stages) if self.experts_read_s else 0.0
 
     def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
         """Return the time of a step. With stages, as many micro-batches as there are stages pass through them, each behind the
@@ -129,6 +142,10 @@ class SharedCost:
     others: float
     """The other instance's share of the processors."""
 
+    @property
+    def unread_decay(self) -> float:
+        return self.whole.unread_decay
+
     def step_s(
         self,
         num_tokens: int,
@@ -170,6 +187,10 @@ class SharedStep:
 
     def __init__(self, cost: SharedCost, is_beside: Callable[[], bool]) -> None:
         self._cost, self._is_beside = cost, is_beside
+
+    @property
+    def unread_decay(self) -> float:
+        return self._cost.unread_decay
 
     def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
         return self._cost.step_s(num_tokens, context_tokens, num_pairs, num_seqs, beside=self._is_beside())

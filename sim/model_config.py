@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ConfigError
+from models.expert_share import EXPERT_KEYS, expert_share
 from sim.catalogue import MODELS, CatalogueModel
 from sim.recurrent_layers import RecurrentLayer, recurrent_layer
 
@@ -19,7 +20,6 @@ _BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _QUANTISED_BYTES = {"fp8": 1.0, "fbgemm_fp8": 1.0, "mxfp4": 0.53, "bitnet": 0.25}
 _SCALES = 0.02
 """Bytes of scales for each 4- or 8-bit weight: 16 bits for 128 weights, and zeros."""
-_EXPERT_KEYS = ("num_local_experts", "n_routed_experts", "num_experts")
 _NO_GATE = {"gpt2", "gpt_neo", "gptj", "gpt_neox", "opt", "bloom", "phi", "falcon", "starcoder2"}
 """Model types whose feed-forward layers have two matrices in place of three."""
 
@@ -75,7 +75,6 @@ def model_of(config: Mapping[str, Any]) -> CatalogueModel:
     embeddings = whole["vocab_size"] * hidden * (1 if whole.get("tie_word_embeddings") else 2)
     value_bytes = _value_bytes(config, whole)
     plain_bytes = _BYTES.get(str(whole.get("dtype") or whole.get("torch_dtype") or "bfloat16"), 2.0)
-    chosen = whole.get("num_experts_per_tok") or whole.get("num_experts_per_token") or 1
     return CatalogueModel(
         num_weights=layers + embeddings,
         num_layers=num_layers,
@@ -86,7 +85,7 @@ def model_of(config: Mapping[str, Any]) -> CatalogueModel:
         weight_bytes=layers * value_bytes + embeddings * plain_bytes,
         num_expert_weights=num_moe * num_experts * expert,
         expert_weight_bytes=num_moe * num_experts * expert * value_bytes,
-        expert_share=min(1.0, chosen / num_experts) if num_experts else 0.0,
+        expert_share=expert_share(whole.get),
         kv_token_values=growing * kv_values,
         pair_values=growing * pair_values,
         state_bytes=(num_layers - growing) * recurrent.state_bytes,
@@ -118,7 +117,7 @@ def _dense_size(config: Mapping[str, Any], hidden: int) -> int:
 
 def _experts(config: Mapping[str, Any], hidden: int, gate: int) -> tuple[int, int, int]:
     """Return (experts of a layer, weights of one, weights of those that every token uses)."""
-    num = next((config[key] for key in _EXPERT_KEYS if config.get(key)), 0)
+    num = next((config[key] for key in EXPERT_KEYS if config.get(key)), 0)
     size = config.get("moe_intermediate_size") or config.get("intermediate_size") or 0
     shared = config.get("shared_expert_intermediate_size") or config.get("shared_intermediate_size")
     shared = shared or size * (config.get("n_shared_experts") or 0)
@@ -126,7 +125,7 @@ def _experts(config: Mapping[str, Any], hidden: int, gate: int) -> tuple[int, in
 
 
 def _is_moe(config: Mapping[str, Any], layer: int) -> bool:
-    if not any(config.get(key) for key in _EXPERT_KEYS):
+    if not any(config.get(key) for key in EXPERT_KEYS):
         return False
     if layer < (config.get("first_k_dense_replace") or 0) or layer in (config.get("mlp_only_layers") or ()):
         return False

@@ -7,6 +7,7 @@ from cluster.instance.instance_parts import InstanceParts, Role
 from core.config import ClusterConfig
 from core.kv import KVLayout, KVShard
 from core.ports import Clock, LayerSink, Mail, Resolve
+from core.steps import with_experts
 from kvtransfer.inbox import Inbox
 from kvtransfer.transport.base import Receiver, Sender
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver
@@ -111,5 +112,5 @@ class SimulatedFleet:
             make_senders=senders,
             make_group=group,
             host=HOST,
-            steps=config.steps,
+            steps=with_experts(config.steps, config.step.unread_decay),
         )

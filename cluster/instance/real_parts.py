@@ -306,7 +306,9 @@ def _parts(
         gate=_gate(config, parallel),
         model=revision,
         pools=size.pools,
-        steps=first_steps(config.engine.profile, size.shard.layout, parallel.num_ranks),
+        steps=first_steps(
+            config.engine.profile, size.shard.layout, parallel.num_ranks, size.expert_share, parallel.pp
+        ),
         num_groups=parallel.dp,
         encodes=size.encodes,
         remote=remote,

@@ -72,6 +72,8 @@ class PoolSize:
     """Compute threads of each rank."""
     draft: DraftSize | None = None
     """What makes guesses beside it, with as many blocks."""
+    expert_share: float = 0.0
+    """Which part of a layer's routed experts a token draws; 0: there are none."""
     encodes: bool = False
     """The model is an encoder, whose blocks take no memory."""
     hands_over: bool = False
@@ -192,6 +194,7 @@ def size_pool(
         needs=tuple(needs),
         num_threads=engine.num_threads or _threads(found),
         draft=draft,
+        expert_share=spec.expert_share,
         encodes=spec.encodes,
         hands_over=role in ("prefill", "both"),
         on_device=on_device,

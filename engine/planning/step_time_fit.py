@@ -2,18 +2,22 @@
 
 A step with a prompt takes the longer of what it reads and what it computes (`core.steps`). Steps that only decode show what
 reading takes. A step that took longer than its reading shows what computing takes; one that took no longer shows only that
-computing takes no more, and teaches nothing where that is known.
+computing takes no more, and teaches nothing where that is known. Where experts are routed, a part of what reading takes goes by
+how many of them a step's tokens are expected to draw.
 
 Each of the two is learned by recursive least squares with forgetting, on relative errors: each equation is divided by its
 duration, so that a short step counts as much as a long one. Invariant: what `model` gives has no negative part, and predicts the
 same for an average step as the raw fit."""
 
+from math import expm1
+
 from core.plan import StepPlan
-from core.steps import StepModel, StepModels
+from core.steps import UNKNOWN_STEPS, StepModel, StepModels
 from engine.planning.least_squares import Five, LeastSquares, dot, quotient
 
 _SCALES: Five = (1.0, 512.0, 65_536.0, 64.0, 4e6)
-"""Sizes of ordinary features. They scale the features so that none outweighs the others."""
+"""Sizes of ordinary features. They scale the features so that none outweighs the others. The last one is of pairs, of which steps
+that only decode have none: their last feature is the share of the routed experts that is read."""
 _NOTHING: Five = (0.0, 0.0, 0.0, 0.0, 0.0)
 _PRIOR_VARIANCE = 1.0
 """A coefficient's variance, in seconds^2 per scaled feature, before anything was seen."""
@@ -40,26 +44,28 @@ def expected_s(plan: StepPlan, steps: StepModels) -> float:
 
 
 class StepFit:
-    """The fit of one plane. `prior` is what a profile says, to begin with."""
+    """The fit of one plane. `prior` is what a profile says, to begin with; where that has an `unread_decay` experts are routed,
+    and the plane is that of steps that only decode."""
 
-    def __init__(self, prior: StepModel | None = None) -> None:
+    def __init__(self, prior: StepModel = UNKNOWN_STEPS.decode) -> None:
+        self._decay = prior.unread_decay
+        self._scales: Five = (*_SCALES[:4], 1.0 if self._decay else _SCALES[4])
         theta = _NOTHING
         variance = _PRIOR_VARIANCE
-        if prior is not None:
-            fixed, token, context, seq, pair = _SCALES
+        if prior.num_steps:
+            fixed, token, context, seq, last = self._scales
             theta = (
-                prior.fixed_s * fixed,
+                (prior.fixed_s - prior.unread_s) * fixed,
                 prior.token_s * token,
                 prior.context_s * context,
                 prior.seq_s * seq,
-                prior.pair_s * pair,
+                (prior.unread_s if self._decay else prior.pair_s) * last,
             )
             variance = 1e-6
         self._squares = LeastSquares(theta, variance)
-        self._mean = _SCALES
-        self._num_learned = 0 if prior is None else prior.num_steps
-        self._num_steps = self._num_learned
-        self._error = 0.0 if prior is None else prior.error
+        self._mean = self._scales
+        self._num_learned = self._num_steps = prior.num_steps
+        self._error = prior.error
 
     def observe(
         self,
@@ -70,10 +76,15 @@ class StepFit:
         num_pairs: float = 0.0,
     ) -> None:
         """Learn that one step has taken `duration_s` (> 0)."""
-        raw = (1.0, num_tokens, num_context_tokens, num_seqs, num_pairs)
-        share = dot(quotient(raw, _SCALES), self._squares.theta) / duration_s
+        last = self.read_share(num_tokens) if self._decay else num_pairs
+        raw = (1.0, num_tokens, num_context_tokens, num_seqs, last)
+        share = dot(quotient(raw, self._scales), self._squares.theta) / duration_s
         self.learn(raw, duration_s)
         self.predicted(share)
+
+    def read_share(self, num_tokens: int) -> float:
+        """Return which part of the routed experts so many tokens are expected to draw; 0 where there are none."""
+        return -expm1(-self._decay * num_tokens)
 
     def predicted(self, share: float) -> None:
         """Note that a step was seen, and that this share of its duration had been predicted."""
@@ -87,7 +98,7 @@ class StepFit:
 
     def learn(self, raw: Five, duration_s: float, other_s: float = 0.0) -> None:
         """Learn from a step. `other_s` is what it should have taken by the other plane: only what it took beyond that is new."""
-        scaled = quotient(raw, _SCALES)
+        scaled = quotient(raw, self._scales)
         x = quotient(scaled, (duration_s, duration_s, duration_s, duration_s, duration_s))
         residual = 1.0 - dot(x, self._squares.theta)
         if self._num_learned > _TRUSTED_STEPS:
@@ -109,19 +120,26 @@ class StepFit:
         self._squares.theta = fixed, min(known, scaled) if known else scaled, context, seq, pair
 
     def model(self) -> StepModel:
-        fixed, token, context, seq, pair = quotient(self._squares.theta, _SCALES)
-        _, tokens, contexts, seqs, pairs = self._mean
-        parts = max(0.0, token), max(0.0, context), max(0.0, seq), max(0.0, pair)
+        fixed, token, context, seq, last = quotient(self._squares.theta, self._scales)
+        _, tokens, contexts, seqs, lasts = self._mean
+        parts = max(0.0, token), max(0.0, context), max(0.0, seq), max(0.0, last)
         excess = (parts[0] - token) * tokens + (parts[1] - context) * contexts
-        excess = excess + (parts[2] - seq) * seqs + (parts[3] - pair) * pairs
+        excess = excess + (parts[2] - seq) * seqs + (parts[3] - last) * lasts
+        fixed, last = fixed - excess, parts[3]
+        if fixed < 0 and self._decay:
+            # Where all steps read all experts nothing tells these from what is fixed.
+            last = max(0.0, last + fixed / lasts)
+        unread, pair = (last, 0.0) if self._decay else (0.0, last)
         return StepModel(
-            fixed_s=max(0.0, fixed - excess),
+            fixed_s=max(0.0, fixed) + unread,
             token_s=parts[0],
             context_s=parts[1],
             seq_s=parts[2],
             error=self._error,
             num_steps=self._num_steps,
-            pair_s=parts[3],
+            pair_s=pair,
+            unread_s=unread,
+            unread_decay=self._decay,
         )
 
 
@@ -142,9 +160,8 @@ class StepFits:
     """The fits of both planes of one instance."""
 
     def __init__(self, prior: StepModels | None = None) -> None:
-        prior = prior or StepModels()
-        self._decode = StepFit(prior.decode if prior.decode.num_steps else None)
-        self._prompt = StepFit(prior.prompt if prior.prompt.num_steps else None)
+        prior = prior or UNKNOWN_STEPS
+        self._decode, self._prompt = StepFit(prior.decode), StepFit(prior.prompt)
         self.models = StepModels(self._decode.model(), self._prompt.model())
 
     def observe(self, plan: StepPlan, duration_s: float) -> None:
@@ -165,7 +182,7 @@ class StepFits:
         self, num_tokens: int, num_context: int, num_seqs: int, duration_s: float, num_pairs: float
     ) -> None:
         """Learn from a step with a piece of a prompt."""
-        reads_s = self.models.decode.step_s(num_seqs, num_context, num_seqs)
+        reads_s = self.models.reads_s(num_tokens, num_context, num_seqs)
         computes_s = self.models.prompt.step_s(num_tokens, num_context, num_seqs, num_pairs)
         share = max(reads_s, computes_s) / duration_s
         if not self._prompt.has_learned:
@@ -173,7 +190,8 @@ class StepFits:
             computes_s = 0.0
         near = max(_NEAR, min(_FAR, _ERRORS * self.models.decode.error))
         if duration_s < (1 - near) * reads_s:
-            self._decode.learn((1.0, num_seqs, num_context, num_seqs, 0.0), duration_s)
+            read_share = self._decode.read_share(num_tokens)
+            self._decode.learn((1.0, num_seqs, num_context, num_seqs, read_share), duration_s)
             self._decode.predicted(reads_s / duration_s)
         if duration_s > (1 + near) * reads_s or duration_s < computes_s:
             self._prompt.learn((1.0, num_tokens, num_context, num_seqs, num_pairs), duration_s, reads_s)

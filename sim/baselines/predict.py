@@ -10,7 +10,7 @@ def prefill_s(member: Member, num_tokens: int) -> float:
     """Return the time to compute so many prompt tokens, alone, in full steps."""
     model, decode, batch = member.steps.prompt, member.steps.decode, member.info.max_batch_tokens
     num_steps, context = ceil(num_tokens / batch), num_tokens * (num_tokens / batch + 1) / 2
-    reads_s = num_steps * decode.step_s(1, 0, 1) + context * decode.context_s
+    reads_s = num_steps * member.steps.reads_s(min(num_tokens, batch), 0, 1) + context * decode.context_s
     computes_s = (
         num_steps * (model.fixed_s + model.seq_s)
         + num_tokens * model.token_s

@@ -2,7 +2,7 @@
 
 import random
 
-from core.steps import StepModels, chunk_pairs
+from core.steps import UNKNOWN_STEPS, StepModels, chunk_pairs, with_experts
 from engine.planning.step_time_fit import StepFits
 from sim.cost import ModelledStep
 
@@ -11,7 +11,7 @@ _NUM_STEPS = 300
 
 def learned(step: ModelledStep, max_batch_tokens: int, max_num_seqs: int, seed: int = 0) -> StepModels:
     rng = random.Random(seed)
-    fits = StepFits()
+    fits = StepFits(with_experts(UNKNOWN_STEPS, step.unread_decay))
     for _ in range(_NUM_STEPS):
         batch = rng.randint(1, max_num_seqs)
         context = batch * rng.randint(100, 8000)

@@ -363,3 +363,8 @@ def test_dtype(tmp_path: Path) -> None:
         assert choose_dtype(spec, own, CPU) == own
     with pytest.raises(UnsupportedModel, match="'float64'"):
         choose_dtype(spec, "float64", CPU)
+
+
+def test_which_part_of_the_experts_a_token_draws_is_known(tmp_path: Path) -> None:
+    assert spec_of(tmp_path).expert_share == 0.0
+    assert spec_of(tmp_path, "MixtralForCausalLM").expert_share == 2 / 8

@@ -129,6 +129,22 @@ async def served(folder: Path, asked: Sequence[Sequence[int]], **keys: Any) -> l
     return list(first)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "share"),
+    [
+        ("OlmoeForCausalLM", 0.5),
+        ("HunYuanMoEV1ForCausalLM", 0.5),
+        ("Dots1ForCausalLM", 0.5),
+        ("PhiForCausalLM", 0.0),
+    ],
+)
+def test_which_part_of_the_experts_a_token_draws_is_known_of_foreign_models_too(
+    architecture: str, share: float, tmp_path: Path
+) -> None:
+    make_foreign(tmp_path, architecture)
+    assert read_spec(tmp_path).expert_share == share
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(

@@ -286,6 +286,8 @@ def test_the_garbage_collector_rests_only_while_it_runs_and_has_nothing_to_do() 
 class _Widest:
     """A device that notes how many sequences its largest step had."""
 
+    unread_decay = 0.0
+
     def __init__(self) -> None:
         self.num_seqs = 0
 

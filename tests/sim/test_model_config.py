@@ -115,6 +115,13 @@ def test_the_weights_are_those_of_transformers(name: str) -> None:
     assert model.total_bytes == pytest.approx(2 * counted)
 
 
+@pytest.mark.parametrize(
+    ("name", "share"), [("llama", 0.0), ("mixtral", 0.25), ("qwen3 moe", 0.25), ("deepseek v3", 0.25)]
+)
+def test_which_part_of_the_experts_a_token_draws_is_read(name: str, share: float) -> None:
+    assert model_of(CONFIGS[name].to_dict()).expert_share == share
+
+
 def test_a_latent_is_kept_in_place_of_keys_and_values() -> None:
     model = model_of(CONFIGS["deepseek v3"].to_dict())
     assert model.kv_token_bytes == 4 * (64 + 16) * 2

@@ -18,6 +18,7 @@ class LaunchedOrReplayed:
 
     rng: random.Random = field(default_factory=lambda: random.Random(5))
     tokens: list[int] = field(default_factory=list[int])
+    unread_decay: float = 0.0
 
     def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
         pairs = 0.0 if num_tokens == num_seqs else num_pairs

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,14 +23,22 @@ LAW = ProfiledCost(
 )
 
 
-def samples(noise: float) -> list[Sample]:
+ROUTED = replace(
+    LAW,
+    models=replace(
+        LAW.models, decode=replace(LAW.models.decode, fixed_s=0.024, unread_s=0.02, unread_decay=0.03)
+    ),
+)
+
+
+def samples(noise: float, law: ProfiledCost = LAW) -> list[Sample]:
     rng, found = random.Random(1), list[Sample]()
     for _ in range(120):
         seqs = rng.randint(1, 32)
         count = rng.choice((0, rng.randint(8, 512)))
         context = seqs * rng.randint(10, 1000) + count
         num_pairs = float(context + count * rng.randint(1, 1000))
-        duration_s = LAW.step_s(seqs + count, context, num_pairs, seqs) * rng.uniform(1 - noise, 1 + noise)
+        duration_s = law.step_s(seqs + count, context, num_pairs, seqs) * rng.uniform(1 - noise, 1 + noise)
         found.append(
             Sample(
                 num_tokens=seqs + count,
@@ -51,6 +60,18 @@ def test_a_known_law_is_found(noise: float, within: float) -> None:
     assert found.models.decode.error == pytest.approx(noise / 2, abs=0.03)
     parts = (found.models.decode, found.models.prompt)
     assert min(min(p.fixed_s, p.token_s, p.context_s, p.seq_s) for p in parts) >= 0
+
+
+def test_what_reading_routed_experts_takes_is_found_and_written(tmp_path: Path) -> None:
+    about = {"model": "m", "machine": "x", "num_blocks": 400, "kv_token_bytes": 6144, "num_layers": 6}
+    path = tmp_path / "p.json"
+    path.write_text(as_profile(fit(samples(0.0, ROUTED), 0.03), **about).model_dump_json())
+    found = cost_of(read_profile(path))
+    assert found.unread_decay == 0.03
+    for seqs in (1, 8, 500):
+        assert found.step_s(seqs, 10, 0.0, seqs) == pytest.approx(
+            ROUTED.step_s(seqs, 10, 0.0, seqs), rel=0.01
+        )
 
 
 def test_the_file_is_read_strictly_and_simulated(tmp_path: Path) -> None:

@@ -201,7 +201,8 @@ class SloPolicy:
             floor_s = reach * max(alone_s, alone_step_s(prompt, context))
             if decode.batch_seqs and step_s > max(decode.tightest_tpot_s, floor_s):
                 continue
-            adds_s = max(0.0, alone_s - law.fixed_s)
+            # Experts are read anyway: by the prompts beside it, and by the others once the batch has some.
+            adds_s = max(0.0, alone_s + law.left_unread_s(1) - law.fixed_s)
             able.append((length * adds_s, step_s / max(ask.tpot_s, floor_s), decode))
         able.sort(key=_preference)
         return able

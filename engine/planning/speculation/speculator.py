@@ -210,11 +210,12 @@ class Speculator:
         proposed = [draft.tokens[0] == PROPOSED for _, draft in drafts]
         each_s = self._pace.each_s(sum(proposed))
         asked = [each for each, is_proposed in zip(chances, proposed, strict=True) if is_proposed]
-        most = longest_proposal(asked, num_seqs, step_s, law.token_s, limit, each_s)
+        token_s = law.one_more_s(num_seqs)
+        most = longest_proposal(asked, num_seqs, step_s, token_s, limit, each_s)
         cut = [
             each[:most] if is_proposed else each for each, is_proposed in zip(chances, proposed, strict=True)
         ]
-        return draft_lengths(cut, num_seqs, step_s, law.token_s, limit, most * each_s)
+        return draft_lengths(cut, num_seqs, step_s, token_s, limit, most * each_s)
 
 
 def _text_of(tokens: tuple[TokenId, ...]) -> tuple[TokenId, ...]:

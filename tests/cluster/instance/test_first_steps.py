@@ -1,6 +1,7 @@
 """What `baton profile` measured is what an instance takes its steps to last before its first; another model's is refused."""
 
 import json
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ async def test_another_models_profile_is_refused_at_the_start(tmp_path: Path) ->
 
 def test_what_cannot_hold_is_refused(tmp_path: Path) -> None:
     assert first_steps("", LAYOUT, 8).decode.num_steps == 0
+    assert first_steps("", LAYOUT, 8, expert_share=0.25).decode.unread_decay == pytest.approx(-log(0.75))
     with pytest.raises(ConfigError, match="one rank, not on 2"):
         first_steps(write(tmp_path), LAYOUT, 2)
     with pytest.raises(ConfigError, match="no profile"):

@@ -109,12 +109,16 @@ def filled(world: World, steps: StepModels, tpot_s: float, short_tokens: int) ->
     return member
 
 
-@pytest.mark.parametrize(("error", "short_tokens"), [(0.0, 256), (0.2, 256), (0.2, 4)])
+@pytest.mark.parametrize(
+    ("error", "short_tokens", "unread_s"),
+    [(0.0, 256, 0.0), (0.2, 256, 0.0), (0.2, 4, 0.0), (0.0, 256, 0.006)],
+)
 def test_a_batch_fills_up_to_its_target_but_for_what_predictions_are_off(
-    error: float, short_tokens: int
+    error: float, short_tokens: int, unread_s: float
 ) -> None:
-    """What single steps are off by evens out over the shortest outputs' steps. Prompts take nothing here."""
-    decode = replace(STEPS.decode, error=error)
+    """What single steps are off by evens out over the shortest outputs' steps. Prompts take nothing here. Where experts are routed
+    more sequences may read no more of them."""
+    decode = replace(STEPS.decode, error=error, unread_s=unread_s, unread_decay=0.01)
     steps, tpot_s = StepModels(decode, replace(STEPS.prompt, token_s=0.0)), 0.014
     member = filled(fleet(1), steps, tpot_s, short_tokens)
     num_seqs, context, more = member.batch_seqs, member.batch_context_tokens, 400 + short_tokens / 2

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.plan import SeqWork, StepPlan
-from core.steps import StepModel, StepModels, chunk_pairs
+from core.steps import UNKNOWN_STEPS, StepModel, StepModels, chunk_pairs, with_experts
 from engine.planning.least_squares import LeastSquares
 from engine.planning.step_time_fit import StepFit, StepFits, expected_s
 from sim.catalogue import GPUS, MODELS, step_cost
@@ -294,3 +294,106 @@ def test_least_squares_that_are_written_out_have_the_bits_of_the_textbooks() -> 
         p = [[(p[i][j] - px[i] * px[j] * gain) / kept for j in every] for i in every]
         written.learn((x[0], x[1], x[2], x[3], x[4]), residual)
         assert written.theta == tuple(theta)
+
+
+ROUTED = {
+    "8 of 256": StepCost(
+        weights_read_s=0.001, experts_read_s=0.021, expert_share=8 / 256, tokens_per_s=64_000
+    ),
+    "2 of 8": StepCost(weights_read_s=0.003, experts_read_s=0.017, expert_share=2 / 8, tokens_per_s=40_000),
+}
+
+
+def _decoded(fits: StepFits, cost: StepCost, num: int, largest: int, rng: random.Random) -> None:
+    """Steps that only decode, with noise, and with pauses in one of fifty."""
+    for number in range(num):
+        batch = rng.randint(1, largest)
+        context = batch * rng.randint(100, 3000)
+        noise = rng.gauss(1, 0.02) * (4 if number % 50 == 49 else 1)
+        fits.observe_decode(batch, context, batch, _roof_s(cost, batch, context, 0) * noise)
+
+
+def _off(fits: StepFits, cost: StepCost, batches: Sequence[int]) -> float:
+    """Return by how much predictions are off in the mean."""
+    pairs = [(fits.models.decode.step_s(n, 1000 * n, n), _roof_s(cost, n, 1000 * n, 0)) for n in batches]
+    return fmean(abs(found_s / true_s - 1) for found_s, true_s in pairs)
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_where_experts_are_routed_reading_ends_once_all_are_read(name: str) -> None:
+    cost, batches = ROUTED[name], (1, 4, 16, 64, 256, 512)
+    line, law = StepFits(), StepFits(with_experts(UNKNOWN_STEPS, cost.unread_decay))
+    for fits in (line, law):
+        _decoded(fits, cost, 600, 512, random.Random(9))
+    assert _off(law, cost, batches) < 0.03 < 0.1 < _off(line, cost, batches)
+    assert law.models.decode.error < 0.08
+
+
+@pytest.mark.parametrize("name", ROUTED)
+def test_batches_that_were_never_seen_read_what_is_left_of_the_experts(name: str) -> None:
+    cost = ROUTED[name]
+    fits = StepFits(with_experts(UNKNOWN_STEPS, cost.unread_decay))
+    _decoded(fits, cost, 600, 24, random.Random(10))
+    assert _off(fits, cost, (64, 256, 512)) < 0.25
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_batches_that_all_read_all_experts_teach_no_part_that_is_negative(seed: int) -> None:
+    """They cannot tell experts from what is fixed."""
+    cost, rng = ROUTED["2 of 8"], random.Random(seed)
+    fits = StepFits(with_experts(UNKNOWN_STEPS, cost.unread_decay))
+    for number in range(2000):
+        batch = rng.randint(60, 90)
+        true_s = _roof_s(cost, batch, 1000 * batch, 0)
+        if number > 50:
+            assert 0 <= fits.models.decode.unread_s <= fits.models.decode.fixed_s
+            assert fits.models.decode.step_s(batch, 1000 * batch, batch) == pytest.approx(true_s, rel=0.1)
+        fits.observe_decode(batch, 1000 * batch, batch, true_s * rng.gauss(1, 0.03))
+
+
+def test_steps_with_prompts_read_the_experts_that_their_prompts_draw() -> None:
+    """Taken for computing, that would make each piece of a prompt as dear as all experts."""
+    cost, rng = ROUTED["8 of 256"], random.Random(11)
+    fits = StepFits(with_experts(UNKNOWN_STEPS, cost.unread_decay))
+    _served(fits, cost, 1200, 4096, rng)
+    off = [
+        fits.models.mixed_step_s(batch + count, 1000 * batch + count, batch + 1, chunk_pairs(0, count))
+        / _roof_s(cost, batch, 1000 * batch, count)
+        - 1
+        for batch in (2, 16, 64)
+        for count in (64, 256, 1000, 4000)
+    ]
+    assert fmean(map(abs, off)) < 0.04
+
+
+def test_a_device_without_experts_is_learned_bit_by_bit_as_before_there_were_any() -> None:
+    cost, models = ROOFS["fast memory"], list[StepModels]()
+    for known in (None, with_experts(UNKNOWN_STEPS, cost.unread_decay)):
+        fits = StepFits(known)
+        _served(fits, cost, 300, 2048, random.Random(12))
+        models.append(fits.models)
+    assert models[0] == models[1]
+    assert models[0].decode.unread_s == models[0].decode.unread_decay == 0.0
+
+
+def test_what_was_known_of_experts_is_where_learning_goes_on() -> None:
+    cost = ROUTED["8 of 256"]
+    before = StepFits(with_experts(UNKNOWN_STEPS, cost.unread_decay))
+    _decoded(before, cost, 600, 512, random.Random(13))
+    after = StepFits(before.models)
+    for n in (1, 16, 256):
+        known_s = before.models.decode.step_s(n, 1000 * n, n)
+        assert after.models.decode.step_s(n, 1000 * n, n) == pytest.approx(known_s)
+
+
+@given(st.lists(_step, min_size=1, max_size=80))
+@settings(max_examples=100, deadline=None)
+def test_whatever_is_seen_where_experts_are_routed_larger_batches_take_no_less_time(
+    steps: list[tuple[int, int, int, float]],
+) -> None:
+    fits = StepFits(with_experts(UNKNOWN_STEPS, 0.03))
+    for _, context, seqs, duration_s in steps:
+        fits.observe_decode(seqs, context, seqs, duration_s)
+    times = [fits.models.decode.step_s(n, 1000, n) for n in (1, 2, 10, 100, 1000)]
+    assert times == sorted(times)
+    assert times[0] >= 0

@@ -1,0 +1,18 @@
+"""Which part of a layer's routed experts a token draws, by any config.json that transformers reads."""
+
+from collections.abc import Callable
+from typing import Any, Final
+
+EXPERT_KEYS: Final = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
+_CHOSEN_KEYS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+
+
+def expert_share(get: Callable[[str], Any]) -> float:
+    """Return the share; 0 where the configuration names no experts. `get` returns what it says under a name, or None."""
+    num = _first(get, EXPERT_KEYS)
+    return min(1.0, max(1, _first(get, _CHOSEN_KEYS)) / num) if num else 0.0
+
+
+def _first(get: Callable[[str], Any], names: tuple[str, ...]) -> int:
+    """Return the first of these numbers; 0 where there is none."""
+    return next((value for name in names if isinstance(value := get(name), int) and value), 0)
