@@ -43,6 +43,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 """As in `dense_families`."""
+CHOICE_BIAS = "gate.e_score_correction_bias"
+"""`MoeSpec.choice_bias` of DeepSeek-V3 and its kin."""
 
 
 def deepseek_v2(config: Config) -> ModelSpec:
@@ -64,7 +66,7 @@ def deepseek_v2(config: Config) -> ModelSpec:
             routing, num_groups=count(config, "n_group"), top_groups=count(config, "topk_group")
         )
     return replace(
-        _common(config, routing, interleaved=True, choice_bias=False),
+        _common(config, routing, interleaved=True),
         mlp_bias=bool(config.get("mlp_bias", False)),
     )
 
@@ -72,7 +74,7 @@ def deepseek_v2(config: Config) -> ModelSpec:
 def deepseek_v3(config: Config) -> ModelSpec:
     _refuse_unless(config, "scoring_func", "sigmoid")
     _refuse_unless(config, "topk_method", "noaux_tc")
-    spec = _common(config, biased_routing(config), bool(config["rope_interleave"]), choice_bias=True)
+    spec = _common(config, biased_routing(config), bool(config["rope_interleave"]), CHOICE_BIAS)
     return replace(spec, mtp_layers=mtp_layers(config))
 
 
@@ -89,7 +91,7 @@ def biased_routing(config: Config) -> Routing:
     )
 
 
-def experts(config: Config, num_layers: int, routing: Routing, choice_bias: bool) -> MoeSpec:
+def experts(config: Config, num_layers: int, routing: Routing, choice_bias: str) -> MoeSpec:
     """Return the experts behind the first dense layers, and those that are shared."""
     first_sparse, inner = int(config["first_k_dense_replace"]), count(config, "moe_intermediate_size")
     return MoeSpec(
@@ -107,7 +109,7 @@ def _refuse_unless(config: Config, key: str, only: Any) -> None:
         raise UnsupportedModel(f"{key} {config[key]!r} is not supported (only {only!r})")
 
 
-def _common(config: Config, routing: Routing, interleaved: bool, choice_bias: bool) -> ModelSpec:
+def _common(config: Config, routing: Routing, interleaved: bool, choice_bias: str = "") -> ModelSpec:
     _refuse_unless(config, "moe_layer_freq", 1)
     spec, bias = common(config), bool(config["attention_bias"])
     mla = MlaSpec(

@@ -3,8 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from core.errors import UnsupportedModel
 from kernels.routing import Routing
-from models.config_fields import Config, common, count, multipliers, windows
+from models.config_fields import Config, common, count, multipliers, partly_rotated, windows
 from models.spec import ModelSpec, MoeSpec
 
 _QWEN: dict[str, Any] = {"decoder_sparse_step": 1, "norm_topk_prob": False, "sliding_window": 4096}
@@ -44,6 +45,13 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "sliding_window": 128,
         "swiglu_alpha": 1.702,
         "swiglu_limit": 7.0,
+    },
+    "MiniMaxM2ForCausalLM": {
+        "head_dim": 128,
+        "num_key_value_heads": 8,
+        "num_local_experts": 256,
+        "num_experts_per_tok": 8,
+        "rope_theta": 5e6,
     },
 }
 """As in `dense_families`."""
@@ -139,6 +147,28 @@ def gpt_oss(config: Config) -> ModelSpec:
         windows=windows(config, lambda layer: layer % 2 == 0),
         moe=moe,
     )
+
+
+def minimax_m2(config: Config) -> ModelSpec:
+    for key, only in (("scoring_func", "sigmoid"), ("use_routing_bias", True), ("use_qk_norm", True)):
+        if config.get(key, only) != only:
+            raise UnsupportedModel(f"{key} {config[key]!r} is not supported (only {only!r})")
+    if kinds := set(config.get("attn_type_list") or ()) - {1}:
+        raise UnsupportedModel(
+            f"attn_type_list has {sorted(kinds)[0]!r}, which is not supported (1, softmax attention, is)"
+        )
+    if (rotated := config.get("rotary_dim")) is not None:
+        config = {**config, "partial_rotary_factor": rotated / count(config, "head_dim")}
+    spec = partly_rotated(config, 1.0)
+    moe = MoeSpec(
+        num_experts=count(config, "num_local_experts"),
+        intermediate_size=spec.intermediate_size,
+        routing=Routing(top_k=count(config, "num_experts_per_tok"), scoring="sigmoid"),
+        sparse=(True,) * spec.num_layers,
+        projections=("w1", "w3", "w2"),
+        choice_bias="e_score_correction_bias",
+    )
+    return replace(spec, qk_norm="projection", moe=moe)
 
 
 def qwen_experts(config: Config) -> MoeSpec:

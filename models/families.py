@@ -38,6 +38,7 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Qwen3MoeForCausalLM": expert.qwen3_moe,
     "Qwen3VLMoeTextModel": expert.qwen3_vl_moe,
     "GptOssForCausalLM": expert.gpt_oss,
+    "MiniMaxM2ForCausalLM": expert.minimax_m2,
     "Qwen3NextForCausalLM": hybrid.qwen3_next,
     "Qwen3_5ForCausalLM": hybrid.qwen3_5,
     "Qwen3_5MoeForCausalLM": hybrid.qwen3_5_moe,

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from models.config_fields import Config, mtp_layers, partly_rotated
-from models.deepseek import biased_routing, experts
+from models.deepseek import CHOICE_BIAS, biased_routing, experts
 from models.dense_families import FUSED
 from models.spec import LayerNorms, ModelSpec
 
@@ -54,6 +54,6 @@ def glm4_moe(config: Config) -> ModelSpec:
         spec,
         qkv_bias=bool(config.get("attention_bias", False)),
         qk_norm="head" if config.get("use_qk_norm") else "none",
-        moe=experts(config, spec.num_layers, biased_routing(config), choice_bias=True),
+        moe=experts(config, spec.num_layers, biased_routing(config), CHOICE_BIAS),
         mtp_layers=mtp_layers(config),
     )

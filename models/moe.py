@@ -42,8 +42,7 @@ class Moe:
             self._router_bias = checkpoint.take(f"{router}.bias", shape[:1], torch.float32)
         self._choice_bias = None
         if moe.choice_bias:
-            name = f"{router}.e_score_correction_bias"
-            self._choice_bias = checkpoint.take(name, shape[:1], torch.float32)
+            self._choice_bias = checkpoint.take(f"{block}{moe.choice_bias}", shape[:1], torch.float32)
         self.held = ops.pack_experts(read_experts(checkpoint, f"{block}experts", moe, hidden))
         """The experts in this rank's slots. Between steps others may be put there (`kernels.collectives` sends rows
         accordingly)."""

@@ -1,10 +1,12 @@
-"""The norms of queries and of keys over all heads at once, of which a rank may have some."""
+"""The norms of queries and of keys over all heads at once, of which a rank may have some. Their weights are in the order in which
+heads are rotated (`models.rope.rotation_order`), as the rows are that they multiply."""
 
 import torch
 from torch import Tensor
 
 from kernels.collectives import Collectives
 from kernels.ops import Ops
+from models.rope import rotation_order
 from models.spec import ModelSpec
 from models.weight_source import WeightSource
 
@@ -19,9 +21,11 @@ class ProjectionNorms:
         counts = {"q": spec.num_heads, "k": spec.num_kv_heads}
         held = {name: checkpoint.held(f"{prefix}{name}_proj.weight", count) for name, count in counts.items()}
         self._is_whole = len(held["q"]) == spec.num_heads
+        order = rotation_order(spec)
+        order = slice(None) if order is None else order
         self._q_weight, self._k_weight = (
             checkpoint.take(f"{prefix}{name}_norm.weight", (count * spec.head_dim,), torch.float32)
-            .unflatten(0, (count, spec.head_dim))[held[name]]
+            .unflatten(0, (count, spec.head_dim))[held[name]][:, order]
             .flatten()
             for name, count in counts.items()
         )

@@ -73,8 +73,8 @@ class MoeSpec:
     """What a checkpoint calls a layer's block of experts."""
     router: str = "gate"
     router_bias: bool = False
-    choice_bias: bool = False
-    """The router has e_score_correction_bias."""
+    choice_bias: str = ""
+    """What a checkpoint calls the bias by which experts are chosen but not weighed, within the block; empty: there is none."""
     shared_size: int = 0
     """Inner size of what every token passes beside its experts; 0: there is none."""
     shared_name: str = "mlp.shared_experts"

@@ -14,6 +14,7 @@ from kernels.ops import AttentionMeta, StateBlocks
 from models.causal_model import CausalModel
 from tests.models import config_parts
 from tests.models.config_parts import CONTEXT, ROPES, common, qwen_experts, rope
+from tests.models.newer_families import minimax_m2
 from tests.models.recent_families import (
     gemma3,
     glm4,
@@ -184,6 +185,7 @@ SPARSE = {
     "granite_moe": granite_moe,
     "glm4_moe": glm4_moe,
     "llama4": llama4,
+    "minimax_m2": minimax_m2,
 }
 HYBRID = {
     "qwen3_next": qwen3_next,
