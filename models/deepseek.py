@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V3 and R1: latent attention, shared experts, groups of experts."""
+"""DeepSeek-V2, V3 and R1, and GLM-4.7-Flash: latent attention, shared experts, groups of experts."""
 
 import math
 from dataclasses import replace
@@ -17,6 +17,12 @@ _SHARED: dict[str, Any] = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
+_BIASED: dict[str, Any] = {
+    "n_shared_experts": 1,
+    "norm_topk_prob": True,
+    "num_nextn_predict_layers": 1,
+    "rope_interleave": True,
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "DeepseekV2ForCausalLM": {
         **_SHARED,
@@ -29,17 +35,28 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "DeepseekV3ForCausalLM": {
         **_SHARED,
+        **_BIASED,
         "first_k_dense_replace": 3,
         "moe_intermediate_size": 2048,
         "n_group": 8,
         "n_routed_experts": 256,
-        "n_shared_experts": 1,
-        "norm_topk_prob": True,
         "num_experts_per_tok": 8,
-        "num_nextn_predict_layers": 1,
-        "rope_interleave": True,
         "routed_scaling_factor": 2.5,
         "topk_group": 4,
+    },
+    "Glm4MoeLiteForCausalLM": {
+        **_SHARED,
+        **_BIASED,
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 1536,
+        "n_group": 1,
+        "n_routed_experts": 64,
+        "num_experts_per_tok": 4,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 192,
+        "routed_scaling_factor": 1.8,
+        "topk_group": 1,
+        "v_head_dim": 256,
     },
 }
 """As in `dense_families`."""
@@ -92,13 +109,16 @@ def biased_routing(config: Config) -> Routing:
 
 
 def experts(config: Config, num_layers: int, routing: Routing, choice_bias: str) -> MoeSpec:
-    """Return the experts behind the first dense layers, and those that are shared."""
-    first_sparse, inner = int(config["first_k_dense_replace"]), count(config, "moe_intermediate_size")
+    """Return the experts behind the first dense layers, or of those that `mlp_layer_types` names, and those that are shared."""
+    first, inner = int(config["first_k_dense_replace"]), count(config, "moe_intermediate_size")
+    kinds = config.get("mlp_layer_types") or ["sparse" if i >= first else "dense" for i in range(num_layers)]
+    if len(kinds) != num_layers:
+        raise UnsupportedModel(f"mlp_layer_types has {len(kinds)} entries for {num_layers} num_hidden_layers")
     return MoeSpec(
         num_experts=count(config, "n_routed_experts"),
         intermediate_size=inner,
         routing=routing,
-        sparse=tuple(layer >= first_sparse for layer in range(num_layers)),
+        sparse=tuple(kind == "sparse" for kind in kinds),
         choice_bias=choice_bias,
         shared_size=inner * int(config["n_shared_experts"] or 0),
     )

@@ -49,6 +49,7 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Llama4ForConditionalGeneration": llama4.llama4_of_texts,
     "DeepseekV2ForCausalLM": deepseek.deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek.deepseek_v3,
+    "Glm4MoeLiteForCausalLM": deepseek.deepseek_v3,
 }
 _DEFAULTS = {
     name: defaults

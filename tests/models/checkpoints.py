@@ -146,6 +146,16 @@ def deepseek_v3(rng: random.Random, i: int) -> Any:
     )
 
 
+def glm4_moe_lite(rng: random.Random, i: int) -> Any:
+    fields = deepseek(rng, i)
+    dense = fields.pop("first_k_dense_replace")
+    sparse = fields["num_hidden_layers"] - dense
+    kinds = None if i == 1 else ["dense"] * dense + ["sparse"] * sparse
+    return transformers.Glm4MoeLiteConfig(
+        **fields, mlp_layer_types=kinds, norm_topk_prob=i != 2, rope_interleave=i != 3
+    )
+
+
 def gpt_oss(rng: random.Random, i: int) -> Any:
     yarn = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "truncate": False,
         "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 32}  # fmt: skip
@@ -186,6 +196,7 @@ SPARSE = {
     "glm4_moe": glm4_moe,
     "llama4": llama4,
     "minimax_m2": minimax_m2,
+    "glm4_moe_lite": glm4_moe_lite,
 }
 HYBRID = {
     "qwen3_next": qwen3_next,

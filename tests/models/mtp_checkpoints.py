@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
+from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteDecoderLayer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
@@ -23,6 +24,7 @@ from tests.parallel.families import awkward
 _BLOCKS: dict[str, Any] = {
     "deepseek_v3": DeepseekV3DecoderLayer,
     "glm4_moe": Glm4MoeDecoderLayer,
+    "glm4_moe_lite": Glm4MoeLiteDecoderLayer,
     "qwen3_next": Qwen3NextDecoderLayer,
     "qwen3_5": Qwen3_5DecoderLayer,
     "qwen3_5_moe": Qwen3_5MoeDecoderLayer,
@@ -102,11 +104,11 @@ def with_mtp(folder: Path, target: Any, family: str) -> MtpReference:
 
 def _block(config: Any, family: str) -> Any:
     """A layer as the model's last ones that attend are: with experts."""
-    if not family.startswith("qwen"):
+    if not family.startswith(("qwen", "glm4_moe_lite")):
         return _BLOCKS[family](config, config.num_hidden_layers)
     alone = copy.deepcopy(config)
     alone.num_hidden_layers, alone.layer_types = 1, ["full_attention"]
-    alone.mlp_only_layers, alone.decoder_sparse_step = [], 1
+    alone.mlp_only_layers, alone.decoder_sparse_step, alone.mlp_layer_types = [], 1, ["sparse"]
     return _BLOCKS[family](alone, 0)
 
 

@@ -12,6 +12,7 @@ HEADS = {
     "qwen3": (6, 3),
     "deepseek_v2": (5, 5),
     "deepseek_v3": (5, 5),
+    "glm4_moe_lite": (5, 5),
 }
 """Query and KV heads that do not divide evenly (6, 2 elsewhere): some ranks have more, and some share a KV head."""
 
@@ -35,6 +36,8 @@ def awkward(family: str) -> Any:
         config.num_experts = 8  # as the other families have
     if hasattr(config, "no_rope_layers"):
         config.no_rope_layers = [1, 0, 1]
+    if hasattr(config, "mlp_layer_types"):
+        config.mlp_layer_types = ["dense", "sparse", "sparse"]
     if family in HYBRID:
         own, attends = config.layer_types[0], next(each for each in config.layer_types if each in _ATTENDING)
         config.num_hidden_layers = 5
