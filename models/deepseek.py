@@ -83,7 +83,7 @@ def deepseek_v2(config: Config) -> ModelSpec:
             routing, num_groups=count(config, "n_group"), top_groups=count(config, "topk_group")
         )
     return replace(
-        _common(config, routing, interleaved=True),
+        latent(config, routing, interleaved=True),
         mlp_bias=bool(config.get("mlp_bias", False)),
     )
 
@@ -91,7 +91,7 @@ def deepseek_v2(config: Config) -> ModelSpec:
 def deepseek_v3(config: Config) -> ModelSpec:
     _refuse_unless(config, "scoring_func", "sigmoid")
     _refuse_unless(config, "topk_method", "noaux_tc")
-    spec = _common(config, biased_routing(config), bool(config["rope_interleave"]), CHOICE_BIAS)
+    spec = latent(config, biased_routing(config), bool(config["rope_interleave"]), CHOICE_BIAS)
     return replace(spec, mtp_layers=mtp_layers(config))
 
 
@@ -129,7 +129,8 @@ def _refuse_unless(config: Config, key: str, only: Any) -> None:
         raise UnsupportedModel(f"{key} {config[key]!r} is not supported (only {only!r})")
 
 
-def _common(config: Config, routing: Routing, interleaved: bool, choice_bias: str = "") -> ModelSpec:
+def latent(config: Config, routing: Routing, interleaved: bool, choice_bias: str = "") -> ModelSpec:
+    """Return a model with a latent KV cache and experts. `interleaved`: see `MlaSpec`; `choice_bias`: see `MoeSpec`."""
     _refuse_unless(config, "moe_layer_freq", 1)
     spec, bias = common(config), bool(config["attention_bias"])
     mla = MlaSpec(

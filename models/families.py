@@ -11,6 +11,7 @@ from models import expert_families as expert
 from models import glm_families as glm
 from models import hybrid_families as hybrid
 from models import llama4_families as llama4
+from models import mistral_families as mistral
 from models.config_fields import Config
 from models.encoder_spec import encoder_spec, is_encoder
 from models.pooling import is_embedder
@@ -45,6 +46,8 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "GraniteMoeHybridForCausalLM": hybrid.granite_hybrid,
     "GraniteMoeForCausalLM": expert.granite_moe,
     "Glm4MoeForCausalLM": glm.glm4_moe,
+    "Ministral3ForCausalLM": mistral.ministral3,
+    "Mistral4ForCausalLM": mistral.mistral4,
     "Llama4ForCausalLM": llama4.llama4,
     "Llama4ForConditionalGeneration": llama4.llama4_of_texts,
     "DeepseekV2ForCausalLM": deepseek.deepseek_v2,
@@ -53,7 +56,7 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
 }
 _DEFAULTS = {
     name: defaults
-    for family in (dense, expert, hybrid, glm, llama4, deepseek)
+    for family in (dense, expert, hybrid, glm, llama4, mistral, deepseek)
     for name, defaults in family.DEFAULTS.items()
 }
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -82,7 +82,8 @@ class LatentAttention:
             x = ops.rms_norm(ops.linear(x, down.weight, down.bias), down.norm, _EPS)
         q = ops.linear(x, self._q, None).unflatten(-1, (-1, mla.nope_dim + mla.rope_dim))
         rotated = ops.rope(q[..., mla.nope_dim :], step.rotation.cos, step.rotation.sin)
-        return torch.cat((q[..., : mla.nope_dim], rotated), -1)
+        q, factors = torch.cat((q[..., : mla.nope_dim], rotated), -1), step.rotation.query_factors
+        return q if factors is None else (q * factors).to(q.dtype)
 
 
 def _read_queries(

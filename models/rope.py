@@ -36,7 +36,11 @@ class Rotations:
         self.of_layer = tuple(different.index(rope) for rope in ropes)
         """For each layer, which of the results of a call is its rotation."""
         self._each = [_Angles(spec, rope, ops, device) for rope in different]
-        self._temperatures = [spec.query_temperature if rope.kind == "none" else None for rope in different]
+        temperature = spec.query_temperature
+        everywhere = temperature is not None and temperature.everywhere
+        self._temperatures = [
+            temperature if everywhere or rope.kind == "none" else None for rope in different
+        ]
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> list[Rotation]:
         """(T,), or (3, T) where some of the tokens lie in a plane -> each rotation"""
@@ -91,7 +95,7 @@ class _Angles:
 
 def _query_factors(positions: Tensor, temperature: QueryTemperature) -> Tensor:
     """(T,) -> (T, 1, 1)"""
-    floors = torch.floor((positions.float() + 1.0) / temperature.floor_tokens)
+    floors = torch.floor((positions.float() + float(temperature.counts_itself)) / temperature.floor_tokens)
     return (torch.log1p(floors) * temperature.scale + 1.0)[:, None, None]
 
 

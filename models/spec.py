@@ -85,11 +85,14 @@ class MoeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryTemperature:
-    """Queries of layers that rotate nothing grow with their position (arXiv:2501.19399): by 1 + scale * ln(1 + the number of
-    whole `floor_tokens` up to the token)."""
+    """Queries grow with their position (arXiv:2501.19399): by 1 + scale * ln(1 + the number of whole `floor_tokens`)."""
 
     floor_tokens: float
     scale: float
+    counts_itself: bool = True
+    """Whether a token is among those of which whole `floor_tokens` are counted; otherwise those before it are."""
+    everywhere: bool = False
+    """Whether all queries grow; otherwise those of layers that rotate nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

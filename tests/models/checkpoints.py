@@ -14,7 +14,7 @@ from kernels.ops import AttentionMeta, StateBlocks
 from models.causal_model import CausalModel
 from tests.models import config_parts
 from tests.models.config_parts import CONTEXT, ROPES, common, qwen_experts, rope
-from tests.models.newer_families import minimax_m2
+from tests.models.newer_families import growing, minimax_m2, ministral3
 from tests.models.recent_families import (
     gemma3,
     glm4,
@@ -156,6 +156,18 @@ def glm4_moe_lite(rng: random.Random, i: int) -> Any:
     )
 
 
+def mistral4(rng: random.Random, i: int) -> Any:
+    """As published: the second."""
+    fields = {**deepseek(rng, i), "rope_parameters": growing(rng, i)}
+    return transformers.Mistral4Config(
+        **fields,
+        n_group=(1, 4)[i % 2],
+        topk_group=(1, 2)[i % 2],
+        norm_topk_prob=i != 2,
+        rope_interleave=i != 3,
+    )
+
+
 def gpt_oss(rng: random.Random, i: int) -> Any:
     yarn = {"rope_type": "yarn", "rope_theta": 150000.0, "factor": 4.0, "truncate": False,
         "beta_fast": 32.0, "beta_slow": 1.0, "original_max_position_embeddings": 32}  # fmt: skip
@@ -183,6 +195,7 @@ DENSE = {
     "phi3": phi3,
     "glm": glm4_first,
     "glm4": glm4,
+    "ministral3": ministral3,
 }
 SPARSE = {
     "mixtral": mixtral,
@@ -197,6 +210,7 @@ SPARSE = {
     "llama4": llama4,
     "minimax_m2": minimax_m2,
     "glm4_moe_lite": glm4_moe_lite,
+    "mistral4": mistral4,
 }
 HYBRID = {
     "qwen3_next": qwen3_next,

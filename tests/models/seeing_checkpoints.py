@@ -167,10 +167,12 @@ def _over_clip(kind: Any, images: Any, tokenizer: Any, template: str) -> Any:
     )
 
 
-def _pixtral_parts(template: str, merge: int) -> tuple[TheirPixtral, dict[str, Any]]:
+def _pixtral_parts(
+    template: str, merge: int, text: Any = transformers.MistralConfig
+) -> tuple[TheirPixtral, dict[str, Any]]:
     tokenizer = tokenizer_with("[IMG]", "[IMG_BREAK]", "[IMG_END]")
     vision = transformers.PixtralVisionConfig(**VISION, image_size=64, patch_size=8)
-    text = transformers.MistralConfig(**TEXT, vocab_size=len(tokenizer), sliding_window=None)
+    text = text(**TEXT, vocab_size=len(tokenizer), sliding_window=None)
     token = tokenizer.convert_tokens_to_ids("[IMG]")
     parts = {"vision_config": vision, "text_config": text, "image_token_index": token}
     return TheirPixtral(tokenizer, template, merge), parts
@@ -184,6 +186,12 @@ def _pixtral(template: str) -> tuple[Any, Any]:
 
 def _mistral3(template: str) -> tuple[Any, Any]:
     processor, parts = _pixtral_parts(template, 2)
+    config = transformers.Mistral3Config(**parts, tie_word_embeddings=False)
+    return transformers.Mistral3ForConditionalGeneration(config), processor
+
+
+def _ministral3(template: str) -> tuple[Any, Any]:
+    processor, parts = _pixtral_parts(template, 2, transformers.Ministral3Config)
     config = transformers.Mistral3Config(**parts, tie_word_embeddings=False)
     return transformers.Mistral3ForConditionalGeneration(config), processor
 
@@ -289,6 +297,7 @@ _FAMILIES = {
     "llava_next": _llava_next,
     "pixtral": _pixtral,
     "mistral3": _mistral3,
+    "ministral3": _ministral3,
     "idefics3": _idefics3,
     "internvl": _internvl,
     "qwen2_vl": seeing_qwens.qwen2_vl,

@@ -13,6 +13,7 @@ HEADS = {
     "deepseek_v2": (5, 5),
     "deepseek_v3": (5, 5),
     "glm4_moe_lite": (5, 5),
+    "mistral4": (5, 5),
 }
 """Query and KV heads that do not divide evenly (6, 2 elsewhere): some ranks have more, and some share a KV head."""
 
