@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V3 and R1, and GLM-4.7-Flash: latent attention, shared experts, groups of experts."""
+"""DeepSeek-V2, V3 and R1, Kimi K2 and GLM-4.7-Flash: latent attention, shared experts, groups of experts."""
 
 import math
 from dataclasses import replace
@@ -6,7 +6,7 @@ from typing import Any
 
 from core.errors import UnsupportedModel
 from kernels.routing import Routing
-from models.config_fields import Config, common, count, mtp_layers
+from models.config_fields import Config, common, count, mtp_layers, text_part
 from models.spec import MlaSpec, ModelSpec, MoeSpec
 
 _SHARED: dict[str, Any] = {
@@ -44,6 +44,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "routed_scaling_factor": 2.5,
         "topk_group": 4,
     },
+    "KimiK25ForConditionalGeneration": {},
+    "Kimi_K25ForConditionalGeneration": {},
     "Glm4MoeLiteForCausalLM": {
         **_SHARED,
         **_BIASED,
@@ -93,6 +95,11 @@ def deepseek_v3(config: Config) -> ModelSpec:
     _refuse_unless(config, "topk_method", "noaux_tc")
     spec = latent(config, biased_routing(config), bool(config["rope_interleave"]), CHOICE_BIAS)
     return replace(spec, mtp_layers=mtp_layers(config))
+
+
+def kimi_of_texts(config: Config) -> ModelSpec:
+    """Return the decoder of Kimi K2.5 and later, which also see: for text alone."""
+    return text_part(config, deepseek_v3, DEFAULTS["DeepseekV3ForCausalLM"], "vision_tower.", "mm_projector.")
 
 
 def biased_routing(config: Config) -> Routing:

@@ -52,6 +52,8 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Llama4ForConditionalGeneration": llama4.llama4_of_texts,
     "DeepseekV2ForCausalLM": deepseek.deepseek_v2,
     "DeepseekV3ForCausalLM": deepseek.deepseek_v3,
+    "KimiK25ForConditionalGeneration": deepseek.kimi_of_texts,
+    "Kimi_K25ForConditionalGeneration": deepseek.kimi_of_texts,
     "Glm4MoeLiteForCausalLM": deepseek.deepseek_v3,
 }
 _DEFAULTS = {

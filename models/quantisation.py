@@ -33,8 +33,9 @@ class Quantisation:
 
 
 def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
-    """Read the whole of config.json. gpt-oss's MXFP4 is read with its family. Raises UnsupportedModel by name."""
-    asked = config.get("quantization_config")
+    """Read the whole of config.json, in which a decoder's part may say it. gpt-oss's MXFP4 is read with its family. Raises
+    UnsupportedModel by name."""
+    asked = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
     if not asked:
         return None
     match str(asked.get("quant_method", "unknown")):

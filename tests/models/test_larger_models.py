@@ -79,8 +79,27 @@ def make_llama4(folder: Path) -> torch.Tensor:
     return logits(model.language_model)
 
 
+def make_kimi(folder: Path) -> torch.Tensor:
+    """A tiny Kimi K2.5 that sees; what it says of `PROMPT`."""
+    torch.manual_seed(3)
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Kimi_K25Config(
+        text_config=FAMILIES["deepseek_v3"](random.Random(3), 1),
+        vision_config=vision,
+        projection_hidden_size=16,
+        eos_token_id=[5, 6],
+        tie_word_embeddings=False,
+    )
+    model = saved(transformers.Kimi_K25ForConditionalGeneration(config), folder)
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    # transformers gives the decoder's layers the name of the tower's; published checkpoints have the decoder's own.
+    save_file({name.replace("model.blocks.", "model.layers."): tensors[name] for name in tensors}, path)
+    return logits(model)
+
+
 @pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("make", [make_larger, make_llama4])
+@pytest.mark.parametrize("make", [make_larger, make_llama4, make_kimi])
 def test_the_text_part_computes_what_transformers_does(
     make: Callable[[Path], torch.Tensor], prefix: str, tmp_path: Path
 ) -> None:
