@@ -1,11 +1,11 @@
 """Reads what all families say alike in config.json."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from core.errors import UnsupportedModel
-from models.spec import Activation, ModelSpec, rope_spec
+from models.spec import Activation, ModelSpec, RopeSpec, rope_spec
 
 Config = Mapping[str, Any]
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -116,6 +116,24 @@ def sliding_layers(config: Config, slides: Callable[[int], bool]) -> tuple[bool,
     if kinds:
         return tuple(kind == "sliding_attention" for kind in kinds)
     return tuple(slides(layer) for layer in range(count(config, "num_hidden_layers")))
+
+
+def rotating_layers(config: Config) -> tuple[bool, ...]:
+    """Return which layers rotate. The config's list of those without positions has a 1 for each that rotates."""
+    given, num_layers = config.get("no_rope_layers"), count(config, "num_hidden_layers")
+    if given:
+        if len(given) != num_layers:
+            raise UnsupportedModel(
+                f"no_rope_layers has {len(given)} entries for {num_layers} num_hidden_layers"
+            )
+        return tuple(map(bool, given))
+    interval = count(config, "no_rope_layer_interval")
+    return tuple(bool((layer + 1) % interval) for layer in range(num_layers))
+
+
+def ropes_where(rope: RopeSpec, rotates: Sequence[bool]) -> tuple[RopeSpec, ...]:
+    """Return each layer's rotation, which is none where `rotates` is false."""
+    return tuple(rope if turned else replace(rope, kind="none") for turned in rotates)
 
 
 def partly_rotated(config: Config, default: float) -> ModelSpec:

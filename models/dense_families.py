@@ -10,6 +10,9 @@ from models.config_fields import (
     count,
     multipliers,
     partly_rotated,
+    ropes_where,
+    rotating_layers,
+    sliding_layers,
     windows,
     with_two_ropes,
 )
@@ -57,6 +60,20 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "Olmo2ForCausalLM": {},
     "Phi3ForCausalLM": {"original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5},
     "Olmo3ForCausalLM": {"sliding_window": 4096, "rope_theta": 500_000.0},
+    "SeedOssForCausalLM": {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True},
+    "SmolLM3ForCausalLM": {
+        "num_key_value_heads": 4,
+        "no_rope_layer_interval": 4,
+        "rope_theta": 2e6,
+        "tie_word_embeddings": True,
+    },
+    "Exaone4ForCausalLM": {"num_key_value_heads": 32, "sliding_window": 4096, "sliding_window_pattern": 4},
+    "Ernie4_5ForCausalLM": {
+        "num_key_value_heads": 2,
+        "head_dim": 128,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
+    },
 }
 """What a family means where its config.json lacks a key. That differs from what null means."""
 
@@ -80,6 +97,43 @@ BEHIND = LayerNorms(
 def llama(config: Config) -> ModelSpec:
     bias = bool(config.get("attention_bias", False))
     return replace(common(config), qkv_bias=bias, out_bias=bias, mlp_bias=bool(config.get("mlp_bias", False)))
+
+
+def seed_oss(config: Config) -> ModelSpec:
+    return replace(llama(config), out_bias=bool(config.get("attention_out_bias", False)))
+
+
+def smollm3(config: Config) -> ModelSpec:
+    spec, rotates = llama(config), rotating_layers(config)
+    window = int(config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
+    slides = sliding_layers(config, lambda layer: bool(window) and not rotates[layer])
+    return replace(
+        spec,
+        layer_ropes=ropes_where(spec.rope, rotates),
+        windows=tuple(window if sliding else 0 for sliding in slides),
+    )
+
+
+def exaone4(config: Config) -> ModelSpec:
+    """Return the model. Where some layers have windows the others rotate nothing."""
+    spec, window, every = common(config), int(config["sliding_window"] or 0), config["sliding_window_pattern"]
+    if not config.get("layer_types") and not isinstance(every, int):
+        raise UnsupportedModel(
+            f"sliding_window_pattern {every!r} is not supported without layer_types (a number is)"
+        )
+    slides = sliding_layers(config, lambda layer: window > 0 and bool((layer + 1) % every))
+    return replace(
+        spec,
+        norms=BEHIND,
+        qk_norm="head",
+        layer_ropes=ropes_where(spec.rope, slides) if window else (),
+        windows=tuple(window if sliding else 0 for sliding in slides),
+    )
+
+
+def ernie4_5(config: Config) -> ModelSpec:
+    bias = bool(config.get("use_bias", False))
+    return replace(common(config), rotates_neighbours=True, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
 
 
 def mistral(config: Config) -> ModelSpec:

@@ -5,7 +5,7 @@ from typing import Any
 
 from core.errors import UnsupportedModel
 from kernels.routing import Routing
-from models.config_fields import Config, common, count, text_part
+from models.config_fields import Config, common, count, ropes_where, rotating_layers, text_part
 from models.spec import ModelSpec, MoeSpec, QueryTemperature
 
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -39,7 +39,7 @@ _KINDS = {"full_attention", "chunked_attention"}
 
 def llama4(config: Config) -> ModelSpec:
     spec, bias = common(config), bool(config.get("attention_bias", False))
-    rotates = _rotating_layers(config)
+    rotates = rotating_layers(config)
     chunk = int(config["attention_chunk_size"] or 0)
     moe = _experts(config, spec.num_layers)
     if config["use_qk_norm"] and spec.rope.kind in ("yarn", "longrope"):
@@ -48,7 +48,7 @@ def llama4(config: Config) -> ModelSpec:
     return replace(
         spec,
         intermediate_size=count(config, "intermediate_size_mlp"),
-        layer_ropes=tuple(spec.rope if turned else replace(spec.rope, kind="none") for turned in rotates),
+        layer_ropes=ropes_where(spec.rope, rotates),
         rotates_neighbours=True,
         chunks=tuple(chunk if chunked else 0 for chunked in _chunked_layers(config, rotates)),
         query_temperature=_temperature(config),
@@ -63,19 +63,6 @@ def llama4(config: Config) -> ModelSpec:
 def llama4_of_texts(config: Config) -> ModelSpec:
     """Return the decoder of a model that also sees: for text alone."""
     return text_part(config, llama4, DEFAULTS["Llama4ForCausalLM"], "vision_model.")
-
-
-def _rotating_layers(config: Config) -> tuple[bool, ...]:
-    """Return which layers rotate. The config's list of those without positions has a 1 for each that rotates."""
-    given, num_layers = config.get("no_rope_layers"), count(config, "num_hidden_layers")
-    if given:
-        if len(given) != num_layers:
-            raise UnsupportedModel(
-                f"no_rope_layers has {len(given)} entries for {num_layers} num_hidden_layers"
-            )
-        return tuple(map(bool, given))
-    interval = count(config, "no_rope_layer_interval")
-    return tuple(bool((layer + 1) % interval) for layer in range(num_layers))
 
 
 def _chunked_layers(config: Config, rotates: tuple[bool, ...]) -> tuple[bool, ...]:

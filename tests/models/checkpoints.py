@@ -14,7 +14,15 @@ from kernels.ops import AttentionMeta, StateBlocks
 from models.causal_model import CausalModel
 from tests.models import config_parts
 from tests.models.config_parts import CONTEXT, ROPES, common, qwen_experts, rope
-from tests.models.newer_families import growing, minimax_m2, ministral3
+from tests.models.newer_families import (
+    ernie4_5,
+    exaone4,
+    growing,
+    minimax_m2,
+    ministral3,
+    seed_oss,
+    smollm3,
+)
 from tests.models.recent_families import (
     gemma3,
     glm4,
@@ -196,6 +204,10 @@ DENSE = {
     "glm": glm4_first,
     "glm4": glm4,
     "ministral3": ministral3,
+    "seed_oss": seed_oss,
+    "smollm3": smollm3,
+    "exaone4": exaone4,
+    "ernie4_5": ernie4_5,
 }
 SPARSE = {
     "mixtral": mixtral,

@@ -41,3 +41,48 @@ def growing(rng: random.Random, i: int) -> dict[str, Any]:
         "original_max_position_embeddings": first,
         "llama_4_scaling_beta": rng.choice((0.1, 0.6)),
     }
+
+
+def seed_oss(rng: random.Random, i: int) -> Any:
+    return transformers.SeedOssConfig(
+        **common(rng),
+        rope_parameters=rope(rng, ROPES[i]),
+        attention_bias=i != 2,
+        attention_out_bias=i == 1,
+        mlp_bias=i == 3,
+    )
+
+
+def smollm3(rng: random.Random, i: int) -> Any:
+    """Published ones rotate nothing in every fourth layer, and have no windows."""
+    fields = common(rng)
+    fields["num_hidden_layers"] = (4, 3, 3, 2, 5, 3)[i]
+    fields.pop("head_dim")
+    fields["hidden_size"] = 16 * fields["num_attention_heads"]
+    return transformers.SmolLM3Config(
+        **fields,
+        rope_parameters=rope(rng, ROPES[i]),
+        no_rope_layers=[1, 0, 1] if i == 5 else None,
+        no_rope_layer_interval=(4, 2)[i % 2],
+        use_sliding_window=i == 3,
+        sliding_window=7,
+        attention_bias=i == 1,
+        mlp_bias=i == 2,
+    )
+
+
+def exaone4(rng: random.Random, i: int) -> Any:
+    """Published ones are like the first, or, without windows, like the second."""
+    fields = common(rng)
+    fields["num_hidden_layers"] = num_layers = (5, 2, 3, 2, 4, 3)[i]
+    return transformers.Exaone4Config(
+        **fields,
+        rope_parameters=rope(rng, ROPES[i]),
+        sliding_window=None if i == 1 else rng.choice((6, 16)),
+        sliding_window_pattern=(4, 4, 2)[i % 3],
+        layer_types=["full_attention"] * num_layers if i == 1 else None,
+    )
+
+
+def ernie4_5(rng: random.Random, i: int) -> Any:
+    return transformers.Ernie4_5Config(**common(rng), rope_parameters=rope(rng, ROPES[i]), use_bias=i == 1)
