@@ -6,6 +6,7 @@ from typing import Any
 from core.errors import UnsupportedModel
 from kernels.routing import Routing
 from models.config_fields import Config, common, count, multipliers, partly_rotated, windows
+from models.deepseek import CHOICE_BIAS, biased_routing, experts
 from models.spec import ModelSpec, MoeSpec
 
 _QWEN: dict[str, Any] = {"decoder_sparse_step": 1, "norm_topk_prob": False, "sliding_window": 4096}
@@ -52,6 +53,28 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "num_local_experts": 256,
         "num_experts_per_tok": 8,
         "rope_theta": 5e6,
+    },
+    "Dots1ForCausalLM": {
+        "first_k_dense_replace": 0,
+        "max_window_layers": 62,
+        "n_group": 1,
+        "n_shared_experts": None,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "sliding_window": 4096,
+        "topk_group": 1,
+    },
+    "Ernie4_5_MoeForCausalLM": {
+        "moe_intermediate_size": 1536,
+        "moe_k": 6,
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": 1,
+        "moe_layer_start_index": 1,
+        "moe_num_experts": 64,
+        "moe_num_shared_experts": 2,
+        "num_key_value_heads": 4,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": True,
     },
 }
 """As in `dense_families`."""
@@ -169,6 +192,37 @@ def minimax_m2(config: Config) -> ModelSpec:
         choice_bias="e_score_correction_bias",
     )
     return replace(spec, qk_norm="projection", moe=moe)
+
+
+def dots1(config: Config) -> ModelSpec:
+    def slides(layer: int) -> bool:
+        return bool(config["sliding_window"]) and layer >= int(config["max_window_layers"])
+
+    spec, bias = common(config), bool(config.get("attention_bias", False))
+    moe = experts(config, spec.num_layers, biased_routing(config), CHOICE_BIAS)
+    return replace(
+        spec, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=windows(config, slides), moe=moe
+    )
+
+
+def ernie4_5_moe(config: Config) -> ModelSpec:
+    if config.get("use_bias"):
+        raise UnsupportedModel("use_bias is not supported in this family: the head would have a bias, too")
+    spec, inner = common(config), count(config, "moe_intermediate_size")
+    first, last = int(config["moe_layer_start_index"]), int(config["moe_layer_end_index"])
+    step, last = count(config, "moe_layer_interval"), spec.num_layers - 1 if last == -1 else last
+    moe = MoeSpec(
+        num_experts=count(config, "moe_num_experts"),
+        intermediate_size=inner,
+        routing=Routing(top_k=count(config, "moe_k")),
+        sparse=tuple(first <= layer <= last and (layer + 1) % step == 0 for layer in range(spec.num_layers)),
+        choice_bias="moe_statics.e_score_correction_bias",
+        choice_bias_is_matrix=True,
+        shared_size=inner * int(config["moe_num_shared_experts"] or 0),
+    )
+    return replace(
+        spec, rotates_neighbours=True, moe=moe if any(moe.sparse) else None, skipped_prefixes=("model.mtp_",)
+    )
 
 
 def qwen_experts(config: Config) -> MoeSpec:

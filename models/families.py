@@ -44,6 +44,8 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Qwen3VLMoeTextModel": expert.qwen3_vl_moe,
     "GptOssForCausalLM": expert.gpt_oss,
     "MiniMaxM2ForCausalLM": expert.minimax_m2,
+    "Dots1ForCausalLM": expert.dots1,
+    "Ernie4_5_MoeForCausalLM": expert.ernie4_5_moe,
     "Qwen3NextForCausalLM": hybrid.qwen3_next,
     "Qwen3_5ForCausalLM": hybrid.qwen3_5,
     "Qwen3_5MoeForCausalLM": hybrid.qwen3_5_moe,

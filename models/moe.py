@@ -42,7 +42,8 @@ class Moe:
             self._router_bias = checkpoint.take(f"{router}.bias", shape[:1], torch.float32)
         self._choice_bias = None
         if moe.choice_bias:
-            self._choice_bias = checkpoint.take(f"{block}{moe.choice_bias}", shape[:1], torch.float32)
+            stored = (1, moe.num_experts) if moe.choice_bias_is_matrix else shape[:1]
+            self._choice_bias = checkpoint.take(f"{block}{moe.choice_bias}", stored, torch.float32).flatten()
         self.held = ops.pack_experts(read_experts(checkpoint, f"{block}experts", moe, hidden))
         """The experts in this rank's slots. Between steps others may be put there (`kernels.collectives` sends rows
         accordingly)."""

@@ -75,6 +75,8 @@ class MoeSpec:
     router_bias: bool = False
     choice_bias: str = ""
     """What a checkpoint calls the bias by which experts are chosen but not weighed, within the block; empty: there is none."""
+    choice_bias_is_matrix: bool = False
+    """Whether a checkpoint has that as a matrix of one row."""
     shared_size: int = 0
     """Inner size of what every token passes beside its experts; 0: there is none."""
     shared_name: str = "mlp.shared_experts"

@@ -66,7 +66,7 @@ RULES: tuple[Rule, ...] = (
     Rule(_ATTENTION + r"(q_a_proj|kv_a_proj_with_mqa|[qk]_norm|q_a_layernorm|kv_a_layernorm)\.weight"),
     Rule(_MLP + r"down_proj\.bias"),
     Rule(_LAYER + r"(mlp|block_sparse_moe|feed_forward)\.(gate|router|router\.layer)\.(weight|bias|e_score_correction_bias)"),
-    Rule(_LAYER + r"(mlp|block_sparse_moe)\.e_score_correction_bias"),
+    Rule(_LAYER + r"(mlp|block_sparse_moe)\.(moe_statics\.)?e_score_correction_bias"),
     Rule(_LAYER + r"mlp\.shared_expert_gate\.weight"),
     Rule(_LAYER + r"(enorm|hnorm|eh_proj|shared_head\.norm)\.weight"),
     Rule(r"mtp\.(pre_fc_norm_embedding|pre_fc_norm_hidden|fc|norm)\.weight"),

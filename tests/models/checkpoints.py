@@ -15,7 +15,9 @@ from models.causal_model import CausalModel
 from tests.models import config_parts
 from tests.models.config_parts import CONTEXT, ROPES, common, qwen_experts, rope
 from tests.models.newer_families import (
+    dots1,
     ernie4_5,
+    ernie4_5_moe,
     exaone4,
     growing,
     minimax_m2,
@@ -223,6 +225,8 @@ SPARSE = {
     "minimax_m2": minimax_m2,
     "glm4_moe_lite": glm4_moe_lite,
     "mistral4": mistral4,
+    "dots1": dots1,
+    "ernie4_5_moe": ernie4_5_moe,
 }
 HYBRID = {
     "qwen3_next": qwen3_next,

@@ -86,3 +86,36 @@ def exaone4(rng: random.Random, i: int) -> Any:
 
 def ernie4_5(rng: random.Random, i: int) -> Any:
     return transformers.Ernie4_5Config(**common(rng), rope_parameters=rope(rng, ROPES[i]), use_bias=i == 1)
+
+
+def dots1(rng: random.Random, i: int) -> Any:
+    return transformers.Dots1Config(
+        **common(rng),
+        rope_parameters=rope(rng, ROPES[i]),
+        attention_bias=i == 1,
+        sliding_window=(None, 7)[i % 2],
+        max_window_layers=1,
+        n_routed_experts=8,
+        n_shared_experts=1 + i % 2,
+        num_experts_per_tok=3,
+        moe_intermediate_size=16,
+        first_k_dense_replace=i % 3,
+        routed_scaling_factor=1.5,
+        n_group=(1, 4)[i % 2],
+        topk_group=(1, 2)[i % 2],
+        norm_topk_prob=i != 2,
+    )
+
+
+def ernie4_5_moe(rng: random.Random, i: int) -> Any:
+    return transformers.Ernie4_5_MoeConfig(
+        **common(rng),
+        rope_parameters=rope(rng, ROPES[i]),
+        moe_intermediate_size=16,
+        moe_k=rng.choice((1, 3)),
+        moe_num_experts=8,
+        moe_num_shared_experts=(2, 0, 1)[i % 3],
+        moe_layer_start_index=(1, 0)[i % 2],
+        moe_layer_end_index=1 if i == 3 else -1,
+        moe_layer_interval=2 if i == 5 else 1,
+    )
