@@ -9,12 +9,12 @@ from torch import Tensor
 
 from kernels.attention.chunks import chunked
 from kernels.collectives import ONE_RANK, Collectives
-from kernels.ops import AttentionMeta, AttentionPart, KVLayer, Ops
+from kernels.ops import AttentionMeta, AttentionPart, HeadNorms, KVLayer, Ops
 from kernels.packed import joined, reordered
 from kernels.rounding import Activations, Rounding
 from models.projection_norms import ProjectionNorms
 from models.rope import Rotation, rotation_order
-from models.spec import ModelSpec
+from models.spec import ModelSpec, RopeSpec
 from models.weight_source import WeightSource
 
 
@@ -60,22 +60,11 @@ class Attention:
         self._chunk = spec.chunks[index] if spec.chunks else 0
         self._grows = spec.query_temperature is not None
         self._read_projections(spec, checkpoint, prefix, input_size or spec.hidden_size)
-        self._norms = self._norm_all = self._sinks = None
+        self._norm_all = self._sinks = None
         if spec.qk_norm == "projection":
             self._norm_all = ProjectionNorms(spec, checkpoint, prefix, ops, collectives)
         rope = spec.layer_ropes[index] if spec.layer_ropes else spec.rope
-        if spec.qk_norm == "unit" and rope.kind != "none":  # before rotating as behind it: that keeps lengths
-            ones = torch.ones(spec.head_dim, device=checkpoint.device)
-            self._norms = (ones, ones, spec.norm_eps)
-        if spec.qk_norm == "head":
-            q_norm, k_norm = (
-                checkpoint.take(f"{prefix}{name}_norm.weight", (spec.head_dim,), torch.float32)
-                + spec.unit_offset_norm
-                for name in "qk"
-            )
-            if (order := rotation_order(spec)) is not None:
-                q_norm, k_norm = q_norm[order], k_norm[order]
-            self._norms = (q_norm, k_norm, spec.norm_eps)
+        self._norms, self._stretch = _head_norms(spec, rope, checkpoint, prefix)
         if spec.sinks:
             self._sinks = checkpoint.take(f"{prefix}sinks", (spec.num_heads,), torch.float32)
 
@@ -120,8 +109,9 @@ class Attention:
         q = ops.rope_write_kv(qkv, rotation.cos, rotation.sin, self._norms, kv_layer, step.meta)
         if step.on_layer is not None:
             step.on_layer(self._index)
-        if rotation.query_factors is not None:
-            q = (q * rotation.query_factors).to(q.dtype)
+        for factors in (self._stretch, rotation.query_factors):
+            if factors is not None:
+                q = (q * factors).to(q.dtype)
         meta = chunked(step.meta, self._chunk, kv_layer.shape[3]) if self._chunk else step.meta
         attended = ops.paged_attention(
             q, kv_layer, meta, self._scale, self._window, self._soft_cap, self._sinks
@@ -136,7 +126,7 @@ class Attention:
         """Return the layer's half as data, with the norms before and behind it and the number of its rotation. None where ranks
         share it, or where it is more than what that says."""
         meets = self._collectives.sum_partial is not ONE_RANK.sum_partial
-        if meets or self._norm_all is not None or self._chunk or self._grows:
+        if meets or self._norm_all is not None or self._chunk or self._grows or self._stretch is not None:
             return None
         return AttentionPart(
             norm=norm,
@@ -153,6 +143,31 @@ class Attention:
             out_bias=self._out_bias,
             norm_behind=norm_behind,
         )
+
+
+def _head_norms(
+    spec: ModelSpec, rope: RopeSpec, checkpoint: WeightSource, prefix: str
+) -> tuple[HeadNorms | None, Tensor | None]:
+    """Return the norms of each head's queries and keys before they are rotated, and (head_dim,) float32 by which queries are
+    multiplied behind that; None for nothing."""
+
+    def weight(name: str) -> Tensor:
+        return checkpoint.take(f"{prefix}{name}.weight", (spec.head_dim,), torch.float32)
+
+    ones = torch.ones(spec.head_dim, device=checkpoint.device)
+    match spec.qk_norm:
+        case "head":
+            q_norm, k_norm = (weight(f"{name}_norm") + spec.unit_offset_norm for name in "qk")
+            if (order := rotation_order(spec)) is not None:
+                q_norm, k_norm = q_norm[order], k_norm[order]
+            return (q_norm, k_norm, spec.norm_eps), None
+        case "unit" if rope.kind != "none":  # before rotating as behind it: that keeps lengths
+            return (ones, ones, spec.norm_eps), None
+        case "rotated":
+            # A score is a sum over dimensions, so that queries may have the weights of keys' norm, too.
+            return (ones, ones, spec.norm_eps), weight("query_layernorm") * weight("key_layernorm")
+        case _:
+            return None, None
 
 
 def _turned_rows(order: Tensor, num_rows: int, num_heads: int) -> Tensor:

@@ -9,6 +9,7 @@ from models import deepseek
 from models import dense_families as dense
 from models import expert_families as expert
 from models import glm_families as glm
+from models import hunyuan_families as hunyuan
 from models import hybrid_families as hybrid
 from models import llama4_families as llama4
 from models import mistral_families as mistral
@@ -46,6 +47,8 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "MiniMaxM2ForCausalLM": expert.minimax_m2,
     "Dots1ForCausalLM": expert.dots1,
     "Ernie4_5_MoeForCausalLM": expert.ernie4_5_moe,
+    "HunYuanDenseV1ForCausalLM": hunyuan.hunyuan,
+    "HunYuanMoEV1ForCausalLM": hunyuan.hunyuan_moe,
     "Qwen3NextForCausalLM": hybrid.qwen3_next,
     "Qwen3_5ForCausalLM": hybrid.qwen3_5,
     "Qwen3_5MoeForCausalLM": hybrid.qwen3_5_moe,
@@ -64,7 +67,7 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
 }
 _DEFAULTS = {
     name: defaults
-    for family in (dense, expert, hybrid, glm, llama4, mistral, deepseek)
+    for family in (dense, expert, hunyuan, hybrid, glm, llama4, mistral, deepseek)
     for name, defaults in family.DEFAULTS.items()
 }
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

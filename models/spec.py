@@ -17,7 +17,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 Implementation = Literal["auto", "baton", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
-QkNorm = Literal["none", "head", "unit", "projection"]
+QkNorm = Literal["none", "head", "unit", "rotated", "projection"]
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "default": (),
@@ -176,8 +176,8 @@ class ModelSpec:
     """What a checkpoint calls the matrices of a dense block, and of what every token passes beside experts. The first of two is
     gates, and then ups."""
     qk_norm: QkNorm = "none"
-    """What of queries and of keys passes a norm: each head by itself; the same without weights, where they are rotated (Llama 4);
-    or all of them as one vector (OLMo 2)."""
+    """What of queries and of keys passes a norm: each head by itself; the same without weights, where they are rotated (Llama 4),
+    or with weights, behind the rotation (Hunyuan); or all of them as one vector (OLMo 2)."""
     norms: LayerNorms = LayerNorms()
     mla: MlaSpec | None = None
     recurrent: RecurrentSpec | None = None

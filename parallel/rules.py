@@ -30,7 +30,10 @@ class Rule:
 
 _LAYER = r"(model|mtp)\.layers\.\d+\."
 _ATTENTION = _LAYER + r"self_attn\."
-_MLP = _LAYER + r"(mlp|mlp\.shared_experts|mlp\.shared_expert|feed_forward|feed_forward\.shared_expert)\."
+_MLP = (
+    _LAYER
+    + r"(mlp|mlp\.shared_experts|mlp\.shared_expert|mlp\.shared_mlp|feed_forward|feed_forward\.shared_expert)\."
+)
 _STATES = _LAYER + r"(linear_attn|mamba)\."
 _FUSED = _LAYER + r"shared_mlp\."
 _EXPERT = _LAYER + r"(mlp|block_sparse_moe|feed_forward)\.experts\.\d+\."
@@ -63,9 +66,9 @@ RULES: tuple[Rule, ...] = (
     # Whole on every rank.
     Rule(_LAYER + r"(mamba\.out_proj\.bias|linear_attn\.norm\.weight)"),
     Rule(_ATTENTION + r"(o_proj|q_a_proj|kv_a_proj_with_mqa)\.bias"),
-    Rule(_ATTENTION + r"(q_a_proj|kv_a_proj_with_mqa|[qk]_norm|q_a_layernorm|kv_a_layernorm)\.weight"),
+    Rule(_ATTENTION + r"(q_a_proj|kv_a_proj_with_mqa|[qk]_norm|(query|key)_layernorm|q_a_layernorm|kv_a_layernorm)\.weight"),
     Rule(_MLP + r"down_proj\.bias"),
-    Rule(_LAYER + r"(mlp|block_sparse_moe|feed_forward)\.(gate|router|router\.layer)\.(weight|bias|e_score_correction_bias)"),
+    Rule(_LAYER + r"(mlp|block_sparse_moe|feed_forward)\.(gate(\.wg)?|router(\.layer)?)\.(weight|bias|e_score_correction_bias)"),
     Rule(_LAYER + r"(mlp|block_sparse_moe)\.(moe_statics\.)?e_score_correction_bias"),
     Rule(_LAYER + r"mlp\.shared_expert_gate\.weight"),
     Rule(_LAYER + r"(enorm|hnorm|eh_proj|shared_head\.norm)\.weight"),

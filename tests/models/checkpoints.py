@@ -20,6 +20,8 @@ from tests.models.newer_families import (
     ernie4_5_moe,
     exaone4,
     growing,
+    hunyuan_dense,
+    hunyuan_moe,
     minimax_m2,
     ministral3,
     seed_oss,
@@ -210,6 +212,7 @@ DENSE = {
     "smollm3": smollm3,
     "exaone4": exaone4,
     "ernie4_5": ernie4_5,
+    "hunyuan": hunyuan_dense,
 }
 SPARSE = {
     "mixtral": mixtral,
@@ -227,6 +230,7 @@ SPARSE = {
     "mistral4": mistral4,
     "dots1": dots1,
     "ernie4_5_moe": ernie4_5_moe,
+    "hunyuan_moe": hunyuan_moe,
 }
 HYBRID = {
     "qwen3_next": qwen3_next,

@@ -33,13 +33,13 @@ def ministral3(rng: random.Random, i: int) -> Any:
 def growing(rng: random.Random, i: int) -> dict[str, Any]:
     """A rotation with what makes queries grow, from their second few tokens on. Published ones scale as YaRN does."""
     kind = ("yarn", "llama3", "yarn", "linear", "linear", "yarn")[i]
-    scaled = {"mscale": 1.0, "mscale_all_dim": 1.0} if i % 2 == 0 else {}
+    scaled = {"mscale": 1.0, "mscale_all_dim": 1.0} if i in (0, 2) else {}
     first = rng.choice((5, 16))
     return {
         **rope(rng, kind),
         **scaled,
         "original_max_position_embeddings": first,
-        "llama_4_scaling_beta": rng.choice((0.1, 0.6)),
+        "llama_4_scaling_beta": rng.choice((0.1, 0.3)),
     }
 
 
@@ -119,3 +119,22 @@ def ernie4_5_moe(rng: random.Random, i: int) -> Any:
         moe_layer_end_index=1 if i == 3 else -1,
         moe_layer_interval=2 if i == 5 else 1,
     )
+
+
+def hunyuan(rng: random.Random, i: int) -> dict[str, Any]:
+    """Published ones are like the first."""
+    rotation = rope(rng, ("dynamic", "default", "llama3", "linear", "dynamic", "default")[i])
+    if i == 0:
+        rotation["alpha"] = 1000.0
+    return {**common(rng), "rope_parameters": rotation, "attention_bias": i == 1}
+
+
+def hunyuan_dense(rng: random.Random, i: int) -> Any:
+    return transformers.HunYuanDenseV1Config(**hunyuan(rng, i))
+
+
+def hunyuan_moe(rng: random.Random, i: int) -> Any:
+    fields, top_k = hunyuan(rng, i), rng.choice((1, 3))
+    fields["hidden_size"] = max(72, fields["hidden_size"])
+    each = [top_k] * fields["num_hidden_layers"] if i % 2 else top_k
+    return transformers.HunYuanMoEV1Config(**fields, num_experts=8, moe_topk=each)
