@@ -9,10 +9,16 @@ _CHOSEN_KEYS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk
 
 def expert_share(get: Callable[[str], Any]) -> float:
     """Return the share; 0 where the configuration names no experts. `get` returns what it says under a name, or None."""
-    num = _first(get, EXPERT_KEYS)
-    return min(1.0, max(1, _first(get, _CHOSEN_KEYS)) / num) if num else 0.0
+    num = said(get, EXPERT_KEYS)
+    return min(1.0, max(1, said(get, _CHOSEN_KEYS)) / num) if num else 0.0
 
 
-def _first(get: Callable[[str], Any], names: tuple[str, ...]) -> int:
-    """Return the first of these numbers; 0 where there is none."""
-    return next((value for name in names if isinstance(value := get(name), int) and value), 0)
+def said(get: Callable[[str], Any], names: tuple[str, ...]) -> int:
+    """Return the first of these numbers, or the first layer's where a list has one of each layer; 0 where there is none."""
+    for name in names:
+        value = get(name)
+        if isinstance(value, list) and value:
+            value = value[0]
+        if isinstance(value, int) and value:
+            return value
+    return 0

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ConfigError
-from models.expert_share import EXPERT_KEYS, expert_share
+from models.expert_share import EXPERT_KEYS, expert_share, said
 from sim.catalogue import MODELS, CatalogueModel
 from sim.recurrent_layers import RecurrentLayer, recurrent_layer
 
@@ -20,6 +20,7 @@ _BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _QUANTISED_BYTES = {"fp8": 1.0, "fbgemm_fp8": 1.0, "mxfp4": 0.53, "bitnet": 0.25}
 _SCALES = 0.02
 """Bytes of scales for each 4- or 8-bit weight: 16 bits for 128 weights, and zeros."""
+_SHARED_KEYS = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 _NO_GATE = {"gpt2", "gpt_neo", "gptj", "gpt_neox", "opt", "bloom", "phi", "falcon", "starcoder2"}
 """Model types whose feed-forward layers have two matrices in place of three."""
 
@@ -117,20 +118,25 @@ def _dense_size(config: Mapping[str, Any], hidden: int) -> int:
 
 def _experts(config: Mapping[str, Any], hidden: int, gate: int) -> tuple[int, int, int]:
     """Return (experts of a layer, weights of one, weights of those that every token uses)."""
-    num = next((config[key] for key in EXPERT_KEYS if config.get(key)), 0)
+    num = said(config.get, EXPERT_KEYS)
     size = config.get("moe_intermediate_size") or config.get("intermediate_size") or 0
     shared = config.get("shared_expert_intermediate_size") or config.get("shared_intermediate_size")
-    shared = shared or size * (config.get("n_shared_experts") or 0)
+    shared = shared or size * (said(config.get, _SHARED_KEYS) or config.get("model_type") == "hunyuan_v1_moe")
     return num, gate * hidden * size, gate * hidden * shared
 
 
 def _is_moe(config: Mapping[str, Any], layer: int) -> bool:
     if not any(config.get(key) for key in EXPERT_KEYS):
         return False
+    if kinds := config.get("mlp_layer_types"):
+        return kinds[layer] == "sparse"
+    last = config.get("moe_layer_end_index", -1)
+    if layer < config.get("moe_layer_start_index", 0) or -1 < last < layer:
+        return False
     if layer < (config.get("first_k_dense_replace") or 0) or layer in (config.get("mlp_only_layers") or ()):
         return False
     step = config.get("decoder_sparse_step") or config.get("moe_layer_freq") or 1
-    step = config.get("interleave_moe_layer_step") or step
+    step = config.get("interleave_moe_layer_step") or config.get("moe_layer_interval") or step
     return (layer + 1) % step == 0 if isinstance(step, int) else bool(step[layer])
 
 

@@ -10,8 +10,13 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     DeepseekV3Config,
+    Dots1Config,
+    Ernie4_5_MoeConfig,
+    Glm4MoeLiteConfig,
     GraniteMoeHybridConfig,
+    HunYuanMoEV1Config,
     LlamaConfig,
+    MiniMaxM2Config,
     MixtralConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
@@ -33,6 +38,21 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
 }
+_EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 128,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+}
+_LATENT: dict[str, Any] = {
+    **SIZES,
+    **_EXPERTS,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 96,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 32,
+}
 CONFIGS = {
     "llama": LlamaConfig(**SIZES),
     "tied, with its own head size": Qwen3Config(**SIZES, head_dim=64, tie_word_embeddings=True),
@@ -45,21 +65,20 @@ CONFIGS = {
         num_experts_per_tok=4,
         mlp_only_layers=[1],
     ),
-    "deepseek v3": DeepseekV3Config(
+    "deepseek v3": DeepseekV3Config(**_LATENT, first_k_dense_replace=1, n_group=1, topk_group=1),
+    "glm 4.7 flash": Glm4MoeLiteConfig(**_LATENT, mlp_layer_types=["dense", "sparse", "dense", "sparse"]),
+    "minimax m2": MiniMaxM2Config(**SIZES, head_dim=64, num_local_experts=16, num_experts_per_tok=4),
+    "dots.llm1": Dots1Config(**SIZES, **_EXPERTS, first_k_dense_replace=1),
+    "ernie 4.5": Ernie4_5_MoeConfig(
         **SIZES,
         moe_intermediate_size=128,
-        n_routed_experts=8,
-        num_experts_per_tok=2,
-        n_shared_experts=1,
-        first_k_dense_replace=1,
-        kv_lora_rank=64,
-        q_lora_rank=96,
-        qk_rope_head_dim=16,
-        qk_nope_head_dim=32,
-        v_head_dim=32,
-        n_group=1,
-        topk_group=1,
+        moe_k=4,
+        moe_num_experts=16,
+        moe_layer_start_index=1,
+        moe_layer_end_index=2,
+        tie_word_embeddings=False,
     ),
+    "hunyuan": HunYuanMoEV1Config(**SIZES, head_dim=32, num_experts=8, moe_topk=[2] * 4),
 }
 
 _DELTA: dict[str, Any] = {
@@ -115,11 +134,11 @@ def test_the_weights_are_those_of_transformers(name: str) -> None:
     assert model.total_bytes == pytest.approx(2 * counted)
 
 
-@pytest.mark.parametrize(
-    ("name", "share"), [("llama", 0.0), ("mixtral", 0.25), ("qwen3 moe", 0.25), ("deepseek v3", 0.25)]
-)
-def test_which_part_of_the_experts_a_token_draws_is_read(name: str, share: float) -> None:
-    assert model_of(CONFIGS[name].to_dict()).expert_share == share
+def test_a_token_uses_as_many_experts_as_it_is_said_to_however_that_is_said() -> None:
+    names = ("mixtral", "qwen3 moe", "deepseek v3", "glm 4.7 flash", "minimax m2", "ernie 4.5", "hunyuan")
+    assert {name: model_of(CONFIGS[name].to_dict()).expert_share for name in names} == dict.fromkeys(
+        names, 0.25
+    )
 
 
 def test_a_latent_is_kept_in_place_of_keys_and_values() -> None:
