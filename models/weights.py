@@ -44,7 +44,7 @@ _STORED = {
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 _IGNORED_SUFFIXES = (
     "rotary_emb.inv_freq",
-    *(f".{what}_scale" for what in ("input", "output", "q", "k", "v")),
+    *(f".{what}_scale" for what in ("input", "activation", "output", "q", "k", "v")),
 )
 """Suffixes that are not read: scales of activations (read only with weights that stay as they are stored), and of a quantised KV
 cache."""
@@ -221,8 +221,9 @@ class Checkpoint:
 
     def _input_scale(self, name: str) -> Tensor | None:
         """Return (1,) float32, the scale of everything that is multiplied with the matrix, if the checkpoint has one."""
-        own = f"{_stem(name)}.input_scale"
-        if own not in self._where:
+        names = (f"{_stem(name)}.{what}_scale" for what in ("input", "activation"))
+        own = next((found for found in names if found in self._where), None)
+        if own is None:
             return None
         scale = self._read_whole(own)
         return scale.float().view(1) if scale.numel() == 1 else None

@@ -96,21 +96,26 @@ def test_packed_compressed_tensors(bits: int, symmetric: bool, strategy: str, tm
     compare(tmp_path, transformers.CompressedTensorsConfig(dequantize=True))
 
 
-def test_fp8_with_one_scale(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [("weight_scale", "input_scale"), ("weight_scale_inv", "activation_scale")],
+    ids=["llm-compressor", "mistral"],
+)
+def test_fp8_with_one_scale(names: tuple[str, str], tmp_path: Path) -> None:
     """Static scales of activations, which are not needed here, lie beside the weights."""
 
     def quantise(weight: torch.Tensor) -> dict[str, torch.Tensor]:
         values, scales = scaled(weight, "float", "tensor")
-        return {"weight": values, "weight_scale": scales[0], "input_scale": torch.tensor(0.1)}
+        return {"weight": values, names[0]: scales[0], names[1]: torch.tensor(0.1)}
 
     plain, stored = tmp_path / "plain", tmp_path / "stored"
     quantise_all(stored, "llama", quantise, quantization_config={"quant_method": "fp8"})
-    quantise_all(plain, "llama", lambda weight: {"weight": from_one_scale(quantise(weight))})
+    quantise_all(plain, "llama", lambda weight: {"weight": from_one_scale(*quantise(weight).values())})
     equal_models(stored, plain)
 
 
-def from_one_scale(parts: dict[str, torch.Tensor]) -> torch.Tensor:
-    return parts["weight"].float() * parts["weight_scale"]
+def from_one_scale(values: torch.Tensor, scale: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    return values.float() * scale
 
 
 def equal_models(stored: Path, plain: Path) -> None:
