@@ -108,6 +108,7 @@ async def served(folder: Path, asked: Sequence[Sequence[int]], **keys: Any) -> l
     """All at once, twice: the second time over what the first has left. Prompts go from prefill to decode in chunks."""
     values = {
         "model.path": str(folder),
+        "model.implementation": "transformers",
         "engine.block_size": 4,
         "engine.num_blocks": 200,
         "engine.max_batch_tokens": 24,
@@ -177,7 +178,7 @@ async def test_stages_of_a_pipeline_share_its_layers(architecture: str, tmp_path
 @pytest.mark.timeout(300)
 async def test_ranks_know_who_computes_an_architecture_of_batons_own(tmp_path: Path) -> None:
     reference = make_foreign(tmp_path, "Qwen2ForCausalLM")
-    keys = {"model.implementation": "transformers", "prefill.tp": 2, "decode.tp": 2}
+    keys = {"prefill.tp": 2, "decode.tp": 2}
     for prompt, said in zip(prompts(), await served(tmp_path, prompts(), **keys), strict=True):
         assert likeliest(reference, prompt, said)
 
@@ -247,10 +248,10 @@ def test_a_model_that_transformers_cannot_cut_is_refused_on_several_ranks(tmp_pa
         folder = tmp_path / architecture
         make_foreign(folder, architecture)
         if (why := ONE_RANK.get(architecture)) is None:
-            check_mesh(read_spec(folder), Mesh(tp=2), "decode")
+            check_mesh(read_spec(folder, "transformers"), Mesh(tp=2), "decode")
         else:
             with pytest.raises(ConfigError, match=f"decode: tp 2 is impossible for {architecture}.*{why}"):
-                check_mesh(read_spec(folder), Mesh(tp=2), "decode")
+                check_mesh(read_spec(folder, "transformers"), Mesh(tp=2), "decode")
 
 
 @pytest.mark.parametrize(
@@ -275,7 +276,7 @@ def test_a_model_that_attends_in_another_way_than_it_is_asked_to_is_found_out(
 ) -> None:
     """As one would that forgot its window: here the window that it says is not the one that it has."""
     make_foreign(tmp_path, "Cohere2ForCausalLM")
-    load_model(tmp_path, "float32", CPU)
+    load_model(tmp_path, "float32", CPU, implementation="transformers")
     from models import transformers_model
 
     attend = transformers_model._attend  # pyright: ignore[reportPrivateUsage]
@@ -283,7 +284,7 @@ def test_a_model_that_attends_in_another_way_than_it_is_asked_to_is_found_out(
         transformers_model, "_attend", lambda *args, **kw: attend(*args, **{**kw, "sliding_window": 2})
     )
     with pytest.raises(UnsupportedModel, match=r"results are \d+% off"):
-        load_model(tmp_path, "float32", CPU)
+        load_model(tmp_path, "float32", CPU, implementation="transformers")
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:
