@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from core.errors import UnsupportedModel
+from models import cohere_families as cohere
 from models import deepseek
 from models import dense_families as dense
 from models import expert_families as expert
@@ -37,6 +38,8 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "SmolLM3ForCausalLM": dense.smollm3,
     "Exaone4ForCausalLM": dense.exaone4,
     "Ernie4_5ForCausalLM": dense.ernie4_5,
+    "CohereForCausalLM": cohere.cohere,
+    "Cohere2ForCausalLM": cohere.cohere2,
     "GlmForCausalLM": glm.glm,
     "Glm4ForCausalLM": glm.glm4,
     "MixtralForCausalLM": expert.mixtral,
@@ -67,7 +70,7 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
 }
 _DEFAULTS = {
     name: defaults
-    for family in (dense, expert, hunyuan, hybrid, glm, llama4, mistral, deepseek)
+    for family in (dense, cohere, expert, hunyuan, hybrid, glm, llama4, mistral, deepseek)
     for name, defaults in family.DEFAULTS.items()
 }
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

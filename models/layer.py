@@ -45,6 +45,7 @@ class Layer:
         where it is not that of the model's layer `index`."""
         prefix = prefix or f"model.layers.{index}."
         self._ops, self._eps, self._scale = ops, spec.norm_eps, spec.residual_scale
+        self._centred = spec.centred
         self._attention = _mixer(spec, index, checkpoint, prefix, ops, collectives)
         self._mlp: FeedForward
         self.experts: ExpertWeights | None = None
@@ -68,6 +69,10 @@ class Layer:
         self._before_mlp, self._after_mlp = (
             norm(name) for name in (spec.norms.before_mlp, spec.norms.after_mlp)
         )
+        self._is_parallel = spec.one_norm
+        self._takes = self._attention.takes
+        if self._is_parallel and self._takes != self._mlp.takes:
+            self._takes = None
 
     def __call__(
         self, x: Tensor, added: Tensor | None, kv_layer: KVLayer, step: ForwardStep
@@ -75,9 +80,11 @@ class Layer:
         """Take (T, hidden) each: the residual, and what is to be added to it (None for nothing). Returns the same behind this
         layer. `x` may be overwritten."""
         ops, eps = self._ops, self._eps
-        x, normed = add_and_norm(ops, x, added, self._before_attention, eps, self._attention.takes)
+        x, normed = add_and_norm(ops, x, added, self._before_attention, eps, self._takes)
         # Without rows a rank only computes other ranks' on its experts.
         out = self._attention(normed, kv_layer, step) if len(x) else x
+        if self._is_parallel:
+            return x, self._added(out + self._mlp(normed, step))
         if self._after_attention is not None:
             out = ops.rms_norm(out, self._after_attention, eps)
         if self._scale != 1.0:
@@ -87,6 +94,9 @@ class Layer:
         if self._after_mlp is not None:
             out = ops.rms_norm(out, self._after_mlp, eps)
         return x, out if self._scale == 1.0 else out * self._scale
+
+    def _added(self, out: Tensor) -> Tensor:
+        return self._ops.by_rows(centred, out) if self._centred else out
 
     def described(self, rotation: int) -> DenseLayer | None:
         """Return the layer as data; None where it is of another kind. `rotation`: which of a step's is its own."""
@@ -138,6 +148,11 @@ def add_and_norm(
     if added is None:
         return x, ops.rms_norm(x, weight, eps)
     return ops.add_rms_norm(added, x, weight, eps)
+
+
+def centred(x: Tensor) -> Tensor:
+    """Return the rows without their means."""
+    return (x - x.float().mean(-1, keepdim=True)).to(x.dtype)
 
 
 def read_norm(spec: ModelSpec, checkpoint: WeightSource, name: str) -> Tensor:

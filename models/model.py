@@ -12,7 +12,7 @@ from kernels.collectives import ONE_RANK, Collectives
 from kernels.ops import AttentionMeta, ExpertWeights, FusedLayers, KVLayer, Ops
 from models.attention import ForwardStep
 from models.kv_places import KVPlaces
-from models.layer import Layer, add_and_norm, read_norm
+from models.layer import Layer, add_and_norm, centred, read_norm
 from models.readout import NO_READOUT, Readout
 from models.rope import Rotation, Rotations
 from models.spec import ModelSpec
@@ -152,7 +152,8 @@ class Model:
         """The first stage's tokens (T,) -> (T, hidden_size)."""
         assert self._rows is not None, "only the first stage has the embedding"
         x, scale = self.collectives.embed(tokens, self._rows, self.dtype), self.spec.embedding_scale
-        return x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype)
+        x = x if scale == 1.0 else x * torch.tensor(scale, dtype=x.dtype)
+        return self.ops.by_rows(centred, x) if self.spec.centred else x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The last stage's hidden (N, hidden_size) -> (N, vocab_size) float32; (N, 1) of a checkpoint without a head, from which

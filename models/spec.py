@@ -179,6 +179,12 @@ class ModelSpec:
     """What of queries and of keys passes a norm: each head by itself; the same without weights, where they are rotated (Llama 4),
     or with weights, behind the rotation (Hunyuan); or all of them as one vector (OLMo 2)."""
     norms: LayerNorms = LayerNorms()
+    one_norm: bool = False
+    """Whether attention and the feed-forward block of a layer take the same, behind the norm before attention, and are added
+    together."""
+    centred: bool = False
+    """Whether norms take the mean off what they normalise. Here it is taken off all that is added to the residual, which then has
+    none."""
     mla: MlaSpec | None = None
     recurrent: RecurrentSpec | None = None
     """What the layers keep of a sequence, where some keep a state in place of keys and values."""

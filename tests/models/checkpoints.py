@@ -15,6 +15,8 @@ from models.causal_model import CausalModel
 from tests.models import config_parts
 from tests.models.config_parts import CONTEXT, ROPES, common, qwen_experts, rope
 from tests.models.newer_families import (
+    cohere,
+    cohere2,
     dots1,
     ernie4_5,
     ernie4_5_moe,
@@ -213,6 +215,8 @@ DENSE = {
     "exaone4": exaone4,
     "ernie4_5": ernie4_5,
     "hunyuan": hunyuan_dense,
+    "cohere": cohere,
+    "cohere2": cohere2,
 }
 SPARSE = {
     "mixtral": mixtral,

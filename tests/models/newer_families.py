@@ -138,3 +138,34 @@ def hunyuan_moe(rng: random.Random, i: int) -> Any:
     fields["hidden_size"] = max(72, fields["hidden_size"])
     each = [top_k] * fields["num_hidden_layers"] if i % 2 else top_k
     return transformers.HunYuanMoEV1Config(**fields, num_experts=8, moe_topk=each)
+
+
+def cohere_fields(rng: random.Random, i: int) -> dict[str, Any]:
+    fields = common(rng)
+    fields.pop("head_dim")
+    eps = fields.pop("rms_norm_eps")
+    return {
+        **fields,
+        "hidden_size": fields["num_attention_heads"] * rng.choice((8, 16)),
+        "layer_norm_eps": eps,
+        "rope_parameters": rope(rng, ROPES[i]),
+        "logit_scale": rng.choice((0.0625, 0.8)),
+        "attention_bias": i == 1,
+    }
+
+
+def cohere(rng: random.Random, i: int) -> Any:
+    return transformers.CohereConfig(**cohere_fields(rng, i))
+
+
+def cohere2(rng: random.Random, i: int) -> Any:
+    fields = cohere_fields(rng, i)
+    fields["num_hidden_layers"] = (5, 2, 3, 4, 3, 2)[
+        i
+    ]  # without layer_types, the fourth attends to everything
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    return transformers.Cohere2Config(
+        **fields,
+        sliding_window=rng.choice((6, 16)),
+        layer_types=kinds[: fields["num_hidden_layers"]] if i in (1, 2) else None,
+    )
