@@ -173,6 +173,9 @@ def _step_bytes(
     halves and the drawing of tokens have beside it."""
     tokens, wide = engine.max_batch_tokens, stored.other
     residual = tokens * spec.hidden_size * (3 * wide + _FLOAT)
+    # Cosines and sines, where layers rotate in several ways; those of one way are among attention's vectors.
+    ways = sum(rope not in spec.layer_ropes[:at] for at, rope in enumerate(spec.layer_ropes))
+    residual += tokens * ways * 2 * spec.head_dim * _FLOAT
     halves = [_attention_bytes(spec, tokens, share, stored, context_tokens)]
     halves += [_inner_bytes(spec, tokens, mesh, wide)]
     if spec.recurrent is not None:
