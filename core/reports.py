@@ -203,6 +203,8 @@ class LoadReport:
     """How fast KV goes to each instance to which some has gone lately."""
     sent: tuple[str, ...] = ()
     """Attempts whose KV has left for another instance since the last report, or will never leave."""
+    grown: tuple[tuple[str, int], ...] = ()
+    """(attempt, output tokens) of outputs that have come to a length of `core.output_marks` since the last report."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Protocol
 from core.adapter_config import HoldAdapters
 from core.errors import Bug, OutOfMemory, RequestError
 from core.messages import Grant
+from core.output_marks import MARKS
 from core.plan import FailedSeq, StepPlan, StepResult
 from core.ports import Clock, WorkerGroup
 from core.reports import DroppedBlocks, LayerExperts, TierCounts, WorkCounts
@@ -26,6 +27,8 @@ from engine.tiers.restoring import Restoring
 log = logging.getLogger(__name__)
 
 _SMOOTHING = 0.2
+_MARKED = frozenset(mark - 1 for mark in MARKS)
+"""`TokenOut.index` of the tokens with which an output comes to a mark."""
 _InFlight = deque[tuple[StepPlan, asyncio.Future[StepResult]]]
 
 
@@ -105,6 +108,7 @@ class Engine:
         if tiers is not None:
             tiers.listen(self._blocks_may_be_free, self._tiers_failed)
         self._received: list[str] = []
+        self._grown: list[tuple[str, int]] = []
         self._experts = ExpertCounts()
 
     def add(self, request: Request, *, push: Grant | None = None) -> None:
@@ -226,6 +230,12 @@ class Engine:
         self._received.clear()
         return received
 
+    def drain_grown(self) -> tuple[tuple[str, int], ...]:
+        """Return (attempt, output tokens) of each output that has come to a mark since the last call."""
+        grown = tuple(self._grown)
+        self._grown.clear()
+        return grown
+
     def replay_cache_events(self) -> None:
         """Let the next `drain_cache_events` report everything that is cached, for a listener that knows nothing."""
         self._scheduler.replay_cache_events()
@@ -309,6 +319,7 @@ class Engine:
 
     def _commit(self, plan: StepPlan, result: StepResult) -> list[TokenOut]:
         tokens = self._scheduler.commit(plan, result, self._clock.now())
+        self._grown += [(token.key, token.index + 1) for token in tokens if token.index in _MARKED]
         self._experts.add(result.expert_loads)
         self._num_steps += 1
         self._num_replayed += result.replayed

@@ -185,4 +185,5 @@ class Reporter:
             experts=self._experts(),
             links=self._links(),
             sent=self._drain_sent(),
+            grown=self._engine.drain_grown(),
         )

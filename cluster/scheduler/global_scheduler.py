@@ -323,6 +323,7 @@ class GlobalScheduler:
         member = self._roster.report(report, settled_before_s=now - self._settle_s)
         if member is not None:
             self._policy.measured(member)
+        self._placer.grown(report.grown)
         return self._place_waiting(now, member)
 
     def _on_lost(self, address: str) -> list[Send]:

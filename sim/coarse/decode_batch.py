@@ -1,10 +1,12 @@
-"""The sequences that decode on a device of the coarse simulation: when each of them ends or needs another block.
+"""The sequences that decode on a device of the coarse simulation: when each of them ends, needs another block or is long
+enough to be named in a report.
 
 Invariant: `context` is the sum of known tokens over the batch after `steps` decode steps."""
 
 import heapq
 from collections.abc import Iterator
 
+from core.output_marks import next_mark
 from sim.coarse.simulated_sequence import SimulatedSequence
 
 MAX_BURST = 4096
@@ -17,6 +19,7 @@ class DecodeBatch:
         self._seqs: dict[int, SimulatedSequence] = {}
         self._grow: list[tuple[int, int, SimulatedSequence]] = []
         self._finish: list[tuple[int, int, SimulatedSequence]] = []
+        self._marks: list[tuple[int, int, SimulatedSequence]] = []
         self.context = 0
         self.steps = 0
 
@@ -45,6 +48,7 @@ class DecodeBatch:
         seq.finish_step = self.steps + seq.job.max_tokens - seq.num_output
         heapq.heappush(self._finish, (seq.finish_step, seq.arrival, seq))
         self.note_growth(seq)
+        self._note_mark(seq, seq.num_output)
 
     def note_growth(self, seq: SimulatedSequence) -> None:
         """Note how long a sequence has blocks. Step i of its decoding here writes token `num_known + i`."""
@@ -84,6 +88,24 @@ class DecodeBatch:
     def pop_growing(self) -> SimulatedSequence | None:
         """Return one that needs another block before the next step."""
         return heapq.heappop(self._grow)[2] if self._next_step(self._grow) <= self.steps else None
+
+    def grown(self, num_done: int) -> tuple[tuple[str, int], ...]:
+        """Return (attempt, output tokens) of those that have come to a mark since the last call, `num_done` steps after
+        `steps`."""
+        found: list[tuple[str, int]] = []
+        while self._marks and self._marks[0][0] <= self.steps + num_done:
+            step, number, seq = heapq.heappop(self._marks)
+            if self._seqs.get(number) is seq and seq.mark_step == step:
+                num_output = seq.num_output + step - seq.joined_step
+                found.append((seq.request.key, num_output))
+                self._note_mark(seq, num_output)
+        return tuple(found)
+
+    def _note_mark(self, seq: SimulatedSequence, num_output: int) -> None:
+        """Note when a sequence with so many output tokens will have come to the next mark, if it lives that long."""
+        seq.mark_step = seq.joined_step + next_mark(num_output) - seq.num_output
+        if seq.mark_step < seq.finish_step:
+            heapq.heappush(self._marks, (seq.mark_step, seq.arrival, seq))
 
     def _next_step(self, heap: list[tuple[int, int, SimulatedSequence]]) -> int:
         """Return the first step in `heap` of a sequence that still decodes. Others are dropped from it."""

@@ -127,7 +127,8 @@ class Device:
         step_s = self._rate.step_s
         added, removed = self._blocks.drain_events()
         same = load == self._reported and abs(step_s - self._reported_step_s) < 0.02 * step_s
-        if same and not added and not removed and not self._received:
+        grown = seqs.decoding.grown(self._burst.num_done(now) if self._burst is not None else 0)
+        if same and not added and not removed and not self._received and not grown:
             return None
         received, self._received = tuple(self._received), []
         self._reported, self._reported_step_s = load, step_s
@@ -149,6 +150,7 @@ class Device:
             received=received,
             steps=self._config.steps,
             late_tokens=seqs.late_tokens(now),
+            grown=grown,
         )
 
     def check_integrity(self) -> None:

@@ -62,6 +62,7 @@ class SimulatedSequence:
     num_pushed: int = 0
     joined_step: int = -1
     grow_step: int = -1
+    mark_step: int = -1
     finish_step: int = -1
 
     @property

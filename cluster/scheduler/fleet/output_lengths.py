@@ -1,94 +1,93 @@
-"""How long outputs are, learned from those that have ended: a distribution for each class and tenant.
+"""How long outputs are, for each class and tenant, learned from those that have ended and from those that still run.
 
-Invariant: once enough is known of a tenant's own class, that answers; else the class, then all requests; else nothing is
-known."""
+Invariant: what is expected of a tenant's outputs in a class, before any is known, is what is known of the class; of a class, what
+is known of all; and of all, a mean of 256 tokens. It counts as `_NUM_EXPECTED` outputs, so nothing jumps."""
 
-from math import log2
 from typing import Final
 
-_BUCKETS_PER_DOUBLING: Final = 4
-_NUM_BUCKETS: Final = 24 * _BUCKETS_PER_DOUBLING
-_DECAY: Final = 0.998
-"""The factor on an observation's weight for each later one: about the last 500 count."""
-_ENOUGH: Final = 20.0
+from cluster.scheduler.fleet.length_curve import LengthCounts, LengthCurve, bucket_of, expected_curve
+
+EXPECTED_TOKENS: Final = 256
+_NUM_EXPECTED: Final = 4.0
 _MAX_REMEMBERED: Final = 4096
+_NEWS_PART: Final = 32
+_MOST_NEWS: Final = 256
+"""A distribution is worked out anew when one in so many of its counts is news, or this many are."""
 
 
 class OutputLengths:
     def __init__(self) -> None:
-        self._of: dict[tuple[str, str], _Histogram] = {}
+        self._of: dict[tuple[str, str], _Known] = {}
+        self._expected = expected_curve(EXPECTED_TOKENS)
 
-    def observe(self, tenant: str, slo_class: str, num_tokens: int) -> None:
-        """Learn that a request of this class and tenant has ended after so many output tokens."""
-        for key in {(tenant, slo_class): 0, ("", slo_class): 0, ("", ""): 0}:
-            histogram = self._of.pop(key, None) or _Histogram()
-            self._of[key] = histogram
-            histogram.add(num_tokens)
+    @property
+    def num_ended(self) -> int:
+        known = self._of.get(("", ""))
+        return 0 if known is None else known.counts.num_ended
+
+    def begin(self, tenant: str, slo_class: str) -> "RunningOutput":
+        """Return what is to be told how an output of this tenant and class grows and ends."""
+        found: list[_Known] = []
+        for key in _keys(tenant, slo_class):
+            known = self._of.pop(key, None) or _Known()
+            self._of[key] = known
+            found.append(known)
         if len(self._of) > _MAX_REMEMBERED:
             del self._of[next(iter(self._of))]
+        return RunningOutput(found)
 
-    def quantile(self, tenant: str, slo_class: str, share: float) -> int | None:
-        """Return how many tokens (rounded up by at most a fifth) `share` of the outputs do not exceed, or None where it is not
-        known."""
-        histogram = self._known(tenant, slo_class)
-        return None if histogram is None else histogram.quantile(share)
-
-    def mean(self, tenant: str, slo_class: str) -> float | None:
-        histogram = self._known(tenant, slo_class)
-        return None if histogram is None else histogram.mean()
-
-    def _known(self, tenant: str, slo_class: str) -> "_Histogram | None":
-        for key in ((tenant, slo_class), ("", slo_class), ("", "")):
-            histogram = self._of.get(key)
-            if histogram is not None and histogram.num_seen >= _ENOUGH:
-                return histogram
-        return None
+    def curve(self, tenant: str, slo_class: str) -> LengthCurve:
+        curve = self._expected
+        for key in _keys(tenant, slo_class):
+            known = self._of.get(key)
+            if known is not None:
+                curve = known.curve(curve)
+        return curve
 
 
-class _Histogram:
-    """Counts in buckets whose sizes grow by a fifth. Newer observations weigh more, instead of older ones less."""
+class RunningOutput:
+    """One output, from its first token on."""
+
+    __slots__ = ("_bucket", "_known")
+
+    def __init__(self, known: list["_Known"]) -> None:
+        self._known, self._bucket = known, -1
+
+    def grown(self, num_tokens: int) -> None:
+        """Learn that it has so many tokens, and may go on."""
+        bucket = bucket_of(num_tokens)
+        if bucket > self._bucket:
+            for known in self._known:
+                known.counts.enter(bucket, self._bucket)
+            self._bucket = bucket
+
+    def ended(self, num_tokens: int) -> None:
+        self.grown(num_tokens)
+        for known in self._known:
+            known.counts.end(self._bucket, num_tokens)
+
+
+class _Known:
+    """What is known of the outputs of a tenant in a class, of a class, or of all."""
+
+    __slots__ = ("_curve", "_due", "counts")
 
     def __init__(self) -> None:
-        self._counts = [0.0] * _NUM_BUCKETS
-        self._total = self._sum = 0.0
-        self._unit = 1.0
-        self.num_seen = 0
-        self._quantiles: dict[float, int] = {}
-        """The quantiles since the last observation."""
+        self.counts = LengthCounts()
+        self._curve: LengthCurve | None = None
+        self._due = 0
+        """The number of changes with which the distribution is worked out anew."""
 
-    def add(self, num_tokens: int) -> None:
-        self.num_seen += 1
-        self._quantiles.clear()
-        self._counts[_bucket(num_tokens)] += self._unit
-        self._total += self._unit
-        self._sum += self._unit * num_tokens
-        self._unit /= _DECAY
-        if self._unit > 1e9:
-            scale = 1 / self._unit
-            self._counts = [count * scale for count in self._counts]
-            self._total, self._sum, self._unit = self._total * scale, self._sum * scale, 1.0
-
-    def quantile(self, share: float) -> int:
-        if (known := self._quantiles.get(share)) is None:
-            known = self._quantiles[share] = self._find(share)
-        return known
-
-    def mean(self) -> float:
-        return self._sum / self._total
-
-    def _find(self, share: float) -> int:
-        left = share * self._total
-        for index, count in enumerate(self._counts):
-            left -= count
-            if left <= 0 and count > 0:
-                return _upper(index)
-        return _upper(max(i for i, count in enumerate(self._counts) if count > 0))
+    def curve(self, expected: LengthCurve) -> LengthCurve:
+        curve, num_changes = self._curve, self.counts.num_changes
+        if curve is None or num_changes >= self._due:
+            curve = self._curve = self.counts.curve(expected, _NUM_EXPECTED)
+            self._due = num_changes + 1 + min(_MOST_NEWS, num_changes // _NEWS_PART)
+        return curve
 
 
-def _bucket(num_tokens: int) -> int:
-    return min(_NUM_BUCKETS - 1, int(log2(max(1, num_tokens)) * _BUCKETS_PER_DOUBLING))
-
-
-def _upper(index: int) -> int:
-    """Return the largest count in a bucket."""
-    return max(1, int(2 ** ((index + 1) / _BUCKETS_PER_DOUBLING) - 1e-9))
+def _keys(tenant: str, slo_class: str) -> tuple[tuple[str, str], ...]:
+    """Return what an output counts for, from all outputs to those of its tenant and class."""
+    if not tenant:
+        return (("", ""), ("", slo_class)) if slo_class else (("", ""),)
+    return (("", ""), ("", slo_class), (tenant, slo_class)) if slo_class else (("", ""), (tenant, ""))

@@ -1,6 +1,7 @@
 """A request that was placed, and what it takes of the instance that computes its prompt for another."""
 
 from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.fleet.output_lengths import RunningOutput
 from cluster.scheduler.fleet.promise import Promise
 from core.messages import Place
 from core.types import Route
@@ -10,8 +11,8 @@ class Placement:
     """A request that was placed and is not finished."""
 
     __slots__ = (
-        "charged_tokens", "compute_tokens", "frontend", "growth_blocks", "moved_tokens", "num_blocks", "place", "route",
-        "scheduler"
+        "charged_tokens", "compute_tokens", "frontend", "growth_blocks", "moved_tokens", "num_blocks", "output", "place",
+        "route", "scheduler"
     )  # fmt: skip
 
     def __init__(
@@ -26,13 +27,15 @@ class Placement:
         growth_blocks: int = 0,
         moved_tokens: int = 0,
         scheduler: str = "",
+        output: RunningOutput | None = None,
     ) -> None:
         """`compute_tokens` are those of its prompt, on the prefill instance or else on the decode instance. `charged_tokens` is
         the output that its tenant has been charged for. `growth_blocks` of its `num_blocks` are for the output. The KV of
-        `moved_tokens` goes to the decode instance. `scheduler` has placed it; empty means this one."""
+        `moved_tokens` goes to the decode instance. `scheduler` has placed it; empty means this one. `output` learns how long it
+        becomes."""
         self.frontend, self.place, self.route, self.scheduler = frontend, place, route, scheduler
         self.num_blocks, self.compute_tokens, self.charged_tokens = num_blocks, compute_tokens, charged_tokens
-        self.growth_blocks, self.moved_tokens = growth_blocks, moved_tokens
+        self.growth_blocks, self.moved_tokens, self.output = growth_blocks, moved_tokens, output
 
 
 def prefill_promise(now: float, placed: Placement, receiver: Member | None, *, late: bool = False) -> Promise:

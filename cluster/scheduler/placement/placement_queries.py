@@ -4,16 +4,16 @@ from math import inf
 from typing import Final
 
 from cluster.scheduler.fleet.member import CachedBlocks
-from cluster.scheduler.fleet.output_lengths import OutputLengths
+from cluster.scheduler.fleet.output_lengths import OutputLengths, RunningOutput
 from cluster.scheduler.placement.placement_policy import PlacementQuery
 from core.messages import Place
 
-GROWTH_TOKENS: Final = 256
-"""The room that is kept for a sequence's output while nothing is known of how long outputs are."""
 GROWTH_SHARE: Final = 0.75
 """Room is kept for what this share of the outputs needs. Longer ones rely on others ending before."""
 SHORT_SHARE: Final = 0.05
 """The share of outputs that are shorter than the one over which a wait before the second token is taken to be spread."""
+_ENOUGH: Final = 20
+"""So many outputs must have ended before slots are foreseen to come free."""
 
 
 class PlacementQueries:
@@ -22,17 +22,20 @@ class PlacementQueries:
 
     @property
     def mean_output_tokens(self) -> float:
-        """The mean of all outputs; infinite until it is known."""
-        return self._lengths.mean("", "") or inf
+        """The mean of all outputs; infinite until some have ended."""
+        return self._lengths.curve("", "").mean if self._lengths.num_ended >= _ENOUGH else inf
 
-    def observe(self, place: Place, num_output_tokens: int) -> None:
-        """Learn that a request has ended after so many output tokens."""
-        self._lengths.observe(place.tenant, place.slo.name, num_output_tokens)
+    def begin(self, place: Place) -> RunningOutput | None:
+        """Return what is to be told of the output of a request that was placed. None where nothing can be learned from it: it
+        ends with its prompt, or has begun elsewhere."""
+        if place.ends_with_prompt or place.attempt:
+            return None
+        return self._lengths.begin(place.tenant, place.slo.name)
 
     def growth_tokens(self, place: Place) -> int:
         """Return the output tokens that room is kept for."""
-        usual = self._lengths.quantile(place.tenant, place.slo.name, GROWTH_SHARE)
-        return min(place.max_new_tokens, GROWTH_TOKENS if usual is None else usual)
+        curve = self._lengths.curve(place.tenant, place.slo.name)
+        return min(place.max_new_tokens, curve.quantile(GROWTH_SHARE))
 
     def of(
         self,
@@ -43,16 +46,15 @@ class PlacementQueries:
         *,
         late: bool = False,
     ) -> PlacementQuery:
-        lengths, tenant, name, most = self._lengths, place.tenant, place.slo.name, place.max_new_tokens
-        mean, short = lengths.mean(tenant, name), lengths.quantile(tenant, name, SHORT_SHARE)
+        curve, most = self._lengths.curve(place.tenant, place.slo.name), place.max_new_tokens
         return PlacementQuery(
             place.num_tokens,
-            self.growth_tokens(place),
+            min(most, curve.quantile(GROWTH_SHARE)),
             cached,
             missing_tokens,
             slo=place.slo,
             due_at=due_at,
-            expected_tokens=min(most, GROWTH_TOKENS if mean is None else mean),
-            short_tokens=min(most, GROWTH_TOKENS if short is None else short),
+            expected_tokens=min(most, curve.mean),
+            short_tokens=min(most, curve.quantile(SHORT_SHARE)),
             late=late,
         )

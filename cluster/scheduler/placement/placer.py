@@ -208,6 +208,7 @@ class Placer:
                 growth_blocks=taken.growth_blocks,
                 moved_tokens=taken.moved_tokens,
                 scheduler=taken.scheduler,
+                output=self._queries.begin(taken.place),
             )
             route, roster = taken.route, self._roster
             self._promise(key, placement, roster.get(route.decode), roster.get(route.prefill), now)
@@ -223,12 +224,22 @@ class Placer:
                     member.release(key)
         return placement
 
+    def grown(self, outputs: Sequence[tuple[str, int]]) -> None:
+        """Learn from how many tokens outputs have that still run: (key, output tokens) of each."""
+        for key, num_tokens in outputs:
+            placement = self._placements.get(key)
+            if placement is not None and placement.output is not None:
+                placement.output.grown(num_tokens)
+
     def _learn(self, placement: Placement, ended: Finished) -> None:
-        place, num_output = placement.place, ended.num_output_tokens
-        self._counters.charge(place, num_output - placement.charged_tokens)
-        if ended.complete and num_output:
-            self._queries.observe(place, num_output)
-            self._roster.turnover.learn(self._queries.mean_output_tokens)
+        output, num_tokens = placement.output, ended.num_output_tokens
+        self._counters.charge(placement.place, num_tokens - placement.charged_tokens)
+        if output is not None and num_tokens:
+            if ended.complete:
+                output.ended(num_tokens)
+                self._roster.turnover.learn(self._queries.mean_output_tokens)
+            else:
+                output.grown(num_tokens)
 
     def at(self, address: str) -> list[str]:
         """Return the keys of requests that a lost instance decoded, a lost frontend asked for or a lost scheduler has placed."""
@@ -304,6 +315,7 @@ class Placer:
             charged_tokens=ask.expected_tokens,
             growth_blocks=decode.growth_blocks(place.num_tokens, ask.growth_tokens),
             moved_tokens=0 if prefill is None else ask.to_move(decode),
+            output=self._queries.begin(place),
         )
         self._promise(key, placement, decode, prefill, now, late=ask.late)
         if self._claim is not None and self._claim[0] == key:

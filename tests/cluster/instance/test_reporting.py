@@ -58,6 +58,9 @@ class Cache:
     def drain_received(self) -> tuple[str, ...]:
         return ()
 
+    def drain_grown(self) -> tuple[tuple[str, int], ...]:
+        return ()
+
     def drain_experts(self, again: bool) -> tuple[()]:
         return ()
 

@@ -36,7 +36,7 @@ def test_sequence_slots_are_part_of_the_headroom() -> None:
 def test_slots_that_will_be_free_in_time_are_promised_too(num_output: int, spare: int) -> None:
     """Two of 32 sequences that end after 38 tokens each do so in the two and a half steps that a newcomer is on its way."""
     world = World(instance("d", max_num_seqs=32))
-    for number in range(20):
+    for number in range(1000):
         world.placed(ask(f"old{number}", 20))
         world.on(Finished(f"old{number}", 0, num_output, complete=True))
     for number in range(32 + spare):

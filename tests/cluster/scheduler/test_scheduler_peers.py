@@ -260,3 +260,19 @@ def test_a_word_says_nothing_of_the_prompt() -> None:
 def test_one_process_has_one_scheduler() -> None:
     with pytest.raises(ConfigError, match="serve.schedulers needs Ray"), LLM("embedded", serve__schedulers=2):
         pass
+
+
+def test_all_learn_from_outputs_of_one_that_still_run() -> None:
+    ring, running = Ring("s1", "s2", instances=1, num_blocks=100_000, max_num_seqs=512), range(30)
+    for number in running:
+        assert ring.on("s1", ask(f"r{number}", 16, 4096))
+    ring.deliver()
+    keys = [f"r{number}#0" for number in running]
+    grown = tuple((key, 2048) for key in keys)
+    ring.all(
+        report("d0", free_blocks=90_000, received=tuple(keys), num_running=30, num_decoding=30, grown=grown)
+    )
+    (member,) = ring.schedulers["s2"].members
+    before = member.batch_context_tokens
+    assert ring.on("s2", ask("new", 16, 4096))
+    assert member.batch_context_tokens - before > 16 + 1024
