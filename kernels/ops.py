@@ -368,7 +368,8 @@ class Ops:
     with it elsewhere; less its presence penalty and so many times its frequency penalty as they are in its output."""
     draw: Callable[[Tensor, DrawShapes, Masks | None], Tensor]
     """(logits (N, V) float32, draws of N rows, masks) -> tokens (N,) int64: of those that may be drawn the first, by id, whose
-    cumulative probability exceeds the number's part of their total. The logits may be overwritten."""
+    cumulative probability exceeds the number's part of their total. The logits may be overwritten. Where all rows take their
+    likeliest token, and none has a mask, they may be of 16 bits."""
     logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
     """(logits (N, V) float32, tokens (N,) int64, num_top) -> log-probabilities (N,) of the tokens, (N, num_top) of the likeliest,
     descending, and which those are, int64."""

@@ -53,5 +53,5 @@ class CausalModel(Protocol):
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The last stage's hidden (N, hidden_size) -> (N, vocab_size) float32."""
+        """The last stage's hidden (N, hidden_size) -> (N, vocab_size) float32, or as the head's product gives them."""
         ...

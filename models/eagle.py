@@ -205,7 +205,7 @@ class EagleHead:
 
     def logits(self, states: Tensor) -> Tensor:
         normed = self.ops.rms_norm(states, self._last_norm, self._eps)
-        logits = self.ops.linear(normed, self._head, None).float()
+        logits = self.ops.linear(normed, self._head, None)
         if self._token_ids is None:
             return logits
         wide = logits.new_full((len(logits), self._vocab_size), -torch.inf)

@@ -156,13 +156,13 @@ class Model:
         return self.ops.by_rows(centred, x) if self.spec.centred else x
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """The last stage's hidden (N, hidden_size) -> (N, vocab_size) float32; (N, 1) of a checkpoint without a head, from which
-        nothing but token 0 can be drawn."""
+        """`models.causal_model.CausalModel.logits`; (N, 1) of a checkpoint without a head, from which nothing but token 0 can be
+        drawn."""
         assert self.is_last, "only the last stage has the head"
         if self._head is None:
             return hidden.new_zeros(len(hidden), 1, dtype=torch.float32)
-        logits = self.collectives.gather_logits(self.ops.linear(hidden, self._head, None)).float()
+        logits = self.collectives.gather_logits(self.ops.linear(hidden, self._head, None))
         if self.spec.logit_divisor != 1.0:
-            logits = logits / self.spec.logit_divisor
+            logits = logits.float() / self.spec.logit_divisor
         cap = self.spec.logit_soft_cap
-        return self.ops.by_rows(torch.tanh, logits / cap) * cap if cap else logits
+        return self.ops.by_rows(torch.tanh, logits.float() / cap) * cap if cap else logits

@@ -101,7 +101,7 @@ def _score(model: CausalModel, hidden: torch.Tensor, seq: RankSeq, start: int) -
 def _scores(model: CausalModel, hidden: torch.Tensor, seq: RankSeq, start: int) -> list[PromptScore]:
     """Return the scores of the tokens behind each of `hidden`, the first of which is at `start`."""
     # The launch of a step that scores a prompt waits for the scores: few ask for them, and rows of logits are too large to keep.
-    logits = model.logits(hidden)
+    logits = model.logits(hidden).float()
     following = seq.tokens[start + 1 : start + 1 + len(hidden)]
     tokens = torch.from_numpy(following).to(logits.device)
     wanted = min(seq.sampling.num_prompt_logprobs, logits.shape[1])

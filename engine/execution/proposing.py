@@ -135,7 +135,7 @@ class Proposing:
 def draw_guesses(
     asked: Sequence[Proposal], logits: torch.Tensor, ops: Ops, agree: Agree | None = None
 ) -> None:
-    """Draw one more guess of each from its row of (N, vocab_size) float32, by the settings and the number that the token itself
+    """Draw one more guess of each from its row of (N, vocab_size) floats, by the settings and the number that the token itself
     is drawn with: two distributions that are alike then give the same token at any temperature. `agree` says what all ranks of
     the instance take in place of what each has drawn."""
     longer = [LongerHistory(one.seq, one.seq.num_tokens + len(one.guesses)) for one in asked]

@@ -59,8 +59,10 @@ class RowDraws:
         self._columns = pack.add(_columns(seqs, asked))
 
     def draw(self, logits: Tensor, ops: Ops, step: StepIO) -> list[Tensor]:
-        """Draw one token for each row of `logits` (N, V) float32, which is overwritten. Returns tokens (N,) int64 and, where any
-        row asks for them, `Ops.logprobs` of those that do."""
+        """Draw one token for each row of `logits` (N, V) of floats, which may be overwritten. Returns tokens (N,) int64 and,
+        where any row asks for them, `Ops.logprobs` of those that do."""
+        if self._allowed is not None or not self._asked.only_likeliest:
+            logits = logits.float()
         raw = logits.index_select(0, self._asking_rows()) if self._asking_rows is not None else None
         if self._shaping is not None:
             self._shaping.shape(logits)

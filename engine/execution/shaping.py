@@ -31,6 +31,8 @@ class RowsAsked:
         """The rows that are not greedy."""
         self.reads_history = bool(self.shaped or self.thinking or self.penalised or self.random)
         """Whether any draw depends on more than its logits."""
+        self.only_likeliest = not (self.reads_history or self.logprobs)
+        """Whether all rows ask for their likeliest token and for nothing else."""
         self.has_grammar = any(each.grammar is not None for each in samplings)
         columns = [(each.temperature, each.top_k, each.top_p, each.min_p, 0.0) for each in samplings]
         self.columns: np.ndarray = np.array(columns, np.float64).reshape(-1, 5).T.copy()

@@ -21,8 +21,10 @@ _SHORT: Final = 16
 """Tokens of prompts of which there are many at once."""
 _DRAWS: Final = (
     SamplingParams(temperature=0.0),
-    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, num_logprobs=1),
+    SamplingParams(temperature=0.0, num_logprobs=1),
+    SamplingParams(temperature=0.8, top_k=20, top_p=0.9),
 )
+"""Of each step's prompts, in turn: likeliest tokens among logits as they are, among floats beside log-probabilities, and draws."""
 
 
 def warm_up(

@@ -21,6 +21,7 @@ def draw(
     logits: Tensor, draws: DrawShapes, masks: Masks | None = None, isa: library.Isa | None = None
 ) -> Tensor:
     """`Ops.draw`. `isa` None: the fastest."""
+    logits = logits.float() if logits.dtype.itemsize == 2 else logits
     rows, count = _checked(logits)
     if draws.columns.shape != (5, rows) or draws.columns.dtype != torch.float64:
         raise ValueError(

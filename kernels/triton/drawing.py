@@ -52,13 +52,13 @@ def sum_all(values):
 
 @triton.jit
 def best_of_places(row, V, SEGMENTS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return the largest logit that each place of a tile reads, and the first token that has it, (SEGMENTS, WIDTH) each; and how
-    many tokens a segment has."""
+    """Return the largest logit that each place of a tile reads, float32, and the first token that has it, (SEGMENTS, WIDTH) each;
+    and how many tokens a segment has."""
     size, first = places(V, SEGMENTS, WIDTH)
     top = tl.full((SEGMENTS, WIDTH), float("-inf"), tl.float32)
     at = tl.where(first < V, first, NO_TOKEN)
     for start in tl.range(0, size, WIDTH):
-        x = tl.load(row + first + start, first + start < V, float("-inf"))
+        x = tl.load(row + first + start, first + start < V, float("-inf")).to(tl.float32)
         at = tl.where(x > top, first + start, at)
         top = tl.maximum(top, x)
     return top, at, size

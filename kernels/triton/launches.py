@@ -232,6 +232,7 @@ def _sampling() -> None:
     mask(logits, tokens, tensor(64, 128256 // 32, dtype=torch.int32))
     logprobs(logits, tokens, 5)
     likeliest(logits)
+    likeliest(tensor(64, 128256))
 
 
 FLOAT8 = (90, 100)

@@ -325,7 +325,7 @@ class Paged:
             meta,
             on_layer,
         )
-        return list(self.model.logits(hidden).split([len(part) for _, _, part in parts]))
+        return list(self.model.logits(hidden).float().split([len(part) for _, _, part in parts]))
 
     def _states(self, parts: list[tuple[int, int, list[int]]]) -> StateBlocks:
         device = self.kv[0].device

@@ -46,7 +46,9 @@ def test_sixteen_bits_agree_loosely(family: str, dtype: str, tmp_path: Path) -> 
     got = torch.cat(paged.step([(0, 0, PROMPT[:20])]) + paged.step([(0, 20, PROMPT[20:])]))
     with torch.inference_mode():
         want = reference(torch.tensor([PROMPT])).logits[0]
-    assert got.dtype == torch.float32
+    is_shaped = model.spec.logit_soft_cap or model.spec.logit_divisor != 1.0
+    logits = model.logits(torch.zeros(1, model.spec.hidden_size, dtype=model.dtype))
+    assert logits.dtype == (torch.float32 if is_shaped else model.dtype)
     similarity = torch.nn.functional.cosine_similarity(got, want)
     # a token whose router is undecided may go to other experts
     assert (similarity.median() if family in SPARSE else similarity.min()) > 0.99

@@ -19,7 +19,7 @@ def sample(
     ops: Ops,
     masks: RowMasks | None = None,
 ) -> list[Sampled]:
-    """Draw one token for each row of `logits` (N, V) float32, which is overwritten."""
+    """Draw one token for each row of `logits` (N, V) of floats, which may be overwritten."""
     pack, step = Pack(), HostSteps(logits.device).begin()
     rows = RowDraws(seqs, pack, masks)
     pack.send(step.upload)

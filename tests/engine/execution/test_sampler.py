@@ -16,7 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from core.plan import NewSeq
+from core.plan import NewSeq, Sampled
 from core.types import SamplingParams
 from engine.execution.batch import RankSeq
 from engine.execution.sampler import uniform
@@ -209,3 +209,34 @@ def test_top_p_over_a_large_vocabulary_keeps_what_sorting_all_of_it_would(
         edge = min((float(whole[token]) for token in kept), default=0.0)
         assert all(abs(float(whole[token]) - edge) < 1e-4 for token in found ^ kept)
         assert torch.equal(probs[sorted(found)], whole[sorted(found)])
+
+
+ASKED: list[dict[str, Any]] = [
+    {"temperature": 0.0, "num_logprobs": 2},
+    {"temperature": 0.0, "presence_penalty": 0.5},
+    {"temperature": 0.0, "logit_bias": ((7, 1.0),)},
+    {"temperature": 0.8, "seed": 3},
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=[" ".join(asked) for asked in ASKED])
+def test_logits_of_16_bits_are_made_floats_only_where_a_row_asks_for_more_than_its_likeliest_token(
+    asked: dict[str, Any],
+) -> None:
+    logits = torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(2)).bfloat16()
+    logits[0, [5, 9]] = 40.0
+    greedy = seq(SamplingParams(temperature=0.0))
+    seen: list[torch.dtype] = []
+
+    def drawn(given: torch.Tensor, seqs: list[RankSeq]) -> list[Sampled]:
+        def watched(values: torch.Tensor, *rest: Any) -> torch.Tensor:
+            seen.append(values.dtype)
+            return OPS.draw(values, *rest)
+
+        return sample(given.clone(), ["a", "b", "c"], seqs, replace(OPS, draw=watched))
+
+    plain, mixed = [greedy] * 3, [greedy, greedy, seq(SamplingParams(**asked))]
+    assert drawn(logits, plain) == drawn(logits.float(), plain)
+    assert drawn(logits, mixed) == drawn(logits.float(), mixed)
+    assert drawn(logits, plain)[0].token == 5
+    assert seen == [torch.bfloat16, *[torch.float32] * 3, torch.bfloat16]

@@ -10,7 +10,7 @@ from kernels.sampling import DrawShapes, Masks, Penalties
 from kernels.torch import sampling as reference
 from kernels.torch.sampling import distribution
 from kernels.triton.sampling import draw as draw_rows
-from kernels.triton.sampling import logprobs, mask, penalise, sample
+from kernels.triton.sampling import likeliest, logprobs, mask, penalise, sample
 
 V = 100
 
@@ -70,6 +70,18 @@ def test_the_draw_of_a_larger_vocabulary(device: torch.device, spread: float) ->
     for position in range(2):
         uniforms = torch.tensor([uniform(seed, position) for seed in range(len(params))], dtype=torch.float64)
         assert torch.equal(on_device(logits, params, uniforms, device), draw(logits, params, uniforms))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_likeliest_of_logits_of_16_bits_is_the_first_of_equal_ones(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    logits = (torch.randn(4, 1500) * 3).to(dtype)
+    logits[1, [70, 1499]] = logits[2, [1499, 64]] = 100.0
+    logits[3] = -torch.inf
+    got = likeliest(logits.to(device)).cpu()
+    assert got[1:].tolist() == [70, 64, 0]
+    assert torch.equal(got, logits.float().argmax(-1))
 
 
 def test_the_likeliest_tokens_are_different_ones_where_few_are_allowed(device: torch.device) -> None:
