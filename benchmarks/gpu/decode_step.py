@@ -28,10 +28,10 @@ from benchmarks.gpu.session import Results, Row, Verdict, begin, parser
 from benchmarks.gpu.shapes import SHAPES, Shape
 from core.kv import num_blocks_for
 from core.plan import StepPlan, StepResult
-from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.graph_capture import CudaCapture, again
 from engine.execution.graph_sizes import auto_sizes
 from engine.execution.runner import LaunchedStep, Runner
+from engine.execution.step_graphs import StepGraphs
 from kernels.triton.platform import INTERPRETED
 
 CONTEXT = 40 if INTERPRETED else 1024
@@ -46,7 +46,7 @@ class Bench:
 
     def __init__(self, shape: Shape, device: torch.device, bytes_per_s: float) -> None:
         self._shape, self._device, self._bytes_per_s = shape, device, bytes_per_s
-        self._graphs: DecodeGraphs | None = None
+        self._graphs: StepGraphs | None = None
 
     @cached_property
     def _rank(self) -> Rank:
@@ -68,7 +68,7 @@ class Bench:
         most_blocks = num_blocks_for(rank.model.spec.max_context_tokens, BLOCK_SIZE)
         sizes, before = BATCHES if INTERPRETED else auto_sizes(max(BATCHES)), _beside_tensors()
         started = time.perf_counter()
-        self._graphs = DecodeGraphs(
+        self._graphs = StepGraphs(
             rank.model, rank.pool, BLOCK_SIZE, most_blocks, sizes, capture, max_seqs=max(BATCHES)
         )
         _wait()

@@ -19,10 +19,10 @@ from device.cuda import CudaDevice, has_cupy
 from device.poller import Poller
 from device.port import PoolMemory
 from device.simulated import SimulatedDevice
-from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import LaunchedStep, Runner
+from engine.execution.step_graphs import StepGraphs
 from engine.execution.step_memory import NUM_STEPS, StepMemory
 from kernels.ops import ScaledKV
 from kernels.triton.platform import INTERPRETED
@@ -60,7 +60,7 @@ class Rank:
         leave_out_all_there_is()  # as a rank's process does
         return cls(model, pool, memory)
 
-    def runner(self, max_rows: int, graphs: DecodeGraphs | None = None) -> Runner:
+    def runner(self, max_rows: int, graphs: StepGraphs | None = None) -> Runner:
         """`max_rows`: the most tokens that a step draws."""
         steps = (
             StepMemory(self.memory.device, self.pool.device, max_rows) if self.memory is not None else None

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 from core.errors import ConfigError
 from core.kv import num_blocks_for
-from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.graph_capture import Capture
 from engine.execution.graph_sizes import GraphSizes
 from engine.execution.kv_pool import DevicePool
 from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.resident_pool import ResidentPool
+from engine.execution.step_graphs import StepGraphs
 from models.causal_model import CausalModel
 from models.model import Model
 
@@ -26,7 +26,7 @@ def make_graphs(
     capture: Capture | None,
     *,
     agree: Callable[[bool], bool] = bool,
-) -> tuple[DecodeGraphs | None, str]:
+) -> tuple[StepGraphs | None, str]:
     """Capture what is `asked` for. Return the graphs, if any, and what is to be said of them.
 
     `capture` is None where nothing can be captured. `agree` is called by all ranks that meet in a step, with whether its own
@@ -44,7 +44,7 @@ def make_graphs(
     why = "capturing them has failed on another rank"
     try:
         marks = pool.layer_marks() if asked.hand_over and isinstance(pool, ResidentPool) else None
-        graphs = DecodeGraphs(
+        graphs = StepGraphs(
             model,
             pool,
             block_size,

@@ -13,13 +13,13 @@ from core.records import record
 from device.poller import Poller
 from device.seam import Event
 from engine.execution.batch import PackedBatch, RankSeq
-from engine.execution.decode_graphs import DecodeGraphs, Replay
 from engine.execution.draws import Draws, Launched
 from engine.execution.freeing import freeing
 from engine.execution.guessed_states import GuessedStates, guessed_states
 from engine.execution.kv_pool import DevicePool
 from engine.execution.picture_rows import PictureRows
 from engine.execution.prompt_outputs import read_lens, read_prompts
+from engine.execution.step_graphs import Replay, StepGraphs
 from engine.execution.step_memory import HostSteps, Pack, StepIO, Steps
 from models.causal_model import CausalModel
 
@@ -60,7 +60,7 @@ class Runner:
         pool: DevicePool,
         block_size: int,
         sink: LayerSink | None = None,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
         *,
         draws: Draws | None = None,
         num_state_blocks: int = 0,

@@ -14,13 +14,13 @@ from core.kv import KVShard
 from core.plan import FailedSeq, Sampled, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch import RankSeq, build_batch
-from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.draws import Draws, by_work, tokens_of
 from engine.execution.guessed_states import GuessedStates, guessed_states
 from engine.execution.kv_pool import DevicePool
 from engine.execution.picture_rows import PictureRows
 from engine.execution.prompt_outputs import read_prompts
 from engine.execution.runner import begin_step, layer_hook
+from engine.execution.step_graphs import StepGraphs
 from engine.execution.step_memory import HostSteps, Pack
 from engine.ranks.microbatches import micro_batches
 from models.causal_model import CausalModel
@@ -42,7 +42,7 @@ class StageRunner:
         sink: LayerSink | None = None,
         *,
         draws: Draws,
-        graphs: DecodeGraphs | None = None,
+        graphs: StepGraphs | None = None,
         pictures: PictureRows | None = None,
     ) -> None:
         """`shard` is what `pool` has: of a model with recurrent layers the stage's own KV layers, whose slots have their states.

@@ -27,7 +27,6 @@ from device.poller import Poller
 from device.port import PoolMemory
 from device.seam import DeviceOf
 from engine.execution.build_group import make_pool
-from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.draws import Draws, Peers
 from engine.execution.expert_load import counted
 from engine.execution.grammar_masks import GrammarMasks
@@ -41,6 +40,7 @@ from engine.execution.picture_rows import PictureRows, make_picture_rows
 from engine.execution.proposing import Proposer, Proposing
 from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
+from engine.execution.step_graphs import StepGraphs
 from engine.execution.step_memory import StepMemory
 from engine.execution.warm_up import warm_up
 from engine.ranks.layer_news import LayerNews
@@ -220,7 +220,7 @@ def _relocate(part: ModelPart, word: Relocate) -> None:
 
 def _graphs(
     setup: RankSetup, part: ModelPart, pool: DevicePool, capture: Capture | None, store: Any
-) -> tuple[DecodeGraphs | None, str]:
+) -> tuple[StepGraphs | None, str]:
     """Capture decode steps on all ranks, or on none."""
     tp, experts = part.comms.tp, part.comms.experts
     if capture is not None:
@@ -289,7 +289,7 @@ def _steps(
     sink: LayerSink,
     draws: Draws,
     proposer: Proposer | None,
-    graphs: DecodeGraphs | None,
+    graphs: StepGraphs | None,
     pictures: PictureRows | None,
 ) -> RankSteps:
     """Return what executes the rank's part of plans. `try_first` gets it before it is used for any. Steps are launched ahead

@@ -13,7 +13,6 @@ from core.types import Request, TokenOut
 from device.poller import Poller
 from device.seam import Event
 from device.simulated import SimulatedDevice
-from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.draws import Draws
 from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.graph_capture import again
@@ -22,6 +21,7 @@ from engine.execution.kv_pool import KVPool
 from engine.execution.launching_group import LaunchingGroup
 from engine.execution.matching import Matchers
 from engine.execution.runner import LaunchedStep, Runner
+from engine.execution.step_graphs import StepGraphs
 from engine.execution.step_memory import StepMemory
 from engine.loop import Engine
 from engine.planning.speculation.speculator import make_speculator
@@ -162,9 +162,7 @@ class Launching:
     def _launching(self, sizes: Sequence[int]) -> WorkerGroup:
         pool = resident_pool(self._shard, self._num_blocks, self.device)
         most = MAX_CONTEXT // BLOCK_SIZE
-        graphs = (
-            DecodeGraphs(self._model, pool, BLOCK_SIZE, most, sizes, again, max_seqs=64) if sizes else None
-        )
+        graphs = StepGraphs(self._model, pool, BLOCK_SIZE, most, sizes, again, max_seqs=64) if sizes else None
         runner = Runner(
             self._model,
             pool,

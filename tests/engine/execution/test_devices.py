@@ -97,7 +97,7 @@ def test_attention_within_chunks_is_not_captured() -> None:
 
 def test_where_a_capture_fails_auto_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     fails = Mock(side_effect=RuntimeError("operation not permitted when stream is capturing"))
-    monkeypatch.setattr(graphs_made, "DecodeGraphs", fails)
+    monkeypatch.setattr(graphs_made, "StepGraphs", fails)
     graphs, said = captured(GraphSizes.of(EngineConfig()))
     assert graphs is None
     assert said.endswith("capturing them has failed: operation not permitted when stream is capturing")
@@ -107,7 +107,7 @@ def test_where_a_capture_fails_auto_serves_all_the_same(monkeypatch: pytest.Monk
 
 def test_no_rank_replays_where_another_one_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     """They meet in each layer, with as many rows as each of them has: a step that one has padded the others must have."""
-    monkeypatch.setattr(graphs_made, "DecodeGraphs", Mock())
+    monkeypatch.setattr(graphs_made, "StepGraphs", Mock())
     asked, agreed = GraphSizes.of(EngineConfig()), list[bool]()
     assert captured(asked, lambda own: agreed.append(own) or True)[0] is not None
     graphs, said = captured(asked, lambda own: agreed.append(own) or False)
@@ -118,7 +118,7 @@ def test_no_rank_replays_where_another_one_cannot(monkeypatch: pytest.MonkeyPatc
 
 def captured(
     asked: GraphSizes, agree: Callable[[bool], bool] = bool
-) -> tuple[graphs_made.DecodeGraphs | None, str]:
+) -> tuple[graphs_made.StepGraphs | None, str]:
     pool, model = Mock(spec=ResidentPool, device=torch.device("cuda")), Mock()
     model.spec.recurrent, model.spec.chunks = None, ()
     return make_graphs(model, pool, 16, 1024, asked, again, agree=agree)

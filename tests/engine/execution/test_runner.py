@@ -18,7 +18,6 @@ from core.types import Request, SamplingParams, TokenOut
 from device.poller import Poller
 from device.port import PoolMemory
 from device.simulated import SimulatedDevice
-from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.draft_head import DraftHead
 from engine.execution.draft_kv import draft_layers
 from engine.execution.draft_model import DraftModel
@@ -28,6 +27,7 @@ from engine.execution.mirrored_pool import MirroredPool
 from engine.execution.proposing import Proposer, Proposing
 from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
+from engine.execution.step_graphs import StepGraphs
 from engine.planning.speculation.drafter import Drafter
 from engine.planning.speculation.speculator import Speculator, make_speculator
 from engine.planning.step_scheduler import StepScheduler
@@ -97,7 +97,7 @@ class Instance:
         if sizes:
             assert isinstance(pool, ResidentPool)
             marks = pool.layer_marks() if sink is not None else None
-            graphs = DecodeGraphs(
+            graphs = StepGraphs(
                 model,
                 pool,
                 settings.block_size,

@@ -11,9 +11,9 @@ import torch
 from core.plan import KVPush, NewSeq, Sampled, SeqWork, StepPlan, StepResult
 from core.prompt_pictures import Picture
 from core.types import Request, SamplingParams
-from engine.execution.decode_graphs import DecodeGraphs
 from engine.execution.graph_capture import again
 from engine.execution.graph_sizes import auto_sizes
+from engine.execution.step_graphs import StepGraphs
 from kernels.ops import Ops
 from kernels.triton.ops import invariant_ops_split_at, triton_ops
 from models.families import read_spec
@@ -304,7 +304,7 @@ def test_a_replay_tells_what_says_of_each_layer_that_it_is_written(
 def test_groups_of_ranks_pad_a_step_alike_or_launch_it(tmp_path: Path) -> None:
     _, _, model = tiny(tmp_path, "qwen3_moe")
     steps = Steps(model, "", ())
-    graphs = DecodeGraphs(model, steps.instance.pool, 4, 8, (2, 4), again, max_seqs=4)  # type: ignore[arg-type]
+    graphs = StepGraphs(model, steps.instance.pool, 4, 8, (2, 4), again, max_seqs=4)  # type: ignore[arg-type]
     decoding = [steps.work(key, 3, 1) for key in "abcde"]
     prompt, pushed = steps.work("d", 0, 2), steps.work("d", 3, 1, push=True)
     assert [graphs.padded((), decoding[:num]) for num in range(6)] == [0, 2, 2, 4, 4, 0]

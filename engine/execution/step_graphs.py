@@ -47,7 +47,7 @@ class _Captured:
     replay: Launch
 
 
-class DecodeGraphs:
+class StepGraphs:
     """The graphs of one rank, for one thread."""
 
     @torch.inference_mode()
