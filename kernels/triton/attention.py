@@ -118,9 +118,7 @@ def _attention_kernel(
     a vector is D numbers. ABSOLUTE: one piece of code attends to all tokens, so that bits do not depend on who sees what."""
     await_inputs()
     ONE_SPAN: tl.constexpr = WINDOW > 0 or ABSOLUTE
-    head_block, seq, begin, edge, end, first_row, count, first, _, _, both_ways = item_of(
-        items, BLOCK_N, ONE_SPAN
-    )
+    head_block, seq, begin, edge, end, first_row, count, first, both_ways = item_of(items, BLOCK_N, ONE_SPAN)
     if seq < 0:
         return
     token, head, exists = rows_of(count, head_block, GROUP, HEADS, tl.arange(0, BLOCK_M), BLOCK_M)
@@ -157,11 +155,11 @@ def _attention_kernel(
         scale_log2, soft_cap, KV_HEADS, D, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, STORED, True, DOT,
     )  # fmt: skip
     unit: tl.constexpr = 1.0 / WEIGHTS_FACTOR if PAIRED else 1.0
-    first_row, count, place = result_of(items)
+    first_row, count, result = result_of(items)
     token, head, exists = rows_of(count, head_block, GROUP, HEADS, tl.arange(0, BLOCK_M), BLOCK_M)
     row = (first_row + token).to(tl.int64)
     mask = exists[:, None] & (column < D)[None, :]
-    if place < 0:
+    if result < 0:
         factor, sum_of_all = with_sink(largest, total, sinks, head, exists, SINKS)
         each = (factor * unit / sum_of_all)[:, None]
         target = (
@@ -171,7 +169,6 @@ def _attention_kernel(
         if PAIRED:
             tl.store(target + 1, (acc_odd * each).to(out.dtype.element_ty), mask)
     else:
-        result = place.to(tl.int64) * tl.num_programs(0) + head_block
         at = result * BLOCK_M + tl.arange(0, BLOCK_M)
         part = partial + at[:, None] * (D * EACH) + column[None, :] * EACH
         tl.store(part, acc * unit, mask)

@@ -19,7 +19,7 @@ from kernels.triton.attention_config import AttentionConfig, AttentionShape
 from kernels.triton.launching import Kernel
 from kernels.triton.platform import INTERPRETED, capability
 from kernels.triton.softmax import with_sink
-from kernels.triton.tiles import item_of, rows_of
+from kernels.triton.tiles import item_of, result_of, rows_of
 
 
 @gluon.jit
@@ -51,7 +51,7 @@ def _latent_kernel(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
     """See attention._attention_kernel."""
-    head_block, seq, begin, _, end, first_row, count, first, place, result, _ = item_of(items, BLOCK_N, True)
+    head_block, seq, begin, _, end, first_row, count, first, _ = item_of(items, BLOCK_N, True)
     if seq < 0:
         return
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, BLOCK_N // 2, 16])
@@ -121,10 +121,11 @@ def _latent_kernel(
     async_copy.wait_group(0)
     total = gl.sum(totals, 1)
 
+    first_row, count, result = result_of(items)
     sum_row = gl.arange(0, BLOCK_M, layout=SUM_ROW)
     sum_token, sum_head, sum_exists = rows_of(count, head_block, GROUP, HEADS, sum_row, BLOCK_M)
     column = gl.arange(0, RANK, layout=gl.SliceLayout(0, SUMS))
-    if place < 0:
+    if result < 0:
         factor, sum_of_all = with_sink(largest, total, out, head, exists, False)
         whole = acc * gl.convert_layout(factor / sum_of_all, SUM_ROW)[:, None]
         target = out + ((first_row + sum_token).to(gl.int64) * GROUP + sum_head)[:, None] * RANK

@@ -27,7 +27,7 @@ def _latent_kernel(
     BLOCK_P: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """See attention._attention_kernel."""
-    head_block, seq, begin, _, end, first_row, count, first, _, _, _ = item_of(items, BLOCK_N, True)
+    head_block, seq, begin, _, end, first_row, count, first, _ = item_of(items, BLOCK_N, True)
     if seq < 0:
         return
     token, head, exists = rows_of(count, head_block, GROUP, HEADS, tl.arange(0, BLOCK_M), BLOCK_M)
@@ -59,16 +59,15 @@ def _latent_kernel(
         scores = tl.where(at[None, :] <= last[:, None], scores, float("-inf"))
         weights, factor, largest, total = online_softmax(scores, scale_log2, largest, total)
         acc = tl.dot(weights.to(DOT), latent, acc * factor[:, None], input_precision="ieee")
-    first_row, count, place = result_of(items)
+    first_row, count, result = result_of(items)
     token, head, exists = rows_of(count, head_block, GROUP, HEADS, tl.arange(0, BLOCK_M), BLOCK_M)
     row = (first_row + token).to(tl.int64) * GROUP + head
     mask = exists[:, None] & (column < RANK)[None, :]
-    if place < 0:
+    if result < 0:
         factor, sum_of_all = with_sink(largest, total, out, head, exists, False)
         whole = acc * (factor / sum_of_all)[:, None]
         tl.store(out + row[:, None] * RANK + column[None, :], whole.to(out.dtype.element_ty), mask)
     else:
-        result = place.to(tl.int64) * tl.num_programs(0) + head_block
         part = result * BLOCK_M + tl.arange(0, BLOCK_M)
         tl.store(partial + part[:, None] * RANK + column[None, :], acc, mask)
         tl.store(partial_stats + part * 2, largest, exists)

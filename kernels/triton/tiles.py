@@ -2,7 +2,7 @@
 
 A tile is some query tokens of one sequence times some of the heads that share a KV head. One whose part is all that it sees
 writes its result; those of a tile that is split are reduced. Cut on the host once a step, read back in the kernels by
-`item_of` and `rows_of`."""
+`item_of`, `result_of` and `rows_of`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -180,24 +180,28 @@ def aligned(count: int) -> int:
 def item_of(items, BLOCK_N: tl.constexpr, ONE_SPAN: tl.constexpr):
     """Program (head block, item) -> head block; the row of its sequence in the table, -1 where there is no item; of its tokens
     the first, the first that not all rows see (ONE_SPAN: the first), and the end; its first row, number of queries and first
-    position; the place of its result, negative where it is no part, and the number of it; whether queries see those behind."""
+    position; whether queries see those behind."""
     head_block, at = tl.program_id(0), items + tl.program_id(1) * 8
     seq, begin, end = tl.load(at), tl.load(at + 1), tl.load(at + 2)
-    row, count, position = tl.load(at + 3), tl.load(at + 4), tl.load(at + 5)
-    place, both_ways = tl.load(at + 6), tl.load(at + 7)
-    result = place.to(tl.int64) * tl.num_programs(0) + head_block
+    row, count, position, both_ways = tl.load(at + 3), tl.load(at + 4), tl.load(at + 5), tl.load(at + 7)
     edge = begin
     if not ONE_SPAN:
         edge = max(begin, begin + (min(position + 1, end) - begin) // BLOCK_N * BLOCK_N)
-    return head_block, seq, begin, edge, end, row, count, position, place, result, both_ways
+    return head_block, seq, begin, edge, end, row, count, position, both_ways
 
 
 @triton.jit
 def result_of(items):
-    """Program (head block, item) -> its first row, number of queries and the place of its result, as `item_of`. Read again behind
-    the loop over tokens, where registers are free: within it some GPUs have none to keep them in."""
+    """Program (head block, item) -> its first row and number of queries, as `item_of`, and the int64 number of its result,
+    negative where it is no part. Read behind the loop over tokens, where registers are free: within it some GPUs have none to
+    keep them in."""
     at = items + tl.program_id(1) * 8
-    return tl.load(at + 3, volatile=True), tl.load(at + 4, volatile=True), tl.load(at + 6, volatile=True)
+    row, count, place = (
+        tl.load(at + 3, volatile=True),
+        tl.load(at + 4, volatile=True),
+        tl.load(at + 6, volatile=True),
+    )
+    return row, count, place.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
 
 
 @triton.jit
