@@ -53,9 +53,11 @@ class LayerMarks:
         return self._num_launched
 
     def events(self, number: int) -> list[Event]:
-        """Return what says of each layer of the pool that the replay of this number, launched last, has written it."""
+        """Return what says of each layer of the pool that the replay of this number, launched last, has written it. Layers that
+        share a mark share that."""
         end = self._device.compute.record()
-        return [_Written(self._seen, index // self._per_mark, number, end) for index in range(self._last + 1)]
+        marks = [_Written(self._seen, place, number, end) for place in range(len(self._seen))]
+        return [marks[index // self._per_mark] for index in range(self._last + 1)]
 
 
 _INT64 = np.dtype(np.int64)

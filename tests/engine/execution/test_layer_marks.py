@@ -90,6 +90,7 @@ def test_of_many_layers_none_is_said_to_be_written_before_it_is_and_all_are_in_t
         assert num_seen <= num_written
         most_behind = max(most_behind, num_written - num_seen)
     assert all(seen(events))
+    assert len({*map(id, events)}) <= 16
     assert most_behind == -(-num_layers // 16) - 1
 
 
