@@ -192,10 +192,10 @@ class _Pair:
         return cls(device.pinned(num_bytes), there)
 
     def take(self, num_bytes: int) -> "_Pair | None":
-        """Return the next unused bytes, or None where there are not so many."""
+        """Return the next unused bytes, aligned for any type, or None where there are not so many."""
         if self.used + num_bytes > self.host.num_bytes:
             return None
-        start, self.used = self.used, self.used + num_bytes
+        start, self.used = self.used, self.used + _aligned(num_bytes)
         return _Pair(self.host.part(start, num_bytes), self.device.part(start, num_bytes))
 
     def free(self, device: ComputeDevice) -> None:
