@@ -70,8 +70,7 @@ class AttentionMeta:
     both_ways: tuple[bool, ...] = ()
     """For each sequence whether its tokens see all of its context, those that follow them, too. Empty: none does."""
     is_fixed: bool = False
-    """Whether lengths and blocks are in device memory that a `FixedStep` fills before each step. The fields above then mean
-    nothing."""
+    """Whether a `FixedStep` fills lengths and blocks into device memory before each step. The fields above then mean nothing."""
 
     @classmethod
     def build(
@@ -121,8 +120,7 @@ class AttentionMeta:
         return cls.over(query_lens, query_lens, (), torch.empty(0, dtype=torch.int64), states)
 
     def take_in(self, num_right: Sequence[int]) -> bool:
-        """Take the first `num_right` guesses of each sequence, which were right, into its states in all layers that have computed
-        them. Returns whether there are any."""
+        """Take the first `num_right` guesses of each sequence, which were right, into its states. Return if there are any."""
         states, seqs = self.states, [seq for seq, count in enumerate(num_right) if count]
         if states is None or not seqs:
             return False
@@ -145,6 +143,11 @@ class FixedStep(Protocol):
     @property
     def meta(self) -> AttentionMeta:
         """What a model's forward pass is captured with. Its slots are filled with the rest."""
+        ...
+
+    @property
+    def has_tall(self) -> bool:
+        """Whether `smaller` returns others that are `tall`."""
         ...
 
     def smaller(self, num_rows: int, *, tall: bool = False) -> "FixedStep":

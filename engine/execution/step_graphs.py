@@ -69,15 +69,16 @@ class StepGraphs:
         self._marks = marks
         self._model, self._pool, self._block_size = model, pool, block_size
         self._sizes = sorted(set(sizes))
-        self._tall_sizes = [size for size in self._sizes if not size % _TALL_SIZES or size == self._sizes[-1]]
         self._low: dict[int, _Captured] = {}
         self._tall: dict[int, _Captured] = {}
-        """For steps whose prompts see many tokens."""
+        """For steps whose prompts see many tokens, where these have captures of their own."""
         started = time.perf_counter()
         assert model.ops.fixed_step is not None
         largest = model.ops.fixed_step(
             self._sizes[-1], max_seqs, max_blocks, pool.empty_block, block_size, pool.device
         )
+        tall = [size for size in self._sizes if not size % _TALL_SIZES or size == self._sizes[-1]]
+        self._tall_sizes = tall if largest.has_tall else []
         for size in reversed(self._tall_sizes):
             self._tall[size] = self._make(size, largest.smaller(size, tall=True), capture)
         for size in reversed(self._sizes):
@@ -113,13 +114,18 @@ class StepGraphs:
         most = max(sum(item.count for item in work) for work in groups)
         if not 0 < most <= self._sizes[-1] or not all(map(_is_plain, chain(*groups))):
             return 0
-        sizes = self._tall_sizes if any(map(_is_tall, groups)) else self._sizes
+        sizes = self._tall_sizes if any(map(self._is_tall, groups)) else self._sizes
         size = sizes[bisect_left(sizes, most)]
         fit = (self._captured(size, work).fixed.fits(_counts(work), _contexts(work)) for work in groups)
         return size if all(fit) else 0
 
     def _captured(self, size: int, work: Sequence[SeqWork]) -> _Captured:
-        return (self._tall if _is_tall(work) else self._low)[size]
+        return (self._tall if self._is_tall(work) else self._low)[size]
+
+    def _is_tall(self, work: Sequence[SeqWork]) -> bool:
+        if not self._tall_sizes:
+            return False
+        return sum(chunk_pairs(item.start, item.count) for item in work if item.count > 1) > _MOST_PAIRS
 
     def pack(self, size: int, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> "Replay":
         """Add to `pack` the inputs of one group's work, `padded` to `size`."""
@@ -146,10 +152,6 @@ class StepGraphs:
 
 def _is_plain(item: SeqWork) -> bool:
     return not (item.adapter or item.has_picture or item.both_ways)
-
-
-def _is_tall(work: Sequence[SeqWork]) -> bool:
-    return sum(chunk_pairs(item.start, item.count) for item in work if item.count > 1) > _MOST_PAIRS
 
 
 def _counts(work: Sequence[SeqWork]) -> list[int]:

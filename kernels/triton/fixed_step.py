@@ -77,6 +77,10 @@ class TritonFixedStep:
         )
         self.fill([torch.from_numpy(each).to(device) for each in self.inputs((), (), (), ())])
 
+    @property
+    def has_tall(self) -> bool:
+        return not self._split_tokens  # one height for all where bits are promised
+
     def smaller(self, num_rows: int, *, tall: bool = False) -> "TritonFixedStep":
         return TritonFixedStep(
             num_rows, len(self._host_table), self._host_table.shape[1], self._empty_block, self._block_size, self._device,

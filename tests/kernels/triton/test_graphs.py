@@ -11,7 +11,7 @@ import torch
 from core.plan import KVPush, NewSeq, Sampled, SeqWork, StepPlan, StepResult
 from core.prompt_pictures import Picture
 from core.types import Request, SamplingParams
-from engine.execution.graph_capture import again
+from engine.execution.graph_capture import Launch, again
 from engine.execution.graph_sizes import auto_sizes
 from engine.execution.step_graphs import StepGraphs
 from kernels.ops import Ops
@@ -301,6 +301,23 @@ def test_a_replay_tells_what_says_of_each_layer_that_it_is_written(
     assert [event is not None and event.query() for event in sink.events[4:]] == [False] * 2
 
 
+@pytest.mark.parametrize(("deterministic", "num_captures"), [(False, 5), (True, 3)])
+def test_sizes_are_captured_twice_only_where_tiles_have_two_heights(
+    deterministic: bool, num_captures: int, tmp_path: Path
+) -> None:
+    tiny(tmp_path, "qwen3")
+    ops = invariant_ops_split_at(CPU, 16) if deterministic else triton_ops(CPU)
+    model, captured = model_in(tmp_path, ops, CPU), list[Launch]()
+
+    def capture(launch: Launch) -> Launch:
+        captured.append(launch)
+        return again(launch)
+
+    pool = Steps(model, "", ()).instance.pool
+    StepGraphs(model, pool, 4, 8, (2, 64, 80), capture, max_seqs=4)  # type: ignore[arg-type]
+    assert len(captured) == num_captures
+
+
 def test_groups_of_ranks_pad_a_step_alike_or_launch_it(tmp_path: Path) -> None:
     _, _, model = tiny(tmp_path, "qwen3_moe")
     steps = Steps(model, "", ())
@@ -314,6 +331,7 @@ def test_groups_of_ranks_pad_a_step_alike_or_launch_it(tmp_path: Path) -> None:
     assert graphs.padded(decoding[:1], [steps.work("d", 0, 5)]) == 0, "more tokens than were captured"
     assert graphs.padded(decoding[:1], [replace(prompt, both_ways=((0, 2),))]) == 0
     assert graphs.padded(decoding[:1], [replace(prompt, start=1 << 16)]) == 2, "whatever it sees"
+    assert graphs.padded(decoding[:1], [replace(prompt, start=1 << 20)]) == 4, "by tall tiles"
     assert graphs.padded(decoding[:1], [replace(decoding[1], start=1 << 20)]) == 2
     assert graphs.padded(decoding[:1], [pushed]) == 2, "layers are waited for"
     assert graphs.padded(decoding[:1], [replace(decoding[1], adapter="a@1")]) == 0
