@@ -1,11 +1,14 @@
 """Times the phases of an instance's start. Each moment belongs to one phase, so that they add up to the whole."""
 
+import logging
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TypeVar, TypeVarTuple
 
 from core.reports import StartTimes
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -24,7 +27,9 @@ class StartTimer:
         self._bytes_read = 0
 
     def begin(self, phase: str) -> None:
-        """End the phase that runs and begin `phase`, or go on with it."""
+        """End the phase that runs and begin `phase`, or go on with it. The log says which begins for the first time."""
+        if phase not in self._seconds:
+            log.info("the start goes on with %s", phase)
         now = self._now()
         self._seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now

@@ -23,8 +23,15 @@ _OURS = (
     "parallel",
     "prefill",
 )
-_ALWAYS = ("cluster.ingress.api.audit", "cluster.ingress.api.live_rules", "cluster.instance.instance")
-"""Loggers that log at any level: refused requests, changes of the rules, and how an instance has started."""
+_ALWAYS = (
+    "cluster.ingress.api.audit",
+    "cluster.ingress.api.live_rules",
+    "cluster.instance.instance",
+    "engine.execution.step_graphs",
+    "engine.execution.warm_up",
+)
+"""Loggers that log at any level: refused requests, changes of the rules, how an instance has started, and what keeps one on a GPU
+from it for long."""
 
 
 def configure_logging(level: str, form: Literal["text", "json"] = "text") -> None:

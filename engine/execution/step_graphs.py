@@ -35,6 +35,8 @@ _MOST_PAIRS = 1 << 18
 """The most pairs of a token of a prompt with one that it sees for which low tiles, of a few of its tokens, are the faster."""
 _TALL_SIZES = 64
 """Steps with tall tiles are captured at multiples of it: they compute much, and padding is little beside."""
+_LONG_S = 1.0
+"""A capture that takes so long is told of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +74,25 @@ class StepGraphs:
         self._low: dict[int, _Captured] = {}
         self._tall: dict[int, _Captured] = {}
         """For steps whose prompts see many tokens, where these have captures of their own."""
-        started = time.perf_counter()
         assert model.ops.fixed_step is not None
         largest = model.ops.fixed_step(
             self._sizes[-1], max_seqs, max_blocks, pool.empty_block, block_size, pool.device
         )
         tall = [size for size in self._sizes if not size % _TALL_SIZES or size == self._sizes[-1]]
         self._tall_sizes = tall if largest.has_tall else []
+        num_captures, started = len(self._sizes) + len(self._tall_sizes), time.perf_counter()
+        _log.info(
+            "%d steps of up to %d tokens are captured: the first ones compile kernels",
+            num_captures,
+            self._sizes[-1],
+        )
         for size in reversed(self._tall_sizes):
             self._tall[size] = self._make(size, largest.smaller(size, tall=True), capture)
         for size in reversed(self._sizes):
             self._low[size] = self._make(size, largest.smaller(size), capture)
         if marks is not None:
             marks.captured()
-        _log.info("%d sizes of steps captured in %.1f s", len(self._sizes), time.perf_counter() - started)
+        _log.info("%d steps were captured in %.1f s", num_captures, time.perf_counter() - started)
 
     def _make(self, size: int, fixed: FixedStep, capture: Capture) -> _Captured:
         model, pool, device = self._model, self._pool, self._pool.device
@@ -102,8 +109,14 @@ class StepGraphs:
             marks.begin()
             return model.forward(x, rows[1], pool.layers, fixed.meta, marks.written)
 
-        replay = capture(launch)
-        _log.info("steps of %d tokens are captured", size)
+        started = time.perf_counter()
+        replay, took_s = capture(launch), time.perf_counter() - started
+        _log.log(
+            logging.INFO if took_s >= _LONG_S else logging.DEBUG,
+            "a step of %d tokens was captured in %.1f s",
+            size,
+            took_s,
+        )
         return _Captured(rows, states, fixed, replay)
 
     def padded(self, *groups: Sequence[SeqWork]) -> int:

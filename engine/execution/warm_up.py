@@ -5,7 +5,7 @@ prompts take seconds, and give them next to nothing of each step."""
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from core.errors import OutOfMemory
@@ -51,6 +51,7 @@ def warm_up(
     known: list[tuple[str, int]] = []
     drop: tuple[str, ...] = ()
     shapes = _shapes(most, max_tokens, max_seqs)
+    _log.info("%d first steps are computed, so that no request waits while kernels are compiled", len(shapes))
     for number, (num_prompts, size) in enumerate(shapes):
         keys = [f"warm-up {number}.{prompt}" for prompt in range(num_prompts)]
         beside = min(max_seqs - num_prompts, max_tokens - num_prompts * size)
@@ -65,15 +66,22 @@ def warm_up(
             drop=drop,
             groups=(work,) * num_groups if num_groups > 1 else (),
         )
-        drop = tuple(key for key, _ in known)
+        drop, began = tuple(key for key, _ in known), time.perf_counter()
         try:
             step(plan)
         except OutOfMemory as error:
-            _log.warning("no memory for a first step of %d tokens: %s", plan.num_tokens, error)
+            _log.warning("%s: no memory for it: %s", _said(number, shapes), error)
             drop, known = (*drop, *keys), []
         else:
             known = [(key, size) for key in keys]
-    _log.info("steps of up to %d tokens were tried in %.1f s", most, time.perf_counter() - started)
+            _log.info("%s: %.1f s", _said(number, shapes), time.perf_counter() - began)
+    _log.info("first steps took %.1f s", time.perf_counter() - started)
+
+
+def _said(number: int, shapes: Sequence[tuple[int, int]]) -> str:
+    num_prompts, size = shapes[number]
+    prompts = "a prompt" if num_prompts == 1 else f"{num_prompts} prompts"
+    return f"first step {number + 1} of {len(shapes)}, {prompts} of {size} tokens"
 
 
 def _shapes(most: int, max_tokens: int, max_seqs: int) -> list[tuple[int, int]]:

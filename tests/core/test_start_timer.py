@@ -1,5 +1,7 @@
 """The phases of a start add up to the whole, whatever runs within or beside them."""
 
+import logging
+
 import pytest
 
 from core.reports import StartTimes, of_all_ranks
@@ -76,3 +78,13 @@ def test_the_rate_is_that_of_reading_and_packing_together() -> None:
         "2.25 s (sizes 0.25, reading 0.50, packing 1.50); 3,000.0 MB of weights were read and packed at 1,500.0 MB/s"
     )
     assert StartTimes().read_bytes_per_s == 0.0
+
+
+def test_the_log_says_each_phase_when_it_begins(caplog: pytest.LogCaptureFixture) -> None:
+    timer = StartTimer("pool", Hand())
+    with caplog.at_level(logging.INFO):
+        with timer.within("graphs"):
+            assert "graphs" in caplog.messages[-1]
+        timer.begin("graphs")
+        timer.begin("first steps")
+    assert [message.split(" with ")[1] for message in caplog.messages] == ["graphs", "first steps"]

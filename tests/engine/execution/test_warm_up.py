@@ -1,5 +1,6 @@
 """What a rank computes before it serves changes nothing of what it says afterwards."""
 
+import logging
 import random
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def test_they_fit_into_the_smallest_pool_and_context(
     assert max_tokens < 2 or max(plan.size.num_prompt for plan in plans) > 0.75 * max_tokens
 
 
-def test_what_finds_no_memory_is_left_out_and_the_others_go_on() -> None:
+def test_what_finds_no_memory_is_left_out_and_the_others_go_on(caplog: pytest.LogCaptureFixture) -> None:
     known: set[str] = set()
     sizes: list[int] = []
 
@@ -129,6 +130,25 @@ def test_what_finds_no_memory_is_left_out_and_the_others_go_on() -> None:
         sizes.append(plan.work[0].count)
         return drawn(plan)
 
-    warm_up(step, max_tokens=8192, max_seqs=64, max_context_tokens=9000, num_blocks=9000, block_size=16)
+    with caplog.at_level(logging.INFO):
+        warm_up(
+            step, max_tokens=8192, max_seqs=64, max_context_tokens=9000, num_blocks=9000, block_size=16
+        )
     assert sizes == [256, 64, 16, 16]
     assert len(known) <= 64
+    said = [message.split(":")[0] for message in caplog.messages[1:-1]]
+    assert said == [
+        f"first step {number} of 7, {prompts} tokens"
+        for number, prompts in enumerate(
+            [
+                "a prompt of 8192",
+                "a prompt of 4096",
+                "a prompt of 1024",
+                "a prompt of 256",
+                "a prompt of 64",
+                "63 prompts of 16",
+                "a prompt of 16",
+            ],
+            1,
+        )
+    ]
