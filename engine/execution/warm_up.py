@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from core.errors import OutOfMemory
+from core.errors import ConfigError, OutOfMemory
 from core.kv import num_blocks_for
 from core.plan import NewSeq, SeqWork, StepPlan, StepResult
 from core.types import SamplingParams
 
 _log = logging.getLogger(__name__)
+
+Step = Callable[[StepPlan], StepResult]
 
 _SIZES: Final = (4096, 1024, 256, 64)
 """Tokens of prompts that are alone. Between them kernels are the same ones."""
@@ -28,7 +30,7 @@ _DRAWS: Final = (
 
 
 def warm_up(
-    step: Callable[[StepPlan], StepResult],
+    step: Step,
     *,
     max_tokens: int,
     max_seqs: int,
@@ -43,8 +45,8 @@ def warm_up(
     The first step has as many of the longest as it may have tokens, the last but one a prompt for each of `max_seqs` sequences:
     what is split among a GPU's processors where there is little of it is not split there, which other kernels do. They write to
     the pool's first blocks, which nobody has yet. All ranks that meet in a step must call this at the same point with the same
-    numbers. `num_groups`: the groups of ranks that meet at the experts, which have the same work each. A step for which there is
-    no memory is said, and left out."""
+    numbers, with a `meeting` step. `num_groups`: the groups of ranks that meet at the experts, which have the same work each. A
+    step for which there is no memory is said, and left out."""
     room = (num_blocks - num_state_blocks - 1) * block_size
     most = min(max_tokens, max_context_tokens - 2, room - 1)
     started = time.perf_counter()
@@ -76,6 +78,22 @@ def warm_up(
             known = [(key, size) for key in keys]
             _log.info("%s: %.1f s", _said(number, shapes), time.perf_counter() - began)
     _log.info("first steps took %.1f s", time.perf_counter() - started)
+
+
+def meeting(step: Step) -> Step:
+    """Return the step of a rank that meets others in it. Where one finds no memory the others wait for it, so that the start ends
+    with a ConfigError."""
+
+    def tried(plan: StepPlan) -> StepResult:
+        try:
+            return step(plan)
+        except OutOfMemory as error:
+            raise ConfigError(
+                f"no memory for a first step of {plan.num_tokens} tokens ({error}): lower engine.max_batch_tokens, or "
+                "engine.memory_utilization for a smaller KV pool"
+            ) from error
+
+    return tried
 
 
 def _said(number: int, shapes: Sequence[tuple[int, int]]) -> str:

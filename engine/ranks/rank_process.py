@@ -19,7 +19,7 @@ import torch
 
 from core.adapter_config import HoldAdapters
 from core.garbage import leave_out_all_there_is
-from core.plan import StepPlan, StepResult
+from core.plan import StepResult
 from core.ports import LayerSink
 from core.start_timer import StartTimer
 from device.cuda import cuda_device
@@ -42,7 +42,7 @@ from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from engine.execution.step_graphs import StepGraphs
 from engine.execution.step_memory import StepMemory
-from engine.execution.warm_up import warm_up
+from engine.execution.warm_up import Step, meeting, warm_up
 from engine.ranks.layer_news import LayerNews
 from engine.ranks.model_part import ModelPart, load_part
 from engine.ranks.pipeline_stage import StageRunner
@@ -67,7 +67,6 @@ from kernels.torch.prepacked import WeightFormat
 from models.spec import Implementation, LoadFormat
 
 _PR_SET_PDEATHSIG = 1
-Step = Callable[[StepPlan], StepResult]
 
 
 class _Line:
@@ -324,7 +323,7 @@ def _steps(
 def _warm_up(setup: RankSetup, step: Step) -> None:
     layout = setup.pools[setup.rank].shard.layout
     warm_up(
-        step,
+        meeting(step),
         max_tokens=setup.max_batch_tokens,
         max_seqs=setup.max_num_seqs,
         max_context_tokens=setup.max_context_tokens,

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from core.errors import OutOfMemory
+from core.errors import ConfigError, OutOfMemory
 from core.kv import KVShard
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams
 from device.simulated import SimulatedDevice
 from engine.execution.runner import Runner
 from engine.execution.step_memory import StepMemory
-from engine.execution.warm_up import warm_up
+from engine.execution.warm_up import meeting, warm_up
 from models.registry import load_model
 from tests.engine.execution.test_runner import Instance, prompts, resident_pool
 from tests.models.checkpoints import CPU, FAMILIES, HYBRID, make
@@ -131,9 +131,7 @@ def test_what_finds_no_memory_is_left_out_and_the_others_go_on(caplog: pytest.Lo
         return drawn(plan)
 
     with caplog.at_level(logging.INFO):
-        warm_up(
-            step, max_tokens=8192, max_seqs=64, max_context_tokens=9000, num_blocks=9000, block_size=16
-        )
+        warm_up(step, max_tokens=8192, max_seqs=64, max_context_tokens=9000, num_blocks=9000, block_size=16)
     assert sizes == [256, 64, 16, 16]
     assert len(known) <= 64
     said = [message.split(":")[0] for message in caplog.messages[1:-1]]
@@ -152,3 +150,27 @@ def test_what_finds_no_memory_is_left_out_and_the_others_go_on(caplog: pytest.Lo
             1,
         )
     ]
+
+
+def test_the_start_of_ranks_that_meet_ends_where_one_finds_no_memory() -> None:
+    """It would go on to steps in which nobody meets it."""
+    tried: list[int] = []
+
+    def step(plan: StepPlan) -> StepResult:
+        tried.append(plan.num_tokens)
+        if plan.num_tokens < 8192:
+            raise OutOfMemory("no memory for that")
+        return drawn(plan)
+
+    with pytest.raises(
+        ConfigError, match=r"first step of 4097 tokens \(no memory for that\): lower engine\.max_batch_tokens"
+    ):
+        warm_up(
+            meeting(step),
+            max_tokens=8192,
+            max_seqs=64,
+            max_context_tokens=9000,
+            num_blocks=9000,
+            block_size=16,
+        )
+    assert tried == [8192, 4097]
