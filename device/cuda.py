@@ -15,6 +15,7 @@ import numpy as np
 
 from core.errors import ConfigError, DeviceError, OutOfMemory
 from device import many_conversions, many_copies
+from device.array_interface import CudaBytes
 from device.host_memory import view_of
 from device.many_conversions import ManyConversions
 from device.many_copies import Launch, ManyCopies
@@ -122,18 +123,6 @@ class CudaStream:
                 self._device.call("streamDestroy", self.handle)
 
 
-class _ArrayInterface:
-    """Memory as torch and cupy take it over."""
-
-    def __init__(self, region: Region) -> None:
-        self.__cuda_array_interface__: dict[str, Any] = {
-            "data": (region.address, False),
-            "shape": (region.num_bytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-
 class CudaDevice:
     """device.seam.SharingDevice."""
 
@@ -181,7 +170,7 @@ class CudaDevice:
         return view_of(region.address, region.num_bytes)
 
     def array(self, region: Region) -> object:
-        return _ArrayInterface(region)
+        return CudaBytes(region.address, region.num_bytes)
 
     def export(self, region: Region) -> tuple[bytes, int]:
         for address, num_bytes in list(self._allocated.items()):

@@ -14,6 +14,7 @@ from torch import Tensor
 from core.errors import ConfigError
 from core.kv import KVShard
 from core.plan import BlockCopy, StepPlan
+from device.array_interface import CudaBytes
 from engine.execution.kv_pool import bytes_of, copy_slots, layers_of, pool_parts
 
 
@@ -80,18 +81,6 @@ def _unlock(host: Tensor) -> None:
     cudart.cudaHostUnregister(host.data_ptr())
 
 
-class _DeviceMemory:
-    """Device memory in the form from which torch makes a tensor without a copy."""
-
-    def __init__(self, address: int, num_bytes: int) -> None:
-        self.__cuda_array_interface__: dict[str, Any] = {
-            "data": (address, False),
-            "shape": (num_bytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
-
-
 def _seen_by(device: torch.device, host: Tensor) -> Tensor:
     """Return the bytes of `host` as a tensor of `device`. Pages are locked and mapped at the same addresses. Raises
     ConfigError."""
@@ -105,4 +94,4 @@ def _seen_by(device: torch.device, host: Tensor) -> Tensor:
             f"CUDA could not lock the KV pool's {num_bytes} bytes of host memory (error {failure}): raise the limit of locked "
             "memory (ulimit -l), or lower engine.kv_bytes"
         )
-    return torch.as_tensor(_DeviceMemory(address, num_bytes), device=device)
+    return torch.as_tensor(CudaBytes(address, num_bytes), device=device)
