@@ -71,6 +71,10 @@ class StepGraphs:
         self._marks = marks
         self._model, self._pool, self._block_size = model, pool, block_size
         self._sizes = sorted(set(sizes))
+        self._states: Tensor | None = None
+        if not model.is_first:
+            shape = (self._sizes[-1], model.spec.hidden_size)
+            self._states = torch.zeros(shape, dtype=model.dtype, device=pool.device)
         self._low: dict[int, _Captured] = {}
         self._tall: dict[int, _Captured] = {}
         """For steps whose prompts see many tokens, where these have captures of their own."""
@@ -97,9 +101,7 @@ class StepGraphs:
     def _make(self, size: int, fixed: FixedStep, capture: Capture) -> _Captured:
         model, pool, device = self._model, self._pool, self._pool.device
         rows = torch.zeros((2, size), dtype=torch.int64, device=device)
-        states = None
-        if not model.is_first:
-            states = torch.zeros((size, model.spec.hidden_size), dtype=model.dtype, device=device)
+        states = None if self._states is None else self._states[:size]
         x = rows[0] if states is None else states
         marks = self._marks
 

@@ -11,7 +11,7 @@ from core.config import EngineConfig
 from core.errors import ConfigError
 from engine.execution import make_graphs as graphs_made
 from engine.execution.devices import bound_allocations, card_of, choose_device
-from engine.execution.graph_capture import again
+from engine.execution.graph_capture import again, cuda_capture
 from engine.execution.graph_sizes import GraphSizes
 from engine.execution.make_graphs import make_graphs, why_no_graphs
 from engine.execution.resident_pool import ResidentPool
@@ -122,6 +122,19 @@ def captured(
     pool, model = Mock(spec=ResidentPool, device=torch.device("cuda")), Mock()
     model.spec.recurrent, model.spec.chunks = None, ()
     return make_graphs(model, pool, 16, 1024, asked, again, agree=agree)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_results_of_captures_lie_in_memory_that_they_share() -> None:
+    device = torch.device("cuda", 0)
+    capture, x = cuda_capture(device), torch.arange(1 << 22, device=device, dtype=torch.bfloat16)
+    assert capture is not None
+    replays = {size: capture(lambda size=size: x[:size] + size) for size in (1 << 22, 1 << 21, 1 << 20)}
+    for _ in range(2):
+        for size, replay in replays.items():
+            assert torch.equal(replay(), x[:size] + size)
+    assert len({replay().data_ptr() for replay in replays.values()}) == 1
 
 
 @pytest.mark.gpu
