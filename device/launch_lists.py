@@ -28,10 +28,12 @@ class LaunchLists:
         region = self._take()
         view = self._device.host_view(region.part(0, numbers.nbytes), write=True)
         np.frombuffer(view, np.uint64).reshape(numbers.shape)[:] = numbers
-        yield np.uint64(region.address)
-        event = record()
-        with self._lock:
-            self._lists.append((event, region))
+        try:
+            yield np.uint64(region.address)
+        finally:
+            event = record()
+            with self._lock:
+                self._lists.append((event, region))
 
     def _take(self) -> Region:
         with self._lock:

@@ -103,7 +103,7 @@ def test_a_long_copy_is_cut_and_an_empty_one_is_nothing() -> None:
     assert (to - source).tolist() == [1 << 40] * 4
 
 
-def test_a_launch_that_fails_is_a_device_error() -> None:
+def test_a_launch_that_fails_is_a_device_error_and_keeps_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(source: str, name: str) -> Launch:
         def launch(programs: int, threads: int, arguments: Sequence[np.generic], stream: int) -> None:
             raise RuntimeError("CUDA_ERROR_LAUNCH_FAILED: unspecified launch failure")
@@ -112,6 +112,15 @@ def test_a_launch_that_fails_is_a_device_error() -> None:
 
     runtime = FakeRuntime()
     device = CudaDevice(0, runtime, failing)
-    with pytest.raises(DeviceError, match="copy_pieces: CUDA_ERROR_LAUNCH_FAILED"):
-        device.compute.copy(copies_of(device, 8, 64))
+    copies, pinned, lists = copies_of(device, 8, 64), device.pinned, list[Region]()
+
+    def watched(num_bytes: int) -> Region:
+        lists.append(pinned(num_bytes))
+        return lists[-1]
+
+    monkeypatch.setattr(device, "pinned", watched)
+    for _ in range(3):
+        with pytest.raises(DeviceError, match="copy_pieces: CUDA_ERROR_LAUNCH_FAILED"):
+            device.compute.copy(copies)
+    assert len(lists) == 1, "the list is used again"
     runtime.free_all()
