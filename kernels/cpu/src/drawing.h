@@ -3,6 +3,7 @@
 // Sums are doubles, made in one order whatever the instruction set. A row's token does not depend on other rows.
 #pragma once
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <functional>
@@ -16,7 +17,7 @@ namespace {
 
 constexpr int64_t BLOCK = 1024;  // tokens whose sum is kept
 
-// The first of the largest numbers, and the largest of each block.
+// The first of the largest numbers, and the largest of each block. A NaN is no number.
 int64_t first_largest(const float* x, int64_t count, std::vector<float>& of_blocks) {
     float most = NOTHING;
     int64_t place = 0;
@@ -25,7 +26,7 @@ int64_t first_largest(const float* x, int64_t count, std::vector<float>& of_bloc
         const int64_t end = std::min(start + BLOCK, count);
         Floats found = all(NOTHING);
         int64_t i = start;
-        for (; i + LANES <= end; i += LANES) found = larger(found, load(x + i));
+        for (; i + LANES <= end; i += LANES) found = larger(load(x + i), found);  // the second, where the first is a NaN
         float each[LANES];
         store(each, found);
         float here = NOTHING;
@@ -169,11 +170,16 @@ void cut(float* weights, const baton::RowDraw& row) {
         if (weights[i] < least) weights[i] = 0;
 }
 
-// Logits become weights, 1 where they are `most`.
+// Logits become weights, 1 where they are `most` and 0 where they are a NaN: `Bins` have a place for what is from 0 to 1 alone.
 void weigh(float* x, int64_t count, float most, float inverse) {
+    constexpr float FAR = -88;  // the exponential of which is 0
     int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) store(x + i, exp_of(times(less(load(x + i), all(most)), all(inverse))));
-    for (; i < count; ++i) x[i] = exp_of((x[i] - most) * inverse);
+    for (; i + LANES <= count; i += LANES)
+        store(x + i, exp_of(larger(times(less(load(x + i), all(most)), all(inverse)), all(FAR))));
+    for (; i < count; ++i) {
+        const float away = (x[i] - most) * inverse;
+        x[i] = away > FAR ? exp_of(away) : 0;
+    }
 }
 
 // The first token whose cumulative weight exceeds the number's part of the sum. The logits are overwritten.
@@ -184,7 +190,7 @@ int64_t draw_row(const baton::RowDraw& row) {
     if (row.allowed != nullptr) mask_row(x, row.allowed, row.count);
     const int64_t likeliest = first_largest(x, row.count, largest);
     const float most = x[likeliest];
-    if (row.temperature <= 0 || most == NOTHING) return likeliest;
+    if (row.temperature <= 0 || !std::isfinite(most)) return likeliest;
     const float inverse = static_cast<float>(std::min(1 / row.temperature, 1e30));
     const bool is_cut = row.top_k > 0 || row.top_p < 1 || row.min_p > 0;
     if (is_cut) {

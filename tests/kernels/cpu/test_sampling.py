@@ -99,6 +99,24 @@ def test_only_what_the_bits_allow_is_drawn(isa: library.Isa, vocab: int) -> None
     assert all(one), "a row with one allowed token draws it"
 
 
+@pytest.mark.parametrize("vocab", [7, 33, 4101])
+def test_what_is_no_number_is_not_drawn_while_there_are_numbers(isa: library.Isa, vocab: int) -> None:
+    """Logits of a model that overflows. Weights that are no numbers have no place in the bins by which rows are cut."""
+    torch.manual_seed(vocab)
+    params = [SamplingParams(**{"temperature": 1.0, **cut}) for cut in [*CUTS, {"temperature": 0.0}]]  # type: ignore[arg-type]
+    uniforms = torch.rand(len(params), dtype=torch.float64).tolist()
+    logits = torch.randn(len(params), vocab)
+    logits[:, ::2] = torch.nan
+    logits[:, 2::4] = -torch.nan
+    logits[:, 5] = 90.0
+    drawn = sampling.draw(logits.clone(), draws(params, uniforms), isa=isa)
+    assert drawn.tolist() == [5] * len(params)
+    logits[:, 3] = torch.inf
+    assert sampling.draw(logits, draws(params, uniforms), isa=isa).tolist() == [3] * len(params)
+    nothing = torch.full((len(params), vocab), torch.nan)
+    assert sampling.draw(nothing, draws(params, uniforms), isa=isa).tolist() == [0] * len(params)
+
+
 @pytest.mark.parametrize(
     ("rows", "width", "dtype"), [([6], 32, torch.int32), ([-1], 32, torch.int32), ([0], 31, torch.int32), ([0], 32, torch.int64)]
 )  # fmt: skip
