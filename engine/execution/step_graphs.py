@@ -140,7 +140,8 @@ class StepGraphs:
     def _is_tall(self, work: Sequence[SeqWork]) -> bool:
         if not self._tall_sizes:
             return False
-        return sum(chunk_pairs(item.start, item.count) for item in work if item.count > 1) > _MOST_PAIRS
+        pieces = [item for item in work if item.count > 1 and item.is_prompt_piece]
+        return sum(chunk_pairs(item.start, item.count) for item in pieces) > _MOST_PAIRS
 
     def pack(self, size: int, work: Sequence[SeqWork], seqs: Sequence[RankSeq], pack: Pack) -> "Replay":
         """Add to `pack` the inputs of one group's work, `padded` to `size`."""

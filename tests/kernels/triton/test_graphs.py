@@ -301,7 +301,7 @@ def test_a_replay_tells_what_says_of_each_layer_that_it_is_written(
     assert [event is not None and event.query() for event in sink.events[4:]] == [False] * 2
 
 
-@pytest.mark.parametrize(("deterministic", "num_captures"), [(False, 5), (True, 3)])
+@pytest.mark.parametrize(("deterministic", "num_captures"), [(False, 3), (True, 2)])
 def test_sizes_are_captured_twice_only_where_tiles_have_two_heights(
     deterministic: bool, num_captures: int, tmp_path: Path
 ) -> None:
@@ -314,7 +314,7 @@ def test_sizes_are_captured_twice_only_where_tiles_have_two_heights(
         return again(launch)
 
     pool = Steps(model, "", ()).instance.pool
-    StepGraphs(model, pool, 4, 8, (2, 64, 80), capture, max_seqs=4)  # type: ignore[arg-type]
+    StepGraphs(model, pool, 4, 8, (2, 4), capture, max_seqs=4)  # type: ignore[arg-type]
     assert len(captured) == num_captures
 
 
@@ -332,6 +332,9 @@ def test_groups_of_ranks_pad_a_step_alike_or_launch_it(tmp_path: Path) -> None:
     assert graphs.padded(decoding[:1], [replace(prompt, both_ways=((0, 2),))]) == 0
     assert graphs.padded(decoding[:1], [replace(prompt, start=1 << 16)]) == 2, "whatever it sees"
     assert graphs.padded(decoding[:1], [replace(prompt, start=1 << 20)]) == 4, "by tall tiles"
+    assert graphs.padded(decoding[:1], [replace(prompt, start=1 << 20, drafts=(5,))]) == 2, (
+        "a guess is no prompt"
+    )
     assert graphs.padded(decoding[:1], [replace(decoding[1], start=1 << 20)]) == 2
     assert graphs.padded(decoding[:1], [pushed]) == 2, "layers are waited for"
     assert graphs.padded(decoding[:1], [replace(decoding[1], adapter="a@1")]) == 0
