@@ -4,7 +4,8 @@ The writer exports its pool once for each holder; the holder's copies run on a s
 `kvtransfer/transport/pull.py` only the holder writes the holder's pool, so the fence waits for the holder's own stream and needs
 no word from the writer. The driver keeps exported memory alive for as long as it is mapped.
 
-It has been run on a stand-in for the CUDA runtime, not on a GPU."""
+Two processes on one card have handed over by it (`benchmarks/results/gpu.md`). Between cards it has been run on a stand-in for
+the CUDA runtime alone."""
 
 import threading
 from collections.abc import Sequence
