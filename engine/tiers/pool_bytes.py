@@ -7,7 +7,7 @@ from typing import Protocol
 
 from device.port import HostPort, PoolMemory, Range
 from device.ring import PinnedRing, Slot
-from device.seam import Copy
+from device.seam import Copy, Event
 
 log = logging.getLogger(__name__)
 
@@ -61,12 +61,11 @@ class DeviceBytes:
         # belong to another sequence by then.
         slot = self._ring.take()
         loop, size = asyncio.get_running_loop(), sum(size for _, size in ranges)
-        at, copies = 0, list[Copy]()
-        for part in self._memory.parts(ranges):
-            copies.append(Copy(slot.region.part(at, part.num_bytes), part))
-            at += part.num_bytes
-        self._stream.copy(copies)
-        event = self._stream.record()
+        try:
+            event = self._copied(ranges, slot)
+        except BaseException:
+            self._ring.give_back(slot)
+            raise
         self._memory.read_until(event)
 
         def saved(error: Exception | None) -> None:
@@ -77,6 +76,14 @@ class DeviceBytes:
             self._ring.give_back(slot)
 
         self._memory.poller.when_done(event, saved)
+
+    def _copied(self, ranges: Sequence[Range], slot: Slot) -> Event:
+        at, copies = 0, list[Copy]()
+        for part in self._memory.parts(ranges):
+            copies.append(Copy(slot.region.part(at, part.num_bytes), part))
+            at += part.num_bytes
+        self._stream.copy(copies)
+        return self._stream.record()
 
     def write(self, pieces: Sequence[tuple[int, memoryview]]) -> None:
         rest = memoryview(b"".join(content for _, content in pieces))

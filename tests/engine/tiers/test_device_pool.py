@@ -5,13 +5,16 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from core.config import EngineConfig
+from core.errors import DeviceError
 from core.kv import KVLayout, KVShard, RankPool
 from device.poller import Poller
 from device.port import PoolMemory
 from device.simulated import SimulatedDevice
 from engine.tiers.build_tiers import build_tiers
+from engine.tiers.pool_bytes import bytes_of_pool
 from engine.tiers.tier_store import TierStore
 from tests.patience import PATIENCE_S
 
@@ -68,3 +71,17 @@ async def _all_of(store: TierStore, digests: list[bytes], heard: dict[bytes, byt
     contents = await store.fetch(digests)
     assert contents == [heard[digest] for digest in digests]
     return contents
+
+
+async def test_a_save_that_the_device_refuses_keeps_none_of_the_memory_that_saves_go_through() -> None:
+    device = SimulatedDevice(seed=9)
+    memory = PoolMemory(device, device.allocate(256), Poller())
+    pool, saved = bytes_of_pool(memory, 64), asyncio.Event()
+    for _ in range(16):
+        with pytest.raises(DeviceError, match="outside a region"):
+            pool.save([(256, 64)], lambda _: None)
+    pool.save([(0, 64)], lambda _: saved.set())
+    await asyncio.wait_for(saved.wait(), PATIENCE_S)
+    await asyncio.to_thread(pool.close)
+    device.close()
+    assert not device.violations
