@@ -24,9 +24,10 @@ _SHORT: Final = 16
 _DRAWS: Final = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.0, num_logprobs=1),
-    SamplingParams(temperature=0.8, top_k=20, top_p=0.9),
+    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, presence_penalty=0.5),
 )
-"""Of each step's prompts, in turn: likeliest tokens among logits as they are, among floats beside log-probabilities, and draws."""
+"""What prompts ask for, from step to step: the likeliest of logits as they are, the likeliest of floats with log-probabilities,
+and draws behind penalties."""
 
 
 def warm_up(
