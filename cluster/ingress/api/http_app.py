@@ -84,7 +84,7 @@ def create_app(
         anthropic = http.url.path.startswith("/v1/messages")
         refusal = RequestError(message, status=error.status_code)
         response = error_response(refusal, request_id, messages_error if anthropic else None)
-        response.headers.update({**(error.headers or {}), "X-Request-Id": request_id})
+        response.headers.update({**(error.headers or {}), **_labels(request_id)})
         return response
 
     app.add_exception_handler(HTTPException, on_http_error)
@@ -139,7 +139,7 @@ class _Api:
                 anthropic = path.startswith("/v1/messages")
                 response = error_response(error, request_id, messages_error if anthropic else None)
                 self._note_refusal(request, response.status_code, error)
-            response.headers["X-Request-Id"] = request_id
+            response.headers.update(_labels(request_id))
             if request.state.tenant is not None and request.method == "POST":
                 response.headers.update(request.state.tenant.headers())
             self._metrics.requests.labels(path, response.status_code).inc()
@@ -204,6 +204,11 @@ class _Api:
         return RedirectResponse(
             "dashboard"
         )  # relative: a proxy may serve all of this under a prefix of its own
+
+
+def _labels(request_id: str) -> dict[str, str]:
+    """Return the headers that name a request: OpenAI's clients read the first, Anthropic's the second."""
+    return {"X-Request-Id": request_id, "Request-Id": request_id}
 
 
 def _request_id(http: HttpRequest) -> str:

@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import Request as HttpRequest
@@ -113,7 +114,8 @@ class OpenAIRoutes:
     async def models(self, http: HttpRequest) -> Response:
         settings = self._answering.settings
         names = (settings.model_name, *settings.aliases, *settings.adapters)
-        return JSONResponse({"object": "list", "data": [self._model_entry(name) for name in names]})
+        page = {"first_id": names[0], "last_id": names[-1], "has_more": False}
+        return JSONResponse({"object": "list", "data": [self._model_entry(name) for name in names], **page})
 
     async def model(self, http: HttpRequest) -> Response:
         name = http.path_params["name"]
@@ -141,6 +143,7 @@ class OpenAIRoutes:
         return JSONResponse({"prompt": text})
 
     def _model_entry(self, name: str) -> dict[str, Any]:
+        """Return a model as the clients of OpenAI, vLLM and Anthropic read it."""
         settings = self._answering.settings
         adapter = settings.adapters.get(name)
         return {
@@ -151,6 +154,12 @@ class OpenAIRoutes:
             "root": settings.model_name if adapter is None else adapter.folder,
             "parent": None if adapter is None else settings.model_name,
             "max_model_len": settings.max_context_tokens,
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(self._started, UTC).isoformat(),
+            "lifecycle": "active",
+            "max_input_tokens": settings.max_context_tokens,
+            "max_tokens": settings.max_context_tokens,
         }
 
 

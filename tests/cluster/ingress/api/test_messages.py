@@ -7,7 +7,7 @@ from typing import Any, get_type_hints
 import anthropic
 import httpx2
 import pytest
-from anthropic.types import TextBlock, ThinkingBlock, ToolUseBlock, message_count_tokens_params
+from anthropic.types import ModelInfo, TextBlock, ThinkingBlock, ToolUseBlock, message_count_tokens_params
 from anthropic.types.message_create_params import MessageCreateParamsBase
 from pydantic import SecretStr
 
@@ -183,6 +183,27 @@ async def test_a_key_comes_in_either_header() -> None:
     with pytest.raises(anthropic.AuthenticationError) as refused:
         await client(api, "wrong").messages.create(**request)
     assert refused.value.body["error"]["type"] == "authentication_error"  # type: ignore[index]
+
+
+async def test_anthropics_client_finds_the_models() -> None:
+    api = Api(FakeGenerator(), replace(SETTINGS, aliases=("claude",)))
+    models = client(api).models
+    page = await models.list()
+    assert [model.id for model in page.data] == [NAME, "claude"]
+    assert (page.first_id, page.last_id, page.has_next_page()) == (NAME, "claude", False)
+    found = ModelInfo.model_validate((await models.retrieve("claude")).model_dump(), strict=True)
+    assert (found.id, found.display_name, found.type) == ("claude", "claude", "model")
+    assert found.max_input_tokens == SETTINGS.max_context_tokens
+    with pytest.raises(anthropic.NotFoundError):
+        await models.retrieve("other")
+
+
+async def test_anthropics_client_knows_its_requests_by_their_ids() -> None:
+    answered = await answer(served("x"))
+    assert answered._request_id
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        await answer(served("x"), extra_body={"top_k": -1})
+    assert refused.value.request_id == refused.value.body["request_id"]  # type: ignore[index]
 
 
 async def test_an_error_after_the_first_token_is_an_event() -> None:
