@@ -233,7 +233,6 @@ class Answering:
             request,
             text,
             parser=chat.new_parser() if chat else PlainParser(),
-            reasons=chat is not None and chat.formats.reasoning != "none",
             prompt_only=body.max_tokens == 0,
             shared=shared,
         )

@@ -55,7 +55,7 @@ class MessagesShape:
         return f"{chunk}\n\n"
 
     def opening(self, piece: TextPiece) -> list[str]:
-        usage = self._usage(piece.token.num_cached if piece.token else 0, 0)
+        usage = self._input_counts(piece.token.num_cached if piece.token else 0) | {"output_tokens": 0}
         message = {**self._head, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return [_event("message_start", message=message)]
 
@@ -65,7 +65,7 @@ class MessagesShape:
 
     def closing(self, usage: Mapping[str, Any]) -> list[str]:
         delta = {"stop_reason": self._stop_reason(self._finish), "stop_sequence": self._stopped()}
-        counts = self._usage(usage["prompt_tokens_details"]["cached_tokens"], usage["completion_tokens"])
+        counts = self._usage(usage)
         return [*self._close(), _event("message_delta", delta=delta, usage=counts), _event("message_stop")]
 
     def error(self, status: int, body: Mapping[str, Any], request_id: str) -> str:
@@ -94,16 +94,22 @@ class MessagesShape:
             "content": content,
             "stop_reason": self._stop_reason(own[-1].finish),
             "stop_sequence": self._stopped(),
-            "usage": self._usage(usage["prompt_tokens_details"]["cached_tokens"], usage["completion_tokens"]),
+            "usage": self._usage(usage),
         }
 
-    def _usage(self, num_cached: int, num_output: int) -> Json:
-        """Return the counts. Anthropic's `input_tokens` has no token in it that was cached."""
+    def _usage(self, usage: Mapping[str, Any]) -> Json:
+        thinking = usage["completion_tokens_details"]["reasoning_tokens"]
+        return self._input_counts(usage["prompt_tokens_details"]["cached_tokens"]) | {
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"thinking_tokens": thinking},
+        }
+
+    def _input_counts(self, num_cached: int) -> Json:
+        """Return the prompt's counts. Anthropic's `input_tokens` has no token in it that was cached."""
         return {
             "input_tokens": self._num_prompt - num_cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": num_cached,
-            "output_tokens": num_output,
         }
 
     def _of_event(self, event: OutputEvent) -> list[str]:

@@ -27,8 +27,6 @@ class ChoiceStream:
     request: Request
     text: TextStream
     parser: OutputParser = field(default_factory=PlainParser)
-    reasons: bool = False
-    """Whether the model's format knows reasoning, so that its tokens are counted."""
     prompt_only: bool = False
     """Whether only the prompt is of interest, and not the token that is drawn."""
     shared: SharedPrompt | None = None

@@ -42,15 +42,13 @@ class UsageCounter:
     def usage(self) -> Usage:
         num_prompt = num_prompt_tokens(self._choices, self._num_prompts)
         num_output = 0 if self._choices[0].prompt_only else self._num_output
-        usage: Usage = {
+        return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_output,
             "total_tokens": num_prompt + num_output,
             "prompt_tokens_details": {"cached_tokens": self._num_cached},
+            "completion_tokens_details": {"reasoning_tokens": self._num_reasoning},
         }
-        if self._choices[0].reasons:
-            usage["completion_tokens_details"] = {"reasoning_tokens": self._num_reasoning}
-        return usage
 
 
 async def whole(

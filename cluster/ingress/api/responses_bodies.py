@@ -61,12 +61,11 @@ class ResponsesShape:
         chunks = self._close(status)
         self.response["status"] = status
         self.response["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
-        reasoning = usage.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
         self.response["usage"] = {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": reasoning},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
         }
         self._on_end(self.response)

@@ -112,6 +112,7 @@ async def test_thinking_is_shown_to_who_asked_for_it(stream: bool) -> None:
     message = await answer(api, stream, thinking=asked)
     thought, said = message.content
     assert isinstance(thought, ThinkingBlock)
+    assert message.usage.output_tokens_details.thinking_tokens == 7
     assert (thought.thinking, said.text) == ("Okay.", "Yes.")
     budget = api.generator.requests[0].sampling.thinking
     assert budget is not None

@@ -250,6 +250,13 @@ async def test_reasoning_stands_apart_from_the_answer_and_is_counted(stream: boo
     assert usage.completion_tokens_details.reasoning_tokens == 7
 
 
+async def test_an_answer_without_reasoning_counts_none() -> None:
+    answer = await served("Yes.").openai.chat.completions.create(model=NAME, messages=ASK)
+    assert answer.usage
+    assert answer.usage.completion_tokens_details
+    assert answer.usage.completion_tokens_details.reasoning_tokens == 0
+
+
 async def test_a_model_that_is_told_not_to_think_answers_at_once() -> None:
     api = served("Yes.", "enable_thinking <think></think>", ["<think>", "</think>"], "<think></think>")
     answer: Any = await api.openai.chat.completions.create(
