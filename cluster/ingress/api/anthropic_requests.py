@@ -6,7 +6,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from cluster.ingress.api.openai_requests import NEUTRAL, ChatRequest, Neutral, anything, is_one_of, validate
+from cluster.ingress.api.openai_requests import (
+    NEUTRAL,
+    ChatRequest,
+    Neutral,
+    Stops,
+    anything,
+    is_one_of,
+    validate,
+)
 from cluster.ingress.api.openai_tools import MAX_TOOLS, FunctionName, Strict
 
 Json = dict[str, Any]
@@ -147,9 +155,7 @@ class CountTokensRequest(Strict):
 
 class MessagesRequest(CountTokensRequest):
     max_tokens: Annotated[int, Field(ge=1)]
-    stop_sequences: (
-        Annotated[list[Annotated[str, Field(min_length=1, max_length=1024)]], Field(max_length=4)] | None
-    ) = None
+    stop_sequences: Stops | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None

@@ -5,7 +5,7 @@ pydantic is strict: "5" is no number and true is no integer."""
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
 from cluster.ingress.api.complaints import explain
 from cluster.ingress.api.openai_tools import Strict, ToolCalls, ToolChoice, Tools
@@ -16,6 +16,9 @@ M = TypeVar("M", bound=BaseModel)
 Probability = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
+MAX_STOPS = 64
+_MAX_STOP_CHARACTERS = 4096
+"""The most characters of all stop strings together: each token's text is compared with all of them."""
 TokenNumber = Annotated[int, Field(ge=0)]
 # A list ends at its first bad item: a million complaints would hold up everybody's tokens while they are written.
 Ids = Annotated[list[TokenNumber], Field(min_length=1, fail_fast=True)]
@@ -33,6 +36,13 @@ def _not_too_many(biases: Any) -> Any:
     return biases
 
 
+def _not_too_long(stops: list[str]) -> list[str]:
+    if (length := sum(map(len, stops))) > _MAX_STOP_CHARACTERS:
+        raise ValueError(f"{length} characters together exceed the limit of {_MAX_STOP_CHARACTERS}")
+    return stops
+
+
+Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS), AfterValidator(_not_too_long)]
 BadWord = Annotated[str, Field(min_length=1, max_length=256)]
 Biases = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_not_too_many)]
 
@@ -80,7 +90,7 @@ class Common(ModelRequest):
     """vLLM's: the answers are the likeliest that a search over `n` (or `best_of`) beams finds."""
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=4)] | None = None
+    stop: Stop | Stops | None = None
     stop_token_ids: Annotated[list[TokenNumber], Field(fail_fast=True, max_length=1024)] | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False

@@ -163,7 +163,7 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (COMPLETIONS, {**OK, "top_p": 0}, 400, "top_p"),
     (COMPLETIONS, {**OK, "logprobs": 99}, 400, "logprobs"),
     (COMPLETIONS, {**OK, "n": 1000}, 400, "n"),
-    (COMPLETIONS, {**OK, "stop": ["a"] * 5}, 400, "stop"),
+    (COMPLETIONS, {**OK, "stop": ["a"] * 65}, 400, "stop"),
     (COMPLETIONS, {**OK, "stop": [""]}, 400, "stop"),
     (COMPLETIONS, {**OK, "suffix": "end"}, 400, "suffix"),
     (COMPLETIONS, {**OK, "best_of": 2, "n": 3}, 400, "best_of"),

@@ -43,7 +43,7 @@ def test_a_refusal_names_the_whole_path() -> None:
         ({"temperature": "x" * 100}, f"temperature must be a number, not '{'x' * 40}…'"),
         ({"top_p": 0}, "top_p must be more than 0, not 0"),
         ({"seed": 2**63}, f"seed must be less than {2**63}, not {2**63}"),
-        ({"stop": ["a", "b", "c", "d", "e"]}, "stop must have at most 4 items, not 5"),
+        ({"stop": ["a"] * 65}, "stop must have at most 64 items, not 65"),
         ({"stop": [""]}, "stop[0] must have at least 1 character, not 0"),
         ({"messages": []}, "messages must have at least 1 item, not 0"),
         ({"messages": [{"role": "user"}]}, "messages[0]: content is required"),

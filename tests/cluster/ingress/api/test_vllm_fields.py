@@ -183,8 +183,14 @@ async def test_the_server_describes_itself(api: Api) -> None:
 
 
 async def test_too_many_stops_are_said_to_be_too_many(api: Api) -> None:
-    answer = await api.post(COMPLETIONS, {**OK, "stop": ["a"] * 5})
-    assert "at most 4 items" in answer.json()["error"]["message"]
+    for stops, says in ((["a"] * 65, "at most 64 items"), (["a" * 500] * 9, "stop: 4500 characters together")):
+        answer = await api.post(COMPLETIONS, {**OK, "stop": stops})
+        assert says in answer.json()["error"]["message"]
+
+
+async def test_an_answer_ends_at_one_of_many_stops(api: Api) -> None:
+    (choice,) = await choices(api, COMPLETIONS, {**OK, "stop": [*map(str, range(63)), "ll"]})
+    assert choice["text"] == "hé"
 
 
 BEGUN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "so fa"}]
