@@ -152,10 +152,9 @@ def prompts_of(
 
 
 def wanted_tokens(body: Common) -> int | None:
-    """Return the most tokens that a body asks for; None where it leaves that open."""
-    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
-        return body.max_completion_tokens
-    return body.max_tokens
+    """Return the most tokens that a body asks for; None where it leaves that open. Of a chat's two fields the smaller holds."""
+    given = (body.max_tokens, body.max_completion_tokens if isinstance(body, ChatRequest) else None)
+    return min((limit for limit in given if limit is not None), default=None)
 
 
 def max_new_tokens(body: Common, num_prompt: int, settings: ApiSettings) -> int:

@@ -235,6 +235,13 @@ async def test_bad_input_is_refused_by_name(
     assert not api.generator.requests
 
 
+@pytest.mark.parametrize("limits", [(3, 9), (9, 3)])
+async def test_of_two_limits_the_smaller_holds(api: Api, limits: tuple[int, int]) -> None:
+    old, new = limits
+    await api.openai.chat.completions.create(**CHAT, max_tokens=old, max_completion_tokens=new)
+    assert api.generator.requests[0].sampling.max_tokens == 3
+
+
 async def test_what_the_client_sent_is_cut_in_messages(api: Api) -> None:
     assert len((await api.post(COMPLETIONS, {**OK, "model": "x" * 100_000})).text) < 1000
     assert len((await api.post(COMPLETIONS, {**OK, "x" * 100_000: 1})).text) < 2000
