@@ -101,8 +101,9 @@ class Common(ModelRequest):
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    prompt_cache_retention: Literal["in_memory", "none"] | None = None
-    """`none`, which OpenAI does not have, says that no request will continue from here. The cache gives these blocks up first."""
+    prompt_cache_retention: Literal["in_memory", "24h", "none"] | None = None
+    """OpenAI's values are the most that a prefix is kept: it stays while there is room, in memory or on disk. `none` is Baton's:
+    no request will continue from here, and the cache gives these blocks up first."""
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     """vLLM's field, for what OpenAI's `response_format` cannot say."""
@@ -203,7 +204,7 @@ class ChatRequest(Common):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     """Tokens after which the end of reasoning is forced, as in vLLM."""
 

@@ -179,7 +179,7 @@ class TextConfig(Strict):
 
 
 class ReasoningConfig(Strict):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     """It changes nothing: there are no summaries, and the reasoning comes as it is."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -206,7 +206,7 @@ class ResponsesRequest(Strict):
     """It changes nothing: reasoning is never encrypted, and comes as it is."""
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
     service_tier: str | None = None
-    prompt_cache_retention: Literal["in_memory", "none"] | None = None
+    prompt_cache_retention: Literal["in_memory", "24h", "none"] | None = None
     # vLLM's, as in chat requests, which check them.
     top_k: Any = None
     min_p: Any = None

@@ -193,6 +193,12 @@ async def test_an_answer_ends_at_one_of_many_stops(api: Api) -> None:
     assert choice["text"] == "hé"
 
 
+@pytest.mark.parametrize(("wish", "kept"), [("in_memory", True), ("24h", True), ("none", False)])
+async def test_a_prefix_stays_unless_nobody_goes_on_from_it(api: Api, wish: str, kept: bool) -> None:
+    await choices(api, CHATS, CHAT | {"prompt_cache_retention": wish})
+    assert api.generator.requests[0].retain is kept
+
+
 BEGUN = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "so fa"}]
 
 
