@@ -16,6 +16,7 @@ from cluster.ingress.api.openai_requests import (
     validate,
 )
 from cluster.ingress.api.openai_tools import MAX_TOOLS, FunctionName, Strict
+from core.errors import RequestError
 
 Json = dict[str, Any]
 
@@ -268,13 +269,18 @@ def _tools(tools: Sequence[ToolParam] | None) -> list[Json] | None:
 
 
 def _choice(body: CountTokensRequest) -> Mapping[str, Any]:
+    """Return the choice as chats have it. Raises RequestError."""
     choice = body.tool_choice
-    if choice is None or not body.tools:
+    if choice is None:
         return {}
+    if choice.type in ("any", "tool") and not body.tools:
+        raise RequestError(f"tool_choice is {choice.type!r}, but there are no tools", field="tool_choice")
+    if choice.type == "tool" and choice.name is None:
+        raise RequestError("tool_choice.name is required", field="tool_choice")
     parallel = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
     match choice.type:
         case "tool":
-            return {"tool_choice": {"type": "function", "function": {"name": choice.name or ""}}, **parallel}
+            return {"tool_choice": {"type": "function", "function": {"name": choice.name}}, **parallel}
         case "any":
             return {"tool_choice": "required", **parallel}
         case _:

@@ -234,6 +234,8 @@ IMAGE = {"type": "image", "source": {"type": "file", "file_id": "f"}}
         ),
         ({"tools": [{"type": "web_search_20250305", "name": "w"}]}, 400, "invalid_request_error", "tools[0]"),
         ({"tools": TOOLS, "tool_choice": NO_TOOL}, 400, "invalid_request_error", "'f', which is no tool"),
+        ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "'any', but there are no tools"),
+        ({"tools": TOOLS, "tool_choice": {"type": "tool"}}, 400, "invalid_request_error", "tool_choice.name is required"),
         ({"mcp_servers": [{"url": "x"}]}, 400, "invalid_request_error", "the client runs the tools"),
         ({"context_management": {"edits": [{"type": "x"}]}}, 400, "invalid_request_error", "context_management"),
         ({"frequency_penalty": 1}, 400, "invalid_request_error", "unknown parameter"),
