@@ -1,7 +1,7 @@
 """Bodies of Anthropic's /v1/messages and the chat requests that they stand for. Each parameter is honoured or refused by name."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -184,9 +184,11 @@ MESSAGES_NEUTRAL: dict[str, tuple[Neutral, str]] = {
 }
 
 
-def as_chat(body: CountTokensRequest, *, reasons: bool, knows_effort: bool) -> ChatRequest:
+def as_chat(
+    body: CountTokensRequest, *, reasons: bool, knows_effort: Callable[[str], bool]
+) -> ChatRequest:
     """Return the chat request that the message stands for. `reasons` says that the model's format has reasoning, `knows_effort`
-    that its template can leave it out. Raises RequestError."""
+    whether its template knows an effort; `none` is that of thinking that is disabled. Raises RequestError."""
     messages = [] if body.system is None else [{"role": "system", "content": _text(body.system)}]
     for message in body.messages:
         messages += _chat_messages(message)
@@ -195,8 +197,7 @@ def as_chat(body: CountTokensRequest, *, reasons: bool, knows_effort: bool) -> C
         chat["continue_final_message"] = True
     if body.thinking is not None and reasons:
         chat["thinking_token_budget"] = body.thinking.budget_tokens
-        if body.thinking.type == "disabled" and knows_effort:
-            chat["reasoning_effort"] = "none"
+    chat["reasoning_effort"] = next(filter(knows_effort, _efforts(body)), None)
     if body.output_config is not None and body.output_config.format is not None:
         schema = {"name": "answer", "schema": body.output_config.format.schema_, "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -204,6 +205,14 @@ def as_chat(body: CountTokensRequest, *, reasons: bool, knows_effort: bool) -> C
         chat |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
         chat |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
     return validate(ChatRequest, {name: value for name, value in chat.items() if value is not None})
+
+
+def _efforts(body: CountTokensRequest) -> Iterator[str]:
+    """The efforts that the body asks for, the strongest wish first."""
+    if body.thinking is not None and body.thinking.type == "disabled":
+        yield "none"
+    if body.output_config is not None and body.output_config.effort is not None:
+        yield body.output_config.effort
 
 
 def _chat_messages(message: MessageParam) -> list[Json]:

@@ -53,7 +53,9 @@ class AnthropicRoutes:
         return JSONResponse({"input_tokens": len(chat.prompt)})
 
     def _as_chat(self, body: CountTokensRequest) -> ChatRequest:
-        reasons = self._answering.chat_format.formats.reasoning != "none"
-        return as_chat(
-            body, reasons=reasons, knows_effort="enable_thinking" in self._answering.tokenizer.template
-        )
+        chat_format = self._answering.chat_format
+
+        def knows_effort(effort: str) -> bool:
+            return chat_format.effort_arguments(effort) is not None
+
+        return as_chat(body, reasons=chat_format.formats.reasoning != "none", knows_effort=knows_effort)

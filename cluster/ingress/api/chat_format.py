@@ -250,19 +250,23 @@ class ChatFormat:
         except ValueError as error:
             raise RequestError(f"tools: {error}", field="tools") from None
 
-    def _template_arguments(self, body: ChatRequest) -> dict[str, Any]:
-        """Return what `reasoning_effort` means to the template. `medium` is OpenAI's default and means the model's own way."""
-        effort, template = body.reasoning_effort, self._tokenizer.template
-        if effort is None:
-            return {}
+    def effort_arguments(self, effort: str) -> dict[str, Any] | None:
+        """Return what a reasoning effort means to the template; None where it knows none such. `medium` is OpenAI's default and
+        means the model's own way."""
+        template = self._tokenizer.template
         if "reasoning_effort" in template and effort in _EFFORTS:
             return {"reasoning_effort": effort}
         if "enable_thinking" in template and effort in ("none", "medium"):
             return {"enable_thinking": effort != "none"}
-        if effort == ("none" if self.formats.reasoning == "none" else "medium"):
+        return {} if effort == ("none" if self.formats.reasoning == "none" else "medium") else None
+
+    def _template_arguments(self, body: ChatRequest) -> dict[str, Any]:
+        if body.reasoning_effort is None:
             return {}
+        if (found := self.effort_arguments(body.reasoning_effort)) is not None:
+            return found
         raise RequestError(
-            f"this model's chat template knows no reasoning effort {effort!r}",
+            f"this model's chat template knows no reasoning effort {body.reasoning_effort!r}",
             field="reasoning_effort",
             code="unsupported_parameter",
         )

@@ -132,6 +132,13 @@ async def test_a_model_is_told_not_to_think() -> None:
     assert last_rendered(api)["enable_thinking"] is False
 
 
+@pytest.mark.parametrize(("effort", "told"), [("low", "low"), ("high", "high"), ("max", None)])
+async def test_a_model_is_told_the_effort_that_its_template_knows(effort: str, told: str | None) -> None:
+    api = served("Yes.", "reasoning_effort")
+    await answer(api, output_config={"effort": effort})
+    assert last_rendered(api).get("reasoning_effort") == told
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_why_it_stopped(stream: bool) -> None:
     message = await answer(served("one, two, three"), stream, stop_sequences=["x", ", t"])
