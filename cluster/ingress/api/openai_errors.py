@@ -11,6 +11,13 @@ from core.errors import Overloaded, ReplicaLost, RequestError
 _MAX_TEXT = 500
 """The most characters of what a client sent that a message repeats."""
 _REASONS = {408: "slow_body", 413: "body_too_long", 415: "not_json"}
+_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    # The SDKs of OpenAI and Anthropic try again after these, unless they are told not to. A second try would end as the first.
+    409: {"x-should-retry": "false"},
+    429: {"x-should-retry": "false"},
+}
+"""Headers of what the client must change before it asks again, by status."""
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -27,8 +34,8 @@ def describe(error: Exception, request_id: str) -> tuple[int, dict[str, Any], di
     """Return status, body and headers for what ended a request. What is not meant for clients stays in the log."""
     match error:
         case RequestError():
-            asks = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-            return error.status, error_body(error.message, error.status, error.field, error.code), asks
+            headers = _HEADERS.get(error.status, {})
+            return error.status, error_body(error.message, error.status, error.field, error.code), headers
         case Overloaded():
             after = str(max(1, math.ceil(error.retry_after_s)))
             return 429, error_body(error.message, 429, code=error.code), {"Retry-After": after}

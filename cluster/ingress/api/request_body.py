@@ -14,6 +14,9 @@ async def read_json(http: HttpRequest, max_bytes: int, timeout_s: float) -> dict
     kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestError(f"content-type must be application/json, not {kind!r}", status=415)
+    encoding = http.headers.get("content-encoding", "identity").lower()
+    if encoding != "identity":
+        raise RequestError(f"content-encoding {encoding!r} is not taken: send the JSON itself", status=415)
     try:
         async with asyncio.timeout(timeout_s):
             data = await _read(http, max_bytes)

@@ -12,6 +12,8 @@ _MAX_DEPTH = 128
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """Parse a JSON object, whose numbers are finite. Raises RequestError for anything else, naming the field where it can."""
+    if not body.strip():
+        raise RequestError("the body is empty: send a JSON object")
     infinite: list[str] = []
 
     def number(digits: str) -> float:

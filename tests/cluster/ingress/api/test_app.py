@@ -1,5 +1,6 @@
 """The API through the openai client and raw HTTP, over a fake generator."""
 
+import gzip
 import json
 import threading
 from collections.abc import AsyncIterator
@@ -311,6 +312,9 @@ async def test_metrics_tell_refusals_failures_and_cancellations_apart(api: Api) 
 async def test_other_refusals_have_the_same_shape(api: Api) -> None:
     wrong_type = await api.http.post(COMPLETIONS, content=b"x", headers={"content-type": "text/plain"})
     assert wrong_type.status_code == 415
+    packed = await api.post(COMPLETIONS, gzip.compress(json.dumps(OK).encode()), **{"content-encoding": "gzip"})
+    assert (packed.status_code, "'gzip' is not taken" in packed.text) == (415, True)
+    assert "the body is empty" in (await api.post(COMPLETIONS, b"")).text
     assert (await api.post(COMPLETIONS, OK, **{"x-slo-class": "royal"})).json()["error"][
         "param"
     ] == "x-slo-class"

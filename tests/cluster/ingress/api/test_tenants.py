@@ -120,6 +120,8 @@ async def test_tokens_are_paid_for_prompt_first_and_output_as_it_comes() -> None
     assert later.headers["retry-after"] == "22", "10 + 2 * 15 tokens of 30 are 10 too many, and one is needed"
     never = await made.post(COMPLETIONS, {**OK, "prompt": "y" * 31}, **bearer())
     assert (never.status_code, "retry-after" in never.headers) == (429, False)
+    assert never.headers["x-should-retry"] == "false"
+    assert "x-should-retry" not in later.headers
 
 
 @pytest.mark.parametrize("stream", [False, True])
