@@ -19,6 +19,8 @@ MOST_STRETCHED = 32
 """How many times longer one side may be than the other: processors make the shorter one as long as a tower needs it."""
 
 
+LOW_DETAIL_PIXELS = 512
+"""The most of a side of a picture at low detail, as OpenAI has it."""
 _FEWEST_ROWS = 2
 """transformers' projector of Mistral 3 fails with a single one."""
 
@@ -58,6 +60,15 @@ def open_picture(data: bytes, max_pixels: int = 0) -> Image.Image:
         return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:
         raise UnreadablePicture(f"it is damaged: {error}") from None
+
+
+def at_low_detail(image: Image.Image) -> tuple[bytes, Image.Image]:
+    """Return the picture with no side longer than LOW_DETAIL_PIXELS, as a PNG file and opened."""
+    small = image.copy()
+    small.thumbnail((LOW_DETAIL_PIXELS, LOW_DETAIL_PIXELS))
+    out = BytesIO()
+    small.save(out, "PNG", compress_level=1)
+    return out.getvalue(), small
 
 
 class PictureReader:

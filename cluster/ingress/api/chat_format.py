@@ -19,7 +19,7 @@ from cluster.ingress.api.openai_tools import (
     ToolCall,
     ToolChoice,
 )
-from cluster.ingress.api.picture_intake import Seen, urls_of
+from cluster.ingress.api.picture_intake import Seen, pictures_of
 from cluster.ingress.api.request_params import ApiSettings, chat_prompt
 from cluster.ingress.api.structured import answer_schema, grammar_of
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
@@ -121,7 +121,7 @@ class ChatFormat:
 
     def seen(self, messages: Sequence[Message], prompt: Sequence[int]) -> Seen:
         """Return the prompt with the messages' pictures. `prompt` is what the template makes of them. Raises RequestError."""
-        if self._pictures is None or not urls_of(messages):
+        if self._pictures is None or not pictures_of(messages):
             return Seen(tuple(prompt), ())
         return self._pictures.take_in(messages, prompt)
 
@@ -137,14 +137,14 @@ class ChatFormat:
 
     def _shown(self, messages: Sequence[Message], text: str) -> str:
         """Return the messages' text as it is tokenized."""
-        has_pictures = self._pictures is not None and urls_of(messages)
+        has_pictures = self._pictures is not None and pictures_of(messages)
         return self._pictures.in_text(text) if self._pictures is not None and has_pictures else text
 
     def _check_pictures(self, messages: Sequence[Message]) -> None:
         """Raise RequestError where there are any and the model reads text alone. Its chat template would fail on them."""
-        if self._pictures is None and (urls := urls_of(messages)):
+        if self._pictures is None and (found := pictures_of(messages)):
             raise RequestError(
-                f"{urls[0][0]}: the model {self._model_name!r} reads no pictures here",
+                f"{found[0][0]}: the model {self._model_name!r} reads no pictures here",
                 field="messages",
                 code="unsupported_parameter",
             )

@@ -131,10 +131,13 @@ class TextPart(Strict):
     text: str
 
 
+Detail = Literal["auto", "low", "high", "original"]
+"""`low` makes a large picture smaller. With the others a model sees as finely as its processor lets it."""
+
+
 class ImageUrl(Strict):
     url: str
-    detail: Literal["auto"] | None = None
-    """`low` and `high` are refused: how finely a model sees is its processor's matter."""
+    detail: Detail | None = None
 
 
 class ImagePart(Strict):

@@ -11,8 +11,8 @@ from ipaddress import IPv6Address, IPv6Network, ip_address
 
 import httpx
 
-from cluster.ingress.api.openai_requests import ImagePart, ImageUrl, Message
-from cluster.ingress.api.picture_intake import checked_urls, refused
+from cluster.ingress.api.openai_requests import ImagePart, Message
+from cluster.ingress.api.picture_intake import checked_pictures, refused
 from core.picture_config import PictureConfig
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -38,7 +38,8 @@ class PictureFetcher:
     async def with_data(self, messages: Sequence[Message]) -> list[Message] | None:
         """Return the messages with each http(s) URL replaced by a data URL of what it names; None where there is none. Raises
         RequestError."""
-        places = {url: where for where, url in checked_urls(messages, self._limits) if _is_remote(url)}
+        shown = checked_pictures(messages, self._limits)
+        places = {picture.url: where for where, picture in shown if _is_remote(picture.url)}
         if not places:
             return None
         try:
@@ -140,10 +141,10 @@ def _is_remote(url: str) -> bool:
 def _replaced(message: Message, data: dict[str, str]) -> Message:
     if not message.has_pictures or not isinstance(message.content, list):
         return message
-    parts = [
-        ImagePart(type="image_url", image_url=ImageUrl(url=data.get(part.image_url.url, part.image_url.url)))
-        if isinstance(part, ImagePart)
-        else part
-        for part in message.content
-    ]
+    parts = [_fetched(part, data) if isinstance(part, ImagePart) else part for part in message.content]
     return message.model_copy(update={"content": parts})
+
+
+def _fetched(part: ImagePart, data: dict[str, str]) -> ImagePart:
+    url = data.get(part.image_url.url, part.image_url.url)
+    return part.model_copy(update={"image_url": part.image_url.model_copy(update={"url": url})})

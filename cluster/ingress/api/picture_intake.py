@@ -6,11 +6,18 @@ import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.ingress.api.openai_requests import ImagePart, Message
+from cluster.ingress.api.openai_requests import ImagePart, ImageUrl, Message
 from core.errors import RequestError
 from core.picture_config import PictureConfig
 from core.prompt_pictures import Picture
-from models.vision.picture_reader import PictureLayout, PictureReader, UnreadablePicture, open_picture
+from models.vision.picture_reader import (
+    LOW_DETAIL_PIXELS,
+    PictureLayout,
+    PictureReader,
+    UnreadablePicture,
+    at_low_detail,
+    open_picture,
+)
 
 _BASE64 = ";base64"
 _FIELD = "messages"
@@ -35,23 +42,26 @@ class PictureIntake:
     def take_in(self, messages: Sequence[Message], prompt: Sequence[int]) -> Seen:
         """Return the prompt with its pictures. `prompt` has one token for each of them, as the chat template writes it. Raises
         RequestError."""
-        urls = checked_urls(messages, self._limits)
+        shown = checked_pictures(messages, self._limits)
         marks = {self._reader.placeholder_id, self._reader.token_id}
         places = [at for at, token in enumerate(prompt) if token in marks]
-        if len(places) != len(urls):
+        if len(places) != len(shown):
             raise RequestError(
-                f"the chat template makes {len(places)} placeholders of {len(urls)} pictures: a message has text that stands "
+                f"the chat template makes {len(places)} placeholders of {len(shown)} pictures: a message has text that stands "
                 "for a picture, or a picture where this model takes none",
                 field=_FIELD,
             )
-        taken = [self._taken(where, url) for where, url in urls]
+        taken = [self._taken(where, picture) for where, picture in shown]
         return _spliced(prompt, places, taken, self._reader.token_id)
 
-    def _taken(self, where: str, url: str) -> tuple[bytes, PictureLayout]:
+    def _taken(self, where: str, shown: ImageUrl) -> tuple[bytes, PictureLayout]:
         """Return the picture and how it stands in a prompt."""
-        data = self._data(where, url)
+        data = self._data(where, shown.url)
         try:
-            return data, self._reader.layout(open_picture(data, self._limits.max_pixels))
+            image = open_picture(data, self._limits.max_pixels)
+            if shown.detail == "low" and max(image.size) > LOW_DETAIL_PIXELS:
+                data, image = at_low_detail(image)
+            return data, self._reader.layout(image)
         except UnreadablePicture as error:
             raise refused(where, f"the picture cannot be read: {error}") from None
 
@@ -78,21 +88,21 @@ class PictureIntake:
         return data
 
 
-def checked_urls(messages: Sequence[Message], limits: PictureConfig) -> list[tuple[str, str]]:
-    """Return (where it stands, URL) of each picture, in order. Raises RequestError where there are too many."""
-    urls = urls_of(messages)
-    if len(urls) > limits.max_per_request:
+def checked_pictures(messages: Sequence[Message], limits: PictureConfig) -> list[tuple[str, ImageUrl]]:
+    """Return each picture behind the place of its URL, in order. Raises RequestError where there are too many."""
+    found = pictures_of(messages)
+    if len(found) > limits.max_per_request:
         raise RequestError(
-            f"{len(urls)} pictures exceed this server's limit of {limits.max_per_request} (pictures.max_per_request)",
+            f"{len(found)} pictures exceed this server's limit of {limits.max_per_request} (pictures.max_per_request)",
             field=_FIELD,
         )
-    return urls
+    return found
 
 
-def urls_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """Return (where it stands, URL) of each picture, in order."""
+def pictures_of(messages: Sequence[Message]) -> list[tuple[str, ImageUrl]]:
+    """Return each picture behind the place of its URL, in order."""
     return [
-        (f"messages[{index}].content[{number}].image_url.url", part.image_url.url)
+        (f"messages[{index}].content[{number}].image_url.url", part.image_url)
         for index, message in enumerate(messages)
         if isinstance(message.content, list)
         for number, part in enumerate(message.content)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
-from cluster.ingress.api.openai_requests import NEUTRAL, ChatRequest, Neutral, is_one_of, validate
+from cluster.ingress.api.openai_requests import NEUTRAL, ChatRequest, Detail, Neutral, is_one_of, validate
 from cluster.ingress.api.openai_tools import MAX_TOOLS, FunctionName, Strict
 from cluster.ingress.api.structured import ObjectFormat, Schema, TextFormat
 
@@ -34,7 +34,7 @@ class InputImage(Strict):
     type: Literal["input_image"]
     image_url: str
     """`file_id`, which names an upload, is refused."""
-    detail: Literal["auto"] | None = None
+    detail: Detail | None = None
 
 
 class OutputText(Strict):
@@ -88,7 +88,7 @@ class MessageItem(_Item):
         if isinstance(self.content, str) or not any(isinstance(part, InputImage) for part in self.content):
             return self.text
         return [
-            {"type": "image_url", "image_url": {"url": part.image_url}}
+            {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
             if isinstance(part, InputImage)
             else {"type": "text", "text": _text_of(part)}
             for part in self.content

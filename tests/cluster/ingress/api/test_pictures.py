@@ -77,6 +77,24 @@ async def test_each_placeholder_becomes_the_tokens_of_its_picture() -> None:
     assert answer.usage.prompt_tokens == len(BODY)
 
 
+@pytest.mark.parametrize(("detail", "sides"), [("low", (512, 256)), ("high", (640, 320)), (None, (640, 320))])
+async def test_a_large_picture_is_shrunk_where_low_detail_will_do(
+    detail: Any, sides: tuple[int, int]
+) -> None:
+    api = seeing(PictureConfig(max_bytes=1 << 20))
+    url = data_url(encoded(picture(1, 640, 320)))
+    shown: Any = {"url": url} | ({"detail": detail} if detail else {})
+    await api.openai.chat.completions.create(**asked([{"type": "image_url", "image_url": shown}]))
+    part: Any = {"type": "input_image", "image_url": url, "detail": detail or "auto"}
+    await api.openai.responses.create(
+        model=NAME, input=[{"role": "user", "content": [part]}], max_output_tokens=2
+    )
+    for request in api.generator.requests:
+        (own,) = request.pictures
+        assert Image.open(BytesIO(own.data)).size == sides
+        assert own.num_rows == 2 * (sides[0] // 10)
+
+
 async def test_two_turns_have_their_pictures_in_order() -> None:
     api = seeing()
     messages = [
@@ -195,7 +213,7 @@ REFUSED = [
     ([whole(animation())], "animation"),
     ([shown(SMALL)] * 3, "limit of 2"),
     ([shown(SMALL), said(f"say {chr(PLACEHOLDER)}")], "placeholders"),
-    ([{"type": "image_url", "image_url": {"url": data_url(PNG), "detail": "high"}}], "detail"),
+    ([{"type": "image_url", "image_url": {"url": data_url(PNG), "detail": "huge"}}], "detail must be"),
     ([{"type": "image_url", "image_url": {"url": data_url(PNG), "size": 3}}], "size is not supported"),
     ([{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}], "video_url"),
 ]
