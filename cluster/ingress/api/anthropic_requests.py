@@ -78,8 +78,12 @@ class ToolUseBlock(_Block):
 class ToolResultBlock(_Block):
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | list[TextBlock] = ""
+    content: str | list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]] = ""
     is_error: bool | None = None
+
+    @property
+    def pictures(self) -> list[ImageBlock]:
+        return [part for part in self.content if isinstance(part, ImageBlock)]
 
 
 Block = Annotated[
@@ -184,9 +188,7 @@ MESSAGES_NEUTRAL: dict[str, tuple[Neutral, str]] = {
 }
 
 
-def as_chat(
-    body: CountTokensRequest, *, reasons: bool, knows_effort: Callable[[str], bool]
-) -> ChatRequest:
+def as_chat(body: CountTokensRequest, *, reasons: bool, knows_effort: Callable[[str], bool]) -> ChatRequest:
     """Return the chat request that the message stands for. `reasons` says that the model's format has reasoning, `knows_effort`
     whether its template knows an effort; `none` is that of thinking that is disabled. Raises RequestError."""
     messages = [] if body.system is None else [{"role": "system", "content": _text(body.system)}]
@@ -216,7 +218,8 @@ def _efforts(body: CountTokensRequest) -> Iterator[str]:
 
 
 def _chat_messages(message: MessageParam) -> list[Json]:
-    """Return the messages. Tools' results are messages of their own, in front of the user's text."""
+    """Return the messages. Tools' results are messages of their own, in front of the user's text. Templates show no picture in
+    them, so the user shows it."""
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     blocks = message.content
@@ -227,8 +230,9 @@ def _chat_messages(message: MessageParam) -> list[Json]:
             for block in blocks
             if isinstance(block, ToolResultBlock)
         ]
-        if any(isinstance(block, ImageBlock) for block in blocks):
-            return [*results, {"role": message.role, "content": _parts(blocks)}]
+        shown = [one for block in blocks if isinstance(block, ToolResultBlock) for one in block.pictures]
+        if shown or any(isinstance(block, ImageBlock) for block in blocks):
+            return [*results, {"role": message.role, "content": _parts([*shown, *blocks])}]
         said = any(isinstance(block, TextBlock) for block in blocks)
         return [*results, *([{"role": message.role, "content": text}] if said else [])]
     calls = [
@@ -256,8 +260,10 @@ def _parts(blocks: Sequence[Block]) -> list[Json]:
     return out
 
 
-def _text(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "".join(block.text for block in content)
+def _text(content: str | Sequence[TextBlock | ImageBlock]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(block.text for block in content if isinstance(block, TextBlock))
 
 
 def _tools(tools: Sequence[ToolParam] | None) -> list[Json] | None:

@@ -1,6 +1,6 @@
 """Bodies of OpenAI's /v1/responses and the chat requests that they stand for. Each parameter is honoured or refused by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
@@ -105,11 +105,15 @@ class CallItem(_Item):
 class CallOutputItem(_Item):
     type: Literal["function_call_output"]
     call_id: str
-    output: str | list[InputText]
+    output: str | list[Annotated[InputText | InputImage, Field(discriminator="type")]]
 
     @property
     def text(self) -> str:
-        return self.output if isinstance(self.output, str) else "".join(part.text for part in self.output)
+        return self.output if isinstance(self.output, str) else "".join(map(_text_of, self.output))
+
+    @property
+    def pictures(self) -> list[Part]:
+        return [part for part in self.output if isinstance(part, InputImage)]
 
 
 class ReasoningItem(_Item):
@@ -287,7 +291,7 @@ def _messages(items: Sequence[Item]) -> list[Json]:
     """Return the messages. Reasoning, text and calls that follow each other are one message of the assistant."""
     out: list[Json] = []
     turn: Json | None = None
-    for item in items:
+    for item in _with_shown(items):
         if isinstance(item, CallOutputItem):
             out.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
         elif isinstance(item, MessageItem) and item.role != "assistant":
@@ -298,6 +302,20 @@ def _messages(items: Sequence[Item]) -> list[Json]:
                 out.append(turn)
             _say(turn, item)
     return out
+
+
+def _with_shown(items: Sequence[Item]) -> Iterator[Item]:
+    """Yield the items. Behind calls' results their pictures are a user's message, since templates show none in results."""
+    pictures: list[Part] = []
+    for item in items:
+        if pictures and not isinstance(item, CallOutputItem):
+            yield MessageItem(role="user", content=pictures)
+            pictures = []
+        yield item
+        if isinstance(item, CallOutputItem):
+            pictures += item.pictures
+    if pictures:
+        yield MessageItem(role="user", content=pictures)
 
 
 def _say(turn: Json, item: MessageItem | CallItem | ReasoningItem) -> None:

@@ -136,6 +136,48 @@ async def test_responses_and_messages_are_the_same_request() -> None:
     assert counted.input_tokens == len(BODY)
 
 
+class CallingTokenizer(SeeingTokenizer):
+    def render_chat(self, messages: Sequence[Any], *others: Any, **more: Any) -> str:
+        said = [{**m, "content": str(m["tool_calls"])} if "tool_calls" in m else m for m in messages]
+        return super().render_chat(said, *others, **more)
+
+
+RESULTS = b"\ntool: seen\ntool: \nuser: " + bytes([1, 1, 2, 1, 1, 2])
+
+
+async def test_the_pictures_of_tools_results_are_shown_behind_them() -> None:
+    intake = PictureIntake(Reader(), LIMITS)  # type: ignore[arg-type]
+    settings = replace(SETTINGS, pictures=intake, max_context_tokens=500)
+    api = Api(FakeGenerator("ok"), settings, tokenizer=CallingTokenizer())
+    url = data_url(encoded(SMALL))
+    source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    messages: Any = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": i, "name": "f", "input": {}} for i in "xy"]},
+        {"role": "user", "content": [
+            {"type": "tool_result", "tool_use_id": "x", "content": [
+                {"type": "image", "source": source}, {"type": "text", "text": "seen"}]},
+            {"type": "tool_result", "tool_use_id": "y", "content": ""},
+            {"type": "text", "text": "b"},
+        ]},
+    ]  # fmt: skip
+    answer = await api.post("/v1/messages", {"model": NAME, "max_tokens": 2, "messages": messages})
+    assert answer.status_code == 200, answer.text
+    call: Any = {"type": "function_call", "name": "f", "arguments": "{}"}
+    items: Any = [
+        {"role": "user", "content": "a"},
+        *({**call, "call_id": i} for i in "xy"),
+        {"type": "function_call_output", "call_id": "x", "output": [
+            {"type": "input_image", "image_url": url}, {"type": "input_text", "text": "seen"}]},
+        {"type": "function_call_output", "call_id": "y", "output": ""},
+    ]  # fmt: skip
+    await api.openai.responses.create(model=NAME, input=items, max_output_tokens=2)
+    first, second = (bytes(request.prompt) for request in api.generator.requests)
+    assert first.endswith(RESULTS + b"b\nassistant: ")
+    assert second.endswith(RESULTS + b"\nassistant: ")
+    assert [len(request.pictures) for request in api.generator.requests] == [1, 1]
+
+
 async def test_a_stored_response_goes_on_with_its_picture() -> None:
     api = seeing()
     part: Any = {"type": "input_image", "image_url": data_url(encoded(SMALL))}
