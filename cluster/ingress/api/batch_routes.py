@@ -11,6 +11,7 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 
 from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.list_pages import page_of
 from cluster.ingress.api.openai_requests import Neutral, is_one_of, validate
 from cluster.ingress.api.openai_tools import Strict
 from cluster.ingress.batches.batch_store import FINAL, BatchStore, Record
@@ -23,7 +24,6 @@ _FORM_BYTES = 64 << 10
 """The bytes that the form around a file may add."""
 _SECONDS_PER_BYTE = 1e-6
 _WINDOW_S = 24 * 3600
-_MAX_PAGE = 10_000
 _FILE, _BATCH = "/v1/files/{id}", "/v1/batches/{id}"
 
 Metadata = Annotated[
@@ -101,7 +101,7 @@ class BatchRoutes:
     async def files(self, http: HttpRequest) -> Response:
         purpose = http.query_params.get("purpose")
         found = await asyncio.to_thread(self._files.of, http.state.tenant.name)
-        return _page(http, [file.public() for file in found if purpose in (None, file.purpose)])
+        return page_of(http, [file.public() for file in found if purpose in (None, file.purpose)])
 
     async def file(self, http: HttpRequest) -> Response:
         return JSONResponse((await self._stored(http)).public())
@@ -158,7 +158,7 @@ class BatchRoutes:
 
     async def batches(self, http: HttpRequest) -> Response:
         found = await asyncio.to_thread(self._batches.of, http.state.tenant.name)
-        return _page(http, [_public(record) for record in found])
+        return page_of(http, [_public(record) for record in found])
 
     async def cancel(self, http: HttpRequest) -> Response:
         record = await self._record(http)
@@ -198,23 +198,3 @@ def _public(record: Record) -> Record:
 
 def _batch(record: Record) -> Response:
     return JSONResponse(_public(record))
-
-
-def _page(http: HttpRequest, items: list[dict[str, Any]]) -> Response:
-    """Return one page of a list. Raises RequestError."""
-    after, wanted = http.query_params.get("after"), http.query_params.get("limit", "20")
-    if not wanted.isdecimal() or not 1 <= int(wanted[:9]) <= _MAX_PAGE:
-        raise RequestError(f"limit must be between 1 and {_MAX_PAGE}, not {wanted!r}", field="limit")
-    order = http.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise RequestError(f"order must be asc or desc, not {order!r}", field="order")
-    if order == "asc":
-        items = items[::-1]
-    if after is not None:
-        ids = [item["id"] for item in items]
-        if after not in ids:
-            raise RequestError(f"there is no {after!r} to go on after", field="after")
-        items = items[ids.index(after) + 1 :]
-    shown = items[: int(wanted)]
-    ends = {"first_id": shown[0]["id"] if shown else None, "last_id": shown[-1]["id"] if shown else None}
-    return JSONResponse({"object": "list", "data": shown, **ends, "has_more": len(items) > len(shown)})

@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from cluster.ingress.api import request_params
 from cluster.ingress.api.access import Tenant
 from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.list_pages import page_of
 from cluster.ingress.api.openai_bodies import TokenEntries
 from cluster.ingress.api.openai_requests import validate
 from cluster.ingress.api.response_store import ResponseStore, StoredResponse
@@ -125,13 +126,8 @@ class ResponsesRoutes:
         return JSONResponse(self._stored(http).body)
 
     async def input_items(self, http: HttpRequest) -> Response:
-        """List all input items, the newest first as OpenAI does."""
-        stored = self._stored(http)
-        data = [_with_id(item, number) for number, item in enumerate(stored.items)][::-1]
-        if http.query_params.get("order") == "asc":
-            data.reverse()
-        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
-        return JSONResponse({"object": "list", "data": data, **ends, "has_more": False})
+        items = enumerate(self._stored(http).items)
+        return page_of(http, [_with_id(item, number) for number, item in items][::-1])
 
     def _stored(self, http: HttpRequest) -> StoredResponse:
         return self._store.get(http.path_params["id"], http.state.tenant.name)

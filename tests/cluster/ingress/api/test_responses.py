@@ -178,6 +178,16 @@ async def test_a_stored_response_is_found_and_deleted() -> None:
     ).output_text == "hello"
 
 
+async def test_the_items_of_a_long_conversation_come_in_pages() -> None:
+    responses = Api(FakeGenerator(), replace(SETTINGS, max_context_tokens=1000)).openai.responses
+    said: Any = [{"role": "user", "content": str(n)} for n in range(45)]
+    response = await responses.create(model=NAME, input=said, max_output_tokens=3)
+    first = await responses.input_items.list(response.id)
+    assert (len(first.data), first.has_more) == (20, True)
+    found: Any = [item async for item in responses.input_items.list(response.id, order="asc", limit=7)]
+    assert [item.content[0].text for item in found] == [item["content"] for item in said]
+
+
 async def test_what_is_not_to_be_stored_is_not() -> None:
     responses = Api(FakeGenerator()).openai.responses
     kept_not = await responses.create(model=NAME, input="a", store=False)
