@@ -28,6 +28,8 @@ class ResponseStore:
         """With a bound of 0 nothing is kept."""
         self._capacity = capacity_bytes
         self._stored: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
+        self._holders: dict[str, str] = {}
+        """By the id of an item of its output, the response."""
         self._bytes = 0
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -42,6 +44,7 @@ class ResponseStore:
         if size > self._capacity:
             return
         self._stored[response.body["id"]] = response, size
+        self._holders |= {item["id"]: response.body["id"] for item in response.body["output"]}
         self._bytes += size
         while self._bytes > self._capacity:
             self._forget(next(iter(self._stored)))
@@ -58,6 +61,19 @@ class ResponseStore:
                 code="response_not_found",
             )
         return found[0]
+
+    def item(self, item_id: str, tenant: str) -> Json:
+        """Return an item of a stored response's output. Raises RequestError."""
+        holder = self._stored.get(self._holders.get(item_id, ""))
+        if holder is None or holder[0].tenant != tenant:
+            raise RequestError(
+                f"no item {item_id!r} of a response is stored here: send the item itself, or the response's id as "
+                "previous_response_id to the ingress that gave it",
+                field="input",
+                status=404,
+                code="item_not_found",
+            )
+        return next(item for item in holder[0].body["output"] if item["id"] == item_id)
 
     async def delete(self, response_id: str, tenant: str) -> None:
         """Delete a response, and end it where it still runs. Raises RequestError."""
@@ -79,3 +95,5 @@ class ResponseStore:
     def _forget(self, response_id: str) -> None:
         if found := self._stored.pop(response_id, None):
             self._bytes -= found[1]
+            for item in found[0].body["output"]:
+                self._holders.pop(item["id"], None)

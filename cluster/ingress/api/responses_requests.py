@@ -126,24 +126,34 @@ class ReasoningItem(_Item):
         return "".join(part.text for part in self.content)
 
 
+class ItemReference(Strict):
+    """Stands for an item of a stored response's output."""
+
+    type: Literal["item_reference"] | None = None
+    id: str
+
+
 def _kind(value: Any) -> str | None:
-    """Return an item's type, which a message may leave out."""
-    return value.get("type") or "message" if isinstance(value, dict) else getattr(value, "type", None)
+    """Return an item's type, which messages and references may leave out."""
+    if not isinstance(value, dict):
+        return getattr(value, "type", None)
+    return value.get("type") or ("item_reference" if value.keys() <= {"type", "id"} else "message")
 
 
-Item = Annotated[
+_Said = (
     Annotated[MessageItem, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[CallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(
-        _kind,
-        custom_error_type="unknown_item",
-        custom_error_message="items are message, function_call, function_call_output and reasoning",
-    ),
-]
-Items = Annotated[list[Item], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
-_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(Items)
+    | Annotated[ReasoningItem, Tag("reasoning")]
+)
+_BY_KIND = Discriminator(
+    _kind,
+    custom_error_type="unknown_item",
+    custom_error_message="items are message, function_call, function_call_output, reasoning and item_reference",
+)
+Item = Annotated[_Said, _BY_KIND]
+InputItem = Annotated[_Said | Annotated[ItemReference, Tag("item_reference")], _BY_KIND]
+_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 class FunctionTool(Strict):
@@ -191,7 +201,7 @@ class ReasoningConfig(Strict):
 
 class ResponsesRequest(Strict):
     model: str
-    input: str | Items
+    input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
@@ -263,7 +273,7 @@ _AS_IN_CHAT = (
 )
 
 
-def input_items(body: ResponsesRequest) -> list[Item]:
+def input_items(body: ResponsesRequest) -> list[InputItem]:
     if isinstance(body.input, str):
         return [MessageItem(role="user", content=body.input)]
     return list(body.input)
@@ -271,7 +281,7 @@ def input_items(body: ResponsesRequest) -> list[Item]:
 
 def items_of(stored: Sequence[Json]) -> list[Item]:
     """Return a response's output as input items."""
-    return _ITEMS.validate_python(stored) if stored else []
+    return _ITEMS.validate_python(stored)
 
 
 def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:

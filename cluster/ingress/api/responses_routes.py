@@ -19,6 +19,7 @@ from cluster.ingress.api.response_store import ResponseStore, StoredResponse
 from cluster.ingress.api.responses_bodies import Json, ResponsesShape
 from cluster.ingress.api.responses_requests import (
     RESPONSES_NEUTRAL,
+    ItemReference,
     ResponsesRequest,
     chat_of,
     input_items,
@@ -96,7 +97,12 @@ class ResponsesRoutes:
         self, body: ResponsesRequest, tenant: Tenant
     ) -> tuple[tuple[Json, ...], tuple[Json, ...]]:
         """Return the items before the body's own, and these. Raises RequestError."""
-        own = tuple(item.model_dump(exclude_none=True) for item in input_items(body))
+        own = tuple(
+            self._store.item(item.id, tenant.name)
+            if isinstance(item, ItemReference)
+            else item.model_dump(exclude_none=True)
+            for item in input_items(body)
+        )
         if body.previous_response_id is None:
             return (), own
         previous = self._store.get(body.previous_response_id, tenant.name, "previous_response_id")

@@ -75,6 +75,26 @@ async def test_a_round_trip_with_tools(stream: bool, stored: bool) -> None:
     assert [m["tool_call_id"] for m in told] == [call["id"] for call in said["tool_calls"]]
 
 
+async def test_an_item_may_be_named_by_its_id() -> None:
+    """Vercel's AI SDK does so, as long as it believes that the server stores."""
+    api = served(RECORDED["qwen2.5"].text)
+    response = await answer(api, tools=TOOLS)
+    results = [
+        {"type": "function_call_output", "call_id": item.call_id, "output": "3 °C"}
+        for item in response.output[1:]
+    ]
+    named = [{"type": "item_reference", "id": item.id} for item in response.output[1:]]
+    text: Any = {"id": response.output[0].id}
+    await answer(api, tools=TOOLS, input=[{"role": "user", "content": ASK}, text, *named, *results])
+    _, said, *told = last_rendered(api)["messages"]
+    assert said["content"] == "I will look."
+    assert [call["id"] for call in said["tool_calls"]] == [m["tool_call_id"] for m in told]
+    await api.openai.responses.delete(response.id)
+    with pytest.raises(openai.NotFoundError) as refused:
+        await answer(api, tools=TOOLS, input=[*named, *results])
+    assert (refused.value.code, refused.value.param) == ("item_not_found", "input")
+
+
 async def test_the_events_come_in_openais_order() -> None:
     api = served(RECORDED["qwen2.5"].text)
     stream = await api.openai.responses.create(model=NAME, input=ASK, tools=TOOLS, stream=True)
