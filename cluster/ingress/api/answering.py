@@ -22,7 +22,7 @@ from cluster.ingress.api.grammar_checker import GrammarChecker
 from cluster.ingress.api.http_responses import events, gathered, streamed, unless_gone, whole
 from cluster.ingress.api.openai_bodies import BodyShape
 from cluster.ingress.api.openai_errors import describe
-from cluster.ingress.api.openai_requests import MAX_TEXTS, ChatRequest, Common, ModelRequest, TokenizeRequest
+from cluster.ingress.api.openai_requests import MAX_TEXTS, ChatRequest, Common, ModelRequest
 from cluster.ingress.api.request_body import read_json
 from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.api.truncation import most_tokens, shortened
@@ -42,7 +42,6 @@ _INLINE_BYTES = 8192
 it."""
 
 T = TypeVar("T")
-B = TypeVar("B", ChatRequest, TokenizeRequest)
 
 
 class HttpRoute(NamedTuple):
@@ -74,22 +73,20 @@ class Answering:
 
     async def prepare(self, http: HttpRequest, body: ChatRequest) -> PreparedChat:
         """Prepare what is to be generated. Raises RequestError."""
-        chat = await self.prepare_prompt(http, body)
+        chat = await self._with_pictures(http, body, self.chat_format.prepare)
         await self.check_grammar(body, chat.grammar)
         return chat
 
-    async def prepare_prompt(self, http: HttpRequest, body: ChatRequest) -> PreparedChat:
-        """Prepare a prompt that may be only counted. Raises RequestError."""
-        return await self._with_pictures(http, body, self.chat_format.prepare)
+    async def prompt_of(self, http: HttpRequest, body: ChatRequest) -> tuple[int, ...]:
+        """Return a conversation's tokens, to be counted. Raises RequestError."""
+        return await self._with_pictures(http, body, self.chat_format.prompt_of)
 
-    async def tokenize(self, http: HttpRequest, body: TokenizeRequest) -> list[int]:
-        """Return a text's tokens, or a conversation's. Raises RequestError."""
-        return await self._with_pictures(http, body, self.chat_format.tokenized)
-
-    async def _with_pictures(self, http: HttpRequest, body: B, work: Callable[[B], T]) -> T:
+    async def _with_pictures(
+        self, http: HttpRequest, body: ChatRequest, work: Callable[[ChatRequest], T]
+    ) -> T:
         """Do `work` on the body once its pictures are there."""
         fetcher = self.settings.picture_fetcher
-        if fetcher is not None and body.messages is not None:
+        if fetcher is not None:
             messages = await unless_gone(http, fetcher.with_data(body.messages))
             if messages is not None:
                 return await asyncio.to_thread(work, body.model_copy(update={"messages": messages}))

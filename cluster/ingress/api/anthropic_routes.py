@@ -49,8 +49,7 @@ class AnthropicRoutes:
         body = validate(CountTokensRequest, await self._answering.body(http), MESSAGES_NEUTRAL)
         request_params.check_model(body.model, self._answering.settings)
         chat_body = self._as_chat(body)
-        chat = await self._answering.prepare_prompt(http, chat_body)
-        return JSONResponse({"input_tokens": len(chat.prompt)})
+        return JSONResponse({"input_tokens": len(await self._answering.prompt_of(http, chat_body))})
 
     def _as_chat(self, body: CountTokensRequest) -> ChatRequest:
         chat_format = self._answering.chat_format

@@ -10,7 +10,7 @@ from typing import Any
 
 from cluster.ingress.api.chat_messages import MessageStyle, template_messages
 from cluster.ingress.api.generator import ChatTokenizer
-from cluster.ingress.api.openai_requests import ChatRequest, Message, TokenizeRequest
+from cluster.ingress.api.openai_requests import ChatRequest, Message
 from cluster.ingress.api.openai_tools import (
     AllowedChatTools,
     CalledFunction,
@@ -80,23 +80,8 @@ class ChatFormat:
     def prepare(self, body: ChatRequest) -> PreparedChat:
         """Prepare a conversation. Raises RequestError."""
         body = _narrowed(body)
-        if self._style is None and any(message.tool_calls for message in body.messages):
-            raise RequestError(
-                "this model's chat template renders no tool calls",
-                field="messages",
-                code="unsupported_parameter",
-            )
-        self._check_pictures(body.messages)
-        if body.continue_final_message:
-            self._check_final_message(body)
         tools = self._callable_tools(body)
-        rendered = [tool.model_dump(exclude_unset=True) for tool in tools] or None
-        arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
-        messages = template_messages(body.messages, self.style)
-        tokenizer, limit = self._tokenizer, self._max_context_tokens
-        shown = partial(self._shown, body.messages)
-        ids = chat_prompt(body, messages, rendered, arguments, tokenizer, limit, shown=shown)
-        seen = self.seen(body.messages, ids)
+        seen = self._seen(body, tools, self._max_context_tokens)
         if seen.pictures and body.truncate_prompt_tokens is not None:
             raise RequestError(
                 "truncate_prompt_tokens does not go with pictures: it could cut one",
@@ -119,21 +104,33 @@ class ChatFormat:
             pictures=seen.pictures,
         )
 
-    def seen(self, messages: Sequence[Message], prompt: Sequence[int]) -> Seen:
-        """Return the prompt with the messages' pictures. `prompt` is what the template makes of them. Raises RequestError."""
-        if self._pictures is None or not pictures_of(messages):
-            return Seen(tuple(prompt), ())
-        return self._pictures.take_in(messages, prompt)
+    def prompt_of(self, body: ChatRequest) -> tuple[int, ...]:
+        """Return a conversation's tokens, also where they are more than the context has room for. Raises RequestError."""
+        body = _narrowed(body)
+        return self._seen(body, self._callable_tools(body), None).prompt
 
-    def tokenized(self, body: TokenizeRequest) -> list[int]:
-        """Return a text's tokens, or a conversation's. Raises RequestError."""
-        if body.messages is None:
-            return self._tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
-        self._check_pictures(body.messages)
+    def _seen(self, body: ChatRequest, tools: Sequence[Tool], limit: int | None) -> Seen:
+        """Return the prompt, of at most `limit` tokens, and its pictures. Raises RequestError."""
+        self._check_messages(body)
+        rendered = [tool.model_dump(exclude_unset=True) for tool in tools] or None
+        arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
         messages = template_messages(body.messages, self.style)
-        text = self._tokenizer.render_chat(messages, add_generation_prompt=body.add_generation_prompt)
-        prompt = self._tokenizer.encode(self._shown(body.messages, text), add_special_tokens=False)
-        return list(self.seen(body.messages, prompt).prompt)
+        shown = partial(self._shown, body.messages)
+        prompt = chat_prompt(body, messages, rendered, arguments, self._tokenizer, limit, shown=shown)
+        if self._pictures is None or not pictures_of(body.messages):
+            return Seen(prompt, ())
+        return self._pictures.take_in(body.messages, prompt)
+
+    def _check_messages(self, body: ChatRequest) -> None:
+        if self._style is None and any(message.tool_calls for message in body.messages):
+            raise RequestError(
+                "this model's chat template renders no tool calls",
+                field="messages",
+                code="unsupported_parameter",
+            )
+        self._check_pictures(body.messages)
+        if body.continue_final_message:
+            self._check_final_message(body)
 
     def _shown(self, messages: Sequence[Message], text: str) -> str:
         """Return the messages' text as it is tokenized."""

@@ -256,11 +256,21 @@ class ScoreRequest(ModelRequest):
 
 
 class TokenizeRequest(Strict):
+    """A text, or what a chat's prompt is made of."""
+
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+
+    @property
+    def as_chat(self) -> ChatRequest:
+        own = self.model_fields_set & ChatRequest.model_fields.keys()
+        return ChatRequest.model_construct(**{name: getattr(self, name) for name in own})
 
 
 class DetokenizeRequest(Strict):

@@ -127,7 +127,13 @@ class OpenAIRoutes:
         request_params.check_model(body.model, self._answering.settings)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", field="prompt")
-        ids = await self._answering.tokenize(http, body)
+        tokenizer, text = self._answering.tokenizer, body.prompt
+        if text is None:
+            ids = list(await self._answering.prompt_of(http, body.as_chat))
+        else:
+            ids = await aside(
+                http, lambda: tokenizer.encode(text, add_special_tokens=body.add_special_tokens)
+            )
         return JSONResponse(
             {"tokens": ids, "count": len(ids), "max_model_len": self._answering.settings.max_context_tokens}
         )

@@ -99,11 +99,12 @@ def chat_prompt(
     tools: Sequence[Mapping[str, Any]] | None,
     template_arguments: Mapping[str, Any],
     tokenizer: ChatTokenizer,
-    max_context_tokens: int,
+    max_context_tokens: int | None,
     *,
     shown: Callable[[str], str],
 ) -> tuple[int, ...]:
-    """Return a chat's prompt. `shown` takes its text and returns what is tokenized. Raises RequestError."""
+    """Return a chat's prompt. `shown` takes its text and returns what is tokenized. Without a limit the prompt may have any
+    length. Raises RequestError."""
     if reserved := _TEMPLATE_RESERVED.intersection(template_arguments):
         raise RequestError(
             f"chat_template_kwargs: {min(reserved)!r} cannot be set there", field="chat_template_kwargs"
@@ -116,7 +117,7 @@ def chat_prompt(
         continue_final_message=goes_on,
         **template_arguments,
     )
-    if body.truncate_prompt_tokens is None:
+    if max_context_tokens is not None and body.truncate_prompt_tokens is None:
         check_length(text, "messages", tokenizer, max_context_tokens)
     prompt = tuple(tokenizer.encode(shown(text), add_special_tokens=False))
     if not prompt:

@@ -90,8 +90,8 @@ class ResponsesRoutes:
         request_params.check_model(body.model, answering.settings)
         before, own = self._conversation(body, http.state.tenant)
         chat_body = chat_of(body, items_of([*before, *own]))
-        chat = await answering.prepare_prompt(http, chat_body)
-        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(chat.prompt)})
+        prompt = await answering.prompt_of(http, chat_body)
+        return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
     def _conversation(
         self, body: ResponsesRequest, tenant: Tenant

@@ -98,4 +98,14 @@ async def test_a_text_that_is_to_be_cut_is_as_long_as_it_likes(
 
 
 async def test_tokens_of_any_text_are_counted(api: Api) -> None:
+    """A client learns from it that a conversation must be made shorter."""
+    said = {"messages": [{"role": "user", "content": LONG}]}
+    prompt = f"user: {LONG}\nassistant: "
     assert (await api.post("/tokenize", {"prompt": LONG})).json()["count"] == len(LONG)
+    assert (await api.post("/tokenize", said)).json()["count"] == len(prompt) - 1
+    for path, body in (
+        ("/v1/messages/count_tokens", said),
+        ("/v1/responses/input_tokens", {"input": LONG}),
+    ):
+        answer = await api.post(path, {"model": NAME, **body})
+        assert answer.json()["input_tokens"] == len(prompt) - 1, answer.text

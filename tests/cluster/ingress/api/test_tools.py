@@ -250,6 +250,17 @@ async def test_reasoning_stands_apart_from_the_answer_and_is_counted(stream: boo
     assert usage.completion_tokens_details.reasoning_tokens == 7
 
 
+async def test_a_conversations_tokens_are_those_of_its_prompt() -> None:
+    api = served("Yes.")
+    wish = {"messages": ASK, "tools": TOOLS, "chat_template_kwargs": {"other": 1}}
+    counted = (await api.post("/tokenize", wish)).json()
+    told = last_rendered(api)
+    await api.openai.chat.completions.create(model=NAME, messages=ASK, tools=TOOLS, extra_body={"chat_template_kwargs": {"other": 1}})
+    assert tuple(counted["tokens"]) == api.generator.requests[0].prompt
+    assert last_rendered(api) == told
+    assert told["tools"]
+
+
 async def test_an_answer_without_reasoning_counts_none() -> None:
     answer = await served("Yes.").openai.chat.completions.create(model=NAME, messages=ASK)
     assert answer.usage
