@@ -17,10 +17,16 @@ def check_length(text: str, field: str, tokenizer: ChatTokenizer, max_context_to
     for start in range(0, len(text), size):
         num_tokens += len(tokenizer.encode(text[start : start + size], add_special_tokens=False))
         if num_tokens > max_context_tokens + _CUT_TOKENS:
-            raise RequestError(
-                f"this model's context is {max_context_tokens} tokens; the {field} has more, in its first "
-                f"{min(len(text), start + size)} of {len(text)} characters already",
-                field=field,
-                code="context_length_exceeded",
-            )
+            why = f"the prompt is too long: at least {num_tokens} tokens > {max_context_tokens} maximum"
+            raise beyond_context(why, field, max_context_tokens)
         num_tokens = max(0, num_tokens - _CUT_TOKENS)
+
+
+def beyond_context(why: str, field: str, max_context_tokens: int) -> RequestError:
+    """Return the refusal of what the context has no room for. Agents shorten a conversation where an error's text has OpenAI's
+    "maximum context length is N tokens" or Anthropic's "prompt is too long: N tokens > M maximum"."""
+    return RequestError(
+        f"this model's maximum context length is {max_context_tokens} tokens: {why}",
+        field=field,
+        code="context_length_exceeded",
+    )

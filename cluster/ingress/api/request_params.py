@@ -15,7 +15,7 @@ from cluster.ingress.api.openai_requests import (
 )
 from cluster.ingress.api.picture_fetching import PictureFetcher
 from cluster.ingress.api.picture_intake import PictureIntake
-from cluster.ingress.api.prompt_length import check_length
+from cluster.ingress.api.prompt_length import beyond_context, check_length
 from cluster.ingress.parsers.model_formats import ReasoningFormat, ToolFormat
 from core.adapter_config import ServedAdapter
 from core.errors import RequestError
@@ -164,15 +164,12 @@ def max_new_tokens(body: Common, num_prompt: int, settings: ApiSettings) -> int:
     field_name = "messages" if chat else "prompt"
     room = settings.max_context_tokens - num_prompt
     wanted = wanted_tokens(body)
-    if room < 1 or (wanted is not None and wanted > room):
-        asked = (
-            f"the answer may have {wanted} more" if wanted is not None else "nothing is left for an answer"
-        )
-        raise RequestError(
-            f"this model's context is {settings.max_context_tokens} tokens; {field_name}: {num_prompt} tokens, and {asked}",
-            field=field_name,
-            code="context_length_exceeded",
-        )
+    if room < 1:
+        why = f"the prompt is too long: {num_prompt} tokens > {settings.max_context_tokens - 1} maximum"
+        raise beyond_context(why, field_name, settings.max_context_tokens)
+    if wanted is not None and wanted > room:
+        why = f"the prompt has {num_prompt}, and the answer may have {wanted} more"
+        raise beyond_context(why, field_name, settings.max_context_tokens)
     if wanted is None:
         wanted = room if chat else min(room, _COMPLETION_DEFAULT_TOKENS)
     return max(1, wanted)  # a token is drawn even where none is wanted: its step scores the prompt

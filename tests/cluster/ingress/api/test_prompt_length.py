@@ -1,5 +1,6 @@
 """Texts that are far too long, which are refused before all of them is made tokens."""
 
+import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -41,7 +42,7 @@ async def refused(api: Api, path: str, body: dict[str, Any]) -> tuple[str, int]:
     answer = await api.post(path, {"model": NAME, **body})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (400, "context_length_exceeded"), error
-    assert f"this model's context is {CONTEXT} tokens" in error["message"]
+    assert f"maximum context length is {CONTEXT} tokens" in error["message"]
     return error["param"], api.tokenizer.num_characters
 
 
@@ -62,6 +63,26 @@ async def test_a_text_is_read_until_it_is_known_to_be_too_long(
     named, num_characters = await refused(api, path, body)
     assert named == field
     assert num_characters < len(LONG) / 10
+
+
+@pytest.mark.parametrize("text", ["x" * CONTEXT, LONG])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHATS, lambda text: {"messages": [{"role": "user", "content": text}]}),
+        ("/v1/messages", lambda text: {"max_tokens": 9, "messages": [{"role": "user", "content": text}]}),
+        ("/v1/responses", lambda text: {"input": text, "max_output_tokens": 9}),
+    ],
+)
+async def test_the_refusal_has_the_words_by_which_agents_know_to_shorten(
+    api: Api, path: str, body: Any, text: str
+) -> None:
+    answer = await api.post(path, {"model": NAME, **body(text)})
+    message = answer.json()["error"]["message"]
+    assert (answer.status_code, "maximum context length is 200 tokens" in message) == (400, True)
+    found = re.search(r"prompt is too long[^0-9]*(\d+) tokens > (\d+) maximum", message)
+    assert found
+    assert int(found[1]) > int(found[2])
 
 
 @pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank"])
