@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -71,6 +71,7 @@ def create_app(
         *api.routes(),
     ]
     routes += Description(routes).routes()
+    paths = {route.path for route in routes}
     for route in routes:
         guarded = api.guarded(route.path, route.handler)
         methods = ["GET", "HEAD"] if route.method == "GET" else [route.method]
@@ -78,7 +79,7 @@ def create_app(
 
     async def on_http_error(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = f"{http.method} {http.url.path}: {error.detail}"
+        message = f"{http.method} {http.url.path}: {error.detail}{_hint(http.url.path, paths)}"
         request_id = http.state.request_id = _request_id(http)
         audit.refused(http, "", error.status_code, "no_such_route", None)
         anthropic = http.url.path.startswith("/v1/messages")
@@ -204,6 +205,13 @@ class _Api:
         return RedirectResponse(
             "dashboard"
         )  # relative: a proxy may serve all of this under a prefix of its own
+
+
+def _hint(path: str, paths: Collection[str]) -> str:
+    """Say what is likely wrong where a client's base URL lacks /v1, which OpenAI's needs, or ends with it, as Anthropic's must
+    not."""
+    found = next((each for each in (path, f"/v1{path}", path.removeprefix("/v1")) if each in paths), path)
+    return "" if found == path else f". There is {found}: look at the base URL that the client was given"
 
 
 def _labels(request_id: str) -> dict[str, str]:

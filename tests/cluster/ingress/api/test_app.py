@@ -309,10 +309,24 @@ async def test_metrics_tell_refusals_failures_and_cancellations_apart(api: Api) 
     assert await count("baton_request_duration_seconds_count") == 1
 
 
+@pytest.mark.parametrize(
+    ("asked", "there_is"), [("/chat/completions", CHATS), ("/v1/v1/messages", "/v1/messages")]
+)
+async def test_a_wrong_base_url_is_told_from_a_path_that_there_is_none_of(
+    api: Api, asked: str, there_is: str
+) -> None:
+    answer = await api.post(asked, CHAT)
+    assert (answer.status_code, f"There is {there_is}: look at the base URL" in answer.text) == (404, True)
+    assert "base URL" not in (await api.post("/v1/audio/speech", CHAT)).text
+    assert "base URL" not in (await api.http.get(CHATS)).text
+
+
 async def test_other_refusals_have_the_same_shape(api: Api) -> None:
     wrong_type = await api.http.post(COMPLETIONS, content=b"x", headers={"content-type": "text/plain"})
     assert wrong_type.status_code == 415
-    packed = await api.post(COMPLETIONS, gzip.compress(json.dumps(OK).encode()), **{"content-encoding": "gzip"})
+    packed = await api.post(
+        COMPLETIONS, gzip.compress(json.dumps(OK).encode()), **{"content-encoding": "gzip"}
+    )
     assert (packed.status_code, "'gzip' is not taken" in packed.text) == (415, True)
     assert "the body is empty" in (await api.post(COMPLETIONS, b"")).text
     assert (await api.post(COMPLETIONS, OK, **{"x-slo-class": "royal"})).json()["error"][
