@@ -66,7 +66,8 @@ class ChatFormat:
         self.formats = choose_formats(
             tokenizer.template, settings.tool_call_parser, settings.reasoning_parser
         )
-        self._plain = MessageStyle(text_parts=self._demands_parts())
+        plain = MessageStyle(text_parts=self._demands_parts())
+        self._plain = replace(plain, one_system=self._loses_second_system(plain))
         self._style = self._found_style()
 
     @property
@@ -324,6 +325,15 @@ class ChatFormat:
             return False
         try:
             return "probe" not in self._tokenizer.render_chat([{"role": "user", "content": "probe"}])
+        except RequestError:
+            return True
+
+    def _loses_second_system(self, style: MessageStyle) -> bool:
+        """Return whether the template refuses a second system message, or leaves it out."""
+        messages = [Message(role="system", content=text) for text in ("x", "probe")]
+        messages.append(Message(role="user", content="x"))
+        try:
+            return "probe" not in self._tokenizer.render_chat(template_messages(messages, style))
         except RequestError:
             return True
 

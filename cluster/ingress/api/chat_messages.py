@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, takewhile
 from typing import Any
 
 from cluster.ingress.api.openai_requests import Message, TextPart
@@ -22,13 +23,26 @@ class MessageStyle:
     """Whether ids have nine letters and digits, as Mistral's templates demand."""
     text_parts: bool = False
     """Whether text stands in a list of parts, as templates of models that read pictures may demand."""
+    one_system: bool = False
+    """Whether system messages at the beginning become one, for templates that refuse or lose a second."""
     reasoning_key: str = "reasoning_content"
     """The key of the reasoning. gpt-oss's template reads `thinking`."""
 
 
 def template_messages(messages: Sequence[Message], style: MessageStyle) -> list[dict[str, Any]]:
     """Return the messages in the template's form. Raises RequestError."""
-    return [_template_message(index, message, style) for index, message in enumerate(messages)]
+    out = [_template_message(index, message, style) for index, message in enumerate(messages)]
+    return _with_one_system(out) if style.one_system else out
+
+
+def _with_one_system(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    leading = list(takewhile(lambda message: message["role"] == "system", messages))
+    if len(leading) < 2:
+        return messages
+    contents = [message["content"] for message in leading]
+    in_parts = any(isinstance(content, list) for content in contents)
+    whole = list(chain.from_iterable(contents)) if in_parts else "\n\n".join(contents)
+    return [{**leading[0], "content": whole}, *messages[len(leading) :]]
 
 
 def short_id(call_id: str) -> str:

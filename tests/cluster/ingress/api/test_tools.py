@@ -250,6 +250,32 @@ async def test_reasoning_stands_apart_from_the_answer_and_is_counted(stream: boo
     assert usage.completion_tokens_details.reasoning_tokens == 7
 
 
+class OneSystemTokenizer(TemplateTokenizer):
+    """Refuses a system message that is not the first, as Qwen3.5's template does, or leaves it out, as gpt-oss' does."""
+
+    refuses = True
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], *others: Any, **more: Any) -> str:
+        later = [message for message in messages[1:] if message["role"] == "system"]
+        if later and self.refuses:
+            raise RequestError("System message must be at the beginning.", field="messages")
+        return super().render_chat([m for m in messages if m not in later], *others, **more)
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+async def test_two_system_messages_are_one_for_templates_that_take_one(
+    refuses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OneSystemTokenizer, "refuses", refuses)
+    tokenizer = OneSystemTokenizer(HERMES)
+    api = Api(TokenGenerator("Yes.", tokenizer), replace(SETTINGS, vocab_size=400), tokenizer=tokenizer)
+    told: Any = [{"role": "developer", "content": "In English."}, *ASK]
+    await api.openai.responses.create(model=NAME, instructions="Be brief.", input=told)
+    assert tokenizer.rendered[-1]["messages"] == [{"role": "system", "content": "Be brief.\n\nIn English."}, *ASK]
+    await api.openai.chat.completions.create(model=NAME, messages=ASK)
+    assert tokenizer.rendered[-1]["messages"] == ASK
+
+
 async def test_a_conversations_tokens_are_those_of_its_prompt() -> None:
     api = served("Yes.")
     wish = {"messages": ASK, "tools": TOOLS, "chat_template_kwargs": {"other": 1}}
