@@ -5,7 +5,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
 
-from cluster.ingress.api.openai_requests import NEUTRAL, ChatRequest, Detail, Neutral, is_one_of, validate
+from cluster.ingress.api.openai_requests import (
+    NEUTRAL,
+    ChatRequest,
+    Detail,
+    Neutral,
+    anything,
+    is_one_of,
+    validate,
+)
 from cluster.ingress.api.openai_tools import MAX_TOOLS, FunctionName, Strict
 from cluster.ingress.api.structured import ObjectFormat, Schema, TextFormat
 
@@ -248,6 +256,7 @@ RESPONSES_NEUTRAL: dict[str, tuple[Neutral, str]] = {
         name: NEUTRAL[name]
         for name in ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "moderation")
     },
+    "client_metadata": (anything, ""),  # Codex's labels
     "truncation": (is_one_of("disabled"), "a conversation that is too long is refused"),
     "max_tool_calls": (is_one_of(), "the client runs the tools"),
     "stream_options": (is_one_of({"include_obfuscation": False}), "events carry no padding"),
