@@ -3,165 +3,23 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
+from pydantic import Field
 
-from cluster.ingress.api.openai_requests import (
-    NEUTRAL,
-    ChatRequest,
-    Detail,
-    Neutral,
-    anything,
-    is_one_of,
-    validate,
-)
+from cluster.ingress.api.openai_requests import NEUTRAL, ChatRequest, Neutral, anything, is_one_of, validate
 from cluster.ingress.api.openai_tools import MAX_TOOLS, FunctionName, Strict
+from cluster.ingress.api.responses_items import (
+    MAX_ITEMS,
+    CallItem,
+    CallOutputItem,
+    ContentPart,
+    InputItem,
+    Item,
+    MessageItem,
+    ReasoningItem,
+)
 from cluster.ingress.api.structured import ObjectFormat, Schema, TextFormat
 
 Json = dict[str, Any]
-MAX_ITEMS = 4096
-
-
-class _Item(Strict):
-    """An item of the conversation. Clients send items back as they got them, with null for what was not said."""
-
-    id: str | None = None
-    status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_null(cls, value: Any) -> Any:
-        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
-
-
-class InputText(Strict):
-    type: Literal["input_text"]
-    text: str
-
-
-class InputImage(Strict):
-    type: Literal["input_image"]
-    image_url: str
-    """`file_id`, which names an upload, is refused."""
-    detail: Detail | None = None
-
-
-class OutputText(Strict):
-    type: Literal["output_text"]
-    text: str
-    annotations: Annotated[list[Any], Field(default_factory=list)]
-    logprobs: list[Any] | None = None
-
-
-class Refusal(Strict):
-    type: Literal["refusal"]
-    refusal: str
-
-
-class ReasoningText(Strict):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class SummaryText(Strict):
-    type: Literal["summary_text"]
-    text: str
-
-
-Part = Annotated[InputText | InputImage | OutputText | Refusal, Field(discriminator="type")]
-
-
-def _text_of(part: Part) -> str:
-    match part:
-        case InputImage():
-            return ""
-        case Refusal(refusal=text) | InputText(text=text) | OutputText(text=text):
-            return text
-
-
-class MessageItem(_Item):
-    type: Literal["message"] = "message"
-    role: Literal["user", "assistant", "system", "developer"]
-    content: str | list[Part]
-    phase: Literal["commentary", "final_answer"] | None = None
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(_text_of(part) for part in self.content)
-
-    @property
-    def in_chat(self) -> str | list[Json]:
-        """The content as a chat's message has it: parts where there are pictures, else text."""
-        if isinstance(self.content, str) or not any(isinstance(part, InputImage) for part in self.content):
-            return self.text
-        return [
-            {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
-            if isinstance(part, InputImage)
-            else {"type": "text", "text": _text_of(part)}
-            for part in self.content
-        ]
-
-
-class CallItem(_Item):
-    type: Literal["function_call"]
-    call_id: str
-    name: FunctionName
-    arguments: str
-
-
-class CallOutputItem(_Item):
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[Annotated[InputText | InputImage, Field(discriminator="type")]]
-
-    @property
-    def text(self) -> str:
-        return self.output if isinstance(self.output, str) else "".join(map(_text_of, self.output))
-
-    @property
-    def pictures(self) -> list[Part]:
-        return [part for part in self.output if isinstance(part, InputImage)]
-
-
-class ReasoningItem(_Item):
-    type: Literal["reasoning"]
-    summary: Annotated[list[SummaryText], Field(default_factory=list)]
-    content: Annotated[list[ReasoningText], Field(default_factory=list)]
-
-    @property
-    def text(self) -> str:
-        return "".join(part.text for part in self.content)
-
-
-class ItemReference(Strict):
-    """Stands for an item of a stored response's output."""
-
-    type: Literal["item_reference"] | None = None
-    id: str
-
-
-def _kind(value: Any) -> str | None:
-    """Return an item's type, which messages and references may leave out."""
-    if not isinstance(value, dict):
-        return getattr(value, "type", None)
-    return value.get("type") or ("item_reference" if value.keys() <= {"type", "id"} else "message")
-
-
-_Said = (
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[CallItem, Tag("function_call")]
-    | Annotated[CallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-)
-_BY_KIND = Discriminator(
-    _kind,
-    custom_error_type="unknown_item",
-    custom_error_message="items are message, function_call, function_call_output, reasoning and item_reference",
-)
-Item = Annotated[_Said, _BY_KIND]
-InputItem = Annotated[_Said | Annotated[ItemReference, Tag("item_reference")], _BY_KIND]
-_ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 
 class FunctionTool(Strict):
@@ -288,11 +146,6 @@ def input_items(body: ResponsesRequest) -> list[InputItem]:
     return list(body.input)
 
 
-def items_of(stored: Sequence[Json]) -> list[Item]:
-    """Return a response's output as input items."""
-    return _ITEMS.validate_python(stored)
-
-
 def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
     """Return the chat request. `items` is the whole conversation. Raises RequestError."""
     messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
@@ -325,7 +178,7 @@ def _messages(items: Sequence[Item]) -> list[Json]:
 
 def _with_shown(items: Sequence[Item]) -> Iterator[Item]:
     """Yield the items. Behind calls' results their pictures are a user's message, since templates show none in results."""
-    pictures: list[Part] = []
+    pictures: list[ContentPart] = []
     for item in items:
         if pictures and not isinstance(item, CallOutputItem):
             yield MessageItem(role="user", content=pictures)

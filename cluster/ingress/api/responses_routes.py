@@ -17,14 +17,8 @@ from cluster.ingress.api.openai_bodies import TokenEntries
 from cluster.ingress.api.openai_requests import validate
 from cluster.ingress.api.response_store import ResponseStore, StoredResponse
 from cluster.ingress.api.responses_bodies import Json, ResponsesShape
-from cluster.ingress.api.responses_requests import (
-    RESPONSES_NEUTRAL,
-    ItemReference,
-    ResponsesRequest,
-    chat_of,
-    input_items,
-    items_of,
-)
+from cluster.ingress.api.responses_items import ItemReference, items_of
+from cluster.ingress.api.responses_requests import RESPONSES_NEUTRAL, ResponsesRequest, chat_of, input_items
 from core.errors import RequestError
 
 _ONE = "/v1/responses/{id}"
