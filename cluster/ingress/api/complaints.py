@@ -34,7 +34,10 @@ _LENGTHS = {
     "string_too_short": ("min_length", "at least", "character"),
     "string_too_long": ("max_length", "at most", "character"),
 }
-_BRANCHES = ("str", "none", "NamedTool", "AllowedChatTools", "NamedFunction", "AllowedTools")
+_BRANCHES = (
+    *("str", "none", "NamedTool", "AllowedChatTools", "NamedFunction", "AllowedTools"),
+    *("FunctionTool", "NamespaceTool"),
+)
 _FIELDS = ("function", "allowed_tools")
 """Values of `type` that are also the name of the field beside it, in kinds of things that pydantic does not choose by `type`."""
 

@@ -29,11 +29,14 @@ class ResponsesShape:
         *,
         new_call_id: Callable[[], str],
         entries: TokenEntries | None,
+        namespaces: Mapping[str, tuple[str, str]],
         on_end: Callable[[Json], None],
     ) -> None:
-        """`entries` are for the text's log-probabilities, where the client asked for them. `on_end` gets the finished body."""
+        """`entries` are for the text's log-probabilities, where the client asked for them. `namespaces`: by the name that the
+        model knows, a function's namespace and its name in it. `on_end` gets the finished body."""
         self.response = response
         self._new_call_id, self._entries, self._on_end = new_call_id, entries, on_end
+        self._namespaces = namespaces
         self._open: type[OutputEvent] | None = None
         """What the last item holds, while it may grow."""
         self._logprobs: list[Json] = []
@@ -110,6 +113,8 @@ class ResponsesShape:
                 self._logprobs = []
                 call_id = self._new_call_id()
                 item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress"}
+                if name in self._namespaces:
+                    item["namespace"], name = self._namespaces[name]
                 return self._begin(event, item | {"call_id": call_id, "name": name, "arguments": ""})
             case CallArguments(_, text):
                 self._item["arguments"] += text

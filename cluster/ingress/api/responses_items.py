@@ -94,9 +94,15 @@ class MessageItem(_Item):
         ]
 
 
+def joined_name(namespace: str | None, name: str) -> str:
+    """Return the one name by which a model knows a function of a namespace."""
+    return name if namespace is None else f"{namespace.rstrip('_')}__{name}"
+
+
 class CallItem(_Item):
     type: Literal["function_call"]
     call_id: str
+    namespace: FunctionName | None = None
     name: FunctionName
     arguments: str
 

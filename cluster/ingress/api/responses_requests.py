@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from cluster.ingress.api.openai_requests import NEUTRAL, ChatRequest, Neutral, anything, is_one_of, validate
 from cluster.ingress.api.openai_tools import MAX_TOOLS, FunctionName, Strict
@@ -16,6 +16,7 @@ from cluster.ingress.api.responses_items import (
     Item,
     MessageItem,
     ReasoningItem,
+    joined_name,
 )
 from cluster.ingress.api.structured import ObjectFormat, Schema, TextFormat
 
@@ -32,6 +33,31 @@ class FunctionTool(Strict):
     defer_loading: Literal[False] | None = None
     output_schema: Json | None = None
     """The form of the tool's result. The model's template has no place for it."""
+
+
+class NamespaceTool(Strict):
+    """Functions under a common name, as Codex sends those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str = ""
+    tools: Annotated[list[FunctionTool], Field(min_length=1, max_length=MAX_TOOLS, fail_fast=True)]
+
+
+def _tool_kind(tool: Any) -> str | None:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return {"function": "FunctionTool", "namespace": "NamespaceTool"}.get(str(kind))
+
+
+# The tags are no values of `type`, so that a complaint does not take them for the names of fields.
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("FunctionTool")] | Annotated[NamespaceTool, Tag("NamespaceTool")],
+    Discriminator(
+        _tool_kind,
+        custom_error_type="unknown_tool",
+        custom_error_message="a tool's type must be 'function' or 'namespace': custom tools and OpenAI's own are not run here",
+    ),
+]
 
 
 class NamedFunction(Strict):
@@ -77,7 +103,7 @@ class ResponsesRequest(Strict):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -99,6 +125,12 @@ class ResponsesRequest(Strict):
     cache_salt: Any = None
     chat_template_kwargs: Any = None
     thinking_token_budget: Any = None
+
+    @property
+    def namespaces(self) -> dict[str, tuple[str, str]]:
+        """By the name that the model knows, the namespace and the name in it."""
+        spaces = (tool for tool in self.tools or () if isinstance(tool, NamespaceTool))
+        return {joined_name(s.name, one.name): (s.name, one.name) for s in spaces for one in s.tools}
 
     @property
     def wants_logprobs(self) -> bool:
@@ -195,7 +227,7 @@ def _say(turn: Json, item: MessageItem | CallItem | ReasoningItem) -> None:
         case MessageItem():
             turn["content"] = (turn["content"] or "") + item.text
         case CallItem():
-            function = {"name": item.name, "arguments": item.arguments}
+            function = {"name": joined_name(item.namespace, item.name), "arguments": item.arguments}
             turn.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
         case ReasoningItem():
             if item.text:
@@ -203,7 +235,6 @@ def _say(turn: Json, item: MessageItem | CallItem | ReasoningItem) -> None:
 
 
 def _tools(body: ResponsesRequest) -> Mapping[str, Any]:
-    tools = body.tools or []
     choice: Any = body.tool_choice
     match choice:
         case AllowedTools(mode=mode, tools=allowed):
@@ -213,9 +244,26 @@ def _tools(body: ResponsesRequest) -> Mapping[str, Any]:
             choice = _named(choice)
         case _:
             pass
-    fields = ("name", "description", "parameters", "strict")
-    declared = [{"type": "function", "function": {f: getattr(tool, f) for f in fields}} for tool in tools]
+    declared = [{"type": "function", "function": function} for function in _functions(body)]
     return {"tools": declared or None, "tool_choice": choice}
+
+
+def _functions(body: ResponsesRequest) -> Iterator[Json]:
+    """Yield the functions. What a namespace is described as stands before its first one's description."""
+    for tool in body.tools or ():
+        if isinstance(tool, FunctionTool):
+            yield _function(tool)
+            continue
+        for number, inner in enumerate(tool.tools):
+            described = [*([] if number else [tool.description]), inner.description or ""]
+            yield _function(inner) | {
+                "name": joined_name(tool.name, inner.name),
+                "description": "\n".join(filter(None, described)),
+            }
+
+
+def _function(tool: FunctionTool) -> Json:
+    return {field: getattr(tool, field) for field in ("name", "description", "parameters", "strict")}
 
 
 def _named(function: NamedFunction) -> Json:

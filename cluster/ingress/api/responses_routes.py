@@ -61,6 +61,7 @@ class ResponsesRoutes:
             _skeleton(response_id, body),
             new_call_id=answering.chat_format.new_call_id,
             entries=TokenEntries(answering.tokenizer) if body.wants_logprobs else None,
+            namespaces=body.namespaces,
             on_end=keep,
         )
         if not body.background:

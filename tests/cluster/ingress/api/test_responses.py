@@ -75,6 +75,28 @@ async def test_a_round_trip_with_tools(stream: bool, stored: bool) -> None:
     assert [m["tool_call_id"] for m in told] == [call["id"] for call in said["tool_calls"]]
 
 
+SPACE: Any = {"type": "namespace", "name": "get_", "description": "About here.", "tools": [
+    {**TOOLS[0], "name": "weather"}, {**TOOLS[1], "name": "time"},
+]}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_functions_of_a_namespace_are_called_by_their_names_in_it(stream: bool) -> None:
+    """Codex sends the tools of an MCP server so."""
+    text = RECORDED["qwen2.5"].text.replace("get_", "get__")
+    api = served(text)
+    response = await answer(api, stream, tools=[SPACE])
+    assert [(c.namespace, c.name) for c in response.output[1:]] == [("get_", "weather"), ("get_", "time")]
+    shown = [tool["function"] for tool in last_rendered(api)["tools"]]
+    assert [(f["name"], f["description"]) for f in shown] == [
+        ("get__weather", "About here.\nThe weather."),
+        ("get__time", ""),
+    ]
+    await answer(api, tools=[SPACE], input=[{"role": "user", "content": ASK}, *response.output])
+    said = last_rendered(api)["messages"][1]
+    assert [call["function"]["name"] for call in said["tool_calls"]] == ["get__weather", "get__time"]
+
+
 async def test_an_item_may_be_named_by_its_id() -> None:
     """Vercel's AI SDK does so, as long as it believes that the server stores."""
     api = served(RECORDED["qwen2.5"].text)
@@ -312,7 +334,9 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "http
     [
         ({"input": IMAGE}, "messages", "reads no pictures"),
         ({"input": [{"type": "computer_call"}]}, "input", "items are message, function_call"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "tools[0]"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "tools[0]: a tool's type must be 'function' or 'namespace'"),
+        ({"tools": [{"type": "function", "parameters": {}}]}, "tools", "tools[0].name is required"),
+        ({"tools": [{"type": "namespace", "name": "n", "tools": []}]}, "tools", "tools[0].tools must have at least 1 item"),
         ({"truncation": "auto"}, "truncation", "too long is refused"),
         ({"conversation": "c"}, "conversation", "previous_response_id"),
         ({"max_tool_calls": 3}, "max_tool_calls", "the client runs the tools"),
