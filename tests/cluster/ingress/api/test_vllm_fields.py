@@ -183,7 +183,10 @@ async def test_the_server_describes_itself(api: Api) -> None:
 
 
 async def test_too_many_stops_are_said_to_be_too_many(api: Api) -> None:
-    for stops, says in ((["a"] * 65, "at most 64 items"), (["a" * 500] * 9, "stop: 4500 characters together")):
+    for stops, says in (
+        (["a"] * 65, "at most 64 items"),
+        (["a" * 500] * 9, "stop: 4500 characters together"),
+    ):
         answer = await api.post(COMPLETIONS, {**OK, "stop": stops})
         assert says in answer.json()["error"]["message"]
 
@@ -260,7 +263,9 @@ async def test_the_end_of_a_long_conversation_is_taken(api: Api) -> None:
     assert prompt.endswith("y\nassistant: ")
 
 
-@pytest.mark.parametrize("field", ["regex", "ebnf", "lora_path"])
+@pytest.mark.parametrize(
+    "field", ["regex", "ebnf", "lora_path", "enable_thinking", "chat_template", "request_id"]
+)
 async def test_other_servers_fields_are_refused_with_what_there_is(api: Api, field: str) -> None:
     assert (await api.post(CHATS, CHAT | {field: None})).status_code == 200
     error = (await api.post(CHATS, CHAT | {field: "x"})).json()["error"]
