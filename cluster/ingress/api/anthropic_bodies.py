@@ -27,6 +27,9 @@ _ERRORS = {
 }
 
 
+_EVENTS_PER_PING = 64
+
+
 class MessagesShape:
     """One answer. `stopped` says which stop sequence has ended it, if one has."""
 
@@ -45,7 +48,7 @@ class MessagesShape:
         self._head: Json = {"id": message_id, "type": "message", "role": "assistant", "model": model}
         self._num_prompt, self._new_call_id, self._stopped = num_prompt, new_call_id, stopped
         self._shows_thinking, self._fills_context = shows_thinking, fills_context
-        self._num_blocks = 0
+        self._num_blocks = self._num_hidden = 0
         self._open: type[OutputEvent] | None = None
         """What the last block holds, while it may grow."""
         self._called = False
@@ -118,7 +121,7 @@ class MessagesShape:
                 return self._grow(event, {"type": "text", "text": ""}, {"type": "text_delta", "text": text})
             case Reasoning(text):
                 if not self._shows_thinking:
-                    return []
+                    return self._ping()
                 block = {"type": "thinking", "thinking": "", "signature": ""}
                 return self._grow(event, block, {"type": "thinking_delta", "thinking": text})
             case CallBegins(_, name):
@@ -129,6 +132,11 @@ class MessagesShape:
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]
             case CallEnds():
                 return self._close()
+
+    def _ping(self) -> list[str]:
+        """Return now and then an event that says nothing: clients give up on a stream that is silent while a model thinks."""
+        self._num_hidden += 1
+        return [_event("ping")] if self._num_hidden % _EVENTS_PER_PING == 0 else []
 
     def _grow(self, event: OutputEvent, block: Json, delta: Json) -> list[str]:
         begun = [] if self._open is type(event) else [*self._close(), self._begin(event, block)]

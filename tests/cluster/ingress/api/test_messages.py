@@ -125,6 +125,13 @@ async def test_thinking_is_shown_to_who_asked_for_it(stream: bool) -> None:
     assert last_rendered(api)["messages"][1]["reasoning_content"] == "Okay."
 
 
+async def test_a_stream_is_not_silent_while_its_thinking_is_hidden() -> None:
+    api = served("a" * 200 + "</think>Yes.", THINKS, MARKS, "<think>\n")
+    stream = await api.post(PATH, {"model": NAME, "max_tokens": 500, "messages": ASK, "stream": True})
+    assert stream.text.count('event: ping\ndata: {"type": "ping"}') == 3
+    assert [block.text for block in (await answer(api, stream=True)).content] == ["Yes."]
+
+
 async def test_a_model_is_told_not_to_think() -> None:
     api = served("Yes.", THINKS, MARKS, "<think></think>")
     message = await answer(api, thinking={"type": "disabled"})
