@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cluster.ingress.api.choices import TextPiece
+from cluster.ingress.api.openai_tools import object_of
 from cluster.ingress.parsers.output_events import (
     CallArguments,
     CallBegins,
@@ -91,7 +92,7 @@ class MessagesShape:
                 case CallArguments(_, text):
                     arguments += text
                 case CallEnds():
-                    content[-1]["input"] = _input(arguments)
+                    content[-1]["input"] = object_of(arguments)
         return {
             **self._head,
             "content": content,
@@ -179,12 +180,3 @@ def messages_error(status: int, body: Mapping[str, Any], request_id: str) -> Jso
 
 def _event(kind: str, **fields: Any) -> str:
     return f"event: {kind}\ndata: {json.dumps({'type': kind, **fields})}"
-
-
-def _input(arguments: str) -> Json:
-    """Return a call's arguments. What the model wrote instead of an object stands under `text`, so that nothing is lost."""
-    try:
-        value = json.loads(arguments or "{}")
-    except ValueError:
-        return {"text": arguments}
-    return value if isinstance(value, dict) else {"text": arguments}

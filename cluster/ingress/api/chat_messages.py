@@ -1,14 +1,12 @@
 """Messages as chat templates want them: families differ in what they take calls' arguments and ids for."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import Any
 
 from cluster.ingress.api.openai_requests import Message, TextPart
-from cluster.ingress.api.openai_tools import ToolCall
-from core.errors import RequestError
+from cluster.ingress.api.openai_tools import ToolCall, object_of
 
 _SHORT_ID = 9
 
@@ -30,8 +28,8 @@ class MessageStyle:
 
 
 def template_messages(messages: Sequence[Message], style: MessageStyle) -> list[dict[str, Any]]:
-    """Return the messages in the template's form. Raises RequestError."""
-    out = [_template_message(index, message, style) for index, message in enumerate(messages)]
+    """Return the messages in the template's form."""
+    out = [_template_message(message, style) for message in messages]
     return _with_one_system(out) if style.one_system else out
 
 
@@ -49,7 +47,7 @@ def short_id(call_id: str) -> str:
     return "".join(c for c in call_id if c.isascii() and c.isalnum())[-_SHORT_ID:].rjust(_SHORT_ID, "0")
 
 
-def _template_message(index: int, message: Message, style: MessageStyle) -> dict[str, Any]:
+def _template_message(message: Message, style: MessageStyle) -> dict[str, Any]:
     """Return one message in the template's form. `developer` is OpenAI's newer word for `system`, which templates would drop."""
     content = message.text
     if not content:
@@ -65,10 +63,7 @@ def _template_message(index: int, message: Message, style: MessageStyle) -> dict
     if message.tool_call_id is not None:
         out["tool_call_id"] = short_id(message.tool_call_id) if style.short_ids else message.tool_call_id
     if message.tool_calls:
-        path = f"messages[{index}].tool_calls"
-        out["tool_calls"] = [
-            _template_call(f"{path}[{i}]", call, style) for i, call in enumerate(message.tool_calls)
-        ]
+        out["tool_calls"] = [_template_call(call, style) for call in message.tool_calls]
     reasoning = message.reasoning_content or message.reasoning
     if reasoning and not (style.reasoning_key == "thinking" and content):
         out[style.reasoning_key] = reasoning
@@ -85,22 +80,11 @@ def _template_parts(message: Message) -> list[dict[str, str]]:
     ]
 
 
-def _template_call(path: str, call: ToolCall, style: MessageStyle) -> dict[str, Any]:
-    arguments: str | Mapping[str, Any] = call.function.arguments or "{}"
-    if not style.text_arguments:
-        arguments = _object(path, call.function.arguments or "{}")
+def _template_call(call: ToolCall, style: MessageStyle) -> dict[str, Any]:
+    text = call.function.arguments
+    arguments = text or "{}" if style.text_arguments else object_of(text)
     return {
         "id": short_id(call.id) if style.short_ids else call.id,
         "type": call.type,
         "function": {"name": call.function.name, "arguments": arguments},
     }
-
-
-def _object(path: str, text: str) -> Mapping[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise RequestError(f"{path}.function.arguments is no JSON object", field="messages")
-    return value

@@ -4,6 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cluster.ingress.api.request_json import parse_json
+from core.errors import RequestError
+
 MAX_TOOLS = 512
 
 
@@ -66,3 +69,11 @@ class ToolCall(Strict):
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedChatTools
 ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)]
+
+
+def object_of(arguments: str) -> dict[str, Any]:
+    """Return a call's arguments. What a model wrote in place of an object stands under `text`, so that nothing is lost."""
+    try:
+        return parse_json(arguments.encode() or b"{}")
+    except RequestError:
+        return {"text": arguments}

@@ -346,11 +346,6 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "http
         ({"max_tokens": 3}, "max_tokens", "unknown parameter"),
         ({"text": {"format": {"type": "json_object"}}}, "response_format", "cannot be constrained"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "'f', which is no tool"),
-        (
-            {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "oops"}]},
-            "messages",
-            "no JSON object",
-        ),
     ],
 )  # fmt: skip
 async def test_what_cannot_be_is_refused_by_name(body: dict[str, Any], param: str, says: str) -> None:
