@@ -41,7 +41,7 @@ DEVICES: dict[str, Gpu] = {
     "H100, compute x 2": replace(_H100, flop_per_s=_H100.flop_per_s * 2),
 }
 EXPERTS = ("MoE on 8", "Mixtral on 2", "Qwen3-30B", "gpt-oss-120b")
-"""Those of `benchmarks.goodput_wide` whose models have routed experts."""
+"""The devices of `benchmarks.goodput_wide` whose models have routed experts."""
 _NUM_STEPS = 1200
 _TRAINED = 0.75
 

@@ -1,102 +1,23 @@
-"""Tools and reasoning through the openai client, over a generator that writes what a model of the family would."""
+"""Tools through the openai client, over a generator that writes what a model of the family would."""
 
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
 
 from cluster.ingress.parsers import harmony
-from core.errors import RequestError
-from core.types import ThinkingBudget
-from tests.cluster.ingress.api.fakes import END, NAME, ByteTokenizer, FakeGenerator
-from tests.cluster.ingress.api.harness import CHATS, SETTINGS, Api
-from tests.cluster.ingress.parsers.recorded_texts import RECORDED, WEATHER
-
-FUNCTION = {"name": "get_weather", "description": "The weather.", "parameters": WEATHER}
-TOOLS: list[Any] = [
-    {"type": "function", "function": FUNCTION},
-    {"type": "function", "function": {"name": "get_time"}},
-]
-ASK: list[Any] = [{"role": "user", "content": "Weather in Zürich?"}]
-HERMES = "{{ tools }} <tool_call></tool_call>"
-
-
-class TemplateTokenizer(ByteTokenizer):
-    """Renders a conversation as JSON, with what the template was given beside it. Special tokens are single ids from 300 on."""
-
-    def __init__(self, template: str, special: Sequence[str] = (), ending: str = "") -> None:
-        super().__init__()
-        self.template, self._ending = template + "{% if tools %}", ending
-        self.special_tokens = {"<end>": END, **{text: 300 + i for i, text in enumerate(special)}}
-        self.rendered: list[dict[str, Any]] = []
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        ids = list[int]()
-        while text:
-            found = next((s for s in self.special_tokens if text.startswith(s)), None)
-            ids += [self.special_tokens[found]] if found else list(text[0].encode())
-            text = text[len(found or text[0]) :]
-        return ids
-
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        names = {token: text for text, token in self.special_tokens.items()}
-        out, run = "", b""
-        for token in ids:
-            if token < 256:
-                run += bytes([token])
-                continue
-            out, run = out + run.decode(errors="replace"), b""
-            out += "" if skip_special_tokens else names[token]
-        return out + run.decode(errors="replace")
-
-    def render_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Any = None,
-        add_generation_prompt: bool = True,
-        **arguments: Any,
-    ) -> str:
-        self.rendered.append({"messages": list(messages), "tools": tools, **arguments})
-        for message in messages:
-            for call in message.get("tool_calls", ()):
-                wanted = "concatenates" in self.template
-                if wanted and not (
-                    isinstance(call["function"]["arguments"], str) and message["content"] == ""
-                ):
-                    raise RequestError("can only concatenate str", field="messages")
-        return json.dumps(list(messages)) + self._ending
-
-
-class TokenGenerator(FakeGenerator):
-    """Emits special tokens as the single ids that they are."""
-
-    def __init__(self, text: str, tokenizer: TemplateTokenizer) -> None:
-        super().__init__()
-        self.ids = tokenizer.encode(text)
-
-    async def generate(self, request: Any, shared: object = None):
-        self.text = "x" * len(self.ids)
-        stream = super().generate(request)
-        try:
-            async for token in stream:
-                at = token.index
-                yield replace(token, token=self.ids[at]) if at < len(self.ids) else token
-        finally:
-            await stream.aclose()
-
-
-def served(text: str, template: str = HERMES, special: Sequence[str] = (), ending: str = "") -> Api:
-    tokenizer = TemplateTokenizer(template, special, ending)
-    settings = replace(SETTINGS, max_context_tokens=4000, vocab_size=400)
-    return Api(TokenGenerator(text, tokenizer), settings, tokenizer=tokenizer)
-
-
-def last_rendered(api: Api) -> dict[str, Any]:
-    assert isinstance(api.tokenizer, TemplateTokenizer)
-    return api.tokenizer.rendered[-1]
+from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
+from tests.cluster.ingress.api.harness import CHATS, Api
+from tests.cluster.ingress.api.template_fakes import (
+    ASK,
+    FUNCTION,
+    HERMES,
+    TOOLS,
+    TokenGenerator,
+    last_rendered,
+    served,
+)
+from tests.cluster.ingress.parsers.recorded_texts import RECORDED
 
 
 def called(message: Any) -> list[tuple[str, str]]:
@@ -231,90 +152,6 @@ async def test_special_tokens_that_the_format_needs_are_seen_and_others_are_not(
     assert (message.content, message.reasoning_content, message.reasoning) == (None, *["Which city?"] * 2)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_reasoning_stands_apart_from_the_answer_and_is_counted(stream: bool) -> None:
-    api = served("Okay.\n</think>\n\nYes.", "<think></think>", ["<think>", "</think>"], "<think>\n")
-    options: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {}
-    answer: Any = await api.openai.chat.completions.create(model=NAME, messages=ASK, stream=stream, **options)
-    if stream:
-        chunks = [chunk async for chunk in answer]
-        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
-        reasoning = "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas)
-        content = "".join(delta.content or "" for delta in deltas)
-        usage = chunks[-1].usage
-    else:
-        message = answer.choices[0].message
-        reasoning, content, usage = message.reasoning_content, message.content, answer.usage
-    assert (reasoning, content) == ("Okay.", "Yes.")
-    # "Okay.", a newline and the mark.
-    assert usage.completion_tokens_details.reasoning_tokens == 7
-
-
-class OneSystemTokenizer(TemplateTokenizer):
-    """Refuses a system message that is not the first, as Qwen3.5's template does, or leaves it out, as gpt-oss' does."""
-
-    refuses = True
-
-    def render_chat(self, messages: Sequence[Mapping[str, Any]], *others: Any, **more: Any) -> str:
-        later = [message for message in messages[1:] if message["role"] == "system"]
-        if later and self.refuses:
-            raise RequestError("System message must be at the beginning.", field="messages")
-        return super().render_chat([m for m in messages if m not in later], *others, **more)
-
-
-@pytest.mark.parametrize("refuses", [True, False])
-async def test_two_system_messages_are_one_for_templates_that_take_one(
-    refuses: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(OneSystemTokenizer, "refuses", refuses)
-    tokenizer = OneSystemTokenizer(HERMES)
-    api = Api(TokenGenerator("Yes.", tokenizer), replace(SETTINGS, vocab_size=400), tokenizer=tokenizer)
-    told: Any = [{"role": "developer", "content": "In English."}, *ASK]
-    await api.openai.responses.create(model=NAME, instructions="Be brief.", input=told)
-    assert tokenizer.rendered[-1]["messages"] == [
-        {"role": "system", "content": "Be brief.\n\nIn English."},
-        *ASK,
-    ]
-    await api.openai.chat.completions.create(model=NAME, messages=ASK)
-    assert tokenizer.rendered[-1]["messages"] == ASK
-
-
-async def test_a_conversations_tokens_are_those_of_its_prompt() -> None:
-    api = served("Yes.")
-    wish = {"messages": ASK, "tools": TOOLS, "chat_template_kwargs": {"other": 1}}
-    counted = (await api.post("/tokenize", wish)).json()
-    told = last_rendered(api)
-    await api.openai.chat.completions.create(
-        model=NAME, messages=ASK, tools=TOOLS, extra_body={"chat_template_kwargs": {"other": 1}}
-    )
-    assert tuple(counted["tokens"]) == api.generator.requests[0].prompt
-    assert last_rendered(api) == told
-    assert told["tools"]
-
-
-async def test_an_answer_without_reasoning_counts_none() -> None:
-    answer = await served("Yes.").openai.chat.completions.create(model=NAME, messages=ASK)
-    assert answer.usage
-    assert answer.usage.completion_tokens_details
-    assert answer.usage.completion_tokens_details.reasoning_tokens == 0
-
-
-async def test_a_model_that_is_told_not_to_think_answers_at_once() -> None:
-    api = served("Yes.", "enable_thinking <think></think>", ["<think>", "</think>"], "<think></think>")
-    answer: Any = await api.openai.chat.completions.create(
-        model=NAME, messages=ASK, reasoning_effort="none", extra_body={"chat_template_kwargs": {"other": 1}}
-    )
-    assert answer.choices[0].message.content == "Yes."
-    assert last_rendered(api)["enable_thinking"] is False
-    assert last_rendered(api)["other"] == 1
-
-
-async def test_effort_reaches_the_template_that_knows_it() -> None:
-    api = served("Yes.", "{{ reasoning_effort }}")
-    await api.openai.chat.completions.create(model=NAME, messages=ASK, reasoning_effort="high")
-    assert last_rendered(api)["reasoning_effort"] == "high"
-
-
 async def test_a_template_that_concatenates_gets_text() -> None:
     api = served("Done.", HERMES + "concatenates")
     call = {"id": "a", "type": "function", "function": {"name": "get_time", "arguments": "{}"}}
@@ -338,18 +175,6 @@ async def test_mistrals_ids_are_as_short_as_its_template_wants() -> None:
     await api.openai.chat.completions.create(model=NAME, messages=messages, tools=TOOLS)
     replayed = last_rendered(api)["messages"]
     assert replayed[1]["tool_calls"][0]["id"] == replayed[2]["tool_call_id"] == "cdefghijk"
-
-
-async def test_a_budget_travels_with_the_tokens_that_it_is_about() -> None:
-    marks = ["<think>", "</think>"]
-    for ending, begin in (("", (300,)), ("<think>\n", ())):
-        api = served("Yes.", "<think></think>", marks, ending)
-        await api.openai.chat.completions.create(
-            model=NAME, messages=ASK, extra_body={"thinking_token_budget": 5}
-        )
-        assert api.generator.requests[0].sampling.thinking == ThinkingBudget(
-            max_tokens=5, begin=begin, end=(301,), forced=(301,)
-        )
 
 
 CALL_OF_TEXT = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "oops"}}
