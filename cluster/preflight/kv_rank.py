@@ -168,16 +168,19 @@ def _region(text: str) -> RegionKey:
     return decode_one_of({"RegionKey": RegionKey}, bytes.fromhex(text))
 
 
-def _pool_bytes(job: RankJob) -> int:
-    """Return how large a pool is: as large as a burst, unless /dev/shm has no room for that."""
-    return min(_WRITES * job.mib << 20, shutil.disk_usage("/dev/shm").free // _SHARE_OF_SHARED_MEMORY)
+def pool_bytes(store: TCPStore, job: RankJob, room: int) -> int:
+    """Return how large every rank's pool is: as large as a burst, unless one has less room than that. Each rank writes into all
+    of another's pool, so they have to be alike. Blocks until each has said what `room` it has, before anyone takes any."""
+    return min(_WRITES * job.mib << 20, *map(int, exchange(store, job, "room", str(room))))
 
 
 def main() -> None:
     logging.basicConfig(level=logging.WARNING)
     job = read_job()
     torch.set_num_threads(1)
-    store, num_bytes = meet(job), _pool_bytes(job)
+    store = meet(job)
+    room = shutil.disk_usage("/dev/shm").free // _SHARE_OF_SHARED_MEMORY
+    num_bytes = pool_bytes(store, job, room)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         found = runner.run(measure(job, store, open_pool(job, num_bytes), num_bytes))
     store.set(f"left/{job.rank}", "")

@@ -12,7 +12,7 @@ from cluster.instance.device_access import device_access, take_device_memory
 from cluster.instance.pool_access import PoolAccess, remote_access
 from cluster.preflight.findings import Finding, Verdict
 from cluster.preflight.kv_check import judge_kv
-from cluster.preflight.kv_rank import SHARD, measure
+from cluster.preflight.kv_rank import SHARD, measure, pool_bytes
 from cluster.preflight.measured_links import MeasuredLinks
 from cluster.preflight.rank_job import RankJob, meet
 from core.config import TransferConfig
@@ -63,6 +63,22 @@ async def measured(opened: Open, **transfer: object) -> list[dict[str, object]]:
         return await measure(job, store, opened(rank, config), NUM_BYTES)
 
     return [*await asyncio.gather(one(0), one(1))]
+
+
+async def test_pools_are_alike_where_one_rank_finds_less_shared_memory_than_another() -> None:
+    """Each takes some of the same /dev/shm, and a burst that is larger than the other's pool has no place there."""
+    meeting = f"{HOST}:{free_port()}"
+    stores: list[object] = []
+
+    async def one(rank: int, room: int) -> int:
+        job = RankJob(kind="kv_rank", rank=rank, world=2, meeting=meeting, mib=2, backend="gloo", host=HOST)
+        store = await asyncio.to_thread(meet, job)
+        stores.append(store)
+        return await asyncio.to_thread(pool_bytes, store, job, room)
+
+    assert await asyncio.gather(one(0, 3 << 20), one(1, 2 << 20)) == [2 << 20, 2 << 20]
+    meeting = f"{HOST}:{free_port()}"
+    assert await asyncio.gather(one(0, 1 << 40), one(1, 1 << 40)) == [8 << 20, 8 << 20]
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp", "auto"])
