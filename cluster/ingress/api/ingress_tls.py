@@ -46,9 +46,8 @@ async def follow_certificate(
             continue
         seen = states
         try:
-            await asyncio.to_thread(
-                ingress_tls, config
-            )  # a half of a pair would leave the context without a key
+            # First by a context of its own: half of a pair would leave this one without a key.
+            await asyncio.to_thread(ingress_tls, config)
             _read_into(context, config)
         except ConfigError as error:
             log.error("the changed certificate is refused, the old one holds: %s", error)
