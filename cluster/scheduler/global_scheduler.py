@@ -232,13 +232,7 @@ class GlobalScheduler:
             place = replace(place, slo=place.slo.giving_way())
         work_s = self._placer.least_work_s(place)
         waiter = self._admission.enter(
-            key,
-            frontend,
-            place,
-            work_s=work_s,
-            turn_s=self._placer.turn_s(),
-            num_instances=self._num_prefills or len(self._roster.members),
-            now=now,
+            key, frontend, place, work_s, self._num_prefills or len(self._roster.members), now
         )
         return self._place_waiting(now) + self._admission.refuse_excess(waiter, now)
 

@@ -88,10 +88,6 @@ class PlacementPolicy(Protocol):
         """Return the least time that its prompt takes, without any queue."""
         ...
 
-    def turn_s(self, members: Sequence[Member]) -> float:
-        """Return the least time until the turn of a prompt that gets the last prompt room of one of these."""
-        ...
-
     def placed(self, placed: Placement, computes: Member, num_decoding: int, now: float) -> None:
         """Note that `computes` is to compute its prompt, which is not late, in a fleet in which so many instances decode."""
         ...

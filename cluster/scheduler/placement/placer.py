@@ -370,10 +370,6 @@ class Placer:
         members = [*candidates.cached[:1], *self._roster.some(_SAMPLE if self._roster.scans else 1)]
         return self._policy.least_work_s(PlacementQuery(place.num_tokens, 0, candidates.match), members)
 
-    def turn_s(self) -> float:
-        """Return how long a prompt waits for its turn on an instance that has just room for it, by one or a few of them."""
-        return self._policy.turn_s(self._roster.some(_SAMPLE if self._roster.scans else 1))
-
     def hopeless(self, place: Place) -> IdleEstimate | None:
         """Return when an idle instance would give the first token of a request that none could give in time. None: one could, or
         that is not known, or the request was admitted before, and goes on after a lost instance or moves."""

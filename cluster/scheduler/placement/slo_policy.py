@@ -102,10 +102,6 @@ class SloPolicy:
         room_s = self._model.room_s if outlook.is_learned else self._model.unlearned_room_s
         return (outlook.all_s if late else outlook.queue_s) < room_s + outlook.lag_s
 
-    def turn_s(self, members: Sequence[Member]) -> float:
-        """Return what is queued there at the most, and once more the steps that are planned (`has_prompt_room`)."""
-        return min((self._model.room_s + 2 * self.outlook(m).lag_s for m in members), default=0.0)
-
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
         return min((self._work_s(ask, self.outlook(m), ask.uncached(m)) for m in members), default=0.0)
 

@@ -15,7 +15,7 @@ from core.config import ScheduleConfig
 from core.messages import Place, Rejected
 
 _MARGIN: Final = 0.3
-"""The share of the time to the first token that may pass on the instance before the prompt's turn comes, at the least."""
+"""The share of the time to the first token that may pass on the instance before the prompt's turn comes."""
 NO_DECODE_WAIT_S: Final = 5.0
 """How long requests wait for the first decode instance, since instances may be restarting."""
 
@@ -32,22 +32,13 @@ class Admission:
         """The number of schedulers that share the instances, and the limit on waiting requests."""
 
     def enter(
-        self,
-        key: str,
-        frontend: str,
-        place: Place,
-        *,
-        work_s: float,
-        turn_s: float,
-        num_instances: int,
-        now: float,
+        self, key: str, frontend: str, place: Place, work_s: float, num_instances: int, now: float
     ) -> Waiter:
-        """Put a request in. `work_s` is the least time that its prompt takes, and `turn_s` how long one waits on an instance for
-        its turn while others wait for instances. `num_instances` compute prompts."""
+        """Put a request in. `work_s` is the least time that its prompt takes. `num_instances` compute prompts."""
         self._num_arrived += 1
         slo_s = place.slo.ttft_s
         due_at = inf if place.attempt else now + slo_s
-        start_by = due_at - max(_MARGIN * slo_s, turn_s) - work_s
+        start_by = due_at - _MARGIN * slo_s - work_s
         waiter = Waiter(
             key,
             frontend,

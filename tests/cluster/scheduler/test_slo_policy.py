@@ -6,11 +6,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.slo_policy import SloPolicy
-from cluster.scheduler.queue.admission import Admission
-from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.scheduler_events import RequestArrived
-from core.config import ScheduleConfig
 from core.messages import Finished
 from core.steps import StepModel, StepModels
 from core.types import Slo
@@ -274,20 +270,3 @@ def test_a_late_request_of_a_higher_class_is_not_handed_over_to_the_instance_tha
     high = wants("high", 4000)
     urgent = Slo(name="urgent", ttft_s=0.45, tpot_s=0.05, priority=2)
     assert world.placed(replace(high, place=replace(high.place, slo=urgent))) == "a"
-
-
-@pytest.mark.parametrize("step_s", [0.01, 0.04])
-def test_the_longer_steps_are_the_sooner_a_prompt_must_be_sent(step_s: float) -> None:
-    """The steps that are planned pass before it acts, and as much as they take is queued there beside a tenth of a second."""
-    world, policy = fleet(1), SloPolicy(0)
-    assert policy.turn_s(world.scheduler.members) == pytest.approx(0.1)
-    world.on(wants("r", 100))
-    told(world, "a", step_s=step_s, received=("r#0",))
-    turn_s = policy.turn_s(world.scheduler.members)
-    assert turn_s == pytest.approx(0.1 + 3 * step_s)
-    place, admission = (
-        wants("s", 100, ttft_s=0.5).place,
-        Admission(ScheduleConfig(), ServiceCounters(), print),
-    )
-    waiter = admission.enter("s#0", "f", place, work_s=0.02, turn_s=turn_s, num_instances=1, now=0.0)
-    assert waiter.start_by == pytest.approx(0.5 - max(0.15, turn_s) - 0.02)
