@@ -14,7 +14,7 @@ from core.types import Request
 from models.hub import resolve
 from tests.clients.run_client import install, said
 from tests.cluster.ingress.api.harness import SETTINGS, Api
-from tests.cluster.ingress.api.test_tools import HERMES, TemplateTokenizer, TokenGenerator
+from tests.cluster.ingress.api.template_fakes import HERMES, TemplateTokenizer, TokenGenerator
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SCRIPTS = Path(__file__).parent

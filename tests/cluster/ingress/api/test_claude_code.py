@@ -13,7 +13,7 @@ from core.types import Request
 from tests.clients.run_client import install, said
 from tests.cluster.ingress.api.fakes import NAME
 from tests.cluster.ingress.api.harness import SETTINGS, Api
-from tests.cluster.ingress.api.test_tools import HERMES, TemplateTokenizer, TokenGenerator, last_rendered
+from tests.cluster.ingress.api.template_fakes import HERMES, TemplateTokenizer, TokenGenerator, last_rendered
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,7 +8,7 @@ from cluster.ingress.api.fill_in_middle import MARKS, fill_in_middle
 from core.errors import RequestError
 from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import COMPLETIONS, SETTINGS, Api
-from tests.cluster.ingress.api.test_tools import TemplateTokenizer
+from tests.cluster.ingress.api.template_fakes import TemplateTokenizer
 
 FAMILIES = {
     # From the makers' examples, for the prompt "def f(" and the suffix "return x".

@@ -16,7 +16,7 @@ from cluster.ingress.api.anthropic_requests import MESSAGES_NEUTRAL, CountTokens
 from core.errors import Overloaded
 from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CLASSES, SETTINGS, Api
-from tests.cluster.ingress.api.test_tools import HERMES, TemplateTokenizer, last_rendered, served
+from tests.cluster.ingress.api.template_fakes import HERMES, TemplateTokenizer, last_rendered, served
 from tests.cluster.ingress.parsers.recorded_texts import RECORDED, WEATHER
 
 PATH = "/v1/messages"

@@ -8,7 +8,7 @@ from cluster.ingress.api.request_json import parse_json
 from core.errors import RequestError
 from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, COMPLETIONS, OK, Api
-from tests.cluster.ingress.api.test_tools import served
+from tests.cluster.ingress.api.template_fakes import served
 
 PATHS = {
     CHATS: lambda schema: CHAT | {"tools": [{"type": "function", "function": {"name": "f", "parameters": schema}}]},

@@ -14,7 +14,7 @@ from cluster.ingress.api.responses_requests import RESPONSES_NEUTRAL, ResponsesR
 from core.errors import Overloaded
 from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CLASSES, SETTINGS, Api
-from tests.cluster.ingress.api.test_tools import HERMES, last_rendered, served
+from tests.cluster.ingress.api.template_fakes import HERMES, last_rendered, served
 from tests.cluster.ingress.parsers.recorded_texts import RECORDED, WEATHER
 from tests.patience import PATIENCE_S, until
 

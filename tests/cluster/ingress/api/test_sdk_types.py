@@ -12,7 +12,7 @@ from pydantic import BaseModel, TypeAdapter
 
 from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CHATS, COMPLETIONS, OK, Api
-from tests.cluster.ingress.api.test_tools import served
+from tests.cluster.ingress.api.template_fakes import served
 from tests.cluster.ingress.parsers.recorded_texts import RECORDED, WEATHER
 
 THINKS = ("{{ tools }} <tool_call></tool_call> <think></think>", ["<think>", "</think>"], "<think>\n")

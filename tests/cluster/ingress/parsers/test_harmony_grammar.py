@@ -28,7 +28,7 @@ from engine.execution.matching import GuidanceMatchers, load_vocabulary
 from kernels.torch.reference import reference_ops
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, SETTINGS, Api
-from tests.cluster.ingress.api.test_tools import TemplateTokenizer
+from tests.cluster.ingress.api.template_fakes import TemplateTokenizer
 from tests.engine.execution.drawing import sample
 
 MARKS = (harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE, harmony.END)
