@@ -20,8 +20,6 @@ class HybridModel:
         folder.mkdir(parents=True)
         config = HYBRID[family](random.Random(3), 0)
         config.max_position_embeddings = 256
-        if family == "qwen3_5":
-            config.head_dim = 32  # with the 8 that are drawn a state takes 180 blocks
         self._reference = make_served_as(folder, config)
         self.overrides: dict[str, Any] = OVERRIDES | {"model.path": str(folder)}
 

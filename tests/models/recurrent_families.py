@@ -15,7 +15,10 @@ def qwen3_next(rng: random.Random, i: int) -> Any:
 
 
 def qwen3_5(rng: random.Random, i: int) -> Any:
-    return transformers.Qwen3_5TextConfig(**_qwen(rng, i, common(rng)))
+    fields = _qwen(rng, i, common(rng))
+    if i == 0:
+        fields["head_dim"] = 32  # so that a state takes no more blocks than those of the others
+    return transformers.Qwen3_5TextConfig(**fields)
 
 
 def qwen3_5_moe(rng: random.Random, i: int) -> Any:

@@ -89,7 +89,7 @@ def test_the_search_finds_what_transformers_finds(
     assert [list(beam.tokens) for beam in search.best(params.width)] == best
     if scores:
         found = [score(beam.logprobs, params) for beam in search.best(params.width)]
-        assert found == pytest.approx(scores, abs=1e-4)
+        assert found == pytest.approx(scores, abs=1e-4, rel=1e-6)
 
 
 class World:
