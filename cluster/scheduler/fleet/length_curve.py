@@ -14,7 +14,7 @@ NUM_BUCKETS: Final = 24 * _BUCKETS_PER_DOUBLING
 _DECAY: Final = 0.998
 """The factor on what an output counts for each that comes later: about the last 500 do."""
 _SHAPE: Final = 2.5
-"""Of the log-logistic distribution that is expected. With it outputs that have come far go on for two thirds as long again.
+"""The shape of the log-logistic distribution that is expected. With it what has come far goes on for two thirds as long again.
 From 2 to 4 the error of a cold fleet's mean on five traces is about the same."""
 _LEAST_EXPECTED: Final = 1e-6
 """What was expected beforehand counts as this part of an output at the least, and so decides where no output has come."""

@@ -13,7 +13,7 @@ GROWTH_SHARE: Final = 0.75
 SHORT_SHARE: Final = 0.05
 """The share of outputs that are shorter than the one over which a wait before the second token is taken to be spread."""
 _ENOUGH: Final = 20
-"""So many outputs must have ended before slots are foreseen to come free."""
+"""The outputs that must have ended before slots are foreseen to come free."""
 
 
 class PlacementQueries:

@@ -93,8 +93,8 @@ def test_what_another_scheduler_has_placed_is_on_the_link_too() -> None:
     )
     fleet.on(taken)
     assert fleet.placed(ask("b")) == "d"
-    fleet.on(ReleasedByPeer(scheduler="s2", request_id="a", attempt=0, num_output_tokens=1, complete=True))
-    fleet.on(Finished("b", 0, 10, True))
+    fleet.on(ReleasedByPeer(scheduler="s2", request_id="a", attempt=0, num_output_tokens=256, complete=True))
+    fleet.on(Finished("b", 0, 256, True))
     assert fleet.placed(ask("c")) == "p>d"
 
 
