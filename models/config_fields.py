@@ -122,11 +122,11 @@ def rotating_layers(config: Config) -> tuple[bool, ...]:
     """Return which layers rotate. The config's list of those without positions has a 1 for each that rotates."""
     given, num_layers = config.get("no_rope_layers"), count(config, "num_hidden_layers")
     if given:
-        if len(given) < num_layers:
+        if len(given) != num_layers:
             raise UnsupportedModel(
                 f"no_rope_layers has {len(given)} entries for {num_layers} num_hidden_layers"
             )
-        return tuple(map(bool, given[:num_layers]))
+        return tuple(map(bool, given))
     interval = count(config, "no_rope_layer_interval")
     return tuple(bool((layer + 1) % interval) for layer in range(num_layers))
 

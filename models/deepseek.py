@@ -119,13 +119,13 @@ def experts(config: Config, num_layers: int, routing: Routing, choice_bias: str)
     """Return the experts behind the first dense layers, or of those that `mlp_layer_types` names, and those that are shared."""
     first, inner = int(config["first_k_dense_replace"]), count(config, "moe_intermediate_size")
     kinds = config.get("mlp_layer_types") or ["sparse" if i >= first else "dense" for i in range(num_layers)]
-    if len(kinds) < num_layers:
+    if len(kinds) != num_layers:
         raise UnsupportedModel(f"mlp_layer_types has {len(kinds)} entries for {num_layers} num_hidden_layers")
     return MoeSpec(
         num_experts=count(config, "n_routed_experts"),
         intermediate_size=inner,
         routing=routing,
-        sparse=tuple(kind == "sparse" for kind in kinds[:num_layers]),
+        sparse=tuple(kind == "sparse" for kind in kinds),
         choice_bias=choice_bias,
         shared_size=inner * int(config["n_shared_experts"] or 0),
     )

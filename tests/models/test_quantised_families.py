@@ -10,7 +10,11 @@ from tests.models.checkpoints import FAMILIES
 from tests.models.stored import compressed, four_bits, packed_parts, quantise_all, scaled
 from tests.models.test_quantised import equal_models
 
-SIZES: dict[str, dict[str, Any]] = {"llama4": {"no_rope_layers": [1, 0]}}
+SIZES: dict[str, dict[str, Any]] = {
+    "llama4": {"no_rope_layers": [1, 0]},
+    "smollm3": {"no_rope_layers": [1, 0]},
+    "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse"]},
+}
 Stored = tuple[dict[str, torch.Tensor], torch.Tensor]
 """A matrix as it is stored, and the floats that this stands for."""
 
