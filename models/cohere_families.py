@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from core.errors import UnsupportedModel
-from models.config_fields import Config, common, factor, ropes_where, sliding_layers
+from models.config_fields import Config, common, factor, ropes_where, windows
 from models.spec import LayerNorms, ModelSpec
 
 _COHERE: dict[str, Any] = {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True}
@@ -33,13 +33,6 @@ def cohere(config: Config) -> ModelSpec:
 
 def cohere2(config: Config) -> ModelSpec:
     """Return the model, in which layers without a window rotate nothing."""
-    spec, window = cohere(config), int(config["sliding_window"] or 0)
-    every = int(config["sliding_window_pattern"])
-    slides = [
-        window > 0 and sliding for sliding in sliding_layers(config, lambda layer: bool((layer + 1) % every))
-    ]
-    return replace(
-        spec,
-        layer_ropes=ropes_where(spec.rope, slides),
-        windows=tuple(window if sliding else 0 for sliding in slides),
-    )
+    spec, every = cohere(config), int(config["sliding_window_pattern"])
+    spans = windows(config, lambda layer: bool((layer + 1) % every))
+    return replace(spec, layer_ropes=ropes_where(spec.rope, spans), windows=spans)

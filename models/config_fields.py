@@ -131,8 +131,8 @@ def rotating_layers(config: Config) -> tuple[bool, ...]:
     return tuple(bool((layer + 1) % interval) for layer in range(num_layers))
 
 
-def ropes_where(rope: RopeSpec, rotates: Sequence[bool]) -> tuple[RopeSpec, ...]:
-    """Return each layer's rotation, which is none where `rotates` is false."""
+def ropes_where(rope: RopeSpec, rotates: Sequence[int]) -> tuple[RopeSpec, ...]:
+    """Return each layer's rotation, which is none where `rotates` is false or 0."""
     return tuple(rope if turned else replace(rope, kind="none") for turned in rotates)
 
 

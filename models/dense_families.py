@@ -12,7 +12,6 @@ from models.config_fields import (
     partly_rotated,
     ropes_where,
     rotating_layers,
-    sliding_layers,
     windows,
     with_two_ropes,
 )
@@ -106,11 +105,10 @@ def seed_oss(config: Config) -> ModelSpec:
 def smollm3(config: Config) -> ModelSpec:
     spec, rotates = llama(config), rotating_layers(config)
     window = int(config.get("sliding_window") or 0) if config.get("use_sliding_window") else 0
-    slides = sliding_layers(config, lambda layer: bool(window) and not rotates[layer])
     return replace(
         spec,
         layer_ropes=ropes_where(spec.rope, rotates),
-        windows=tuple(window if sliding else 0 for sliding in slides),
+        windows=windows({**config, "sliding_window": window}, lambda layer: not rotates[layer]),
     )
 
 
@@ -121,13 +119,13 @@ def exaone4(config: Config) -> ModelSpec:
         raise UnsupportedModel(
             f"sliding_window_pattern {every!r} is not supported without layer_types (a number is)"
         )
-    slides = sliding_layers(config, lambda layer: window > 0 and bool((layer + 1) % every))
+    spans = windows(config, lambda layer: bool((layer + 1) % every))
     return replace(
         spec,
         norms=BEHIND,
         qk_norm="head",
-        layer_ropes=ropes_where(spec.rope, slides) if window else (),
-        windows=tuple(window if sliding else 0 for sliding in slides),
+        layer_ropes=ropes_where(spec.rope, spans) if window else (),
+        windows=spans,
     )
 
 
