@@ -5,7 +5,7 @@ and where they cross is learned with them. Where experts are routed reading is b
 the more tokens a step has the fewer experts are left that none has drawn, and once all are read more tokens read no more."""
 
 from dataclasses import dataclass, replace
-from math import exp, inf, log1p, sqrt
+from math import exp, expm1, inf, log1p, sqrt
 from typing import Final
 
 LEARNED_STEPS: Final = 20
@@ -155,6 +155,11 @@ def unread_decay(expert_share: float, num_stages: int = 1) -> float:
     """Return by how much the logarithm of the share of unread experts falls with each token, which draws `expert_share` of them.
     Stages compute micro-batches, each of which reads its own. It is 0 where there are no experts, or each token reads all."""
     return -log1p(-expert_share) / num_stages if expert_share < 1 else 0.0
+
+
+def read_share(unread_decay: float, num_tokens: float) -> float:
+    """Return which part of the routed experts so many tokens are expected to draw; 0 where there are none."""
+    return -expm1(-unread_decay * num_tokens)
 
 
 def with_experts(steps: StepModels, decay: float) -> StepModels:

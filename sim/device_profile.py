@@ -6,7 +6,6 @@ the routed experts that are read, where there are any. Errors are those of a fit
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import expm1
 from statistics import fmean
 from typing import Any
 
@@ -14,7 +13,7 @@ import numpy
 
 from core.errors import ConfigError
 from core.step_profile import Profile, ProfilePart
-from core.steps import StepModel, StepModels
+from core.steps import StepModel, StepModels, read_share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +96,7 @@ def _features(sample: Sample, decay: float) -> tuple[float, ...]:
     sequences of a decode step are one number."""
     context, seqs = float(sample.context_tokens), float(sample.num_seqs)
     if sample.decodes_only:
-        return 1.0, 0.0, context, seqs, -expm1(-decay * sample.num_tokens)
+        return 1.0, 0.0, context, seqs, read_share(decay, sample.num_tokens)
     return 1.0, float(sample.num_tokens), context, seqs, sample.num_pairs
 
 

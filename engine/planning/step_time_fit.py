@@ -9,10 +9,8 @@ Each of the two is learned by recursive least squares with forgetting, on relati
 duration, so that a short step counts as much as a long one. Invariant: what `model` gives has no negative part, and predicts the
 same for an average step as the raw fit."""
 
-from math import expm1
-
 from core.plan import StepPlan
-from core.steps import UNKNOWN_STEPS, StepModel, StepModels
+from core.steps import UNKNOWN_STEPS, StepModel, StepModels, read_share
 from engine.planning.least_squares import Five, LeastSquares, dot, quotient
 
 _SCALES: Five = (1.0, 512.0, 65_536.0, 64.0, 4e6)
@@ -76,15 +74,11 @@ class StepFit:
         num_pairs: float = 0.0,
     ) -> None:
         """Learn that one step has taken `duration_s` (> 0)."""
-        last = self.read_share(num_tokens) if self._decay else num_pairs
+        last = read_share(self._decay, num_tokens) if self._decay else num_pairs
         raw = (1.0, num_tokens, num_context_tokens, num_seqs, last)
         share = dot(quotient(raw, self._scales), self._squares.theta) / duration_s
         self.learn(raw, duration_s)
         self.predicted(share)
-
-    def read_share(self, num_tokens: int) -> float:
-        """Return which part of the routed experts so many tokens are expected to draw; 0 where there are none."""
-        return -expm1(-self._decay * num_tokens)
 
     def predicted(self, share: float) -> None:
         """Note that a step was seen, and that this share of its duration had been predicted."""
@@ -190,8 +184,8 @@ class StepFits:
             computes_s = 0.0
         near = max(_NEAR, min(_FAR, _ERRORS * self.models.decode.error))
         if duration_s < (1 - near) * reads_s:
-            read_share = self._decode.read_share(num_tokens)
-            self._decode.learn((1.0, num_seqs, num_context, num_seqs, read_share), duration_s)
+            share_read = read_share(self.models.decode.unread_decay, num_tokens)
+            self._decode.learn((1.0, num_seqs, num_context, num_seqs, share_read), duration_s)
             self._decode.predicted(reads_s / duration_s)
         if duration_s > (1 + near) * reads_s or duration_s < computes_s:
             self._prompt.learn((1.0, num_tokens, num_context, num_seqs, num_pairs), duration_s, reads_s)
