@@ -6,7 +6,15 @@ from math import ceil
 from sys import maxsize
 from typing import Final
 
-MARKS: Final = tuple(ceil(2 ** (half / 2)) for half in range(8, 49))
+MARKS_PER_DOUBLING: Final = 2
+
+
+def mark(number: int) -> int:
+    """Return the least length that is not below 1 doubled `number` / MARKS_PER_DOUBLING times."""
+    return ceil(2 ** (number / MARKS_PER_DOUBLING))
+
+
+MARKS: Final = tuple(map(mark, range(8, 49)))
 """Output tokens: 16, 23, 32, 46, 64 and so on."""
 
 

@@ -6,11 +6,12 @@ and makes no output look short. All counts are of what has happened lately, when
 so a change shows at each length as soon as outputs pass it. What was expected beforehand counts as some outputs that came
 before all others (Susarla and Van Ryzin, 1976): it decides where none has come, and is forgotten where many have."""
 
-from math import ceil, log2, pi, sin, sqrt
+from math import log2, pi, sin, sqrt
 from typing import Final
 
-_BUCKETS_PER_DOUBLING: Final = 2
-NUM_BUCKETS: Final = 24 * _BUCKETS_PER_DOUBLING
+from core.output_marks import MARKS_PER_DOUBLING, mark
+
+NUM_BUCKETS: Final = 24 * MARKS_PER_DOUBLING
 _DECAY: Final = 0.998
 """The factor on what an output counts for each that comes later: about the last 500 do."""
 _SHAPE: Final = 2.5
@@ -21,13 +22,9 @@ _LEAST_EXPECTED: Final = 1e-6
 
 
 def bucket_of(num_tokens: int) -> int:
-    """Return the bucket that a length of at least 1 is in. They begin at the marks of `core.output_marks`, and go on below."""
-    return min(NUM_BUCKETS - 1, int(log2(max(1, num_tokens)) * _BUCKETS_PER_DOUBLING))
-
-
-def least_in(bucket: int) -> int:
-    """Return the least length that is not below a bucket's. The second bucket has none, since no length is between 1 and 2."""
-    return ceil(2 ** (bucket / _BUCKETS_PER_DOUBLING))
+    """Return the bucket that a length of at least 1 is in. Each begins at a `core.output_marks.mark`; the second is
+    empty, since no length is between 1 and 2."""
+    return min(NUM_BUCKETS - 1, int(log2(max(1, num_tokens)) * MARKS_PER_DOUBLING))
 
 
 class LengthCurve:
@@ -62,7 +59,7 @@ def expected_curve(mean_tokens: float) -> LengthCurve:
     """Return the log-logistic distribution with this mean. Its tail is long: the further an output has come, the longer it goes
     on."""
     scale = mean_tokens * sin(pi / _SHAPE) / (pi / _SHAPE)
-    edges = [least_in(bucket) for bucket in range(NUM_BUCKETS + 1)]
+    edges = [mark(bucket) for bucket in range(NUM_BUCKETS + 1)]
     reach = [1 / (1 + ((edge - 1) / scale) ** _SHAPE) for edge in edges]
     hazards = [1 - reach[i + 1] / reach[i] for i in range(NUM_BUCKETS - 1)]
     means = [sqrt(edges[i] * edges[i + 1]) for i in range(NUM_BUCKETS)]

@@ -10,12 +10,11 @@ from cluster.scheduler.fleet.length_curve import (
     LengthCurve,
     bucket_of,
     expected_curve,
-    least_in,
 )
-from core.output_marks import MARKS, next_mark
+from core.output_marks import MARKS, mark, next_mark
 
 stats = pytest.importorskip("scipy.stats")
-LENGTHS = [least_in(bucket) for bucket in range(4, 40)]
+LENGTHS = [mark(bucket) for bucket in range(4, 40)]
 """One of each bucket, so that nothing is rounded."""
 ENDED = st.tuples(st.sampled_from(LENGTHS[::2]), st.just(True))
 RUNNING = st.tuples(st.sampled_from(LENGTHS[1::2]), st.just(False))
@@ -90,7 +89,7 @@ def test_a_curve_is_a_distribution(outputs: list[tuple[int, bool]]) -> None:
 
 def test_marks_are_where_buckets_begin() -> None:
     """A mark says that an output is in a bucket, no sooner and no later."""
-    assert [least_in(bucket_of(mark)) for mark in MARKS[:-1]] == list(MARKS[:-1])
-    assert [bucket_of(mark) for mark in MARKS[1:20]] == [bucket_of(mark) + 1 for mark in MARKS[:19]]
+    assert [mark(bucket_of(length)) for length in MARKS[:-1]] == list(MARKS[:-1])
+    assert [bucket_of(length) for length in MARKS[1:20]] == [bucket_of(length) + 1 for length in MARKS[:19]]
     assert next_mark(0) == MARKS[0]
     assert all(next_mark(mark - 1) == mark < next_mark(mark) for mark in MARKS)
