@@ -3,6 +3,7 @@
 from math import inf
 from typing import Final
 
+from cluster.scheduler.fleet.length_curve import LengthCurve
 from cluster.scheduler.fleet.member import CachedBlocks
 from cluster.scheduler.fleet.output_lengths import OutputLengths, RunningOutput
 from cluster.scheduler.placement.placement_policy import PlacementQuery
@@ -34,8 +35,7 @@ class PlacementQueries:
 
     def growth_tokens(self, place: Place) -> int:
         """Return the output tokens that room is kept for."""
-        curve = self._lengths.curve(place.tenant, place.slo.name)
-        return min(place.max_new_tokens, curve.quantile(GROWTH_SHARE))
+        return _growth_tokens(place, self._lengths.curve(place.tenant, place.slo.name))
 
     def of(
         self,
@@ -49,7 +49,7 @@ class PlacementQueries:
         curve, most = self._lengths.curve(place.tenant, place.slo.name), place.max_new_tokens
         return PlacementQuery(
             place.num_tokens,
-            min(most, curve.quantile(GROWTH_SHARE)),
+            _growth_tokens(place, curve),
             cached,
             missing_tokens,
             slo=place.slo,
@@ -58,3 +58,7 @@ class PlacementQueries:
             short_tokens=min(most, curve.quantile(SHORT_SHARE)),
             late=late,
         )
+
+
+def _growth_tokens(place: Place, curve: LengthCurve) -> int:
+    return min(place.max_new_tokens, curve.quantile(GROWTH_SHARE))
