@@ -126,7 +126,7 @@ def _experts(config: Mapping[str, Any], hidden: int, gate: int) -> tuple[int, in
 
 
 def _is_moe(config: Mapping[str, Any], layer: int) -> bool:
-    if not any(config.get(key) for key in EXPERT_KEYS):
+    if not said(config.get, EXPERT_KEYS):
         return False
     if kinds := config.get("mlp_layer_types"):
         return kinds[layer] == "sparse"
