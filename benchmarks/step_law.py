@@ -179,8 +179,7 @@ def experts_errors(cost: ModelledStep, num: int) -> dict[str, float]:
         ("law", with_experts(UNKNOWN_STEPS, cost.unread_decay)),
     ):
         began_at = time.process_time()
-        # The last one is disturbed, and nothing would be known but how long that takes to be forgotten.
-        models = learned(steps[: num_trained - 10], known)
+        models = learned(steps[:num_trained], known)
         took_s = time.process_time() - began_at
         found |= _off(f"{name}_decode", decoding, lambda step: models.decode.step_s(*step.sizes))  # noqa: B023
         found |= _off(
@@ -188,7 +187,7 @@ def experts_errors(cost: ModelledStep, num: int) -> dict[str, float]:
             mixed,
             lambda step: models.mixed_step_s(*step.sizes, step.num_pairs),  # noqa: B023
         )
-        found[f"{name}_learns_us"] = round(1e6 * took_s / (num_trained - 10), 1)
+        found[f"{name}_learns_us"] = round(1e6 * took_s / num_trained, 1)
     return found
 
 
