@@ -172,6 +172,11 @@ def glm4_moe_lite(rng: random.Random, i: int) -> Any:
 
 def mistral4(rng: random.Random, i: int) -> Any:
     """As published: the second."""
+    # transformers reads it as the decoder of a model that sees, and as no model of its own. Not while modules are imported: this
+    # imports Triton (`tests.test_forked`).
+    transformers.AutoModelForCausalLM.register(
+        transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True
+    )
     fields = {**deepseek(rng, i), "rope_parameters": growing(rng, i)}
     return transformers.Mistral4Config(
         **fields,

@@ -7,11 +7,6 @@ import transformers
 
 from tests.models.config_parts import ROPES, common, rope
 
-# transformers reads it as the decoder of a model that sees, and as no model of its own.
-transformers.AutoModelForCausalLM.register(
-    transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True
-)
-
 
 def minimax_m2(rng: random.Random, i: int) -> Any:
     """Published ones rotate half of each head."""
