@@ -17,7 +17,7 @@ def qwen3_next(rng: random.Random, i: int) -> Any:
 def qwen3_5(rng: random.Random, i: int) -> Any:
     fields = _qwen(rng, i, common(rng))
     if i == 0:
-        fields["head_dim"] = 32  # so that a state takes no more blocks than those of the others
+        fields["head_dim"] = 48  # a state takes no more blocks than those of the others
     return transformers.Qwen3_5TextConfig(**fields)
 
 
