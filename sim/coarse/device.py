@@ -6,6 +6,7 @@ go out while the next compute; one link out of each instance, first come, first 
 slow link catches up, lower cache tiers, replicas, failures."""
 
 import itertools
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class Device:
         self._received.append(job.request.key)
         seq = self._seq(job, now)
         if prefill:
-            self._reserving.append((seq, prefill))
+            insort(self._reserving, (seq, prefill), key=_precedence)
             self._serve_reservations(now)
         else:
             self._seqs.waiting.append(seq)
@@ -172,6 +173,7 @@ class Device:
     def _begin(self, now: float, planned_s: float) -> None:
         """The next step or burst, as it was planned at `planned_s`; as of now where there was nothing to plan then."""
         self._seqs.join(planned_s)
+        self._put_reservations_first(now)
         self._seqs.put_classes_first(now)
         self._seqs.grow_decoding(now)
         self._chunks = self._compose(now, planned_s)
@@ -328,6 +330,14 @@ class Device:
                 self._world.at(now + self._config.message_s, source.start_prefill, seq)
                 self._world.at(now + self._config.grant_ttl_s, self._expire, seq, source)
 
+    def _put_reservations_first(self, now: float) -> None:
+        """Take blocks of lower classes for sequences whose KV is to come, as `engine.loop` does."""
+        while self._reserving and self._seqs.free_blocks(self._reserving[0][0], now):
+            num_left = len(self._reserving)
+            self._serve_reservations(now)
+            if len(self._reserving) == num_left:
+                return
+
     def _expire(self, now: float, seq: SimulatedSequence, source: "Device") -> None:
         """Its prompt was not begun in time; `source` may wait for blocks just as this instance does. Compute it here."""
         if source.withdraw(seq):
@@ -353,3 +363,8 @@ class Device:
         if not seq.num_missing:
             num_tokens += self.info.state_blocks * self.info.block_size
         return self._link.send(num_tokens * self.info.kv_token_bytes, burst.began_s, now)
+
+
+def _precedence(reservation: tuple[SimulatedSequence, str]) -> int:
+    """Order reservations by class, so that higher classes are served first."""
+    return -reservation[0].request.slo.priority

@@ -2,6 +2,8 @@
 
 Invariant: each sequence that is here is in exactly one of the five; all but those that wait have blocks."""
 
+from math import inf
+
 from core.lateness import is_late
 from core.ports import SchedulerPolicy
 from core.precedence import taking_part
@@ -152,13 +154,22 @@ class DeviceSequences:
 
     def _make_way(self, seq: SimulatedSequence, now: float) -> bool:
         """Preempt lower classes where `seq` lacks a slot or blocks, and what they have suffices; False: it waits."""
+        return self._take_from_lower(seq, now, seq.num_known, self._info.max_num_seqs)
+
+    def free_blocks(self, seq: SimulatedSequence, now: float) -> bool:
+        """Preempt lower classes until there are blocks for a sequence whose KV is to come. Return False where they have too few."""
+        return len(self._priorities) > 1 and self._take_from_lower(seq, now, seq.num_known + 1, inf)
+
+    def _take_from_lower(
+        self, seq: SimulatedSequence, now: float, num_tokens: int, num_slots: float
+    ) -> bool:
         priority = seq.request.slo.priority
         victims = [one for one in self._preemptible() if one.request.slo.priority < priority]
-        wanted = -(-seq.num_known // self._info.block_size) + self._info.state_blocks + self.num_running
+        wanted = -(-num_tokens // self._info.block_size) + self._info.state_blocks + self.num_running
         coming = self._blocks.num_available
         if coming + sum(len(one.blocks.block_ids) for one in victims) < wanted:
             return False
-        while self.num_running >= self._info.max_num_seqs or coming < wanted:
+        while self.num_running >= num_slots or coming < wanted:
             if not victims:
                 return False
             victim = self._policy.victim(victims)
