@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -126,6 +127,8 @@ class World:
         self.streams: dict[str, Stream] = {}
         self._count = self._num_shared = 0
         self.pids: set[int] = set()
+        self._kept: dict[str, socket.socket] = {}
+        """By node that was killed: what keeps others from taking its port, should it start again."""
 
     async def __aenter__(self) -> "World":
         names = [f"{role}{i % 2}" for i, role in enumerate(ROLES)]
@@ -143,6 +146,8 @@ class World:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for kept in self._kept.values():
+            kept.close()
         for node in self.nodes.values():
             node.process.signal(signal.SIGCONT)
             node.process.end_input()
@@ -176,6 +181,8 @@ class World:
         self.pids.add(process.pid)
         node.reader = asyncio.create_task(self._read(node, output))
         node.address = (await node.wait_for("ready", _READY_S))["address"]
+        if (kept := self._kept.pop(name, None)) is not None:
+            kept.close()
         return node
 
     async def kill(self, name: str) -> int:
@@ -183,7 +190,10 @@ class World:
         node = self.nodes[name]
         node.process.signal(signal.SIGKILL)
         await node.process.wait()
-        return int(node.address.rpartition(":")[2])
+        port = int(node.address.rpartition(":")[2])
+        if name not in self.places:
+            self._kept[name] = _bound(port)
+        return port
 
     def freeze(self, name: str) -> None:
         self.nodes[name].process.signal(signal.SIGSTOP)
@@ -289,3 +299,12 @@ class World:
         stream.tokens.append(event["token"])
         stream.gaps_s.append(now - stream.last_s)
         stream.last_s = now
+
+
+def _bound(port: int) -> socket.socket:
+    """Return a socket that has a port and does not listen: it refuses connections, the kernel gives the port to nobody who asks
+    for any, and who asks for this one gets it."""
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind(("127.0.0.1", port))
+    return kept
