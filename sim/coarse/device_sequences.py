@@ -157,12 +157,10 @@ class DeviceSequences:
         return self._take_from_lower(seq, now, seq.num_known, self._info.max_num_seqs)
 
     def free_blocks(self, seq: SimulatedSequence, now: float) -> bool:
-        """Preempt lower classes until there are blocks for a sequence whose KV is to come. Return False where they have too few."""
+        """Preempt lower classes until a sequence whose KV is to come has blocks. Return False where they have too few."""
         return len(self._priorities) > 1 and self._take_from_lower(seq, now, seq.num_known + 1, inf)
 
-    def _take_from_lower(
-        self, seq: SimulatedSequence, now: float, num_tokens: int, num_slots: float
-    ) -> bool:
+    def _take_from_lower(self, seq: SimulatedSequence, now: float, num_tokens: int, num_slots: float) -> bool:
         priority = seq.request.slo.priority
         victims = [one for one in self._preemptible() if one.request.slo.priority < priority]
         wanted = -(-num_tokens // self._info.block_size) + self._info.state_blocks + self.num_running
