@@ -10,6 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from core.errors import ReplicaLost, TransferError
 from core.kv import KVShard, RankPool
@@ -23,6 +24,7 @@ from kvtransfer.copies import CopyRun, as_bytes, at_layer, duties, same_storage
 from kvtransfer.link_speeds import LinkSpeeds
 from kvtransfer.linkqueue import LinkQueue, Turn, Urgency
 from kvtransfer.pushes import ActivePush, Chunk, LinkWrite, TargetPlan, plan_target, take_writes
+from kvtransfer.queue_room import QueueRoom
 from kvtransfer.source import HostSource, Source
 from kvtransfer.staging import Staging
 from kvtransfer.transport.base import Sender
@@ -31,8 +33,6 @@ from kvtransfer.wire import check_compatible, check_grant
 
 log = logging.getLogger(__name__)
 
-_MAX_QUEUED_BYTES = 256 << 20
-_MAX_WAIT_S = 60.0
 _MAX_HOLDERS = 4
 """The number of holders that are written to at once."""
 MAX_WRITES = 2
@@ -58,6 +58,7 @@ class Pusher:
         now: Callable[[], float] | None = None,
         remote_senders: Sequence[Sequence[Sender]] = (),
         remote_staging: Sequence[Staging | None] = (),
+        room: QueueRoom | None = None,
     ) -> None:
         """`source` is how senders read the pool; none means where it lies.
         `staging` is where KV in this process's memory is converted for holders that store it otherwise, and each of
@@ -80,9 +81,8 @@ class Pusher:
         self._pushes: dict[str, ActivePush] = {}
         self._queue: LinkQueue[LinkWrite] = LinkQueue(_MAX_HOLDERS, MAX_WRITES, take_writes)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._queued_bytes = 0
         self._speeds = LinkSpeeds(self._now)
-        self._room = threading.Condition()
+        self._room = QueueRoom() if room is None else room
 
     @property
     def num_open(self) -> int:
@@ -251,13 +251,15 @@ class Pusher:
             return
         marks = self._source.mark() if after is None else (after,)
         size = sum(chunk.layer_bytes(rank) for chunk in chunks)
-        with self._room:
-            if not self._room.wait_for(lambda: self._queued_bytes < _MAX_QUEUED_BYTES, _MAX_WAIT_S):
-                raise TransferError(
-                    f"KV writes did not get on for {_MAX_WAIT_S:g} s: {self._queued_bytes >> 20} MiB are queued"
-                )
-            self._queued_bytes += size
+        self._room.take(size, partial(self._loop.call_soon_threadsafe, self._give_up_stalled))
         self._loop.call_soon_threadsafe(self._queue_layer, chunks, rank, layer, marks)
+
+    def _give_up_stalled(self) -> None:
+        """Fail the grants whose writes take too long, so that computing goes on for the others."""
+        now, stall_s = self._now(), self._room.stall_s
+        for push in list(self._pushes.values()):
+            if push.writing_since_s and now - push.writing_since_s[0] >= stall_s:
+                self._failed(push, f"a write to {push.grant.holder} has not ended for {stall_s:g} s")
 
     def _queue_layer(self, chunks: list[Chunk], rank: int, layer: int, after: tuple[Event, ...]) -> None:
         for chunk in chunks:
@@ -268,7 +270,7 @@ class Pusher:
                 push.num_writes += 1
                 self._queue.add(push.grant.id, push.grant.holder, push.urgency, write)
             else:
-                self._forget_queued(write.num_bytes)
+                self._room.give_back(write.num_bytes)
         self._serve()
 
     def _serve(self) -> None:
@@ -319,12 +321,7 @@ class Pusher:
 
     def _over(self, push: ActivePush, num_bytes: int) -> None:
         push.queued_bytes -= num_bytes
-        self._forget_queued(num_bytes)
-
-    def _forget_queued(self, num_bytes: int) -> None:
-        with self._room:
-            self._queued_bytes = max(0, self._queued_bytes - num_bytes)
-            self._room.notify_all()
+        self._room.give_back(num_bytes)
 
     async def _write_layers(self, push: ActivePush, items: list[LinkWrite]) -> None:
         """Write the layers. What goes from one memory to one rank of the holder leaves as one write."""
