@@ -35,6 +35,10 @@ def transformers_spec(folder: Path, config: Mapping[str, Any], architecture: str
         head_dim = number(architecture, found, "qk_nope_head_dim") + number(
             architecture, found, "qk_rope_head_dim"
         )
+    elif number(architecture, found, "v_head_dim", head_dim) != head_dim:
+        raise refused(
+            architecture, f"values have {found.v_head_dim} dimensions a head, keys {head_dim} (v_head_dim)"
+        )
     return ModelSpec(
         architecture=architecture,
         vocab_size=number(architecture, found, "vocab_size"),

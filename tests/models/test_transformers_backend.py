@@ -230,6 +230,7 @@ async def test_an_architecture_of_batons_own_is_computed_by_transformers_where_t
         ({"layer_types": ["linear_attention", "full_attention"]}, "layers of type linear_attention keep"),
         ({"num_key_value_heads": [2, 1]}, r"num_key_value_heads"),
         ({"attention_chunk_size": 8}, "attends in chunks"),
+        ({"v_head_dim": 3}, r"values have 3 dimensions a head, keys \d+ \(v_head_dim\)"),
     ],
 )
 def test_what_transformers_cannot_do_for_us_is_refused_by_name_before_a_weight_is_read(
