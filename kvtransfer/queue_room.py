@@ -12,7 +12,7 @@ class QueueRoom:
         self.stall_s, self._max_bytes, self._num_bytes = stall_s, max_bytes, 0
         self._changed = threading.Condition()
 
-    def take(self, num_bytes: int, on_stall: Callable[[], None]) -> None:
+    def take(self, num_bytes: int, on_stall: Callable[[], object]) -> None:
         """Wait until less than `max_bytes` are queued, and count `num_bytes` more. `on_stall` is called after each `stall_s` of
         waiting."""
         with self._changed:
