@@ -44,6 +44,9 @@ class ServeConfig(Section):
     """Service class of a batch's requests, where their tenant may use it and they name none themselves."""
     body_timeout_s: float = Field(default=30.0, gt=0)
     """A client that has not sent its request's body by then gets 408."""
+    keep_alive_s: float = Field(default=25.0, ge=0)
+    """A stream that has sent nothing for so long sends a comment, which clients pass over and balancers do not take for idleness.
+    What fails later than that, before the first token, is an event of the stream and has no status of its own. 0: never."""
     live_file: str = ""
     """A YAML file with `slo_classes` and `tenants`, which are added to those here or replace them; each ingress reads it again
     whenever it or a file of keys has changed. A change that is not valid is refused as a whole."""

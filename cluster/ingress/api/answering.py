@@ -109,8 +109,9 @@ class Answering:
             pieces = self._runner.search(choices, num_prompts, tenant, beams)
         if not body.stream:
             return await whole(http, pieces, choices, num_prompts, shape)
-        source = events(pieces, choices, num_prompts, shape, http.state.request_id)
-        return await streamed(http, source)
+        begun = asyncio.Event()
+        source = events(pieces, choices, num_prompts, shape, http.state.request_id, begun)
+        return await streamed(http, source, begun, self.settings.keep_alive_s)
 
     async def answer_aside(
         self, http: HttpRequest, choices: list[ChoiceStream], num_prompts: int, shape: BodyShape

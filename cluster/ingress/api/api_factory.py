@@ -62,6 +62,7 @@ def api_settings(
         default_sampling=card.default_sampling,
         max_body_bytes=config.serve.max_body_bytes,
         body_timeout_s=config.serve.body_timeout_s,
+        keep_alive_s=config.serve.keep_alive_s,
         response_store_bytes=config.serve.response_store_bytes,
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,

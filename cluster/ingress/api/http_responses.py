@@ -1,9 +1,13 @@
-"""How an answer leaves: as one JSON body, or as server-sent events. A client that disconnects ends the generation at once."""
+"""How an answer leaves: as one JSON body, or as server-sent events. A client that disconnects ends the generation at once.
+
+A stream that has nothing to say for a while sends a comment, which clients pass over, so that no balancer between takes the
+connection for idle (ADR 061)."""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Sequence
+from math import inf
 from typing import Any
 
 from fastapi import Request as HttpRequest
@@ -100,8 +104,9 @@ async def events(
     num_prompts: int,
     shape: BodyShape,
     request_id: str,
+    begun: asyncio.Event,
 ) -> AsyncGenerator[str, None]:
-    """Yield server-sent events up to the answer's last. An error after the first of them is an event of its own."""
+    """Yield server-sent events up to the answer's last. An error once the stream has `begun` is an event of its own."""
     used = UsageCounter(choices, num_prompts)
     opened: set[int] = set()
     try:
@@ -109,13 +114,14 @@ async def events(
             async for piece in stream:
                 used.count(piece)
                 if piece.index not in opened:
+                    begun.set()
                     opened.add(piece.index)
                     for chunk in shape.opening(piece):
                         yield shape.frame(chunk)
                 for chunk in shape.chunks(piece):
                     yield shape.frame(chunk)
     except Exception as error:
-        if not opened:
+        if not begun.is_set():
             raise
         status, body, _ = describe(error, request_id)
         log.log(
@@ -133,29 +139,76 @@ async def events(
 class EventResponse(StreamingResponse):
     """A response of server-sent events whose source is closed the moment the client is gone."""
 
-    def __init__(self, first: str, rest: AsyncGenerator[str, None]) -> None:
+    def __init__(
+        self, first: "asyncio.Future[str]", rest: AsyncGenerator[str, None], keep_alive_s: float
+    ) -> None:
+        """`first` is the event before `rest`. A comment is sent where `keep_alive_s` have passed without an event; 0: never."""
         super().__init__(
             rest,
             media_type="text/event-stream",
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
-        self._first, self._rest = first, rest
+        self._first, self._rest, self._keep_alive_s = first, rest, keep_alive_s
+        self._sent_s = 0.0
 
     async def stream_response(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-        async with contextlib.aclosing(self._rest) as rest:
+        clock = asyncio.get_running_loop().time
+        beats: asyncio.Task[None] | None = None
+        try:
             await send(start)
-            await send({"type": "http.response.body", "body": self._first.encode(), "more_body": True})
-            async for event in rest:
-                await send({"type": "http.response.body", "body": event.encode(), "more_body": True})
+            self._sent_s = clock() if self._first.done() else -inf
+            if self._keep_alive_s:
+                beats = asyncio.create_task(self._beat(send))
+            await send(_part(await self._first))
+            self._sent_s = clock()
+            async for event in self._rest:
+                self._sent_s = clock()
+                await send(_part(event))
+        finally:
+            await _ended(self._first, beats)
+            await self._rest.aclose()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
+    async def _beat(self, send: Send) -> None:
+        """Send a comment whenever nothing else has been sent for a while."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            left_s = self._sent_s + self._keep_alive_s - clock()
+            if left_s <= 0:
+                self._sent_s, left_s = clock(), self._keep_alive_s
+                await send(_part(_COMMENT))
+            await asyncio.sleep(left_s)
 
-async def streamed(http: HttpRequest, source: AsyncGenerator[str, None]) -> EventResponse:
-    """Return the response once the first event is there, so that a failure before it still gets a status of its own."""
+
+_COMMENT = ": keep-alive\n\n"
+
+
+def _part(event: str) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": event.encode(), "more_body": True}
+
+
+async def _ended(*tasks: "asyncio.Future[Any] | None") -> None:
+    """Cancel what is not done, and wait for its end."""
+    left = [task for task in tasks if task is not None]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+async def streamed(
+    http: HttpRequest, source: AsyncGenerator[str, None], begun: asyncio.Event, keep_alive_s: float
+) -> EventResponse:
+    """Return the response once the first event is there, so that a failure before it still gets a status of its own; or after
+    `keep_alive_s`, in which case the stream has `begun` with a comment. 0: it waits for the event as long as that takes."""
+    first = asyncio.ensure_future(anext(source))
     try:
-        first = await unless_gone(http, anext(source))
+        await unless_gone(http, asyncio.wait([first], timeout=keep_alive_s or None))
+        if first.done():
+            first.result()
     except BaseException:
+        await _ended(first)
         await source.aclose()
         raise
-    return EventResponse(first, source)
+    begun.set()
+    return EventResponse(first, source, keep_alive_s)

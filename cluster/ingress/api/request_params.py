@@ -54,6 +54,7 @@ class ApiSettings:
     """Whose pages may ask from a browser."""
     max_body_bytes: int = 8 << 20
     body_timeout_s: float = 30.0
+    keep_alive_s: float = 25.0
     max_n: int = 128
     response_store_bytes: int = 64 << 20
     tool_call_parser: ToolFormat | Literal["auto"] = "auto"

@@ -47,7 +47,7 @@ class ResponsesShape:
     def frame(self, chunk: str) -> str:
         return f"{chunk}\n\n"
 
-    def opening(self, piece: TextPiece) -> list[str]:
+    def opening(self, piece: TextPiece | None = None) -> list[str]:
         return [
             self._event(f"response.{kind}", response=self.response) for kind in ("created", "in_progress")
         ]
@@ -75,12 +75,13 @@ class ResponsesShape:
         return [*chunks, self._event(f"response.{status}", response=self.response)]
 
     def error(self, status: int, body: Mapping[str, Any], request_id: str) -> str:
-        """Return the response so far, as failed."""
+        """Return the response so far, as failed; behind its beginning, where that was not sent."""
+        before = [] if self._num_events else self.opening()
         self._close("incomplete")
         code = "rate_limit_exceeded" if status == 429 else "server_error"
         self.response |= {"status": "failed", "error": {"code": code, "message": body["error"]["message"]}}
         self._on_end(self.response)
-        return self._event("response.failed", response=self.response)
+        return "\n\n".join([*before, self._event("response.failed", response=self.response)])
 
     def cancelled(self) -> None:
         self._close("incomplete")
