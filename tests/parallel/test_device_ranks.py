@@ -41,11 +41,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("llama", ("tp",)),
         ("mixtral", ("ep",)),
-        ("mixtral", ("dp",)),
         ("mixtral", ("pp", "dp")),
-        ("llama", ("pp",)),
     ],
-    ids=["tp2", "ep2", "dp2", "pp2 x dp2", "pp2"],
+    ids=["tp2", "ep2", "pp2 x dp2"],
 )
 async def test_ranks_replay_steps_with_their_meetings_in_them(
     family: str, axes: tuple[str, ...], tmp_path: Path
