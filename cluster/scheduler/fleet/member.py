@@ -163,6 +163,11 @@ class Member:
             self.blocks_needed(num_tokens, hashes, num_cached) + growth <= self.room_blocks
         )
 
+    def can_compute(self, num_tokens: int, hashes: Sequence[int], cached: CachedBlocks) -> bool:
+        """Return whether there is room for a prompt that is computed here for another instance. One that does not decode has room
+        before long; one that does may be full of outputs."""
+        return not self.decodes or self.has_blocks(num_tokens, 0, hashes, cached)
+
     def growth_blocks(self, num_tokens: int, growth_tokens: int) -> int:
         """Return how many blocks more a sequence takes once it has `growth_tokens` of output."""
         size = self.block_size
