@@ -227,7 +227,7 @@ class GlobalScheduler:
         if 0 < self._roster.largest_tokens < place.num_tokens + place.max_new_tokens:
             return [self._admission.never(key, frontend, place, self._roster.largest_tokens)]
         if (estimate := self._placer.hopeless(place)) is not None:
-            if self._admission.refuses_hopeless(place, now):
+            if self._admission.refuses_hopeless(place, estimate, now):
                 return [self._admission.hopeless(key, frontend, place, estimate)]
             place = replace(place, slo=place.slo.giving_way())
         work_s = self._placer.least_work_s(place)

@@ -13,6 +13,7 @@ from cluster.scheduler.fleet.prefix_index import PrefixHolders
 from cluster.scheduler.fleet.promise import Promise, PromiseSum, Turnover, growth_share
 from cluster.scheduler.fleet.promised_prefixes import PromisedPrefixes
 from core.kv import num_blocks_for
+from core.messages import Place
 from core.reports import InstanceStatus, LayerExperts, LoadReport, Register, TierCounts, WorkCounts
 from core.steps import UNKNOWN_STEPS
 
@@ -163,10 +164,10 @@ class Member:
             self.blocks_needed(num_tokens, hashes, num_cached) + growth <= self.room_blocks
         )
 
-    def can_compute(self, num_tokens: int, hashes: Sequence[int], cached: CachedBlocks) -> bool:
+    def can_compute(self, place: Place, cached: CachedBlocks) -> bool:
         """Return whether there is room for a prompt that is computed here for another instance. One that does not decode has room
         before long; one that does may be full of outputs."""
-        return not self.decodes or self.has_blocks(num_tokens, 0, hashes, cached)
+        return not self.decodes or self.has_blocks(place.num_tokens, 0, place.block_hashes, cached)
 
     def growth_blocks(self, num_tokens: int, growth_tokens: int) -> int:
         """Return how many blocks more a sequence takes once it has `growth_tokens` of output."""

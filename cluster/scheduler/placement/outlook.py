@@ -3,7 +3,7 @@
 What an instance has not learned is taken from the fleet (`learned_paces`). Where nobody knows how long prompts take, its prompt
 rate counts; where nobody knows how long decoding takes, that is taken to be in time."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Final
@@ -86,7 +86,7 @@ class Outlook:
         return steps_s + model.pair_s * pairs + model.context_s * context
 
 
-def late_if_idle(ask: PlacementQuery, members: Iterable[Member]) -> IdleEstimate | None:
+def late_if_idle(ask: PlacementQuery, members: Sequence[Member]) -> IdleEstimate | None:
     """Return when the quickest instance would give the first token if it had nothing else to do, where even that is too late. It
     is None as soon as one would be in time, or its steps are not known."""
     best: IdleEstimate | None = None
@@ -102,7 +102,19 @@ def late_if_idle(ask: PlacementQuery, members: Iterable[Member]) -> IdleEstimate
             return None
         if best is None or found.least_s < best.least_s:
             best = found
-    return best
+    return best and IdleEstimate(best.ttft_s, best.error, fullness(members, ask.slo.priority))
+
+
+def fullness(members: Sequence[Member], level: int) -> float:
+    """Return how full instances that decode are on average, by sequences of that priority and above: what share of their blocks
+    is taken, or of the time that the tightest target leaves for a step, whichever is larger."""
+    found: list[float] = []
+    for member in members:
+        if member.decodes:
+            seen = member.above(level)
+            step_share = decode_step_s(seen.steps.decode, seen) / seen.tightest_tpot_s
+            found.append(max(step_share, 1 - seen.free_blocks / max(1, seen.num_blocks)))
+    return sum(found) / len(found) if found else 0.0
 
 
 def decode_step_s(

@@ -132,9 +132,7 @@ class Placer:
         sources: list[Member] = []
         if not place.ends_with_prompt:
             seen = [m.above(level) for m in self._sources(place, candidates, decodes)]
-            sources = [
-                m for m in seen if m.can_compute(place.num_tokens, place.block_hashes, ask.cached_blocks)
-            ]
+            sources = [m for m in seen if m.can_compute(place, ask.cached_blocks)]
         choice = self._policy.choose(ask, decodes, sources, now)
         if choice is None:
             return None

@@ -70,9 +70,9 @@ class Admission:
         )
         return self._reject(key, frontend, place, reason, 0.0)
 
-    def refuses_hopeless(self, place: Place, now: float) -> bool:
+    def refuses_hopeless(self, place: Place, estimate: IdleEstimate, now: float) -> bool:
         """Return whether a hopeless request is refused now."""
-        return self._hopeless.holds_for(place, now)
+        return self._hopeless.holds_for(place, estimate, now)
 
     def hopeless(self, key: str, frontend: str, place: Place, estimate: IdleEstimate) -> Send:
         """Refuse a request that no instance could answer in time."""

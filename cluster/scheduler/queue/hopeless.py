@@ -1,10 +1,10 @@
 """Which prompts are hopeless: no instance, not even one with nothing else to do, would give their first token in time.
 
 To compute such a prompt puts nobody in time, and what waits meanwhile may be late for it. So it is refused by name, unless its
-class says that it runs (`Slo.hopeless`). Three things keep from refusing too much: only what could still be in time, and has to
-wait, shows that the fleet lacks the time; an estimate counts less twice its own error; and where steps are not known yet, or
-cannot be foreseen, nothing is hopeless. One that is taken gives way to the others of its class: it is served with the next lower
-priority, in the queue and wherever it runs."""
+class says that it runs (`Slo.hopeless`), where the fleet lacks the time or the room: where something has to wait that could still
+be in time, or instances are rather full, so that one more long context makes all that runs there take longer. An estimate counts
+less twice its own error; and where steps are not known yet, or cannot be foreseen, nothing is hopeless. One that is taken gives
+way to the others of its class: it is served with the next lower priority, in the queue and wherever it runs."""
 
 from math import inf
 from typing import Final
@@ -13,17 +13,20 @@ from core.messages import Place
 
 _OVERLOAD_S: Final = 5.0
 """The fleet counts as short of time for so long after a request that could still be in time has had to wait."""
+_FULL: Final = 0.6
+"""The fleet counts as short of room above this fullness (`cluster.scheduler.placement.outlook.fullness`)."""
 _NUM_ERRORS: Final = 2.0
 
 
 class IdleEstimate:
     """When an idle instance would give a prompt's first token. Never changed."""
 
-    __slots__ = ("error", "ttft_s")
+    __slots__ = ("error", "fullness", "ttft_s")
 
-    def __init__(self, ttft_s: float, error: float) -> None:
-        """`error` is the mean error of the step times that `ttft_s` is made of, as a share of them."""
-        self.ttft_s, self.error = ttft_s, error
+    def __init__(self, ttft_s: float, error: float, fullness: float = 0.0) -> None:
+        """`error` is the mean error of the step times that `ttft_s` is made of, as a share of them. `fullness` says how busy
+        instances are."""
+        self.ttft_s, self.error, self.fullness = ttft_s, error, fullness
 
     @property
     def least_s(self) -> float:
@@ -40,6 +43,8 @@ class HopelessRule:
         if some_wait_in_time:
             self._short_of_time_at = now
 
-    def holds_for(self, place: Place, now: float) -> bool:
+    def holds_for(self, place: Place, estimate: IdleEstimate, now: float) -> bool:
         """Return whether the request, which is hopeless, is refused now."""
-        return place.slo.hopeless == "refuse" and now - self._short_of_time_at <= _OVERLOAD_S
+        if place.slo.hopeless != "refuse":
+            return False
+        return estimate.fullness > _FULL or now - self._short_of_time_at <= _OVERLOAD_S
