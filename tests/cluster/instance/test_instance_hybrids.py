@@ -87,7 +87,7 @@ async def test_an_instance_that_dies_or_leaves_costs_no_token(served: Served, wh
         else:
             async with asyncio.timeout(PATIENCE_S):
                 while w.num_tokens < 40:
-                    await asyncio.sleep(0)
+                    await asyncio.sleep(0.001)
             if what == "decode killed":
                 await w.kill(w.decodes[0])
             else:
@@ -108,7 +108,7 @@ async def test_guesses_cost_no_token_when_a_decode_instance_dies(served: Served)
         running = [asyncio.create_task(w.run(prompt, LENGTH)) for prompt in batch]
         async with asyncio.timeout(PATIENCE_S):
             while w.num_tokens < before + 40:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
         await w.kill(w.decodes[0])
         assert await asyncio.gather(*running) == got
         await w.idle()
@@ -157,7 +157,7 @@ async def test_a_buddy_goes_on_from_the_states_that_it_has_copies_of(served: Ser
         running = [asyncio.create_task(w.run(prompt, LONG)) for prompt in batch[:2]]
         async with asyncio.timeout(PATIENCE_S):
             while w.num_tokens < 2 * LONG - 50 and not all(task.done() for task in running):
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
         w.decodes.append(buddy)
         await w.kill(lost)
         got = await asyncio.gather(*running)
@@ -175,7 +175,7 @@ async def test_sequences_leave_a_draining_instance_with_their_states(served: Ser
         running = [asyncio.create_task(w.run(prompt, LONG)) for prompt in batch[:2]]
         async with asyncio.timeout(PATIENCE_S):
             while w.num_tokens < 150:
-                await asyncio.sleep(0)
+                await asyncio.sleep(0.001)
         w.decodes = [staying]
         await leaving.drain(20)
         assert any(isinstance(m, Place) and m.source == leaving.address for m in w.messages), "none has moved"
