@@ -93,9 +93,15 @@ async def unless_gone(http: HttpRequest, work: Awaitable[Any]) -> Any:
             raise ClientGone
         return working.result()
     finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
+        await _ended(working, leaving)
+
+
+async def _ended(*tasks: "asyncio.Future[Any] | None") -> None:
+    """Cancel what is not done, and wait for its end."""
+    left = [task for task in tasks if task is not None]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 async def events(
@@ -106,7 +112,8 @@ async def events(
     request_id: str,
     begun: asyncio.Event,
 ) -> AsyncGenerator[str, None]:
-    """Yield server-sent events up to the answer's last. An error once the stream has `begun` is an event of its own."""
+    """Yield server-sent events up to the answer's last. An error after the first of them, or once the stream has `begun` with a
+    comment, is an event of its own."""
     used = UsageCounter(choices, num_prompts)
     opened: set[int] = set()
     try:
@@ -114,14 +121,13 @@ async def events(
             async for piece in stream:
                 used.count(piece)
                 if piece.index not in opened:
-                    begun.set()
                     opened.add(piece.index)
                     for chunk in shape.opening(piece):
                         yield shape.frame(chunk)
                 for chunk in shape.chunks(piece):
                     yield shape.frame(chunk)
     except Exception as error:
-        if not begun.is_set():
+        if not opened and not begun.is_set():
             raise
         status, body, _ = describe(error, request_id)
         log.log(
@@ -186,14 +192,6 @@ _COMMENT = ": keep-alive\n\n"
 
 def _part(event: str) -> dict[str, Any]:
     return {"type": "http.response.body", "body": event.encode(), "more_body": True}
-
-
-async def _ended(*tasks: "asyncio.Future[Any] | None") -> None:
-    """Cancel what is not done, and wait for its end."""
-    left = [task for task in tasks if task is not None]
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
 
 
 async def streamed(
