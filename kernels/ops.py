@@ -1,8 +1,8 @@
 """The operations a model is made of, and their shapes. `kernels.select` chooses the implementation for a device.
 
 T: tokens of a step, packed. B: sequences of a step. H, Hkv: query and KV heads. D: head dimension.
-A rank's KV of one layer is (num_blocks, 2, Hkv, block_size, D), with latent attention (num_blocks, 1, 1, block_size, R + P):
-core.kv's layout, which may have 8 bits with a scale for each vector."""
+A rank's KV of one layer is (num_blocks, 2, Hkv, block_size, D), with latent attention (num_blocks, 1, 1, block_size, R + P + I):
+core.kv's layout, which may have 8 bits with a scale for each vector. I: dimensions of index keys, 0 where there are none."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from kernels.packed import ExpertWeight, Kind, LinearWeight, LookUp, Weight, ten
 from kernels.rounding import Activations, Rounded, Rounding
 from kernels.routing import Routing
 from kernels.sampling import DrawShapes, Masks, Penalties
-from kernels.states import StatePlace, StateShape
+from kernels.state_layer import StateLayer
 
 TakeIn = Callable[["AttentionMeta", Tensor], None]
 """(meta of some sequences, rows (T,) int64): take these rows of the guesses into their states."""
@@ -207,30 +207,6 @@ class ScaledKV:
         return self.data.shape
 
 
-@dataclass(frozen=True, slots=True)
-class Convolution:
-    """One filter for each channel, over the channel's last inputs."""
-
-    weight: Tensor
-    """(channels, kernel) float32, the current input's factor last"""
-    bias: Tensor | None
-    """(channels,) float32"""
-
-
-@dataclass(frozen=True, slots=True)
-class StateLayer:
-    """What the operation of one layer is over, beside its inputs."""
-
-    shape: StateShape
-    """What is here of the layer."""
-    place: StatePlace
-    conv: Convolution
-    part: StateShape
-    """One part of the state; as many are here as make `shape`."""
-    channels: tuple[Literal["key", "value"], ...]
-    """What the convolution's channels are of, in their order."""
-
-
 KVLayer = Tensor | ScaledKV
 """One layer's KV; latents are Tensors."""
 Gate = Literal["silu", "gelu_tanh"]
@@ -377,10 +353,17 @@ class Ops:
     """(logits (N, V) float32, tokens (N,) int64, num_top) -> log-probabilities (N,) of the tokens, (N, num_top) of the likeliest,
     descending, and which those are, int64."""
     write_latent: Callable[[Tensor, Tensor, AttentionMeta], None]
-    """(latent (T, R + P), kv_layer (num_blocks, 1, 1, block_size, R + P), meta): store at meta.slots."""
+    """(latent (T, R + P), or with index keys behind them (T, R + P + I), kv_layer of latents, meta): store at meta.slots."""
     latent_attention: Callable[[Tensor, Tensor, AttentionMeta, float, Tensor, Tensor], Tensor]
-    """(q (T, H, N + P), kv_layer of latents, meta, scale, k_up (H, N, R), v_up (H, V, R)) -> (T, H, V). Causal. A token's key
+    """(q (T, H, N + P), kv_layer[..., : R + P], meta, scale, k_up (H, N, R), v_up (H, V, R)) -> (T, H, V). Causal. A token's key
     of head h is (k_up[h] @ latent, its P shared rotated elements), its value v_up[h] @ latent."""
+    select_tokens: Callable[[Tensor, Tensor, Tensor, AttentionMeta, int], Tensor]
+    """(q (T, J, I) of J index heads, weights (T, J) float32, kv_layer of latents with index keys, meta, top_k) -> slots (T,
+    top_k) int64, in the order of tokens. Each query sees at least `top_k` tokens, and gets those with the highest sums over
+    heads of weight * relu(q @ key), computed in float32; of equal ones the first."""
+    selected_attention: Callable[[Tensor, Tensor, Tensor, AttentionMeta, float, Tensor, Tensor], Tensor]
+    """(q (T, H, N + P), kv_layer[..., : R + P], slots (T, K) int64, meta, scale, k_up, v_up) -> (T, H, V): as `latent_attention`,
+    but each query attends to the tokens at its slots alone."""
     gated_delta: Callable[[Tensor, Tensor, Tensor, Tensor, AttentionMeta, StateLayer], Tensor]
     """(x (T, channels), decay (T, H) float32, beta (T, H) float32, kv_layer, meta, layer) -> (T, H, value_dim). H: value heads.
     x passes the convolution and silu; it is then q and k of each key head and v of each value head. With q and k of length one

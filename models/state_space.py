@@ -5,9 +5,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.collectives import Collectives
-from kernels.ops import Convolution, KVLayer, Ops, StateLayer
+from kernels.ops import KVLayer, Ops
 from kernels.packed import LinearWeight
 from kernels.rounding import Activations, Rounding
+from kernels.state_layer import Convolution, StateLayer
 from kernels.states import StatePlace
 from models.attention import ForwardStep
 from models.spec import ModelSpec

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from benchmarks.gpu.cases import SMOKE, Case, Make, Sizes, random_words
 from device import many_copies
 from device.cuda import load_launch
-from kernels.ops import ScaledKV
+from kernels.ops import AttentionMeta, ScaledKV
 from kernels.packed import FourBit
 from kernels.rounding import Rounding
 from kernels.routing import Routing
@@ -26,6 +26,7 @@ from kernels.triton.latent import absorbed_attention
 from kernels.triton.quantise import round_to
 from kernels.triton.route import route
 from kernels.triton.sampling import likeliest, logprobs, mask, penalise_entries
+from kernels.triton.token_index import select_tokens, selected_attention
 
 
 class StepCases:
@@ -55,6 +56,8 @@ class StepCases:
             "masks": self._masks,
             "adapters": self._adapters,
             "latents for graphs": self._fixed_latents,
+            "choice of tokens": self._choice,
+            "chosen tokens": self._chosen,
             "heads": self._heads,
         }
         if not self._small:
@@ -118,6 +121,40 @@ class StepCases:
             name="latent attention for graphs",
             run=lambda: absorbed_attention(q, pool, fixed.meta, 0.1, rank), num_bytes=pool.nbytes,
             num_flops=flops, replayed=True
+        )  # fmt: skip
+
+    def _indexed(self) -> tuple[AttentionMeta, Tensor, int]:
+        """Return a decode step, its pool of latents with index keys behind them, and how many tokens each query chooses."""
+        s = self._s
+        size, top_k = (16 + 8 + 16, s.context // 2) if self._small else (512 + 64 + 128, 2048)
+        each = -(-s.context // s.block_size)
+        tables = np.random.default_rng(0).permutation(s.batch * each).astype(np.int64).reshape(s.batch, each)
+        lens, slots = [s.context] * s.batch, np.zeros(s.batch, np.int64)
+        meta = AttentionMeta.build([1] * s.batch, lens, list(tables), slots, self._device)
+        return meta, self._randn(s.batch * each, 1, 1, s.block_size, size), min(top_k, s.context)
+
+    def _choice(self) -> Case:
+        s = self._s
+        meta, pool, top_k = self._indexed()
+        heads, size = (4, 16) if self._small else (64, 128)
+        q, weights = self._randn(s.batch, heads, size), self._randn(s.batch, heads).float()
+        return Case(
+            name=f"choice of {top_k} tokens, batch {s.batch} x {s.context}",
+            run=lambda: select_tokens(q, weights, pool, meta, top_k),
+            num_bytes=2.0 * s.batch * s.context * size, num_flops=2.0 * s.batch * s.context * heads * size,
+        )  # fmt: skip
+
+    def _chosen(self) -> Case:
+        s = self._s
+        meta, pool, top_k = self._indexed()
+        rank, rotated, heads = (16, 8, 4) if self._small else (512, 64, 128)
+        slots = torch.stack([torch.randperm(s.context)[:top_k] for _ in range(s.batch)]).to(self._device)
+        k_up, v_up = self._randn(heads, 128, rank), self._randn(heads, 128, rank)
+        q = self._randn(s.batch, heads, 128 + rotated)
+        return Case(
+            name=f"attention to {top_k} chosen tokens, batch {s.batch}",
+            run=lambda: selected_attention(q, pool[..., : rank + rotated], slots, meta, 0.1, k_up, v_up),
+            num_bytes=2.0 * slots.numel() * (rank + rotated), num_flops=2.0 * slots.numel() * heads * (2 * rank + rotated),
         )  # fmt: skip
 
     def _rounding(self) -> Case:

@@ -79,7 +79,7 @@ class InvariantAttention:
         kv_layer, meta = as_floats(stored, meta, q.dtype)
         out = torch.empty_like(q)
         for seq in range(len(meta.query_lens)):
-            spans = [(first, kv[0], kv[1]) for first, kv in _spans(kv_layer, meta, seq, window)]
+            spans = [(first, kv[0], kv[1]) for first, kv in spans_of(kv_layer, meta, seq, window)]
             attend_to(
                 self._tiles,
                 _Attend(spans=spans, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks),
@@ -108,7 +108,7 @@ class InvariantLatentAttention:
         queries = torch.cat((in_latents, wide[..., nope:]), -1)
         out = queries.new_empty((*queries.shape[:2], rank))
         for seq in range(len(meta.query_lens)):
-            spans = [(first, kv[0], kv[0, ..., :rank]) for first, kv in _spans(kv_layer, meta, seq, 0)]
+            spans = [(first, kv[0], kv[0, ..., :rank]) for first, kv in spans_of(kv_layer, meta, seq, 0)]
             attend_to(
                 self._tiles,
                 _Attend(spans=spans, scale=scale, window=0, soft_cap=0.0, sinks=None),
@@ -150,7 +150,7 @@ def _trial(attend: _Attend) -> _Attend:
     )
 
 
-def _spans(kv_layer: Tensor, meta: AttentionMeta, seq: int, window: int) -> list[tuple[int, Tensor]]:
+def spans_of(kv_layer: Tensor, meta: AttentionMeta, seq: int, window: int) -> list[tuple[int, Tensor]]:
     """Yield the first token and (planes, Hkv, 256, D) float32 of each span that any of the sequence's queries sees. It is zero
     where there is no token, whatever an earlier owner of the block has left there."""
     context, block_size = meta.context_lens[seq], kv_layer.shape[3]

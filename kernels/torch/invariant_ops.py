@@ -23,6 +23,7 @@ from kernels.routing import Routing
 from kernels.torch import reference
 from kernels.torch.experts import experts, route, top_stable
 from kernels.torch.invariant_attention import InvariantAttention, InvariantLatentAttention
+from kernels.torch.invariant_token_index import InvariantTokenIndex
 from kernels.torch.prepacked import NARROW, WeightFormat, in_panels, kept, look_up, pack, pack_experts
 from kernels.torch.row_tiles import RowTiles
 
@@ -30,6 +31,7 @@ from kernels.torch.row_tiles import RowTiles
 def invariant_ops(weights: WeightFormat = "full") -> Ops:
     """Return the operations over matrices that are kept as `weights` says, for one model on one thread."""
     tiles = RowTiles()
+    index = InvariantTokenIndex(tiles)
     linear, rms_norm = partial(_linear, tiles), partial(_rms_norm, tiles)
     return replace(
         with_native_draws(reference.reference_ops()),
@@ -49,6 +51,8 @@ def invariant_ops(weights: WeightFormat = "full") -> Ops:
         route=partial(_route, tiles),
         experts=partial(_experts, linear),
         latent_attention=InvariantLatentAttention(tiles),
+        select_tokens=index.select_tokens,
+        selected_attention=index.selected_attention,
     )
 
 

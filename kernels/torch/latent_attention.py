@@ -18,7 +18,9 @@ _EXPANDED_HEADS = 16
 
 
 def write_latent(latent: Tensor, kv_layer: Tensor, meta: AttentionMeta) -> None:
-    kv_layer.view(-1, latent.shape[-1]).index_copy_(0, meta.slots, latent)
+    """`Ops.write_latent`. A layer without index keys leaves the room behind its latents as it is."""
+    vectors = kv_layer.view(-1, kv_layer.shape[-1])[:, : latent.shape[-1]]
+    vectors.index_copy_(0, meta.slots, latent)
 
 
 def latent_attention(

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.ops import AttentionMeta, Convolution, StateLayer
+from kernels.ops import AttentionMeta
+from kernels.state_layer import Convolution, StateLayer
 from kernels.states import FLOAT_BYTES, StateShape
 
 CHUNK_TOKENS = 64

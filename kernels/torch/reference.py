@@ -28,6 +28,7 @@ from kernels.torch.paged_attention import PagedAttention
 from kernels.torch.sampling import draw, logprobs, penalise
 from kernels.torch.scaled_kv import store_vectors
 from kernels.torch.state_space import state_space
+from kernels.torch.token_index import select_tokens, selected_attention
 
 _HALVES = (torch.bfloat16, torch.float16)
 RmsNorm = Callable[[Tensor, Tensor, float], Tensor]
@@ -187,6 +188,8 @@ def reference_ops() -> Ops:
         experts=experts,
         write_latent=write_latent,
         latent_attention=latent_attention,
+        select_tokens=select_tokens,
+        selected_attention=selected_attention,
         gated_delta=gated_delta,
         state_space=state_space,
         fixed_step=None,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.ops import AttentionMeta, StateLayer
+from kernels.ops import AttentionMeta
+from kernels.state_layer import StateLayer
 from kernels.torch.recurrent import CHUNK_TOKENS, Held, convolve, over_states, scanned
 
 

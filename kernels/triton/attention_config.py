@@ -81,7 +81,7 @@ def plan(
 
 def _plan(meta: AttentionMeta, shape: AttentionShape, window: int, device: torch.device) -> list[LaunchPart]:
     lens = StepLens.of(meta.query_lens, meta.context_lens, meta.both_ways)
-    parts, arrays = list[tuple[AttentionConfig, Tiles]](), [_table(meta, shape.block_size)]
+    parts, arrays = list[tuple[AttentionConfig, Tiles]](), [block_table(meta, shape.block_size)]
     for part, seqs in parts_of(lens, classes(shape, device)):
         if len(seqs):
             tiles = cut(lens, seqs, part.tokens_per_tile, window, part.config.block_n)
@@ -223,7 +223,7 @@ def smallest_split(config: AttentionConfig) -> int:
     return 2 * config.block_n if INTERPRETED else _MIN_SPLIT_TOKENS
 
 
-def _table(meta: AttentionMeta, block_size: int) -> np.ndarray:
+def block_table(meta: AttentionMeta, block_size: int) -> np.ndarray:
     """Return (B, widest) block ids, which are those of all plans of the step."""
     key = ("block table", block_size)
     if (table := meta.cache.get(key)) is None:

@@ -32,11 +32,12 @@ def _blocks_of(table, start, end, BLOCK_N: gl.constexpr, BLOCK_SIZE: gl.constexp
 @gluon.jit
 def _copy(
     latents, rotated, kv, block, start, end,
-    RANK: gl.constexpr, ROTATED: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_SIZE: gl.constexpr, COPY: gl.constexpr,
+    RANK: gl.constexpr, ROTATED: gl.constexpr, STRIDE: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_SIZE: gl.constexpr,
+    COPY: gl.constexpr,
 ):  # fmt: skip
     """Begin to copy the latents of BLOCK_N tokens from `start` on to shared memory, zeros from `end` on."""
     token = start + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, COPY))
-    vector = kv + (block.to(gl.int64) * BLOCK_SIZE + token % BLOCK_SIZE) * (RANK + ROTATED)
+    vector = kv + (block.to(gl.int64) * BLOCK_SIZE + token % BLOCK_SIZE) * STRIDE
     there = (token < end)[:, None]
     column = gl.arange(0, RANK, layout=gl.SliceLayout(0, COPY))
     async_copy.async_copy_global_to_shared(latents, vector[:, None] + column[None, :], there)
@@ -47,8 +48,8 @@ def _copy(
 
 def _latent_kernel(
     q, kv, out, partial, partial_stats, items, table, scale_log2, table_stride,
-    GROUP: gl.constexpr, HEADS: gl.constexpr, RANK: gl.constexpr, ROTATED: gl.constexpr, BLOCK_SIZE: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+    GROUP: gl.constexpr, HEADS: gl.constexpr, RANK: gl.constexpr, ROTATED: gl.constexpr, STRIDE: gl.constexpr,
+    BLOCK_SIZE: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
     """See attention._attention_kernel."""
     head_block, seq, begin, _, end, first_row, count, first, _ = item_of(items, BLOCK_N, True)
@@ -77,7 +78,9 @@ def _latent_kernel(
     async_copy.async_copy_global_to_shared(q_rotated, source[:, None] + further[None, :], exists[:, None])
     blocks = table + seq.to(gl.int64) * table_stride
     block = _blocks_of(blocks, begin, end, BLOCK_N, BLOCK_SIZE, COPY)
-    _copy(latents.index(0), rotated.index(0), kv, block, begin, end, RANK, ROTATED, BLOCK_N, BLOCK_SIZE, COPY)
+    _copy(
+        latents.index(0), rotated.index(0), kv, block, begin, end, RANK, ROTATED, STRIDE, BLOCK_N, BLOCK_SIZE, COPY
+    )  # fmt: skip
     block = _blocks_of(blocks, begin + BLOCK_N, end, BLOCK_N, BLOCK_SIZE, COPY)
 
     row = gl.arange(0, BLOCK_M, layout=SCORE_ROW)
@@ -98,7 +101,7 @@ def _latent_kernel(
         scores = warpgroup_mma(q_rotated, keys.permute((1, 0)), scores, is_async=True)
         _copy(
             latents.index((tile + 1) % 2), rotated.index((tile + 1) % 2), kv, block, start + BLOCK_N, end,
-            RANK, ROTATED, BLOCK_N, BLOCK_SIZE, COPY,
+            RANK, ROTATED, STRIDE, BLOCK_N, BLOCK_SIZE, COPY,
         )  # fmt: skip
         block = _blocks_of(blocks, start + 2 * BLOCK_N, end, BLOCK_N, BLOCK_SIZE, COPY)
         scores = warpgroup_mma_wait(0, [scores])

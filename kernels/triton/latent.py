@@ -3,6 +3,8 @@ space: all heads of a token share one key, whose first part is the value as well
 
 Memory-bound in decode up to some hundred heads. Floor: the latents of every context are read once."""
 
+from dataclasses import replace
+
 import torch
 import triton.language as tl
 from torch import Tensor
@@ -23,8 +25,9 @@ _LOG2E = 1.4426950408889634
 @launchable(do_not_specialize=["table_stride"])
 def _latent_kernel(
     q, kv, out, partial, partial_stats, items, table, scale_log2, table_stride,
-    GROUP: tl.constexpr, HEADS: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_P: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
+    GROUP: tl.constexpr, HEADS: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr, STRIDE: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    DOT: tl.constexpr,
 ):  # fmt: skip
     """See attention._attention_kernel."""
     head_block, seq, begin, _, end, first_row, count, first, _ = item_of(items, BLOCK_N, True)
@@ -49,7 +52,7 @@ def _latent_kernel(
         at = start + tl.arange(0, BLOCK_N)
         there = at < end
         block = tl.load(blocks + at // BLOCK_SIZE, there, 0).to(tl.int64)
-        vector = kv + (block * BLOCK_SIZE + at % BLOCK_SIZE)[:, None] * size
+        vector = kv + (block * BLOCK_SIZE + at % BLOCK_SIZE)[:, None] * STRIDE
         latent = tl.load(vector + column[None, :], there[:, None] & (column < RANK)[None, :], 0.0).to(DOT)
         key = tl.load(
             vector + RANK + rotated[None, :], there[:, None] & (rotated < ROTATED)[None, :], 0.0
@@ -75,11 +78,20 @@ def _latent_kernel(
 
 
 def absorbed_attention(
-    q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, rank: int, split_tokens: int = 0
+    q: Tensor,
+    kv_layer: Tensor,
+    meta: AttentionMeta,
+    scale: float,
+    rank: int,
+    split_tokens: int = 0,
+    *,
+    table: Tensor | None = None,
 ) -> Tensor:
-    """(T, H, R + P) queries in the latent space, latents (num_blocks, 1, 1, block_size, R + P) -> (T, H, R) of latents.
+    """(T, H, R + P) queries in the latent space, latents (num_blocks, 1, 1, block_size, R + P) -> (T, H, R) of latents. Behind
+    each latent there may be something else in memory.
 
-    `split_tokens` > 0: the same bits for a token in any batch (attention.TritonAttention)."""
+    `split_tokens` > 0: the same bits for a token in any batch (attention.TritonAttention). `table`: (sequences, blocks) int32, in
+    place of those of `meta`."""
     q = q.contiguous()
     num_tokens, num_heads, size = q.shape
     out = torch.empty((num_tokens, num_heads, rank), dtype=q.dtype, device=q.device)
@@ -92,7 +104,8 @@ def absorbed_attention(
         split_tokens=split_tokens,
     )
     for part in plan(meta, shape, 0, q.device):
-        _attend(part, shape, q, kv_layer, out, scale)
+        items = part.items if table is None else replace(part.items, table=table)
+        _attend(LaunchPart(part.config, items), shape, q, kv_layer, out, scale)
     return out
 
 
@@ -107,7 +120,8 @@ def _attend(
     )  # fmt: skip
     sizes = {
         "GROUP": shape.num_heads, "HEADS": config.heads, "RANK": rank, "ROTATED": shape.head_dim - rank,
-        "BLOCK_SIZE": shape.block_size, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "num_warps": config.num_warps,
+        "STRIDE": kv_layer.stride(3), "BLOCK_SIZE": shape.block_size, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
+        "num_warps": config.num_warps,
     }  # fmt: skip
     grid = (head_blocks, len(items.items))
     if is_for_hopper(shape, rank, config, q.device):

@@ -22,6 +22,7 @@ from kernels.triton.latent import absorbed_attention
 from kernels.triton.quantise import round_to
 from kernels.triton.route import route
 from kernels.triton.sampling import likeliest, logprobs, mask, penalise_entries, sample
+from kernels.triton.token_index import index_scores, selected_attention
 from kernels.triton.weights import experts
 
 TOKENS, HIDDEN, MIDDLE, HEADS, KV_HEADS, HEAD_DIM = 4096, 4096, 14336, 32, 8, 128
@@ -114,6 +115,15 @@ def _attention(
 def _latent_attention(lens: list[tuple[int, int]]) -> None:
     q = tensor(sum(query for query, _ in lens), 128, 576)
     absorbed_attention(q, tensor(NUM_BLOCKS, 1, 1, BLOCK_SIZE, 576), _step(lens), 0.1, 512)
+
+
+def _chosen_tokens() -> None:
+    """Launch what DeepSeek-V3.2 does: 64 index heads of 128 choose 2,048 tokens."""
+    pool, rows = tensor(NUM_BLOCKS, 1, 1, BLOCK_SIZE, 704), tensor(16, 2, dtype=torch.int32)
+    index_scores(tensor(16, 64, 128), _float(16, 64), pool, rows, tensor(16, 512, dtype=torch.int32), 8192)
+    slots = tensor(16, 2048, dtype=torch.int64)
+    ups = tensor(128, 128, 512), tensor(128, 128, 512)
+    selected_attention(tensor(16, 128, 192), pool[..., :576], slots, _step(DECODE), 0.1, *ups)
 
 
 def _fixed(
@@ -258,6 +268,7 @@ LAUNCHES = (
     Launch("attention, int8", lambda: _attention(DECODE, kv_dtype=torch.int8), (80, 100)),
     Launch("attention, float8", lambda: _attention(PREFILL + DECODE, kv_dtype=torch.float8_e4m3fn), (90,)),
     Launch("attention, latents", lambda: _latent_attention(DECODE)),
+    Launch("attention, chosen tokens", _chosen_tokens),
     Launch("fixed step", lambda: _fixed(32)),
     Launch("fixed step, heads of 64, window", lambda: _fixed(32, 64, 128)),
     Launch("fixed step, int8", lambda: _fixed(32, kv_dtype=torch.int8), (80, 90)),

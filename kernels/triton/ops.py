@@ -19,6 +19,7 @@ from kernels.triton.norm import add_rms_norm, norm_rounded, rms_norm
 from kernels.triton.rope import rope, rope_and_write_kv
 from kernels.triton.route import route
 from kernels.triton.sampling import draw, logprobs, penalise
+from kernels.triton.token_index import invariant_selected_attention, select_tokens, selected_attention
 from kernels.triton.weights import experts, feed_forward, kept, linear
 
 _SPLIT_TOKENS = 1024
@@ -57,6 +58,8 @@ def triton_ops(device: torch.device) -> Ops:
         logprobs=logprobs,
         paged_attention=TritonAttention(),
         latent_attention=latent_attention,
+        select_tokens=select_tokens,
+        selected_attention=selected_attention,
         fixed_step=TritonFixedStep,
         keeps=kept(device),
     )
@@ -81,4 +84,5 @@ def invariant_ops_split_at(device: torch.device, split_tokens: int) -> Ops:
         paged_attention=TritonAttention(split_tokens),
         experts=partial(experts, block_m=_EXPERT_ROWS),
         latent_attention=partial(invariant_latent_attention, split_tokens=split_tokens),
+        selected_attention=partial(invariant_selected_attention, split_tokens=split_tokens),
     )

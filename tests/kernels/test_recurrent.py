@@ -10,7 +10,8 @@ from torch.nn import functional as F
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
-from kernels.ops import AttentionMeta, Convolution, StateBlocks, StateLayer
+from kernels.ops import AttentionMeta, StateBlocks
+from kernels.state_layer import Convolution, StateLayer
 from kernels.states import StatePlace, StateShape
 from kernels.torch.gated_delta import gated_delta
 from kernels.torch.state_space import state_space
