@@ -1,7 +1,7 @@
 """Attention with keys and values for each head, and what all attention layers of a step share."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -26,6 +26,9 @@ class ForwardStep:
     rotation: Rotation
     on_layer: Callable[[int], None] | None
     """Called with a layer's index as soon as its KV is all in the pool."""
+    chosen: list[Tensor] = field(default_factory=list[Tensor])
+    """The slots (N, top_k) int64 of what the last layer that chooses tokens has chosen, for the queries that see more than
+    `top_k`. Empty before it, and where no query does."""
 
 
 class AttentionLayer(Protocol):

@@ -12,6 +12,7 @@ from models import expert_families as expert
 from models import glm_families as glm
 from models import hunyuan_families as hunyuan
 from models import hybrid_families as hybrid
+from models import indexed_families as indexed
 from models import llama4_families as llama4
 from models import mistral_families as mistral
 from models.config_fields import Config
@@ -67,10 +68,12 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "KimiK25ForConditionalGeneration": deepseek.kimi_of_texts,
     "Kimi_K25ForConditionalGeneration": deepseek.kimi_of_texts,
     "Glm4MoeLiteForCausalLM": deepseek.deepseek_v3,
+    "DeepseekV32ForCausalLM": indexed.deepseek_v32,
+    "GlmMoeDsaForCausalLM": indexed.glm_moe_dsa,
 }
 _DEFAULTS = {
     name: defaults
-    for family in (dense, cohere, expert, hunyuan, hybrid, glm, llama4, mistral, deepseek)
+    for family in (dense, cohere, expert, hunyuan, hybrid, glm, llama4, mistral, deepseek, indexed)
     for name, defaults in family.DEFAULTS.items()
 }
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

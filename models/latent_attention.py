@@ -10,7 +10,9 @@ from kernels.ops import KVLayer, Ops
 from kernels.packed import LinearWeight
 from kernels.rounding import Activations, Rounding
 from models.attention import ForwardStep
+from models.rope import halves_order
 from models.spec import MlaSpec, ModelSpec
+from models.token_index import ChosenTokens
 from models.weight_source import WeightSource
 
 _EPS = 1e-6
@@ -54,19 +56,39 @@ class LatentAttention:
         out = checkpoint.matrix(f"{prefix}o_proj.weight", (hidden, spec.num_heads * mla.value_dim))
         self._out = ops.pack(out, checkpoint.dtype)
         self._out_bias = checkpoint.take(f"{prefix}o_proj.bias", (hidden,)) if spec.out_bias else None
+        self._chosen = None
+        if mla.index is not None:
+            self._chosen = ChosenTokens(
+                spec,
+                index,
+                checkpoint,
+                f"{prefix}indexer.",
+                ops,
+                scale=self._scale,
+                k_up=self._k_up,
+                v_up=self._v_up,
+            )
 
     def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
         assert isinstance(x, Tensor), "what takes it is floats"
         assert isinstance(kv_layer, Tensor), "latents of 8 bits are refused where the pool is sized"
-        ops = self._ops
-        ops.write_latent(self._latent(x, step), kv_layer, step.meta)
+        ops, latent = self._ops, self._latent(x, step)
+        if self._chosen is not None:
+            latent = self._chosen.with_keys(latent, x, step)
+        ops.write_latent(latent, kv_layer, step.meta)
         if step.on_layer is not None:
             step.on_layer(self._index)
-        attended = ops.latent_attention(
-            self._queries(x, step), kv_layer, step.meta, self._scale, self._k_up, self._v_up
-        )
+        attended = self._attended(x, kv_layer, step)
         out = self._collectives.sum_partial(ops.linear(attended.flatten(1), self._out, None))
         return out if self._out_bias is None else out + self._out_bias
+
+    def _attended(self, x: Tensor, kv_layer: Tensor, step: ForwardStep) -> Tensor:
+        """(T, hidden) -> (T, heads, value_dim)"""
+        source = self._query_latent(x)
+        q = self._queries(source, step)
+        if self._chosen is not None:
+            return self._chosen.attend(x, source, q, kv_layer, step)
+        return self._ops.latent_attention(q, kv_layer, step.meta, self._scale, self._k_up, self._v_up)
 
     def _latent(self, x: Tensor, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, kv_rank + rope_dim)"""
@@ -75,12 +97,15 @@ class LatentAttention:
         rotated = ops.rope(both[:, None, rank:], step.rotation.cos, step.rotation.sin)[:, 0]
         return torch.cat((ops.rms_norm(both[:, :rank], down.norm, _EPS), rotated), -1)
 
-    def _queries(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """(T, hidden) -> (T, heads, nope_dim + rope_dim)"""
-        ops, down, mla = self._ops, self._q_down, self._mla
-        if down is not None:
-            x = ops.rms_norm(ops.linear(x, down.weight, down.bias), down.norm, _EPS)
-        q = ops.linear(x, self._q, None).unflatten(-1, (-1, mla.nope_dim + mla.rope_dim))
+    def _query_latent(self, x: Tensor) -> Tensor:
+        """(T, hidden) -> (T, q_rank), or x where queries are made from it at once."""
+        ops, down = self._ops, self._q_down
+        return x if down is None else ops.rms_norm(ops.linear(x, down.weight, down.bias), down.norm, _EPS)
+
+    def _queries(self, source: Tensor, step: ForwardStep) -> Tensor:
+        """`_query_latent` -> (T, heads, nope_dim + rope_dim)"""
+        ops, mla = self._ops, self._mla
+        q = ops.linear(source, self._q, None).unflatten(-1, (-1, mla.nope_dim + mla.rope_dim))
         rotated = ops.rope(q[..., mla.nope_dim :], step.rotation.cos, step.rotation.sin)
         q, factors = torch.cat((q[..., : mla.nope_dim], rotated), -1), step.rotation.query_factors
         return q if factors is None else (q * factors).to(q.dtype)
@@ -99,7 +124,7 @@ def _read_queries(
         down = None
         weight = checkpoint.take(f"{prefix}q_proj.weight", (spec.num_heads * dim, spec.hidden_size))
     if mla.interleaved:
-        weight = weight.unflatten(0, (-1, dim))[:, _halves_order(mla.nope_dim, mla.rope_dim)].flatten(0, 1)
+        weight = weight.unflatten(0, (-1, dim))[:, halves_order(mla.nope_dim, mla.rope_dim)].flatten(0, 1)
     return down, ops.pack(weight, checkpoint.dtype)
 
 
@@ -118,14 +143,7 @@ def _read_down(
     weight = checkpoint.take(f"{prefix}{projection}.weight", (rank + more, spec.hidden_size))
     bias = checkpoint.take(f"{prefix}{projection}.bias", (rank + more,)) if spec.qkv_bias else None
     if more and spec.mla is not None and spec.mla.interleaved:
-        order = _halves_order(rank, more)
+        order = halves_order(rank, more)
         weight, bias = weight[order], None if bias is None else bias[order]
     packed = ops.pack(weight, checkpoint.dtype)
     return _Down(packed, bias, checkpoint.take(f"{prefix}{norm}.weight", (rank,), torch.float32))
-
-
-def _halves_order(start: int, count: int) -> list[int]:
-    """Rows in an order that puts the first of each neighbouring pair behind `start` into the first half, the second into the
-    second: pairs are then where `Ops.rope` rotates them. Scores do not change when queries and keys are reordered alike."""
-    end = start + count
-    return [*range(start), *range(start, end, 2), *range(start + 1, end, 2)]

@@ -35,12 +35,15 @@ class _Names:
 
 def with_mtp_layer(spec: ModelSpec) -> ModelSpec:
     """Return the model with the first layer for multi-token prediction among its own: it is as the last ones that attend."""
-    moe, kept = spec.moe, spec.recurrent
+    moe, kept, mla = spec.moe, spec.recurrent, spec.mla
+    if mla is not None and mla.index is not None:
+        mla = replace(mla, index=replace(mla.index, chooses=(*mla.index.chooses, True)))
     return replace(
         spec,
         num_layers=spec.num_layers + 1,
         mtp_layers=(),
         windows=(*spec.windows, 0),
+        mla=mla,
         moe=moe and replace(moe, sparse=(*moe.sparse, True)),
         recurrent=kept and replace(kept, kinds=(*kept.kinds, "kv")),
     )

@@ -128,6 +128,13 @@ def rotation_order(spec: ModelSpec) -> Tensor | None:
     return torch.cat((first, rest[:middle], second, rest[middle:]))
 
 
+def halves_order(start: int, count: int) -> list[int]:
+    """Return rows in an order that puts the first of each neighbouring pair behind `start` into the first half, the second into
+    the second: pairs are then where `Ops.rope` rotates them. Scores do not change when queries and keys are reordered alike."""
+    end = start + count
+    return [*range(start), *range(start, end, 2), *range(start + 1, end, 2)]
+
+
 def inverse_frequencies(rope: RopeSpec, head_dim: int, max_context_tokens: int) -> tuple[Tensor, float]:
     """(head_dim / 2,) float32, and the factor that cosines and sines are multiplied by. `max_context_tokens`: of the longest
     sequence that is served."""

@@ -98,6 +98,21 @@ class QueryTemperature:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenIndexSpec:
+    """How queries choose the tokens that they attend to (DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556)."""
+
+    num_heads: int
+    head_dim: int
+    """Dimensions of each index query, and of a token's index key. The first `MlaSpec.rope_dim` are rotated."""
+    top_k: int
+    """How many tokens a query attends to, where it sees more."""
+    interleaved: bool
+    """Rotated pairs are neighbours in the checkpoint. Those of attention itself may lie otherwise."""
+    chooses: tuple[bool, ...]
+    """Whether each layer chooses tokens itself. Others attend to those of the last layer that does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MlaSpec:
     q_rank: int
     """0: queries are made from the hidden state at once."""
@@ -108,6 +123,18 @@ class MlaSpec:
     value_dim: int
     interleaved: bool
     """Rotated pairs are neighbours in the checkpoint."""
+    index: TokenIndexSpec | None = None
+    """None where queries attend to all tokens before them."""
+
+    @property
+    def latent_size(self) -> int:
+        """Numbers of a token's latent with the rotated part of its key."""
+        return self.kv_rank + self.rope_dim
+
+    @property
+    def token_size(self) -> int:
+        """Numbers that the cache keeps of a token in each layer: the latent, and the index key behind it."""
+        return self.latent_size + (0 if self.index is None else self.index.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,11 +294,10 @@ class ModelSpec:
                 return layout
             num_slots = self.recurrent.num_slots(layout.slot_bytes)
             return replace(layout, state_blocks=num_blocks_for(num_slots, block_size))
-        latent_size = self.mla.kv_rank + self.mla.rope_dim
         return KVLayout(
             num_layers=self.num_layers,
             num_kv_heads=1,
-            head_dim=latent_size,
+            head_dim=self.mla.token_size,
             block_size=block_size,
             dtype=dtype,
             state="mla",

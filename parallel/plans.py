@@ -37,7 +37,7 @@ class Dims:
     projected: tuple[Section, ...] = ()
     """What a recurrent layer's first matrix makes, where it makes several things."""
     stage_starts: tuple[int, ...] = ()
-    """The layers that a pipeline stage may begin with, where some keep their states in other layers' memory. Empty: any."""
+    """The layers that a pipeline stage may begin with, where some need what earlier ones keep or have chosen. Empty: any."""
 
     @property
     def stage_edges(self) -> list[int]:
@@ -95,7 +95,9 @@ def check(dims: Dims, mesh: Mesh, role: str, num_spare: int = 0) -> None:
     nearest = mesh
     most = len(dims.stage_edges) - 1
     if mesh.pp > most:
-        why = f": recurrent states let them be cut into {most} at most" if dims.stage_starts else ""
+        why = (
+            f": those that need earlier ones let them be cut into {most} at most" if dims.stage_starts else ""
+        )
         reasons.append(f"{dims.num_layers} layers cannot fill {mesh.pp} pipeline stages{why}")
         nearest = replace(nearest, pp=most)
     most = min(dims.num_heads, dims.vocab_size, *dims.widths)

@@ -67,6 +67,7 @@ RULES: tuple[Rule, ...] = (
     Rule(_LAYER + r"(mamba\.out_proj\.bias|linear_attn\.norm\.weight)"),
     Rule(_ATTENTION + r"(o_proj|q_a_proj|kv_a_proj_with_mqa)\.bias"),
     Rule(_ATTENTION + r"(q_a_proj|kv_a_proj_with_mqa|[qk]_norm|(query|key)_layernorm|q_a_layernorm|kv_a_layernorm)\.weight"),
+    Rule(_ATTENTION + r"indexer\.((wq_b|wk|weights_proj)\.weight|k_norm\.(weight|bias))"),
     Rule(_MLP + r"down_proj\.bias"),
     Rule(_LAYER + r"(mlp|block_sparse_moe|feed_forward)\.(gate(\.wg)?|router(\.layer)?)\.(weight|bias|e_score_correction_bias)"),
     Rule(_LAYER + r"(mlp|block_sparse_moe)\.(moe_statics\.)?e_score_correction_bias"),

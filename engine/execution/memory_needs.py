@@ -17,7 +17,12 @@ from models.spec import ModelSpec
 from parallel.mesh import Mesh
 from parallel.plans import ModelShare, even_part, part_of
 
-_FLOAT, _DOUBLE = 4, 8
+_FLOAT, _DOUBLE, _PLACE = 4, 8, 8
+_GPU_SCORES, _CPU_NUMBERS = 1 << 24, 1 << 19
+"""Scores of tokens, or numbers on the way to them, that exist at one time (`kernels/triton/token_index.py` and
+`kernels/torch/token_index.py`), unless one query takes more."""
+_SCORE_BYTES = 24
+"""A score, and what is chosen by: whether it is among the highest, which of them it is, and its token."""
 _MXFP4_BYTES = 0.5 + 1 / 32
 """Four bits a number, and an exponent of one byte for each 32 numbers."""
 _SCALE_BYTES = 4
@@ -195,6 +200,7 @@ def _attention_bytes(
     vectors = tokens * (3 * heads + 4 * kv_heads) * spec.head_dim * stored.other
     if spec.qk_norm != "none":
         vectors += tokens * (heads + kv_heads) * spec.head_dim * 2 * _FLOAT
+    vectors += _choosing_bytes(spec, tokens, heads, stored, context_tokens)
     if not stored.on_cpu:
         return vectors
     if stored.attends_natively:
@@ -203,7 +209,7 @@ def _attention_bytes(
         return vectors + floats * spec.head_dim * _FLOAT
     # One sequence's context is gathered. Where PyTorch's own attention has no name for the scores, they are written out for a
     # tile of queries, from keys and values repeated for each query head.
-    latent = 0 if spec.mla is None else spec.mla.kv_rank + spec.mla.rope_dim
+    latent = 0 if spec.mla is None else spec.mla.latent_size
     gathered = context_tokens * (latent or 2 * kv_heads * spec.head_dim) * stored.other
     scores = min(tokens, _TILE_TOKENS) * context_tokens * _FLOAT
     masks = 2 * len(set(spec.windows)) * scores
@@ -213,6 +219,28 @@ def _attention_bytes(
         return vectors + gathered + masks + 3 * heads * scores
     repeated = 2 * heads * context_tokens * spec.head_dim * stored.other
     return vectors + gathered + masks + repeated + 4 * heads * scores
+
+
+def _choosing_bytes(spec: ModelSpec, tokens: int, heads: int, stored: Stored, context_tokens: int) -> int:
+    """Return the bytes that choosing tokens takes: index queries, queries and results in the latent space, scores of a run of
+    queries with what is chosen by, and on a CPU their products of each index head, and what a run of queries has chosen."""
+    if (mla := spec.mla) is None or (index := mla.index) is None:
+        return 0
+    rows = index.num_heads * (index.head_dim * 3 * stored.other + 2 * _FLOAT)
+    rows += index.top_k * 2 * _PLACE + 2 * heads * mla.latent_size * stored.other
+    if not stored.on_cpu:
+        scores = max(context_tokens, min(tokens * context_tokens, _GPU_SCORES))
+        return tokens * rows + scores * _SCORE_BYTES
+    keys = context_tokens * index.head_dim * (stored.other + _FLOAT)
+    scored = _run(tokens, index.num_heads * context_tokens) * context_tokens
+    scores = scored * (2 * index.num_heads * _FLOAT + _SCORE_BYTES)
+    chosen = _run(tokens, index.top_k * mla.latent_size) * index.top_k
+    return tokens * rows + keys + max(scores, chosen * (mla.latent_size * stored.other + 2 * heads * _FLOAT))
+
+
+def _run(tokens: int, numbers: int) -> int:
+    """Return how many queries of so many numbers each a CPU takes at once."""
+    return max(1, min(tokens, _CPU_NUMBERS // numbers))
 
 
 def _recurrent_bytes(kept: RecurrentSpec, num_ranks: int, num_seqs: int, tokens: int, wide: int) -> int:

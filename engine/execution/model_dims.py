@@ -30,8 +30,15 @@ def dims_of(spec: ModelSpec) -> Dims:
         head_weights=head_weights,
         num_experts=0 if spec.moe is None else spec.moe.num_experts,
         **_recurrent_sections(spec.recurrent),
-        stage_starts=() if spec.recurrent is None else spec.recurrent.stage_starts,
+        stage_starts=_stage_starts(spec),
     )
+
+
+def _stage_starts(spec: ModelSpec) -> tuple[int, ...]:
+    """Return `Dims.stage_starts`. A layer that shares the tokens which an earlier one has chosen is in that one's stage."""
+    if spec.mla is not None and spec.mla.index is not None and not all(spec.mla.index.chooses):
+        return tuple(layer for layer, chooses in enumerate(spec.mla.index.chooses) if chooses)
+    return () if spec.recurrent is None else spec.recurrent.stage_starts
 
 
 def _recurrent_sections(kept: RecurrentSpec | None) -> dict[str, tuple[Section, ...]]:
@@ -127,7 +134,7 @@ def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int
     """Return the number of weights in the part of a layer's attention that makes so many of its heads, or in what stands in its
     place."""
     if spec.recurrent is None or spec.recurrent.kinds[layer] == "kv":
-        return _attention_weights(spec, heads, kv_heads)
+        return _attention_weights(spec, heads, kv_heads) + _index_weights(spec, layer)
     shape, kind = spec.recurrent.shape, spec.recurrent.kinds[layer]
     gates = 2 if kind == "gated_delta" else 1
     inputs = shape.conv_channels + shape.value_size + gates * shape.num_value_heads
@@ -146,6 +153,15 @@ def _attention_weights(spec: ModelSpec, heads: int, kv_heads: int) -> int:
     latent = spec.hidden_size * (mla.kv_rank + mla.rope_dim)
     expanded = mla.kv_rank * heads * (mla.nope_dim + mla.value_dim)
     return query + latent + expanded + heads * mla.value_dim * spec.hidden_size
+
+
+def _index_weights(spec: ModelSpec, layer: int) -> int:
+    """Return the number of weights by which a layer chooses tokens, which every rank has whole."""
+    mla = spec.mla
+    if mla is None or mla.index is None or not mla.index.chooses[layer]:
+        return 0
+    heads, dim = mla.index.num_heads, mla.index.head_dim
+    return mla.q_rank * heads * dim + spec.hidden_size * (dim + heads)
 
 
 def _mlp_weights(spec: ModelSpec, sparse: bool) -> int:

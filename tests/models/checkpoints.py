@@ -13,7 +13,8 @@ import transformers
 from kernels.ops import AttentionMeta, StateBlocks
 from models.causal_model import CausalModel
 from tests.models import config_parts
-from tests.models.config_parts import CONTEXT, ROPES, common, qwen_experts, rope
+from tests.models.config_parts import CONTEXT, ROPES, common, deepseek, qwen_experts, rope
+from tests.models.indexed_families import deepseek_v32, glm_moe_dsa
 from tests.models.newer_families import (
     cohere,
     cohere2,
@@ -118,31 +119,6 @@ def qwen3_moe(rng: random.Random, i: int) -> Any:
     return transformers.Qwen3MoeConfig(**qwen_experts(rng, i), attention_bias=rng.random() < 0.5, **window)
 
 
-def deepseek(rng: random.Random, i: int) -> dict[str, Any]:
-    fields = common(rng)
-    fields.pop("head_dim")
-    fields["num_key_value_heads"] = fields["num_attention_heads"]
-    parameters = rope(rng, ROPES[i])
-    if parameters["rope_type"] == "yarn":
-        parameters |= {"mscale": 0.8, "mscale_all_dim": 1.2}
-    return {
-        **fields,
-        "rope_parameters": parameters,
-        "attention_bias": i % 2 == 1,
-        "q_lora_rank": (None, 12)[i % 2],
-        "kv_lora_rank": 16,
-        "qk_nope_head_dim": 12,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": (8, 12)[i // 2 % 2],
-        "num_experts_per_tok": 3,
-        "n_routed_experts": 8,
-        "n_shared_experts": 1 + i % 2,
-        "moe_intermediate_size": 16,
-        "first_k_dense_replace": i % 3,
-        "routed_scaling_factor": 1.5,
-    }
-
-
 def deepseek_v2(rng: random.Random, i: int) -> Any:
     groups: dict[str, Any] = {}
     if i % 2:
@@ -237,6 +213,8 @@ SPARSE = {
     "minimax_m2": minimax_m2,
     "glm4_moe_lite": glm4_moe_lite,
     "mistral4": mistral4,
+    "deepseek_v32": deepseek_v32,
+    "glm_moe_dsa": glm_moe_dsa,
     "dots1": dots1,
     "ernie4_5_moe": ernie4_5_moe,
     "hunyuan_moe": hunyuan_moe,

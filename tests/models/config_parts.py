@@ -57,3 +57,29 @@ def qwen_experts(rng: random.Random, i: int) -> dict[str, Any]:
         "norm_topk_prob": i % 2 == 0,
         **({}, {"mlp_only_layers": [1]}, {"decoder_sparse_step": 2})[i % 3],
     }
+
+
+def deepseek(rng: random.Random, i: int) -> dict[str, Any]:
+    """Latent attention and experts, as DeepSeek's models have them."""
+    fields = common(rng)
+    fields.pop("head_dim")
+    fields["num_key_value_heads"] = fields["num_attention_heads"]
+    parameters = rope(rng, ROPES[i])
+    if parameters["rope_type"] == "yarn":
+        parameters |= {"mscale": 0.8, "mscale_all_dim": 1.2}
+    return {
+        **fields,
+        "rope_parameters": parameters,
+        "attention_bias": i % 2 == 1,
+        "q_lora_rank": (None, 12)[i % 2],
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": (8, 12)[i // 2 % 2],
+        "num_experts_per_tok": 3,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1 + i % 2,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": i % 3,
+        "routed_scaling_factor": 1.5,
+    }

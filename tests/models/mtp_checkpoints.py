@@ -12,8 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3DecoderLayer
+from transformers.models.deepseek_v32.modeling_deepseek_v32 import DeepseekV32DecoderLayer
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeDecoderLayer
 from transformers.models.glm4_moe_lite.modeling_glm4_moe_lite import Glm4MoeLiteDecoderLayer
+from transformers.models.glm_moe_dsa.modeling_glm_moe_dsa import GlmMoeDsaDecoderLayer
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeDecoderLayer
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextDecoderLayer
@@ -25,6 +27,8 @@ _BLOCKS: dict[str, Any] = {
     "deepseek_v3": DeepseekV3DecoderLayer,
     "glm4_moe": Glm4MoeDecoderLayer,
     "glm4_moe_lite": Glm4MoeLiteDecoderLayer,
+    "deepseek_v32": DeepseekV32DecoderLayer,
+    "glm_moe_dsa": GlmMoeDsaDecoderLayer,
     "qwen3_next": Qwen3NextDecoderLayer,
     "qwen3_5": Qwen3_5DecoderLayer,
     "qwen3_5_moe": Qwen3_5MoeDecoderLayer,
@@ -70,6 +74,8 @@ class MtpReference:
         mask = torch.full((count, count), -torch.inf).triu(1)[None, None]
         rotations = model.rotary_emb(x, positions)
         out = self.block(x, attention_mask=mask, position_ids=positions, position_embeddings=rotations)
+        if isinstance(out, tuple):  # with the tokens that were chosen
+            out = out[0]
         return self._norm(out[0], "shared_head.norm")
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
@@ -104,11 +110,13 @@ def with_mtp(folder: Path, target: Any, family: str) -> MtpReference:
 
 def _block(config: Any, family: str) -> Any:
     """A layer as the model's last ones that attend are: with experts."""
-    if not family.startswith(("qwen", "glm4_moe_lite")):
+    if not family.startswith(("qwen", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa")):
         return _BLOCKS[family](config, config.num_hidden_layers)
     alone = copy.deepcopy(config)
     alone.num_hidden_layers, alone.layer_types = 1, ["full_attention"]
     alone.mlp_only_layers, alone.decoder_sparse_step, alone.mlp_layer_types = [], 1, ["sparse"]
+    if hasattr(alone, "indexer_types"):
+        alone.indexer_types = ["full"]
     return _BLOCKS[family](alone, 0)
 
 

@@ -75,7 +75,7 @@ def quantise_all(
     make(folder, made, seed=0)
     torch.manual_seed(0)
     tensors = load_file(folder / "model.safetensors")
-    for name in [n for n in tensors if "_proj" in n and n.endswith("weight")]:
+    for name in [n for n in tensors if ("_proj" in n or "indexer.w" in n) and n.endswith("weight")]:
         stem, weight = name.removesuffix(".weight"), tensors.pop(name)
         tensors |= {f"{stem}.{suffix}": part.contiguous() for suffix, part in quantise(weight).items()}
     rewrite(folder, tensors, **config)

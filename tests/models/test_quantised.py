@@ -49,7 +49,10 @@ def fp8_checkpoint(folder: Path, family: str) -> None:
     config.vocab_size = 62
     make(folder, config, seed=0)
     tensors = load_file(folder / "model.safetensors")
-    for name in [n for n in tensors if "_proj" in n and n.endswith("weight")]:
+    parts = ("_proj.", "indexer.wq_b.", "indexer.wk.")
+    for name in [n for n in tensors if any(part in n for part in parts) and n.endswith("weight")]:
+        if "weights_proj" in name:  # published ones have it in 16 bits
+            continue
         tensors[name], tensors[f"{name}_scale_inv"] = to_fp8(tensors[name])
     rewrite(folder, tensors, quantization_config=FP8)
 
@@ -66,7 +69,7 @@ def compare(folder: Path, quantisation: Any) -> None:
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3", "deepseek_v32"])
 def test_fp8_in_blocks(family: str, tmp_path: Path) -> None:
     fp8_checkpoint(tmp_path, family)
     compare(tmp_path, transformers.FineGrainedFP8Config(weight_block_size=BLOCK, dequantize=True))
@@ -153,7 +156,7 @@ def test_mxfp4(tmp_path: Path) -> None:
     compare(tmp_path, transformers.Mxfp4Config(dequantize=True))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3", "gpt_oss", "llama"])
+@pytest.mark.parametrize("family", ["qwen3", "deepseek_v3", "deepseek_v32", "gpt_oss", "llama"])
 def test_two_ranks_equal_the_whole(family: str, tmp_path: Path) -> None:
     """MXFP4 is cut between its groups, of which there are three here: one rank holds twice as much of each expert. Llama's four
     bits are AWQ's."""

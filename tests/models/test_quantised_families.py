@@ -14,6 +14,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "llama4": {"no_rope_layers": [1, 0]},
     "smollm3": {"no_rope_layers": [1, 0]},
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse"]},
+    "deepseek_v32": {"mlp_layer_types": ["dense", "sparse"]},
+    "glm_moe_dsa": {"mlp_layer_types": ["dense", "sparse"], "indexer_types": ["full", "shared"]},
 }
 Stored = tuple[dict[str, torch.Tensor], torch.Tensor]
 """A matrix as it is stored, and the floats that this stands for."""

@@ -14,6 +14,8 @@ HEADS = {
     "deepseek_v3": (5, 5),
     "glm4_moe_lite": (5, 5),
     "mistral4": (5, 5),
+    "deepseek_v32": (5, 5),
+    "glm_moe_dsa": (5, 5),
 }
 """Query and KV heads that do not divide evenly (6, 2 elsewhere): some ranks have more, and some share a KV head."""
 
@@ -39,6 +41,8 @@ def awkward(family: str) -> Any:
         config.no_rope_layers = [1, 0, 1]
     if hasattr(config, "mlp_layer_types"):
         config.mlp_layer_types = ["dense", "sparse", "sparse"]
+    if hasattr(config, "indexer_types"):
+        config.indexer_types = ["full", "shared", "full"]
     if family in HYBRID:
         own, attends = config.layer_types[0], next(each for each in config.layer_types if each in _ATTENDING)
         config.num_hidden_layers = 5
