@@ -101,9 +101,10 @@ def _need(job: SimulatedRequest, num_cached: int, engine: EngineBound) -> _Need 
     """Return what a request needs; None where it is hopeless."""
     cost, slo = engine.cost, job.request.slo
     num_new, num_decoded = job.num_prompt - num_cached, job.max_tokens - 1
-    prompt_s = num_new / cost.tokens_per_s + chunk_pairs(num_cached, num_new) * cost.pair_s
+    prompt_s = cost.compute_s(num_new, chunk_pairs(num_cached, num_new))
     context = job.num_prompt + job.max_tokens / 2
     read_s, fixed_s = context * cost.kv_token_read_s + cost.state_s, cost.overhead_s + cost.weights_read_s
+    read_s += min(context, cost.chosen_tokens) * cost.chosen_read_s
     room_s = slo.tpot_s - fixed_s
     if cost.overhead_s + prompt_s > slo.ttft_s or (num_decoded and read_s > room_s):
         return None

@@ -9,7 +9,7 @@ model (`benchmarks/results/simulator.md`).
 Prices are dollars an hour on demand in May 2026: the median of offers for the H100, the middle of the range for A100 and H200;
 L40S and B200 are put at the H100's price for each byte per second of memory bandwidth."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 from core.memory_law import DeviceMemory, RankNeeds, Sharing, check_fit, kv_room
@@ -50,6 +50,14 @@ class CatalogueModel:
     """Values kept for one token, all layers; 0: keys and values of every layer."""
     pair_values: int = 0
     """Multiplications between one query and one key, all layers and heads; 0: as keys and values are kept."""
+    chosen_tokens: int = 0
+    """How many tokens a query attends to at the most, where it chooses them by scores; 0: to all."""
+    chosen_values: int = 0
+    """Values of one token that attention reads where it is chosen, all layers."""
+    index_values: int = 0
+    """Values of one token that scoring reads, all layers."""
+    index_pair_values: int = 0
+    """Multiplications by which one query scores one token, all layers."""
     adapter_bytes: float = 0.0
     """What adapters take beside the weights, in each instance."""
     state_bytes: float = 0.0
@@ -144,7 +152,7 @@ def step_cost(gpu: Gpu, model: CatalogueModel, tp: int = 1, pp: int = 1) -> Step
     num_reduces = 2 * model.num_layers if tp > 1 else 0
     reduced_bytes = 2 * (tp - 1) / tp * model.hidden_size * _BYTES_PER_VALUE
     token_s = 2 * model.active_weights / flop_per_s + num_reduces * reduced_bytes / gpu.scale_up_bytes_per_s
-    return StepCost(
+    cost = StepCost(
         overhead_s=_OVERHEAD_S + num_reduces * _REDUCE_LATENCY_S,
         tokens_per_s=1 / token_s,
         weights_read_s=model.common_bytes / bandwidth,
@@ -156,6 +164,23 @@ def step_cost(gpu: Gpu, model: CatalogueModel, tp: int = 1, pp: int = 1) -> Step
         stages=pp,
         hop=link_cost(gpu, tp),
         hop_token_bytes=model.hidden_size * _BYTES_PER_VALUE,
+    )
+    return _choosing(cost, model)
+
+
+def _choosing(cost: StepCost, model: CatalogueModel) -> StepCost:
+    """Return the cost where queries choose tokens: scoring all of them, and attending to those that are chosen."""
+    if not model.chosen_tokens:
+        return cost
+    read_s = cost.kv_token_read_s / model.kv_token_values
+    pair_s = 2 * cost.pair_s / model.pair_flop
+    return replace(
+        cost,
+        kv_token_read_s=read_s * model.index_values,
+        pair_s=pair_s * model.index_pair_values,
+        chosen_tokens=model.chosen_tokens,
+        chosen_read_s=read_s * model.chosen_values,
+        chosen_pair_s=cost.pair_s,
     )
 
 

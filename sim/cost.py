@@ -76,6 +76,11 @@ class StepCost:
     """Time to read and write one sequence's recurrent state."""
     pair_s: float = 0.0
     """Time of attention between one query and one key, over all layers."""
+    chosen_tokens: int = 0
+    """How many tokens a query attends to at the most, where it chooses them. The two times above are then those of scoring all
+    tokens, and each chosen one takes `chosen_read_s` and `chosen_pair_s` besides. 0: a query attends to all."""
+    chosen_read_s: float = 0.0
+    chosen_pair_s: float = 0.0
     stages: int = 1
     """Stages of a pipeline. The times above are those of all layers; each stage has its share of them."""
     hop: LinkCost = LinkCost()
@@ -93,18 +98,23 @@ class StepCost:
         compute_s = self.compute_s(num_tokens, num_pairs)
         if self.stages == 1:
             return self.overhead_s + max(compute_s, self.memory_s(num_tokens, context_tokens, num_seqs))
-        context_s, parts = context_tokens * self.kv_token_read_s + num_seqs * self.state_s, self.stages**2
+        context_s, parts = self._kept_s(num_tokens, context_tokens, num_seqs), self.stages**2
         read_s = self._read_s(num_tokens / self.stages)
         part_s = max(compute_s / parts, read_s / self.stages + context_s / parts)
         hop_s = self.hop.duration_s(num_tokens * self.hop_token_bytes / self.stages)
         return self.overhead_s + (2 * self.stages - 1) * (part_s + hop_s)
 
     def compute_s(self, num_tokens: int, num_pairs: float) -> float:
-        return num_tokens / self.tokens_per_s + num_pairs * self.pair_s
+        chosen_s = min(num_pairs, num_tokens * self.chosen_tokens) * self.chosen_pair_s
+        return num_tokens / self.tokens_per_s + num_pairs * self.pair_s + chosen_s
 
     def memory_s(self, num_tokens: int, context_tokens: int, num_seqs: int) -> float:
-        kept_s = context_tokens * self.kv_token_read_s + num_seqs * self.state_s
-        return self._read_s(num_tokens) + kept_s
+        return self._read_s(num_tokens) + self._kept_s(num_tokens, context_tokens, num_seqs)
+
+    def _kept_s(self, num_tokens: int, context_tokens: int, num_seqs: int) -> float:
+        """Return the time to read what is kept of sequences. Chosen tokens are counted as though sequences were equally long."""
+        chosen_s = min(context_tokens, num_tokens * self.chosen_tokens) * self.chosen_read_s
+        return context_tokens * self.kv_token_read_s + chosen_s + num_seqs * self.state_s
 
     def _read_s(self, num_tokens: float) -> float:
         """Return the time to read the weights that so many tokens use."""
@@ -123,6 +133,9 @@ class StepCost:
             kv_token_read_s=self.kv_token_read_s / self.stages,
             state_s=self.state_s / self.stages,
             pair_s=self.pair_s / self.stages,
+            chosen_tokens=self.chosen_tokens,
+            chosen_read_s=self.chosen_read_s / self.stages,
+            chosen_pair_s=self.chosen_pair_s / self.stages,
         )
 
 
@@ -170,9 +183,11 @@ class SharedCost:
             whole,
             tokens_per_s=whole.tokens_per_s * computes,
             pair_s=whole.pair_s / computes,
+            chosen_pair_s=whole.chosen_pair_s / computes,
             weights_read_s=whole.weights_read_s / reads,
             experts_read_s=whole.experts_read_s / reads,
             kv_token_read_s=whole.kv_token_read_s / reads,
+            chosen_read_s=whole.chosen_read_s / reads,
             state_s=whole.state_s / reads,
         )
 

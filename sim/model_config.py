@@ -1,9 +1,9 @@
 """A model of the catalogue from any `config.json`: what its weights weigh, how many of them a token uses, what it keeps.
 
-The counts follow from the sizes that the configuration names (transformers' keys): grouped-query or latent attention (MLA), dense
-or routed experts (MoE) with shared ones, recurrent layers, and quantised weights; embeddings and the last projection stay in 16
-bits. Recurrent layers keep a state that does not grow; those with a sliding window are counted as though they kept
-everything."""
+The counts follow from the sizes that the configuration names (transformers' keys): grouped-query or latent attention (MLA), also
+to tokens that each query chooses (`sim.token_index`), dense or routed experts (MoE) with shared ones, recurrent layers, and
+quantised weights; embeddings and the last projection stay in 16 bits. Recurrent layers keep a state that does not grow; those
+with a sliding window are counted as though they kept everything."""
 
 import json
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from core.errors import ConfigError
 from models.expert_share import EXPERT_KEYS, expert_share, said
 from sim.catalogue import MODELS, CatalogueModel
 from sim.recurrent_layers import RecurrentLayer, recurrent_layer
+from sim.token_index import with_token_index
 
 _BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _QUANTISED_BYTES = {"fp8": 1.0, "fbgemm_fp8": 1.0, "mxfp4": 0.53, "bitnet": 0.25}
@@ -76,7 +77,7 @@ def model_of(config: Mapping[str, Any]) -> CatalogueModel:
     embeddings = whole["vocab_size"] * hidden * (1 if whole.get("tie_word_embeddings") else 2)
     value_bytes = _value_bytes(config, whole)
     plain_bytes = _BYTES.get(str(whole.get("dtype") or whole.get("torch_dtype") or "bfloat16"), 2.0)
-    return CatalogueModel(
+    model = CatalogueModel(
         num_weights=layers + embeddings,
         num_layers=num_layers,
         num_heads=heads,
@@ -91,6 +92,7 @@ def model_of(config: Mapping[str, Any]) -> CatalogueModel:
         pair_values=growing * pair_values,
         state_bytes=(num_layers - growing) * recurrent.state_bytes,
     )
+    return with_token_index(model, whole, value_bytes)
 
 
 def _attention(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int, int]:

@@ -62,11 +62,13 @@ def request_needs(
     cached, decoded = load.prompt - load.new, load.output - 1
     pairs = load.new * (cached + (load.new + 1) / 2)
     prompt_s = load.new / engine.cost.tokens_per_s + pairs * engine.cost.pair_s
+    prompt_s += numpy.minimum(pairs, load.new * engine.cost.chosen_tokens) * engine.cost.chosen_pair_s
     hopeless = engine.cost.overhead_s + prompt_s > slo.ttft_s
     engine = tokens or engine
     cost = engine.cost
     context = load.prompt + load.output / 2
     read_s = context * cost.kv_token_read_s + cost.state_s
+    read_s += numpy.minimum(context, cost.chosen_tokens) * cost.chosen_read_s
     alone_s = cost.step_s(1, 0, 0, 1)
     hopeless |= (decoded > 0) & (alone_s + read_s > slo.tpot_s)
     full_s = cost.overhead_s + cost.weights_read_s

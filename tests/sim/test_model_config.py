@@ -10,9 +10,11 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     DeepseekV3Config,
+    DeepseekV32Config,
     Dots1Config,
     Ernie4_5_MoeConfig,
     Glm4MoeLiteConfig,
+    GlmMoeDsaConfig,
     GraniteMoeHybridConfig,
     HunYuanMoEV1Config,
     LlamaConfig,
@@ -53,6 +55,7 @@ _LATENT: dict[str, Any] = {
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
 }
+_INDEX: dict[str, Any] = {"index_n_heads": 6, "index_head_dim": 32, "index_topk": 100}
 CONFIGS = {
     "llama": LlamaConfig(**SIZES),
     "tied, with its own head size": Qwen3Config(**SIZES, head_dim=64, tie_word_embeddings=True),
@@ -67,6 +70,13 @@ CONFIGS = {
     ),
     "deepseek v3": DeepseekV3Config(**_LATENT, first_k_dense_replace=1, n_group=1, topk_group=1),
     "glm 4.7 flash": Glm4MoeLiteConfig(**_LATENT, mlp_layer_types=["dense", "sparse", "dense", "sparse"]),
+    "deepseek v3.2": DeepseekV32Config(**_LATENT, **_INDEX, mlp_layer_types=["dense", "sparse"] * 2),
+    "glm 5": GlmMoeDsaConfig(
+        **_LATENT,
+        **_INDEX,
+        mlp_layer_types=["dense", "sparse"] * 2,
+        indexer_types=["full", "shared", "full", "shared"],
+    ),
     "minimax m2": MiniMaxM2Config(**SIZES, head_dim=64, num_local_experts=16, num_experts_per_tok=4),
     "dots.llm1": Dots1Config(**SIZES, **_EXPERTS, first_k_dense_replace=1),
     "ernie 4.5": Ernie4_5_MoeConfig(
@@ -145,6 +155,25 @@ def test_a_latent_is_kept_in_place_of_keys_and_values() -> None:
     model = model_of(CONFIGS["deepseek v3"].to_dict())
     assert model.kv_token_bytes == 4 * (64 + 16) * 2
     assert model_of(CONFIGS["llama"].to_dict()).kv_token_bytes == 4 * 2 * 2 * 32 * 2
+
+
+@pytest.mark.parametrize(("name", "choosing"), [("deepseek v3.2", 4), ("glm 5", 2)])
+def test_chosen_tokens_are_kept_with_index_keys_and_all_are_scored(name: str, choosing: int) -> None:
+    """Beyond as many tokens as are chosen, each more costs a step the reading of its index keys alone."""
+    model, dense = (model_of(CONFIGS[which].to_dict()) for which in (name, "deepseek v3"))
+    assert model.kv_token_bytes == 4 * (64 + 16 + 32) * 2
+    cost, all_read = (step_cost(GPUS["H100"], each) for each in (model, dense))
+    short, long, longer = (cost.memory_s(1, tokens, 1) for tokens in (100, 1000, 2000))
+    assert longer - long == pytest.approx(1000 * choosing * 32 * 2 / (3350e9 * 0.8))
+    few = 100 * (choosing * 32 + 4 * (64 + 16)) * 2 / (3350e9 * 0.8)
+    assert short - cost.memory_s(1, 0, 1) == pytest.approx(few)
+    assert cost.memory_s(8, 8 * 1000, 8) - cost.memory_s(8, 8 * 900, 8) == pytest.approx(
+        8 * (longer - long) / 10
+    )
+    attends = all_read.compute_s(10, 10 * 100) - all_read.compute_s(10, 0)
+    scores = 2 * choosing * 6 * 32 / (989e12 * 0.6)
+    assert cost.compute_s(10, 10 * 100) - cost.compute_s(10, 0) == pytest.approx(attends + 1000 * scores)
+    assert cost.compute_s(10, 10 * 500) - cost.compute_s(10, 10 * 100) == pytest.approx(4000 * scores)
 
 
 def test_the_catalogue_has_what_its_models_configurations_say() -> None:
