@@ -14,7 +14,14 @@ DISAGGREGATED = {"prefill_instances": 1, "decode_instances": 2, "schedule__local
 
 @pytest.mark.parametrize(
     ("family", "draw"),
-    [("mixtral", 1), ("qwen3_moe", 2), ("deepseek_v2", 0), ("deepseek_v3", 1), ("gpt_oss", 0)],
+    [
+        ("mixtral", 1),
+        ("qwen3_moe", 2),
+        ("deepseek_v2", 0),
+        ("deepseek_v3", 1),
+        ("gpt_oss", 0),
+        ("glm_moe_dsa", 0),
+    ],
 )
 def test_tokens_equal_transformers_alone_and_disaggregated(family: str, draw: int, tmp_path: Path) -> None:
     """Prompts longer than a step are computed in chunks; the second time their prefixes are cached."""

@@ -67,6 +67,8 @@ def test_a_silent_config_means_what_transformers_takes_it_to_mean(architecture: 
     [
         ("DeepseekV2ForCausalLM", transformers.DeepseekV2Config),
         ("DeepseekV3ForCausalLM", transformers.DeepseekV3Config),
+        ("DeepseekV32ForCausalLM", transformers.DeepseekV32Config),
+        ("GlmMoeDsaForCausalLM", transformers.GlmMoeDsaConfig),
     ],
 )
 def test_a_silent_deepseek_config(architecture: str, theirs: Any, tmp_path: Path) -> None:

@@ -38,10 +38,15 @@ def checkpoint(folder: Path, family: str = "llama") -> tuple[list[tuple[int, ...
     rng = random.Random(family)
     config = awkward(family) if family in HYBRID else FAMILIES[family](rng, 0)
     if family in FAMILIES:
-        config.num_attention_heads, config.num_key_value_heads = (4, 4) if "deepseek" in family else (4, 2)
+        config.num_attention_heads, config.num_key_value_heads = (4, 2)
+        if hasattr(config, "kv_lora_rank"):
+            config.num_key_value_heads = 4
         config.hidden_size, config.num_hidden_layers = 32, 3
         if getattr(config, "layer_types", None):
             config.layer_types = [config.layer_types[i % 2] for i in range(3)]
+        if hasattr(config, "indexer_types"):
+            config.mlp_layer_types = ["dense", "sparse", "sparse"]
+            config.indexer_types = ["full", "full", "shared"]
     reference = make(folder, config, seed=1)
     shared = [rng.randrange(2, VOCAB) for _ in range(18)]
     prompts = [
@@ -104,6 +109,7 @@ EXPERT_MESHES = [
     pytest.param("mixtral", {"prefill.ep": 2, "decode.tp": 2}, id="ep2 to tp2"),
     pytest.param("deepseek_v3", {"prefill.ep": 4, "decode.ep": 2}, id="ep4 to ep2"),
     pytest.param("mixtral", {"prefill.tp": 2, "prefill.ep": 2}, id="tp2 x ep2 to one rank"),
+    pytest.param("glm_moe_dsa", {"prefill.tp": 2, "decode.pp": 2}, id="chosen tokens, tp2 to pp2"),
     pytest.param("deepseek_v3", {"prefill.dp": 2, "decode.dp": 2}, id="dp2 to dp2"),
     pytest.param("mixtral", {"prefill.dp": 2, "prefill.ep": 2, "decode.tp": 2}, id="dp2 x ep2 to tp2"),
     pytest.param("deepseek_v2", {"prefill.pp": 2, "decode.tp": 2, "decode.dp": 2}, id="pp2 to tp2 x dp2"),

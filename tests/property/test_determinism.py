@@ -24,7 +24,7 @@ from tests.models.checkpoints import CPU, FAMILIES, VOCAB, make
 
 Logits = dict[tuple[str, int], torch.Tensor]
 """By (request, number of tokens before the one to be drawn)."""
-FEATURES = ["llama", "gemma2", "qwen2_moe", "gpt_oss", "deepseek_v3"]
+FEATURES = ["llama", "gemma2", "qwen2_moe", "gpt_oss", "deepseek_v3", "glm_moe_dsa"]
 CASES = [*((family, "float32") for family in FEATURES), ("llama", "bfloat16"), ("qwen3_moe", "bfloat16")]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -12,7 +12,15 @@ from tests.models.served import make_served, some_prompts
 
 
 @pytest.mark.parametrize(
-    ("family", "draw"), [("mixtral", 1), ("deepseek_v2", 0), ("deepseek_v3", 1), ("gpt_oss", 0)]
+    ("family", "draw"),
+    [
+        ("mixtral", 1),
+        ("deepseek_v2", 0),
+        ("deepseek_v3", 1),
+        ("gpt_oss", 0),
+        ("deepseek_v32", 0),
+        ("glm_moe_dsa", 3),
+    ],
 )
 async def test_handed_over_tokens_equal_transformers(family: str, draw: int, tmp_path: Path) -> None:
     reference = make_served(tmp_path, family, draw)
