@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from core.records import record
+from kernels.kv_parts import KVPart, ScaledKV
 from kernels.packed import ExpertWeight, Kind, LinearWeight, LookUp, Weight, tensors_of
 from kernels.rounding import Activations, Rounded, Rounding
 from kernels.routing import Routing
@@ -193,21 +194,7 @@ class ExpertWeights:
         return *tensors_of(self.gate_up), *tensors_of(self.down), *bias
 
 
-@dataclass(frozen=True, slots=True)
-class ScaledKV:
-    """A rank's KV of one layer in 8 bits."""
-
-    data: Tensor
-    """(num_blocks, 2, Hkv, block_size, D) float8_e4m3fn or int8"""
-    scales: Tensor
-    """(num_blocks, 2, Hkv, block_size) float32, to multiply each vector with."""
-
-    @property
-    def shape(self) -> torch.Size:
-        return self.data.shape
-
-
-KVLayer = Tensor | ScaledKV
+KVLayer = Tensor | ScaledKV | KVPart
 """One layer's KV; latents are Tensors."""
 Gate = Literal["silu", "gelu_tanh"]
 HeadNorms = tuple[Tensor, Tensor, float]

@@ -16,6 +16,7 @@ from kernels.attention.installed import INSTALL, about
 from kernels.attention.remembered import ChoiceFile, default_path
 from kernels.attention.selecting import select_attention
 from kernels.attention.trial import device_timer
+from kernels.kv_parts import KVPart
 from kernels.ops import AttentionMeta, KVLayer, Ops
 from kernels.packed import FLOAT8_CAPABILITY
 from kernels.torch.invariant_ops import invariant_ops
@@ -76,13 +77,14 @@ def select_ops(
 
 
 def with_own(own: Attend, chosen: Attend) -> Attend:
-    """Return `chosen`, but for steps whose lengths it would have to read from memory, or in which tokens see later ones: other
-    people's kernels do neither."""
+    """Return `chosen`, but for steps whose lengths it would have to read from memory, or in which tokens see later ones, and for
+    layers that have a part of a pool's heads: other people's kernels do none of it."""
 
     def attend(
         q: Tensor, kv_layer: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float, sinks: Tensor | None
     ) -> Tensor:  # fmt: skip
-        taken = own if meta.is_fixed or meta.both_ways else chosen
+        is_own = meta.is_fixed or meta.both_ways or isinstance(kv_layer, KVPart)
+        taken = own if is_own else chosen
         return taken(q, kv_layer, meta, scale, window, soft_cap, sinks)
 
     return attend

@@ -29,6 +29,8 @@ class ForwardStep:
     chosen: list[Tensor] = field(default_factory=list[Tensor])
     """The slots (N, top_k) int64 of what the last layer that chooses tokens has chosen, for the queries that see more than
     `top_k`. Empty before it, and where no query does."""
+    inputs: Tensor | None = None
+    """(T, layers, size): what each layer of the model takes of each token beside the residual, where they do."""
 
 
 class AttentionLayer(Protocol):

@@ -21,9 +21,9 @@ from models.attention_cases import attention_cases
 from models.causal_model import CausalModel
 from models.config_fields import count
 from models.dense_families import llama
-from models.layer import add_and_norm, read_norm
 from models.mlp import Mlp
 from models.model import Model
+from models.norms import add_and_norm, read_norm
 from models.rope import Rotations
 from models.spec import ModelSpec, read_json
 from models.weights import Checkpoint, holds_tensor, read_tensors, whole

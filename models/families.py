@@ -9,6 +9,7 @@ from models import cohere_families as cohere
 from models import deepseek
 from models import dense_families as dense
 from models import expert_families as expert
+from models import gemma4_families as gemma4
 from models import glm_families as glm
 from models import hunyuan_families as hunyuan
 from models import hybrid_families as hybrid
@@ -31,6 +32,8 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Qwen3ForCausalLM": dense.qwen3,
     "Gemma2ForCausalLM": dense.gemma2,
     "Gemma3ForCausalLM": dense.gemma3,
+    "Gemma4ForCausalLM": gemma4.gemma4,
+    "Gemma4ForConditionalGeneration": gemma4.gemma4_of_texts,
     "GraniteForCausalLM": dense.granite,
     "Olmo2ForCausalLM": dense.olmo2,
     "Olmo3ForCausalLM": dense.olmo3,
@@ -73,7 +76,7 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
 }
 _DEFAULTS = {
     name: defaults
-    for family in (dense, cohere, expert, hunyuan, hybrid, glm, llama4, mistral, deepseek, indexed)
+    for family in (dense, cohere, expert, gemma4, hunyuan, hybrid, glm, llama4, mistral, deepseek, indexed)
     for name, defaults in family.DEFAULTS.items()
 }
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -136,10 +139,11 @@ def _check(spec: ModelSpec) -> None:
     if spec.rotated_dim % 2:
         raise UnsupportedModel(f"head_dim {spec.rotated_dim} is odd: rotary embeddings need pairs")
     for rope in (spec.rope, *spec.layer_ropes):
-        _check_longrope(rope, spec.rotated_dim)
-        if rope.axes and len(rope.axes) != spec.rotated_dim // 2:
+        rotated = rope.head_dim or spec.rotated_dim
+        _check_longrope(rope, rotated)
+        if rope.axes and len(rope.axes) != rotated // 2:
             raise UnsupportedModel(
-                f"mrope_section has {len(rope.axes)} frequencies of {spec.rotated_dim // 2}: it must say of each which position "
+                f"mrope_section has {len(rope.axes)} frequencies of {rotated // 2}: it must say of each which position "
                 "it turns with"
             )
     if spec.moe is not None:

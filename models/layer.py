@@ -2,19 +2,21 @@
 
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from kernels.collectives import Collectives
 from kernels.ops import DenseLayer, ExpertWeights, KVLayer, Ops
 from kernels.rounding import Activations, Rounding
 from models.attention import Attention, AttentionLayer, ForwardStep
+from models.dense_and_experts import DenseAndExperts
 from models.gated_attention import GatedAttention
 from models.gated_delta_net import GatedDeltaNet
 from models.kv_places import slot_bytes
 from models.latent_attention import LatentAttention
 from models.mlp import Mlp
 from models.moe import Moe
+from models.norms import add_and_norm, read_norm
+from models.sized_attention import SizedAttention
 from models.spec import ModelSpec
 from models.state_space import StateSpace
 from models.weight_source import WeightSource
@@ -51,14 +53,14 @@ class Layer:
         self.experts: ExpertWeights | None = None
         """None where every token passes the same weights."""
         if spec.moe is not None and spec.moe.sparse[index]:
-            moe = self._mlp = Moe(
+            kind = DenseAndExperts if spec.moe.beside_dense else Moe
+            moe = self._mlp = kind(
                 spec, index, checkpoint, prefix, load=load, ops=ops, collectives=collectives
             )
             self.experts = moe.held
         else:
-            self._mlp = Mlp(
-                spec, checkpoint, f"{prefix}{spec.mlp_name}.", spec.intermediate_size, ops, collectives
-            )
+            inner = spec.mlp_size(index)
+            self._mlp = Mlp(spec, checkpoint, f"{prefix}{spec.mlp_name}.", inner, ops, collectives)
 
         def norm(name: str) -> Tensor | None:
             return read_norm(spec, checkpoint, f"{prefix}{name}.weight") if name else None
@@ -126,36 +128,14 @@ def _mixer(
             if spec.recurrent.kinds[index] == "state_space":
                 return StateSpace(spec, place, checkpoint, f"{prefix}mamba.", ops, collectives)
             return GatedDeltaNet(spec, place, checkpoint, f"{prefix}linear_attn.", ops, collectives)
+    if spec.kv is not None:
+        return SizedAttention(spec, index, checkpoint, f"{prefix}self_attn.", ops, collectives)
     attention = (
         LatentAttention if spec.mla is not None else GatedAttention if spec.attention_gate else Attention
     )
     return attention(spec, index, checkpoint, f"{prefix}self_attn.", ops, collectives)
 
 
-def add_and_norm(
-    ops: Ops, x: Tensor, added: Tensor | None, weight: Tensor | None, eps: float, takes: Rounding | None
-) -> tuple[Tensor, Activations]:
-    """Return the sum, and its norm in the form that the next block takes, or the sum twice where there is no norm."""
-    if weight is None:
-        total = x if added is None else x + added
-        return total, total
-    if takes is not None:
-        return (
-            ops.norm_rounded(x, None, weight, eps, takes)
-            if added is None
-            else ops.norm_rounded(added, x, weight, eps, takes)
-        )
-    if added is None:
-        return x, ops.rms_norm(x, weight, eps)
-    return ops.add_rms_norm(added, x, weight, eps)
-
-
 def centred(x: Tensor) -> Tensor:
     """Return the rows without their means."""
     return (x - x.float().mean(-1, keepdim=True)).to(x.dtype)
-
-
-def read_norm(spec: ModelSpec, checkpoint: WeightSource, name: str) -> Tensor:
-    """Return (hidden_size,) float32, by which a normalised vector is multiplied."""
-    weight = checkpoint.take(name, (spec.hidden_size,), torch.float32)
-    return weight + 1.0 if spec.unit_offset_norm else weight

@@ -11,10 +11,13 @@ from torch import Tensor
 from kernels.collectives import ONE_RANK, Collectives
 from kernels.ops import AttentionMeta, ExpertWeights, FusedLayers, KVLayer, Ops
 from models.attention import ForwardStep
+from models.ended_layer import EndedLayer, scalar_of
 from models.kv_places import KVPlaces
-from models.layer import Layer, add_and_norm, centred, read_norm
+from models.layer import Layer, centred
+from models.layer_inputs import LayerInput, LayerInputs
+from models.norms import add_and_norm, read_norm
 from models.readout import NO_READOUT, Readout
-from models.rope import Rotation, Rotations
+from models.rope import Rotations
 from models.spec import ModelSpec
 from models.weight_source import WeightSource
 
@@ -48,7 +51,7 @@ class Model:
         self.expert_load = torch.zeros(len(self.layers), num_experts, dtype=torch.int64, device=device)
         """How often each of `layers` has chosen each expert, since its reader (expert_load.py) last set it to zero."""
         self._layers = [
-            Layer(spec, index, checkpoint, load, ops, collectives)
+            self._read_layer(index, checkpoint, load)
             for index, load in zip(self.layers, self.expert_load, strict=True)
         ]
         self.experts: dict[int, ExpertWeights] = {
@@ -68,6 +71,15 @@ class Model:
         self._places = KVPlaces.of(spec, self.layers)
         self.bytes_read = checkpoint.bytes_read
 
+    def _read_layer(self, index: int, checkpoint: WeightSource, load: Tensor) -> Layer | EndedLayer:
+        spec, ops = self.spec, self.ops
+        layer = Layer(spec, index, checkpoint, load, ops, self.collectives)
+        scalar = scalar_of(spec, checkpoint, index)
+        if scalar is None:
+            return layer
+        takes = None if spec.layer_inputs is None else LayerInput(spec, index, checkpoint, ops)
+        return EndedLayer(layer, index, scalar, takes)
+
     def _read_ends(self, checkpoint: WeightSource) -> None:
         spec, names = self.spec, ("model.embed_tokens.weight", "lm_head.weight")
         table, head = names[0], names[0] if spec.tied else names[1]
@@ -83,6 +95,9 @@ class Model:
                 self._head = self.ops.pack(matrix, checkpoint.dtype)
         tied = self._head if spec.tied else None
         self._rows = None if stored is None else self.ops.look_up(stored, checkpoint.dtype, tied)
+        self._inputs = None
+        if spec.layer_inputs is not None:
+            self._inputs = LayerInputs(spec, checkpoint, self.ops, self.collectives)
         # A scorer's head is models/readout.py's.
         checkpoint.ignore(*names, "model.norm.weight", "score.weight")
 
@@ -96,15 +111,21 @@ class Model:
     ) -> Tensor:
         """`models.causal_model.CausalModel.forward`."""
         deep: Sequence[Tensor] = ()
+        inputs: Tensor | None = None
         if self.is_first and not x.is_floating_point():
-            x = self.embed(x)
+            tokens, x = x, self.embed(x)
+            inputs = None if self._inputs is None else self._inputs(tokens, x)
         elif x.shape[1] > self.spec.hidden_size:
             x, *deep = (part.contiguous() for part in x.split(self.spec.hidden_size, 1))
         rotations, done = self._rotations(positions, x.dtype), None
         is_adapted = meta.adapters and self.adapters
         if self._fused is not None and on_layer is None and not is_adapted and not deep:
             done = self._fused(x, [(each.cos, each.sin) for each in rotations], kv, meta)
-        x, added = done or self._layer_by_layer(x, rotations, kv, meta, on_layer, deep)
+        if done is None:
+            told = None if self._places.completed else on_layer
+            steps = [ForwardStep(meta, rotation, told, inputs=inputs) for rotation in rotations]
+            done = self._layer_by_layer(x, steps, kv, on_layer, deep)
+        x, added = done
         if self._norm is None:
             return x if added is None else x + added
         normed = add_and_norm(self.ops, x, added, self._norm, self.spec.norm_eps, None)[1]
@@ -122,23 +143,21 @@ class Model:
     def _layer_by_layer(
         self,
         x: Tensor,
-        rotations: Sequence[Rotation],
+        steps: Sequence[ForwardStep],
         kv: Sequence[KVLayer],
-        meta: AttentionMeta,
         on_layer: Callable[[int], None] | None,
         deep: Sequence[Tensor],
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the residual behind the last layer, and what is to be added to it. `deep` is added behind the first layers."""
+        """Return the residual behind the last layer, and what is to be added to it. `steps`: one for each rotation. `deep` is
+        added behind the first layers."""
         places = self._places
-        told = None if places.completed else on_layer
-        steps = [ForwardStep(meta, rotation, told) for rotation in rotations]
         added: Tensor | None = None
         self.tapped = {}
         for index, layer in enumerate(self._layers):
             self._keep(index, x, added)
-            x, added = layer(x, added, kv[places.written[index]], steps[self._rotations.of_layer[index]])
+            x, added = layer(x, added, places.layer(kv, index), steps[self._rotations.of_layer[index]])
             if index < len(deep):
-                added = added + deep[index]
+                added = deep[index] if added is None else added + deep[index]
             if on_layer is not None and index in places.completed:
                 on_layer(places.completed[index])
         self._keep(len(self._layers), x, added)

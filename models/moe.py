@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.collectives import Collectives
-from kernels.ops import Ops
+from kernels.ops import AttentionMeta, Ops
 from kernels.rounding import Activations, Rounding
 from models.attention import ForwardStep
 from models.experts import read_experts
@@ -63,9 +63,7 @@ class Moe:
         assert isinstance(x, Tensor), "the router and the experts take floats"
         logits = self._ops.linear(x.float(), self._router, self._router_bias)
         experts, weights = self._ops.route(logits, self._choice_bias, self._routing)
-        counted = step.meta.counted
-        times = torch.ones_like(experts) if counted is None else counted[:, None].expand_as(experts)
-        self._load.index_add_(0, experts.flatten(), times.flatten())
+        count_choices(self._load, experts, step.meta)
         taken = x
         if self._weighs_inputs:
             taken, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
@@ -88,3 +86,10 @@ class Moe:
         twice where several ranks hold parts of one expert."""
         shares = torch.zeros(len(experts), biases.shape[1], device=weights.device)
         return self._ops.linear(shares.scatter_(1, experts, weights), biases, None)
+
+
+def count_choices(load: Tensor, experts: Tensor, meta: AttentionMeta) -> None:
+    """Add a step's choices (T, K) to `load` ((num_experts,) int64), but those of rows that only fill it up."""
+    counted = meta.counted
+    times = torch.ones_like(experts) if counted is None else counted[:, None].expand_as(experts)
+    load.index_add_(0, experts.flatten(), times.flatten())

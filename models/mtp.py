@@ -15,8 +15,9 @@ from kernels.ops import AttentionMeta, KVLayer
 from models.attention import ForwardStep
 from models.causal_model import CausalModel
 from models.dummy_weights import DummyWeights
-from models.layer import Layer, add_and_norm, read_norm
+from models.layer import Layer
 from models.model import Model
+from models.norms import add_and_norm, read_norm
 from models.rope import Rotations
 from models.spec import LoadFormat, ModelSpec
 from models.weight_source import WeightSource

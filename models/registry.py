@@ -71,7 +71,7 @@ def choose_kv_dtype(
     """Return what keys and values of a model that computes in `dtype` are stored as: bfloat16 where rows are rounded to it, or to
     less, and its products are quicker; `dtype` elsewhere."""
     rounds = weights != "full" and spec.dtype == "bfloat16" and not deterministic
-    is_plain = spec.mla is None and spec.recurrent is None and not spec.encodes
+    is_plain = spec.mla is None and spec.kept is None and not spec.encodes
     if device.type != "cpu" or not (rounds and is_plain and attends_heads_of(spec.head_dim)):
         return dtype
     return "bfloat16" if fastest_of_bfloat16() == Isa.AVX512_BF16 else dtype

@@ -102,7 +102,8 @@ def _query_factors(positions: Tensor, temperature: QueryTemperature) -> Tensor:
 def _frequencies(spec: ModelSpec, rope: RopeSpec, device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Return frequencies and factors of a head's dimensions, whose halves are alike; None for factors of 1. Dimensions that are
     not rotated have the frequency 0 and the factor 1."""
-    frequencies, factor = inverse_frequencies(rope, spec.rotated_dim, spec.max_context_tokens)
+    rotated = rope.head_dim or spec.rotated_dim
+    frequencies, factor = inverse_frequencies(rope, rotated, spec.max_context_tokens)
     rest = (spec.head_dim - spec.rotary_dim) // 2 if spec.rotary_dim else 0
     factors = F.pad(torch.full_like(frequencies, factor), (0, rest), value=1.0).repeat(2).to(device)
     return F.pad(frequencies, (0, rest)).repeat(2).to(device), None if factor == 1.0 else factors
@@ -142,6 +143,10 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int, max_context_tokens: int) 
     match rope.kind:
         case "none":
             return torch.zeros_like(plain), 1.0
+        case "proportional":  # the first pairs turn as in a head that turns whole, the others do not
+            turned = int(rope.parameters.get("partial_rotary_factor", 1.0) * head_dim // 2)
+            plain[turned:] = 0.0
+            return plain / rope.parameters.get("factor", 1.0), 1.0
         case "linear":
             return plain / rope.parameters["factor"], 1.0
         case "llama3":

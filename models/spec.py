@@ -10,6 +10,7 @@ from typing import Any, Literal
 from core.errors import ConfigError, UnsupportedModel
 from core.kv import KVLayout, num_blocks_for
 from kernels.routing import Routing
+from models.kv_spec import KVSpec, LayerHeads
 from models.quantisation import Quantisation
 from models.recurrent_spec import RecurrentSpec
 
@@ -18,7 +19,7 @@ Implementation = Literal["auto", "baton", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
 QkNorm = Literal["none", "head", "unit", "rotated", "projection"]
-RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
     "default": (),
     "linear": ("factor",),
@@ -38,6 +39,8 @@ class RopeSpec:
     axes: tuple[int, ...] = ()
     """Which of a token's three positions (step, row, column) each frequency turns with, where pictures lie in a plane. Empty: all
     turn with the only one."""
+    head_dim: int = 0
+    """The size of heads that it turns, where that is not the model's; 0: it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +86,16 @@ class MoeSpec:
     """Within the layer."""
     shared_gate: bool = False
     """Whether each token decides how much of the shared part it takes."""
+    beside_dense: bool = False
+    """Whether a layer with experts has the model's dense block, too (`models/dense_and_experts.py`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerInputsSpec:
+    """What each layer takes of each token beside the residual."""
+
+    size: int
+    vocab_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +228,14 @@ class ModelSpec:
     mla: MlaSpec | None = None
     recurrent: RecurrentSpec | None = None
     """What the layers keep of a sequence, where some keep a state in place of keys and values."""
+    kv: KVSpec | None = None
+    """What the layers have of keys and values, where they differ in it; `num_kv_heads` and `head_dim` are then those of the first
+    layer."""
+    layer_scalars: bool = False
+    """Whether what leaves a layer is multiplied by a number of the layer."""
+    layer_inputs: LayerInputsSpec | None = None
+    mlp_sizes: tuple[int, ...] = ()
+    """The inner size of each layer's dense block, where they differ; empty: `intermediate_size` is that of all."""
     moe: MoeSpec | None = None
     mtp_layers: tuple[str, ...] = ()
     """Beginnings of names of the tensors of each layer for multi-token prediction."""
@@ -270,6 +291,21 @@ class ModelSpec:
         return self.moe.routing.top_k / self.moe.num_experts
 
     @property
+    def kept(self) -> RecurrentSpec | KVSpec | None:
+        """Return what says which of the pool's layers each layer writes; None where each writes its own."""
+        return self.recurrent or self.kv
+
+    def heads_of(self, layer: int) -> LayerHeads:
+        """Return what a layer's keys and values have."""
+        if self.kv is not None:
+            return self.kv.heads[layer]
+        return LayerHeads(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+
+    def mlp_size(self, layer: int) -> int:
+        """Return the inner size of a layer's dense block."""
+        return self.mlp_sizes[layer] if self.mlp_sizes else self.intermediate_size
+
+    @property
     def attention_scale(self) -> float:
         return self.query_scale or 1.0 / math.sqrt(self.head_dim)
 
@@ -282,11 +318,11 @@ class ModelSpec:
                     "set one that does"
                 )
         if self.mla is None:
-            kept = self.num_layers if self.recurrent is None else self.recurrent.num_kv_layers
+            num_kept = self.num_layers if self.kept is None else self.kept.num_kv_layers
             layout = KVLayout(
-                num_layers=0 if self.encodes else kept,
-                num_kv_heads=self.num_kv_heads,
-                head_dim=self.head_dim,
+                num_layers=0 if self.encodes else num_kept,
+                num_kv_heads=self.num_kv_heads if self.kv is None else self.kv.pool_heads,
+                head_dim=self.head_dim if self.kv is None else self.kv.vector_dim,
                 block_size=block_size,
                 dtype=dtype,
             )

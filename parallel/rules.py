@@ -36,12 +36,13 @@ _MLP = (
 )
 _STATES = _LAYER + r"(linear_attn|mamba)\."
 _FUSED = _LAYER + r"shared_mlp\."
-_EXPERT = _LAYER + r"(mlp|block_sparse_moe|feed_forward)\.experts\.\d+\."
-_EXPERTS = _LAYER + r"(mlp|block_sparse_moe|feed_forward)\.experts\."
+_EXPERTS = _LAYER + r"((mlp|block_sparse_moe|feed_forward)\.)?experts\."
+_EXPERT = _EXPERTS + r"\d+\."
 
 RULES: tuple[Rule, ...] = (
-    Rule(r"model\.embed_tokens\.weight|lm_head\.weight", ((0, "vocab"),)),
+    Rule(r"model\.embed_tokens(_per_layer)?\.weight|lm_head\.weight", ((0, "vocab"),)),
     Rule(r"model\.norm\.weight|" + _LAYER + r"(input|post_(self_attn|attention|mlp)|(pre|post)_feedforward)_layernorm\.weight"),
+    Rule(_LAYER + r"(pre|post)_feedforward_layernorm_[12]\.weight"),
     # Column: the outputs are cut; a bias with them.
     Rule(_ATTENTION + r"(q_proj|q_b_proj|kv_b_proj)\.(weight|bias)", ((0, "heads"),)),
     Rule(_ATTENTION + r"[kv]_proj\.(weight|bias)", ((0, "kv_heads"),)),
@@ -72,6 +73,9 @@ RULES: tuple[Rule, ...] = (
     Rule(_LAYER + r"(mlp|block_sparse_moe|feed_forward)\.(gate(\.wg)?|router(\.layer)?)\.(weight|bias|e_score_correction_bias)"),
     Rule(_LAYER + r"(mlp|block_sparse_moe)\.(moe_statics\.)?e_score_correction_bias"),
     Rule(_LAYER + r"mlp\.shared_expert_gate\.weight"),
+    Rule(_LAYER + r"(layer_scalar|router\.(scale|per_expert_scale|proj\.weight))"),
+    Rule(_LAYER + r"(per_layer_input_gate|per_layer_projection|post_per_layer_input_norm)\.weight"),
+    Rule(r"model\.per_layer_(model_projection|projection_norm)\.weight"),
     Rule(_LAYER + r"(enorm|hnorm|eh_proj|shared_head\.norm)\.weight"),
     Rule(r"mtp\.(pre_fc_norm_embedding|pre_fc_norm_hidden|fc|norm)\.weight"),
 )  # fmt: skip

@@ -7,7 +7,7 @@ import torch
 from core.config import EngineConfig
 from core.kv import DTYPE_BYTES
 from core.memory_law import RankNeeds
-from engine.execution.model_dims import dims_of, mixer_weights
+from engine.execution.model_dims import dims_of, input_table, mixer_weights
 from kernels.cpu.attention import attends_heads_of
 from kernels.cpu.library import instruction_sets
 from kernels.torch.prepacked import WeightFormat, bytes_per_number, kept, reads_back
@@ -61,7 +61,7 @@ def stored_as(
     wide, how = DTYPE_BYTES[dtype], spec.quantisation
     if device.type == "cpu":
         head = matrix = bytes_per_number(weights, getattr(torch, dtype))
-        expert, native = float(wide), spec.mla is None and attends_heads_of(spec.head_dim)
+        expert, native = float(wide), _is_native(spec)
         if how is not None and weights == "half":
             matrix = expert = wide if how.kind == "scaled" and not how.is_int8 else quantised_bytes(how)
         return Stored(
@@ -152,6 +152,9 @@ def _weight_bytes(
     table = _size(share.vocab) * spec.hidden_size
     is_first, is_last = share.layers[0] == 0, share.layers[1] == spec.num_layers
     total += table * stored.embedding * is_first
+    if spec.layer_inputs is not None:
+        total += input_table(spec) * _size(share.vocab) / spec.vocab_size * stored.embedding
+        total += spec.layer_inputs.size * spec.num_layers * spec.hidden_size * stored.matrix
     shares_head = spec.tied and is_first and stored.shares_head
     if is_last and not shares_head:
         total += table * stored.head
@@ -162,12 +165,15 @@ def _feed_forward_bytes(
     spec: ModelSpec, mesh: Mesh, tp: int, layer: int, stored: Stored, num_spare: int
 ) -> float:
     hidden, moe = spec.hidden_size, spec.moe
+    dense = 3 * hidden * _size(even_part(spec.mlp_size(layer), mesh.tp, tp)) * stored.matrix
     if moe is None or not moe.sparse[layer]:
-        return 3 * hidden * _size(even_part(spec.intermediate_size, mesh.tp, tp)) * stored.matrix
+        inputs = 0 if spec.layer_inputs is None else 2 * hidden * spec.layer_inputs.size
+        return dense + inputs * stored.matrix
     slots = (moe.num_experts + num_spare) / mesh.num_expert_ranks
     width = _size(even_part(moe.intermediate_size, mesh.tp, tp))
     shared = _size(even_part(moe.shared_size, mesh.tp, tp)) if moe.shared_size else 0
     router = hidden * moe.num_experts * _FLOAT
+    router += dense * moe.beside_dense
     return 3 * hidden * (slots * width * stored.expert + shared * stored.matrix) + router
 
 
@@ -180,7 +186,10 @@ def _step_bytes(
     residual = tokens * spec.hidden_size * (3 * wide + _FLOAT)
     # Cosines and sines, where layers rotate in several ways; those of one way are among attention's vectors.
     ways = sum(rope not in spec.layer_ropes[:at] for at, rope in enumerate(spec.layer_ropes))
-    residual += tokens * ways * 2 * spec.head_dim * _FLOAT
+    residual += tokens * ways * 2 * _widest(spec) * _FLOAT
+    if spec.layer_inputs is not None:
+        # The layers' inputs, the two that they are sums of, and what these were before they were scaled.
+        residual += tokens * spec.num_layers * spec.layer_inputs.size * (4 * wide + _FLOAT)
     halves = [_attention_bytes(spec, tokens, share, stored, context_tokens)]
     halves += [_inner_bytes(spec, tokens, mesh, wide)]
     if spec.recurrent is not None:
@@ -196,28 +205,32 @@ def _step_bytes(
 def _attention_bytes(
     spec: ModelSpec, tokens: int, share: ModelShare, stored: Stored, context_tokens: int
 ) -> int:
-    heads, kv_heads = _size(share.heads), _size(share.kv_heads)
-    vectors = tokens * (3 * heads + 4 * kv_heads) * spec.head_dim * stored.other
+    heads, kv_heads, dim = _size(share.heads), _size(share.kv_heads), _widest(spec)
+    if spec.kv is not None:
+        # As many of the widest heads as the layer with the most keys would have; a row is copied once more.
+        kv_heads = -(-spec.kv.pool_heads * spec.kv.vector_dim * kv_heads // (spec.kv.cut_heads * dim))
+    copies = int(spec.kv is not None)
+    vectors = tokens * ((3 + copies) * heads + (4 + 2 * copies) * kv_heads) * dim * stored.other
     if spec.qk_norm != "none":
-        vectors += tokens * (heads + kv_heads) * spec.head_dim * 2 * _FLOAT
+        vectors += tokens * (heads + kv_heads) * dim * 2 * _FLOAT
     vectors += _choosing_bytes(spec, tokens, heads, stored, context_tokens)
     if not stored.on_cpu:
         return vectors
     if stored.attends_natively:
         # Queries before and behind their turn, and results, as floats; and a pool of float8 made floats.
         floats = 3 * tokens * heads + 2 * context_tokens * kv_heads
-        return vectors + floats * spec.head_dim * _FLOAT
+        return vectors + floats * dim * _FLOAT
     # One sequence's context is gathered. Where PyTorch's own attention has no name for the scores, they are written out for a
     # tile of queries, from keys and values repeated for each query head.
     latent = 0 if spec.mla is None else spec.mla.latent_size
-    gathered = context_tokens * (latent or 2 * kv_heads * spec.head_dim) * stored.other
+    gathered = context_tokens * (latent or 2 * (1 + copies) * kv_heads * dim) * stored.other
     scores = min(tokens, _TILE_TOKENS) * context_tokens * _FLOAT
     masks = 2 * len(set(spec.windows)) * scores
     if spec.mla is None and not spec.sinks and not spec.attention_soft_cap:
         return vectors + gathered + masks
     if spec.mla is not None:
         return vectors + gathered + masks + 3 * heads * scores
-    repeated = 2 * heads * context_tokens * spec.head_dim * stored.other
+    repeated = 2 * heads * context_tokens * dim * stored.other
     return vectors + gathered + masks + repeated + 4 * heads * scores
 
 
@@ -269,14 +282,25 @@ def _kept_bytes(spec: ModelSpec, engine: EngineConfig, mesh: Mesh, share: ModelS
 def _inner_bytes(spec: ModelSpec, tokens: int, mesh: Mesh, wide: int) -> int:
     """Return the bytes of the inner rows of the widest MLP: gates and ups beside their product, for each chosen expert of a
     mixture."""
-    inner = -(-spec.intermediate_size // mesh.tp) * 3
+    inner = -(-max(spec.mlp_sizes, default=spec.intermediate_size) // mesh.tp) * 3
     if (moe := spec.moe) is None:
         return tokens * inner * wide
     width = -(-moe.intermediate_size // mesh.tp)
     chosen = moe.routing.top_k * (3 * width + 2 * spec.hidden_size)
     shared = 3 * -(-moe.shared_size // mesh.tp)
-    dense = 0 if all(moe.sparse) else inner
+    dense = 0 if all(moe.sparse) and not moe.beside_dense else inner
     return tokens * (max(dense, chosen + shared) * wide + 2 * spec.hidden_size * _FLOAT)
+
+
+def _is_native(spec: ModelSpec) -> bool:
+    """Return whether a CPU's native kernels attend in all layers."""
+    if spec.mla is not None or (spec.kv is not None and any(spec.kv.places)):
+        return False
+    return attends_heads_of(spec.head_dim)
+
+
+def _widest(spec: ModelSpec) -> int:
+    return spec.head_dim if spec.kv is None else max(heads.head_dim for heads in spec.kv.heads)
 
 
 def _size(span: tuple[int, int]) -> int:

@@ -3,6 +3,7 @@
 from core.errors import ConfigError
 from core.kv import DTYPE_BYTES, KVLayout, KVShard
 from core.parallel_config import ParallelConfig
+from models.kv_spec import KVSpec
 from models.recurrent_spec import RecurrentSpec
 from models.spec import ModelSpec
 from parallel.mesh import Mesh
@@ -12,21 +13,23 @@ from parallel.rules import BY_TURNS, BY_TURNS_MXFP4, EXPERTS, RULES, TRANSPOSED,
 
 def dims_of(spec: ModelSpec) -> Dims:
     head_weights = spec.vocab_size * spec.hidden_size
+    kv_heads = kv_units(spec)
     sparse = (False,) * spec.num_layers if spec.moe is None else spec.moe.sparse
-    widths = [] if all(sparse) else [spec.intermediate_size]
+    has_dense = not all(sparse) or (spec.moe is not None and spec.moe.beside_dense)
+    widths = [spec.intermediate_size] if has_dense else []
     if spec.moe is not None:
         widths += [spec.moe.intermediate_size, *filter(None, [spec.moe.shared_size])]
     return Dims(
         num_layers=spec.num_layers,
         num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
+        num_kv_heads=kv_heads,
         vocab_size=spec.vocab_size,
         widths=tuple(widths),
         layer_weights=tuple(
-            mixer_weights(spec, layer, spec.num_heads, spec.num_kv_heads) + _mlp_weights(spec, is_sparse)
+            mixer_weights(spec, layer, spec.num_heads, kv_heads) + _mlp_weights(spec, layer, is_sparse)
             for layer, is_sparse in enumerate(sparse)
         ),
-        embedding_weights=head_weights,
+        embedding_weights=head_weights + input_table(spec),
         head_weights=head_weights,
         num_experts=0 if spec.moe is None else spec.moe.num_experts,
         **_recurrent_sections(spec.recurrent),
@@ -38,7 +41,18 @@ def _stage_starts(spec: ModelSpec) -> tuple[int, ...]:
     """Return `Dims.stage_starts`. A layer that shares the tokens which an earlier one has chosen is in that one's stage."""
     if spec.mla is not None and spec.mla.index is not None and not all(spec.mla.index.chooses):
         return tuple(layer for layer, chooses in enumerate(spec.mla.index.chooses) if chooses)
-    return () if spec.recurrent is None else spec.recurrent.stage_starts
+    return () if spec.kept is None else spec.kept.stage_starts
+
+
+def kv_units(spec: ModelSpec) -> int:
+    """Return the most parts that ranks may cut KV heads into, which is their number where all layers have the same."""
+    return spec.num_kv_heads if spec.kv is None else spec.kv.cut_heads
+
+
+def input_table(spec: ModelSpec) -> int:
+    """Return the numbers of the table of what each layer takes of a token beside the residual."""
+    inputs = spec.layer_inputs
+    return 0 if inputs is None else inputs.vocab_size * inputs.size * spec.num_layers
 
 
 def _recurrent_sections(kept: RecurrentSpec | None) -> dict[str, tuple[Section, ...]]:
@@ -61,6 +75,8 @@ def check_mesh(spec: ModelSpec, mesh: Mesh, role: str, num_spare: int = 0) -> No
         _check_foreign(spec, mesh, role)
     if spec.recurrent is not None:
         _check_recurrent(spec, spec.recurrent, mesh, role)
+    if spec.kv is not None:
+        _check_sized(spec, spec.kv, mesh, role)
     check(dims_of(spec), mesh, role, num_spare)
 
 
@@ -99,6 +115,21 @@ def _check_recurrent(spec: ModelSpec, kept: RecurrentSpec, mesh: Mesh, role: str
         )
 
 
+def _check_sized(spec: ModelSpec, kv: KVSpec, mesh: Mesh, role: str) -> None:
+    """Raise ConfigError for ranks over which layers with heads of several kinds cannot be spread."""
+    head = f"{role}: {mesh} is impossible for {spec.architecture}"
+    if mesh.tp > kv.cut_heads:
+        raise ConfigError(
+            f"{head}: some of its layers have {kv.cut_heads} KV heads, and ranks cannot share one of these. Set {role}.tp to "
+            f"{kv.cut_heads} at most"
+        )
+    if mesh.pp > 1 and spec.layer_inputs is not None:
+        raise ConfigError(
+            f"{head}: each layer takes inputs that only a first stage could make (hidden_size_per_layer_input). Leave "
+            f"{role}.pp at 1"
+        )
+
+
 def expert_bytes(spec: ModelSpec, dtype: str, tp: int) -> int:
     """Return the bytes of one expert's weights in one layer, as far as a rank has them."""
     assert spec.moe is not None
@@ -123,16 +154,24 @@ def shards_of(spec: ModelSpec, mesh: Mesh, layout: KVLayout) -> tuple[KVShard, .
     if spec.encodes:
         return (KVShard.whole(layout),)
     parts = [part_of(dims_of(spec), mesh, rank) for rank in range(mesh.size)]
-    kept = spec.recurrent
+    kept, each = spec.kept, layout.num_kv_heads // kv_units(spec) if spec.kv is not None else 1
     return tuple(
-        KVShard(layout, part.layers if kept is None else kept.kv_layers(*part.layers), part.kv_heads)
+        KVShard(
+            layout,
+            part.layers if kept is None else kept.kv_layers(*part.layers),
+            (part.kv_heads[0] * each, part.kv_heads[1] * each),
+        )
         for part in parts
     )
 
 
 def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int:
     """Return the number of weights in the part of a layer's attention that makes so many of its heads, or in what stands in its
-    place."""
+    place. `kv_heads` are as `kv_units` counts them."""
+    if spec.kv is not None:
+        own = spec.kv.projections(layer, spec.num_heads)
+        keys = (sum(own.values()) - own["q"]) * kv_heads // spec.kv.cut_heads
+        return spec.hidden_size * (2 * own["q"] * heads // spec.num_heads + keys)
     if spec.recurrent is None or spec.recurrent.kinds[layer] == "kv":
         return _attention_weights(spec, heads, kv_heads) + _index_weights(spec, layer)
     shape, kind = spec.recurrent.shape, spec.recurrent.kinds[layer]
@@ -164,8 +203,11 @@ def _index_weights(spec: ModelSpec, layer: int) -> int:
     return mla.q_rank * heads * dim + spec.hidden_size * (dim + heads)
 
 
-def _mlp_weights(spec: ModelSpec, sparse: bool) -> int:
+def _mlp_weights(spec: ModelSpec, layer: int, sparse: bool) -> int:
+    dense = spec.mlp_size(layer)
     if spec.moe is None or not sparse:
-        return 3 * spec.hidden_size * spec.intermediate_size
+        inputs = 0 if spec.layer_inputs is None else spec.layer_inputs.size
+        return spec.hidden_size * (3 * dense + 2 * inputs)
     width = spec.moe.num_experts * spec.moe.intermediate_size + spec.moe.shared_size
+    width += dense * spec.moe.beside_dense
     return spec.hidden_size * (3 * width + spec.moe.num_experts)

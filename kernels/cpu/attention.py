@@ -15,6 +15,7 @@ from torch import Tensor
 from kernels.attention.case import Attend
 from kernels.cpu import library
 from kernels.cpu.pages import result
+from kernels.kv_parts import KVPart
 from kernels.ops import AttentionMeta, KVLayer, ScaledKV
 from kernels.torch.scaled_kv import as_floats
 
@@ -31,6 +32,8 @@ def attends_heads_of(size: int) -> bool:
 
 def supports(kv_layer: KVLayer) -> bool:
     """Whether native kernels read such a pool. One of float8 is made floats first."""
+    if isinstance(kv_layer, KVPart):
+        return False
     is_known = isinstance(kv_layer, ScaledKV) or kv_layer.dtype in NUMBERS
     return is_known and fastest(kv_layer.shape[-1]) is not None
 
@@ -52,6 +55,8 @@ def attend(
     isa: library.Isa | None = None,
 ) -> Tensor:  # fmt: skip
     """`Ops.paged_attention`, for layers that `supports` allows. `isa` None: the fastest with which the head's size fits."""
+    if isinstance(kv_layer, KVPart):
+        raise _refused("a layer that has all of a pool's heads")
     if isinstance(kv_layer, ScaledKV) and kv_layer.data.dtype not in NUMBERS:
         kv_layer, meta = as_floats(kv_layer, meta, torch.float32)
     data, scales = _checked_pool(kv_layer)
@@ -82,7 +87,7 @@ def attend(
     return out.to(q.dtype)
 
 
-def _checked_pool(kv_layer: KVLayer) -> tuple[Tensor, Tensor | None]:
+def _checked_pool(kv_layer: Tensor | ScaledKV) -> tuple[Tensor, Tensor | None]:
     """Pointers know no types and no bounds, so everything is checked here and in `sequences_of`."""
     data, scales = (kv_layer.data, kv_layer.scales) if isinstance(kv_layer, ScaledKV) else (kv_layer, None)
     known = (torch.int8,) if isinstance(kv_layer, ScaledKV) else (torch.float32, torch.bfloat16)

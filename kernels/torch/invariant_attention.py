@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.kv_parts import KVPart
 from kernels.ops import AttentionMeta, KVLayer
 from kernels.torch.row_tiles import RowTiles
 from kernels.torch.scaled_kv import as_floats
@@ -76,7 +77,7 @@ class InvariantAttention:
         self, q: Tensor, stored: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
         sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        kv_layer, meta = as_floats(stored, meta, q.dtype)
+        kv_layer, meta = (stored, meta) if isinstance(stored, KVPart) else as_floats(stored, meta, q.dtype)
         out = torch.empty_like(q)
         for seq in range(len(meta.query_lens)):
             spans = [(first, kv[0], kv[1]) for first, kv in spans_of(kv_layer, meta, seq, window)]
@@ -150,7 +151,9 @@ def _trial(attend: _Attend) -> _Attend:
     )
 
 
-def spans_of(kv_layer: Tensor, meta: AttentionMeta, seq: int, window: int) -> list[tuple[int, Tensor]]:
+def spans_of(
+    kv_layer: Tensor | KVPart, meta: AttentionMeta, seq: int, window: int
+) -> list[tuple[int, Tensor]]:
     """Yield the first token and (planes, Hkv, 256, D) float32 of each span that any of the sequence's queries sees. It is zero
     where there is no token, whatever an earlier owner of the block has left there."""
     context, block_size = meta.context_lens[seq], kv_layer.shape[3]
@@ -159,7 +162,8 @@ def spans_of(kv_layer: Tensor, meta: AttentionMeta, seq: int, window: int) -> li
     for first in range(earliest // _SPAN_TOKENS * _SPAN_TOKENS, context, _SPAN_TOKENS):
         end = min(first + _SPAN_TOKENS, context)
         start_block = first // block_size
-        blocks = kv_layer[meta.block_tables[seq][start_block : -(-end // block_size)]]
+        ids = meta.block_tables[seq][start_block : -(-end // block_size)]
+        blocks = kv_layer.blocks(ids) if isinstance(kv_layer, KVPart) else kv_layer[ids]
         vectors = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, first - start_block * block_size :]
         there = vectors[:, :, : end - first].float()
         spans.append((first, F.pad(there, (0, 0, 0, _SPAN_TOKENS - there.shape[2])).contiguous()))

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
+from kernels.kv_parts import KVPart, whole_vectors
 from kernels.ops import AttentionMeta, KVLayer
 from kernels.torch.scaled_kv import as_floats
 
@@ -31,7 +32,7 @@ class _Gather:
     rows: slice
     """Rows of the single queries in the plan's order, or of the packed tokens."""
     shape: tuple[int, int, int, int]
-    """(2, sequences, Hkv, padded context in tokens): K and V."""
+    """(2, sequences, heads of the layer, padded context in tokens): K and V."""
     block_rows: Tensor
     """Rows of the layer seen as (num_blocks * 2 * Hkv, block_size * D), for K and V."""
     stale_rows: Tensor | None
@@ -66,26 +67,33 @@ class PagedAttention:
         self, q: Tensor, stored: KVLayer, meta: AttentionMeta, scale: float, window: int, soft_cap: float,
         sinks: Tensor | None,
     ) -> Tensor:  # fmt: skip
-        kv_layer, meta = as_floats(stored, meta, q.dtype)
-        if (plan := meta.cache.get(("attention", window))) is None:
-            plan = meta.cache["attention", window] = _make_plan(meta, kv_layer, window, q.dtype)
+        part = stored if isinstance(stored, KVPart) else None
+        if isinstance(stored, KVPart):
+            kv_layer = stored.data
+        else:
+            kv_layer, meta = as_floats(stored, meta, q.dtype)
+        key = "attention", window, kv_layer.shape[2], None if part is None else part.places
+        if (plan := meta.cache.get(key)) is None:
+            heads = torch.arange(kv_layer.shape[2]) if part is None else part.heads
+            plan = meta.cache[key] = _make_plan(meta, kv_layer, heads, window, q.dtype)
+        width = 1 if part is None else part.places.width
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         if plan.singles:
             queries = q.index_select(0, plan.single_rows)
             attended = torch.empty_like(queries)
             for gather in plan.singles:
-                keys, values = self._gather(kv_layer, gather)
+                keys, values = self._gather(kv_layer, gather, width)
                 attended[gather.rows] = _attend_single(
                     queries[gather.rows], keys, values, gather.mask, scale, soft_cap, sinks
                 )
             out.index_copy_(0, plan.single_rows, attended)
         for gather in plan.many:
-            keys, values = self._gather(kv_layer, gather)
+            keys, values = self._gather(kv_layer, gather, width)
             self._attend_many(q[gather.rows], keys[0], values[0], gather, window, scale, soft_cap, sinks, out)
         return out
 
-    def _gather(self, kv_layer: Tensor, gather: _Gather) -> tuple[Tensor, Tensor]:
-        """K and V, each (sequences, Hkv, padded context, D)."""
+    def _gather(self, kv_layer: Tensor, gather: _Gather, width: int) -> tuple[Tensor, Tensor]:
+        """K and V, each (sequences, Hkv, padded context, D). A head is `width` neighbouring ones of those that are gathered."""
         num_blocks, _, num_heads, block_size, head_dim = kv_layer.shape
         flat = kv_layer.view(num_blocks * 2 * num_heads, block_size * head_dim)
         shape = (gather.block_rows.shape[0], block_size * head_dim)
@@ -96,7 +104,8 @@ class PagedAttention:
         torch.index_select(flat, 0, gather.block_rows, out=room)
         if gather.stale_rows is not None:
             room.view(-1, head_dim).index_fill_(0, gather.stale_rows, 0.0)
-        keys, values = room.view(*gather.shape, head_dim).unbind(0)
+        found = room.view(*gather.shape, head_dim)
+        keys, values = (whole_vectors(found.unflatten(2, (-1, width))) if width > 1 else found).unbind(0)
         return keys, values
 
     def _attend_many(
@@ -184,7 +193,10 @@ def _attend(
     return torch.softmax(with_sinks, -1)[..., :-1].to(v.dtype) @ v
 
 
-def _make_plan(meta: AttentionMeta, kv_layer: Tensor, window: int, dtype: torch.dtype) -> _Plan:
+def _make_plan(
+    meta: AttentionMeta, kv_layer: Tensor, heads: Tensor, window: int, dtype: torch.dtype
+) -> _Plan:
+    """`heads`: those of the layer that are gathered."""
     block_size = kv_layer.shape[3]
     spans = [
         _visible_blocks(query, context, window, block_size)
@@ -196,10 +208,10 @@ def _make_plan(meta: AttentionMeta, kv_layer: Tensor, window: int, dtype: torch.
     at = 0
     for members in _groups(single, spans, kv_layer[0].nbytes):
         rows = slice(at, at + len(members))
-        singles.append(_make_gather(meta, kv_layer, members, spans, rows, window, dtype))
+        singles.append(_make_gather(meta, kv_layer, heads, members, spans, rows, window, dtype))
         at += len(members)
     many = tuple(
-        _make_gather(meta, kv_layer, [i], spans, slice(*meta.query_starts[i : i + 2]), window, None)
+        _make_gather(meta, kv_layer, heads, [i], spans, slice(*meta.query_starts[i : i + 2]), window, None)
         for i, query_len in enumerate(meta.query_lens)
         if query_len > 1
     )
@@ -231,6 +243,7 @@ def _groups(
 def _make_gather(
     meta: AttentionMeta,
     kv_layer: Tensor,
+    heads: Tensor,
     members: Sequence[int],
     spans: Sequence[tuple[int, int]],
     rows: slice,
@@ -238,19 +251,18 @@ def _make_gather(
     mask_dtype: torch.dtype | None,
 ) -> _Gather:
     num_heads, block_size = kv_layer.shape[2:4]
-    device = kv_layer.device
+    num_taken, device = len(heads), kv_layer.device
     tables = pad_sequence([meta.block_tables[i][slice(*spans[i])] for i in members], batch_first=True)
-    heads = torch.arange(num_heads)[None, :, None]
-    key_rows = (tables[:, None, :] * (2 * num_heads) + heads).flatten()
+    key_rows = (tables[:, None, :] * (2 * num_heads) + heads[None, :, None]).flatten()
     num_tokens = tables.shape[1] * block_size
     lens = np.array([meta.context_lens[i] - spans[i][0] * block_size for i in members])[:, None]
     position = np.arange(num_tokens)
     stale = position >= lens
     return _Gather(
         rows=rows,
-        shape=(2, len(members), num_heads, num_tokens),
+        shape=(2, len(members), num_taken, num_tokens),
         block_rows=torch.cat((key_rows, key_rows + num_heads)).to(device),
-        stale_rows=_stale_rows(stale, num_heads, device),
+        stale_rows=_stale_rows(stale, num_taken, device),
         mask=None
         if mask_dtype is None
         else _additive(stale | (position < lens - window) if window else stale, mask_dtype, device),

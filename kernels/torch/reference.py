@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kernels.kv_parts import KVPart
 from kernels.ops import (
     AttentionMeta,
     DenseLayer,
@@ -95,14 +96,18 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
 
 def write_kv(k: Tensor, v: Tensor, kv_layer: KVLayer, meta: AttentionMeta) -> None:
     """k and v (T, Hkv, D), stored at meta.slots."""
-    num_heads, block_size, head_dim = kv_layer.shape[2:]
-    if (rows := meta.cache.get("write_rows")) is None:
+    part = kv_layer if isinstance(kv_layer, KVPart) else None
+    stored = kv_layer if not isinstance(kv_layer, KVPart) else kv_layer.data
+    num_heads, block_size, size = stored.shape[2:]
+    key = "write_rows", num_heads, None if part is None else part.places
+    if (rows := meta.cache.get(key)) is None:
         block, offset = meta.slots // block_size, meta.slots % block_size
         first = (block * 2 * num_heads * block_size + offset)[:, None]
-        key_rows = first + torch.arange(num_heads, device=first.device) * block_size
-        rows = meta.cache["write_rows"] = (key_rows.flatten(), (key_rows + num_heads * block_size).flatten())
-    store_vectors(k.reshape(-1, head_dim), kv_layer, rows[0])
-    store_vectors(v.reshape(-1, head_dim), kv_layer, rows[1])
+        heads = torch.arange(num_heads) if part is None else part.heads
+        key_rows = first + heads.to(first.device) * block_size
+        rows = meta.cache[key] = (key_rows.flatten(), (key_rows + num_heads * block_size).flatten())
+    store_vectors(k.reshape(-1, size), stored, rows[0])
+    store_vectors(v.reshape(-1, size), stored, rows[1])
 
 
 def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:

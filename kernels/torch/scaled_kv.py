@@ -5,11 +5,11 @@ Rounded as device.convert does, so that a block holds the same whether it was co
 import torch
 from torch import Tensor
 
-from kernels.ops import AttentionMeta, KVLayer, ScaledKV
+from kernels.ops import AttentionMeta, ScaledKV
 from kernels.rounding import rounded
 
 
-def store_vectors(vectors: Tensor, kv_layer: KVLayer, rows: Tensor) -> None:
+def store_vectors(vectors: Tensor, kv_layer: Tensor | ScaledKV, rows: Tensor) -> None:
     """Store `vectors` (N, D) at `rows` (N,) int64 of the layer's vectors, in their order."""
     size = vectors.shape[1]
     if isinstance(kv_layer, Tensor):
@@ -20,7 +20,9 @@ def store_vectors(vectors: Tensor, kv_layer: KVLayer, rows: Tensor) -> None:
     kv_layer.scales.view(-1).index_copy_(0, rows, scales)
 
 
-def as_floats(kv_layer: KVLayer, meta: AttentionMeta, dtype: torch.dtype) -> tuple[Tensor, AttentionMeta]:
+def as_floats(
+    kv_layer: Tensor | ScaledKV, meta: AttentionMeta, dtype: torch.dtype
+) -> tuple[Tensor, AttentionMeta]:
     """Return a layer of 8 bits in `dtype`, with only the blocks that a step attends to, and the step with their numbers there."""
     if isinstance(kv_layer, Tensor):
         return kv_layer, meta

@@ -11,12 +11,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.kv_parts import HeadPlaces
 from kernels.ops import AttentionMeta, KVLayer
 from kernels.triton.attention_config import AttentionShape, LaunchPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.eight_bits import STORED_DTYPES, WEIGHTS_FACTOR, halves, in_range
 from kernels.triton.launching import await_inputs, launchable
-from kernels.triton.platform import dot_dtype, next_power_of_2, parts_of
+from kernels.triton.platform import dot_dtype, next_power_of_2, parts_of, places_in
 from kernels.triton.softmax import online_softmax, soft_capped, with_sink
 from kernels.triton.tiles import item_of, result_of, rows_of
 
@@ -38,13 +39,18 @@ def _places_of(start, COUNT: tl.constexpr, BLOCK_SIZE: tl.constexpr, ROWS: tl.co
 @triton.jit
 def _load_vectors(
     kv, kv_scales, block, place, plane, kv_head, column, exists,
-    KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    MASKED: tl.constexpr, SCALED: tl.constexpr,
+    POOL_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    MASKED: tl.constexpr, SCALED: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """(N, BLOCK_D) of plane 0 (keys) or 1 (values), D of each vector, and the vectors' (N,) scales."""
-    in_block = (plane * KV_HEADS + kv_head) * BLOCK_SIZE + place
-    begins = block * (2 * KV_HEADS * BLOCK_SIZE)
-    pointers = kv + (in_block * D)[:, None] + column[None, :] + (begins * D)[:, None]
+    """(N, BLOCK_D) of plane 0 (keys) or 1 (values), D of each vector, and the vectors' (N,) scales. `kv_head` is the pool's;
+    WIDTH neighbouring heads of it have a piece of a vector each."""
+    in_block = (plane * POOL_HEADS + kv_head) * BLOCK_SIZE + place
+    PIECE: tl.constexpr = D // WIDTH
+    begins = block * (2 * POOL_HEADS * BLOCK_SIZE)
+    in_vector = column
+    if WIDTH > 1:
+        in_vector = column // PIECE * (BLOCK_SIZE * PIECE) + column % PIECE
+    pointers = kv + (in_block * PIECE)[:, None] + in_vector[None, :] + (begins * PIECE)[:, None]
     if MASKED:
         vectors = tl.load(pointers, exists[:, None] & (column < D)[None, :], 0.0)
     elif D < BLOCK_D:
@@ -60,8 +66,9 @@ def _load_vectors(
 @triton.jit
 def _attend_span(
     acc, acc_odd, largest, total, q, q_odd, q_size, kv, kv_scales, table, begin, end, position, last, kv_head, scale_log2,
-    soft_cap, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
+    soft_cap, POOL_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr, CAPPED: tl.constexpr, STORED: tl.constexpr, MASKED: tl.constexpr, DOT: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Attend to tokens [begin, end); `position` (M,) is each row's own, `last` (M,) what it sees up to. Not MASKED: all rows see
     all of them. STORED: see `eight_bits.halves`; `q_odd` and `acc_odd` are of the odd columns then, and
@@ -77,7 +84,7 @@ def _attend_span(
         else:
             block = tl.load(table + number).to(tl.int64)
         k, k_scale = _load_vectors(
-            kv, kv_scales, block, place, 0, kv_head, column, exists, KV_HEADS, D, BLOCK_D, BLOCK_SIZE, MASKED, SCALED
+            kv, kv_scales, block, place, 0, kv_head, column, exists, POOL_HEADS, D, BLOCK_D, BLOCK_SIZE, MASKED, SCALED, WIDTH
         )  # fmt: skip
         if SCALED:
             even, odd = halves(k, STORED, DOT)
@@ -94,7 +101,7 @@ def _attend_span(
             scores = tl.where(visible, scores, float("-inf"))
         weights, factor, largest, total = online_softmax(scores, unit, largest, total, MASKED)
         v, v_scale = _load_vectors(
-            kv, kv_scales, block, place, 1, kv_head, column, exists, KV_HEADS, D, BLOCK_D, BLOCK_SIZE, MASKED, SCALED
+            kv, kv_scales, block, place, 1, kv_head, column, exists, POOL_HEADS, D, BLOCK_D, BLOCK_SIZE, MASKED, SCALED, WIDTH
         )  # fmt: skip
         if SCALED:
             weights *= (v_scale * WEIGHTS_FACTOR)[None, :]
@@ -112,10 +119,12 @@ def _attention_kernel(
     KV_HEADS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, WINDOW: tl.constexpr, CAPPED: tl.constexpr,
     STORED: tl.constexpr, SINKS: tl.constexpr, ABSOLUTE: tl.constexpr, DOT: tl.constexpr,
+    POOL_HEADS: tl.constexpr, FIRST: tl.constexpr, STEP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Programs: see tiles.item_of. Unnormalised results of parts go to `partial`, to be reduced. STORED: the type of 8 bits of
     the numbers in `kv`, whose elements are pairs of them; a vector is D pairs, and its even and odd columns are apart here. None:
-    a vector is D numbers. ABSOLUTE: one piece of code attends to all tokens, so that bits do not depend on who sees what."""
+    a vector is D numbers. FIRST, STEP, WIDTH: see kernels/kv_parts.py. ABSOLUTE: one piece of code attends to all tokens, so that
+    bits do not depend on who sees what."""
     await_inputs()
     ONE_SPAN: tl.constexpr = WINDOW > 0 or ABSOLUTE
     head_block, seq, begin, edge, end, first_row, count, first, both_ways = item_of(items, BLOCK_N, ONE_SPAN)
@@ -142,17 +151,17 @@ def _attention_kernel(
     else:
         queries = queries.to(DOT)
         odd_queries, size = queries, total
-    kv_head = head_block // ((GROUP + HEADS - 1) // HEADS)
+    kv_head = FIRST + head_block // ((GROUP + HEADS - 1) // HEADS) * STEP
     blocks = table + seq.to(tl.int64) * table_stride
     if not ONE_SPAN:
         # All rows see what is not behind the first one's position. Compiled apart, the same arithmetic may round otherwise.
         acc, acc_odd, largest, total = _attend_span(
             acc, acc_odd, largest, total, queries, odd_queries, size, kv, kv_scales, blocks, begin, edge, position, last,
-            kv_head, scale_log2, soft_cap, KV_HEADS, D, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, STORED, False, DOT,
+            kv_head, scale_log2, soft_cap, POOL_HEADS, D, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, STORED, False, DOT, WIDTH,
         )  # fmt: skip
     acc, acc_odd, largest, total = _attend_span(
         acc, acc_odd, largest, total, queries, odd_queries, size, kv, kv_scales, blocks, edge, end, position, last, kv_head,
-        scale_log2, soft_cap, KV_HEADS, D, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, STORED, True, DOT,
+        scale_log2, soft_cap, POOL_HEADS, D, BLOCK_D, BLOCK_N, BLOCK_SIZE, WINDOW, CAPPED, STORED, True, DOT, WIDTH,
     )  # fmt: skip
     unit: tl.constexpr = 1.0 / WEIGHTS_FACTOR if PAIRED else 1.0
     first_row, count, result = result_of(items)
@@ -202,20 +211,20 @@ class TritonAttention:
             split_tokens=self.split_tokens,
         )
         for part in plan(meta, shape, window, q.device):
-            _attend(part, shape, q, data, scales, out, scale, window, soft_cap, sinks)
+            _attend(part, shape, q, data, scales, out, scale, window, soft_cap, sinks, places_in(kv_layer))
         return out
 
 
 def _attend(
     part: LaunchPart, shape: AttentionShape, q: Tensor, kv_layer: Tensor, kv_scales: Tensor | None, out: Tensor,
-    scale: float, window: int, soft_cap: float, sinks: Tensor | None,
+    scale: float, window: int, soft_cap: float, sinks: Tensor | None, places: HeadPlaces,
 ) -> None:  # fmt: skip
     config, items = part.config, part.items
     stored, dot = None, q.dtype
     if kv_scales is not None:
         stored, kv_layer = STORED_DTYPES[kv_layer.dtype], kv_layer.view(torch.int16)
         dot = torch.float32 if q.dtype == torch.float32 else torch.float16
-    size, head_blocks = kv_layer.shape[-1], config.num_head_blocks(shape)
+    size, head_blocks = kv_layer.shape[-1] * places.width, config.num_head_blocks(shape)
     partials = Partials.empty(items.num_places, head_blocks, config.block_m, shape.head_dim, q.device)
     _attention_kernel[head_blocks, len(items.items)](
         q, kv_layer, kv_scales, sinks, out, partials.values, partials.stats, items.items, items.table,
@@ -224,6 +233,7 @@ def _attend(
         BLOCK_D=max(16, next_power_of_2(size)), BLOCK_SIZE=shape.block_size,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, WINDOW=window, CAPPED=soft_cap > 0,
         STORED=stored, SINKS=sinks is not None, ABSOLUTE=shape.split_tokens > 0, DOT=dot_dtype(dot),
+        POOL_HEADS=kv_layer.shape[2], FIRST=places.first, STEP=places.step, WIDTH=places.width,
         num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
     reduce_splits(

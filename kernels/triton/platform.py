@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.kv_parts import HeadPlaces, KVPart
 from kernels.ops import KVLayer
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)
@@ -58,4 +59,11 @@ def warps_for(num_elements: int) -> int:
 
 def parts_of(kv_layer: KVLayer) -> tuple[Tensor, Tensor | None]:
     """Return its vectors, and their scales if it has any."""
-    return (kv_layer, None) if isinstance(kv_layer, Tensor) else (kv_layer.data, kv_layer.scales)
+    if isinstance(kv_layer, Tensor):
+        return kv_layer, None
+    return kv_layer.data, None if isinstance(kv_layer, KVPart) else kv_layer.scales
+
+
+def places_in(kv_layer: KVLayer) -> HeadPlaces:
+    """Return which of a pool's heads a layer has."""
+    return kv_layer.places if isinstance(kv_layer, KVPart) else HeadPlaces(0, 1, 1)

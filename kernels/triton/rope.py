@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.ops import KVLayer
 from kernels.rounding import LARGEST
 from kernels.triton.launching import await_inputs, launchable
-from kernels.triton.platform import cdiv, next_power_of_2, parts_of
+from kernels.triton.platform import cdiv, next_power_of_2, parts_of, places_in
 from kernels.triton.quantise import scale_for, stored
 
 
@@ -49,8 +49,10 @@ def _rope_write_kernel(
     qkv, cos, sin, q_norm, k_norm, slots, q_out, kv, kv_scales, eps, token_stride, angle_stride,
     H: tl.constexpr, KV_HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, HEADS: tl.constexpr, NORM: tl.constexpr, LARGEST: tl.constexpr,
+    POOL_HEADS: tl.constexpr, FIRST: tl.constexpr, STEP: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """HEADS neighbouring heads of one token's (H + 2 KV_HEADS) of them, in one pass over both halves of each."""
+    """HEADS neighbouring heads of one token's (H + 2 KV_HEADS) of them, in one pass over both halves of each. FIRST, STEP,
+    WIDTH: see kernels/kv_parts.py."""
     await_inputs()
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
@@ -79,7 +81,10 @@ def _rope_write_kernel(
 
     slot = tl.load(slots + token)
     # Planes of a block are K's heads, then V's: the heads behind the queries, in their order.
-    vector = (slot // BLOCK_SIZE * (2 * KV_HEADS) + head - H) * BLOCK_SIZE + slot % BLOCK_SIZE
+    in_planes = head - H
+    if POOL_HEADS > KV_HEADS:
+        in_planes = (head - H) // KV_HEADS * POOL_HEADS + FIRST + (head - H) % KV_HEADS * STEP
+    vector = (slot // BLOCK_SIZE * (2 * POOL_HEADS) + in_planes) * BLOCK_SIZE + slot % BLOCK_SIZE
     kv_exists = exists & ~is_query
     if LARGEST > 0:
         largest = tl.maximum(tl.max(tl.abs(first), 1), tl.max(tl.abs(second), 1))
@@ -87,10 +92,15 @@ def _rope_write_kernel(
         tl.store(kv_scales + vector, scale, kv_exists)
         first = stored(first / scale[:, None], LARGEST, kv.dtype.element_ty)
         second = stored(second / scale[:, None], LARGEST, kv.dtype.element_ty)
-    kv_target = kv + vector[:, None] * (2 * HALF) + column[None, :]
+    PIECE: tl.constexpr = 2 * HALF // WIDTH
+    in_first, in_second = column, column + HALF
+    if WIDTH > 1:
+        in_first = in_first // PIECE * (BLOCK_SIZE * PIECE) + in_first % PIECE
+        in_second = in_second // PIECE * (BLOCK_SIZE * PIECE) + in_second % PIECE
+    kv_target = kv + vector[:, None] * PIECE
     kv_mask = kv_exists[:, None] & inside
-    tl.store(kv_target, first.to(kv.dtype.element_ty), kv_mask)
-    tl.store(kv_target + HALF, second.to(kv.dtype.element_ty), kv_mask)
+    tl.store(kv_target + in_first[None, :], first.to(kv.dtype.element_ty), kv_mask)
+    tl.store(kv_target + in_second[None, :], second.to(kv.dtype.element_ty), kv_mask)
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -117,6 +127,7 @@ def rope_and_write_kv(
     data, scales = parts_of(kv_layer)
     assert qkv.stride(-1) == 1
     assert data.is_contiguous()
+    places = places_in(kv_layer)
     _, _, kv_heads, block_size, size = kv_layer.shape
     num_tokens, heads = qkv.shape[0], num_heads + 2 * kv_heads
     q = qkv.new_empty((num_tokens, num_heads, size))
@@ -126,6 +137,7 @@ def rope_and_write_kv(
     _rope_write_kernel[(num_tokens, cdiv(heads, tile))](
         qkv, cos, sin, q_norm, k_norm, slots, q, data, scales, eps, qkv.stride(0), cos.stride(0),
         H=num_heads, KV_HEADS=kv_heads, HALF=size // 2, BLOCK_HALF=half, BLOCK_SIZE=block_size, HEADS=tile,
-        NORM=norms is not None, LARGEST=0.0 if scales is None else LARGEST[data.dtype], num_warps=4,
+        NORM=norms is not None, LARGEST=0.0 if scales is None else LARGEST[data.dtype],
+        POOL_HEADS=data.shape[2], FIRST=places.first, STEP=places.step, WIDTH=places.width, num_warps=4,
     )  # fmt: skip
     return q

@@ -18,9 +18,9 @@ def targets_of(spec: ModelSpec) -> Targets:
     targets: Targets = {}
     for layer in range(spec.num_layers):
         if _has_heads(spec, layer):
-            targets |= _attention(spec, f"model.layers.{layer}.self_attn.")
-        if spec.moe is None or not spec.moe.sparse[layer]:
-            targets |= _dense(spec, f"model.layers.{layer}.{spec.mlp_name}.")
+            targets |= _attention(spec, layer, f"model.layers.{layer}.self_attn.")
+        if spec.moe is None or not spec.moe.sparse[layer] or spec.moe.beside_dense:
+            targets |= _dense(spec, layer, f"model.layers.{layer}.{spec.mlp_name}.")
     if not targets:
         raise UnsupportedModel(f"{head} for its kinds of layers")
     return targets
@@ -31,17 +31,23 @@ def _has_heads(spec: ModelSpec, layer: int) -> bool:
     return spec.mla is None and not spec.attention_gate and not is_recurrent
 
 
-def _attention(spec: ModelSpec, prefix: str) -> Targets:
-    queries, keys = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    sizes = {"q": queries, "k": keys, "v": keys}
+def _attention(spec: ModelSpec, layer: int, prefix: str) -> Targets:
+    heads = spec.heads_of(layer)
+    queries, keys = spec.num_heads * heads.head_dim, heads.size
+    sizes = (
+        {"q": queries, "k": keys, "v": keys}
+        if spec.kv is None
+        else spec.kv.projections(layer, spec.num_heads)
+    )
     if spec.fused_qkv:
         sizes = {"qkv": queries + 2 * keys}
     found = {f"{prefix}{name}_proj": (size, spec.hidden_size) for name, size in sizes.items()}
     return found | {f"{prefix}o_proj": (spec.hidden_size, queries)}
 
 
-def _dense(spec: ModelSpec, prefix: str) -> Targets:
+def _dense(spec: ModelSpec, layer: int, prefix: str) -> Targets:
     *names, last = spec.projections
-    rows = 2 * spec.intermediate_size // len(names)
+    inner = spec.mlp_size(layer)
+    rows = 2 * inner // len(names)
     found = {prefix + name: (rows, spec.hidden_size) for name in names}
-    return found | {prefix + last: (spec.hidden_size, spec.intermediate_size)}
+    return found | {prefix + last: (spec.hidden_size, inner)}

@@ -14,6 +14,7 @@ from kernels.ops import AttentionMeta, StateBlocks
 from models.causal_model import CausalModel
 from tests.models import config_parts
 from tests.models.config_parts import CONTEXT, ROPES, common, deepseek, qwen_experts, rope
+from tests.models.gemma4_families import gemma4, gemma4_moe, gemma4_small
 from tests.models.indexed_families import deepseek_v32, glm_moe_dsa
 from tests.models.newer_families import (
     cohere,
@@ -184,6 +185,8 @@ DENSE = {
     "qwen3": qwen3,
     "gemma2": gemma2,
     "gemma3": gemma3,
+    "gemma4": gemma4,
+    "gemma4_small": gemma4_small,
     "granite": granite,
     "olmo2": olmo2,
     "olmo3": olmo3,
@@ -200,6 +203,7 @@ DENSE = {
     "cohere2": cohere2,
 }
 SPARSE = {
+    "gemma4_moe": gemma4_moe,
     "mixtral": mixtral,
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
@@ -245,6 +249,8 @@ def make(folder: Path, config: Any, seed: int, **saving: Any) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn_like(buffer) * 0.3)
+            if name.endswith("layer_scalar"):
+                buffer.mul_(0.5 + torch.rand_like(buffer))
     model.save_pretrained(folder, max_shard_size="20KB" if seed % 2 else "1GB", **saving)
     return model
 
