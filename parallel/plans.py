@@ -37,7 +37,7 @@ class Dims:
     projected: tuple[Section, ...] = ()
     """What a recurrent layer's first matrix makes, where it makes several things."""
     stage_starts: tuple[int, ...] = ()
-    """The layers that a pipeline stage may begin with, where some need what earlier ones keep or have chosen. Empty: any."""
+    """The layers that a pipeline stage may begin with, where some need what earlier ones keep, choose or make. Empty: any."""
 
     @property
     def stage_edges(self) -> list[int]:

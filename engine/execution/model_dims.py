@@ -38,7 +38,10 @@ def dims_of(spec: ModelSpec) -> Dims:
 
 
 def _stage_starts(spec: ModelSpec) -> tuple[int, ...]:
-    """Return `Dims.stage_starts`. A layer that shares the tokens which an earlier one has chosen is in that one's stage."""
+    """Return `Dims.stage_starts`. A layer that shares the tokens which an earlier one has chosen is in that one's stage, and one
+    that takes inputs of its own in the first, which alone can make them."""
+    if spec.layer_inputs is not None:
+        return (0,)
     if spec.mla is not None and spec.mla.index is not None and not all(spec.mla.index.chooses):
         return tuple(layer for layer, chooses in enumerate(spec.mla.index.chooses) if chooses)
     return () if spec.kept is None else spec.kept.stage_starts

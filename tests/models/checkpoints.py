@@ -186,7 +186,6 @@ DENSE = {
     "gemma2": gemma2,
     "gemma3": gemma3,
     "gemma4": gemma4,
-    "gemma4_small": gemma4_small,
     "granite": granite,
     "olmo2": olmo2,
     "olmo3": olmo3,
@@ -229,7 +228,9 @@ HYBRID = {
     "qwen3_5_moe": qwen3_5_moe,
     "granite_hybrid": granite_hybrid,
 }
-FAMILIES = {**DENSE, **SPARSE}
+UNSTAGED = {"gemma4_small": gemma4_small}
+"""Those whose layers cannot be shared out over stages."""
+FAMILIES = {**DENSE, **SPARSE, **UNSTAGED}
 
 
 def make(folder: Path, config: Any, seed: int, **saving: Any) -> Any:
@@ -242,6 +243,8 @@ def make(folder: Path, config: Any, seed: int, **saving: Any) -> Any:
             spread = 0.3 if parameter.ndim == 1 else 1.6 / parameter.shape[-1] ** 0.5
             if "embed" in name:
                 spread = 1.0
+            if "per_layer_input_gate" in name:  # which takes the residual as it is
+                spread /= 16
             if "linear_attn" in name and parameter.ndim > 1:
                 # With more, transformers' own logits of a prompt in pieces are 1e-4 off those of the whole.
                 spread /= 2

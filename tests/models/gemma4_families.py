@@ -70,3 +70,30 @@ def fields(rng: random.Random, i: int) -> dict[str, Any]:
             "sliding_attention": {"rope_type": "default", "rope_theta": rng.choice((1000.0, 20000.0))},
         },
     }
+
+
+def awkward_gemma4(family: str) -> Any:
+    """Return one that four ranks can share, and three stages where any can: two full layers share a layer of the pool, but for
+    the small one, whose sliding layers do."""
+    kinds = ["full_attention", "full_attention", "sliding_attention"]
+    own = fields(random.Random(family), 0) | {
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "num_hidden_layers": 6,
+        "layer_types": [*kinds, "sliding_attention", *kinds[:2]],
+    }
+    if family == "gemma4_moe":
+        experts = {"num_experts": 8, "top_k_experts": 3, "moe_intermediate_size": 16}
+        own |= {"enable_moe_block": True, **experts}
+    if family == "gemma4_small":
+        own |= {
+            "num_key_value_heads": 4,
+            "attention_k_eq_v": False,
+            "layer_types": [kinds[2], kinds[2], kinds[0]] * 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": own["vocab_size"],
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+        }
+    return transformers.Gemma4TextConfig(**own)

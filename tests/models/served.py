@@ -21,6 +21,8 @@ def make_served(folder: Path, family: str, draw: int) -> Any:
 def make_served_as(folder: Path, config: Any) -> Any:
     """The same, of transformers' `config` with another vocabulary."""
     config.vocab_size, config.eos_token_id = 4096, None
+    if hasattr(config, "vocab_size_per_layer_input"):
+        config.vocab_size_per_layer_input = 4096
     reference = make(folder, config, seed=2)
     reference.generation_config.eos_token_id = None
     for name in TOKENIZER:

@@ -4,6 +4,7 @@ import random
 from typing import Any
 
 from tests.models.checkpoints import FAMILIES, HYBRID
+from tests.models.gemma4_families import awkward_gemma4
 
 HEADS = {
     "llama": (5, 1),
@@ -26,6 +27,8 @@ _ATTENDING = ("attention", "full_attention")
 def awkward(family: str) -> Any:
     """A configuration of transformers: three layers, such heads, and experts for four ranks where there are any. With recurrent
     layers there are five, of which the first three and the last two can be stages."""
+    if "gemma4" in family:
+        return awkward_gemma4(family)
     config = (FAMILIES | HYBRID)[family](random.Random(family), 0)
     config.num_attention_heads, config.num_key_value_heads = HEADS.get(family, (6, 2))
     config.hidden_size = 16 * config.num_attention_heads

@@ -25,7 +25,7 @@ from cluster.local import LocalCluster
 from core.config import ClusterConfig, load
 from models.tokenizer import load_tokenizer
 from parallel.mesh import Mesh
-from tests.models.checkpoints import DENSE, HYBRID, SPARSE
+from tests.models.checkpoints import DENSE, HYBRID, SPARSE, UNSTAGED
 from tests.models.served import greedy, make_served_as, some_prompts
 from tests.parallel.families import awkward
 
@@ -40,6 +40,7 @@ HYBRID_STAGES = [
     (Mesh(pp=2, dp=2), Mesh(tp=2, pp=2)),
 ]
 """Prefill and decode between which states pass from stages to other stages, to heads, or to one rank, and back."""
+UNSTAGED_MESHES = [Mesh(tp=2), Mesh()]
 EXPERT_MESHES = [*MESHES, Mesh(ep=2), Mesh(ep=4), Mesh(tp=2, ep=2), Mesh(dp=2, ep=2)]
 NUM_PROMPTS, LENGTH = 4, 8
 
@@ -66,7 +67,8 @@ class Found:
 
 def pairs() -> Iterator[Pair]:
     """Each family on each of its meshes, as prefill or decode; with recurrent layers on stages, too."""
-    grids = (sorted(DENSE), MESHES), (sorted(SPARSE), EXPERT_MESHES), (sorted(HYBRID), HYBRID_MESHES)
+    grids = [(sorted(DENSE), MESHES), (sorted(SPARSE), EXPERT_MESHES), (sorted(HYBRID), HYBRID_MESHES)]
+    grids += [(sorted(UNSTAGED), UNSTAGED_MESHES)]
     for families, meshes in grids:
         for number, family in enumerate(families):
             for place, (one, other) in enumerate(tournament(meshes, number)):

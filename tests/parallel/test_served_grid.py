@@ -9,7 +9,7 @@ import pytest
 from core.config import load
 from models.tokenizer import load_tokenizer
 from parallel.mesh import Mesh
-from tests.models.checkpoints import DENSE, HYBRID, SPARSE
+from tests.models.checkpoints import DENSE, HYBRID, SPARSE, UNSTAGED
 from tests.models.served import greedy, make_served_as
 from tests.parallel.families import awkward
 from tests.parallel.served_grid import (
@@ -18,6 +18,7 @@ from tests.parallel.served_grid import (
     HYBRID_STAGES,
     LENGTH,
     MESHES,
+    UNSTAGED_MESHES,
     Pair,
     ask,
     http_server,
@@ -33,7 +34,7 @@ def test_the_grid_has_every_family_on_every_mesh() -> None:
     assert len(set(pairs())) == len(list(pairs()))
     found = list(chain.from_iterable(((p.family, p.prefill), (p.family, p.decode)) for p in pairs()))
     staged = {*HYBRID_MESHES, *chain.from_iterable(HYBRID_STAGES)}
-    grids = (DENSE, MESHES), (SPARSE, EXPERT_MESHES), (HYBRID, staged)
+    grids = (DENSE, MESHES), (SPARSE, EXPERT_MESHES), (HYBRID, staged), (UNSTAGED, UNSTAGED_MESHES)
     assert set(found) == {
         (family, mesh) for families, meshes in grids for family in families for mesh in meshes
     }
@@ -52,6 +53,8 @@ def smallest(family: str, axis: str) -> Pair:
     ("family", "axis"),
     [
         ("gemma2", "tp"),
+        ("gemma4", "pp"),
+        ("gemma4_small", "tp"),
         ("gpt_oss", "ep"),
         ("qwen2_moe", "pp"),
         ("qwen3_next", "pp"),
