@@ -34,6 +34,8 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Gemma3ForCausalLM": dense.gemma3,
     "Gemma4ForCausalLM": gemma4.gemma4,
     "Gemma4ForConditionalGeneration": gemma4.gemma4_of_texts,
+    "Gemma4UnifiedForCausalLM": gemma4.gemma4,
+    "Gemma4UnifiedForConditionalGeneration": gemma4.unified_of_texts,
     "GraniteForCausalLM": dense.granite,
     "Olmo2ForCausalLM": dense.olmo2,
     "Olmo3ForCausalLM": dense.olmo3,

@@ -1,4 +1,4 @@
-"""Gemma 4, for text: dense (31B), with experts beside the dense block (26B-A4B), and with inputs of each layer's own and keys and
+"""Gemma 4, for text: dense (12B, 31B), with experts beside the dense block (26B-A4B), and with inputs of each layer's own and keys and
 values that later layers read, too (E2B, E4B)."""
 
 from collections.abc import Mapping
@@ -33,12 +33,20 @@ _ROPES: Mapping[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
 }
+_UNIFIED: dict[str, Any] = {
+    **_TEXT,
+    "max_position_embeddings": 262_144,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+}
 DEFAULTS: dict[str, dict[str, Any]] = {
     "Gemma4ForCausalLM": _TEXT,
     "Gemma4ForConditionalGeneration": {},
+    "Gemma4UnifiedForCausalLM": _UNIFIED,
+    "Gemma4UnifiedForConditionalGeneration": {},
 }
 """As in `dense_families`."""
-_OTHERS = ("vision_tower.", "audio_tower.", "embed_vision.", "embed_audio.")
+_OTHERS = ("vision_tower.", "audio_tower.", "vision_embedder.", "embed_vision.", "embed_audio.")
 """Beginnings of the names of what sees and hears."""
 _EVERY = 6
 """Without layer_types, each layer of this number attends to everything."""
@@ -78,6 +86,10 @@ def gemma4(config: Config) -> ModelSpec:
 
 def gemma4_of_texts(config: Config) -> ModelSpec:
     return text_part(config, gemma4, _TEXT, *_OTHERS)
+
+
+def unified_of_texts(config: Config) -> ModelSpec:
+    return text_part(config, gemma4, _UNIFIED, *_OTHERS)
 
 
 def _kinds(config: Config) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from core.memory_law import DeviceMemory, RankNeeds, Sharing, check_fit, gib, kv
 from engine.execution.adapter_needs import with_adapters
 from engine.execution.devices import choose_device, host_cores, keeps_pool, memory_of
 from engine.execution.draft_size import DraftSize, Target, size_draft
+from engine.execution.kv_part_limits import check_kv_parts
 from engine.execution.memory_needs import needs_of, stored_as
 from engine.execution.model_dims import check_mesh, shards_of
 from engine.execution.picture_needs import beside_pictures
@@ -118,6 +119,7 @@ def size_pool(
     spec = read_spec(folder, model.implementation)
     check_load_format(spec, model.load_format)
     check_recurrent(spec, engine)
+    check_kv_parts(spec, engine)
     adapters = read_adapters(model.adapters, spec)
     max_context_tokens = model.max_context_tokens or spec.max_context_tokens
     if spec.encodes:

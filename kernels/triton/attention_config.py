@@ -38,6 +38,8 @@ class AttentionShape:
     """The cache, and not the queries."""
     split_tokens: int = 0
     """> 0: one shape of tiles for all sequences, contexts split at its multiples."""
+    latents: bool = False
+    """Values are keys, too."""
 
     @property
     def group(self) -> int:
@@ -193,9 +195,10 @@ def config_for(shape: AttentionShape, rows: int, device: torch.device) -> Attent
     elif shape.dtype == torch.float32:
         block_m, block_n, warps, stages = min(rows, 32), 32, 4, 2
     elif shape.head_dim > 256:
-        # Latents: keys and values are one tile, and an accumulator as wide needs all registers.
+        # An accumulator as wide needs all registers. Latents are keys and values in one tile.
         block_m = max(min(rows, 64), next_power_of_2(heads))
-        block_n, warps, stages = 64 if block_m == 64 and capability(device) == 90 else 16, 8, 3
+        is_long = shape.latents and block_m == 64 and capability(device) == 90
+        block_n, warps, stages = 64 if is_long else 16, 8, 3
     elif decode and wide:
         block_m, block_n, warps, stages = rows, 32, 4, 5
     elif decode and shape.quantised and hopper:

@@ -102,6 +102,7 @@ def absorbed_attention(
         block_size=kv_layer.shape[3],
         dtype=q.dtype,
         split_tokens=split_tokens,
+        latents=True,
     )
     for part in plan(meta, shape, 0, q.device):
         items = part.items if table is None else replace(part.items, table=table)

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, ScaledKV
+from kernels.kv_parts import HeadPlaces, KVPart, ScaledKV
+from kernels.ops import AttentionMeta, ExpertWeights, KVLayer
 from kernels.packed import EightBit, FourBit
 from kernels.rounding import Rounding
 from kernels.routing import Routing
@@ -110,6 +111,22 @@ def _attention(
     q = tensor(sum(query for query, _ in lens), HEADS, head_dim)
     attend, each = TritonAttention(split_tokens), _float(HEADS) if sinks else None
     attend(q, _pool(kv_dtype, head_dim), _step(lens, both_ways=both_ways), 0.1, window, soft_cap, each)
+
+
+def _parts(lens: list[tuple[int, int]], split_tokens: int = 0) -> None:
+    """Launch attention of Gemma 4: 4 KV heads of 512 that are a half of a pool's 16 heads of 256, and as in E4B a half of 4."""
+    attend = TritonAttention(split_tokens)
+    for kv_heads, places in ((16, HeadPlaces(2, 4, 2)), (4, HeadPlaces(1, 2, 1))):
+        pool = KVPart(tensor(NUM_BLOCKS, 2, kv_heads, BLOCK_SIZE, 256), places)
+        size, window = 256 * places.width, 512 * (places.width == 1)
+        attend(tensor(sum(query for query, _ in lens), HEADS, size), pool, _step(lens), 1.0, window, 0.0, None)
+
+
+def _rotations_into_parts() -> None:
+    pool = KVPart(tensor(NUM_BLOCKS, 2, 16, BLOCK_SIZE, 256), HeadPlaces(2, 4, 2))
+    angles, slots = tensor(TOKENS, 512), tensor(TOKENS, dtype=torch.int64)
+    norms = (_float(512), _float(512), 1e-6)
+    rope.rope_and_write_kv(tensor(TOKENS, (HEADS + 8) * 512), angles, angles, slots, pool, HEADS, norms)
 
 
 def _latent_attention(lens: list[tuple[int, int]]) -> None:
@@ -267,6 +284,10 @@ LAUNCHES = (
     Launch("attention, decode, heads of 256, window", lambda: _attention(DECODE, 256, 4096), (90,)),
     Launch("attention, int8", lambda: _attention(DECODE, kv_dtype=torch.int8), (80, 100)),
     Launch("attention, float8", lambda: _attention(PREFILL + DECODE, kv_dtype=torch.float8_e4m3fn), (90,)),
+    Launch("attention, prefill, parts of a pool's heads", lambda: _parts(PREFILL)),
+    Launch("attention, decode, parts of a pool's heads", lambda: _parts(DECODE)),
+    Launch("attention, batch-invariant, parts of a pool's heads", lambda: _parts(DECODE, 1024), (90,)),
+    Launch("KV writes, parts of a pool's heads", _rotations_into_parts, (90,)),
     Launch("attention, latents", lambda: _latent_attention(DECODE)),
     Launch("attention, chosen tokens", _chosen_tokens),
     Launch("fixed step", lambda: _fixed(32)),

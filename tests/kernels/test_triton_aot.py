@@ -35,7 +35,7 @@ def test_every_tile_that_can_be_chosen_is_one_that_tensor_cores_take(capability:
     with launches_given_to(capability, lambda *_, **__: None):
         for (heads, kv_heads), size, dtype, quantised, rows in product(
             ((1, 1), (7, 1), (14, 2), (20, 1), (128, 1), (32, 8)),
-            (8, 24, 64, 128, 256, 576),
+            (8, 24, 64, 128, 256, 512, 576),
             (torch.float32, torch.bfloat16, torch.float16),
             (False, True),
             (DECODE_ROWS, INVARIANT_ROWS, 128),

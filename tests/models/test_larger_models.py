@@ -98,8 +98,45 @@ def make_kimi(folder: Path) -> torch.Tensor:
     return logits(model)
 
 
+def make_gemma4(folder: Path) -> torch.Tensor:
+    """A tiny Gemma 4 that sees and hears; what it says of `PROMPT`."""
+    torch.manual_seed(3)
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    more = {"intermediate_size": 16, "num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 16}
+    text = FAMILIES["gemma4_small"](random.Random(3), 0)
+    text.pad_token_id = 0
+    config = transformers.Gemma4Config(
+        text_config=text,
+        vision_config=transformers.Gemma4VisionConfig(**size, **more),
+        audio_config=transformers.Gemma4AudioConfig(
+            **size, output_proj_dims=16, subsampling_conv_channels=[4, 4]
+        ),
+        eos_token_id=[5, 6],
+    )
+    return logits(saved(transformers.Gemma4ForConditionalGeneration(config), folder))
+
+
+def make_unified(folder: Path) -> torch.Tensor:
+    """A tiny Gemma 4 without towers; what it says of `PROMPT`."""
+    torch.manual_seed(3)
+    own = FAMILIES["gemma4"](random.Random(3), 0).to_dict()
+    text = {name: own[name] for name in own if "per_layer_input" not in name and "moe" not in name}
+    for name in ("model_type", "num_experts", "top_k_experts", "architectures", "transformers_version"):
+        text.pop(name, None)
+    text["pad_token_id"] = 0
+    config = transformers.Gemma4UnifiedConfig(
+        text_config=transformers.Gemma4UnifiedTextConfig(**text),
+        vision_config=transformers.Gemma4UnifiedVisionConfig(
+            mm_embed_dim=16, mm_posemb_size=8, output_proj_dims=16, patch_size=2
+        ),
+        audio_config=transformers.Gemma4UnifiedAudioConfig(audio_embed_dim=8),
+        eos_token_id=[5, 6],
+    )
+    return logits(saved(transformers.Gemma4UnifiedForConditionalGeneration(config), folder))
+
+
 @pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("make", [make_larger, make_llama4, make_kimi])
+@pytest.mark.parametrize("make", [make_larger, make_llama4, make_kimi, make_gemma4, make_unified])
 def test_the_text_part_computes_what_transformers_does(
     make: Callable[[Path], torch.Tensor], prefix: str, tmp_path: Path
 ) -> None:
