@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kernels.head_places import HeadPlaces
+
 
 @dataclass(frozen=True, slots=True)
 class ScaledKV:
@@ -24,15 +26,6 @@ class ScaledKV:
     @property
     def shape(self) -> torch.Size:
         return self.data.shape
-
-
-@dataclass(frozen=True, slots=True)
-class HeadPlaces:
-    """Which heads of a pool's layer are a model layer's."""
-
-    first: int
-    step: int
-    width: int
 
 
 @dataclass(frozen=True, slots=True)

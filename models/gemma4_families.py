@@ -1,5 +1,5 @@
-"""Gemma 4, for text: dense (12B, 31B), with experts beside the dense block (26B-A4B), and with inputs of each layer's own and keys and
-values that later layers read, too (E2B, E4B)."""
+"""Gemma 4, for text: dense (12B, 31B), with experts beside the dense block (26B-A4B), and with inputs of each layer's own and
+keys and values that later layers read, too (E2B, E4B)."""
 
 from collections.abc import Mapping
 from dataclasses import replace

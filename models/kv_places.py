@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kernels.kv_parts import HeadPlaces, KVPart
+from kernels.head_places import HeadPlaces
+from kernels.kv_parts import KVPart
 from kernels.ops import KVLayer
 from models.spec import ModelSpec
 

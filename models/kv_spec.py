@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from kernels.kv_parts import HeadPlaces
+from kernels.head_places import HeadPlaces
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

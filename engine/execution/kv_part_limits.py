@@ -10,6 +10,6 @@ def check_kv_parts(spec: ModelSpec, engine: EngineConfig) -> None:
     if spec.kv is None or not any(spec.kv.places) or engine.kv_dtype == "auto":
         return
     raise ConfigError(
-        f"engine.kv_dtype is {engine.kv_dtype}, but layers of {spec.architecture} have KV heads of several kinds, which no kernel "
-        "reads in 8 bits: use auto"
+        f"engine.kv_dtype is {engine.kv_dtype}, but layers of {spec.architecture} have KV heads of several kinds, which no "
+        "kernel reads in 8 bits: use auto"
     )

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.kv_parts import HeadPlaces
+from kernels.head_places import HeadPlaces
 from kernels.ops import AttentionMeta, KVLayer
 from kernels.triton.attention_config import AttentionShape, LaunchPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits

@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.kv_parts import HeadPlaces, KVPart, ScaledKV
+from kernels.head_places import HeadPlaces
+from kernels.kv_parts import KVPart, ScaledKV
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer
 from kernels.packed import EightBit, FourBit
 from kernels.rounding import Rounding
@@ -114,12 +115,14 @@ def _attention(
 
 
 def _parts(lens: list[tuple[int, int]], split_tokens: int = 0) -> None:
-    """Launch attention of Gemma 4: 4 KV heads of 512 that are a half of a pool's 16 heads of 256, and as in E4B a half of 4."""
+    """Launch attention of Gemma 4: 4 KV heads of 512 in a half of a pool's 16 heads of 256, and 2 of 256 in a half of 4."""
     attend = TritonAttention(split_tokens)
     for kv_heads, places in ((16, HeadPlaces(2, 4, 2)), (4, HeadPlaces(1, 2, 1))):
         pool = KVPart(tensor(NUM_BLOCKS, 2, kv_heads, BLOCK_SIZE, 256), places)
         size, window = 256 * places.width, 512 * (places.width == 1)
-        attend(tensor(sum(query for query, _ in lens), HEADS, size), pool, _step(lens), 1.0, window, 0.0, None)
+        attend(
+            tensor(sum(query for query, _ in lens), HEADS, size), pool, _step(lens), 1.0, window, 0.0, None
+        )
 
 
 def _rotations_into_parts() -> None:

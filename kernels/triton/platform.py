@@ -8,7 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.kv_parts import HeadPlaces, KVPart
+from kernels.head_places import HeadPlaces
+from kernels.kv_parts import KVPart
 from kernels.ops import KVLayer
 
 INTERPRETED = bool(triton.knobs.runtime.interpret)

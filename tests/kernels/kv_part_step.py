@@ -6,7 +6,8 @@ from dataclasses import replace
 import torch
 
 from kernels.attention.case import Attend
-from kernels.kv_parts import HeadPlaces, KVPart
+from kernels.head_places import HeadPlaces
+from kernels.kv_parts import KVPart
 from kernels.ops import AttentionMeta, KVLayer
 from tests.kernels.paged_step import make_step
 

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.models.checkpoints import FAMILIES, make
+from tests.models.gemma4_families import awkward_gemma4
 
 BLOCK = (4, 2)
 """Divides every size below: transformers knows no blocks that are cut off."""
@@ -66,16 +68,20 @@ def quantise_all(
 ) -> None:  # fmt: skip
     """Every projection `x.weight` becomes x.* as `quantise` says; sizes are multiples of 16, and what `sizes` says."""
     made = FAMILIES[family](random.Random(0), 0)
-    made.hidden_size, made.intermediate_size, made.vocab_size = 64, 96, 62
     made.num_attention_heads, made.num_key_value_heads, made.num_hidden_layers = 4, 2, 2
     if getattr(made, "layer_types", None):
         made.layer_types = made.layer_types[:2]
+    if "gemma4" in family:
+        made = awkward_gemma4(family)
+        made.vocab_size_per_layer_input = 62
+    made.hidden_size, made.intermediate_size, made.vocab_size = 64, 96, 62
     for name, size in (sizes or {}).items():
         setattr(made, name, size)
     make(folder, made, seed=0)
     torch.manual_seed(0)
     tensors = load_file(folder / "model.safetensors")
-    for name in [n for n in tensors if ("_proj" in n or "indexer.w" in n) and n.endswith("weight")]:
+    is_product = re.compile(r"(?!.*norm).*(_proj|indexer\.w).*weight")
+    for name in filter(is_product.fullmatch, list(tensors)):
         stem, weight = name.removesuffix(".weight"), tensors.pop(name)
         tensors |= {f"{stem}.{suffix}": part.contiguous() for suffix, part in quantise(weight).items()}
     rewrite(folder, tensors, **config)

@@ -15,7 +15,21 @@ from tests.models.checkpoints import CPU, FAMILIES, VOCAB, Paged, make
 from tests.models.continuation import continuation
 from tests.models.peft_adapters import FUSED, LINEAR, make_adapter
 
-DENSE = ("llama", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "granite", "olmo2", "phi3", "glm", "glm4")
+DENSE = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gemma3",
+    "gemma4",
+    "gemma4_small",
+    "granite",
+    "olmo2",
+    "phi3",
+    "glm",
+    "glm4",
+)
 TARGETS = {
     "phi3": FUSED,
     "glm": (*LINEAR[:4], "gate_up_proj", "down_proj"),

@@ -16,6 +16,7 @@ from kernels.attention.flashinfer import FlashInferAttention
 from kernels.attention.remembered import ChoiceFile
 from kernels.attention.selecting import select_attention
 from kernels.attention.trial import device_timer
+from kernels.kv_parts import KVPart
 from kernels.torch.reference import reference_ops
 from models import registry
 from models.attention_cases import attention_cases
@@ -40,6 +41,8 @@ def test_cases_are_the_calls(family: str, tmp_path: Path, monkeypatch: pytest.Mo
 
         def attend(q: Any, kv_layer: Any, meta: Any, *how: Any) -> torch.Tensor:
             scale, window, soft_cap, sinks = how
+            if isinstance(kv_layer, KVPart):  # which is read by Baton's own kernels alone
+                return ops.paged_attention(q, kv_layer, meta, *how)
             kv_heads, block_size = kv_layer.shape[2:4]
             called.add(
                 Case(
@@ -63,7 +66,7 @@ def test_cases_are_the_calls(family: str, tmp_path: Path, monkeypatch: pytest.Mo
     Paged(model, 1, random.Random(0)).step([(0, 0, list(range(2, 9)))])
     assert called == set(said)
     assert len(said) == len(set(said))
-    assert bool(said) == (model.spec.mla is None)
+    assert bool(said) == (model.spec.mla is None and family != "gemma4_small")
 
 
 BACKENDS: dict[str, Callable[[], Attend]] = {

@@ -83,6 +83,7 @@ def test_the_largest_step_stays_within_what_is_set_aside_for_it(
     drawn = what != "a long prompt"
     config = ALL[family](random.Random(family), 0)
     config.vocab_size, config.max_position_embeddings = VOCAB, 1024
+    config.vocab_size_per_layer_input = VOCAB
     make(tmp_path / "model", config, seed=1)
     states = read_spec(tmp_path / "model").kv_layout(16, "float32").state_blocks
     num_blocks = 1024 + 256 * states

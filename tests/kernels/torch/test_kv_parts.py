@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.kv_parts import HeadPlaces
+from kernels.head_places import HeadPlaces
 from kernels.torch.invariant_ops import invariant_ops
 from kernels.torch.prepacked import prepacked_ops
 from kernels.torch.reference import reference_ops

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.kv_parts import HeadPlaces
+from kernels.head_places import HeadPlaces
 from kernels.triton.ops import triton_ops
 from tests.kernels.kv_part_step import PLACES, check_attention, check_writing
 
