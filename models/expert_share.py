@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 EXPERT_KEYS: Final = ("num_local_experts", "n_routed_experts", "num_experts", "moe_num_experts")
-_CHOSEN_KEYS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k")
+_CHOSEN_KEYS: Final = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 
 
 def expert_share(get: Callable[[str], Any]) -> float:

@@ -15,6 +15,7 @@ from core.errors import ConfigError
 from models.expert_share import EXPERT_KEYS, expert_share, said
 from sim.catalogue import MODELS, CatalogueModel
 from sim.recurrent_layers import RecurrentLayer, recurrent_layer
+from sim.sized_layers import sized_layers
 from sim.token_index import with_token_index
 
 _BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
@@ -66,15 +67,19 @@ def model_of(config: Mapping[str, Any]) -> CatalogueModel:
     attention, kv_values, pair_values = _attention(whole, hidden, heads)
     growing = _num_growing(whole, num_layers)
     recurrent = recurrent_layer(whole, hidden) if growing < num_layers else RecurrentLayer(0, 0)
-    kinds = [_is_moe(whole, layer) for layer in range(num_layers)]
     gate = 2 if whole.get("model_type") in _NO_GATE else 3
     dense = gate * hidden * _dense_size(whole, hidden)
     num_experts, expert, shared = _experts(whole, hidden, gate)
-    num_moe = sum(kinds)
+    num_moe = sum(_is_moe(whole, layer) for layer in range(num_layers))
     layers = growing * attention + (num_layers - growing) * recurrent.num_weights
     layers += (num_layers - num_moe) * dense
     layers += num_moe * (shared + hidden * num_experts)
+    kv_token_values, all_pairs, sized = growing * kv_values, growing * pair_values, sized_layers(whole)
+    if sized is not None:
+        layers = sized.num_weights + num_moe * hidden * num_experts
+        kv_token_values, all_pairs = sized.kv_values, sized.pair_values
     embeddings = whole["vocab_size"] * hidden * (1 if whole.get("tie_word_embeddings") else 2)
+    embeddings += 0 if sized is None else sized.table_weights
     value_bytes = _value_bytes(config, whole)
     plain_bytes = _BYTES.get(str(whole.get("dtype") or whole.get("torch_dtype") or "bfloat16"), 2.0)
     model = CatalogueModel(
@@ -88,8 +93,8 @@ def model_of(config: Mapping[str, Any]) -> CatalogueModel:
         num_expert_weights=num_moe * num_experts * expert,
         expert_weight_bytes=num_moe * num_experts * expert * value_bytes,
         expert_share=expert_share(whole.get),
-        kv_token_values=growing * kv_values,
-        pair_values=growing * pair_values,
+        kv_token_values=kv_token_values,
+        pair_values=all_pairs,
         state_bytes=(num_layers - growing) * recurrent.state_bytes,
     )
     return with_token_index(model, whole, value_bytes)

@@ -13,6 +13,7 @@ from transformers import (
     DeepseekV32Config,
     Dots1Config,
     Ernie4_5_MoeConfig,
+    Gemma4TextConfig,
     Glm4MoeLiteConfig,
     GlmMoeDsaConfig,
     GraniteMoeHybridConfig,
@@ -56,6 +57,7 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 32,
 }
 _INDEX: dict[str, Any] = {"index_n_heads": 6, "index_head_dim": 32, "index_topk": 100}
+GEMMA4: dict[str, Any] = {**SIZES, "head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1}
 CONFIGS = {
     "llama": LlamaConfig(**SIZES),
     "tied, with its own head size": Qwen3Config(**SIZES, head_dim=64, tie_word_embeddings=True),
@@ -89,6 +91,23 @@ CONFIGS = {
         tie_word_embeddings=False,
     ),
     "hunyuan": HunYuanMoEV1Config(**SIZES, head_dim=32, num_experts=8, moe_topk=[2] * 4),
+    "gemma 4": Gemma4TextConfig(**GEMMA4, hidden_size_per_layer_input=0, attention_k_eq_v=True),
+    "gemma 4 small": Gemma4TextConfig(
+        **GEMMA4,
+        vocab_size_per_layer_input=1000,
+        hidden_size_per_layer_input=32,
+        num_kv_shared_layers=2,
+        use_double_wide_mlp=True,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+    ),
+    "gemma 4 moe": Gemma4TextConfig(
+        **GEMMA4,
+        hidden_size_per_layer_input=0,
+        enable_moe_block=True,
+        num_experts=8,
+        top_k_experts=2,
+        moe_intermediate_size=128,
+    ),
 }
 
 _DELTA: dict[str, Any] = {
@@ -174,6 +193,12 @@ def test_chosen_tokens_are_kept_with_index_keys_and_all_are_scored(name: str, ch
     scores = 2 * choosing * 6 * 32 / (989e12 * 0.6)
     assert cost.compute_s(10, 10 * 100) - cost.compute_s(10, 0) == pytest.approx(attends + 1000 * scores)
     assert cost.compute_s(10, 10 * 500) - cost.compute_s(10, 10 * 100) == pytest.approx(4000 * scores)
+
+
+def test_layers_with_other_heads_keep_what_the_engine_keeps() -> None:
+    """A layer of the pool has room for 2 heads of 32, or for 2 of 64 where the largest layer has these."""
+    kept = {name: model_of(CONFIGS[name].to_dict()).kv_token_bytes for name in ("gemma 4", "gemma 4 small")}
+    assert kept == {"gemma 4": 4 * 2 * 2 * 32 * 2, "gemma 4 small": 2 * 2 * 2 * 64 * 2}
 
 
 def test_the_catalogue_has_what_its_models_configurations_say() -> None:
