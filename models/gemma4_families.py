@@ -111,7 +111,12 @@ def _heads(config: Config, kinds: tuple[str, ...]) -> tuple[LayerHeads, ...]:
     given, per_layer = count(config, "num_key_value_heads"), config.get("per_layer_config")
     within = LayerHeads(num_kv_heads=given, head_dim=count(config, "head_dim"))
     if per_layer is not None:
-        each = [{**config, **(per_layer.get(str(layer)) or {})} for layer in range(len(kinds))]
+        own_of = {int(layer): own for layer, own in per_layer.items()}  # "05" where there are ten and more
+        if unknown := {name for own in own_of.values() for name in own} - {"num_key_value_heads", "head_dim"}:
+            raise UnsupportedModel(
+                f"per_layer_config says {sorted(unknown)[0]!r}, which is not supported (num_key_value_heads and head_dim are)"
+            )
+        each = [{**config, **own_of.get(layer, {})} for layer in range(len(kinds))]
         return tuple(
             LayerHeads(num_kv_heads=count(own, "num_key_value_heads"), head_dim=count(own, "head_dim"))
             for own in each

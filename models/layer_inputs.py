@@ -40,8 +40,8 @@ class LayerInputs:
         rows = self._collectives.embed(tokens, self._rows, self._dtype)
         rows = rows * torch.tensor(self._scales.table, dtype=rows.dtype)
         projected = self._ops.linear(x, self._projection, None) * self._scales.projection
-        normed = self._ops.rms_norm(projected.view(-1, *self._shape), self._norm, self._eps)
-        return (normed + rows.view(-1, *self._shape)) * 2.0**-0.5
+        normed = self._ops.rms_norm(projected.unflatten(1, self._shape), self._norm, self._eps)
+        return (normed + rows.unflatten(1, self._shape)) * 2.0**-0.5
 
 
 class LayerInput:

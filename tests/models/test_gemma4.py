@@ -5,9 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import transformers
 
 from core.config import EngineConfig, ModelConfig
 from core.errors import ConfigError, UnsupportedModel
+from engine.execution.memory_needs import needs_of, stored_as
 from engine.execution.model_dims import check_mesh, shards_of
 from engine.execution.pool_size import size_pool
 from kernels.head_places import HeadPlaces
@@ -37,7 +40,7 @@ SMALL: dict[str, Any] = {
 
 def spec_of(folder: Path, **fields: Any) -> ModelSpec:
     names = {"architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text"}
-    (folder / "config.json").write_text(json.dumps({**names, **fields}))
+    (folder / "config.json").write_text(json.dumps({**fields, **names}))
     return read_spec(folder)
 
 
@@ -93,6 +96,7 @@ def test_a_rank_has_its_share_of_every_kind_of_heads(tmp_path: Path) -> None:
             "3 KV heads of 512 share no pool",
         ),
         ({**LARGE, "num_attention_heads": 24}, "24 attention heads over 16 KV heads"),
+        ({"per_layer_config": {"05": {"sliding_window": 3}}}, "per_layer_config says 'sliding_window'"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 30"),
         ({"layer_types": ["chunked_attention"] * 30}, "'chunked_attention' is not supported"),
         ({**SMALL, "num_kv_shared_layers": 7}, "num_kv_shared_layers is 7, but no earlier layer"),
@@ -124,3 +128,16 @@ def test_parts_of_a_pool_are_not_stored_in_8_bits(tmp_path: Path) -> None:
     spec_of(tmp_path, **LARGE)
     with pytest.raises(ConfigError, match=r"engine\.kv_dtype is int8.*KV heads of several kinds.*use auto"):
         size_pool(tmp_path, ModelConfig(), EngineConfig(kv_dtype="int8"))
+
+
+@pytest.mark.parametrize("kind", ["large", "small", "sparse"])
+def test_weights_are_as_many_as_transformers_counts(kind: str, tmp_path: Path) -> None:
+    experts = {"enable_moe_block": True, "num_experts": 16, "top_k_experts": 4, "moe_intermediate_size": 704}
+    fields = {"large": LARGE, "small": SMALL, "sparse": {**LARGE, **experts}}[kind]
+    config = transformers.Gemma4TextConfig(**fields)
+    with torch.device("meta"):
+        counted = transformers.AutoModelForCausalLM.from_config(config).num_parameters()
+    spec = spec_of(tmp_path, **config.to_dict())
+    stored = stored_as(spec, "bfloat16", "full", torch.device("cuda"), deterministic=False)
+    (needs,) = needs_of(spec, EngineConfig(), Mesh(), stored, context_tokens=1024)
+    assert needs.weight_bytes == pytest.approx(2 * counted, rel=0.003)
