@@ -23,7 +23,7 @@ def select_attention(
     if wanted in INSTALL:
         if not cases:
             raise ConfigError(
-                f"engine.kernels is {wanted}, which attends to no layer of this model; use auto or triton"
+                f"engine.kernels is {wanted}, which has no latent attention, nor any over parts of a pool; use auto or triton"
             )
         if (backend := load(wanted)) is None:
             raise ConfigError(f"engine.kernels is {wanted}, but it is not installed: {INSTALL[wanted]}")

@@ -229,7 +229,7 @@ HYBRID = {
     "granite_hybrid": granite_hybrid,
 }
 UNSTAGED = {"gemma4_small": gemma4_small}
-"""Those whose layers cannot be shared out over stages."""
+"""Families whose layers cannot be shared out over stages."""
 FAMILIES = {**DENSE, **SPARSE, **UNSTAGED}
 
 

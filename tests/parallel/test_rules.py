@@ -17,10 +17,11 @@ MESHES = [Mesh(tp=tp) for tp in (1, 2, 3, 4)]
 def dims_of(config: object) -> Dims:
     c = config
     layers = c.num_hidden_layers  # type: ignore[attr-defined]
+    each = [c.per_layer_config[i] for i in range(layers)] if c.model_type == "gemma4_text" else [c]
     return Dims(
         num_layers=layers,
         num_heads=c.num_attention_heads,
-        num_kv_heads=c.num_key_value_heads,
+        num_kv_heads=min(one.num_key_value_heads for one in each),
         vocab_size=c.vocab_size,
         widths=(c.intermediate_size,),
         layer_weights=(1,) * layers,
@@ -51,7 +52,7 @@ def test_ranks_together_hold_every_element(family: str, mesh: Mesh) -> None:
                 indexing="ij",
             )
             seen[index] += 1
-        whole = "norm" in name or name.endswith(("o_proj.bias", "down_proj.bias"))
+        whole = "norm" in name or name.endswith(("o_proj.bias", "down_proj.bias", "layer_scalar"))
         assert int(seen.min()) >= 1, name
         if whole:
             assert int(seen.min()) == mesh.tp, name
