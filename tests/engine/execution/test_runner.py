@@ -185,7 +185,18 @@ def prompts(rng: random.Random) -> list[tuple[int, ...]]:
     return [(*shared[:n], *(rng.randrange(2, VOCAB) for _ in range(rng.randint(1, 15)))) for n in lengths]
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3_moe", "deepseek_v3", "glm_moe_dsa"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "gemma2",
+        pytest.param("gemma4", marks=pytest.mark.slow),
+        "gemma4_small",
+        "qwen3_moe",
+        "deepseek_v3",
+        "glm_moe_dsa",
+    ],
+)
 def test_greedy_equals_transformers_whatever_the_pool_the_chunks_and_the_cache(
     family: str, tmp_path: Path
 ) -> None:

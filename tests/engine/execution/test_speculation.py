@@ -150,7 +150,8 @@ def loaded_with_heads(folder: Path, family: str, seed: int) -> tuple[CausalModel
 
 
 DIFFERENT = (
-    "cohere2", "deepseek_v3", "deepseek_v32", "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama4", "mixtral", "olmo3"
+    "cohere2", "deepseek_v3", "deepseek_v32", "gemma4_small", "glm4_moe", "glm4_moe_lite", "gpt_oss", "llama4", "mixtral",
+    "olmo3",
 )  # fmt: skip
 """Families whose layers differ in what several tokens of a sequence in one step may touch: kinds of attention, norms, experts."""
 FEW = ["llama", "gemma2", *HYBRID, *(pytest.param(family, marks=pytest.mark.slow) for family in DIFFERENT)]
