@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from kernels.head_places import HeadPlaces
+from models.stage_starts import stage_starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +108,8 @@ class KVSpec:
 
     @property
     def stage_starts(self) -> tuple[int, ...]:
-        """The layers that a stage of a pipeline may begin with: what those before them write nothing from them on reads or
-        writes."""
-        written = self.written
-        later = (layer for layer in range(1, len(written)) if max(written[:layer]) < min(written[layer:]))
-        return 0, *later
+        """The layers that a stage of a pipeline may begin with."""
+        return stage_starts(self.written)
 
     def kv_layers(self, first: int, end: int) -> tuple[int, int]:
         """Return the range of the pool's layers that a stage with layers [first, end) has."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kernels.states import FLOAT_BYTES, StatePlace, StateShape
+from models.stage_starts import stage_starts
 
 StateKind = Literal["kv", "gated_delta", "state_space"]
 
@@ -52,10 +53,8 @@ class RecurrentSpec:
 
     @property
     def stage_starts(self) -> tuple[int, ...]:
-        """The layers that a stage of a pipeline may begin with: those before them write other KV layers than all from them on."""
-        written = self.written
-        later = (layer for layer in range(1, len(written)) if max(written[:layer]) < min(written[layer:]))
-        return 0, *later
+        """The layers that a stage of a pipeline may begin with."""
+        return stage_starts(self.written)
 
     def kv_layers(self, first: int, end: int) -> tuple[int, int]:
         """Return the range of KV layers that a stage with layers [first, end) has."""
