@@ -40,7 +40,7 @@ def deepseek_v32(config: Config) -> ModelSpec:
 
 
 def glm_moe_dsa(config: Config) -> ModelSpec:
-    chooses = _choosing_layers(config)
+    chooses = choosing_layers(config)
     if len(chooses) != (num_layers := count(config, "num_hidden_layers")):
         raise UnsupportedModel(f"indexer_types has {len(chooses)} entries for {num_layers} num_hidden_layers")
     if not chooses[0]:
@@ -50,7 +50,7 @@ def glm_moe_dsa(config: Config) -> ModelSpec:
     return _indexed(config, chooses)
 
 
-def _choosing_layers(config: Config) -> tuple[bool, ...]:
+def choosing_layers(config: Config) -> tuple[bool, ...]:
     """Return which layers choose tokens themselves: by a list or a pattern of letters, or every so many layers."""
     said: Sequence[str] | None = config.get("indexer_types") or config.get("index_topk_pattern")
     if said is None:
