@@ -166,15 +166,14 @@ def _feed_forward_bytes(
 ) -> float:
     hidden, moe = spec.hidden_size, spec.moe
     dense = 3 * hidden * _size(even_part(spec.mlp_size(layer), mesh.tp, tp)) * stored.matrix
+    inputs = 0 if spec.layer_inputs is None else 2 * hidden * spec.layer_inputs.size * stored.matrix
     if moe is None or not moe.sparse[layer]:
-        inputs = 0 if spec.layer_inputs is None else 2 * hidden * spec.layer_inputs.size
-        return dense + inputs * stored.matrix
+        return dense + inputs
     slots = (moe.num_experts + num_spare) / mesh.num_expert_ranks
     width = _size(even_part(moe.intermediate_size, mesh.tp, tp))
     shared = _size(even_part(moe.shared_size, mesh.tp, tp)) if moe.shared_size else 0
-    router = hidden * moe.num_experts * _FLOAT
-    router += dense * moe.beside_dense
-    return 3 * hidden * (slots * width * stored.expert + shared * stored.matrix) + router
+    beside = hidden * moe.num_experts * _FLOAT + dense * moe.beside_dense + inputs
+    return 3 * hidden * (slots * width * stored.expert + shared * stored.matrix) + beside
 
 
 def _step_bytes(

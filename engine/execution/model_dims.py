@@ -207,10 +207,9 @@ def _index_weights(spec: ModelSpec, layer: int) -> int:
 
 
 def _mlp_weights(spec: ModelSpec, layer: int, sparse: bool) -> int:
-    dense = spec.mlp_size(layer)
+    dense, inputs = spec.mlp_size(layer), 0 if spec.layer_inputs is None else spec.layer_inputs.size
     if spec.moe is None or not sparse:
-        inputs = 0 if spec.layer_inputs is None else spec.layer_inputs.size
         return spec.hidden_size * (3 * dense + 2 * inputs)
     width = spec.moe.num_experts * spec.moe.intermediate_size + spec.moe.shared_size
     width += dense * spec.moe.beside_dense
-    return spec.hidden_size * (3 * width + spec.moe.num_experts)
+    return spec.hidden_size * (3 * width + 2 * inputs + spec.moe.num_experts)

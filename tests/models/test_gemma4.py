@@ -130,10 +130,11 @@ def test_parts_of_a_pool_are_not_stored_in_8_bits(tmp_path: Path) -> None:
         size_pool(tmp_path, ModelConfig(), EngineConfig(kv_dtype="int8"))
 
 
-@pytest.mark.parametrize("kind", ["large", "small", "sparse"])
+@pytest.mark.parametrize("kind", ["large", "small", "sparse", "small and sparse"])
 def test_weights_are_as_many_as_transformers_counts(kind: str, tmp_path: Path) -> None:
     experts = {"enable_moe_block": True, "num_experts": 16, "top_k_experts": 4, "moe_intermediate_size": 704}
-    fields = {"large": LARGE, "small": SMALL, "sparse": {**LARGE, **experts}}[kind]
+    both = {**SMALL, **experts, "use_double_wide_mlp": False}
+    fields = {"large": LARGE, "small": SMALL, "sparse": {**LARGE, **experts}, "small and sparse": both}[kind]
     config = transformers.Gemma4TextConfig(**fields)
     with torch.device("meta"):
         counted = transformers.AutoModelForCausalLM.from_config(config).num_parameters()
