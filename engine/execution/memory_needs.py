@@ -219,6 +219,9 @@ def _attention_bytes(
         # Queries before and behind their turn, and results, as floats; and a pool of float8 made floats.
         floats = 3 * tokens * heads + 2 * context_tokens * kv_heads
         return vectors + floats * dim * _FLOAT
+    if spec.mla is not None and spec.mla.index is not None:
+        # Queries that see more tokens than they may choose do not attend to all of them.
+        context_tokens = min(context_tokens, spec.mla.index.top_k)
     # One sequence's context is gathered. Where PyTorch's own attention has no name for the scores, they are written out for a
     # tile of queries, from keys and values repeated for each query head.
     latent = 0 if spec.mla is None else spec.mla.latent_size
