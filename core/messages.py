@@ -187,8 +187,6 @@ class PlacedByPeer:
     """Output, on average."""
     moved_tokens: int = 0
     """Tokens whose KV goes from the prefill instance to the decode instance."""
-    growth_blocks: int = 0
-    """How many of `num_blocks` are for the output, which comes by and by."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

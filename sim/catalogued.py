@@ -21,6 +21,8 @@ from sim.simulated_run import SimConfig
 
 _LAYER_GROUPS = 4
 _MEMORY_LINK = LinkCost(bytes_per_s=2.5e9)
+ASKED_TOKENS = 32_768
+"""`CoarseConfig.asked_tokens` of traces: they tell how long outputs became, not how long they might have."""
 """A link between two instances of one host: a copy in memory."""
 FULL_BLOCK_TOKENS = 64
 
@@ -170,6 +172,7 @@ def coarse_config(fleet: Fleet, block_tokens: int) -> CoarseConfig:
         max_num_seqs=GPU_NUM_SEQS,
         step=fleet.step_model,
         link=link_cost(gpu, fleet.gpus_per_instance),
+        asked_tokens=ASKED_TOKENS,
         schedule=load(None, {}, {}).schedule,
     )
 
@@ -229,5 +232,6 @@ def _coarse_profiled(fleet: Fleet, profile: Profile, block_tokens: int) -> Coars
         max_num_seqs=config.engine.max_num_seqs,
         step=cost_of(profile),
         link=_MEMORY_LINK,
+        asked_tokens=ASKED_TOKENS,
         schedule=config.schedule,
     )

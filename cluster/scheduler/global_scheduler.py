@@ -207,7 +207,6 @@ class GlobalScheduler:
             compute_tokens=placed.compute_tokens,
             expected_tokens=placed.charged_tokens,
             moved_tokens=placed.moved_tokens,
-            growth_blocks=placed.growth_blocks,
         )
 
     def _pair(self) -> list[Send]:

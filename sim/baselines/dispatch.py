@@ -77,7 +77,7 @@ class Dispatcher:
         return []
 
     def _place(self, place: Place, now: float) -> Placed | Rejected:
-        ask = PlacementQuery(place.num_tokens, place.max_new_tokens, self._prefixes.match(place.block_hashes))
+        ask = PlacementQuery(place.num_tokens, self._prefixes.match(place.block_hashes))
         choice = self._router.choose(
             Offer(ask, place.slo, place.block_hashes), [*self._members.values()], now
         )

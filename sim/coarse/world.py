@@ -93,6 +93,9 @@ class CoarseConfig:
     lookahead: bool = True
     mixed_batch_tokens: int = 0
     """A bound on the tokens of a step that decodes too, in place of the worker policy's; 0: the policy's."""
+    asked_tokens: int = 0
+    """As many tokens of output every request allows, as far as they fit: a client does not know how long its own becomes. 0: as
+    many as it gets."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     cards: str = ""
     """As in `DeviceGroup`."""
@@ -198,6 +201,8 @@ class _World:
         self._heap: list[tuple[float, int, Callable[..., None], tuple[object, ...]]] = []
         self._num_pushed = 0
         self._num_ids = _FIRST_OUTPUT_BLOCK
+        self._most_tokens = 0
+        """What the largest instance that decodes can hold."""
         self._reporting: set[str] = set()
         self._phase_s: dict[str, float] = {}
         self._ticking = False
@@ -316,6 +321,8 @@ class _World:
         else:
             made = make_device(info, device, policy, self)
         self.devices[address] = made
+        if decodes:
+            self._most_tokens = max(self._most_tokens, info.capacity_tokens)
         self._feed(0.0, info)
         self.changed(self.devices[address], 0.0)
 
@@ -334,7 +341,9 @@ class _World:
             request_id=request.id,
             attempt=0,
             num_tokens=job.num_prompt,
-            max_new_tokens=job.max_tokens,
+            max_new_tokens=max(
+                job.max_tokens, min(self._config.asked_tokens, self._most_tokens - job.num_prompt)
+            ),
             block_hashes=job.hashes,
             slo=request.slo,
             tenant=request.tenant,

@@ -70,7 +70,7 @@ def member(address: str, role: str = "pd", *, waiting: int = 0, running: int = 0
 
 
 def offer(tokens: int = 320, hashes: tuple[int, ...] = (), slo: Slo = SLO, **cached: int) -> Offer:
-    return Offer(PlacementQuery(tokens, 64, cached), slo, hashes or tuple(range(tokens // BLOCK)))
+    return Offer(PlacementQuery(tokens, cached), slo, hashes or tuple(range(tokens // BLOCK)))
 
 
 def test_round_robin_takes_turns_in_both_pools() -> None:

@@ -7,10 +7,18 @@ from collections.abc import Mapping, Sequence
 from math import floor, inf
 from typing import Final
 
+from cluster.scheduler.fleet.context_forecast import (
+    NO_CONTEXTS,
+    Contexts,
+    added,
+    even,
+    scaled,
+    without,
+)
 from cluster.scheduler.fleet.link_model import Spot
 from cluster.scheduler.fleet.out_links import OutLinks
 from cluster.scheduler.fleet.prefix_index import PrefixHolders
-from cluster.scheduler.fleet.promise import Promise, PromiseSum, Turnover, growth_share
+from cluster.scheduler.fleet.promise import Promise, PromiseSum, Turnover, growth_blocks
 from cluster.scheduler.fleet.promised_prefixes import PromisedPrefixes
 from core.kv import num_blocks_for
 from core.messages import Place
@@ -81,8 +89,6 @@ class Member:
         self.room_blocks = info.num_blocks
         """As many of them as a newcomer may take."""
         self._exact_free = self._exact_room = float(info.num_blocks)
-        self.growth_share = 1.0
-        """The share of the promised room for outputs that is kept (`growth_share`)."""
         self.num_seqs = 0
         """The number of sequences that are or will be here."""
         self._used_blocks = 0
@@ -106,10 +112,10 @@ class Member:
         self.batch_seqs = 0
         """The number of sequences that a step decodes here, or will: no more than there are slots."""
         self.batch_context_tokens = 0.0
-        """The sum of their lengths, on average until they end."""
+        """The sum of their lengths now."""
         self._num_to_decode = 0
-        self._context_to_decode = 0.0
-        """The same of all that decode or will decode here, also without a slot."""
+        self._contexts = NO_CONTEXTS
+        """What all hold, and will hold, that decode or will decode here, also without a slot."""
 
     @property
     def num_promises(self) -> int:
@@ -152,11 +158,14 @@ class Member:
         return num_before * self._turnover.mean_output_tokens / max(1, self.max_num_seqs)
 
     def has_blocks(
-        self, num_tokens: int, growth_tokens: int, hashes: Sequence[int], cached: CachedBlocks
+        self, num_tokens: int, contexts: Contexts, hashes: Sequence[int], cached: CachedBlocks
     ) -> bool:
-        """Return whether there is room for a prompt of `num_tokens`, and for its share of an output of `growth_tokens`. What is
-        cached is looked up only where that decides."""
-        growth = self.growth_share * self.growth_blocks(num_tokens, growth_tokens)
+        """Return whether there is room for a prompt of `num_tokens`, and for what its sequence will hold. What is cached is
+        looked up only where that decides."""
+        growth = growth_blocks(contexts, self._num_to_decode + 1, self.block_size)
+        growth = max(
+            0.0, growth - (-num_tokens % self.block_size) / self.block_size
+        )  # its last block has room
         if self.blocks_needed(num_tokens, (), 0) + growth <= self.room_blocks:
             return True
         num_cached = cached.get(self.address, 0)
@@ -167,12 +176,12 @@ class Member:
     def can_compute(self, place: Place, cached: CachedBlocks) -> bool:
         """Return whether there is room for a prompt that is computed here for another instance. One that does not decode has room
         before long; one that does may be full of outputs."""
-        return not self.decodes or self.has_blocks(place.num_tokens, 0, place.block_hashes, cached)
+        return not self.decodes or self.has_blocks(place.num_tokens, NO_CONTEXTS, place.block_hashes, cached)
 
-    def growth_blocks(self, num_tokens: int, growth_tokens: int) -> int:
-        """Return how many blocks more a sequence takes once it has `growth_tokens` of output."""
+    def output_blocks(self, num_tokens: int, num_output: int) -> int:
+        """Return how many blocks more than its prompt a sequence takes with so much output."""
         size = self.block_size
-        return num_blocks_for(num_tokens + growth_tokens, size) - num_blocks_for(num_tokens, size)
+        return num_blocks_for(num_tokens + num_output, size) - num_blocks_for(num_tokens, size)
 
     def blocks_needed(self, num_tokens: int, hashes: Sequence[int], num_cached: int) -> int:
         """Return how many of `free_blocks` a sequence of `num_tokens` would take.
@@ -196,6 +205,17 @@ class Member:
             self._tpots[promise.tpot_s] = self._tpots.get(promise.tpot_s, 0) + 1
             self.tightest_tpot_s = min(self.tightest_tpot_s, promise.tpot_s)
         self._refresh()
+
+    def grown(self, key: str, num_blocks: int, contexts: Contexts) -> None:
+        """Note how far a promised sequence has come, and what it will hold. Nothing happens where it is not promised."""
+        is_settled = key in self._settled
+        promises = self._settled if is_settled else self._unsettled
+        total = self._settled_sum if is_settled else self._unsettled_sum
+        if (promise := promises.get(key)) is not None:
+            total.add(promise, -1)
+            promise = promises[key] = promise.grown(num_blocks, contexts)
+            total.add(promise, 1)
+            self._refresh()
 
     def release(self, key: str) -> None:
         """Forget a promise. Nothing happens when there is none."""
@@ -278,16 +298,14 @@ class Member:
         rest.lowest_level = level
         later = sum(tokens for priority, tokens in self._waiting_by_priority if priority < level)
         later += sum(one.compute_tokens for one in self._unsettled.values() if one.level < level)
-        lower_blocks = lower.kept_blocks(self.growth_share)
+        num_left, left = max(0, self._num_to_decode - lower.num_seqs), without(self._contexts, lower.contexts)
+        lower_blocks = lower.num_blocks + self._growth_blocks()
+        lower_blocks -= growth_blocks(left, num_left, self.block_size)
         rest._set_blocks(self._exact_free + lower_blocks, self._exact_room + lower_blocks)
-        rest.growth_share = self.growth_share
         rest.num_seqs = max(0, self.num_seqs - lower.num_seqs)
         rest._waiting_tokens = max(0, self.queued_tokens - later)
         rest.tightest_tpot_s = tightest_s
-        rest._set_batch(
-            max(0, self._num_to_decode - lower.num_seqs),
-            max(0.0, self._context_to_decode - lower.context_tokens),
-        )
+        rest._set_batch(num_left, left)
         rest._chains, rest.out_links = self._chains, self.out_links
         return rest
 
@@ -324,19 +342,24 @@ class Member:
         self.version += 1
         self._changed[self.address] = self
         settled, unsettled = self._settled_sum, self._unsettled_sum
-        promised = settled.num_seqs + unsettled.num_seqs
-        share = self.growth_share = growth_share(promised, self.max_num_seqs)
-        kept, used = settled.kept_blocks(share), float(self._used_blocks)
-        others = self.num_blocks - unsettled.kept_blocks(share) + _ROUNDING
-        spare = self.num_running * min(1.0, _SPARE_TOKENS / self.block_size)
-        self._set_blocks(others - max(used, kept), others - max(used + spare, kept))
         self.num_seqs = max(self.num_running + self.num_waiting, settled.num_seqs) + unsettled.num_seqs
         num_to_decode = max(self.num_decoding, settled.num_seqs) + unsettled.num_seqs
-        context = settled.context_tokens + unsettled.context_tokens
-        # Sequences that other schedulers have placed here are taken to have contexts like those of this scheduler's own.
-        self._set_batch(
-            num_to_decode, context * num_to_decode / promised if promised else self.context_tokens
-        )
+        self._set_batch(num_to_decode, added(self._reported_contexts(), unsettled.contexts))
+        kept, used = settled.num_blocks, self._used_blocks
+        others = self.num_blocks - unsettled.num_blocks - self._growth_blocks() + _ROUNDING
+        spare = self.num_running * min(1.0, _SPARE_TOKENS / self.block_size)
+        self._set_blocks(others - max(used, kept), others - max(used + spare, kept))
+
+    def _reported_contexts(self) -> Contexts:
+        """Return what the sequences hold and will hold that the report shows. Whoever has placed them, they are taken to grow as
+        those do that were promised here."""
+        known, now = self._settled_sum.contexts, float(self.context_tokens)
+        if known[0] <= 0:
+            return even(now)
+        return scaled(known, max(1.0, now / known[0]))
+
+    def _growth_blocks(self) -> float:
+        return growth_blocks(self._contexts, self._num_to_decode, self.block_size)
 
     def _set_blocks(self, free: float, room: float) -> None:
         """Note how much is free. Parts of blocks stay known, so that what lower classes keep is rounded with them, not apart."""
@@ -344,12 +367,12 @@ class Member:
         self.free_blocks = min(self.num_blocks, floor(free))
         self.room_blocks = min(self.num_blocks, floor(room))
 
-    def _set_batch(self, num_seqs: int, context_tokens: float) -> None:
+    def _set_batch(self, num_seqs: int, contexts: Contexts) -> None:
         """Note how many sequences decode or will decode here, and the sum of their lengths. Those without a slot are in no
         step."""
-        self._num_to_decode, self._context_to_decode = num_seqs, context_tokens
+        self._num_to_decode, self._contexts = num_seqs, contexts
         self.batch_seqs = min(num_seqs, self.max_num_seqs)
-        self.batch_context_tokens = context_tokens
+        self.batch_context_tokens = contexts[0]
         if num_seqs > self.batch_seqs:
             self.batch_context_tokens *= self.batch_seqs / num_seqs
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Final
 
+from cluster.scheduler.fleet.context_forecast import NO_CONTEXTS, Contexts, added, growth
+
 _WAY_STEPS: Final = 2.5
 """The steps from when a slot is free until a sequence that is sent there computes: the report, the step that runs, the one
 planned."""
@@ -16,7 +18,7 @@ class Promise:
     """What one placed request takes of one instance. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
     __slots__ = (
-        "compute_tokens", "context_tokens", "growth_blocks", "hashes", "late_tokens", "level", "made_at", "num_blocks",
+        "compute_tokens", "contexts", "hashes", "late_tokens", "level", "made_at", "num_blocks",
         "num_seqs", "receiver", "sent_bytes", "tpot_s",
     )  # fmt: skip
 
@@ -28,25 +30,40 @@ class Promise:
         compute_tokens: int,
         *,
         hashes: tuple[int, ...],
-        growth_blocks: int = 0,
-        context_tokens: float = 0.0,
+        contexts: Contexts = NO_CONTEXTS,
         tpot_s: float = inf,
         level: int = 0,
         late: bool = False,
         receiver: str = "",
         sent_bytes: int = 0,
     ) -> None:
-        """`hashes` are the full prompt blocks that it will hold here. `growth_blocks` of its `num_blocks` are for its output,
-        which comes by and by. `context_tokens` is the average length of a sequence that will decode here, `tpot_s` its target
-        for the time per output token, and `level` its class's priority. `sent_bytes` of KV will go from here to the instance
+        """`hashes` are the full prompt blocks that it will hold here, and `num_blocks` what it takes of the pool as far as it has
+        come. `contexts` are the tokens that a sequence will hold that decodes here, `tpot_s` its target for the time per output
+        token, and `level` its class's priority. `sent_bytes` of KV will go from here to the instance
         `receiver`."""
         self.made_at = made_at
         self.num_seqs, self.num_blocks, self.compute_tokens = num_seqs, num_blocks, compute_tokens
-        self.growth_blocks = growth_blocks
-        self.hashes, self.context_tokens = hashes, context_tokens
+        self.hashes, self.contexts = hashes, contexts
         self.tpot_s, self.level = tpot_s, level
         self.late_tokens = compute_tokens if late else 0
         self.receiver, self.sent_bytes = receiver, sent_bytes
+
+    def grown(self, num_blocks: int, contexts: Contexts) -> "Promise":
+        """Return the same of a sequence that has come further."""
+        later = Promise(
+            self.made_at,
+            self.num_seqs,
+            num_blocks,
+            self.compute_tokens,
+            hashes=self.hashes,
+            contexts=contexts,
+            tpot_s=self.tpot_s,
+            level=self.level,
+            receiver=self.receiver,
+            sent_bytes=self.sent_bytes,
+        )
+        later.late_tokens = self.late_tokens
+        return later
 
 
 class Turnover:
@@ -67,34 +84,23 @@ class Turnover:
         self.spare_share = min(_MAX_SPARE_SHARE, _WAY_STEPS / self.mean_output_tokens)
 
 
-def growth_share(num_seqs: int, num_slots: int) -> float:
-    """Return the share of the room for outputs that so many sequences need between them.
-
-    Sequences that began at different times have half of their output, on average. The root is for chance: a few may be near
-    their ends together. What waits for a slot generates nothing."""
-    if num_seqs <= 0:
-        return 1.0
-    num_decoding = max(1, min(num_seqs, num_slots))
-    return min(1.0, 0.5 + 1 / sqrt(num_decoding)) * num_decoding / num_seqs
+def growth_blocks(contexts: Contexts, num_seqs: int, block_size: int) -> float:
+    """Return the blocks that so many sequences need until the most is taken, and as chance may have it: the fewer they are, the
+    larger a part of them may go on for longer than usual."""
+    return (growth(contexts) + contexts[6] / sqrt(max(1, num_seqs))) / block_size
 
 
 @dataclass(slots=True)
 class PromiseSum:
     num_seqs: int = 0
     num_blocks: int = 0
-    growth_blocks: int = 0
     compute_tokens: int = 0
     late_tokens: int = 0
-    context_tokens: float = 0.0
+    contexts: Contexts = NO_CONTEXTS
 
     def add(self, promise: Promise, sign: int) -> None:
         self.num_seqs += sign * promise.num_seqs
         self.num_blocks += sign * promise.num_blocks
-        self.growth_blocks += sign * promise.growth_blocks
         self.compute_tokens += sign * promise.compute_tokens
         self.late_tokens += sign * promise.late_tokens
-        self.context_tokens += sign * promise.context_tokens
-
-    def kept_blocks(self, growth_share: float) -> float:
-        """Return the blocks that are kept where so large a share of the room for outputs is."""
-        return self.num_blocks - (1.0 - growth_share) * self.growth_blocks
+        self.contexts = added(self.contexts, promise.contexts, sign)

@@ -11,7 +11,7 @@ class Placement:
     """A request that was placed and is not finished."""
 
     __slots__ = (
-        "charged_tokens", "compute_tokens", "frontend", "growth_blocks", "moved_tokens", "num_blocks", "output", "place",
+        "charged_tokens", "compute_tokens", "frontend", "moved_tokens", "num_blocks", "output", "place",
         "route", "scheduler"
     )  # fmt: skip
 
@@ -24,18 +24,17 @@ class Placement:
         *,
         compute_tokens: int,
         charged_tokens: float,
-        growth_blocks: int = 0,
         moved_tokens: int = 0,
         scheduler: str = "",
         output: RunningOutput | None = None,
     ) -> None:
         """`compute_tokens` are those of its prompt, on the prefill instance or else on the decode instance. `charged_tokens` is
-        the output that its tenant has been charged for. `growth_blocks` of its `num_blocks` are for the output. The KV of
+        the output that its tenant has been charged for. Its prompt takes `num_blocks`. The KV of
         `moved_tokens` goes to the decode instance. `scheduler` has placed it; empty means this one. `output` learns how long it
         becomes."""
         self.frontend, self.place, self.route, self.scheduler = frontend, place, route, scheduler
         self.num_blocks, self.compute_tokens, self.charged_tokens = num_blocks, compute_tokens, charged_tokens
-        self.growth_blocks, self.moved_tokens, self.output = growth_blocks, moved_tokens, output
+        self.moved_tokens, self.output = moved_tokens, output
 
 
 def prefill_promise(now: float, placed: Placement, receiver: Member | None, *, late: bool = False) -> Promise:

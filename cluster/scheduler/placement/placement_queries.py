@@ -3,14 +3,12 @@
 from math import inf
 from typing import Final
 
-from cluster.scheduler.fleet.length_curve import LengthCurve
+from cluster.scheduler.fleet.context_forecast import NO_CONTEXTS, Contexts, forecast
 from cluster.scheduler.fleet.member import CachedBlocks
 from cluster.scheduler.fleet.output_lengths import OutputLengths, RunningOutput
 from cluster.scheduler.placement.placement_policy import PlacementQuery
 from core.messages import Place
 
-GROWTH_SHARE: Final = 0.75
-"""Room is kept for what this share of the outputs needs. Longer ones rely on others ending before."""
 SHORT_SHARE: Final = 0.05
 """The share of outputs that are shorter than the one over which a wait before the second token is taken to be spread."""
 _ENOUGH: Final = 20
@@ -33,9 +31,13 @@ class PlacementQueries:
             return None
         return self._lengths.begin(place.tenant, place.slo.name)
 
-    def growth_tokens(self, place: Place) -> int:
-        """Return the output tokens that room is kept for."""
-        return _growth_tokens(place, self._lengths.curve(place.tenant, place.slo.name))
+    def contexts(self, place: Place, num_output: int = 0) -> Contexts:
+        """Return what its sequence holds and will hold once it has come to so much output. One that nothing follows in a step
+        holds nothing."""
+        if place.ends_with_prompt:
+            return NO_CONTEXTS
+        curve = self._lengths.curve(place.tenant, place.slo.name)
+        return forecast(curve, place.num_tokens, num_output, place.max_new_tokens)
 
     def of(
         self,
@@ -49,16 +51,12 @@ class PlacementQueries:
         curve, most = self._lengths.curve(place.tenant, place.slo.name), place.max_new_tokens
         return PlacementQuery(
             place.num_tokens,
-            _growth_tokens(place, curve),
             cached,
             missing_tokens,
             slo=place.slo,
             due_at=due_at,
+            contexts=self.contexts(place),
             expected_tokens=min(most, curve.mean),
             short_tokens=min(most, curve.quantile(SHORT_SHARE)),
             late=late,
         )
-
-
-def _growth_tokens(place: Place, curve: LengthCurve) -> int:
-    return min(place.max_new_tokens, curve.quantile(GROWTH_SHARE))

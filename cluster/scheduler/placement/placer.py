@@ -15,6 +15,7 @@ claim at a time. Prompt room is asked before a prompt is counted, so a long prom
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from cluster.scheduler.fleet.context_forecast import Contexts
 from cluster.scheduler.fleet.member import NO_LEVEL, CachedBlocks, Member
 from cluster.scheduler.fleet.promise import Promise
 from cluster.scheduler.fleet.roster import Candidates, Roster
@@ -22,6 +23,7 @@ from cluster.scheduler.placement.outlook import late_if_idle
 from cluster.scheduler.placement.placement import Placement, prefill_promise
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementPolicy, PlacementQuery
 from cluster.scheduler.placement.placement_queries import PlacementQueries
+from cluster.scheduler.placement.scarcity import Scarcity
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.hopeless import IdleEstimate
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
@@ -29,8 +31,6 @@ from cluster.scheduler.scheduler_peers import SchedulerPeers
 from core.messages import Finished, NeedPrefill, Place, PlacedByPeer
 from core.types import Route
 
-EARLY_S: Final = 0.4
-"""A prompt that must be begun this soon is computed before a slot is free for its sequence."""
 PATIENCE_S: Final = 1.0
 RETRY_S: Final = 0.05
 """In a large fleet a waiting request is tried again when the instance it waits for has changed, or after this long."""
@@ -51,6 +51,7 @@ class Placer:
         self._threshold, self._counters = local_threshold_tokens, counters
         self._queries = PlacementQueries()
         self._placements: dict[str, Placement] = {}
+        self._scarcity = Scarcity()
         self._claim: tuple[str, str] | None = None
         """(key of the waiter, address of the decode instance that is kept for it)."""
 
@@ -78,7 +79,7 @@ class Placer:
         usable = (roster.answering if place.ends_with_prompt else roster.decodes)(place, candidates, wanted)
         cached = _cached(place, candidates)
         ask = self._queries.of(place, cached, waiter.due_at, late=waiter.is_late(now))
-        early, level = may_be_early and _is_urgent(waiter, now), place.slo.priority
+        early, level = may_be_early and waiter.is_urgent(now), place.slo.priority
         decodes, seen_from = self._with_blocks(waiter, ask, usable, wanted), -NO_LEVEL
         found = self._choose(waiter, ask, decodes, candidates, now)
         if (found is None or found.late) and any(m.lowest_level < level for m in usable):
@@ -89,6 +90,9 @@ class Placer:
         if (found is None or found.late) and early:
             in_line = self._choose(waiter, ask, decodes, candidates, now, early=True, level=seen_from)
             found = in_line or found
+        is_found = found is not None or _waits_for_prompts(waiter)
+        if self._scarcity.keeps_back(waiter, usable, now, found=is_found):
+            return None
         if not decodes:
             self._claim_for(waiter, usable, now)
             return None
@@ -103,8 +107,8 @@ class Placer:
         self, waiter: Waiter, ask: PlacementQuery, usable: Sequence[Member], wanted: str
     ) -> list[Member]:
         """Return the instances that have blocks for it; `wanted` alone where that has them, and a slot."""
-        growth_tokens, cached = ask.growth_tokens, ask.cached_blocks
-        decodes = [m for m in usable if self._has_blocks(m, waiter, growth_tokens, cached)]
+        contexts, cached = ask.contexts, ask.cached_blocks
+        decodes = [m for m in usable if self._has_blocks(m, waiter, contexts, cached)]
         if wanted:
             decodes = [m for m in decodes if m.address == wanted and m.has_slot] or decodes
         return decodes
@@ -154,7 +158,7 @@ class Placer:
     def can_wait(self, waiter: Waiter, now: float) -> bool:
         """Return whether it waits for a slot that is free, and there is none."""
         place = waiter.place
-        if place.ends_with_prompt or _is_urgent(waiter, now):
+        if place.ends_with_prompt or waiter.is_urgent(now):
             return False
         return not self._roster.any_slot(place.slo.priority)
 
@@ -167,7 +171,7 @@ class Placer:
             return not able or not self._has_blocks(
                 changed.above(waiter.place.slo.priority),
                 waiter,
-                self._queries.growth_tokens(waiter.place),
+                self._queries.contexts(waiter.place),
                 match,
             )
         if self._roster.scans or now - waiter.tried_at >= RETRY_S:
@@ -206,7 +210,6 @@ class Placer:
                 taken.num_blocks,
                 compute_tokens=taken.compute_tokens,
                 charged_tokens=taken.expected_tokens,
-                growth_blocks=taken.growth_blocks,
                 moved_tokens=taken.moved_tokens,
                 scheduler=taken.scheduler,
                 output=self._queries.begin(taken.place),
@@ -231,6 +234,13 @@ class Placer:
             placement = self._placements.get(key)
             if placement is not None and placement.output is not None:
                 placement.output.grown(num_tokens)
+                self._note_growth(key, placement, num_tokens)
+
+    def _note_growth(self, key: str, placement: Placement, num_output: int) -> None:
+        place = placement.place
+        if (decode := self._roster.get(placement.route.decode)) is not None:
+            num_blocks = placement.num_blocks + decode.output_blocks(place.num_tokens, num_output)
+            decode.grown(key, num_blocks, self._queries.contexts(place, num_output))
 
     def _learn(self, placement: Placement, ended: Finished) -> None:
         output, num_tokens = placement.output, ended.num_output_tokens
@@ -269,7 +279,7 @@ class Placer:
             place, candidates, exclude
         )
 
-    def _has_blocks(self, member: Member, waiter: Waiter, growth_tokens: int, cached: CachedBlocks) -> bool:
+    def _has_blocks(self, member: Member, waiter: Waiter, contexts: Contexts, cached: CachedBlocks) -> bool:
         """Return whether an instance has blocks for it and is not kept for another."""
         claim, address, place = self._claim, member.address, waiter.place
         is_mine = claim is not None and claim[1] == address
@@ -277,7 +287,7 @@ class Placer:
             return False
         if self._peers.is_kept(address, is_mine):
             return False
-        return member.has_blocks(place.num_tokens, growth_tokens, place.block_hashes, cached)
+        return member.has_blocks(place.num_tokens, contexts, place.block_hashes, cached)
 
     def _has_prompt_room(self, place: Place, ask: PlacementQuery, choice: PlacementChoice) -> bool:
         is_short = choice.prefill is None and ask.uncached(choice.decode) <= self._threshold
@@ -301,9 +311,7 @@ class Placer:
             None if choice.prefill is None else self._roster.real(choice.prefill),
         )
         num_cached = ask.cached_blocks.get(decode.address, 0)
-        num_blocks = decode.blocks_needed(
-            place.num_tokens + ask.growth_tokens, place.block_hashes, num_cached
-        )
+        num_blocks = decode.blocks_needed(place.num_tokens, place.block_hashes, num_cached)
         computes = decode if prefill is None else prefill
         route = Route(decode.address, "" if prefill is None else prefill.address)
         compute_tokens = ask.uncached(computes)
@@ -314,7 +322,6 @@ class Placer:
             num_blocks,
             compute_tokens=compute_tokens,
             charged_tokens=ask.expected_tokens,
-            growth_blocks=decode.growth_blocks(place.num_tokens, ask.growth_tokens),
             moved_tokens=0 if prefill is None else ask.to_move(decode),
             output=self._queries.begin(place),
         )
@@ -339,8 +346,6 @@ class Placer:
         self._placements[key] = placed
         if decode is not None:
             compute_tokens = 0 if placed.route.prefill else placed.compute_tokens
-            context = place.num_tokens + placed.charged_tokens / 2
-            tpot_s = place.slo.tpot_s
             decode.promise(
                 key,
                 Promise(
@@ -349,9 +354,8 @@ class Placer:
                     placed.num_blocks,
                     compute_tokens,
                     hashes=place.block_hashes,
-                    growth_blocks=placed.growth_blocks,
-                    context_tokens=context,
-                    tpot_s=tpot_s,
+                    contexts=self._queries.contexts(place),
+                    tpot_s=place.slo.tpot_s,
                     level=place.slo.priority,
                     late=late,
                 ),
@@ -369,7 +373,7 @@ class Placer:
         """Return the least time that its prompt takes, by what is cached where."""
         candidates = self._roster.candidates(place)
         members = [*candidates.cached[:1], *self._roster.some(_SAMPLE if self._roster.scans else 1)]
-        return self._policy.least_work_s(PlacementQuery(place.num_tokens, 0, candidates.match), members)
+        return self._policy.least_work_s(PlacementQuery(place.num_tokens, candidates.match), members)
 
     def hopeless(self, place: Place) -> IdleEstimate | None:
         """Return when an idle instance would give the first token of a request that none could give in time. None: one could, or
@@ -378,7 +382,7 @@ class Placer:
             return None
         roster, candidates = self._roster, self._roster.candidates(place)
         members = roster.members if roster.scans else (*candidates.cached[:1], *roster.some(_SAMPLE))
-        return late_if_idle(PlacementQuery(place.num_tokens, 0, candidates.match, slo=place.slo), members)
+        return late_if_idle(PlacementQuery(place.num_tokens, candidates.match, slo=place.slo), members)
 
 
 def _waits_for_prompts(waiter: Waiter) -> bool:
@@ -386,11 +390,6 @@ def _waits_for_prompts(waiter: Waiter) -> bool:
 
     It is a function since mypyc takes `waits_for` to be what was assigned last, whatever was called meanwhile."""
     return waiter.waits_for is not None
-
-
-def _is_urgent(waiter: Waiter, now: float) -> bool:
-    """Return whether it must be begun before long, and is not late yet. What goes on after a lost instance always must."""
-    return waiter.place.attempt > 0 or (waiter.start_by - now <= EARLY_S and not waiter.is_late(now))
 
 
 def _cached(place: Place, candidates: Candidates) -> CachedBlocks:

@@ -52,6 +52,9 @@ class SloModel:
     """The cost of a second in which a link moves KV, in seconds of GPU time, since the link is taken from others."""
     ttft_margin: float = 0.9
     """The share of the time to the first token up to which predictions are trusted."""
+    tpot_margin: float = 0.99
+    """The share of the time per token up to which batches are filled. Places are taken as soon as there are any, so a step takes
+    about this share all the time, and a little more where outputs end later than usual."""
     reach: float = 1.5
     """No target counts as tighter than this many steps of a sequence that is alone."""
     delay_weight: float = 0.1
@@ -191,15 +194,16 @@ class SloPolicy:
         A step is as long as it is expected to be with the prompts that come beside (`PromptLoad`), and with what the mean of a
         short output's steps may be off by."""
         length, reach, off = ask.expected_tokens, self._model.reach, errors_of_mean(ask.short_tokens)
+        margin = self._model.tpot_margin
         context = ask.num_tokens + length / 2
         able: list[tuple[float, float, Member]] = []
         for decode in decodes:
             law, prompt = self._paces.decode_steps(decode), self._paces.prompt_steps(decode)
-            reads_s, alone_s = decode_step_s(law, decode, 1, context), alone_step_s(law, context)
-            step_s = self._load.step_s(reads_s, decode_step_s(prompt, decode, 1, context))
+            reads_s, alone_s = decode_step_s(law, decode, 1, ask.num_tokens), alone_step_s(law, context)
+            step_s = self._load.step_s(reads_s, decode_step_s(prompt, decode, 1, ask.num_tokens))
             step_s *= 1 + off * law.error
             floor_s = reach * max(alone_s, alone_step_s(prompt, context))
-            if decode.batch_seqs and step_s > max(decode.tightest_tpot_s, floor_s):
+            if decode.batch_seqs and step_s > max(margin * decode.tightest_tpot_s, floor_s):
                 continue
             # Experts are read anyway: by the prompts beside it, and by the others once the batch has some.
             adds_s = max(0.0, alone_s + law.left_unread_s(1) - law.fixed_s)

@@ -24,6 +24,8 @@ from cluster.scheduler.queue.overload import Spending, dearest
 from core.lateness import YIELD_S
 from core.messages import Place
 
+EARLY_S: Final = 0.4
+"""A prompt that must be begun this soon is computed before a slot is free for its sequence."""
 DUE_S: Final = 10.0
 _SHED_EVERY_S: Final = 0.05
 _SURE_SHARE: Final = 0.9
@@ -92,6 +94,10 @@ class Waiter:
     def is_late(self, now: float) -> bool:
         """Return whether it misses its first token for certain, and lets others pass on its instance (`core.lateness`)."""
         return now + self.work_s > self.due_at and now <= self.due_at + YIELD_S
+
+    def is_urgent(self, now: float) -> bool:
+        """Return whether it must be begun before long, and is not late yet. What goes on after a lost instance always must."""
+        return self.place.attempt > 0 or (self.start_by - now <= EARLY_S and not self.is_late(now))
 
 
 class WaitingQueue:

@@ -1,11 +1,9 @@
 """Prompts that are computed before a slot is free for their sequences: which, how many, and on which promise."""
 
-import random
 from dataclasses import replace
 
 import pytest
 
-from cluster.scheduler.fleet.promise import growth_share
 from cluster.scheduler.scheduler_events import RequestArrived, Tick
 from core.messages import Finished, Placed
 from tests.cluster.scheduler.routing_world import World, instance, route_of
@@ -149,14 +147,3 @@ def test_blocks_are_left_for_the_sequences_that_run_to_grow_into() -> None:
     told(world, "d", free_blocks=50, num_running=30)
     assert world.on(with_output(wants("large", 21 * 16), 0)) == []
     assert world.placed(with_output(wants("small", 19 * 16), 0)) == "d"
-
-
-def test_room_for_many_outputs_is_what_sequences_of_all_ages_have_generated() -> None:
-    """Drawn at random: in 99 of 100 cases they have no more."""
-    rng = random.Random(0)
-    for num_seqs in (1, 4, 16, 64, 256):
-        room = growth_share(num_seqs, num_seqs) * num_seqs
-        drawn = [sum(rng.random() for _ in range(num_seqs)) for _ in range(1000)]
-        assert sum(generated <= room for generated in drawn) >= 990
-    assert growth_share(256, 256) < 0.6
-    assert 1000 * growth_share(1000, 256) == pytest.approx(256 * growth_share(256, 256))

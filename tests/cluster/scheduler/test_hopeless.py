@@ -219,9 +219,9 @@ def test_an_estimate_is_never_more_than_the_steps_that_an_idle_instance_takes(
         count = min(batch_tokens, end - at)
         took_s += prompt.step_s(count, at + count, 1, chunk_pairs(at, count))
         at += count
-    ask = PlacementQuery(end, 0, {"d": num_cached_blocks}, slo=Slo(ttft_s=-1.0))
+    ask = PlacementQuery(end, {"d": num_cached_blocks}, slo=Slo(ttft_s=-1.0))
     estimate = late_if_idle(ask, [member])
     assert estimate is not None
     assert 0.5 * took_s - 1e-9 <= estimate.least_s <= took_s * (1 + 1e-9)
-    in_time = PlacementQuery(end, 0, {"d": num_cached_blocks}, slo=Slo(ttft_s=estimate.least_s))
+    in_time = PlacementQuery(end, {"d": num_cached_blocks}, slo=Slo(ttft_s=estimate.least_s))
     assert late_if_idle(in_time, [member]) is None

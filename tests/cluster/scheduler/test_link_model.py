@@ -77,7 +77,7 @@ def test_a_prefill_instance_of_the_same_rack_is_chosen() -> None:
     policy = SloPolicy(32)
     decode = Member(instance("d", zone="z1", rack="r1"))
     prefills = [Member(instance(f"p{i}", True, zone="z1", rack=f"r{i}")) for i in range(6, 0, -1)]
-    choice = policy.choose(PlacementQuery(20_000, 100, {}), [decode], prefills, 0.0)
+    choice = policy.choose(PlacementQuery(20_000, {}), [decode], prefills, 0.0)
     assert choice is not None
     assert choice.prefill is not None
     assert choice.prefill.address == "p1"

@@ -18,7 +18,7 @@ def test_a_request_waits_for_blocks_and_is_placed_when_they_are_free() -> None:
 
 
 def test_blocks_for_the_output_are_part_of_the_headroom() -> None:
-    world = World(instance("d", num_blocks=60))
+    world = World(instance("d", num_blocks=58))
     world.placed(ask("a", 400, 16))
     assert world.on(ask("b", 400, 200)) == []
     assert len(world.on(ask("c", 400, 100))) == 1
@@ -71,8 +71,8 @@ def test_room_for_growth_is_kept_until_the_sequence_has_grown() -> None:
     world.on(report("d", free_blocks=50), after_s=1.0)
     (member,) = world.scheduler.members
     assert member.free_blocks == 40
-    world.on(report("d", free_blocks=30))
-    assert member.free_blocks == 30
+    world.on(report("d", free_blocks=41, grown=(("a#0", 160),)))
+    assert member.free_blocks == 40
 
 
 def test_a_shared_prefix_is_paid_for_once() -> None:

@@ -12,6 +12,7 @@ from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, PeerLost, Send, Tick
 from core.config import ScheduleConfig
 from core.errors import ConfigError
+from core.kv import num_blocks_for
 from core.messages import Buddy, Finished, PeerRequest, PeersChanged, Placed, PlacedByPeer
 from tests.cluster.scheduler.routing_world import ask, instance, report, route_of
 
@@ -273,6 +274,6 @@ def test_all_learn_from_outputs_of_one_that_still_run() -> None:
         report("d0", free_blocks=90_000, received=tuple(keys), num_running=30, num_decoding=30, grown=grown)
     )
     (member,) = ring.schedulers["s2"].members
-    before = member.batch_context_tokens
+    before = member.free_blocks
     assert ring.on("s2", ask("new", 16, 4096))
-    assert member.batch_context_tokens - before > 16 + 1024
+    assert before - member.free_blocks > num_blocks_for(16 + 1024, member.block_size)
