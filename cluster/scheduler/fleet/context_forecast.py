@@ -10,7 +10,7 @@ HORIZONS: Final = (0, 64, 128, 256, 512, 1024)
 Contexts = tuple[float, float, float, float, float, float, float]
 """The tokens that are expected at each of the `HORIZONS`, and how many more of output a lone sequence would be given room for."""
 _CHANCE: Final = 1.5
-"""That room, in times of the output that is expected: four of five outputs are no longer."""
+"""A lone sequence gets room for so many times the output that is expected: four of five outputs are no longer."""
 NO_CONTEXTS: Contexts = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 

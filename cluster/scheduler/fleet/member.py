@@ -364,8 +364,9 @@ class Member:
     def _set_blocks(self, free: float, room: float) -> None:
         """Note how much is free. Parts of blocks stay known, so that what lower classes keep is rounded with them, not apart."""
         self._exact_free, self._exact_room = free, room
-        self.free_blocks = min(self.num_blocks, floor(free))
-        self.room_blocks = min(self.num_blocks, floor(room))
+        # A newcomer's last block has room for some of its growth (`has_blocks`), which may be counted again once it is here.
+        self.free_blocks = max(0, min(self.num_blocks, floor(free)))
+        self.room_blocks = max(0, min(self.num_blocks, floor(room)))
 
     def _set_batch(self, num_seqs: int, contexts: Contexts) -> None:
         """Note how many sequences decode or will decode here, and the sum of their lengths. Those without a slot are in no

@@ -23,7 +23,6 @@ from cluster.scheduler.placement.outlook import late_if_idle
 from cluster.scheduler.placement.placement import Placement, prefill_promise
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementPolicy, PlacementQuery
 from cluster.scheduler.placement.placement_queries import PlacementQueries
-from cluster.scheduler.placement.scarcity import Scarcity
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.hopeless import IdleEstimate
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
@@ -51,7 +50,6 @@ class Placer:
         self._threshold, self._counters = local_threshold_tokens, counters
         self._queries = PlacementQueries()
         self._placements: dict[str, Placement] = {}
-        self._scarcity = Scarcity()
         self._claim: tuple[str, str] | None = None
         """(key of the waiter, address of the decode instance that is kept for it)."""
 
@@ -90,9 +88,6 @@ class Placer:
         if (found is None or found.late) and early:
             in_line = self._choose(waiter, ask, decodes, candidates, now, early=True, level=seen_from)
             found = in_line or found
-        is_found = found is not None or _waits_for_prompts(waiter)
-        if self._scarcity.keeps_back(waiter, usable, now, found=is_found):
-            return None
         if not decodes:
             self._claim_for(waiter, usable, now)
             return None
