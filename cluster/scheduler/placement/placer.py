@@ -23,6 +23,7 @@ from cluster.scheduler.placement.outlook import late_if_idle
 from cluster.scheduler.placement.placement import Placement, prefill_promise
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementPolicy, PlacementQuery
 from cluster.scheduler.placement.placement_queries import PlacementQueries
+from cluster.scheduler.placement.scarcity import Scarcity
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.hopeless import IdleEstimate
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
@@ -50,6 +51,7 @@ class Placer:
         self._threshold, self._counters = local_threshold_tokens, counters
         self._queries = PlacementQueries()
         self._placements: dict[str, Placement] = {}
+        self._scarcity = Scarcity()
         self._claim: tuple[str, str] | None = None
         """(key of the waiter, address of the decode instance that is kept for it)."""
 
@@ -69,9 +71,11 @@ class Placer:
 
         With `may_be_early` its prompt may be computed before a slot is free for its sequence."""
         place = waiter.place
+        waiter.tried_at, waiter.waits_for, waiter.lacks_slot = now, None, False
+        if waiter.has_missed(now) and self._scarcity.is_felt(place.slo.priority, now):
+            return None
         candidates = self._roster.candidates(place, waiter.num_tries)
-        waiter.num_tries, waiter.tried_at, waiter.waits_for = waiter.num_tries + 1, now, None
-        waiter.lacks_slot = False
+        waiter.num_tries += 1
         wanted = place.prefer or self._roster.replica_of(place.exclude)
         roster = self._roster
         usable = (roster.answering if place.ends_with_prompt else roster.decodes)(place, candidates, wanted)
@@ -88,6 +92,8 @@ class Placer:
         if (found is None or found.late) and early:
             in_line = self._choose(waiter, ask, decodes, candidates, now, early=True, level=seen_from)
             found = in_line or found
+        if found is None and usable and not (waiter.has_missed(now) or _waits_for_prompts(waiter)):
+            self._scarcity.note(level, usable[0].lives_s, now)
         if not decodes:
             self._claim_for(waiter, usable, now)
             return None

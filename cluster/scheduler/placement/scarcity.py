@@ -3,12 +3,8 @@
 A sequence keeps its place for as long as it decodes. So a late one takes it from those that come in that time. Where none of them
 has lacked a place for so long, it costs them nothing."""
 
-from collections.abc import Sequence
 from math import inf
 from typing import Final
-
-from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.queue.waiting_queue import Waiter
 
 _MOST_S: Final = 30.0
 """What is late is kept back for no longer after the last lack, however long sequences decode."""
@@ -16,17 +12,15 @@ _MOST_S: Final = 30.0
 
 class Scarcity:
     def __init__(self) -> None:
-        self._lacked_at: dict[int, float] = {}
-        """Level -> when a request that could be in time found no place."""
+        self._until: dict[int, float] = {}
+        """Level -> how long places are scarce for it, since a request that could be in time found none."""
 
-    def keeps_back(self, waiter: Waiter, usable: Sequence[Member], now: float, *, found: bool) -> bool:
-        """Return whether a request is too late to be placed while those of its level or a higher one lack places. `found` says
-        whether there is a place for it, among the instances that are `usable`."""
-        level = waiter.place.slo.priority
-        if now + waiter.work_s <= waiter.due_at:
-            if not found:
-                self._lacked_at[level] = now
-            return False
-        lives_s = usable[0].lives_s if usable else inf
-        since = max((at for lacking, at in self._lacked_at.items() if lacking >= level), default=-inf)
-        return lives_s < inf and now - since < min(lives_s, _MOST_S)
+    def note(self, level: int, lives_s: float, now: float) -> None:
+        """Note that a request of that level found no place, where sequences decode for `lives_s`. Nothing happens while that is
+        not known."""
+        if lives_s < inf:
+            self._until[level] = now + min(lives_s, _MOST_S)
+
+    def is_felt(self, level: int, now: float) -> bool:
+        """Return whether places are scarce for that level or a higher one."""
+        return any(now < until for lacking, until in self._until.items() if lacking >= level)

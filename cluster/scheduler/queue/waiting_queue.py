@@ -93,7 +93,10 @@ class Waiter:
 
     def is_late(self, now: float) -> bool:
         """Return whether it misses its first token for certain, and lets others pass on its instance (`core.lateness`)."""
-        return now + self.work_s > self.due_at and now <= self.due_at + YIELD_S
+        return self.has_missed(now) and now <= self.due_at + YIELD_S
+
+    def has_missed(self, now: float) -> bool:
+        return now + self.work_s > self.due_at
 
     def is_urgent(self, now: float) -> bool:
         """Return whether it must be begun before long, and is not late yet. What goes on after a lost instance always must."""
