@@ -127,7 +127,7 @@ def _by_the_bound(d: Any, _: Find) -> list[float]:
 def _ahead(d: Any, _: Find) -> list[float]:
     """By how many points ours is ahead of the other that is best there, at each place."""
     others = [[one for one in of.values() if "ahead" in one] for of in d["places"].values()]
-    return [100 * max(found, key=lambda one: one["mean"])["ahead"] for found in others]
+    return [100 * max(found, key=lambda one: one["mean"])["ahead"] for found in others if found]
 
 
 def _servers(d: Any, find: Find) -> list[float]:
