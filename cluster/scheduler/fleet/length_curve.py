@@ -21,6 +21,7 @@ _LEAST_EXPECTED: Final = 1e-6
 """What was expected beforehand counts as this part of an output at the least, and so decides where no output has come."""
 
 _LEAST_SHARE: Final = 1e-9
+"""No output is so long that none is taken to be longer."""
 
 
 def bucket_of(num_tokens: int) -> int:

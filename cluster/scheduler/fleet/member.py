@@ -162,10 +162,9 @@ class Member:
     ) -> bool:
         """Return whether there is room for a prompt of `num_tokens`, and for what its sequence will hold. What is cached is
         looked up only where that decides."""
+        last_has_room = (-num_tokens % self.block_size) / self.block_size
         growth = growth_blocks(contexts, self._num_to_decode + 1, self.block_size)
-        growth = max(
-            0.0, growth - (-num_tokens % self.block_size) / self.block_size
-        )  # its last block has room
+        growth = max(0.0, growth - last_has_room)
         if self.blocks_needed(num_tokens, (), 0) + growth <= self.room_blocks:
             return True
         num_cached = cached.get(self.address, 0)

@@ -50,7 +50,7 @@ class Promise:
 
     def grown(self, num_blocks: int, contexts: Contexts) -> "Promise":
         """Return the same of a sequence that has come further."""
-        later = Promise(
+        return Promise(
             self.made_at,
             self.num_seqs,
             num_blocks,
@@ -59,11 +59,10 @@ class Promise:
             contexts=contexts,
             tpot_s=self.tpot_s,
             level=self.level,
+            late=bool(self.late_tokens),
             receiver=self.receiver,
             sent_bytes=self.sent_bytes,
         )
-        later.late_tokens = self.late_tokens
-        return later
 
 
 class Turnover:

@@ -4,6 +4,7 @@ from math import inf
 from typing import Final
 
 from cluster.scheduler.fleet.context_forecast import NO_CONTEXTS, Contexts, forecast
+from cluster.scheduler.fleet.length_curve import LengthCurve
 from cluster.scheduler.fleet.member import CachedBlocks
 from cluster.scheduler.fleet.output_lengths import OutputLengths, RunningOutput
 from cluster.scheduler.placement.placement_policy import PlacementQuery
@@ -32,12 +33,8 @@ class PlacementQueries:
         return self._lengths.begin(place.tenant, place.slo.name)
 
     def contexts(self, place: Place, num_output: int = 0) -> Contexts:
-        """Return what its sequence holds and will hold once it has come to so much output. One that nothing follows in a step
-        holds nothing."""
-        if place.ends_with_prompt:
-            return NO_CONTEXTS
-        curve = self._lengths.curve(place.tenant, place.slo.name)
-        return forecast(curve, place.num_tokens, num_output, place.max_new_tokens)
+        """Return what its sequence holds and will hold once it has come to so much output."""
+        return _contexts(place, self._lengths.curve(place.tenant, place.slo.name), num_output)
 
     def of(
         self,
@@ -55,8 +52,15 @@ class PlacementQueries:
             missing_tokens,
             slo=place.slo,
             due_at=due_at,
-            contexts=self.contexts(place),
+            contexts=_contexts(place, curve),
             expected_tokens=min(most, curve.mean),
             short_tokens=min(most, curve.quantile(SHORT_SHARE)),
             late=late,
         )
+
+
+def _contexts(place: Place, curve: LengthCurve, num_output: int = 0) -> Contexts:
+    """Return what a sequence with outputs of that distribution holds and will hold; nothing where it ends with its prompt."""
+    if place.ends_with_prompt:
+        return NO_CONTEXTS
+    return forecast(curve, place.num_tokens, num_output, place.max_new_tokens)
