@@ -128,6 +128,8 @@ class WorkCounts:
     """Known tokens of the sequences that came; of these the device's prefix cache had `prefix_hit_tokens`."""
     prefix_hit_tokens: int = 0
     preempted: int = 0
+    """Times that a sequence lost its blocks to others; `returned` times its KV was read back from a lower tier then."""
+    returned: int = 0
     grants: int = 0
     """Rights to write into its pool that it has given; `live_grants` are still open now."""
     live_grants: int = 0

@@ -211,6 +211,7 @@ class Engine:
             prefix_queried_tokens=queried,
             prefix_hit_tokens=hit,
             preempted=preempted,
+            returned=self._scheduler.num_returned,
             replayed_steps=self._num_replayed,
             draft_tokens=guessed,
             accepted_tokens=right,

@@ -350,8 +350,13 @@ _FACTS = {
         "Tokens computed, prompts and outputs", lambda i: i.work.computed_tokens, grows=True
     ),
     "preemptions": _Fact(
-        "Sequences that lost their blocks to others and were computed again",
+        "Sequences that lost their blocks to others",
         lambda i: i.work.preempted,
+        grows=True,
+    ),
+    "returns": _Fact(
+        "Of these, sequences whose KV was read back from a lower tier",
+        lambda i: i.work.returned,
         grows=True,
     ),
     "prefix_queried_tokens": _Fact(

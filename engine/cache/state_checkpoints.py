@@ -65,11 +65,12 @@ class StateCheckpoints:
         self._at[block] = self._at.pop(block)
 
     def begin(self, count: int) -> bool:
-        """Make room in the budget for a checkpoint of `count` blocks, for which others are given up. Returns False where that
-        does not suffice."""
+        """Make room in the budget for a checkpoint of `count` blocks, for which others are given up. Returns False, having given
+        up none, where that does not suffice."""
+        if (excess := self.num_blocks + count - self._most) > 0 and excess > self.num_idle:
+            return False
         while self.num_blocks + count > self._most:
-            if not self.give_up():
-                return False
+            self.give_up()
         self._num_pending += count
         return True
 

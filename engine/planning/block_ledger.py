@@ -139,12 +139,9 @@ class BlockLedger:
 
     def admit(self, seq: Sequence, match: PrefixMatch, num_tokens: int, headroom: int) -> bool:
         """Give a new sequence its cached prefix and fresh blocks for the rest, leaving `headroom` for those that run."""
-        needed = self.num_needed(num_tokens) - len(match.blocks)
-        idle = sum(self._pool.refs(block) == 0 for block in match.blocks)
-        idle += sum(self._pool.refs(block) == 0 for block in match.state)
-        idle += match.partial_tokens > 0 and self._pool.refs(match.partial_block) == 0
-        if self.num_available - idle < needed + headroom:
+        if not self.has_room(match, num_tokens, headroom):
             return False
+        needed = self.num_needed(num_tokens) - len(match.blocks)
         self._pool.share(match.blocks)
         self._pool.share(match.state)
         if match.partial_tokens:
@@ -159,6 +156,14 @@ class BlockLedger:
         self.num_queried_tokens += len(seq.tokens)
         self.num_hit_tokens += seq.num_computed
         return True
+
+    def has_room(self, match: PrefixMatch, num_tokens: int, headroom: int) -> bool:
+        """Return whether a sequence with this match can get blocks for so many tokens, and `headroom` are left."""
+        needed = self.num_needed(num_tokens) - len(match.blocks)
+        idle = sum(self._pool.refs(block) == 0 for block in match.blocks)
+        idle += sum(self._pool.refs(block) == 0 for block in match.state)
+        idle += match.partial_tokens > 0 and self._pool.refs(match.partial_block) == 0
+        return self.num_available - idle >= needed + headroom
 
     def copies(self, seq: Sequence, match: PrefixMatch, step: int) -> list[BlockCopy]:
         """Return the copies of a match into blocks that `admit` gave fresh: of a partly equal block's beginning, of a state."""

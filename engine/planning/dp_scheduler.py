@@ -18,6 +18,7 @@ from engine.cache.radix_cache import Kept
 from engine.cache.state_checkpoints import CheckpointKept
 from engine.planning.block_ledger import CachedPrefix, Reservation, Restore
 from engine.planning.planner_protocol import Planner
+from engine.planning.returning import ReadBack
 from engine.planning.sequence import Sequence
 from engine.planning.speculation.speculator import make_speculator
 from engine.planning.step_scheduler import StepScheduler
@@ -115,6 +116,10 @@ class DpScheduler:
         return sum(group.num_preempted for group in self._groups)
 
     @property
+    def num_returned(self) -> int:
+        return sum(group.num_returned for group in self._groups)
+
+    @property
     def stuck_pushes(self) -> list[str]:
         return [key for group in self._groups for key in group.stuck_pushes]
 
@@ -186,6 +191,10 @@ class DpScheduler:
     def on_kept(self, hear: Kept, hear_checkpoint: CheckpointKept) -> None:
         for group in self._groups:
             group.on_kept(hear, hear_checkpoint)
+
+    def on_return(self, read: ReadBack) -> None:
+        for group in self._groups:
+            group.on_return(read)
 
     def cached_prefix(self, request: Request) -> CachedPrefix:
         return max((group.cached_prefix(request) for group in self._groups), key=_worth)

@@ -2,6 +2,7 @@
 
 Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it."""
 
+from core.errors import Bug
 from engine.planning.block_ledger import BlockLedger
 from engine.planning.sequence import Sequence, State
 from engine.planning.sequence_table import SequenceTable
@@ -22,6 +23,18 @@ class Lifecycle:
         """Let a sequence that has no blocks wait for them."""
         seq.state = State.WAITING
         self._table.waiting.append(seq)
+
+    def await_kv(self, seq: Sequence, num_missing: int) -> None:
+        """Let a waiting sequence sit out while its KV is read, but for that of `num_missing` tokens."""
+        self._unlist(seq)
+        seq.state = State.RETURNING
+        self._table.returning[seq] = num_missing
+
+    def has_kv(self, seq: Sequence) -> None:
+        """Let a sequence wait again, whose KV has been read. One that has left meanwhile is not here any more."""
+        if seq.state is State.RETURNING:
+            self._unlist(seq)
+            self.wait(seq)
 
     def preempt(self, seq: Sequence) -> None:
         """Let a running sequence wait again. It loses its blocks when nothing is in flight."""
@@ -45,6 +58,32 @@ class Lifecycle:
         seq.state = State.HELD if seq.push is not None else State.DONE
         self.settle(seq)
 
+    def abort(self, seq: Sequence) -> None:
+        """Compute no more of it. Blocks that a pusher or a writer uses stay until `release`. Idempotent."""
+        if seq.aborted or seq.state in (State.RESERVED, State.HELD):
+            return
+        seq.aborted = True
+        if seq.state in (State.WAITING, State.RETURNING):
+            self._unlist(seq)
+            self.forget(seq)
+        elif seq.state is State.RUNNING:
+            self._table.running.remove(seq)
+            self.leave(seq)
+        elif seq.state in (State.PREEMPTED, State.PAUSED):
+            self.leave(seq)
+
+    def release(self, seq: Sequence) -> None:
+        """Give back a reservation, or a sequence whose blocks the pusher has read."""
+        if seq.state is State.RUNNING:
+            raise Bug(f"{seq.key} is released while it runs")
+        self._unlist(seq)
+        seq.push = None
+        if seq.num_in_flight == 0:
+            self.forget(seq)
+        else:
+            seq.aborted = True
+            seq.state = State.DONE
+
     def settle(self, seq: Sequence) -> None:
         """Give back the blocks of a sequence that has left and has nothing more in flight."""
         if seq.num_in_flight:
@@ -54,6 +93,7 @@ class Lifecycle:
                 self.forget(seq)
         elif seq.state is State.PREEMPTED:
             self._give_up_blocks(seq)
+            seq.is_lost = True
             self.wait(seq)
 
     def forget(self, seq: Sequence) -> None:
@@ -83,6 +123,13 @@ class Lifecycle:
             self._drop.append(seq.key)
             seq.announced = False
             seq.num_unmasked = seq.num_masked = 0  # the ranks forget the matcher with the sequence
+
+    def _unlist(self, seq: Sequence) -> None:
+        """Take a sequence off the list of those that wait or return, if it is on one."""
+        if seq.state is State.WAITING:
+            self._table.waiting.remove(seq)
+        elif seq.state is State.RETURNING:
+            del self._table.returning[seq]
 
     def _give_up_blocks(self, seq: Sequence) -> None:
         self._ledger.strip(seq)

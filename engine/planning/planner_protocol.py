@@ -9,11 +9,12 @@ from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.cache.radix_cache import Kept
 from engine.cache.state_checkpoints import CheckpointKept
-from engine.planning.block_ledger import CachedPrefix, Reservation, Restore
+from engine.planning.block_ledger import Reservation, Restore
+from engine.planning.returning import PrefixPlace, ReadBack
 from engine.planning.undoing import TakenBack
 
 
-class Planner(Protocol):
+class Planner(PrefixPlace, Protocol):
     """Owns an instance's blocks and sequences. One task calls it, and nothing here waits. StepScheduler says what each method
     does.
 
@@ -22,6 +23,8 @@ class Planner(Protocol):
 
     @property
     def num_preempted(self) -> int: ...
+    @property
+    def num_returned(self) -> int: ...
     @property
     def num_used_blocks(self) -> int: ...
     @property
@@ -69,8 +72,7 @@ class Planner(Protocol):
 
     # The prefix cache, and what comes back to it from the tiers
     def on_kept(self, hear: Kept, hear_checkpoint: CheckpointKept) -> None: ...
-    def cached_prefix(self, request: Request) -> CachedPrefix: ...
-    def begin_restore(self, request: Request, num_full: int) -> Restore | None: ...
+    def on_return(self, read: ReadBack) -> None: ...
     def publish_restore(self, restore: Restore, count: int) -> None: ...
     def end_restore(self, restore: Restore) -> None: ...
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]: ...

@@ -23,7 +23,7 @@ class Preemption:
 
     def free_slots(self, now: float) -> None:
         """Preempt sequences of lower classes where those of higher ones wait and have no slot."""
-        num_free = self._limits.num_seqs - len(self._table.running)
+        num_free = self._limits.num_seqs - self._table.num_placed
         if self._table.num_priorities <= 1 or num_free >= len(self._table.waiting):
             return
         for seq in [*self._policy.order(self._table.waiting, now)][max(0, num_free) :]:
@@ -44,11 +44,12 @@ class Preemption:
         """Preempt sequences of lower classes until `request` finds blocks here. Returns False, having preempted none, if that
         does not suffice.
 
-        Blocks that a step in flight writes come free when it is committed. Until then nothing more is taken."""
+        Blocks that a step in flight writes come free when it is committed. Until then nothing more is taken. Sequences that
+        return give no blocks back, so there is nothing to wait for."""
         victims = self._table.below(request.slo.priority)
         if not victims or any(seq.state is State.PREEMPTED for seq in self._table.all.values()):
             return False
-        wanted = self._ledger.num_needed(len(request.tokens) + 1) + len(self._table.running)
+        wanted = self._ledger.num_needed(len(request.tokens) + 1) + self._table.num_placed
         coming = self._ledger.num_available
         if coming + sum(len(seq.block_ids) for seq in victims) < wanted:
             return False

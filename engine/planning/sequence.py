@@ -20,6 +20,8 @@ class State(Enum):
     RUNNING = auto()
     PREEMPTED = auto()
     """Gives its blocks up as soon as no step in flight writes them, then waits again."""
+    RETURNING = auto()
+    """Was preempted, has no blocks, and waits again when what lower tiers have of its KV is in the prefix cache."""
     RESERVED = auto()
     """Has blocks that another instance writes, or will."""
     PAUSED = auto()
@@ -80,6 +82,8 @@ class Sequence:
     """What its grammar forces behind the known tokens, as far as the ranks have said."""
     end: int = maxsize
     """The number of tokens with which it ends at the latest: those of a context, or fewer, with as much output as it may have."""
+    is_lost: bool = False
+    """Whether it has lost its blocks, and lower tiers have not been asked for their KV since then."""
     announced: bool = False
     """Whether the ranks know this sequence."""
     aborted: bool = False

@@ -1,6 +1,6 @@
 """The sequences of one instance: which are here, which of them run, and which wait. Owned by StepScheduler.
 
-Invariant: a sequence is listed as running or waiting exactly while its state says so."""
+Invariant: a sequence is listed as running, waiting or returning exactly while its state says so."""
 
 import itertools
 from collections import Counter
@@ -21,6 +21,8 @@ class SequenceTable:
         """By the sequence's key."""
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
+        self.returning: dict[Sequence, int] = {}
+        """How many tokens each is still to compute when its KV has been read."""
         self._priorities: Counter[int] = Counter()
         """The number of sequences here of each priority."""
         self._arrivals = itertools.count()
@@ -28,6 +30,15 @@ class SequenceTable:
     @property
     def num_priorities(self) -> int:
         return len(self._priorities)
+
+    @property
+    def num_placed(self) -> int:
+        """The number of sequences that run or return. Each takes a slot, and may soon need one block more."""
+        return len(self.running) + len(self.returning)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self.returning)
 
     @property
     def decoding(self) -> list[Sequence]:
@@ -49,12 +60,13 @@ class SequenceTable:
     def num_waiting_tokens(self) -> int:
         """The number of tokens to compute before everything here decodes."""
         missing = sum(seq.num_missing for seq in self.running if seq.num_missing > 1)
-        return missing + sum(len(seq.tokens) for seq in self.waiting)
+        return missing + sum(len(seq.tokens) for seq in self.waiting) + sum(self.returning.values())
 
     def num_late_tokens(self, now: float, steps: StepModels) -> int:
         """Return the tokens of `num_waiting_tokens` of prompts that are late, which let others pass (`core.lateness`)."""
-        running = sum(s.num_missing for s in self.running if s.num_missing > 1 and is_late(s, now, steps))
-        return running + sum(len(seq.tokens) for seq in self.waiting if is_late(seq, now, steps))
+        late = sum(s.num_missing for s in self.running if s.num_missing > 1 and is_late(s, now, steps))
+        late += sum(count for seq, count in self.returning.items() if is_late(seq, now, steps))
+        return late + sum(len(seq.tokens) for seq in self.waiting if is_late(seq, now, steps))
 
     @property
     def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
@@ -65,6 +77,8 @@ class SequenceTable:
                 tokens[seq.request.slo.priority] += seq.num_missing
         for seq in self.waiting:
             tokens[seq.request.slo.priority] += len(seq.tokens)
+        for seq, count in self.returning.items():
+            tokens[seq.request.slo.priority] += count
         return tuple(tokens.items())
 
     def below(self, priority: int) -> list[Sequence]:
@@ -99,7 +113,8 @@ class SequenceTable:
 
     def check_integrity(self) -> None:
         """Raise Bug where states and lists disagree."""
-        listed = {id(seq) for seq in self.running} | {id(seq) for seq in self.waiting}
-        for seq in self.all.values():
-            if (seq.state in (State.RUNNING, State.WAITING)) != (id(seq) in listed):
-                raise Bug(f"{seq.key} is {seq.state.name} but not listed so")
+        lists = {State.RUNNING: self.running, State.WAITING: self.waiting, State.RETURNING: [*self.returning]}
+        for state, listed in lists.items():
+            here = {id(seq) for seq in self.all.values() if seq.state is state}
+            if here != {id(seq) for seq in listed} or len(here) != len(listed):
+                raise Bug(f"{len(here)} sequences are {state.name}, {len(listed)} are listed so")

@@ -10,6 +10,7 @@ from engine.cache.radix_cache import PrefixMatch
 from engine.planning.block_ledger import BlockLedger
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.preemption import Preemption
+from engine.planning.returning import Returning
 from engine.planning.sequence import Sequence, State
 from engine.planning.sequence_table import SequenceTable
 from engine.planning.speculation.speculator import Drafts, Speculator
@@ -28,12 +29,13 @@ class StepComposer:
         ledger: BlockLedger,
         lifecycle: Lifecycle,
         preemption: Preemption,
+        returning: Returning,
         whole_prompts: bool,
         speculator: Speculator | None,
     ) -> None:
         self._limits, self._policy, self._whole_prompts = limits, policy, whole_prompts
         self._table, self._ledger, self._lifecycle = table, ledger, lifecycle
-        self._preemption, self._speculator = preemption, speculator
+        self._preemption, self._returning, self._speculator = preemption, returning, speculator
 
     def compose(self, builder: StepBuilder, now: float, steps: StepModels, starts_s: float) -> None:
         """Add the work of the step that is planned at `now` and begins at `starts_s`. Changes the sequences, and may preempt."""
@@ -144,18 +146,25 @@ class StepComposer:
 
     def _admit(self, seq: Sequence, builder: StepBuilder) -> bool:
         """Begin a sequence. Returns False where it must wait for a slot or for blocks, as must all that come after it."""
-        num_running, num_slots = len(self._table.running), self._limits.num_seqs
-        if num_running >= num_slots and not (seq.num_output and num_running > num_slots):
+        num_placed, num_slots = self._table.num_placed, self._limits.num_seqs
+        if num_placed >= num_slots and not (seq.num_output and num_placed > num_slots):
             return False
         match = self._find(seq, builder)
-        if not self._ledger.admit(seq, match, len(seq.tokens), len(self._table.running)):
-            made_room = self._preemption.make_room(seq.request)
-            # A copy has its source beside it. A request that is alone may need those blocks.
-            match = PrefixMatch(blocks=() if match.state else match.blocks)
-            if self._table.running and not made_room:
-                return False
-            if not self._ledger.admit(seq, match, len(seq.tokens), len(self._table.running)):
-                return False
+        if self._begin(seq, match, builder):
+            return True
+        made_room = self._preemption.make_room(seq.request)
+        # A copy has its source beside it. A request that is alone may need those blocks.
+        match = PrefixMatch(blocks=() if match.state else match.blocks)
+        return (made_room or not self._table.running) and self._begin(seq, match, builder)
+
+    def _begin(self, seq: Sequence, match: PrefixMatch, builder: StepBuilder) -> bool:
+        """Let a sequence run, or have its KV read first where lower tiers have more of it. Returns False where there is no room
+        for either."""
+        if self._returning.begin(seq, match):
+            return True
+        if not self._ledger.admit(seq, match, len(seq.tokens), self._table.num_placed):
+            return False
+        seq.is_lost = False
         builder.copies += self._ledger.copies(seq, match, builder.step)
         self._table.waiting.remove(seq)
         self._lifecycle.run(seq)

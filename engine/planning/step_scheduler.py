@@ -1,4 +1,4 @@
-"""Plans an engine's steps: continuous batching, chunked prefill, prefix sharing, preemption by recompute, lookahead.
+"""Plans an engine's steps: continuous batching, chunked prefill, prefix sharing, preemption, lookahead.
 
 There is no prefill phase and no decode phase, only tokens computed versus tokens known. `plan` advances counters; `commit`
 only learns what was drawn, so the next step can be planned while one runs. Steps are committed in the order of their plans.
@@ -21,6 +21,7 @@ from engine.cache.state_checkpoints import CheckpointKept
 from engine.planning.block_ledger import BlockLedger, CachedPrefix, Reservation, Restore
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.preemption import Preemption
+from engine.planning.returning import ReadBack, Returning
 from engine.planning.sequence import OVER, Sequence, State
 from engine.planning.sequence_table import SequenceTable
 from engine.planning.speculation.speculator import Speculator
@@ -58,6 +59,7 @@ class StepScheduler:
         self._lifecycle = Lifecycle(self._table, self._ledger, speculator)
         self._limits = StepLimits(config, whole_prompts=whole_prompts)
         self._preemption = Preemption(self._limits, policy, self._table, self._ledger, self._lifecycle)
+        self._returning = Returning(self, self._table, self._ledger, self._lifecycle)
         self._composer = StepComposer(
             limits=self._limits,
             policy=policy,
@@ -65,6 +67,7 @@ class StepScheduler:
             ledger=self._ledger,
             lifecycle=self._lifecycle,
             preemption=self._preemption,
+            returning=self._returning,
             whole_prompts=whole_prompts,
             speculator=speculator,
         )
@@ -83,6 +86,10 @@ class StepScheduler:
     @property
     def num_preempted(self) -> int:
         return self._lifecycle.num_preempted
+
+    @property
+    def num_returned(self) -> int:
+        return self._returning.num_returned
 
     @property
     def prefix_tokens(self) -> tuple[int, int]:
@@ -119,7 +126,7 @@ class StepScheduler:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._table.waiting)
+        return self._table.num_waiting
 
     @property
     def num_waiting_tokens(self) -> int:
@@ -182,18 +189,8 @@ class StepScheduler:
 
     def abort(self, key: str) -> None:
         """Compute no more of it. Blocks that a pusher or a writer uses stay until `release`. Idempotent."""
-        seq = self._table.all.get(key)
-        if seq is None or seq.aborted or seq.state in (State.RESERVED, State.HELD):
-            return
-        seq.aborted = True
-        if seq.state is State.WAITING:
-            self._table.waiting.remove(seq)
-            self._lifecycle.forget(seq)
-        elif seq.state is State.RUNNING:
-            self._table.running.remove(seq)
-            self._lifecycle.leave(seq)
-        elif seq.state in (State.PREEMPTED, State.PAUSED):
-            self._lifecycle.leave(seq)
+        if (seq := self._table.all.get(key)) is not None:
+            self._lifecycle.abort(seq)
 
     def reserve(self, request: Request) -> Reservation | None:
         """Blocks for all known tokens and the next one, or None while there are not enough. Raises RequestError."""
@@ -212,8 +209,8 @@ class StepScheduler:
         least, most = len(seq.tokens) + 1, seq.num_prompt + request.sampling.max_tokens
         wanted = max(least, min(least + self._config.block_size, most))
         if not (
-            self._ledger.admit(seq, match, wanted, len(self._table.running))
-            or self._ledger.admit(seq, match, least, len(self._table.running))
+            self._ledger.admit(seq, match, wanted, self._table.num_placed)
+            or self._ledger.admit(seq, match, least, self._table.num_placed)
         ):
             self._lifecycle.disown(seq)
             return None
@@ -260,22 +257,16 @@ class StepScheduler:
 
     def release(self, key: str) -> None:
         """Give back a reservation, or a sequence whose blocks the pusher has read. Its users are gone."""
-        if (seq := self._table.all.get(key)) is None:
-            return
-        if seq.state is State.RUNNING:
-            raise Bug(f"{key} is released while it runs")
-        if seq.state is State.WAITING:
-            self._table.waiting.remove(seq)
-        seq.push = None
-        if seq.num_in_flight == 0:
-            self._lifecycle.forget(seq)
-        else:
-            seq.aborted = True
-            seq.state = State.DONE
+        if (seq := self._table.all.get(key)) is not None:
+            self._lifecycle.release(seq)
 
     def on_kept(self, hear: Kept, hear_checkpoint: CheckpointKept) -> None:
         """Call `hear` with each block whose KV is complete and kept, and `hear_checkpoint` with each checkpoint of a state."""
         self._cache.on_kept, self._cache.checkpoints.on_kept = hear, hear_checkpoint
+
+    def on_return(self, read: ReadBack) -> None:
+        """Have `read` asked for the KV of preempted sequences before they are computed again."""
+        self._returning.read = read
 
     def cached_prefix(self, request: Request) -> CachedPrefix:
         """Return how much of the request's prefix is cached."""
@@ -284,7 +275,7 @@ class StepScheduler:
     def begin_restore(self, request: Request, num_full: int) -> Restore | None:
         """Reserve blocks for those of the request's first `num_full` blocks that are not cached, and for the recurrent state
         behind them. Returns None while there are not enough to spare."""
-        return self._ledger.begin_restore(request, num_full, len(self._table.running))
+        return self._ledger.begin_restore(request, num_full, self._table.num_placed)
 
     def publish_restore(self, restore: Restore, count: int) -> None:
         """Put the first `count` of a restore's fresh blocks into the cache, with the state's checkpoint if these are all. They

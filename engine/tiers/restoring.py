@@ -1,4 +1,5 @@
-"""Reads a request's blocks first when its prefix lies in a lower tier; then the request goes on like any other.
+"""Reads a request's blocks first when its prefix lies in a lower tier; then the request goes on like any other. So does a
+sequence that was preempted.
 
 With a gate (`layer_gate.py`) it goes on while the blocks are being copied into the device's pool, layer by layer. Without one it
 waits until they are there. Damage is noticed on reading, before anything is computed from it, and the prefix ends there."""
@@ -13,6 +14,7 @@ from core.reports import TierCounts
 from core.types import Request
 from engine.planning.block_ledger import Restore
 from engine.planning.planner_protocol import Planner
+from engine.planning.returning import PrefixPlace
 from engine.tiers.block_digests import child_digest, prefix_digests, root_digest, state_digests
 from engine.tiers.layer_gate import Fill, LayerGate
 from engine.tiers.tier_store import TierStore
@@ -25,7 +27,7 @@ _MAX_TENANTS = 4096
 
 class Restoring:
     """Holds requests back while their prefix is read. The engine owns it. `forward` calls back at once, or when the request can
-    find its blocks in the prefix cache."""
+    find its blocks in the prefix cache. The scheduler has those of preempted sequences read (`on_return`)."""
 
     def __init__(
         self,
@@ -43,13 +45,18 @@ class Restoring:
         self._digests: dict[int, bytes] = {}
         """By block of the pool, the digest of what it held when it was last kept."""
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        """By its key, what is being read for a request that has come."""
+        self._returning: set[asyncio.Task[None]] = set()
+        """What is being read for preempted sequences, which the scheduler knows."""
         self._filling: set[asyncio.Task[None]] = set()
         self._cancelled: set[str] = set()
+        self._closing = False
         self._freed: Callable[[], None] = lambda: None
         self._failed: Callable[[Exception], None] = lambda _: None
         self._publishing = False
         """Whether the cache begins to keep blocks that have come from below, which need not be saved."""
         scheduler.on_kept(self._kept, self._checkpoint_kept)
+        scheduler.on_return(self._bring_back)
 
     @property
     def num_waiting(self) -> int:
@@ -68,16 +75,16 @@ class Restoring:
         """Pass a request on when its prefix is read. Raises RequestError for a request that is waiting here already."""
         if request.key in self._under_way:
             raise RequestError(f"request {request.key} is already here")
-        restore, digests = self._begin(request)
+        restore, digests = self._begin(self._scheduler, request)
         if restore is None:
             then()
             return
-        task = asyncio.create_task(self._restore(request.key, restore, digests, then))
+        task = asyncio.create_task(self._forward(request.key, restore, digests, then))
         self._under_way[request.key] = task
         task.add_done_callback(self._done)
 
     def abort(self, key: str) -> bool:
-        """Do not go on with the request. Returns True when it was waiting here."""
+        """Do not go on with the request. Returns True when it was waiting here. The scheduler aborts preempted sequences."""
         if key not in self._under_way:
             return False
         self._cancelled.add(key)
@@ -89,17 +96,29 @@ class Restoring:
 
     async def close(self) -> None:
         """End, after what is being loaded: nobody may free blocks under a thread that fills them."""
+        self._closing = True
         self._cancelled |= set(self._under_way)
         await self.settled()
         await self._store.close()
 
     async def settled(self) -> None:
         """Wait until nothing is being loaded any more."""
-        await asyncio.gather(*self._under_way.values(), return_exceptions=True)
+        await asyncio.gather(*self._under_way.values(), *self._returning, return_exceptions=True)
         await asyncio.gather(*self._filling, return_exceptions=True)
 
-    def _begin(self, request: Request) -> tuple[Restore | None, list[bytes]]:
-        cached = self._scheduler.cached_prefix(request)
+    def _bring_back(self, place: PrefixPlace, request: Request, then: Callable[[bool], None]) -> int:
+        """An `engine.planning.returning.ReadBack`."""
+        restore, digests = (None, []) if self._closing else self._begin(place, request)
+        if restore is None:
+            return 0
+        task = asyncio.create_task(self._go_on(request.key, restore, digests, then))
+        self._returning.add(task)
+        task.add_done_callback(self._returning.discard)
+        task.add_done_callback(self._done)
+        return len(restore.prefix) + len(restore.blocks)
+
+    def _begin(self, place: PrefixPlace, request: Request) -> tuple[Restore | None, list[bytes]]:
+        cached = place.cached_prefix(request)
         limit = (len(request.tokens) - 1) // self._block_size  # one token is left to compute
         if cached.num_usable >= limit or not request.reuses_prefix:
             return None, []
@@ -110,7 +129,7 @@ class Restoring:
         num_full, state = self._last_with_state(digests, cached.num_usable)
         if num_full - cached.num_usable < _MIN_BLOCKS:
             return None, []
-        return self._scheduler.begin_restore(request, num_full), digests[cached.num_kept : num_full] + state
+        return place.begin_restore(request, num_full), digests[cached.num_kept : num_full] + state
 
     def _last_with_state(self, digests: list[bytes], least: int) -> tuple[int, list[bytes]]:
         """Return how many of a prefix's blocks have a recurrent state behind them below, and the names of its blocks. Fewer than
@@ -123,9 +142,25 @@ class Restoring:
                 return num_full, state
         return least, []
 
-    async def _restore(
+    async def _forward(
         self, key: str, restore: Restore, digests: list[bytes], then: Callable[[], None]
     ) -> None:
+        await self._restore(key, restore, digests)
+        del self._under_way[key]
+        if key in self._cancelled:
+            self._cancelled.remove(key)
+        else:
+            then()
+
+    async def _go_on(
+        self, key: str, restore: Restore, digests: list[bytes], then: Callable[[bool], None]
+    ) -> None:
+        then(await self._restore(key, restore, digests))
+        self._freed()
+
+    async def _restore(self, key: str, restore: Restore, digests: list[bytes]) -> bool:
+        """Read and publish what a restore is for. Returns whether anything of use has come: a state is of none without all that
+        belongs to it."""
         contents: list[bytes] = []
         try:
             contents = await self._store.fetch(digests)
@@ -145,11 +180,7 @@ class Restoring:
             self._filling.add(task)
             task.add_done_callback(self._filling.discard)
             task.add_done_callback(self._done)
-        del self._under_way[key]
-        if key in self._cancelled:
-            self._cancelled.remove(key)
-        else:
-            then()
+        return len(blocks) == len(restore.fresh) or (bool(blocks) and not restore.state)
 
     async def _fill(self, gate: LayerGate, restore: Restore, fill: Fill, contents: list[bytes]) -> None:
         try:

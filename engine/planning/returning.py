@@ -1,0 +1,64 @@
+"""Lets preempted sequences come back with the KV that lower tiers have of them. Owned by StepScheduler.
+
+Such a sequence is RETURNING while its KV is read into the prefix cache. Then it waits as others do, and what it finds there is
+not computed again."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from core.types import Request
+from engine.cache.radix_cache import PrefixMatch
+from engine.planning.block_ledger import BlockLedger, CachedPrefix, Restore
+from engine.planning.lifecycle import Lifecycle
+from engine.planning.sequence import Sequence
+from engine.planning.sequence_table import SequenceTable
+
+
+class PrefixPlace(Protocol):
+    """A pool of blocks with its prefix cache: an instance's, or that of one of its groups of ranks."""
+
+    def cached_prefix(self, request: Request) -> CachedPrefix: ...
+    def begin_restore(self, request: Request, num_full: int) -> Restore | None: ...
+
+
+ReadBack = Callable[[PrefixPlace, Request, Callable[[bool], None]], int]
+"""Begins to read into a place what lower tiers have of a request's prefix beyond its cache. Returns how many of the first blocks
+are to be there then; 0: nothing is read. Otherwise the third argument is called later, with whether anything of use has come."""
+
+
+class Returning:
+    def __init__(
+        self, place: PrefixPlace, table: SequenceTable, ledger: BlockLedger, lifecycle: Lifecycle
+    ) -> None:
+        """`place` is where the sequences are."""
+        self._place, self._table, self._ledger, self._lifecycle = place, table, ledger, lifecycle
+        self.read: ReadBack | None = None
+        """None where there are no lower tiers."""
+        self.num_returned = 0
+        """The number of preempted sequences so far whose KV was read back."""
+
+    def may_return(self, seq: Sequence) -> bool:
+        """Return whether the sequence, if it is preempted, may find its KV below."""
+        return self.read is not None and (seq.request.reuses_prefix or seq.num_output > 0)
+
+    def begin(self, seq: Sequence, match: PrefixMatch) -> bool:
+        """Have the KV of a waiting sequence read, where it has lost its blocks, there is room for all of it, and lower tiers have
+        more of it than `match`. They are asked once each time that it is preempted."""
+        if self.read is None or not seq.is_lost or not self.may_return(seq):
+            return False
+        # A state that is read back is a checkpoint, and is copied for the sequence.
+        spare = self._table.num_placed + self._ledger.num_state_blocks
+        if not self._ledger.has_room(match, len(seq.tokens), spare):
+            return False
+        seq.is_lost = False
+        request = replace(seq.request, emitted=tuple(seq.tokens[seq.num_prompt :]))
+        num_full = self.read(self._place, request, lambda found: self._has_come(seq, found))
+        if not num_full:
+            return False
+        self._lifecycle.await_kv(seq, len(seq.tokens) - num_full * self._ledger.block_size)
+        return True
+
+    def _has_come(self, seq: Sequence, found: bool) -> None:
+        self.num_returned += found and not seq.aborted
+        self._lifecycle.has_kv(seq)
