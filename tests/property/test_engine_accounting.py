@@ -20,6 +20,7 @@ from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
 from engine.ranks.rank_share import share_of
 from tests.engine.fifo_policy import FifoPolicy
+from tests.property.below import Below
 from tests.property.fake_rank import FakeRank, next_token
 
 
@@ -216,9 +217,16 @@ class Moves:
         self.aborted: set[str] = set()
         self.held: set[str] = set()
         """Pushed sequences that are still to be released."""
+        self.below: Below | None = None
+
+    @property
+    def are_over(self) -> bool:
+        return not self.todo and not self.held and (self.below is None or self.below.is_idle)
 
     def place_one(self) -> None:
         """Compute a request here, push it, or take it over."""
+        if self.below is not None:
+            self.below.turn()
         if not self.todo or self.rng.random() >= 0.5:
             return
         request, kind = self.todo.pop(), self.rng.random()
@@ -333,10 +341,11 @@ def check_output(drive: Drive, request: Request, aborted: bool) -> None:
     put_off=st.sampled_from([0.0, 0.0, 0.2, 0.7]),
     speculate=st.sampled_from(["none", "suffix"]),
     no_memory=st.sampled_from([0.0, 0.0, 0.05, 0.3]),
+    tiers=st.booleans(),
 )
 @example(  # a sibling that was given blocks which the step that is taken back was to compute
     seed=2635237701, num_blocks=6, block_size=4, budget=6, depth=2, cache=False, num_groups=1, put_off=0.0,
-    speculate="none", no_memory=0.3,
+    speculate="none", no_memory=0.3, tiers=False,
 )  # fmt: skip
 def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     seed: int,
@@ -350,6 +359,7 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     put_off: float,
     speculate: Literal["none", "suffix"],
     no_memory: float,
+    tiers: bool,
 ) -> None:
     rng = random.Random(seed)
     config = EngineConfig(
@@ -363,12 +373,14 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     drive = Drive(config, num_blocks, depth, rng, num_groups, put_off, no_memory=no_memory)
     requests = some_requests(rng, num_blocks * block_size)
     moves = Moves(drive, rng, requests)
+    if tiers:
+        moves.below = Below(drive.scheduler, drive.rank, rng)
     for _ in range(8000):
         moves.place_one()
         moves.abort_one()
         moves.drop_cache()
         moves.release_held()
-        if not drive.turn() and not moves.todo and not moves.held:
+        if not drive.turn() and moves.are_over:
             break
     else:
         raise AssertionError("it never ends")

@@ -10,10 +10,11 @@ from core.config import EngineConfig
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.types import Request
-from engine.planning.block_ledger import Reservation, Restore
+from engine.planning.block_ledger import Reservation
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
 from tests.engine.fifo_policy import FifoPolicy
+from tests.property.below import Below
 from tests.property.fake_rank import NONSENSE, FakeRank
 from tests.property.test_engine_accounting import Drive, HalfRight, Moves, check_output, some_requests
 
@@ -76,77 +77,10 @@ class RankWithStates(FakeRank):
         self.taken_in |= {block: list(request.tokens) for block in blocks[: self.num_states]}
 
 
-class Below:
-    """Lower tiers: what the prefix cache has kept, as it was then."""
-
-    def __init__(self, scheduler: StepScheduler, rank: RankWithStates, rng: random.Random) -> None:
-        self.scheduler, self.rank, self.rng = scheduler, rank, rng
-        self.prefix_of: dict[int, tuple[str, tuple[int, ...]]] = {-1: ("", ())}
-        """By block of the pool: the tenant, and all tokens up to its end."""
-        self.blocks: set[tuple[str, tuple[int, ...]]] = set()
-        self.states: set[tuple[str, tuple[int, ...]]] = set()
-        self.under_way: list[tuple[Restore, Request, int]] = []
-        """Restores that are to be published, for which request, and up to how many of its blocks."""
-        self.published: list[Restore] = []
-        self.num_restored = 0
-        scheduler.on_kept(self.kept, self.checkpoint_kept)
-
-    def kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int) -> None:
-        self.prefix_of[block] = salt, self.prefix_of[parent][1] + tokens
-        assert tuple(self.rank.slots[block]) == tokens
-        self.blocks.add(self.prefix_of[block])
-
-    def checkpoint_kept(self, block: int, state: tuple[int, ...]) -> None:
-        prefix = self.prefix_of[block]
-        assert [self.rank.taken_in[part] for part in state] == [list(prefix[1])] * len(state)
-        self.states.add(prefix)
-
-    def restore(self, request: Request) -> None:
-        cached, size = self.scheduler.cached_prefix(request), self.rank.size
-        limit = (len(request.tokens) - 1) // size
-        prefixes = [(request.salt, request.tokens[: end * size]) for end in range(limit + 1)]
-        ends = [
-            end
-            for end in range(cached.num_usable + 1, limit + 1)
-            if prefixes[end] in self.states
-            and self.blocks.issuperset(prefixes[cached.num_kept + 1 : end + 1])
-        ]
-        if not ends or (restore := self.scheduler.begin_restore(request, end := ends[-1])) is None:
-            return
-        for number, block in enumerate(restore.blocks, len(restore.prefix)):
-            self.rank.slots[block] = [*request.tokens[number * size : (number + 1) * size]]
-            self.rank.taken_in.pop(block, None)
-        self.rank.taken_in |= {part: [*request.tokens[: end * size]] for part in restore.state}
-        self.under_way.append((restore, request, end))
-        self.scheduler.check_integrity()
-
-    def publish_one(self) -> None:
-        """Meanwhile others may have computed the same blocks, or restored them."""
-        if not self.under_way or self.rng.random() >= 0.5:
-            return
-        restore, request, end = self.under_way.pop(self.rng.randrange(len(self.under_way)))
-        is_whole = self.rng.random() < 0.8
-        self.scheduler.publish_restore(restore, len(restore.fresh) - (not is_whole))
-        assert not is_whole or self.scheduler.cached_prefix(request).num_usable >= end
-        self.published.append(restore)
-        self.num_restored += is_whole
-        self.scheduler.check_integrity()
-
-    def end_one(self) -> None:
-        if self.published and self.rng.random() < 0.3:
-            self.scheduler.end_restore(self.published.pop())
-            self.scheduler.check_integrity()
-
-
 class MovesWithStates(Moves):
-    below: Below | None = None
-
     def place_one(self) -> None:
-        if self.below is not None:
-            if self.todo and len(self.below.under_way) < 3:
-                self.below.restore(self.rng.choice(self.todo[-6:]))
-            self.below.publish_one()
-            self.below.end_one()
+        if self.below is not None and self.todo and len(self.below.under_way) < 3:
+            self.below.restore(self.rng.choice(self.todo[-6:]))
         super().place_one()
 
     def push(self, request: Request) -> None:
@@ -228,11 +162,12 @@ def test_prefixes_come_back_from_below_with_the_states_behind_them(
 
 
 def test_states_do_come_back_from_below() -> None:
-    assert sum(serve_with_tiers(seed, 4, 2, 0.0) for seed in range(4)) > 0, "the property shows nothing"
+    served = [serve_with_tiers(seed, 4, 2, 0.0) for seed in range(4)]
+    assert sum(below.num_restored for below in served) > 0, "the property shows nothing"
+    assert sum(below.scheduler.num_returned for below in served) > 0, "nor of preempted sequences"
 
 
-def serve_with_tiers(seed: int, num_states: int, depth: int, no_memory: float) -> int:
-    """Return how many prefixes came back."""
+def serve_with_tiers(seed: int, num_states: int, depth: int, no_memory: float) -> Below:
     rng = random.Random(seed)
     more_blocks = rng.randint(60, 120)
     num_blocks, config = num_states + more_blocks, EngineConfig(block_size=1, max_num_seqs=2)
@@ -242,9 +177,9 @@ def serve_with_tiers(seed: int, num_states: int, depth: int, no_memory: float) -
     requests = some_requests(rng, more_blocks) + some_requests(rng, more_blocks)
     again = [replace(one, id=f"{n}", sibling="") for n, one in enumerate(requests * 2)]
     moves = MovesWithStates(drive, rng, again)
-    moves.below = below = Below(drive.scheduler, rank, rng)
+    moves.below = below = Below(drive.scheduler, rank, rng, rank.taken_in, num_states)
     play(drive, rank, moves)
-    return below.num_restored
+    return below
 
 
 def play(drive: Drive, rank: RankWithStates, moves: MovesWithStates) -> None:
@@ -253,8 +188,7 @@ def play(drive: Drive, rank: RankWithStates, moves: MovesWithStates) -> None:
         moves.place_one()
         moves.abort_one()
         moves.release_held()
-        is_over = not drive.turn() and not moves.todo and not moves.held
-        if is_over and (moves.below is None or not (moves.below.under_way or moves.below.published)):
+        if not drive.turn() and moves.are_over:
             break
     else:
         raise AssertionError("it never ends")

@@ -1,0 +1,345 @@
+"""Preempted sequences whose KV lower tiers have: they compute what lies behind it, and nothing else."""
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from core.config import EngineConfig
+from core.errors import Bug
+from core.plan import StepPlan, StepResult
+from core.types import Request, SamplingParams, Slo
+from engine.planning.block_ledger import Restore
+from engine.planning.dp_scheduler import DpScheduler
+from engine.planning.planner_protocol import Planner
+from engine.planning.returning import PrefixPlace
+from engine.planning.sequence import State
+from engine.planning.speculation.speculator import Speculator
+from engine.planning.step_scheduler import StepScheduler
+from tests.engine.fifo_policy import FifoPolicy
+from tests.property.fake_rank import FakeRank
+from tests.property.test_engine_accounting import HalfRight, expected
+
+SIZE, NUM_BLOCKS = 4, 8
+
+
+class Tiers:
+    """Have every full block that was ever computed, or none."""
+
+    def __init__(self, scheduler: Planner, rank: FakeRank) -> None:
+        self.scheduler, self.rank, self.is_empty = scheduler, rank, False
+        self.asked: list[Request] = []
+        self.under_way: list[tuple[Restore, Callable[[bool], None]]] = []
+        scheduler.on_return(self.read)
+
+    def read(self, place: PrefixPlace, request: Request, then: Callable[[bool], None]) -> int:
+        self.asked.append(request)
+        num_full = (len(request.tokens) - 1) // SIZE
+        if self.is_empty or place.cached_prefix(request).num_usable >= num_full:
+            return 0
+        restore = place.begin_restore(request, num_full)
+        assert restore is not None, "asked where there is no room"
+        for number, block in enumerate(restore.blocks, len(restore.prefix)):
+            self.rank.slots[block] = [*request.tokens[number * SIZE : (number + 1) * SIZE]]
+        self.under_way.append((restore, then))
+        return num_full
+
+    def end(self, *, fails: bool = False) -> None:
+        """End the restore that began first."""
+        restore, then = self.under_way.pop(0)
+        self.scheduler.publish_restore(restore, 0 if fails else len(restore.fresh))
+        then(not fails)
+        self.scheduler.end_restore(restore)
+        self.scheduler.check_integrity()
+
+
+class World:
+    def __init__(
+        self,
+        num_blocks: int = NUM_BLOCKS,
+        *,
+        depth: int = 1,
+        guesses: bool = False,
+        num_groups: int = 1,
+        **config: object,
+    ) -> None:
+        settings = EngineConfig(**{"block_size": SIZE, "max_batch_tokens": 64, **config})  # type: ignore[arg-type]
+        self.scheduler: StepScheduler | DpScheduler
+        if num_groups > 1:
+            self.scheduler = DpScheduler(settings, num_blocks, 1000, FifoPolicy(), num_groups)
+        else:
+            speculator = Speculator(HalfRight(random.Random(0)), settings, 1000) if guesses else None
+            self.scheduler = StepScheduler(settings, num_blocks, 1000, FifoPolicy(), speculator=speculator)
+        self.rank = FakeRank(num_blocks, SIZE, random.Random(0), put_off=0.0)
+        self.tiers, self.depth = Tiers(self.scheduler, self.rank), depth
+        self.flight: list[tuple[StepPlan, StepResult]] = []
+        self.out: dict[str, list[int]] = {}
+        self.begun: dict[str, list[int]] = {}
+        """Behind how many tokens each sequence was begun, each time that it was."""
+        self.num_computed = 0
+
+    def turn(self) -> bool:
+        while len(self.flight) < self.depth and (plan := self.scheduler.plan(0.0)) is not None:
+            self.scheduler.check_integrity()
+            for new in plan.new:
+                work = next(work for work in plan.work if work.key == new.key)
+                self.begun.setdefault(new.key, []).append(work.start)
+            self.num_computed += plan.num_tokens
+            self.flight.append((plan, self.rank.step(plan)))
+        if not self.flight:
+            return False
+        for token in self.scheduler.commit(*self.flight.pop(0), 0.0):
+            self.out.setdefault(token.key, []).append(token.token)
+        self.scheduler.check_integrity()
+        return True
+
+    def until(self, is_so: Callable[[], object]) -> None:
+        for _ in range(500):
+            if is_so():
+                return
+            self.turn()
+        raise AssertionError("it never comes to that")
+
+    def finish(self, *, fails: bool = False) -> None:
+        """Compute all that is here, and end restores one turn after they have begun."""
+        for _ in range(500):
+            if self.tiers.under_way:
+                self.tiers.end(fails=fails)
+            if not self.turn() and not self.tiers.under_way:
+                return
+        raise AssertionError("it never ends")
+
+
+def request(name: str, length: int = 8, max_tokens: int = 16, priority: int = 0, **sampling: int) -> Request:
+    return Request(
+        id=name,
+        prompt=tuple(range(100 * ord(name[0]), 100 * ord(name[0]) + length)),
+        sampling=SamplingParams(max_tokens=max_tokens, **sampling),  # type: ignore[arg-type]
+        reply_to="f",
+        slo=Slo(priority=priority),
+    )
+
+
+A, B = request("a"), request("b")
+
+
+def preempting(*requests: Request, **world: object) -> World:
+    """A world in which the last of the requests is preempted, and waits for room."""
+    w = World(**world)  # type: ignore[arg-type]
+    for one in requests or (A, B):
+        w.scheduler.add(one)
+    w.until(lambda: w.scheduler.num_preempted)
+    return w
+
+
+def check(w: World, *requests: Request) -> None:
+    for one in requests:
+        assert w.out[one.key] == expected(one), one.key
+    assert w.scheduler.num_used_blocks == w.scheduler.num_waiting == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("guesses", [False, True])
+def test_a_preempted_sequence_computes_what_lies_behind_the_last_full_block(
+    depth: int, guesses: bool
+) -> None:
+    w = preempting(depth=depth, guesses=guesses)
+    w.until(lambda: w.tiers.under_way)
+    known = len(B.prompt) + len(w.out[B.key])
+    assert w.tiers.asked[0].tokens == (*B.prompt, *w.out[B.key])
+    assert w.scheduler.num_waiting == 1
+    assert w.scheduler.num_waiting_tokens == (known - 1) % SIZE + 1
+    assert w.scheduler.waiting_by_priority == ((0, w.scheduler.num_waiting_tokens),)
+    assert not w.scheduler.stuck_pushes
+    w.turn()
+    assert len(w.tiers.under_way) == 1, "it is read once"
+    assert len(w.begun[B.key]) == 1, "it was computed while its KV is read"
+    w.tiers.end()
+    w.finish()
+    assert w.begun[B.key] == [0, (known - 1) // SIZE * SIZE]
+    assert w.scheduler.num_returned == 1
+    check(w, A, B)
+
+
+def test_it_is_computed_where_it_is_cached_and_nothing_more_lies_below() -> None:
+    w = preempting()
+    w.tiers.is_empty = True
+    w.finish()
+    assert len(w.tiers.asked) == w.scheduler.num_preempted == 1
+    assert w.scheduler.num_returned == 0
+    check(w, A, B)
+
+
+def test_without_tiers_nothing_is_asked() -> None:
+    w = World()
+    w.scheduler._returning.read = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    for one in (A, B):
+        w.scheduler.add(one)
+    w.finish()
+    assert not w.tiers.asked
+    assert w.scheduler.num_preempted
+    check(w, A, B)
+
+
+def test_one_that_is_aborted_while_it_returns_is_forgotten_at_once() -> None:
+    w = preempting()
+    w.until(lambda: w.tiers.under_way)
+    w.scheduler.abort(B.key)
+    w.scheduler.check_integrity()
+    assert isinstance(w.scheduler, StepScheduler)
+    assert not w.scheduler.knows(B.key)
+    assert w.scheduler.num_waiting == w.scheduler.num_waiting_tokens == 0
+    w.scheduler.abort(B.key)
+    w.finish()
+    assert w.scheduler.num_returned == 0
+    check(w, A)
+    assert w.scheduler.num_available_blocks == NUM_BLOCKS
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_where_reading_fails_it_is_computed_and_not_read_again(depth: int) -> None:
+    w = preempting(depth=depth)
+    w.until(lambda: w.tiers.under_way)
+    w.tiers.end(fails=True)
+    # It must wait for room meanwhile.
+    other = request("o", length=16)
+    assert w.scheduler.reserve(other) is not None
+    for _ in range(3):
+        w.turn()
+    assert w.scheduler.num_waiting == 1
+    w.scheduler.release(other.key)
+    w.finish()
+    assert len(w.tiers.asked) == w.scheduler.num_preempted == 1
+    assert w.scheduler.num_returned == 0
+    check(w, A, B)
+
+
+def test_each_preemption_is_asked_about_once() -> None:
+    requests = [request(name, max_tokens=20) for name in "abcdef"]
+    w = World(10, depth=2)
+    for one in requests:
+        w.scheduler.add(one)
+    w.finish()
+    assert 1 < w.scheduler.num_returned <= len(w.tiers.asked) == w.scheduler.num_preempted
+    check(w, *requests)
+
+
+def test_where_all_fails_each_preemption_is_asked_about_once_too() -> None:
+    requests = [request(name, max_tokens=20) for name in "abcdef"]
+    w = World(10, depth=2)
+    for one in requests:
+        w.scheduler.add(one)
+    w.finish(fails=True)
+    assert 1 < len(w.tiers.asked) == w.scheduler.num_preempted
+    assert w.scheduler.num_returned == 0
+    check(w, *requests)
+
+
+def test_far_less_is_computed_than_without() -> None:
+    requests = [request(name, length=20, max_tokens=20) for name in "abcdef"]
+    computed: list[int] = []
+    for is_empty in (False, True):
+        w = World(22, depth=2)
+        w.tiers.is_empty = is_empty
+        for one in requests:
+            w.scheduler.add(one)
+        w.finish()
+        check(w, *requests)
+        computed.append(w.num_computed - sum(len(one.prompt) + 19 for one in requests))
+    again, without = computed
+    assert 0 < again < without / 2
+
+
+def test_a_prompt_of_which_scores_are_wanted_is_computed_again() -> None:
+    scored = request("b", length=20, max_tokens=8, num_prompt_logprobs=0)
+    w = preempting(request("a", length=8, max_tokens=20), scored, num_blocks=9, max_batch_tokens=2)
+    assert not w.out.get(scored.key), "it has been preempted before its first token"
+    w.finish()
+    assert not w.tiers.asked
+    check(w, scored)
+
+
+def test_once_scores_are_known_it_returns_like_others() -> None:
+    scored = request("b", num_prompt_logprobs=0)
+    w = preempting(A, scored)
+    w.finish()
+    assert w.scheduler.num_returned == 1
+    check(w, A, scored)
+
+
+def test_room_is_made_among_lower_classes_for_one_that_returns() -> None:
+    high, higher = request("h", priority=1), request("i", priority=1)
+    w = preempting(high, higher)
+    low = request("l", length=18, max_tokens=9)
+    w.scheduler.abort(high.key)
+    while w.flight:
+        w.turn()
+    assert w.scheduler.reserve(low) is not None
+    w.scheduler.compute(low.key)
+    w.turn()  # it is in a step of this turn, and has its blocks until that has ended
+    assert w.scheduler.num_preempted == 2
+    w.turn()
+    assert [one.id for one in w.tiers.asked] == [higher.id]
+    w.finish()
+    assert w.begun[higher.key][1] > 0
+    check(w, higher, low)
+
+
+def test_one_that_returns_keeps_its_slot() -> None:
+    w = preempting(max_num_seqs=2)
+    w.until(lambda: w.tiers.under_way)
+    others = [request(name, length=2, max_tokens=2) for name in "xyz"]
+    for one in others:
+        w.scheduler.add(one)
+    w.turn()
+    assert w.scheduler.num_running <= 1
+    w.finish()
+    check(w, A, B, *others)
+
+
+def test_a_step_that_is_taken_back_does_not_disturb_what_is_read() -> None:
+    w = preempting(depth=2)
+    w.until(lambda: w.tiers.under_way)
+    other = request("x", length=4, max_tokens=6)
+    w.scheduler.add(other)
+    plan = w.scheduler.plan(0.0)
+    assert plan is not None
+    assert B.key not in {work.key for work in plan.work}
+    w.scheduler.take_back()
+    w.flight.clear()
+    w.scheduler.check_integrity()
+    w.finish()
+    assert w.scheduler.num_returned == 1
+    check(w, A, B, other)
+
+
+def test_with_groups_it_returns_where_it_was() -> None:
+    w = World(2 * NUM_BLOCKS, num_groups=2, depth=2)
+    # The last two are in the second group, which computes while the first is idle and has nothing cached of either.
+    requests = [request("x", length=12, max_tokens=1), request("a", max_tokens=24), B]
+    for one in requests:
+        w.scheduler.add(one)
+    groups: dict[str, set[int]] = {}
+    for _ in range(500):
+        if w.tiers.under_way:
+            restore, _ = w.tiers.under_way[0]
+            key = next(one.key for one in requests if restore.tokens[: len(one.prompt)] == one.prompt)
+            assert groups[key] == {restore.fresh[0] // NUM_BLOCKS}
+            w.tiers.end()
+        if not w.turn() and not w.tiers.under_way:
+            break
+        for plan, _ in w.flight:
+            for work in plan.work:
+                groups.setdefault(work.key, set()).update(block // NUM_BLOCKS for block in work.block_ids)
+    assert w.scheduler.num_returned == w.scheduler.num_preempted == 1
+    assert groups == {"a#0": {1}, "b#0": {1}}
+    check(w, *requests)
+
+
+def test_a_sequence_that_returns_and_is_not_listed_so_is_a_bug() -> None:
+    w = preempting()
+    w.until(lambda: w.tiers.under_way)
+    assert isinstance(w.scheduler, StepScheduler)
+    w.scheduler._table.all[B.key].state = State.WAITING  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(Bug, match="WAITING"):
+        w.scheduler.check_integrity()

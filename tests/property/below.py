@@ -1,0 +1,98 @@
+"""Lower tiers of a fake rank, which have all that the prefix cache has kept."""
+
+import random
+from collections.abc import Callable
+
+from core.types import Request
+from engine.planning.block_ledger import Restore
+from engine.planning.planner_protocol import Planner
+from engine.planning.returning import PrefixPlace
+from tests.property.fake_rank import FakeRank
+
+Prefix = tuple[str, tuple[int, ...]]
+"""A salt, and tokens."""
+
+
+class Below:
+    def __init__(
+        self,
+        scheduler: Planner,
+        rank: FakeRank,
+        rng: random.Random,
+        taken_in: dict[int, list[int]] | None = None,
+        num_states: int = 0,
+    ) -> None:
+        """Where sequences have states, of `num_states` blocks, `taken_in` says which tokens each block of them has taken in."""
+        self.scheduler, self.rank, self.rng = scheduler, rank, rng
+        self.taken_in, self.num_states = {} if taken_in is None else taken_in, num_states
+        self.prefix_of: dict[int, Prefix] = {-1: ("", ())}
+        """By block of the pool: the salt, and all tokens up to its end."""
+        self.blocks: set[Prefix] = set()
+        self.states: set[Prefix] = set()
+        self.under_way: list[tuple[Restore, Request, int, Callable[[bool], None]]] = []
+        """Restores that are to be published, for which request, up to how many of its blocks, and who is told then."""
+        self.published: list[Restore] = []
+        self.num_restored = 0
+        scheduler.on_kept(self.kept, self.checkpoint_kept)
+        scheduler.on_return(self.read)
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.under_way and not self.published
+
+    def kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int) -> None:
+        self.prefix_of[block] = salt, self.prefix_of[parent][1] + tokens
+        assert tuple(self.rank.slots[block]) == tokens
+        self.blocks.add(self.prefix_of[block])
+
+    def checkpoint_kept(self, block: int, state: tuple[int, ...]) -> None:
+        prefix = self.prefix_of[block]
+        assert [self.taken_in[part] for part in state] == [list(prefix[1])] * len(state)
+        self.states.add(prefix)
+
+    def restore(self, request: Request) -> None:
+        """Begin to restore the prefix of a request that is still to come."""
+        self.read(self.scheduler, request, lambda found: None)
+        self.scheduler.check_integrity()
+
+    def read(self, place: PrefixPlace, request: Request, then: Callable[[bool], None]) -> int:
+        """An `engine.planning.returning.ReadBack`."""
+        cached, size = place.cached_prefix(request), self.rank.size
+        limit = (len(request.tokens) - 1) // size
+        prefixes = [(request.salt, request.tokens[: end * size]) for end in range(limit + 1)]
+        ends = [
+            end
+            for end in range(cached.num_usable + 1, limit + 1)
+            if (not self.num_states or prefixes[end] in self.states)
+            and self.blocks.issuperset(prefixes[cached.num_kept + 1 : end + 1])
+        ]
+        if not ends or (restore := place.begin_restore(request, end := ends[-1])) is None:
+            return 0
+        for number, block in enumerate(restore.blocks, len(restore.prefix)):
+            self.rank.slots[block] = [*request.tokens[number * size : (number + 1) * size]]
+            self.taken_in.pop(block, None)
+        self.taken_in |= {part: [*request.tokens[: end * size]] for part in restore.state}
+        self.under_way.append((restore, request, end, then))
+        return end
+
+    def turn(self) -> None:
+        self.publish_one()
+        self.end_one()
+
+    def publish_one(self) -> None:
+        """Meanwhile others may have computed the same blocks, or restored them."""
+        if not self.under_way or self.rng.random() >= 0.5:
+            return
+        restore, request, end, then = self.under_way.pop(self.rng.randrange(len(self.under_way)))
+        is_whole = self.rng.random() < 0.8
+        self.scheduler.publish_restore(restore, len(restore.fresh) - (not is_whole))
+        assert not is_whole or self.scheduler.cached_prefix(request).num_usable >= end
+        self.published.append(restore)
+        self.num_restored += is_whole
+        then(is_whole)
+        self.scheduler.check_integrity()
+
+    def end_one(self) -> None:
+        if self.published and self.rng.random() < 0.3:
+            self.scheduler.end_restore(self.published.pop())
+            self.scheduler.check_integrity()
