@@ -49,7 +49,7 @@ class Preemption:
         victims = self._table.below(request.slo.priority)
         if not victims or any(seq.state is State.PREEMPTED for seq in self._table.all.values()):
             return False
-        wanted = self._ledger.num_needed(len(request.tokens) + 1) + self._table.num_placed
+        wanted = self._ledger.num_needed(len(request.tokens) + 1) + self._table.headroom
         coming = self._ledger.num_available
         if coming + sum(len(seq.block_ids) for seq in victims) < wanted:
             return False

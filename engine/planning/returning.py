@@ -48,7 +48,7 @@ class Returning:
         if self.read is None or not seq.is_lost or not self.may_return(seq):
             return False
         # A state that is read back is a checkpoint, and is copied for the sequence.
-        spare = self._table.num_placed + self._ledger.num_state_blocks
+        spare = self._table.headroom + self._ledger.num_state_blocks
         if not self._ledger.has_room(match, len(seq.tokens), spare):
             return False
         seq.is_lost = False

@@ -6,6 +6,7 @@ import itertools
 from collections import Counter
 
 from core.errors import Bug
+from core.kv import num_blocks_for
 from core.lateness import is_late
 from core.messages import Grant
 from core.steps import StepModels
@@ -14,9 +15,10 @@ from engine.planning.sequence import Sequence, State
 
 
 class SequenceTable:
-    def __init__(self, max_context_tokens: int, state_tokens: int) -> None:
+    def __init__(self, max_context_tokens: int, state_tokens: int, block_size: int) -> None:
         """`state_tokens`: of each sequence, as `Sequence` says."""
         self._max_context_tokens, self._state_tokens = max_context_tokens, state_tokens
+        self._block_size = block_size
         self.all: dict[str, Sequence] = {}
         """By the sequence's key."""
         self.waiting: list[Sequence] = []
@@ -33,8 +35,17 @@ class SequenceTable:
 
     @property
     def num_placed(self) -> int:
-        """The number of sequences that run or return. Each takes a slot, and may soon need one block more."""
+        """The number of sequences that run or return. Each takes a slot."""
         return len(self.running) + len(self.returning)
+
+    @property
+    def headroom(self) -> int:
+        """The number of blocks to leave for those that are placed. Each may soon need one more, and those that return need some
+        for what is not read."""
+        rest = [
+            num_blocks_for(count + self._state_tokens, self._block_size) for count in self.returning.values()
+        ]
+        return self.num_placed + sum(rest)
 
     @property
     def num_waiting(self) -> int:

@@ -162,7 +162,7 @@ class StepComposer:
         for either."""
         if self._returning.begin(seq, match):
             return True
-        if not self._ledger.admit(seq, match, len(seq.tokens), self._table.num_placed):
+        if not self._ledger.admit(seq, match, len(seq.tokens), self._table.headroom):
             return False
         seq.is_lost = False
         builder.copies += self._ledger.copies(seq, match, builder.step)

@@ -55,7 +55,8 @@ class StepScheduler:
             self._pool, config.block_size, config.prefix_cache, has_states=num_state_blocks > 0
         )
         self._ledger = BlockLedger(self._pool, self._cache, config.block_size, num_state_blocks)
-        self._table = SequenceTable(max_context_tokens, num_state_blocks * config.block_size)
+        state_tokens = num_state_blocks * config.block_size
+        self._table = SequenceTable(max_context_tokens, state_tokens, config.block_size)
         self._lifecycle = Lifecycle(self._table, self._ledger, speculator)
         self._limits = StepLimits(config, whole_prompts=whole_prompts)
         self._preemption = Preemption(self._limits, policy, self._table, self._ledger, self._lifecycle)
@@ -209,8 +210,8 @@ class StepScheduler:
         least, most = len(seq.tokens) + 1, seq.num_prompt + request.sampling.max_tokens
         wanted = max(least, min(least + self._config.block_size, most))
         if not (
-            self._ledger.admit(seq, match, wanted, self._table.num_placed)
-            or self._ledger.admit(seq, match, least, self._table.num_placed)
+            self._ledger.admit(seq, match, wanted, self._table.headroom)
+            or self._ledger.admit(seq, match, least, self._table.headroom)
         ):
             self._lifecycle.disown(seq)
             return None
@@ -275,7 +276,7 @@ class StepScheduler:
     def begin_restore(self, request: Request, num_full: int) -> Restore | None:
         """Reserve blocks for those of the request's first `num_full` blocks that are not cached, and for the recurrent state
         behind them. Returns None while there are not enough to spare."""
-        return self._ledger.begin_restore(request, num_full, self._table.num_placed)
+        return self._ledger.begin_restore(request, num_full, self._table.headroom)
 
     def publish_restore(self, restore: Restore, count: int) -> None:
         """Put the first `count` of a restore's fresh blocks into the cache, with the state's checkpoint if these are all. They

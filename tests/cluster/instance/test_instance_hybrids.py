@@ -64,6 +64,18 @@ async def test_preemption_changes_nothing(served: Served) -> None:
         assert max(report.work.preempted for report in await w.reports()) > 0
 
 
+async def test_preempted_sequences_come_back_with_their_states(served: Served) -> None:
+    folder, _, reference = served
+    states, batch = read_spec(folder).kv_layout(4, "float32").state_blocks, long_prompts(4)
+    keys = {"engine.num_blocks": 4 * states + 90, "engine.host_cache_bytes": 1 << 28}
+    async with world(folder, 0, 1, **keys) as w:
+        got = await asyncio.gather(*(w.run(prompt, LONG) for prompt in batch))
+        assert got == of_transformers((folder, batch, reference), got, LONG)
+        await w.idle()
+        work = (await w.report(w.decodes[0])).work
+        assert work.preempted >= work.returned > 0
+
+
 async def test_a_step_without_memory_costs_no_token(served: Served) -> None:
     folder, batch, _ = served
     async with world(folder, 1, 1, **BLOCKS) as w:

@@ -80,6 +80,25 @@ async def test_preemption_changes_nothing(reference: tuple[Path, Any]) -> None:
         await w.idle()
 
 
+async def test_preempted_sequences_come_back_from_host_memory(reference: tuple[Path, Any]) -> None:
+    folder, model = reference
+    batch, computed = prompts(8, seed=5, longest=50), list[int]()
+    for host_bytes in (0, 1 << 24):
+        keys = {"engine.num_blocks": 40, "engine.host_cache_bytes": host_bytes}
+        async with world(folder, 0, 1, **keys) as w:
+            got = await asyncio.gather(*(w.run(p, 60) for p in batch))
+            assert got == of_transformers(model, batch, got, 60)
+            await w.idle()
+            work = (await w.report(w.decodes[0])).work
+            assert work.preempted > 0
+            assert (work.returned > 0) == (host_bytes > 0)
+            computed.append(
+                work.computed_tokens - sum(len(p) + len(said) - 1 for p, said in zip(batch, got, strict=True))
+            )
+    without, with_host_memory = computed
+    assert with_host_memory < without / 4, computed
+
+
 @pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.03, 0.06])
 @pytest.mark.parametrize("victim", ["prefill", "decode"])
 async def test_a_death_at_any_time_costs_no_token(

@@ -16,7 +16,7 @@ from core.plan import FailedSeq, StepPlan
 from core.types import Request, SamplingParams, TokenOut
 from engine.execution.inline_group import InlineGroup
 from engine.loop import Engine
-from engine.planning.step_scheduler import StepScheduler
+from engine.planning.dp_scheduler import make_planner
 from engine.tiers.block_pieces import BlockPieces
 from engine.tiers.build_tiers import build_tiers
 from engine.tiers.layer_gate import GatedSink, LayerGate
@@ -49,14 +49,14 @@ class HeldBack(BlockPieces):
 
 
 class Served:
-    """An engine over the witness device. `gated`: a prefix is filled in while its step runs."""
+    """An engine over the witness device. `gated`: a prefix is filled in while its step runs. `num_groups` share the pool."""
 
-    def __init__(self, config: EngineConfig, gated: bool = True) -> None:
+    def __init__(self, config: EngineConfig, gated: bool = True, num_groups: int = 1) -> None:
         pool = memoryview(mmap.mmap(-1, SHARD.pool_bytes(NUM_BLOCKS)))
         self.store: TierStore = build_tiers(
             config, pool, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)], "witness"
         )  # type: ignore[assignment]
-        self.scheduler = StepScheduler(config, NUM_BLOCKS, 1000, FifoPolicy())
+        self.scheduler = make_planner(config, NUM_BLOCKS, 1000, FifoPolicy(), num_groups)
         self.num_computed = 0
         self.memory, gate = pool, LayerGate() if gated else None
         rank = WitnessRank(pool, NUM_BLOCKS, GatedSink(gate, Nobody()) if gate else None, 0.0)
@@ -65,12 +65,12 @@ class Served:
             self.num_computed += plan.num_tokens
             return rank.step(plan)
 
-        restoring = Restoring(self.scheduler, self.store, config.block_size, gate)
+        self.restoring = Restoring(self.scheduler, self.store, config.block_size, gate)
         self.engine = Engine(
             self.scheduler,
             InlineGroup(step),
             WallClock(),
-            tiers=restoring,
+            tiers=self.restoring,
         )
         self.tokens: dict[str, list[int]] = {}
         self.ends: dict[str, asyncio.Event] = {}
