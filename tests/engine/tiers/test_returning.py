@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from core.kv import RankPool
 from engine.planning.step_scheduler import StepScheduler
-from tests.chaos.witness import undisturbed
-from tests.engine.tiers.test_restoring import Served, config, prompts
+from tests.chaos.witness import SHARD, undisturbed
+from tests.engine.tiers.test_restoring import NUM_BLOCKS, HeldBack, Served, config, prompts
 from tests.patience import PATIENCE_S
 
 SIZE, COUNT = 21, 40
@@ -101,6 +102,31 @@ async def test_the_engine_is_woken_when_all_that_is_here_returns(
     await asyncio.sleep(0.01)
     assert not served.ends[key.removesuffix("#0")].is_set()
     slow.may.set()
+    await answered(served, names)
+    await served.close()
+
+
+async def test_its_step_begins_while_its_blocks_are_filled_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = Served(config(tmp_path, 500))
+    slow, names = Slow(served, monkeypatch), ask_all(served, 3)
+    await slow.key()
+    async with asyncio.timeout(PATIENCE_S):
+        while served.scheduler.num_running:
+            await asyncio.sleep(0.001)
+    served.store._pieces = HeldBack(served.memory, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
+    HeldBack.may.clear()
+    before, num_said = served.num_computed, sum(map(len, served.tokens.values()))
+    slow.may.set()
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while served.num_computed == before:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)
+        assert sum(map(len, served.tokens.values())) == num_said
+    finally:
+        HeldBack.may.set()
     await answered(served, names)
     await served.close()
 
