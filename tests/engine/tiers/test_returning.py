@@ -12,7 +12,7 @@ from tests.engine.tiers.test_restoring import NUM_BLOCKS, HeldBack, Served, conf
 from tests.patience import PATIENCE_S
 
 SIZE, COUNT = 21, 40
-"""Of each prompt and output. Two sequences and a half of that size have room."""
+"""Each prompt and output has so many tokens. Two sequences and a half of that size have room."""
 
 
 async def answered(served: Served, names: list[str]) -> None:
@@ -172,7 +172,7 @@ async def test_what_cannot_be_read_is_computed_and_asked_for_once(
 
 
 async def test_damaged_blocks_cost_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each prefix half of the blocks are there."""
+    """Half of the blocks of each prefix are there."""
     served = Served(config(tmp_path, 500))
     fetch = served.store.fetch
 
