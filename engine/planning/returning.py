@@ -11,7 +11,7 @@ from core.types import Request
 from engine.cache.radix_cache import PrefixMatch
 from engine.planning.block_ledger import BlockLedger, CachedPrefix, Restore
 from engine.planning.lifecycle import Lifecycle
-from engine.planning.sequence import Sequence
+from engine.planning.sequence import Sequence, State
 from engine.planning.sequence_table import SequenceTable
 
 
@@ -60,5 +60,5 @@ class Returning:
         return True
 
     def _has_come(self, seq: Sequence, found: bool) -> None:
-        self.num_returned += found and not seq.aborted
+        self.num_returned += found and seq.state is State.RETURNING
         self._lifecycle.has_kv(seq)

@@ -138,3 +138,14 @@ def test_only_blocks_that_lead_to_a_checkpoint_are_told_of() -> None:
     cached.cache.evict(cached.cache.num_evictable)
     assert cached.cache.drain_events() == ((), (*hashes[:4], others[4]))
     assert cached.pool.num_free == 60
+
+
+def test_where_the_budget_does_not_suffice_no_checkpoint_is_given_up() -> None:
+    cached = kept(20)  # of which 10 may be checkpoints'
+    first, second = list(range(4)), list(range(10, 14))
+    blocks = cached.keep(first)
+    assert cached.checkpoint(blocks, 2)
+    assert cached.checkpoint(cached.keep(second), 2)
+    assert not cached.cache.checkpoints.begin(11)
+    assert cached.num_found([*first, 99]) == cached.num_found([*second, 99]) == 2
+    cached.check()
