@@ -102,6 +102,9 @@ class EngineConfig(Section):
     """Keep the KV of ended sequences for prompts that begin alike; what was not used for longest is given up first."""
     host_cache_bytes: int = Field(default=0, ge=0)
     """Host memory of one instance for KV of prefixes that its pool has no room for; 0: none."""
+    longest_pause_s: float = Field(default=5.0, ge=0, le=60)
+    """A sequence that is ahead of its class's pace may sit out for so long, and others have its blocks meanwhile, where
+    `host_cache_bytes` is more than the pool and keeps its KV; 0: none sits out."""
     disk_cache_bytes: int = Field(default=0, ge=0)
     """The same on a local disk, below the host memory; it survives a restart. 0: none."""
     disk_cache_path: str = ""

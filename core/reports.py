@@ -84,6 +84,8 @@ class Register:
     """Its reports say which attempts' KV has left (`LoadReport.sent`), so that its links can be reserved until then."""
     state_blocks: int = 0
     """Blocks that each sequence takes for its recurrent state, before those of its tokens (`KVLayout.state_blocks`)."""
+    lent_blocks: int = 0
+    """As many blocks more than its pool has its sequences may hold together, since some of them sit out (`core.lending`)."""
     card: str = ""
     """The GPU that it shares with others, with which it is lost; empty where it has its own."""
     start: StartTimes = StartTimes()
@@ -201,6 +203,8 @@ class LoadReport:
     """(priority, prompt tokens still to be computed) of each class that is here, the lowest first."""
     late_tokens: int = 0
     """Prompt tokens still to be computed of prompts that are late, which let others of their class pass."""
+    lendable_blocks: int = 0
+    """Blocks of sequences that are so far ahead of their pace that others may have them at once (`core.lending`)."""
     links: tuple[LinkSpeed, ...] = ()
     """How fast KV goes to each instance to which some has gone lately."""
     sent: tuple[str, ...] = ()

@@ -48,6 +48,7 @@ class EngineLoad:
     steps: StepModels
     late_tokens: int = 0
     """How many of the waiting tokens are of late prompts."""
+    lendable_blocks: int = 0
 
 
 class EngineEvents(Protocol):
@@ -196,6 +197,7 @@ class Engine:
             context_tokens=scheduler.num_context_tokens,
             steps=steps,
             late_tokens=scheduler.num_late_tokens(now, steps),
+            lendable_blocks=scheduler.lendable_blocks(now),
         )
 
     def tier_counts(self) -> TierCounts:
@@ -372,7 +374,7 @@ class Engine:
             waiter = self._reserving[0]
             if not waiter.future.cancelled():
                 reservation = self._scheduler.reserve(waiter.request)
-                if reservation is None and self._scheduler.make_room(waiter.request):
+                if reservation is None and self._scheduler.make_room(waiter.request, self._clock.now()):
                     reservation = self._scheduler.reserve(waiter.request)
                 if reservation is None:
                     return

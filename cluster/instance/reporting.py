@@ -181,6 +181,7 @@ class Reporter:
             received=self._engine.drain_received(),
             steps=load.steps,
             late_tokens=load.late_tokens,
+            lendable_blocks=load.lendable_blocks,
             work=self._count(),
             experts=self._experts(),
             links=self._links(),

@@ -115,6 +115,9 @@ class DpScheduler:
     def num_preempted(self) -> int:
         return sum(group.num_preempted for group in self._groups)
 
+    def lendable_blocks(self, now: float) -> int:
+        return sum(group.lendable_blocks(now) for group in self._groups)
+
     @property
     def num_returned(self) -> int:
         return sum(group.num_returned for group in self._groups)
@@ -162,8 +165,8 @@ class DpScheduler:
                 return reservation
         return None
 
-    def make_room(self, request: Request) -> bool:
-        return self._by_cost(request)[0].make_room(request)
+    def make_room(self, request: Request, now: float) -> bool:
+        return self._by_cost(request)[0].make_room(request, now)
 
     def abort(self, key: str) -> None:
         for group in self._of(key):

@@ -92,6 +92,7 @@ class Lifecycle:
             if seq.key in self._table.all:
                 self.forget(seq)
         elif seq.state is State.PREEMPTED:
+            seq.num_below = seq.num_kept * self._ledger.block_size
             self._give_up_blocks(seq)
             seq.is_lost = True
             self.wait(seq)

@@ -1,8 +1,12 @@
-"""Takes slots and blocks from running sequences, which wait and are computed again. Owned by StepScheduler."""
+"""Takes slots and blocks from running sequences, which wait and are computed again, or read back from lower tiers. Owned by
+StepScheduler."""
+
+from collections import deque
 
 from core.ports import SchedulerPolicy
 from core.types import Request
 from engine.planning.block_ledger import BlockLedger
+from engine.planning.lending import Lending
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.sequence import Sequence, State
 from engine.planning.sequence_table import SequenceTable
@@ -17,9 +21,10 @@ class Preemption:
         table: SequenceTable,
         ledger: BlockLedger,
         lifecycle: Lifecycle,
+        lending: Lending,
     ) -> None:
         self._limits, self._policy = limits, policy
-        self._table, self._ledger, self._lifecycle = table, ledger, lifecycle
+        self._table, self._ledger, self._lifecycle, self._lending = table, ledger, lifecycle, lending
 
     def free_slots(self, now: float) -> None:
         """Preempt sequences of lower classes where those of higher ones wait and have no slot."""
@@ -40,31 +45,36 @@ class Preemption:
             victims.remove(victim)
             self._lifecycle.preempt(victim)
 
-    def make_room(self, request: Request) -> bool:
-        """Preempt sequences of lower classes until `request` finds blocks here. Returns False, having preempted none, if that
-        does not suffice.
+    def make_room(self, request: Request, num_tokens: int, now: float) -> bool:
+        """Preempt sequences of lower classes, and then such as are ahead of their pace, until `request` finds blocks here for so
+        many tokens. Returns False, having preempted none, if that does not suffice.
 
         Blocks that a step in flight writes come free when it is committed. Until then nothing more is taken. Sequences that
         return give no blocks back, so there is nothing to wait for."""
-        victims = self._table.below(request.slo.priority)
-        if not victims or any(seq.state is State.PREEMPTED for seq in self._table.all.values()):
+        if any(seq.state is State.PREEMPTED for seq in self._table.all.values()):
             return False
-        wanted = self._ledger.num_needed(len(request.tokens) + 1) + self._table.headroom
+        priority = request.slo.priority
+        below = self._table.below(priority)
+        ahead = deque(seq for seq in self._lending.lenders(priority, now) if seq not in below)
+        wanted = self._ledger.num_needed(num_tokens) + self._table.headroom
         coming = self._ledger.num_available
-        if coming + sum(len(seq.block_ids) for seq in victims) < wanted:
+        if not (below or ahead) or coming + sum(len(seq.block_ids) for seq in (*below, *ahead)) < wanted:
             return False
-        while coming < wanted and victims:
-            victim = self._policy.victim(victims)
-            victims.remove(victim)
+        while coming < wanted and (below or ahead):
+            if below:
+                victim = self._policy.victim(below)
+                below.remove(victim)
+            else:
+                victim = ahead.popleft()
+                self._lending.lends(victim, now)
             coming += len(victim.block_ids)
             self._lifecycle.preempt(victim)
         return True
 
-    def grow(self, seq: Sequence, count: int) -> bool:
+    def grow(self, seq: Sequence, count: int, now: float) -> bool:
         """Give a running sequence more blocks, taken from a victim when none are left. Returns False when it gets none now."""
         while self._ledger.num_available < count:
-            victims = [s for s in self._table.running if s.push is None and s.state is State.RUNNING]
-            victim = self._policy.victim(victims) if victims else None
+            victim = self._victim(seq, now)
             if victim is None:
                 return False
             self._lifecycle.preempt(victim)
@@ -72,3 +82,12 @@ class Preemption:
                 return False
         self._ledger.grow(seq, count)
         return True
+
+    def _victim(self, seq: Sequence, now: float) -> Sequence | None:
+        """Return who gives way to a running sequence, maybe itself: what is furthest ahead of its pace lends, else the policy
+        says it."""
+        if ahead := self._lending.lenders(seq.request.slo.priority, now):
+            self._lending.lends(ahead[0], now)
+            return ahead[0]
+        victims = [s for s in self._table.running if s.push is None and s.state is State.RUNNING]
+        return self._policy.victim(victims) if victims else None

@@ -33,19 +33,27 @@ class Returning:
     ) -> None:
         """`place` is where the sequences are."""
         self._place, self._table, self._ledger, self._lifecycle = place, table, ledger, lifecycle
-        self.read: ReadBack | None = None
-        """None where there are no lower tiers."""
+        self._read: ReadBack | None = None
         self.num_returned = 0
         """The number of preempted sequences so far whose KV was read back."""
 
+    @property
+    def reads(self) -> bool:
+        """Whether there are lower tiers."""
+        return self._read is not None
+
+    def read_by(self, read: ReadBack) -> None:
+        """Have `read` read what lower tiers keep."""
+        self._read, self._table.reads_back = read, True
+
     def may_return(self, seq: Sequence) -> bool:
         """Return whether the sequence, if it is preempted, may find its KV below."""
-        return self.read is not None and (seq.request.reuses_prefix or seq.num_output > 0)
+        return self._read is not None and (seq.request.reuses_prefix or seq.num_output > 0)
 
     def begin(self, seq: Sequence, match: PrefixMatch) -> bool:
         """Have the KV of a waiting sequence read, where it has lost its blocks, there is room for all of it, and lower tiers have
         more of it than `match`. They are asked once each time that it is preempted."""
-        if self.read is None or not seq.is_lost or not self.may_return(seq):
+        if self._read is None or not seq.is_lost or not self.may_return(seq):
             return False
         # A state that is read back is a checkpoint, and is copied for the sequence.
         spare = self._table.headroom + self._ledger.num_state_blocks
@@ -53,7 +61,7 @@ class Returning:
             return False
         seq.is_lost = False
         request = replace(seq.request, emitted=tuple(seq.tokens[seq.num_prompt :]))
-        num_full = self.read(self._place, request, lambda found: self._has_come(seq, found))
+        num_full = self._read(self._place, request, lambda found: self._has_come(seq, found))
         if not num_full:
             return False
         self._lifecycle.await_kv(seq, len(seq.tokens) - num_full * self._ledger.block_size)

@@ -82,6 +82,10 @@ class Sequence:
     """What its grammar forces behind the known tokens, as far as the ranks have said."""
     end: int = maxsize
     """The number of tokens with which it ends at the latest: those of a context, or fewer, with as much output as it may have."""
+    num_below: int = 0
+    """The number of leading tokens of a sequence that has lost its blocks whose KV lower tiers were given."""
+    rests_until_s: float = -inf
+    """Until when it may sit out at the longest, having lent its blocks (`engine.planning.lending`)."""
     is_lost: bool = False
     """Whether it has lost its blocks, and lower tiers have not been asked for their KV since then."""
     announced: bool = False

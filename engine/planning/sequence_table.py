@@ -25,6 +25,8 @@ class SequenceTable:
         self.running: list[Sequence] = []
         self.returning: dict[Sequence, int] = {}
         """How many tokens each is still to compute when its KV has been read."""
+        self.reads_back = False
+        """Whether what lower tiers keep of sequences that have lost their blocks is read, and not computed."""
         self._priorities: Counter[int] = Counter()
         """The number of sequences here of each priority."""
         self._arrivals = itertools.count()
@@ -71,13 +73,13 @@ class SequenceTable:
     def num_waiting_tokens(self) -> int:
         """The number of tokens to compute before everything here decodes."""
         missing = sum(seq.num_missing for seq in self.running if seq.num_missing > 1)
-        return missing + sum(len(seq.tokens) for seq in self.waiting) + sum(self.returning.values())
+        return missing + sum(map(self._to_compute, self.waiting)) + sum(self.returning.values())
 
     def num_late_tokens(self, now: float, steps: StepModels) -> int:
         """Return the tokens of `num_waiting_tokens` of prompts that are late, which let others pass (`core.lateness`)."""
         late = sum(s.num_missing for s in self.running if s.num_missing > 1 and is_late(s, now, steps))
         late += sum(count for seq, count in self.returning.items() if is_late(seq, now, steps))
-        return late + sum(len(seq.tokens) for seq in self.waiting if is_late(seq, now, steps))
+        return late + sum(self._to_compute(seq) for seq in self.waiting if is_late(seq, now, steps))
 
     @property
     def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
@@ -87,10 +89,14 @@ class SequenceTable:
             if seq.num_missing > 1:
                 tokens[seq.request.slo.priority] += seq.num_missing
         for seq in self.waiting:
-            tokens[seq.request.slo.priority] += len(seq.tokens)
+            tokens[seq.request.slo.priority] += self._to_compute(seq)
         for seq, count in self.returning.items():
             tokens[seq.request.slo.priority] += count
         return tuple(tokens.items())
+
+    def _to_compute(self, seq: Sequence) -> int:
+        """Return how many tokens of a waiting sequence are to be computed before it decodes."""
+        return len(seq.tokens) - (seq.num_below if self.reads_back and seq.is_lost else 0)
 
     def below(self, priority: int) -> list[Sequence]:
         """Return the running sequences of lower classes that can be preempted."""

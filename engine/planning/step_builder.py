@@ -9,6 +9,8 @@ from core.plan import BlockCopy, NewSeq, SeqWork, StepPlan
 @dataclass(slots=True, kw_only=True)
 class StepBuilder:
     step: int
+    now: float
+    """When it is planned."""
     budget: int
     """The number of tokens that the step may still compute."""
     most_whole: int = 0

@@ -8,6 +8,7 @@ from core.precedence import taking_part
 from core.steps import StepModels
 from engine.cache.radix_cache import PrefixMatch
 from engine.planning.block_ledger import BlockLedger
+from engine.planning.lending import Lending
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.preemption import Preemption
 from engine.planning.returning import Returning
@@ -30,12 +31,14 @@ class StepComposer:
         lifecycle: Lifecycle,
         preemption: Preemption,
         returning: Returning,
+        lending: Lending,
         whole_prompts: bool,
         speculator: Speculator | None,
     ) -> None:
         self._limits, self._policy, self._whole_prompts = limits, policy, whole_prompts
         self._table, self._ledger, self._lifecycle = table, ledger, lifecycle
-        self._preemption, self._returning, self._speculator = preemption, returning, speculator
+        self._preemption, self._returning, self._lending = preemption, returning, lending
+        self._speculator = speculator
 
     def compose(self, builder: StepBuilder, now: float, steps: StepModels, starts_s: float) -> None:
         """Add the work of the step that is planned at `now` and begins at `starts_s`. Changes the sequences, and may preempt."""
@@ -132,7 +135,7 @@ class StepComposer:
             builder.budget = self._policy.prompt_tokens(
                 decoding, context, [*prompts, *self._table.waiting], steps, builder.budget, starts_s
             )
-        waiting = self._policy.order(self._table.waiting, now) if builder.budget > 0 else ()
+        waiting = self._in_order(now) if builder.budget > 0 else ()
         may_admit = True
         for seq in sorted((*prompts, *waiting), key=turn):
             if builder.budget <= 0 or len(builder.work) >= self._limits.num_seqs:
@@ -144,6 +147,12 @@ class StepComposer:
             elif may_admit and seq.state is State.WAITING:
                 may_admit = self._admit(seq, builder)
 
+    def _in_order(self, now: float) -> SeqOf[Sequence]:
+        """Return the sequences that wait. Those that have lent their blocks and need not be back yet come last: they take what
+        others leave."""
+        waiting = self._policy.order(self._table.waiting, now)
+        return sorted(waiting, key=lambda seq: self._lending.rests(seq, now))
+
     def _admit(self, seq: Sequence, builder: StepBuilder) -> bool:
         """Begin a sequence. Returns False where it must wait for a slot or for blocks, as must all that come after it."""
         num_placed, num_slots = self._table.num_placed, self._limits.num_seqs
@@ -152,7 +161,9 @@ class StepComposer:
         match = self._find(seq, builder)
         if self._begin(seq, match, builder):
             return True
-        made_room = self._preemption.make_room(seq.request)
+        if self._lending.rests(seq, builder.now):
+            return False
+        made_room = self._preemption.make_room(seq.request, len(seq.tokens) + 1, builder.now)
         # A copy has its source beside it. A request that is alone may need those blocks.
         match = PrefixMatch(blocks=() if match.state else match.blocks)
         return (made_room or not self._table.running) and self._begin(seq, match, builder)
@@ -188,7 +199,7 @@ class StepComposer:
         start = seq.num_computed
         count, both_ways = self._next_piece(seq, missing, builder)
         needed = self._ledger.num_needed(start + count) - len(seq.block_ids)
-        if count <= 0 or (needed > 0 and not self._preemption.grow(seq, needed)):
+        if count <= 0 or (needed > 0 and not self._preemption.grow(seq, needed, builder.now)):
             return
         samples = count == missing
         if drafts:

@@ -19,6 +19,7 @@ from engine.cache.block_pool import BlockPool
 from engine.cache.radix_cache import Kept, PrefixMatch, RadixCache
 from engine.cache.state_checkpoints import CheckpointKept
 from engine.planning.block_ledger import BlockLedger, CachedPrefix, Reservation, Restore
+from engine.planning.lending import Lending
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.preemption import Preemption
 from engine.planning.returning import ReadBack, Returning
@@ -59,8 +60,11 @@ class StepScheduler:
         self._table = SequenceTable(max_context_tokens, state_tokens, config.block_size)
         self._lifecycle = Lifecycle(self._table, self._ledger, speculator)
         self._limits = StepLimits(config, whole_prompts=whole_prompts)
-        self._preemption = Preemption(self._limits, policy, self._table, self._ledger, self._lifecycle)
         self._returning = Returning(self, self._table, self._ledger, self._lifecycle)
+        self._lending = Lending(self._table, self._ledger, self._returning, config.longest_pause_s)
+        self._preemption = Preemption(
+            self._limits, policy, self._table, self._ledger, self._lifecycle, self._lending
+        )
         self._composer = StepComposer(
             limits=self._limits,
             policy=policy,
@@ -69,6 +73,7 @@ class StepScheduler:
             lifecycle=self._lifecycle,
             preemption=self._preemption,
             returning=self._returning,
+            lending=self._lending,
             whole_prompts=whole_prompts,
             speculator=speculator,
         )
@@ -137,6 +142,10 @@ class StepScheduler:
     def num_late_tokens(self, now: float, steps: StepModels) -> int:
         """Return the tokens of `num_waiting_tokens` of prompts that are late, which let others pass (`core.lateness`)."""
         return self._table.num_late_tokens(now, steps)
+
+    def lendable_blocks(self, now: float) -> int:
+        """Return the blocks of sequences so far ahead of their pace that others may have them (`core.lending`)."""
+        return self._lending.lendable_blocks(now)
 
     @property
     def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
@@ -218,10 +227,10 @@ class StepScheduler:
         seq.state = State.RESERVED
         return _reservation(seq, seq.num_computed, computes_rest=is_near)
 
-    def make_room(self, request: Request) -> bool:
+    def make_room(self, request: Request, now: float) -> bool:
         """Preempt sequences of lower classes until `request` finds blocks here. Returns False, having preempted none, if that
         does not suffice."""
-        return self._preemption.make_room(request)
+        return self._preemption.make_room(request, len(request.tokens) + 1, now)
 
     def has_room(self, key: str) -> bool:
         """Return whether a pushed sequence can draw one more token without another block. It must not wait for one, since it
@@ -267,7 +276,7 @@ class StepScheduler:
 
     def on_return(self, read: ReadBack) -> None:
         """Have `read` asked for the KV of preempted sequences before they are computed again."""
-        self._returning.read = read
+        self._returning.read_by(read)
 
     def cached_prefix(self, request: Request) -> CachedPrefix:
         """Return how much of the request's prefix is cached."""
@@ -291,7 +300,7 @@ class StepScheduler:
         """Plan the next step. Returns None when nothing can be computed now. `steps` says how long this instance's steps take."""
         if self.awaits_tokens:
             return None
-        builder = StepBuilder(step=self._next_step, budget=self._config.max_batch_tokens)
+        builder = StepBuilder(step=self._next_step, now=now, budget=self._config.max_batch_tokens)
         # A step is planned when another has just ended or none is in flight, so the whole time of those in flight is to come.
         starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
         self._composer.compose(builder, now, steps, starts_s)

@@ -136,7 +136,7 @@ def test_a_higher_class_takes_blocks_of_a_lower_one_for_a_prompt_and_for_a_reser
         high = request("high", HIGH, 480, engine.now)
         if reserve:
             assert engine.scheduler.reserve(high) is None
-            assert engine.scheduler.make_room(high)
+            assert engine.scheduler.make_room(high, 0.0)
             assert engine.scheduler.reserve(high) is not None
         else:
             engine.scheduler.add(high)
@@ -150,7 +150,7 @@ def test_a_lower_class_takes_nothing_of_a_higher_one() -> None:
     engine.step()
     engine.add("low", LOW)
     assert engine.step() == ["high"]
-    assert not engine.scheduler.make_room(request("other", LOW))
+    assert not engine.scheduler.make_room(request("other", LOW), 0.0)
 
 
 def test_nothing_is_taken_where_it_would_not_suffice() -> None:

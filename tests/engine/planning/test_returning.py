@@ -63,7 +63,9 @@ class World:
         num_groups: int = 1,
         **config: object,
     ) -> None:
-        settings = EngineConfig(**{"block_size": SIZE, "max_batch_tokens": 64, **config})  # type: ignore[arg-type]
+        settings = EngineConfig(
+            **{"block_size": SIZE, "max_batch_tokens": 64, "longest_pause_s": 0, **config}
+        )  # type: ignore[arg-type]
         self.scheduler: StepScheduler | DpScheduler
         if num_groups > 1:
             self.scheduler = DpScheduler(settings, num_blocks, 1000, FifoPolicy(), num_groups)
@@ -172,7 +174,7 @@ def test_it_is_computed_where_it_is_cached_and_nothing_more_lies_below() -> None
 
 def test_without_tiers_nothing_is_asked() -> None:
     w = World()
-    w.scheduler._returning.read = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    w.scheduler._returning._read = None  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     for one in (A, B):
         w.scheduler.add(one)
     w.finish()
