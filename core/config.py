@@ -103,8 +103,8 @@ class EngineConfig(Section):
     host_cache_bytes: int = Field(default=0, ge=0)
     """Host memory of one instance for KV of prefixes that its pool has no room for; 0: none."""
     longest_pause_s: float = Field(default=5.0, ge=0, le=60)
-    """A sequence that is ahead of its class's pace may sit out for so long, and others have its blocks meanwhile, where
-    `host_cache_bytes` is more than the pool and keeps its KV; 0: none sits out."""
+    """A sequence that is ahead of its class's pace may sit out for so long while others have its blocks, if `host_cache_bytes`
+    keeps its KV; 0: none sits out."""
     disk_cache_bytes: int = Field(default=0, ge=0)
     """The same on a local disk, below the host memory; it survives a restart. 0: none."""
     disk_cache_path: str = ""

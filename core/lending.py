@@ -2,8 +2,8 @@
 
 Memory often holds fewer sequences than a device could serve: their steps are shorter than their targets allow. A sequence that
 gets tokens sooner than its class promises may then sit out, as long as its next token is in time, and another one has its
-blocks. Where lower tiers keep its KV, that costs a copy. Whoever reads at the promised pace notices nothing (compare Andes, Liu et
-al., 2024, which schedules by what users have read).
+blocks. Where lower tiers keep its KV, that costs a copy. Whoever reads at the promised pace notices nothing (compare Andes, Liu
+et al., 2024, which schedules by what users have read).
 
 A sequence lends at the most `longest_pause_s` at a time, and comes back sooner where its next token gets due."""
 
@@ -20,6 +20,12 @@ RETURNS_S: Final = 0.5
 """One that has lent comes back when its next token is due within so much: others make room, and its KV is read."""
 COUNTS_S: Final = 4.0
 """Requests are placed on blocks of sequences that are ahead by so much. What is ahead by less is left for those that are here."""
+
+
+def lent_blocks(num_blocks: int, host_blocks: int) -> int:
+    """Return how many blocks more than a pool has its sequences may hold together, where host memory keeps `host_blocks`. Half
+    of these are left for what is saved meanwhile, which takes the place of what was not used for longest."""
+    return min(num_blocks, host_blocks) // 2
 
 
 def ahead_s(seq: ServedSequence, now: float) -> float:

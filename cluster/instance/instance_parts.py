@@ -9,6 +9,7 @@ from core.config import ClusterConfig, EngineConfig
 from core.draft_config import engine_of_role
 from core.errors import Bug
 from core.kv import KVShard, RankPool
+from core.lending import lent_blocks
 from core.messages import Commit
 from core.ports import Clock, LayerSink, Mail, SchedulerPolicy, WorkerGroup
 from core.reports import Register, Site
@@ -181,8 +182,15 @@ def registration(config: ClusterConfig, role: Role, address: str, parts: Instanc
         answers=True,
         reports_links=True,
         state_blocks=parts.shard.layout.state_blocks,
+        lent_blocks=_lent_blocks(engine, parts),
         card=parts.card,
     )
+
+
+def _lent_blocks(config: EngineConfig, parts: InstanceParts) -> int:
+    if parts.tiers is None or not config.longest_pause_s or parts.shard.layout.state_blocks:
+        return 0
+    return lent_blocks(parts.num_blocks, parts.tiers.num_host_blocks)
 
 
 def _replicates(config: ClusterConfig, parts: InstanceParts) -> bool:

@@ -229,6 +229,10 @@ class BlockLedger:
         full = self._token_blocks(seq)[: seq.num_computed // self.block_size]
         return any(block in blocks for block in full)
 
+    def kept(self, seq: Sequence) -> list[int]:
+        """Return the sequence's leading blocks that are full, and whose KV the prefix cache has been offered."""
+        return self._token_blocks(seq)[: seq.num_kept]
+
     def _token_blocks(self, seq: Sequence) -> list[int]:
         """Return the sequence's blocks without those of its recurrent state."""
         return seq.block_ids[self.num_state_blocks :]

@@ -18,7 +18,7 @@ from engine.cache.radix_cache import Kept
 from engine.cache.state_checkpoints import CheckpointKept
 from engine.planning.block_ledger import CachedPrefix, Reservation, Restore
 from engine.planning.planner_protocol import Planner
-from engine.planning.returning import ReadBack
+from engine.planning.returning import Keep, ReadBack
 from engine.planning.sequence import Sequence
 from engine.planning.speculation.speculator import make_speculator
 from engine.planning.step_scheduler import StepScheduler
@@ -195,9 +195,9 @@ class DpScheduler:
         for group in self._groups:
             group.on_kept(hear, hear_checkpoint)
 
-    def on_return(self, read: ReadBack) -> None:
+    def on_return(self, read: ReadBack, keep: Keep | None = None) -> None:
         for group in self._groups:
-            group.on_return(read)
+            group.on_return(read, keep)
 
     def cached_prefix(self, request: Request) -> CachedPrefix:
         return max((group.cached_prefix(request) for group in self._groups), key=_worth)

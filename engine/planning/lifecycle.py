@@ -2,6 +2,8 @@
 
 Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it."""
 
+from collections.abc import Callable
+
 from core.errors import Bug
 from engine.planning.block_ledger import BlockLedger
 from engine.planning.sequence import Sequence, State
@@ -13,6 +15,8 @@ class Lifecycle:
     def __init__(self, table: SequenceTable, ledger: BlockLedger, speculator: Speculator | None) -> None:
         self._table, self._ledger, self._speculator = table, ledger, speculator
         self.num_preempted = 0
+        self.on_lost: Callable[[Sequence], None] | None = None
+        """Called with each preempted sequence before it loses its blocks."""
         self._drop: list[str] = []
 
     def run(self, seq: Sequence) -> None:
@@ -92,6 +96,8 @@ class Lifecycle:
             if seq.key in self._table.all:
                 self.forget(seq)
         elif seq.state is State.PREEMPTED:
+            if self.on_lost is not None:
+                self.on_lost(seq)
             seq.num_below = seq.num_kept * self._ledger.block_size
             self._give_up_blocks(seq)
             seq.is_lost = True

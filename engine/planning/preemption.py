@@ -6,7 +6,7 @@ from collections import deque
 from core.ports import SchedulerPolicy
 from core.types import Request
 from engine.planning.block_ledger import BlockLedger
-from engine.planning.lending import Lending
+from engine.planning.lent_blocks import Lending
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.sequence import Sequence, State
 from engine.planning.sequence_table import SequenceTable

@@ -4,6 +4,7 @@ Such a sequence is RETURNING while its KV is read into the prefix cache. Then it
 not computed again."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as SeqOf
 from dataclasses import replace
 from typing import Protocol
 
@@ -27,6 +28,10 @@ ReadBack = Callable[[PrefixPlace, Request, Callable[[bool], None]], int]
 are to be there then; 0: nothing is read. Otherwise the third argument is called later, with whether anything of use has come."""
 
 
+Keep = Callable[[Request, SeqOf[int]], None]
+"""Has lower tiers keep these blocks, which have the KV of a request's first tokens and may be overwritten then."""
+
+
 class Returning:
     def __init__(
         self, place: PrefixPlace, table: SequenceTable, ledger: BlockLedger, lifecycle: Lifecycle
@@ -34,6 +39,7 @@ class Returning:
         """`place` is where the sequences are."""
         self._place, self._table, self._ledger, self._lifecycle = place, table, ledger, lifecycle
         self._read: ReadBack | None = None
+        self._keep: Keep | None = None
         self.num_returned = 0
         """The number of preempted sequences so far whose KV was read back."""
 
@@ -42,9 +48,16 @@ class Returning:
         """Whether there are lower tiers."""
         return self._read is not None
 
-    def read_by(self, read: ReadBack) -> None:
-        """Have `read` read what lower tiers keep."""
-        self._read, self._table.reads_back = read, True
+    def use(self, read: ReadBack, keep: Keep | None) -> None:
+        """Have `keep` keep the blocks of sequences that lose them, and `read` read them back. Without `keep` tiers are taken to
+        have them."""
+        self._read, self._keep, self._table.reads_back = read, keep, True
+        self._lifecycle.on_lost = self._has_lost
+
+    def _has_lost(self, seq: Sequence) -> None:
+        """A preempted sequence is about to lose its blocks."""
+        if self._keep is not None and self.may_return(seq):
+            self._keep(_request(seq), self._ledger.kept(seq))
 
     def may_return(self, seq: Sequence) -> bool:
         """Return whether the sequence, if it is preempted, may find its KV below."""
@@ -60,8 +73,7 @@ class Returning:
         if not self._ledger.has_room(match, len(seq.tokens), spare):
             return False
         seq.is_lost = False
-        request = replace(seq.request, emitted=tuple(seq.tokens[seq.num_prompt :]))
-        num_full = self._read(self._place, request, lambda found: self._has_come(seq, found))
+        num_full = self._read(self._place, _request(seq), lambda found: self._has_come(seq, found))
         if not num_full:
             return False
         self._lifecycle.await_kv(seq, len(seq.tokens) - num_full * self._ledger.block_size)
@@ -70,3 +82,8 @@ class Returning:
     def _has_come(self, seq: Sequence, found: bool) -> None:
         self.num_returned += found and seq.state is State.RETURNING
         self._lifecycle.has_kv(seq)
+
+
+def _request(seq: Sequence) -> Request:
+    """Return its request with all that was generated here."""
+    return replace(seq.request, emitted=tuple(seq.tokens[seq.num_prompt :]))

@@ -8,7 +8,7 @@ from core.precedence import taking_part
 from core.steps import StepModels
 from engine.cache.radix_cache import PrefixMatch
 from engine.planning.block_ledger import BlockLedger
-from engine.planning.lending import Lending
+from engine.planning.lent_blocks import Lending
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.preemption import Preemption
 from engine.planning.returning import Returning

@@ -19,10 +19,10 @@ from engine.cache.block_pool import BlockPool
 from engine.cache.radix_cache import Kept, PrefixMatch, RadixCache
 from engine.cache.state_checkpoints import CheckpointKept
 from engine.planning.block_ledger import BlockLedger, CachedPrefix, Reservation, Restore
-from engine.planning.lending import Lending
+from engine.planning.lent_blocks import Lending
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.preemption import Preemption
-from engine.planning.returning import ReadBack, Returning
+from engine.planning.returning import Keep, ReadBack, Returning
 from engine.planning.sequence import OVER, Sequence, State
 from engine.planning.sequence_table import SequenceTable
 from engine.planning.speculation.speculator import Speculator
@@ -274,9 +274,9 @@ class StepScheduler:
         """Call `hear` with each block whose KV is complete and kept, and `hear_checkpoint` with each checkpoint of a state."""
         self._cache.on_kept, self._cache.checkpoints.on_kept = hear, hear_checkpoint
 
-    def on_return(self, read: ReadBack) -> None:
-        """Have `read` asked for the KV of preempted sequences before they are computed again."""
-        self._returning.read_by(read)
+    def on_return(self, read: ReadBack, keep: Keep | None = None) -> None:
+        """Have `keep` keep the KV of preempted sequences, and `read` read it before they are computed again."""
+        self._returning.use(read, keep)
 
     def cached_prefix(self, request: Request) -> CachedPrefix:
         """Return how much of the request's prefix is cached."""

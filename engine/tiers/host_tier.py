@@ -6,7 +6,7 @@ from collections import OrderedDict
 
 class HostTier:
     def __init__(self, num_blocks: int) -> None:
-        self._num_blocks = num_blocks
+        self.num_blocks = num_blocks
         self._blocks: OrderedDict[bytes, bytes] = OrderedDict()
         self._lock = threading.Lock()  # saved on the event loop, loaded on the tiers' thread
 
@@ -22,7 +22,7 @@ class HostTier:
             self._blocks[digest] = content
             self._blocks.move_to_end(digest)
             gone: list[tuple[bytes, bytes]] = []
-            while len(self._blocks) > self._num_blocks:
+            while len(self._blocks) > self.num_blocks:
                 gone.append(self._blocks.popitem(last=False))
             return gone
 

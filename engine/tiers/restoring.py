@@ -7,7 +7,7 @@ waits until they are there. Damage is noticed on reading, before anything is com
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from core.errors import RequestError
 from core.reports import TierCounts
@@ -56,7 +56,7 @@ class Restoring:
         self._publishing = False
         """Whether the cache begins to keep blocks that have come from below, which need not be saved."""
         scheduler.on_kept(self._kept, self._checkpoint_kept)
-        scheduler.on_return(self._bring_back)
+        scheduler.on_return(self._bring_back, self._keep_all)
 
     @property
     def num_waiting(self) -> int:
@@ -116,6 +116,12 @@ class Restoring:
         task.add_done_callback(self._returning.discard)
         task.add_done_callback(self._done)
         return len(restore.prefix) + len(restore.blocks)
+
+    def _keep_all(self, request: Request, blocks: Sequence[int]) -> None:
+        """An `engine.planning.returning.Keep`."""
+        digests = prefix_digests(self._root(request.prefix_salt), request.tokens, self._block_size)
+        for digest, block in zip(digests, blocks, strict=False):
+            self._store.keep(digest, block)
 
     def _begin(self, place: PrefixPlace, request: Request) -> tuple[Restore | None, list[bytes]]:
         cached = place.cached_prefix(request)

@@ -36,6 +36,11 @@ class TierStore:
     def counts(self) -> TierCounts:
         return TierCounts(self._saved, self._host_hits, self._disk_hits, self._missed)
 
+    @property
+    def num_host_blocks(self) -> int:
+        """The number of blocks that host memory has room for."""
+        return self._host.num_blocks
+
     def __contains__(self, digest: bytes) -> bool:
         on_disk = self._disk is not None and digest in self._disk
         return digest in self._host or digest in self._unwritten or on_disk
@@ -44,6 +49,11 @@ class TierStore:
         """Copy out a block whose KV is complete. On return it may be overwritten."""
         if digest not in self._host:
             self._pieces.save(block, lambda content: self._save(digest, content))
+
+    def keep(self, digest: bytes, block: int) -> None:
+        """Save a block, or give it up last if host memory has it. It will be wanted soon."""
+        if self._host.get(digest) is None:
+            self.save(digest, block)
 
     def _save(self, digest: bytes, content: bytes) -> None:
         self._saved += 1

@@ -55,6 +55,8 @@ class Member:
         self.answers = info.answers or info.decodes
         """It can be given requests of which nothing follows their prompt."""
         self.num_blocks, self.block_size = info.num_blocks, info.block_size
+        self.all_blocks = info.num_blocks + info.lent_blocks
+        """As many blocks as sequences may hold here together, with those that sit out (`core.lending`)."""
         self.state_blocks = info.state_blocks
         self.max_batch_tokens, self.max_num_seqs = info.max_batch_tokens, info.max_num_seqs
         self.kv_token_bytes, self.spot = info.kv_token_bytes, Spot(info)
@@ -88,10 +90,12 @@ class Member:
         """The number of blocks that nothing uses and that no promise takes."""
         self.room_blocks = info.num_blocks
         """As many of them as a newcomer may take."""
-        self._exact_free = self._exact_room = float(info.num_blocks)
+        self.now_blocks = info.num_blocks
+        """As many blocks as a newcomer can have at once, with those that others lend."""
+        self._exact_free = self._exact_room = self._exact_now = float(info.num_blocks)
         self.num_seqs = 0
         """The number of sequences that are or will be here."""
-        self._used_blocks = 0
+        self._used_blocks = self._lendable_blocks = 0
         self._waiting_tokens = 0
         self._late_tokens = 0
         self._waiting_by_priority: tuple[tuple[int, int], ...] = ()
@@ -165,12 +169,14 @@ class Member:
         last_has_room = (-num_tokens % self.block_size) / self.block_size
         growth = growth_blocks(contexts, self._num_to_decode + 1, self.block_size)
         growth = max(0.0, growth - last_has_room)
-        if self.blocks_needed(num_tokens, (), 0) + growth <= self.room_blocks:
+        if self._finds(self.blocks_needed(num_tokens, (), 0), growth):
             return True
         num_cached = cached.get(self.address, 0)
-        return bool(num_cached) and (
-            self.blocks_needed(num_tokens, hashes, num_cached) + growth <= self.room_blocks
-        )
+        return bool(num_cached) and self._finds(self.blocks_needed(num_tokens, hashes, num_cached), growth)
+
+    def _finds(self, num_blocks: int, growth: float) -> bool:
+        """Return whether there are so many blocks at once, and as many more before long."""
+        return num_blocks + growth <= self.room_blocks and num_blocks <= self.now_blocks
 
     def can_compute(self, place: Place, cached: CachedBlocks) -> bool:
         """Return whether there is room for a prompt that is computed here for another instance. One that does not decode has room
@@ -249,6 +255,7 @@ class Member:
         self.steps = report.steps
         self.num_decoding, self.context_tokens = report.num_decoding, report.context_tokens
         self._used_blocks = self.num_blocks - report.free_blocks
+        self._lendable_blocks = report.lendable_blocks
         self._waiting_tokens = report.waiting_tokens
         self._late_tokens = report.late_tokens
         self._waiting_by_priority = report.waiting_by_priority
@@ -300,7 +307,11 @@ class Member:
         num_left, left = max(0, self._num_to_decode - lower.num_seqs), without(self._contexts, lower.contexts)
         lower_blocks = lower.num_blocks + self._growth_blocks()
         lower_blocks -= growth_blocks(left, num_left, self.block_size)
-        rest._set_blocks(self._exact_free + lower_blocks, self._exact_room + lower_blocks)
+        rest._set_blocks(
+            self._exact_free + lower_blocks,
+            self._exact_room + lower_blocks,
+            self._exact_now + lower.num_blocks,
+        )
         rest.num_seqs = max(0, self.num_seqs - lower.num_seqs)
         rest._waiting_tokens = max(0, self.queued_tokens - later)
         rest.tightest_tpot_s = tightest_s
@@ -345,9 +356,10 @@ class Member:
         num_to_decode = max(self.num_decoding, settled.num_seqs) + unsettled.num_seqs
         self._set_batch(num_to_decode, added(self._reported_contexts(), unsettled.contexts))
         kept, used = settled.num_blocks, self._used_blocks
-        others = self.num_blocks - unsettled.num_blocks - self._growth_blocks() + _ROUNDING
+        others = self.all_blocks - unsettled.num_blocks - self._growth_blocks() + _ROUNDING
         spare = self.num_running * min(1.0, _SPARE_TOKENS / self.block_size)
-        self._set_blocks(others - max(used, kept), others - max(used + spare, kept))
+        now = self.num_blocks + self._lendable_blocks - unsettled.num_blocks - used + _ROUNDING
+        self._set_blocks(others - max(used, kept), others - max(used + spare, kept), now)
 
     def _reported_contexts(self) -> Contexts:
         """Return what the sequences hold and will hold that the report shows. Whoever has placed them, they are taken to grow as
@@ -360,12 +372,13 @@ class Member:
     def _growth_blocks(self) -> float:
         return growth_blocks(self._contexts, self._num_to_decode, self.block_size)
 
-    def _set_blocks(self, free: float, room: float) -> None:
+    def _set_blocks(self, free: float, room: float, now: float) -> None:
         """Note how much is free. Parts of blocks stay known, so that what lower classes keep is rounded with them, not apart."""
-        self._exact_free, self._exact_room = free, room
+        self._exact_free, self._exact_room, self._exact_now = free, room, now
         # A newcomer's last block has room for some of its growth (`has_blocks`), which may be counted again once it is here.
-        self.free_blocks = max(0, min(self.num_blocks, floor(free)))
-        self.room_blocks = max(0, min(self.num_blocks, floor(room)))
+        self.free_blocks = max(0, min(self.all_blocks, floor(min(free, now))))
+        self.room_blocks = max(0, min(self.all_blocks, floor(room)))
+        self.now_blocks = max(0, floor(now))
 
     def _set_batch(self, num_seqs: int, contexts: Contexts) -> None:
         """Note how many sequences decode or will decode here, and the sum of their lengths. Those without a slot are in no

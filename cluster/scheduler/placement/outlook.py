@@ -113,7 +113,7 @@ def fullness(members: Sequence[Member], level: int) -> float:
         if member.decodes:
             seen = member.above(level)
             step_share = decode_step_s(seen.steps.decode, seen) / seen.tightest_tpot_s
-            found.append(max(step_share, 1 - seen.free_blocks / max(1, seen.num_blocks)))
+            found.append(max(step_share, 1 - seen.free_blocks / max(1, seen.all_blocks)))
     return sum(found) / len(found) if found else 0.0
 
 

@@ -35,7 +35,7 @@ from cluster.scheduler.placement.placement_policy import PlacementChoice, Placem
 from cluster.scheduler.placement.prompt_load import PromptLoad
 from cluster.scheduler.placement.transfer import transfer_s
 from core.pacing import AHEAD_S
-from core.steps import errors_of_mean
+from core.steps import StepModel, errors_of_mean
 
 _SHORTLIST: Final = 4
 
@@ -201,6 +201,7 @@ class SloPolicy:
             law, prompt = self._paces.decode_steps(decode), self._paces.prompt_steps(decode)
             reads_s, alone_s = decode_step_s(law, decode, 1, ask.num_tokens), alone_step_s(law, context)
             step_s = self._load.step_s(reads_s, decode_step_s(prompt, decode, 1, ask.num_tokens))
+            step_s += _sitting_out_s(law, decode, ask.num_tokens)
             step_s *= 1 + off * law.error
             floor_s = reach * max(alone_s, alone_step_s(prompt, context))
             if decode.batch_seqs and step_s > max(margin * decode.tightest_tpot_s, floor_s):
@@ -258,6 +259,14 @@ class SloPolicy:
         wait_s, link_s = transfer_s(model.links, source.member, decode, to_move * decode.kv_token_bytes)
         begins_s = max(source.ttft_s - source.work_s, wait_s)
         return model.handover_s + max(0.0, begins_s + link_s - source.ttft_s), link_s
+
+
+def _sitting_out_s(law: StepModel, decode: Member, more_tokens: int) -> float:
+    """Return how much more than a step with all sequences each token takes where the pool does not hold them all: those that sit
+    out share in the steps of the others, of which each reads the weights."""
+    held_tokens = decode.num_blocks * decode.block_size
+    over = decode.batch_context_tokens + more_tokens - held_tokens
+    return law.fixed_s * over / held_tokens if decode.all_blocks > decode.num_blocks and over > 0 else 0.0
 
 
 class _Source:
