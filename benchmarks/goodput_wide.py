@@ -101,9 +101,13 @@ class Device:
     read: CatalogueModel | None = None
     """A model that the catalogue does not have, called `model`."""
     tp: int = 1
+    host_bytes: float = 0.0
+    """Host memory of an instance for KV."""
 
 
 _BASE = GPUS[GPU]
+_HOST_BYTES = 128e9
+"""A sixteenth of a usual server's 2 TB for each of its eight GPUs."""
 DEVICES: dict[str, Device] = {
     "base": Device(_BASE),
     "prefill/2": Device(replace(_BASE, flop_per_s=_BASE.flop_per_s / 2)),
@@ -112,6 +116,16 @@ DEVICES: dict[str, Device] = {
     "memory*2": Device(replace(_BASE, memory_bytes_per_s=_BASE.memory_bytes_per_s * 2)),
     "link/4": Device(replace(_BASE, nic_bytes_per_s=_BASE.nic_bytes_per_s / 4)),
     "link 1 GB/s": Device(replace(_BASE, nic_bytes_per_s=1e9)),
+    "base+host": Device(_BASE, host_bytes=_HOST_BYTES),
+    "memory/2+host": Device(
+        replace(_BASE, memory_bytes_per_s=_BASE.memory_bytes_per_s / 2), host_bytes=_HOST_BYTES
+    ),
+    "memory*2+host": Device(
+        replace(_BASE, memory_bytes_per_s=_BASE.memory_bytes_per_s * 2), host_bytes=_HOST_BYTES
+    ),
+    "A100+host": Device(GPUS["A100"], host_bytes=_HOST_BYTES),
+    "L40S+host": Device(GPUS["L40S"], host_bytes=_HOST_BYTES),
+    "70B on 4+host": Device(_BASE, "llama-3.1-70b", tp=4, host_bytes=4 * _HOST_BYTES),
     "A100": Device(GPUS["A100"]),
     "L40S": Device(GPUS["L40S"]),
     "70B on 4": Device(_BASE, "llama-3.1-70b", tp=4),
@@ -156,6 +170,7 @@ def fleet_of(cell: Cell) -> Fleet:
         tp=device.tp,
         changed=device.gpu,
         read=device.read,
+        host_bytes=device.host_bytes,
     )
 
 

@@ -29,6 +29,8 @@ class Gpu:
     nic_bytes_per_s: float
     scale_up_bytes_per_s: float
     dollars_per_h: float
+    host_bytes_per_s: float = 25e9
+    """What a copy from host memory reaches: about 0.8 of what PCIe 4.0 with 16 lanes can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,7 @@ GPUS = {
         nic_bytes_per_s=50e9,
         scale_up_bytes_per_s=450e9,
         dollars_per_h=2.95,
+        host_bytes_per_s=50e9,
     ),
     "H200": Gpu(
         flop_per_s=989e12,
@@ -109,6 +112,7 @@ GPUS = {
         nic_bytes_per_s=50e9,
         scale_up_bytes_per_s=450e9,
         dollars_per_h=4.75,
+        host_bytes_per_s=50e9,
     ),
     "A100": Gpu(
         flop_per_s=312e12,
@@ -133,6 +137,7 @@ GPUS = {
         nic_bytes_per_s=100e9,
         scale_up_bytes_per_s=900e9,
         dollars_per_h=6.78,
+        host_bytes_per_s=50e9,
     ),
 }
 MODELS = {

@@ -45,6 +45,8 @@ class Fleet:
     """A GPU that the catalogue does not have, in place of `gpu`."""
     read: CatalogueModel | None = None
     """A model that the catalogue does not have, called `model`."""
+    host_bytes: float = 0.0
+    """Host memory of an instance for KV, as `engine.host_cache_bytes`."""
     shares: CardShares | None = None
     """How each card is shared by a prefill and a decode instance, of which there are equally many; None: none is."""
 
@@ -167,6 +169,8 @@ def coarse_config(fleet: Fleet, block_tokens: int) -> CoarseConfig:
         num_blocks=num_blocks(gpu, model, block_tokens, fleet.gpus_per_instance),
         kv_token_bytes=model.kv_token_bytes,
         state_blocks=model.state_blocks(block_tokens),
+        host_blocks=int(fleet.host_bytes // (model.kv_token_bytes * block_tokens)),
+        host_bytes_per_s=gpu.host_bytes_per_s * fleet.gpus_per_instance,
         num_layers=model.num_layers,
         max_batch_tokens=GPU_BATCH_TOKENS,
         max_num_seqs=GPU_NUM_SEQS,

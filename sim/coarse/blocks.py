@@ -10,7 +10,7 @@ from engine.cache.radix_cache import RadixCache
 from engine.planning.block_ledger import BlockLedger
 from sim.coarse.simulated_sequence import SimulatedSequence
 
-_FINE_BLOCK_TOKENS = 16
+FINE_BLOCK_TOKENS = 16
 """A production block: each running sequence keeps one free."""
 
 
@@ -36,7 +36,7 @@ class Blocks:
         """Give blocks for the first `num_tokens` tokens, of which the cached ones need not be computed."""
         size = self._block_tokens
         match = self._cache.match(seq.blocks.tokens, seq.request.prefix_salt, partial=False)
-        headroom = num_blocks_for(num_running * _FINE_BLOCK_TOKENS, size)
+        headroom = num_blocks_for(num_running * FINE_BLOCK_TOKENS, size)
         wanted = num_blocks_for(num_tokens, size) + self._state_blocks
         if not self._ledger.admit(seq.blocks, match, wanted, headroom):
             return False

@@ -16,7 +16,7 @@ from core.ports import SchedulerPolicy
 from core.reports import LoadReport, Register
 from core.steps import chunk_pairs
 from engine.planning.sequence import Sequence
-from sim.coarse.blocks import Blocks
+from sim.coarse.blocks import FINE_BLOCK_TOKENS, Blocks
 from sim.coarse.burst import Burst, decoding_burst
 from sim.coarse.device_config import DeviceConfig
 from sim.coarse.device_sequences import DeviceSequences
@@ -25,8 +25,8 @@ from sim.coarse.simulated_sequence import Rate, SimulatedRequest, SimulatedSeque
 
 _PAUSED_STEPS = 8
 """Steps that are taken at once, at most, while some sequences sit them out, or where another device may slow them down."""
-_FINE_BLOCK_TOKENS, _REST_BLOCKS = 16, 3
-"""A production block: a prompt lacking no more, or no more than three behind a prefix, is computed where it is decoded."""
+_REST_BLOCKS = 3
+"""A prompt that lacks no more than a production block, or than three behind a prefix, is computed where it is decoded."""
 
 
 class Surroundings(Protocol):
@@ -124,11 +124,13 @@ class Device:
         self._measure(now)
         seqs = self._seqs
         waiting, num_waiting = seqs.num_waiting_tokens, len(seqs.waiting) + len(self._reserving)
+        num_done = self._burst.num_done(now) if self._burst is not None else 0
+        lendable = seqs.lendable_blocks(now, num_done)
         load = (self._blocks.num_available, waiting, num_waiting, seqs.num_running, self._rate.tokens_per_s)
         step_s = self._rate.step_s
         added, removed = self._blocks.drain_events()
         same = load == self._reported and abs(step_s - self._reported_step_s) < 0.02 * step_s
-        grown = seqs.decoding.grown(self._burst.num_done(now) if self._burst is not None else 0)
+        grown = seqs.decoding.grown(num_done)
         if same and not added and not removed and not self._received and not grown:
             return None
         received, self._received = tuple(self._received), []
@@ -151,6 +153,7 @@ class Device:
             received=received,
             steps=self._config.steps,
             late_tokens=seqs.late_tokens(now),
+            lendable_blocks=lendable,
             grown=grown,
         )
 
@@ -183,6 +186,8 @@ class Device:
             self._burst = None
             if planned_s < now:
                 self._begin(now, now)
+            elif later := [seq.ready_s for seq in self._seqs.prompts if seq.ready_s > now]:
+                self._world.at(min(later), self._wake)
             return
         if self._chunks:
             self._burst = Burst(now, 1, self._step_with_prompts_s(batch))
@@ -190,7 +195,7 @@ class Device:
             self._burst = decoding_burst(now, self._seqs.decoding, self._config.step)
             if any(seq.ready_s > planned_s for seq in self._seqs.coming):
                 self._burst.num_steps = 1
-            elif self._seqs.paused or self._config.shares_card:
+            elif self._seqs.paused or self._config.shares_card or (self._seqs.lends and self._seqs.waiting):
                 self._burst.num_steps = min(self._burst.num_steps, _PAUSED_STEPS)
         self._set_timer()
 
@@ -268,16 +273,20 @@ class Device:
         prompts = self._by_turn((seq for seq in self._seqs.prompts if seq.ready_s <= planned_s), now)
         here = [seq for seq in self._seqs.waiting if seq.ready_s <= planned_s]
         budget = self._prompt_budget(now, [*prompts, *here])
-        waiting = self._policy.order(here, now) if here and budget > 0 else ()
+        waiting = self._in_order(here, now) if here and budget > 0 else ()
         chunks: list[_Chunk] = []
         begun, may_admit = set(map(id, prompts)), True
         for seq in self._by_turn((*prompts, *waiting), now):
             if budget <= 0 or len(self._seqs.decoding) + len(chunks) >= self.info.max_num_seqs:
                 break
-            if id(seq) not in begun and not (may_admit := may_admit and self._seqs.admit(seq)):
+            if id(seq) not in begun and not (may_admit := may_admit and self._seqs.admit(seq, now)):
                 continue
             budget -= self._take_chunk(seq, budget, chunks)
         return chunks
+
+    def _in_order(self, waiting: list[SimulatedSequence], now: float) -> list[SimulatedSequence]:
+        """Return those that wait. What has lent its blocks and need not be back yet comes last."""
+        return sorted(self._policy.order(waiting, now), key=lambda seq: self._seqs.rests(seq, now))
 
     def _by_turn(self, seqs: Iterable[SimulatedSequence], now: float) -> list[SimulatedSequence]:
         """Where another bound than the policy's holds, prompts are served as they come."""
@@ -319,16 +328,23 @@ class Device:
     def _serve_reservations(self, now: float) -> None:
         while self._reserving:
             seq, prefill = self._reserving[0]
-            if not self._blocks.admit(seq, seq.num_known + 1, self._seqs.num_running):
+            if not self._reserve(seq, now):
                 return
             self._reserving.popleft()
             num_blocks = _REST_BLOCKS if seq.num_computed else 1
-            if seq.num_missing <= num_blocks * _FINE_BLOCK_TOKENS:
+            if seq.num_missing <= num_blocks * FINE_BLOCK_TOKENS:
                 self._compute_here(seq, now)
             else:
                 source = self._world.device(prefill)
                 self._world.at(now + self._config.message_s, source.start_prefill, seq)
                 self._world.at(now + self._config.grant_ttl_s, self._expire, seq, source)
+
+    def _reserve(self, seq: SimulatedSequence, now: float) -> bool:
+        num_tokens = seq.num_known + 1
+        if self._blocks.admit(seq, num_tokens, self._seqs.num_running):
+            return True
+        lent = self._seqs.borrow(seq, num_tokens, now)
+        return lent and self._blocks.admit(seq, num_tokens, self._seqs.num_running)
 
     def _put_reservations_first(self, now: float) -> None:
         """Take blocks of lower classes for sequences whose KV is to come, as `engine.loop` does."""

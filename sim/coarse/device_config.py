@@ -16,6 +16,10 @@ class DeviceConfig:
     steps: StepModels
     """What it has learned of its step times; in production it learns on."""
     lookahead: bool = True
+    host_bytes_per_s: float = 0.0
+    """How fast KV comes back from host memory, which keeps that of preempted sequences; 0: they are computed again."""
+    longest_pause_s: float = 5.0
+    """As engine.longest_pause_s."""
     shares_card: bool = False
     """Whether how long its steps take changes with what another device does."""
     mixed_batch_tokens: int = 0

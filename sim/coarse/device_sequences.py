@@ -5,11 +5,12 @@ Invariant: each sequence that is here is in exactly one of the five; all but tho
 from math import inf
 
 from core.lateness import is_late
+from core.lending import COUNTS_S, ahead_s, lenders, rests
 from core.ports import SchedulerPolicy
 from core.precedence import taking_part
 from core.reports import Register
 from core.types import Request
-from sim.coarse.blocks import Blocks
+from sim.coarse.blocks import FINE_BLOCK_TOKENS, Blocks
 from sim.coarse.decode_batch import DecodeBatch
 from sim.coarse.device_config import DeviceConfig
 from sim.coarse.simulated_sequence import SimulatedSequence
@@ -26,6 +27,8 @@ class DeviceSequences:
         self.decoding = DecodeBatch(info.block_size, info.state_blocks)
         self.paused: list[SimulatedSequence] = []
         """Sequences that decode and sit steps out, because a class of higher priority needs the time."""
+        self._read_until_s = 0.0
+        """When the last of what is being read back will be here."""
         self._priorities: set[int] = set()
         """The priorities of the classes that have come here."""
 
@@ -44,7 +47,7 @@ class DeviceSequences:
     @property
     def num_waiting_tokens(self) -> int:
         """The number of tokens to compute before everything here decodes."""
-        return sum(s.num_missing for s in self.prompts) + sum(s.num_known for s in self.waiting)
+        return sum(s.num_missing for s in self.prompts) + sum(s.num_known - s.num_below for s in self.waiting)
 
     def late_tokens(self, now: float) -> int:
         """Return the tokens of prompts that are late, which let others pass."""
@@ -63,19 +66,81 @@ class DeviceSequences:
         for seq in self.prompts:
             tokens[seq.request.slo.priority] = tokens.get(seq.request.slo.priority, 0) + seq.num_missing
         for seq in self.waiting:
-            tokens[seq.request.slo.priority] = tokens.get(seq.request.slo.priority, 0) + seq.num_known
+            tokens[seq.request.slo.priority] = (
+                tokens.get(seq.request.slo.priority, 0) + seq.num_known - seq.num_below
+            )
         return tuple(sorted(tokens.items()))
 
-    def admit(self, seq: SimulatedSequence) -> bool:
+    def admit(self, seq: SimulatedSequence, now: float) -> bool:
         """Begin the prompt of a waiting sequence. Return False where it lacks a slot or blocks."""
         num_running, num_slots = self.num_running, self._info.max_num_seqs
         if num_running >= num_slots and not (seq.num_output and num_running > num_slots):
             return False
         if not self._blocks.admit(seq, seq.num_known, num_running):
-            return False
+            if self.rests(seq, now) or not self.borrow(seq, seq.num_known, now):
+                return False
+            if not self._blocks.admit(seq, seq.num_known, self.num_running):
+                return False
         self.waiting.remove(seq)
         self.prompts.append(seq)
+        self._read_back(seq, now)
         return True
+
+    def _read_back(self, seq: SimulatedSequence, now: float) -> None:
+        """Have the KV read that host memory keeps of a sequence, one after another. Steps do without it until it is there."""
+        num_tokens, seq.num_below = seq.num_below - seq.num_computed, 0
+        if num_tokens > 0:
+            seq.num_computed += num_tokens
+            self._read_until_s = max(self._read_until_s, now)
+            self._read_until_s += num_tokens * self._info.kv_token_bytes / self._config.host_bytes_per_s
+            seq.ready_s = self._read_until_s
+
+    def rests(self, seq: SimulatedSequence, now: float) -> bool:
+        """Return whether a waiting sequence has lent its blocks, and need not be back yet."""
+        return rests(seq, seq.rests_until_s, now)
+
+    def borrow(self, seq: SimulatedSequence, num_tokens: int, now: float) -> bool:
+        """Have sequences that are ahead of their pace lend blocks until `seq` finds some for so many tokens. Return False, and
+        none lends, where they have too few."""
+        size = self._info.block_size
+        wanted = -(-num_tokens // size) + self._info.state_blocks
+        wanted += -(-self.num_running * FINE_BLOCK_TOKENS // size)
+        coming, chosen = self._blocks.num_available, list[SimulatedSequence]()
+        for lender in self._lenders(seq, now):
+            if coming >= wanted:
+                break
+            coming += len(lender.blocks.block_ids)
+            chosen.append(lender)
+        if not chosen or coming < wanted:
+            return False
+        for lender in chosen:
+            self._lend(lender, now)
+        return True
+
+    def lendable_blocks(self, now: float, num_done: int) -> int:
+        """Return the blocks of sequences that are so far ahead, `num_done` steps after the last count, that the scheduler may
+        count on them."""
+        if not self.lends:
+            return 0
+        found, steps = 0, self.decoding.steps + num_done
+        for seq in self.decoding:
+            more_s = (steps - seq.joined_step) * seq.request.slo.tpot_s
+            if ahead_s(seq, now - more_s) > COUNTS_S:
+                found += len(seq.blocks.block_ids)
+        return found
+
+    @property
+    def lends(self) -> bool:
+        """Whether sequences that are ahead of their pace lend their blocks."""
+        config = self._config
+        return config.host_bytes_per_s > 0 and config.longest_pause_s > 0 and not self._info.state_blocks
+
+    def _lenders(self, seq: SimulatedSequence, now: float) -> list[SimulatedSequence]:
+        return lenders(self.decoding.counted(), seq.request.slo.priority, now) if self.lends else []
+
+    def _lend(self, seq: SimulatedSequence, now: float) -> None:
+        seq.rests_until_s = now + self._config.longest_pause_s
+        self._preempt(seq, now)
 
     def join(self, planned_s: float) -> None:
         """Let those decode that were ready when the step was planned."""
@@ -122,8 +187,12 @@ class DeviceSequences:
     def _make_room(self, seq: SimulatedSequence, now: float) -> bool:
         """Free one block, taking it from a victim when none is left. Return False when the victim is `seq` itself."""
         while self._blocks.num_available < 1:
-            victim = self._policy.victim(self._preemptible())
-            self._preempt(victim, now)
+            if ahead := self._lenders(seq, now):
+                victim = ahead[0]
+                self._lend(victim, now)
+            else:
+                victim = self._policy.victim(self._preemptible())
+                self._preempt(victim, now)
             if victim is seq:
                 return False
         return True
@@ -185,6 +254,8 @@ class DeviceSequences:
             self.joining.remove(seq)
         else:
             self.prompts.remove(seq)
+        if self._config.host_bytes_per_s and not self._info.state_blocks:
+            seq.num_below = seq.num_computed // FINE_BLOCK_TOKENS * FINE_BLOCK_TOKENS
         self._blocks.preempt(seq)
         seq.num_computed, seq.ready_s = 0, now
         self.waiting.append(seq)

@@ -60,6 +60,10 @@ class SimulatedSequence:
     holder: "SimulatedSequence | None" = None
     """The sequence on the other instance for which this prompt is computed."""
     num_pushed: int = 0
+    num_below: int = 0
+    """The number of its leading tokens whose KV host memory keeps, since it was preempted."""
+    rests_until_s: float = -math.inf
+    """Until when it may sit out at the longest, having lent its blocks."""
     joined_step: int = -1
     grow_step: int = -1
     mark_step: int = -1

@@ -15,6 +15,7 @@ from typing import Protocol
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, RequestArrived, Send, Tick
 from core.config import ScheduleConfig
+from core.lending import lent_blocks
 from core.messages import Finished, Place, Placed, Rejected
 from core.ports import SchedulerPolicy
 from core.reports import Register
@@ -82,6 +83,9 @@ class CoarseConfig:
     kv_token_bytes: int = 131_072
     state_blocks: int = 0
     """Blocks that each sequence takes for its recurrent state."""
+    host_blocks: int = 0
+    """Blocks that host memory keeps for each instance, from which preempted sequences come back."""
+    host_bytes_per_s: float = 25e9
     num_layers: int = 32
     max_batch_tokens: int = 512
     max_num_seqs: int = 64
@@ -287,6 +291,7 @@ class _World:
             steps=learned(group.step, config.max_batch_tokens, config.max_num_seqs),
             lookahead=config.lookahead,
             mixed_batch_tokens=config.mixed_batch_tokens,
+            host_bytes_per_s=config.host_bytes_per_s if config.host_blocks else 0.0,
         )
 
     def _add_device(
@@ -309,6 +314,7 @@ class _World:
             sends=True,
             answers=True,
             reports_links=config.reports_links,
+            lent_blocks=0 if config.state_blocks else lent_blocks(group.num_blocks, config.host_blocks),
             card=card,
         )
         policy: SchedulerPolicy[SimulatedSequence] = HeadroomPolicy() if decodes else DeadlinePolicy()

@@ -93,6 +93,7 @@ class Member:
         self.now_blocks = info.num_blocks
         """As many blocks as a newcomer can have at once, with those that others lend."""
         self._exact_free = self._exact_room = self._exact_now = float(info.num_blocks)
+        self._spare_blocks = 0.0
         self.num_seqs = 0
         """The number of sequences that are or will be here."""
         self._used_blocks = self._lendable_blocks = 0
@@ -357,7 +358,7 @@ class Member:
         self._set_batch(num_to_decode, added(self._reported_contexts(), unsettled.contexts))
         kept, used = settled.num_blocks, self._used_blocks
         others = self.all_blocks - unsettled.num_blocks - self._growth_blocks() + _ROUNDING
-        spare = self.num_running * min(1.0, _SPARE_TOKENS / self.block_size)
+        spare = self._spare_blocks = self.num_running * min(1.0, _SPARE_TOKENS / self.block_size)
         now = self.num_blocks + self._lendable_blocks - unsettled.num_blocks - used + _ROUNDING
         self._set_blocks(others - max(used, kept), others - max(used + spare, kept), now)
 
@@ -378,7 +379,7 @@ class Member:
         # A newcomer's last block has room for some of its growth (`has_blocks`), which may be counted again once it is here.
         self.free_blocks = max(0, min(self.all_blocks, floor(min(free, now))))
         self.room_blocks = max(0, min(self.all_blocks, floor(room)))
-        self.now_blocks = max(0, floor(now))
+        self.now_blocks = max(0, floor(now - self._spare_blocks))
 
     def _set_batch(self, num_seqs: int, contexts: Contexts) -> None:
         """Note how many sequences decode or will decode here, and the sum of their lengths. Those without a slot are in no
