@@ -119,9 +119,11 @@ def engines_of(fleet: Fleet, block_tokens: int) -> tuple[EngineBound, EngineBoun
 
 
 def full_config(fleet: Fleet, slo: Slo) -> SimConfig:
-    """Raises ConfigError for shared cards and recurrent states, which the coarse simulation alone has."""
+    """Raises ConfigError for shared cards, recurrent states and host memory, which the coarse simulation alone has."""
     if fleet.shares is not None:
         raise ConfigError("the full simulation has no cards that instances share: use the coarse one")
+    if fleet.host_bytes:
+        raise ConfigError("the full simulation has no host memory for KV: use the coarse one")
     if fleet.profile is not None:
         return _full_profiled(fleet, fleet.profile, slo)
     gpu, model = fleet.parts
@@ -231,6 +233,7 @@ def _coarse_profiled(fleet: Fleet, profile: Profile, block_tokens: int) -> Coars
         block_tokens=block_tokens,
         num_blocks=profile.num_blocks * config.engine.block_size // block_tokens,
         kv_token_bytes=profile.kv_token_bytes,
+        host_blocks=int(fleet.host_bytes // (profile.kv_token_bytes * block_tokens)),
         num_layers=profile.num_layers,
         max_batch_tokens=config.engine.max_batch_tokens,
         max_num_seqs=config.engine.max_num_seqs,

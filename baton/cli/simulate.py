@@ -21,6 +21,9 @@ def simulate(
     adapters_gb: Annotated[
         float, typer.Option(min=0, help="Memory that adapters and their slots take in each instance.")
     ] = 0.0,
+    host_gb: Annotated[
+        float, typer.Option(min=0, help="Host memory of each instance that keeps KV, with --coarse.")
+    ] = 0.0,
     prefill: Annotated[int, typer.Option(min=0, help="Prefill instances.")] = 1,
     decode: Annotated[int, typer.Option(min=0, help="Decode instances.")] = 1,
     both: Annotated[int, typer.Option(min=0, help="Instances that do either role.")] = 0,
@@ -84,6 +87,7 @@ def simulate(
             gpu=gpu,
             model=model,
             adapter_bytes=adapters_gb * 1e9,
+            host_bytes=host_gb * 1e9,
             num_prefill=prefill,
             num_decode=decode,
             num_both=both,

@@ -32,6 +32,8 @@ class Scenario:
     model: str
     adapter_bytes: float
     """What adapters take in each instance."""
+    host_bytes: float
+    """Host memory of each instance for KV."""
     num_prefill: int
     num_decode: int
     num_both: int
@@ -70,6 +72,7 @@ def _study(scenario: Scenario) -> Study:
         num_both=scenario.num_both,
         profile=read_profile(scenario.profile) if scenario.profile else None,
         read=named_model(scenario.model, scenario.adapter_bytes),
+        host_bytes=scenario.host_bytes,
     )
     return Study(
         workload=_workload(scenario.trace, scenario.seconds, scenario.seed),
