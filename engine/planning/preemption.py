@@ -6,7 +6,7 @@ from collections import deque
 from core.ports import SchedulerPolicy
 from core.types import Request
 from engine.planning.block_ledger import BlockLedger
-from engine.planning.lent_blocks import Lending
+from engine.planning.block_lending import Lending
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.sequence import Sequence, State
 from engine.planning.sequence_table import SequenceTable
@@ -51,7 +51,7 @@ class Preemption:
 
         Blocks that a step in flight writes come free when it is committed. Until then nothing more is taken. Sequences that
         return give no blocks back, so there is nothing to wait for."""
-        if any(seq.state is State.PREEMPTED for seq in self._table.all.values()):
+        if self._are_coming:
             return False
         priority = request.slo.priority
         below = self._table.below(priority)
@@ -72,8 +72,11 @@ class Preemption:
         return True
 
     def grow(self, seq: Sequence, count: int, now: float) -> bool:
-        """Give a running sequence more blocks, taken from a victim when none are left. Returns False when it gets none now."""
+        """Give a running sequence more blocks, taken from a victim when none are left. Returns False when it gets none now: it
+        waits for those of a victim that a step in flight writes."""
         while self._ledger.num_available < count:
+            if self._are_coming:
+                return False
             victim = self._victim(seq, now)
             if victim is None:
                 return False
@@ -82,6 +85,11 @@ class Preemption:
                 return False
         self._ledger.grow(seq, count)
         return True
+
+    @property
+    def _are_coming(self) -> bool:
+        """Whether blocks come free when a step in flight is committed."""
+        return any(seq.state is State.PREEMPTED for seq in self._table.all.values())
 
     def _victim(self, seq: Sequence, now: float) -> Sequence | None:
         """Return who gives way to a running sequence, maybe itself: what is furthest ahead of its pace lends, else the policy

@@ -8,7 +8,7 @@ from core.precedence import taking_part
 from core.steps import StepModels
 from engine.cache.radix_cache import PrefixMatch
 from engine.planning.block_ledger import BlockLedger
-from engine.planning.lent_blocks import Lending
+from engine.planning.block_lending import Lending
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.preemption import Preemption
 from engine.planning.returning import Returning
@@ -161,7 +161,7 @@ class StepComposer:
         match = self._find(seq, builder)
         if self._begin(seq, match, builder):
             return True
-        if self._lending.rests(seq, builder.now):
+        if self._table.running and self._lending.rests(seq, builder.now):
             return False
         made_room = self._preemption.make_room(seq.request, len(seq.tokens) + 1, builder.now)
         # A copy has its source beside it. A request that is alone may need those blocks.
@@ -172,9 +172,11 @@ class StepComposer:
         """Let a sequence run, or have its KV read first where lower tiers have more of it. Returns False where there is no room
         for either."""
         if self._returning.begin(seq, match):
+            self._lending.is_back(seq)
             return True
         if not self._ledger.admit(seq, match, len(seq.tokens), self._table.headroom):
             return False
+        self._lending.is_back(seq)
         seq.is_lost = False
         builder.copies += self._ledger.copies(seq, match, builder.step)
         self._table.waiting.remove(seq)

@@ -19,7 +19,7 @@ from engine.cache.block_pool import BlockPool
 from engine.cache.radix_cache import Kept, PrefixMatch, RadixCache
 from engine.cache.state_checkpoints import CheckpointKept
 from engine.planning.block_ledger import BlockLedger, CachedPrefix, Reservation, Restore
-from engine.planning.lent_blocks import Lending
+from engine.planning.block_lending import Lending
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.preemption import Preemption
 from engine.planning.returning import Keep, ReadBack, Returning

@@ -2,6 +2,8 @@
 
 Only those lend whose KV lower tiers keep, so that they need not be computed again."""
 
+from math import inf
+
 from core.lending import COUNTS_S, ahead_s, lenders, rests
 from engine.planning.block_ledger import BlockLedger
 from engine.planning.returning import Returning
@@ -34,6 +36,11 @@ class Lending:
     def rests(self, seq: Sequence, now: float) -> bool:
         """Return whether a waiting sequence has lent its blocks, and need not be back yet."""
         return rests(seq, seq.rests_until_s, now)
+
+    def is_back(self, seq: Sequence) -> None:
+        """Note that a sequence has blocks again, or that its KV is read into such. It goes on before those that came later, which
+        would take what has been read."""
+        seq.rests_until_s = -inf
 
     def _able(self) -> list[Sequence]:
         if not self._returning.reads or not self._longest_pause_s or self._ledger.num_state_blocks:
