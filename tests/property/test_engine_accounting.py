@@ -71,9 +71,10 @@ class Drive:
         put_off: float,
         *,
         no_memory: float = 0.0,
+        step_s: float = 0.0,
     ) -> None:
         """`num_groups` serve sequences of their own, each in `num_blocks`. `put_off`: a share of the draws. `no_memory`: of the
-        steps, until 20 have found none."""
+        steps, until 20 have found none. `step_s`: how long a step takes."""
         total = num_blocks * num_groups
         self.scheduler = (
             StepScheduler(
@@ -88,6 +89,7 @@ class Drive:
         )
         self.pools = lay_out([shard] * num_groups, num_blocks, range(num_groups))
         self.depth, self.rng = depth, rng
+        self.now, self.step_s = 0.0, step_s
         self.flight: list[tuple[StepPlan, StepResult | None]] = []
         """Without a result: no memory was found for the step, or for one before it."""
         self.no_memory, self.num_to_fail = no_memory, 20
@@ -155,7 +157,7 @@ class Drive:
 
     def turn(self) -> bool:
         self.go_on()
-        while len(self.flight) < self.depth and (plan := self.scheduler.plan(0.0)):
+        while len(self.flight) < self.depth and (plan := self.scheduler.plan(self.now)):
             assert self.again in (None, plan.step)
             self.again = None
             self.flight.append((plan, self.execute(plan)))
@@ -169,7 +171,8 @@ class Drive:
         if result is None:
             self.take_back(plan)
             return True
-        for token in self.scheduler.commit(plan, result, 0.0):
+        self.now += self.step_s
+        for token in self.scheduler.commit(plan, result, self.now):
             self.out.setdefault(token.key, []).append(token)
             if token.key in self.limits and self.is_held(token.key):
                 self.scheduler.hold(token.key)
@@ -222,6 +225,16 @@ class Moves:
     @property
     def are_over(self) -> bool:
         return not self.todo and not self.held and (self.below is None or self.below.is_idle)
+
+    def run(self) -> None:
+        for _ in range(8000):
+            self.place_one()
+            self.abort_one()
+            self.drop_cache()
+            self.release_held()
+            if not self.drive.turn() and self.are_over:
+                return
+        raise AssertionError("it never ends")
 
     def place_one(self) -> None:
         """Compute a request here, push it, or take it over."""
@@ -281,7 +294,7 @@ class Moves:
                 finish=FinishReason.STOP if done else None,
             )
             self.drive.out.setdefault(request.key, []).append(token)
-            self.drive.scheduler.activate(request.key, [token], 0.0)
+            self.drive.scheduler.activate(request.key, [token], self.drive.now)
 
     def abort_one(self) -> None:
         if self.rng.random() >= 0.05:
@@ -375,15 +388,7 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     moves = Moves(drive, rng, requests)
     if tiers:
         moves.below = Below(drive.scheduler, drive.rank, rng)
-    for _ in range(8000):
-        moves.place_one()
-        moves.abort_one()
-        moves.drop_cache()
-        moves.release_held()
-        if not drive.turn() and moves.are_over:
-            break
-    else:
-        raise AssertionError("it never ends")
+    moves.run()
     for request in requests:
         check_output(drive, request, request.key in moves.aborted)
     assert drive.scheduler.num_used_blocks == 0

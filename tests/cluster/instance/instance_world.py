@@ -18,7 +18,7 @@ from core.messages import Message, NeedPrefill, Place, Placed, PrefillAssigned
 from core.plan import StepPlan, StepResult
 from core.ports import DeviceWork, LayerDone, LayerSink, WorkerGroup
 from core.reports import LoadReport
-from core.types import Request, Route, SamplingParams
+from core.types import STANDARD, Request, Route, SamplingParams, Slo
 from kvtransfer.transport.loopback_transport import LoopbackFabric
 from net.loopback_mail import LoopbackNetwork
 from tests.even_steps import with_even_steps
@@ -155,7 +155,9 @@ class World:
             case _:
                 pass
 
-    def request(self, prompt: tuple[int, ...], max_tokens: int, **sampling: Any) -> Request:
+    def request(
+        self, prompt: tuple[int, ...], max_tokens: int, *, slo: Slo = STANDARD, **sampling: Any
+    ) -> Request:
         drawn: dict[str, Any] = {"temperature": 0.0, **sampling}
         params = SamplingParams(
             **drawn,
@@ -164,7 +166,11 @@ class World:
             masked_until_min=(1,),
         )
         return Request(
-            id=self.frontend.new_request_id(), prompt=prompt, sampling=params, reply_to=self.frontend.address
+            id=self.frontend.new_request_id(),
+            prompt=prompt,
+            sampling=params,
+            reply_to=self.frontend.address,
+            slo=slo,
         )
 
     async def run(self, prompt: tuple[int, ...], max_tokens: int, **sampling: Any) -> list[int]:
