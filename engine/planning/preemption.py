@@ -55,7 +55,8 @@ class Preemption:
             return False
         priority = request.slo.priority
         below = self._table.below(priority)
-        ahead = deque(seq for seq in self._lending.lenders(priority, now) if seq not in below)
+        lower = set(below)
+        ahead = deque(seq for seq in self._lending.lenders(priority, now) if seq not in lower)
         wanted = self._ledger.num_needed(num_tokens) + self._table.headroom
         coming = self._ledger.num_available
         if not (below or ahead) or coming + sum(len(seq.block_ids) for seq in (*below, *ahead)) < wanted:

@@ -3,6 +3,7 @@
 A function takes the content of the file and `find`, which finds a row of a list by its fields."""
 
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any
 
 from benchmarks.cpu.table import by_best_peer, means
@@ -130,6 +131,13 @@ def _ahead(d: Any, _: Find) -> list[float]:
     return [100 * max(found, key=lambda one: one["mean"])["ahead"] for found in others if found]
 
 
+def _lent(d: Any, _: Find) -> list[float]:
+    """How many points more of ours are in time with host memory, at each place that was run with and without: mean, least."""
+    ours = {place: of["baton"]["mean"] for place, of in d["places"].items()}
+    gains = [100 * (share - ours[place.replace("+host", "")]) for place, share in ours.items() if "+host" in place]
+    return [fmean(gains), min(gains)]
+
+
 def _servers(d: Any, find: Find) -> list[float]:
     def rate(bits: int, server: str) -> float:
         return find(d["servers"], bits=bits, server=server)["tokens_per_s"]
@@ -151,6 +159,7 @@ FIGURES: dict[str, list[Figures]] = {
     "goodput_wide.json": [_by_the_best, _by_the_bound],
     "goodput_minute.json": [_by_the_best],
     "goodput_long.json": [_ahead],
+    "goodput_host.json": [_lent],
     "goodput_loads.json": [lambda d, _: [100 * one["ahead"] for one in d["names"].values()]],
     "goodput_fixed.json": [_by_the_best],
     "goodput_sure.json": [lambda d, _: [d["against"]["0.99"]["sarathi"]["geometric_mean"]]],

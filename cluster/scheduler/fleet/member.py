@@ -91,7 +91,7 @@ class Member:
         self.room_blocks = info.num_blocks
         """As many of them as a newcomer may take."""
         self.now_blocks = info.num_blocks
-        """As many blocks as a newcomer can have at once, with those that others lend."""
+        """As many of them as a newcomer can have at once, with those that others lend."""
         self._exact_free = self._exact_room = self._exact_now = float(info.num_blocks)
         self._spare_blocks = 0.0
         self.num_seqs = 0
@@ -379,7 +379,7 @@ class Member:
         # A newcomer's last block has room for some of its growth (`has_blocks`), which may be counted again once it is here.
         self.free_blocks = max(0, min(self.all_blocks, floor(min(free, now))))
         self.room_blocks = max(0, min(self.all_blocks, floor(room)))
-        self.now_blocks = max(0, floor(now - self._spare_blocks))
+        self.now_blocks = max(0, min(self.num_blocks, floor(now - self._spare_blocks)))
 
     def _set_batch(self, num_seqs: int, contexts: Contexts) -> None:
         """Note how many sequences decode or will decode here, and the sum of their lengths. Those without a slot are in no

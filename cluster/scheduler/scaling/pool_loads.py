@@ -57,8 +57,8 @@ def pool_of(member: Member) -> PoolName:
 
 
 def _decode_use(member: Member) -> float:
-    info, model = member.info, member.steps.decode
-    use = max(1 - member.free_blocks / member.all_blocks, member.num_seqs / info.max_num_seqs)
+    model = member.steps.decode
+    use = max(1 - member.free_blocks / member.all_blocks, member.num_seqs / member.info.max_num_seqs)
     if member.batch_seqs and model.num_steps and member.tightest_tpot_s < inf:
         context = member.batch_context_tokens
         alone_s = model.step_s(1, context / member.batch_seqs, 1)
