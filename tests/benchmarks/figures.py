@@ -134,7 +134,9 @@ def _ahead(d: Any, _: Find) -> list[float]:
 def _lent(d: Any, _: Find) -> list[float]:
     """How many points more of ours are in time with host memory, at each place that was run with and without: mean, least."""
     ours = {place: of["baton"]["mean"] for place, of in d["places"].items()}
-    gains = [100 * (share - ours[place.replace("+host", "")]) for place, share in ours.items() if "+host" in place]
+    gains = [
+        100 * (share - ours[place.replace("+host", "")]) for place, share in ours.items() if "+host" in place
+    ]
     return [fmean(gains), min(gains)]
 
 
