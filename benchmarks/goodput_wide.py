@@ -107,7 +107,7 @@ class Device:
 
 _BASE = GPUS[GPU]
 _HOST_BYTES = 128e9
-"""A sixteenth of a usual server's 2 TB for each of its eight GPUs."""
+"""Half of the 2 TB of a usual server, divided among its eight GPUs."""
 DEVICES: dict[str, Device] = {
     "base": Device(_BASE),
     "prefill/2": Device(replace(_BASE, flop_per_s=_BASE.flop_per_s / 2)),

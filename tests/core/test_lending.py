@@ -1,4 +1,4 @@
-"""Who is ahead of its pace, who lends its blocks, and until when."""
+"""The rules of `core.lending`: by how much a sequence is ahead, which sequences lend, and how long one rests."""
 
 from dataclasses import dataclass
 from math import inf

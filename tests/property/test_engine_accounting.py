@@ -324,6 +324,16 @@ class Moves:
                 self.held.discard(key)
 
 
+def check_end(moves: "Moves", num_blocks: int) -> None:
+    """Check that every request has its tokens, and that all blocks are free."""
+    drive = moves.drive
+    for request in moves.requests:
+        check_output(drive, request, request.key in moves.aborted)
+    assert drive.scheduler.num_used_blocks == 0
+    assert drive.scheduler.num_available_blocks == num_blocks
+    drive.scheduler.check_integrity()
+
+
 def check_output(drive: Drive, request: Request, aborted: bool) -> None:
     tokens = [token.token for token in drive.out.get(request.key, [])]
     full = expected(request)
@@ -389,8 +399,4 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     if tiers:
         moves.below = Below(drive.scheduler, drive.rank, rng)
     moves.run()
-    for request in requests:
-        check_output(drive, request, request.key in moves.aborted)
-    assert drive.scheduler.num_used_blocks == 0
-    assert drive.scheduler.num_available_blocks == num_blocks * num_groups
-    drive.scheduler.check_integrity()
+    check_end(moves, num_blocks * num_groups)

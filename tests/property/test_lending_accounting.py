@@ -12,7 +12,7 @@ from core.types import Slo
 from engine.planning.sequence import Sequence
 from engine.planning.step_scheduler import StepScheduler
 from tests.property.below import Below
-from tests.property.test_engine_accounting import Drive, Moves, check_output, some_requests
+from tests.property.test_engine_accounting import Drive, Moves, check_end, some_requests
 
 PACES_S = (0.1, 3.0)
 
@@ -68,11 +68,7 @@ def serve(
     moves = Moves(drive, rng, requests)
     moves.below = Below(drive.scheduler, drive.rank, rng)
     moves.run()
-    for request in requests:
-        check_output(drive, request, request.key in moves.aborted)
-    assert drive.scheduler.num_used_blocks == 0
-    assert drive.scheduler.num_available_blocks == num_blocks * num_groups
-    drive.scheduler.check_integrity()
+    check_end(moves, num_blocks * num_groups)
     return drive.num_lent
 
 

@@ -89,15 +89,19 @@ async def test_one_that_is_aborted_meanwhile_leaves_nothing(
     await served.close()
 
 
+async def until_none_runs(served: Served) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while served.scheduler.num_running:
+            await asyncio.sleep(0.001)
+
+
 async def test_the_engine_is_woken_when_all_that_is_here_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = Served(config(tmp_path, 500))
     slow, names = Slow(served, monkeypatch), ask_all(served, 3)
     key = await slow.key()
-    async with asyncio.timeout(PATIENCE_S):
-        while served.scheduler.num_running:
-            await asyncio.sleep(0.001)
+    await until_none_runs(served)
     assert served.engine.load().num_waiting == 1
     await asyncio.sleep(0.01)
     assert not served.ends[key.removesuffix("#0")].is_set()
@@ -112,9 +116,7 @@ async def test_its_step_begins_while_its_blocks_are_filled_in(
     served = Served(config(tmp_path, 500))
     slow, names = Slow(served, monkeypatch), ask_all(served, 3)
     await slow.key()
-    async with asyncio.timeout(PATIENCE_S):
-        while served.scheduler.num_running:
-            await asyncio.sleep(0.001)
+    await until_none_runs(served)
     served.store._pieces = HeldBack(served.memory, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
     HeldBack.may.clear()
     before, num_said = served.num_computed, sum(map(len, served.tokens.values()))
