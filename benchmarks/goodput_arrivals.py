@@ -168,7 +168,8 @@ def main() -> None:
     )
     args = options.parse_args()
     if args.smoke:
-        args.at, args.schedulers, args.arrivals = ["azure-code/mixed/0|base|2"], [OURS, "sarathi"], 2
+        args.at = [f"azure-code/mixed/0|{device}|2" for device in ("base", "base+host")]
+        args.schedulers, args.arrivals = [OURS, "sarathi"], 2
     until_s = time.monotonic() + args.hours * 3600
     runs: dict[str, Any] = {}
     if args.json and args.json.exists():

@@ -1,7 +1,6 @@
 """The engine's accounting against a rank that knows which token every KV slot holds."""
 
 import random
-from collections.abc import Sequence as SeqOf
 from itertools import chain
 from typing import Literal
 
@@ -14,37 +13,13 @@ from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.types import FinishReason, Request, SamplingParams, TokenOut
 from engine.planning.dp_scheduler import make_planner
-from engine.planning.sequence import Sequence
-from engine.planning.speculation.drafter import Draft
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
 from engine.ranks.rank_share import share_of
 from tests.engine.fifo_policy import FifoPolicy
 from tests.property.below import Below
 from tests.property.fake_rank import FakeRank, next_token
-
-
-class HalfRight:
-    """A drafter that knows what will be drawn, and says something else now and then."""
-
-    def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
-
-    def draft(self, seqs: SeqOf[Sequence], most: int) -> list[Draft | None]:
-        return [
-            Draft(self.guess(list(seq.tokens), most), "", 1) if self.rng.random() < 0.8 else None
-            for seq in seqs
-        ]
-
-    def guess(self, tokens: list[int], most: int) -> tuple[int, ...]:
-        known = len(tokens)
-        for _ in range(most):
-            tokens.append(next_token(tokens) if self.rng.random() < 0.7 else self.rng.randrange(50))
-        return tuple(tokens[known:])
-
-    def verified(self, seq: Sequence, guessed: int, right: int) -> None: ...
-
-    def left(self, seq: Sequence) -> None: ...
+from tests.property.half_right import HalfRight
 
 
 def expected(request: Request) -> list[int]:

@@ -16,7 +16,8 @@ from engine.planning.step_scheduler import StepScheduler
 from tests.engine.fifo_policy import FifoPolicy
 from tests.property.below import Below
 from tests.property.fake_rank import NONSENSE, FakeRank
-from tests.property.test_engine_accounting import Drive, HalfRight, Moves, check_output, some_requests
+from tests.property.half_right import HalfRight
+from tests.property.test_engine_accounting import Drive, Moves, check_output, some_requests
 
 
 class RankWithStates(FakeRank):

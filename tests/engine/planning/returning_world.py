@@ -14,7 +14,8 @@ from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
 from tests.engine.fifo_policy import FifoPolicy
 from tests.property.fake_rank import FakeRank
-from tests.property.test_engine_accounting import HalfRight, expected
+from tests.property.half_right import HalfRight
+from tests.property.test_engine_accounting import expected
 
 SIZE, NUM_BLOCKS = 4, 8
 
