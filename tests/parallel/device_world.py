@@ -13,15 +13,15 @@ from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.local import LocalCluster
 from core.config import ClusterConfig
 from core.memory_law import DeviceMemory
-from engine.ranks.child_ranks import Child
 from engine.ranks.rank import Rank, Spawner, rank_name
 from engine.ranks.rank_messages import RankSetup
 from net.mail import TcpMail
 from parallel.mesh import Mesh
-from tests.processes import children
+from tests.parallel.forked_child import ForkedChild, forked_children
+from tests.parallel.simulated_child import simulated_memory, simulated_rank
 
 KEY = b"0123456789abcdef"
-NAME = "tests.parallel.simulated_child"
+MAINS = {"rank": simulated_rank, "memory": simulated_memory}
 GPU = DeviceMemory(name="a simulated device", total_bytes=8 << 30, free_bytes=8 << 30, is_host=False)
 
 
@@ -42,11 +42,11 @@ def running(config: ClusterConfig, notes: Path) -> AbstractAsyncContextManager[L
 
 def placed(config: ClusterConfig, mesh: Mesh, notes: Path) -> InstancePlace:
     def start(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
-        return [Child(rank_name(setup), NAME, "rank", str(notes)) for setup in setups]
+        return [ForkedChild(rank_name(setup), simulated_rank, str(notes)) for setup in setups]
 
     def keep(setups: Sequence[MemorySetup], deadline_s: float) -> list[Rank]:
-        arguments = "memory", str(notes), config.transfer.model_dump_json(), KEY.decode()
-        return [Child(f"the memory server of rank {rank}", NAME, *arguments) for rank, _ in enumerate(setups)]
+        arguments = simulated_memory, str(notes), config.transfer, KEY
+        return [ForkedChild(f"the memory server of rank {rank}", *arguments) for rank, _ in enumerate(setups)]
 
     spawner = Spawner(start, ("cpu",) * mesh.size, (GPU,) * mesh.size)
     return InstancePlace(spawner, keep_on_devices=keep)
@@ -54,7 +54,7 @@ def placed(config: ClusterConfig, mesh: Mesh, notes: Path) -> InstancePlace:
 
 def processes(kind: str) -> list[psutil.Process]:
     """Return the ranks (`rank`) or memory servers (`memory`) in the order in which they were started."""
-    return children(NAME, kind)
+    return forked_children(MAINS[kind])
 
 
 def unordered(notes: Path) -> list[str]:
