@@ -8,6 +8,7 @@ PRELOADED = [
     "engine.ranks.rank_process",
     "tests.contract.transports",
     "tests.models.checkpoints",
+    "tests.parallel.memory_server_child",
     "tests.parallel.simulated_child",
 ]
 """A test process has one server that forks, and it imports what it was told last: so everything is named here."""

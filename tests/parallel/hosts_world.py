@@ -1,5 +1,5 @@
 """A cluster whose instances' ranks are on hosts of which one process cannot map the other's memory: real mail, transports, ranks and
-memory servers. The memory servers are children of this process."""
+memory servers, forked."""
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
@@ -14,15 +14,14 @@ from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.local import LocalCluster
 from core.config import ClusterConfig, TransferConfig
 from engine.execution.devices import host_memory
-from engine.ranks.child_ranks import Child
 from engine.ranks.rank import Rank, Spawner
 from net.mail import TcpMail
 from parallel.mesh import Mesh
+from tests.parallel.forked_child import ForkedChild, forked_children
 from tests.parallel.forked_ranks import start_forked
-from tests.processes import children
+from tests.parallel.memory_server_child import serve_as
 
 KEY = b"0123456789abcdef"
-NAME = "tests.parallel.memory_server_child"
 
 
 def placed(config: ClusterConfig, mesh: Mesh) -> InstancePlace:
@@ -44,12 +43,12 @@ def placed(config: ClusterConfig, mesh: Mesh) -> InstancePlace:
 
 def memory_servers() -> list[psutil.Process]:
     """In the order in which they were started."""
-    return children(NAME)
+    return forked_children(serve_as)
 
 
-def _memory_server(setup: MemorySetup, transfer: TransferConfig) -> Child:
-    arguments = [f"host-{setup.memory}", transfer.model_dump_json(), KEY.decode()]
-    return Child(f"the memory server of host {setup.memory}", NAME, *arguments)
+def _memory_server(setup: MemorySetup, transfer: TransferConfig) -> ForkedChild:
+    name = f"the memory server of host {setup.memory}"
+    return ForkedChild(name, serve_as, f"host-{setup.memory}", transfer, KEY)
 
 
 def running(config: ClusterConfig) -> AbstractAsyncContextManager[LocalCluster]:
