@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from core.types import SamplingParams
 from tests.models.served import make_served
 from tests.parallel.device_world import processes, running, unordered
 from tests.parallel.test_late_masks import said_by, say
-from tests.parallel.test_served import answer, answers, checkpoint, fails, settings
+from tests.parallel.test_served import SAMPLING, answer, answers, checkpoint, fails, settings
 from tests.parallel.test_states_below import reports
 from tests.patience import PATIENCE_S
 
@@ -26,6 +27,11 @@ CASES = [
     ),
     pytest.param("llama", "tcp", {"prefill.pp": 2}, "memory", id="pp2 to a host's pool by tcp"),
 ]
+
+
+SHORT = ((6, 8), (5, 4), (0, 11), (6, 2)), 6
+"""What the interpreter computes: more than a batch of prompts, and two blocks of answers."""
+SHORTLY = replace(SAMPLING, max_tokens=6, min_tokens=6)
 
 
 @pytest.fixture
@@ -49,12 +55,12 @@ async def test_ranks_replay_steps_with_their_meetings_in_them(
     family: str, axes: tuple[str, ...], tmp_path: Path
 ) -> None:
     """Whichever rank launches first, and whatever each has heard of the step before: tokens stay on the devices."""
-    prompts, want = checkpoint(tmp_path, family)
+    prompts, want = checkpoint(tmp_path, family, *SHORT)
     keys = {"prefill_instances": 0, "transfer.transport": "tcp"} | {f"decode.{axis}": 2 for axis in axes}
     graphs = {"engine.cuda_graphs": (2, 4), "engine.deterministic": "tp" in axes}
     async with running(settings(tmp_path, **keys, **graphs), tmp_path) as cluster:
-        assert await answers(cluster, prompts[:1]) == want[:1], "one of two groups has nothing to do"
-        assert await answers(cluster, prompts) == want
+        assert await answers(cluster, prompts[:1], SHORTLY) == want[:1], "one of two groups has nothing to do"
+        assert await answers(cluster, prompts, SHORTLY) == want
         async with asyncio.timeout(PATIENCE_S):
             while not (counts := (await cluster.frontend.status()).instances[0].work).replayed_steps:
                 await asyncio.sleep(0.05)
@@ -67,20 +73,20 @@ async def test_ranks_replay_steps_with_their_meetings_in_them(
 async def test_greedy_and_sampled_are_the_same_from_device_to_device_with_replays_and_lookahead(
     tmp_path: Path,
 ) -> None:
-    prompts, want = checkpoint(tmp_path, "llama")
+    prompts, want = checkpoint(tmp_path, "llama", *SHORT)
 
     async def drawn(cluster: LocalCluster) -> list[list[int]]:
         ways = [
-            SamplingParams(seed=i, temperature=0.9, top_p=0.9, max_tokens=12) for i, _ in enumerate(prompts)
+            SamplingParams(seed=i, temperature=0.9, top_p=0.9, max_tokens=6) for i, _ in enumerate(prompts)
         ]
         return await asyncio.gather(*(answer(cluster, *each) for each in zip(prompts, ways, strict=True)))
 
     async with LocalCluster.running(settings(tmp_path, prefill_instances=0)) as local:
-        assert await answers(local, prompts) == want
+        assert await answers(local, prompts, SHORTLY) == want
         sampled = await drawn(local)
     keys = {"prefill.tp": 2, "decode.tp": 2, "transfer.transport": "cuda_ipc"}
     async with running(settings(tmp_path, **keys, **{"engine.cuda_graphs": (2, 4)}), tmp_path) as cluster:
-        assert await answers(cluster, prompts) == want
+        assert await answers(cluster, prompts, SHORTLY) == want
         assert await drawn(cluster) == sampled
         async with asyncio.timeout(PATIENCE_S):
             while not total(status := await cluster.frontend.status(), "replayed_steps"):

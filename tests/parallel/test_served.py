@@ -33,7 +33,16 @@ LENGTH = 12
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH, min_tokens=LENGTH, masked_until_min=(1,))
 
 
-def checkpoint(folder: Path, family: str = "llama") -> tuple[list[tuple[int, ...]], list[list[int]]]:
+LENGTHS = ((18, 20), (13, 9), (0, 30), (18, 3))
+"""Tokens that prompts begin with alike, and others."""
+
+
+def checkpoint(
+    folder: Path,
+    family: str = "llama",
+    lengths: tuple[tuple[int, int], ...] = LENGTHS,
+    num_tokens: int = LENGTH,
+) -> tuple[list[tuple[int, ...]], list[list[int]]]:
     """Prompts, and what transformers says to them."""
     rng = random.Random(family)
     config = awkward(family) if family in HYBRID else FAMILIES[family](rng, 0)
@@ -49,17 +58,14 @@ def checkpoint(folder: Path, family: str = "llama") -> tuple[list[tuple[int, ...
             config.indexer_types = ["full", "full", "shared"]
     reference = make(folder, config, seed=1)
     shared = [rng.randrange(2, VOCAB) for _ in range(18)]
-    prompts = [
-        (*shared[:n], *(rng.randrange(2, VOCAB) for _ in range(k)))
-        for n, k in ((18, 20), (13, 9), (0, 30), (18, 3))
-    ]
+    prompts = [(*shared[:n], *(rng.randrange(2, VOCAB) for _ in range(k))) for n, k in lengths]
     want = []
     for prompt in prompts:
         tokens = reference.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt)),
-            max_new_tokens=LENGTH,
-            min_new_tokens=LENGTH,
+            max_new_tokens=num_tokens,
+            min_new_tokens=num_tokens,
             do_sample=False,
             pad_token_id=0,
         )
@@ -92,8 +98,10 @@ async def answer(
     return [token.token async for token in frontend.generate(request)]
 
 
-async def answers(cluster: LocalCluster, prompts: list[tuple[int, ...]]) -> list[list[int]]:
-    return list(await asyncio.gather(*(answer(cluster, prompt) for prompt in prompts)))
+async def answers(
+    cluster: LocalCluster, prompts: list[tuple[int, ...]], sampling: SamplingParams = SAMPLING
+) -> list[list[int]]:
+    return list(await asyncio.gather(*(answer(cluster, prompt, sampling) for prompt in prompts)))
 
 
 MESHES = [
