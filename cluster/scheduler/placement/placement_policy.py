@@ -14,8 +14,8 @@ class PlacementQuery:
     """A request as a policy sees it. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
     __slots__ = (
-        "cached_blocks", "contexts", "due_at", "expected_tokens", "late", "missing_tokens", "num_tokens", "short_tokens",
-        "slo", "tpot_s",
+        "cached_blocks", "contexts", "due_at", "expected_tokens", "late", "leaves", "missing_tokens", "num_tokens",
+        "short_tokens", "slo", "tpot_s",
     )  # fmt: skip
 
     def __init__(
@@ -30,15 +30,17 @@ class PlacementQuery:
         expected_tokens: float = 256.0,
         short_tokens: float = 256.0,
         late: bool = False,
+        leaves: float = 0.0,
     ) -> None:
         """`missing_tokens` is what the decode instance lacks, where it has said so itself. `due_at` is when the first token is
         due. `contexts` are the tokens that its sequence will hold, `expected_tokens` is the average output, and `short_tokens` a
-        short one. `late` says that it misses its first token, and lets others pass on its instance."""
+        short one. `late` says that it misses its first token, and lets others pass on its instance. It `leaves` others such a
+        share of what an instance can decode."""
         self.num_tokens, self.missing_tokens, self.contexts = num_tokens, missing_tokens, contexts
         self.cached_blocks = cached_blocks
         self.slo, self.tpot_s, self.due_at = slo, slo.tpot_s, due_at
         self.expected_tokens, self.short_tokens = expected_tokens, short_tokens
-        self.late = late
+        self.late, self.leaves = late, leaves
 
     def uncached(self, member: Member) -> int:
         """Return the tokens to compute on `member`. The last one is always computed, since its logits are needed."""

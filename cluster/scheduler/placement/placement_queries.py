@@ -44,6 +44,7 @@ class PlacementQueries:
         missing_tokens: int | None = None,
         *,
         late: bool = False,
+        leaves: float = 0.0,
     ) -> PlacementQuery:
         curve, most = self._lengths.curve(place.tenant, place.slo.name), place.max_new_tokens
         return PlacementQuery(
@@ -56,6 +57,7 @@ class PlacementQueries:
             expected_tokens=min(most, curve.mean),
             short_tokens=min(most, curve.quantile(SHORT_SHARE)),
             late=late,
+            leaves=leaves,
         )
 
 

@@ -23,7 +23,7 @@ from cluster.scheduler.placement.outlook import late_if_idle
 from cluster.scheduler.placement.placement import Placement, prefill_promise
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementPolicy, PlacementQuery
 from cluster.scheduler.placement.placement_queries import PlacementQueries
-from cluster.scheduler.placement.scarcity import Scarcity
+from cluster.scheduler.placement.reserve import Reserve, leaves_room
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.hopeless import IdleEstimate
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
@@ -51,7 +51,7 @@ class Placer:
         self._threshold, self._counters = local_threshold_tokens, counters
         self._queries = PlacementQueries()
         self._placements: dict[str, Placement] = {}
-        self._scarcity = Scarcity()
+        self._reserve = Reserve()
         self._claim: tuple[str, str] | None = None
         """(key of the waiter, address of the decode instance that is kept for it)."""
 
@@ -72,15 +72,14 @@ class Placer:
         With `may_be_early` its prompt may be computed before a slot is free for its sequence."""
         place = waiter.place
         waiter.tried_at, waiter.waits_for, waiter.lacks_slot = now, None, False
-        if waiter.has_missed(now) and self._scarcity.is_felt(place.slo.priority, now):
-            return None
+        leaves = self._reserve.asked(waiter, now)
         candidates = self._roster.candidates(place, waiter.num_tries)
         waiter.num_tries += 1
         wanted = place.prefer or self._roster.replica_of(place.exclude)
         roster = self._roster
         usable = (roster.answering if place.ends_with_prompt else roster.decodes)(place, candidates, wanted)
         cached = _cached(place, candidates)
-        ask = self._queries.of(place, cached, waiter.due_at, late=waiter.is_late(now))
+        ask = self._queries.of(place, cached, waiter.due_at, late=waiter.is_late(now), leaves=leaves)
         early, level = may_be_early and waiter.is_urgent(now), place.slo.priority
         decodes, seen_from = self._with_blocks(waiter, ask, usable, wanted), -NO_LEVEL
         found = self._choose(waiter, ask, decodes, candidates, now)
@@ -92,10 +91,9 @@ class Placer:
         if (found is None or found.late) and early:
             in_line = self._choose(waiter, ask, decodes, candidates, now, early=True, level=seen_from)
             found = in_line or found
-        if found is None and usable and not (waiter.has_missed(now) or _waits_for_prompts(waiter)):
-            self._scarcity.note(level, usable[0].lives_s, now)
         if not decodes:
-            self._claim_for(waiter, usable, now)
+            if not leaves:
+                self._claim_for(waiter, usable, now)
             return None
         waiter.blocked_since = None
         if found is None:
@@ -109,7 +107,7 @@ class Placer:
     ) -> list[Member]:
         """Return the instances that have blocks for it; `wanted` alone where that has them, and a slot."""
         contexts, cached = ask.contexts, ask.cached_blocks
-        decodes = [m for m in usable if self._has_blocks(m, waiter, contexts, cached)]
+        decodes = [m for m in usable if self._has_blocks(m, waiter, contexts, cached, ask.leaves)]
         if wanted:
             decodes = [m for m in decodes if m.address == wanted and m.has_slot] or decodes
         return decodes
@@ -169,12 +167,9 @@ class Placer:
         if changed is not None and waiter.blocked_since is not None:
             match = self._roster.match(waiter.place)
             able = changed.answers if waiter.place.ends_with_prompt else changed.decodes
-            return not able or not self._has_blocks(
-                changed.above(waiter.place.slo.priority),
-                waiter,
-                self._queries.contexts(waiter.place),
-                match,
-            )
+            seen, contexts = changed.above(waiter.place.slo.priority), self._queries.contexts(waiter.place)
+            leaves = self._reserve.share(waiter, now)
+            return not able or not self._has_blocks(seen, waiter, contexts, match, leaves)
         if self._roster.scans or now - waiter.tried_at >= RETRY_S:
             return False
         return waiter.waits_for is None or waiter.waits_for[0].version == waiter.waits_for[1]
@@ -280,15 +275,19 @@ class Placer:
             place, candidates, exclude
         )
 
-    def _has_blocks(self, member: Member, waiter: Waiter, contexts: Contexts, cached: CachedBlocks) -> bool:
-        """Return whether an instance has blocks for it and is not kept for another."""
+    def _has_blocks(
+        self, member: Member, waiter: Waiter, contexts: Contexts, cached: CachedBlocks, leaves: float
+    ) -> bool:
+        """Return whether an instance has blocks for it, beside the share that it leaves, and is not kept for another."""
         claim, address, place = self._claim, member.address, waiter.place
         is_mine = claim is not None and claim[1] == address
         if claim is not None and is_mine and claim[0] != waiter.key:
             return False
         if self._peers.is_kept(address, is_mine):
             return False
-        return member.has_blocks(place.num_tokens, contexts, place.block_hashes, cached)
+        return leaves_room(member, leaves) and member.has_blocks(
+            place.num_tokens, contexts, place.block_hashes, cached
+        )
 
     def _has_prompt_room(self, place: Place, ask: PlacementQuery, choice: PlacementChoice) -> bool:
         is_short = choice.prefill is None and ask.uncached(choice.decode) <= self._threshold

@@ -15,7 +15,8 @@ the weights anyway, and under load every instance does both. So sequences spread
 The time of an instance that may only compute prompts costs a tenth, since nothing else can use it: it gets all prompts until its
 queue endangers a target, and from then on instances that decode compute some themselves.
 
-A late request has no target left to keep, so it goes where it costs others and itself least.
+A late request has no target left to keep, so it goes where it costs others and itself least, and leaves others a share of what an
+instance can decode (`reserve`).
 
 Where all slots of a decode instance are taken, a prompt may be computed elsewhere before one is free, however short it is: the
 sequence then waits for a slot after its first token. That wait is predicted and counts as time per token, and no such place is
@@ -204,7 +205,9 @@ class SloPolicy:
             step_s += _sitting_out_s(law, decode, ask.num_tokens)
             step_s *= 1 + off * law.error
             floor_s = reach * max(alone_s, alone_step_s(prompt, context))
-            if decode.batch_seqs and step_s > max(margin * decode.tightest_tpot_s, floor_s):
+            limit_s = max(margin * decode.tightest_tpot_s, floor_s)
+            limit_s -= ask.leaves * max(0.0, limit_s - alone_s) if ask.leaves else 0.0
+            if decode.batch_seqs and step_s > limit_s:
                 continue
             # Experts are read anyway: by the prompts beside it, and by the others once the batch has some.
             adds_s = max(0.0, alone_s + law.left_unread_s(1) - law.fixed_s)

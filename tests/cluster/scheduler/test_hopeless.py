@@ -134,7 +134,7 @@ def test_nothing_is_refused_once_nobody_has_waited_for_a_while() -> None:
 @pytest.mark.parametrize(
     ("changes", "refused"),
     [
-        ({"free_blocks": 450}, False),
+        ({"free_blocks": 550}, False),
         ({"free_blocks": 350}, True),
         ({"num_decoding": 4, "num_running": 4}, False),
         ({"num_decoding": 8, "num_running": 8}, True),

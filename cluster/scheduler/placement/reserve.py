@@ -1,0 +1,44 @@
+"""What is late leaves half of each instance to those that can still be in time.
+
+A sequence keeps its place for as long as it decodes. A late one that fills an instance takes the place of one that comes in that
+time, which is late in turn. So after there was too much for a while, nearly all would go on being late for as long as there is
+nearly enough to do. Where requests come that can be in time, a late one is placed only on an instance that is at most half full:
+of slots, of blocks, and of the step that its targets allow."""
+
+from math import inf
+from typing import Final
+
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.queue.waiting_queue import Waiter
+
+_SHARE: Final = 0.5
+_COME_S: Final = 30.0
+"""Nothing is left to requests in time where none has come for so long, which is about how long an answer takes."""
+
+
+class Reserve:
+    def __init__(self) -> None:
+        self._came_at: dict[int, float] = {}
+        """Priority -> when a request of it that could be in time last asked for a place."""
+
+    def asked(self, waiter: Waiter, now: float) -> float:
+        """Note that a request asks for a place, and return its `share`."""
+        if not waiter.has_missed(now):
+            self._came_at[waiter.place.slo.priority] = now
+        return self.share(waiter, now)
+
+    def share(self, waiter: Waiter, now: float) -> float:
+        """Return which share of an instance it leaves to those of its class and of higher ones: none unless it is late."""
+        if not waiter.has_missed(now):
+            return 0.0
+        priority = waiter.place.slo.priority
+        last = max((at for other, at in self._came_at.items() if other >= priority), default=-inf)
+        return _SHARE if now - last <= _COME_S else 0.0
+
+
+def leaves_room(member: Member, share: float) -> bool:
+    """Return whether such a share of its slots and blocks is free."""
+    if not share:
+        return True
+    slots, blocks = member.max_num_seqs, member.num_blocks
+    return slots - member.num_seqs > share * slots and member.room_blocks > share * blocks
