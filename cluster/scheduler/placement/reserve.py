@@ -25,6 +25,7 @@ class Reserve:
         """Note that a request asks for a place, and return its `share`."""
         if not waiter.has_missed(now):
             self._came_at[waiter.place.slo.priority] = now
+            return 0.0
         return self.share(waiter, now)
 
     def share(self, waiter: Waiter, now: float) -> float:

@@ -206,7 +206,8 @@ class SloPolicy:
             step_s *= 1 + off * law.error
             floor_s = reach * max(alone_s, alone_step_s(prompt, context))
             limit_s = max(margin * decode.tightest_tpot_s, floor_s)
-            limit_s -= ask.leaves * max(0.0, limit_s - alone_s) if ask.leaves else 0.0
+            if ask.leaves:
+                limit_s = alone_s + (1 - ask.leaves) * max(0.0, limit_s - alone_s)
             if decode.batch_seqs and step_s > limit_s:
                 continue
             # Experts are read anyway: by the prompts beside it, and by the others once the batch has some.
