@@ -1,4 +1,5 @@
-"""Which idle block of a prefix cache is given up first: the least recently used one, after those that nobody will ask for.
+"""Which idle block of a prefix cache is given up first: the least recently used one, after those that nobody will ask for and
+before those that are pinned.
 
 Time is counted in blocks that fell idle. Invariant: each run that may lose its last block has an entry in the heap, ordered by
 when that block fell idle. Other entries are out of date; they are dropped when they come first or become too many."""
@@ -9,6 +10,8 @@ from collections.abc import Collection
 from engine.cache.block_pool import BlockPool
 from engine.cache.prefix_run import Run
 
+_Entry = tuple[float, bool, int, int, Run]
+"""(pinned until, wanted, idle since, number of the entry, run)"""
 _FEW = 64
 """The number of outdated entries that the heap may have however few runs there are."""
 
@@ -17,8 +20,8 @@ class EvictionOrder:
     def __init__(self, pool: BlockPool, runs: Collection[Run]) -> None:
         """`runs` is a live view of the cache's runs."""
         self._pool, self._runs = pool, runs
-        self._entries: list[tuple[bool, int, int, Run]] = []
-        """(wanted, idle since, number of the entry, run); the first to go is at the top."""
+        self._entries: list[_Entry] = []
+        """The first to go is at the top."""
         self._num_added = self._num_released = 0
 
     @property
@@ -34,14 +37,14 @@ class EvictionOrder:
         self.offer(run)
 
     def offer(self, run: Run) -> None:
-        """Add `run` if its last block may be given up now."""
+        """Add `run` if its last block may be given up now. Also call it when its pins have changed, or whether it is wanted."""
         if not self._may_go(run):
             return
         if len(self._entries) > 2 * len(self._runs) + _FEW:
             self._entries = [entry for entry in self._entries if self._is_current(entry)]
             heapq.heapify(self._entries)
         self._num_added += 1
-        heapq.heappush(self._entries, (run.wanted, run.idle_since, self._num_added, run))
+        heapq.heappush(self._entries, _entry(run, self._num_added))
 
     def first(self) -> Run | None:
         """Return the run whose last block goes first; None where no run's may go."""
@@ -69,7 +72,13 @@ class EvictionOrder:
         """Return whether the last block may be given up: nothing follows it, and nobody refers to it."""
         return len(run.blocks) > 0 and not run.children and not self._pool.refs(run.blocks[-1])
 
-    def _is_current(self, entry: tuple[bool, int, int, Run]) -> bool:
+    def _is_current(self, entry: _Entry) -> bool:
         """Return whether an entry is up to date. A run that falls idle anew does so at a later time."""
-        _, idle_since, _, run = entry
-        return run.idle_since == idle_since and self._may_go(run)
+        until_s, wanted, idle_since, _, run = entry
+        if run.idle_since != idle_since or run.wanted != wanted or not self._may_go(run):
+            return False
+        return run.pinned_until_s == until_s
+
+
+def _entry(run: Run, number: int) -> _Entry:
+    return run.pinned_until_s, run.wanted, run.idle_since, number, run

@@ -3,11 +3,22 @@
 Invariant: for each of `blocks`, `tokens` has one block's tokens and `hashes` one hash. The blocks that nobody refers to are the
 last ones, and each fell idle just after the one behind it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
 Children = dict[tuple[int, ...], "Run"]
 """The runs that follow a run, by the tokens of their first block."""
+
+
+@dataclass(slots=True, eq=False)
+class Pin:
+    """Somebody's wish that certain blocks stay: they go after those that nobody has pinned."""
+
+    until_s: float
+    """Until when, as far as is known. Of pinned blocks those go first whose pin ends first."""
+    runs: dict["Run", None] = field(default_factory=dict["Run", None])
+    """What is left of them."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -24,11 +35,24 @@ class Run:
     """When the last block was released. The one before it was released a moment later, and so on."""
     wanted: bool = True
     """False where the client that used the blocks last has said that nobody will ask for them again."""
+    pins: dict[Pin, None] = field(default_factory=dict[Pin, None])
+    """Each of them has this run among its own."""
     num_changes: int = 0
     """The number of blocks and children that came or went. The run's own removal counts, too."""
 
     def tokens_of(self, block_size: int, index: int) -> tuple[int, ...]:
         return tuple(self.tokens[index * block_size : (index + 1) * block_size])
+
+    @property
+    def pinned_until_s(self) -> float:
+        """When the last of its pins ends; in the endless past without any."""
+        return max((pin.until_s for pin in self.pins), default=-inf)
+
+    def pin(self, pin: Pin) -> None:
+        self.pins[pin] = pin.runs[self] = None
+
+    def unpin(self, pin: Pin) -> None:
+        del self.pins[pin], pin.runs[self]
 
     def num_common(self, first: int, tokens: Sequence[int], start: int, end: int, block_size: int) -> int:
         """Return how many blocks, from `first` on, hold the tokens from tokens[start] on. Nothing is read from tokens[end] on."""
@@ -51,6 +75,8 @@ class Run:
             idle_since=self.idle_since + left,
             wanted=self.wanted,
         )
+        for pin in self.pins:
+            upper.pin(pin)
         self.parent.children[upper.tokens_of(block_size, 0)] = upper
         del self.tokens[:size], self.blocks[:count], self.hashes[:count]
         upper.children[self.tokens_of(block_size, 0)] = self
@@ -73,6 +99,11 @@ class Run:
         self.depth -= count
         self.idle_since += count
         self.num_changes += 1
+
+
+def depth_shared(runs: Iterable[Run]) -> int:
+    """Return up to which depth the runs of a prefix are others', too: these have gone on from there, or have pinned it."""
+    return max((run.depth for run in runs if len(run.children) > 1 or run.pins), default=0)
 
 
 def num_equal(one: list[int], other: list[int]) -> int:

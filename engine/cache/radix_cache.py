@@ -5,14 +5,14 @@ a few for each block. Invariant: a block's ancestors hold exactly the tokens bef
 that nobody refers to and nothing follows are evicted, in the order that `eviction_order` gives."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from core.errors import Bug
 from core.kv import hash_chain, root_hash
 from engine.cache.block_pool import BlockPool
 from engine.cache.eviction_order import EvictionOrder
-from engine.cache.prefix_run import Run, num_equal
+from engine.cache.prefix_run import Pin, Run, depth_shared, num_equal
 from engine.cache.state_checkpoints import StateCheckpoints
 
 _MAX_SIBLINGS_SCANNED = 64
@@ -170,14 +170,40 @@ class RadixCache:
     def release(self, idle_blocks: Sequence[int], wanted: bool = True) -> None:
         """Offer cached blocks that nobody refers to any more (as BlockPool.drop reports) for eviction.
 
-        Unless they are `wanted` they go first. This leaves out the blocks from which several sequences have gone on, and what
-        those follow."""
+        Unless they are `wanted` they go first. This leaves out the blocks from which several sequences have gone on, those that
+        are pinned, and what these follow."""
         if self.checkpoints.num_blocks:  # which are not in the tree themselves
             idle_blocks = [block for block in idle_blocks if self._run_of[block] is not None]
         runs = self._cut_out(idle_blocks)
-        shared = max((run.depth for run in runs if len(run.children) > 1), default=0)
+        shared = depth_shared(runs)
         for run in runs:
             self._order.fell_idle(run, wanted or run.depth <= shared)
+
+    def pin(self, pin: Pin, most: int, blocks: Sequence[int], twins: Sequence[int] = ()) -> None:
+        """Pin the first of a sequence's `blocks`, at `most`, all of which `insert` has handled and none was given up since."""
+        run: Run | None = self._last_known(blocks, len(blocks), twins)[0]
+        depth = min(len(blocks), most)
+        while run is not None and run.blocks:
+            above = run.parent
+            if (count := depth - run.depth + len(run.blocks)) > 0:
+                pinned = self._split(run, count) if count < len(run.blocks) else run
+                pinned.pin(pin)
+                self._order.offer(pinned)
+            run = above
+
+    def unpin(self, pin: Pin, wanted: bool = True) -> None:
+        """End a pin. Unless its blocks are `wanted`, they go first, but for those that `release` leaves out."""
+        runs = [*pin.runs]
+        for run in runs:
+            run.unpin(pin)
+        shared = depth_shared(runs)
+        for run in runs:
+            run.wanted = run.wanted and (wanted or run.depth <= shared)
+            self._order.offer(run)
+
+    def num_idle_of(self, pins: Iterable[Pin]) -> int:
+        """Return the number of their blocks that nobody refers to."""
+        return sum(map(self._order.num_idle, {run for pin in pins for run in pin.runs}))
 
     def evict(self, count: int) -> None:
         """Give `count` blocks back to the pool, or more, since a checkpoint goes as a whole. The caller has checked
@@ -225,6 +251,8 @@ class RadixCache:
             refs = [self._pool.refs(block) > 0 for block in (*before.blocks[-1:], *run.blocks)]
             if sorted(refs, reverse=True) != refs:
                 raise Bug(f"one of the cached blocks {run.blocks} is in use but its prefix is not")
+            if before.blocks and not before.pins.keys() >= run.pins.keys():
+                raise Bug(f"cached blocks {run.blocks} are pinned, and what they follow is not")
             num_kept += len(run.blocks)
         if num_kept != sum(run is not None for run in self._run_of):
             raise Bug(f"{num_kept} blocks are in the prefix tree, and others are said to be")
@@ -272,7 +300,7 @@ class RadixCache:
         size = self._block_size
         hashes = self._hashes_of(run.hashes[-1], tokens, size)
         before = run.blocks[-1] if run.blocks else -1
-        if run.blocks and not run.children:
+        if run.blocks and not run.children and not run.pins:  # what follows is not pinned
             run.extend(tokens, blocks, hashes)
         else:
             depth = run.depth + len(blocks)
@@ -327,6 +355,8 @@ class RadixCache:
             self._note(hashes, False)
         if not run.blocks:
             del before.children[key], self._runs[run]
+            for pin in [*run.pins]:
+                run.unpin(pin)
             before.num_changes += 1
             run = before
         self._order.offer(run)

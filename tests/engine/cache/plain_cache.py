@@ -3,7 +3,8 @@
 Each step looks at everything that is kept."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 
 from core.kv import block_hashes
 from engine.cache.block_pool import BlockPool
@@ -17,6 +18,8 @@ class Node:
     hash: int
     idle_since: int = 0
     wanted: bool = True
+    pins: dict[str, float] = field(default_factory=dict[str, float])
+    """When each of them ends."""
 
 
 class PlainCache:
@@ -59,15 +62,36 @@ class PlainCache:
 
     def release(self, blocks: Sequence[int], wanted: bool) -> None:
         nodes = [self._with(block) for block in blocks]
-        shared = max((len(node.path) for node in nodes if len(self._children(node.path)) > 1), default=0)
+        shared = self._shared(nodes)
         for node in nodes:
             node.wanted = wanted or len(node.path) <= shared
             node.idle_since = self._num_released
             self._num_released += 1
 
+    def pin(self, name: str, until_s: float, tokens: Sequence[int], num_blocks: int) -> None:
+        for index in range(num_blocks):
+            self._nodes[tuple(tokens[: (index + 1) * self._size])].pins[name] = until_s
+
+    def unpin(self, name: str, wanted: bool) -> None:
+        nodes = [node for node in self._nodes.values() if name in node.pins]
+        for node in nodes:
+            del node.pins[name]
+        shared = self._shared(nodes)
+        for node in nodes:
+            node.wanted = node.wanted and (wanted or len(node.path) <= shared)
+
+    def num_pinned(self) -> int:
+        return sum(bool(node.pins) and not self._pool.refs(node.block) for node in self._nodes.values())
+
     def evict(self, count: int) -> None:
         for _ in range(count):
-            self._remove(min(self._leaves(), key=lambda node: (node.wanted, node.idle_since)))
+            self._remove(min(self._leaves(), key=_order))
+
+    def _shared(self, nodes: Sequence[Node]) -> int:
+        """Up to how many tokens these nodes of a prefix are others', too."""
+        return max(
+            (len(node.path) for node in nodes if len(self._children(node.path)) > 1 or node.pins), default=0
+        )
 
     def _with(self, block: int) -> Node:
         return next(node for node in self._nodes.values() if node.block == block)
@@ -93,3 +117,7 @@ class PlainCache:
             self.events[1 - what].remove(block_hash)
         else:
             self.events[what].add(block_hash)
+
+
+def _order(node: Node) -> tuple[float, bool, int]:
+    return max(node.pins.values(), default=-inf), node.wanted, node.idle_since

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cache.block_pool import BlockPool
+from engine.cache.prefix_run import Pin
 from engine.cache.radix_cache import PrefixMatch, RadixCache
 from tests.engine.cache.plain_cache import PlainCache
 
@@ -34,6 +35,8 @@ class Both:
         self.cache = RadixCache(self.pools[0], size)
         self.model = PlainCache(self.pools[1], size)
         self.running: list[Running] = []
+        self.pins: dict[str, Pin] = {}
+        self.num_pins = 0
         self.found = deque[tuple[list[int], PrefixMatch]](maxlen=6)
         """What was looked for last."""
 
@@ -80,6 +83,23 @@ class Both:
         self.cache.release(idle[0], wanted)
         self.model.release(idle[1], wanted)
 
+    def pin(self, which: int, most: int, until_s: float) -> None:
+        """Pin the first blocks of one that runs, as far as they are kept."""
+        run = self.running[which % len(self.running)]
+        if not run.num_kept:
+            return
+        name, pin = f"pin {self.num_pins}", Pin(until_s)
+        self.num_pins += 1
+        self.pins[name] = pin
+        self.cache.pin(pin, most, run.blocks[0][: run.num_kept], run.twins[0])
+        self.model.pin(name, until_s, run.tokens, min(run.num_kept, most))
+
+    def unpin(self, which: int, wanted: bool) -> None:
+        if self.pins:
+            name = [*self.pins][which % len(self.pins)]
+            self.cache.unpin(self.pins.pop(name), wanted)
+            self.model.unpin(name, wanted)
+
     def borrow(self, prompt: list[int]) -> None:
         """The first cached block is referred to for a moment, without a sequence: as a copy from it does."""
         for block in self.cache.match(prompt, "", partial=False).blocks[:1]:
@@ -89,6 +109,7 @@ class Both:
 
     def check(self) -> None:
         self.cache.check_integrity()
+        assert self.cache.num_idle_of(self.pins.values()) == self.model.num_pinned()
         added, removed = self.cache.drain_events()
         assert (set(added), set(removed)) == self.model.events
         for known in self.model.events:
@@ -104,6 +125,8 @@ STEPS = st.one_of(
     st.tuples(st.just("advance"), st.integers(0, 9), st.integers(1, 6)),
     st.tuples(st.just("end"), st.integers(0, 9), st.booleans()),
     st.tuples(st.just("borrow"), PROMPTS),
+    st.tuples(st.just("pin"), st.integers(0, 9), st.integers(0, 8), st.sampled_from([1.0, 2.0])),
+    st.tuples(st.just("unpin"), st.integers(0, 9), st.booleans()),
 )
 
 
@@ -112,7 +135,7 @@ STEPS = st.one_of(
 def test_it_does_what_a_tree_of_blocks_does(size: int, steps: list[tuple[str, object]]) -> None:
     both = Both(size)
     for name, *args in steps:
-        if name in ("begin", "borrow") or both.running:
+        if name in ("begin", "borrow", "unpin") or both.running:
             getattr(both, name)(*args)
             both.check()
 
@@ -127,6 +150,10 @@ def test_it_does_so_for_long_too(size: int) -> None:
             both.begin([int(t) for t in rng.integers(0, 2 if kind < 0.3 else 9, rng.integers(1, 30))])
         elif both.running and kind < 0.7:
             both.advance(int(rng.integers(9)), int(rng.integers(1, 7)))
+        elif both.running and kind < 0.8:
+            both.pin(int(rng.integers(9)), int(rng.integers(9)), float(rng.integers(3)))
+        elif kind < 0.85 + 0.05 * (len(both.pins) > 5):
+            both.unpin(int(rng.integers(9)), bool(rng.random() < 0.5))
         elif both.running:
             both.end(int(rng.integers(9)), bool(rng.random() < 0.8))
         both.check()
