@@ -84,7 +84,7 @@ def make_model(folder: Path, smoke: bool) -> None:
 
 
 class Bench:
-    """One instance's engine, which runs within `running`. Hears its tokens (engine.loop.EngineEvents)."""
+    """One instance's engine, which runs within `running`. Hears its tokens (core.ports.EngineEvents)."""
 
     def __init__(self, folder: Path, threads: int) -> None:
         engine = EngineConfig(num_threads=threads, kv_bytes=256 << 20, device="cpu", prefix_cache=False)

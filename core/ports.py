@@ -5,9 +5,9 @@ from typing import Protocol, TypeVar
 
 from core.adapter_config import HoldAdapters
 from core.messages import Message
-from core.plan import StepPlan, StepResult
+from core.plan import FailedSeq, StepPlan, StepResult
 from core.steps import StepModels
-from core.types import Request
+from core.types import Request, TokenOut
 
 
 class Clock(Protocol):
@@ -164,3 +164,28 @@ class TokenCodec(Protocol):
 
 Resolve = Callable[[], Awaitable[Collection[str]]]
 """Looks the current addresses of all schedulers up (service discovery)."""
+
+
+class EngineEvents(Protocol):
+    """What an engine tells the instance that it runs in. The engine's own task makes the calls."""
+
+    def on_tokens(self, tokens: list[TokenOut]) -> None:
+        """Take all tokens that a step has drawn. Called before the next step is planned."""
+        ...
+
+    def on_stuck(self, keys: list[str]) -> None:
+        """Abort these pushed sequences: they wait for blocks that only others can free."""
+        ...
+
+    def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
+        """Call `go_on` with each of these `paused` pushed sequences when nothing of it is being read any more: a step that may
+        have sent some of its KV on was taken back. Abort those that are `lost`."""
+        ...
+
+    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
+        """Let these fail: a step could not compute them, and they are aborted."""
+        ...
+
+    def on_error(self, error: BaseException) -> None:
+        """Note that the ranks have failed and the engine has stopped. Called once."""
+        ...

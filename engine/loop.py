@@ -5,15 +5,16 @@ import logging
 from bisect import insort
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from math import inf
 
 from core.adapter_config import HoldAdapters
 from core.errors import Bug, OutOfMemory, RequestError
 from core.messages import Grant
 from core.output_marks import MARKS
-from core.plan import FailedSeq, StepPlan, StepResult
-from core.ports import Clock, WorkerGroup
+from core.plan import StepPlan, StepResult
+from core.ports import Clock, EngineEvents, WorkerGroup
 from core.reports import DroppedBlocks, LayerExperts, TierCounts, WorkCounts
 from core.steps import StepModels
 from core.types import Request, TokenOut
@@ -49,31 +50,6 @@ class EngineLoad:
     late_tokens: int = 0
     """How many of the waiting tokens are of late prompts."""
     lendable_blocks: int = 0
-
-
-class EngineEvents(Protocol):
-    """What an engine tells the instance that it runs in. The engine's own task makes the calls."""
-
-    def on_tokens(self, tokens: list[TokenOut]) -> None:
-        """Take all tokens that a step has drawn. Called before the next step is planned."""
-        ...
-
-    def on_stuck(self, keys: list[str]) -> None:
-        """Abort these pushed sequences: they wait for blocks that only others can free."""
-        ...
-
-    def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
-        """Call `go_on` with each of these `paused` pushed sequences when nothing of it is being read any more: a step that may
-        have sent some of its KV on was taken back. Abort those that are `lost`."""
-        ...
-
-    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
-        """Let these fail: a step could not compute them, and they are aborted."""
-        ...
-
-    def on_error(self, error: BaseException) -> None:
-        """Note that the ranks have failed and the engine has stopped. Called once."""
-        ...
 
 
 @dataclass(slots=True)
@@ -116,7 +92,7 @@ class Engine:
         """Compute `request` here. With `push` its KV is sent on, it draws tokens until `hold`, and its blocks stay until
         `release`. Raises RequestError when it can never fit."""
         self._scheduler.check_fits(request)
-        self._received.append(request.key)
+        self._has_come(request)
         if self._tiers is None:
             self._add(request, push)
         else:
@@ -130,7 +106,7 @@ class Engine:
         """Wait for blocks for the request's known tokens, by class and then in the order of the calls. Cancelling it withdraws
         it."""
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
-        self._received.append(request.key)
+        self._has_come(request)
         try:
             self._scheduler.check_fits(request)
         except RequestError as error:
@@ -145,6 +121,10 @@ class Engine:
     def _queue_reservation(self, waiter: _Waiter) -> None:
         insort(self._reserving, waiter, key=_precedence)
         self._serve_reservations()
+
+    def _has_come(self, request: Request) -> None:
+        self._received.append(request.key)
+        self._scheduler.sessions.begins(request, self._clock.now())
 
     def has_room(self, key: str) -> bool:
         """Return whether this pushed sequence can draw one more token in the blocks that it has."""
@@ -218,6 +198,7 @@ class Engine:
             draft_tokens=guessed,
             accepted_tokens=right,
             out_of_memory_steps=self._num_taken_back,
+            sessions=self._scheduler.sessions.counts,
         )
 
     def drain_experts(self, again: bool = False) -> tuple[LayerExperts, ...]:
@@ -253,6 +234,13 @@ class Engine:
         """As `WorkerGroup.hold_adapters`. Raises ReplicaLost."""
         return await self._group.hold_adapters(asked)
 
+    def hint_session(self, tenant: str, name: str, *, release: bool) -> bool:
+        """Release a session, or read its KV back. Returns whether it is known here."""
+        sessions = self._scheduler.sessions
+        known = sessions.release(tenant, name) if release else sessions.prefetch(tenant, name)
+        self._changed.set()
+        return known
+
     def check_integrity(self) -> None:
         self._scheduler.check_integrity()
 
@@ -266,6 +254,7 @@ class Engine:
             while not self._closing:
                 if self._tiers_error is not None:
                     raise self._tiers_error
+                self._scheduler.sessions.read_due(self._clock.now())
                 while (
                     len(in_flight) < self._depth
                     and (plan := self._scheduler.plan(self._clock.now(), self._fits.models)) is not None
@@ -278,7 +267,7 @@ class Engine:
                     self._changed.clear()
                     if stuck := self._scheduler.stuck_pushes:
                         events.on_stuck(stuck)
-                    await self._changed.wait()
+                    await self._something_changes()
                     continue
                 await self._end_step(in_flight, events)
         except Exception as error:
@@ -287,6 +276,13 @@ class Engine:
             for task in (lost, *(task for _, task in in_flight)):
                 task.cancel()
             await asyncio.gather(lost, *(task for _, task in in_flight), return_exceptions=True)
+
+    async def _something_changes(self) -> None:
+        """Wait until something has changed, or a session is to be read back."""
+        due_s = self._scheduler.sessions.next_due_s
+        with suppress(TimeoutError):
+            async with asyncio.timeout(None if due_s == inf else max(0.0, due_s - self._clock.now())):
+                await self._changed.wait()
 
     def _tiers_failed(self, error: Exception) -> None:
         self._tiers_error = error

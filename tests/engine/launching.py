@@ -36,7 +36,7 @@ BLOCK_SIZE, MAX_CONTEXT = 4, 128
 
 
 class Answers:
-    """engine.loop.EngineEvents"""
+    """core.ports.EngineEvents"""
 
     def __init__(self, ids: Iterable[str]) -> None:
         self.said: dict[str, list[TokenOut]] = {id: [] for id in ids}

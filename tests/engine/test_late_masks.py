@@ -71,7 +71,7 @@ class GatedMatchers(Matchers):
 
 
 class Answers:
-    """engine.loop.EngineEvents"""
+    """core.ports.EngineEvents"""
 
     def __init__(self) -> None:
         self.tokens: dict[str, list[int]] = {}

@@ -76,7 +76,7 @@ class Said:
 
 
 class Answers:
-    """engine.loop.EngineEvents"""
+    """core.ports.EngineEvents"""
 
     def __init__(self, count: int) -> None:
         self.tokens: dict[str, list[TokenOut]] = {}
