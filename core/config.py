@@ -100,6 +100,11 @@ class EngineConfig(Section):
     """Guesses of one sequence in one step at the most; there are fewer the less they gain."""
     prefix_cache: bool = True
     """Keep the KV of ended sequences for prompts that begin alike; what was not used for longest is given up first."""
+    pinned_share: float = Field(default=0.5, ge=0, le=1)
+    """The share of an instance's KV blocks that all tenants together may keep there by asking for it (`cache_hints`). Each tenant
+    has a part of it by its `weight`. Sequences that run get these blocks, too, when no others are left."""
+    longest_pin_s: float = Field(default=3600.0, ge=0)
+    """No request's KV is kept for longer after its end because the client asked for it."""
     host_cache_bytes: int = Field(default=0, ge=0)
     """Host memory of one instance for KV of prefixes that its pool has no room for; 0: none."""
     longest_pause_s: float = Field(default=5.0, ge=0, le=60)

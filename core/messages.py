@@ -4,8 +4,8 @@ read in one place.
 frontend  -> scheduler   Place, Finished, AskStatus, LoadAdapter, UnloadAdapter, AdaptersUsed
 scheduler -> frontend    Placed, Rejected, Status, AdapterChanged
 frontend  -> decode      Submit, Cancel
-frontend  -> worker      DropCache
-worker    -> frontend    Tokens, Failed, HandedOver, Leaving, CacheDropped
+frontend  -> worker      DropCache, HintSession
+worker    -> frontend    Tokens, Failed, HandedOver, Leaving, CacheDropped, SessionHinted
 decode    -> prefill     StartPrefill, Revoke
 prefill   -> decode      ChunkDone, Commit, Drained, PrefillFailed
 worker    -> scheduler   Register, LoadReport, NeedPrefill, Leaving, AdaptersHeld
@@ -161,6 +161,23 @@ class DropCache:
 class CacheDropped:
     nonce: int
     blocks: DroppedBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class HintSession:
+    """A tenant's session is over (`release`), or its next turn is near: its KV is to be read back from lower tiers."""
+
+    nonce: int
+    tenant: str
+    session: str
+    release: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SessionHinted:
+    nonce: int
+    known: bool
+    """Whether a turn of the session has ended here, lately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +385,7 @@ class PrefillFailed:
 Message = (
     Place | Placed | AskStatus | Status | Rejected | Finished | Register | Leaving | LoadReport | NeedPrefill | PrefillAssigned
     | Submit | Cancel | Tokens | HandedOver | Failed
-    | Buddy | Replicas | ReplicasKept | DropCache | CacheDropped
+    | Buddy | Replicas | ReplicasKept | DropCache | CacheDropped | HintSession | SessionHinted
     | PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest | PeerBacklog
     | AdapterList | AdaptersHeld | AdaptersUsed | LoadAdapter | UnloadAdapter | AdapterChanged
     | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed

@@ -120,6 +120,18 @@ class DroppedBlocks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionCounts:
+    """What an instance has done by what clients say of the time after their requests (`core.types.CacheHints`)."""
+
+    pinned_blocks: int = 0
+    """Blocks that are pinned now."""
+    cut: int = 0
+    """Pins that ended before their time, so that tenants keep to their parts."""
+    prefetched: int = 0
+    """Sessions that were read back from lower tiers before their next turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkCounts:
     """What an instance has done since it began."""
 
@@ -144,6 +156,7 @@ class WorkCounts:
     accepted_tokens: int = 0
     out_of_memory_steps: int = 0
     """Steps for which there was no memory, and that were planned again with less."""
+    sessions: SessionCounts = SessionCounts()
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,20 @@ class PromptScore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CacheHints:
+    """What a client says of the time after a request. No answer depends on it. An instance follows it as far as its tenant's room
+    goes."""
+
+    session: str = ""
+    """Names the conversation that the request is a turn of, among its tenant's; empty: it is of none."""
+    ttl_s: float = 0.0
+    """For so long after its end its KV is not given up for that of others who have not asked for this."""
+    prefetch_s: float | None = None
+    """So long after its end its KV is read back to the device, if lower tiers alone have it by then. None: before the session's
+    next turn as its past lets expect; infinite: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """One sequence to generate. `attempt` counts re-executions; `emitted` are tokens that earlier attempts delivered."""
 
@@ -142,6 +156,7 @@ class Request:
     """The key of a request with the same beginning, which had its KV where this one goes; empty: there is none."""
     pictures: tuple[Picture, ...] = ()
     """The pictures of the prompt, in order."""
+    hints: CacheHints = CacheHints()
 
     @property
     def key(self) -> str:

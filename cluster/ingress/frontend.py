@@ -5,7 +5,8 @@ import contextlib
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
+from typing import Any
 
 from cluster.ingress.attempts import Attempts
 from cluster.ingress.beam_search import BeamParams
@@ -26,10 +27,12 @@ from core.messages import (
     DropCache,
     Failed,
     HandedOver,
+    HintSession,
     Leaving,
     Message,
     Placed,
     Rejected,
+    SessionHinted,
     Tokens,
 )
 from core.ports import Clock, Mail, Resolve
@@ -102,10 +105,20 @@ class Frontend:
     async def drop_caches(self) -> dict[str, DroppedBlocks]:
         """Have every instance give up its prefix cache, and return what each has dropped, by address. Raises ReplicaLost, naming
         one that does not answer."""
+        answers = await self._ask_instances(DropCache)
+        return {address: answer.blocks for address, answer in answers.items()}
+
+    async def hint_session(self, tenant: str, session: str, *, release: bool) -> list[str]:
+        """Have every instance release a tenant's session, or read its KV back. Returns the addresses of those that know it.
+        Raises ReplicaLost, naming one that does not answer."""
+        answers = await self._ask_instances(lambda nonce: HintSession(nonce, tenant, session, release))
+        return [address for address, answer in answers.items() if answer.known]
+
+    async def _ask_instances(self, question: Callable[[int], Message]) -> dict[str, Any]:
+        """Return what every instance answers, by address. Raises ReplicaLost."""
         addresses = [instance.address for instance in (await self.status()).instances]
-        asked = [self._questions.ask(one, DropCache, f"the instance {one}") for one in addresses]
-        answers = await asyncio.gather(*asked)
-        return {address: answer.blocks for address, answer in zip(addresses, answers, strict=True)}
+        asked = [self._questions.ask(one, question, f"the instance {one}") for one in addresses]
+        return dict(zip(addresses, await asyncio.gather(*asked), strict=True))
 
     async def ready(self) -> tuple[bool, str]:
         """Return whether a request would be answered, and if not, why."""
@@ -183,7 +196,7 @@ class Frontend:
                 self._attempts.leave(address)
             case AdapterList():
                 self.adapters.hear(message)
-            case Status() | CacheDropped() | AdapterChanged():
+            case Status() | CacheDropped() | SessionHinted() | AdapterChanged():
                 self._questions.answered(message)
             case _:
                 log.error("%s is not for a frontend (from %s)", type(message).__name__, sender)

@@ -359,6 +359,15 @@ _FACTS = {
         lambda i: i.work.returned,
         grows=True,
     ),
+    "pinned_blocks": _Fact("Blocks that clients have pinned", lambda i: i.work.sessions.pinned_blocks),
+    "cut_pins": _Fact(
+        "Pins that ended early, so that tenants keep to their parts",
+        lambda i: i.work.sessions.cut,
+        grows=True,
+    ),
+    "prefetched_sessions": _Fact(
+        "Sessions read back before their next turn", lambda i: i.work.sessions.prefetched, grows=True
+    ),
     "prefix_queried_tokens": _Fact(
         "Known tokens of the sequences that came", lambda i: i.work.prefix_queried_tokens, grows=True
     ),

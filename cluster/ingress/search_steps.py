@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from cluster.ingress.beam_search import Beam, BeamParams, BeamSearch, Likeliest
 from cluster.ingress.shared_prompt import SharedPrompt
-from core.types import FinishReason, Request, SamplingParams, TokenOut
+from core.types import CacheHints, FinishReason, Request, SamplingParams, TokenOut
 
 T = TypeVar("T")
 Draw = Callable[[Request, SharedPrompt], Awaitable[TokenOut]]
@@ -60,7 +60,7 @@ async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 def _step(request: Request, beam: Beam, num_candidates: int) -> Request:
     """The request for one token behind `beam`. Those behind the first go on with what has been admitted, like a new attempt."""
     sampling = SamplingParams(temperature=0.0, num_logprobs=num_candidates, max_tokens=len(beam.tokens) + 1)
-    step = replace(request, sampling=sampling)
+    step = replace(request, sampling=sampling, hints=CacheHints())  # which are meant for the end
     return step.retry(beam.tokens) if beam.tokens else step
 
 

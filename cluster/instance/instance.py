@@ -25,9 +25,11 @@ from core.messages import (
     CacheDropped,
     DropCache,
     Failed,
+    HintSession,
     Leaving,
     Message,
     PrefillFailed,
+    SessionHinted,
     StartPrefill,
     Submit,
 )
@@ -190,6 +192,10 @@ class Instance:
                 if self._replicator is not None:
                     self._replicator.drop()
                 self._mail.send(sender, CacheDropped(nonce, self._engine.drop_cache()))
+                return
+            case HintSession(nonce, tenant, session, release):
+                known = self._engine.hint_session(tenant, session, release=release)
+                self._mail.send(sender, SessionHinted(nonce, known))
                 return
             case AdapterList():
                 self._adapters.hear(message)

@@ -60,6 +60,16 @@ class Reservation:
     computes_rest: bool = False
     """Whether the rest is so short that it is to be computed here. Where sequences have states, blocks are found for it then."""
 
+    @classmethod
+    def of(cls, seq: Sequence, matched_tokens: int, *, computes_rest: bool) -> "Reservation":
+        return cls(
+            key=seq.key,
+            block_ids=seq.table,
+            matched_tokens=matched_tokens,
+            num_tokens=len(seq.tokens),
+            computes_rest=computes_rest,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Found:

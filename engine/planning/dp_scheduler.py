@@ -17,6 +17,7 @@ from core.types import Request, TokenOut
 from engine.cache.radix_cache import Kept
 from engine.cache.state_checkpoints import CheckpointKept
 from engine.planning.block_ledger import CachedPrefix, Reservation, Restore
+from engine.planning.group_sessions import GroupSessions
 from engine.planning.planner_protocol import Planner
 from engine.planning.returning import Keep, ReadBack
 from engine.planning.sequence import Sequence
@@ -55,6 +56,7 @@ class DpScheduler:
             )
             for group in range(num_groups)
         ]
+        self.sessions = GroupSessions([group.sessions for group in self._groups])
         self.num_blocks, self._blocks_each = each * num_groups, each
         self._next_step = 0
         self._planned: dict[int, list[StepPlan | None]] = {}

@@ -17,6 +17,8 @@ class Lifecycle:
         self.num_preempted = 0
         self.on_lost: Callable[[Sequence], None] | None = None
         """Called with each preempted sequence before it loses its blocks."""
+        self.on_left: Callable[[Sequence], None] = lambda _: None
+        """Called with each sequence that leaves before it gives its blocks back."""
         self._drop: list[str] = []
 
     def run(self, seq: Sequence) -> None:
@@ -104,6 +106,7 @@ class Lifecycle:
             self.wait(seq)
 
     def forget(self, seq: Sequence) -> None:
+        self.on_left(seq)
         self._give_up_blocks(seq)
         seq.state = State.DONE
         self.disown(seq)

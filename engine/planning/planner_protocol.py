@@ -11,6 +11,7 @@ from engine.cache.radix_cache import Kept
 from engine.cache.state_checkpoints import CheckpointKept
 from engine.planning.block_ledger import Reservation, Restore
 from engine.planning.returning import Keep, PrefixPlace, ReadBack
+from engine.planning.sessions import SessionCare
 from engine.planning.undoing import TakenBack
 
 
@@ -49,6 +50,9 @@ class Planner(PrefixPlace, Protocol):
     def waiting_by_priority(self) -> tuple[tuple[int, int], ...]: ...
     @property
     def stuck_pushes(self) -> list[str]: ...
+
+    @property
+    def sessions(self) -> SessionCare: ...
 
     # Sequences
     def check_fits(self, request: Request) -> None: ...

@@ -54,6 +54,10 @@ class Returning:
         self._read, self._keep, self._table.reads_back = read, keep, True
         self._lifecycle.on_lost = self._has_lost
 
+    def read(self, place: PrefixPlace, request: Request, then: Callable[[bool], None]) -> int:
+        """As a ReadBack. Without lower tiers there is nothing to read."""
+        return self._read(place, request, then) if self._read is not None else 0
+
     def _has_lost(self, seq: Sequence) -> None:
         """A preempted sequence is about to lose its blocks."""
         if self._keep is not None and self.may_return(seq):

@@ -21,10 +21,12 @@ from engine.cache.state_checkpoints import CheckpointKept
 from engine.planning.block_ledger import BlockLedger, CachedPrefix, Reservation, Restore
 from engine.planning.block_lending import Lending
 from engine.planning.lifecycle import Lifecycle
+from engine.planning.pinning import Pinning
 from engine.planning.preemption import Preemption
 from engine.planning.returning import Keep, ReadBack, Returning
 from engine.planning.sequence import OVER, Sequence, State
 from engine.planning.sequence_table import SequenceTable
+from engine.planning.sessions import Sessions
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_builder import StepBuilder
 from engine.planning.step_composer import StepComposer
@@ -77,6 +79,11 @@ class StepScheduler:
             whole_prompts=whole_prompts,
             speculator=speculator,
         )
+        pinning = Pinning(self._cache, int(config.pinned_share * num_blocks))
+        self.sessions = Sessions(
+            self._cache, self._ledger, self._table, self._returning, pinning, config.longest_pin_s
+        )
+        self._lifecycle.on_left = self.sessions.ends
         self._undoing = Undoing(self._table, self._ledger, self._lifecycle)
         self._next_step = 0
         self._in_flight: deque[StepPlan] = deque()
@@ -211,7 +218,7 @@ class StepScheduler:
         if match.state and is_near:
             # It finds blocks, and has its state copied, as others do that are computed here.
             seq.state = State.RESERVED
-            return _reservation(seq, len(match.blocks) * self._config.block_size, computes_rest=True)
+            return Reservation.of(seq, len(match.blocks) * self._config.block_size, computes_rest=True)
         if self._ledger.num_state_blocks:
             # A state is written as a whole, and with it all tokens that it has taken in.
             match = PrefixMatch(blocks=())
@@ -225,7 +232,7 @@ class StepScheduler:
             self._lifecycle.disown(seq)
             return None
         seq.state = State.RESERVED
-        return _reservation(seq, seq.num_computed, computes_rest=is_near)
+        return Reservation.of(seq, seq.num_computed, computes_rest=is_near)
 
     def make_room(self, request: Request, now: float) -> bool:
         """Preempt sequences of lower classes until `request` finds blocks here. Returns False, having preempted none, if that
@@ -298,6 +305,7 @@ class StepScheduler:
 
     def plan(self, now: float, steps: StepModels = UNKNOWN_STEPS) -> StepPlan | None:
         """Plan the next step. Returns None when nothing can be computed now. `steps` says how long this instance's steps take."""
+        self.sessions.pass_by(now)
         if self.awaits_tokens:
             return None
         builder = StepBuilder(step=self._next_step, now=now, budget=self._config.max_batch_tokens)
@@ -313,6 +321,7 @@ class StepScheduler:
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
         """Learn what `plan` has drawn. Sequences that it could not compute are aborted, before anything of them is kept."""
+        self.sessions.pass_by(now)
         self._in_flight.popleft()
         self._limits.computed()
         if self._speculator is not None:
@@ -388,13 +397,3 @@ class StepScheduler:
         if seq.state is not State.RESERVED:
             raise Bug(f"{key} holds no reservation (it is {seq.state.name})")
         return seq
-
-
-def _reservation(seq: Sequence, matched_tokens: int, *, computes_rest: bool) -> Reservation:
-    return Reservation(
-        key=seq.key,
-        block_ids=seq.table,
-        matched_tokens=matched_tokens,
-        num_tokens=len(seq.tokens),
-        computes_rest=computes_rest,
-    )

@@ -52,6 +52,9 @@ class Pace:
     async def drop_caches(self) -> dict[str, DroppedBlocks]:
         return {}
 
+    async def hint_session(self, tenant: str, session: str, *, release: bool) -> list[str]:
+        return []
+
     async def generate(self, request: Request, shared: object = None) -> AsyncGenerator[TokenOut, None]:
         num_tokens = request.sampling.max_tokens
         async with connected_receipts(bytes(request.prompt).decode()) as receipts:

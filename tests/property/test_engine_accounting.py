@@ -2,6 +2,7 @@
 
 import random
 from itertools import chain
+from math import inf
 from typing import Literal
 
 from hypothesis import HealthCheck, example, given, settings
@@ -11,7 +12,7 @@ from core.config import EngineConfig
 from core.kv import KVLayout, KVShard, lay_out
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
-from core.types import FinishReason, Request, SamplingParams, TokenOut
+from core.types import CacheHints, FinishReason, Request, SamplingParams, TokenOut
 from engine.planning.dp_scheduler import make_planner
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
@@ -132,6 +133,7 @@ class Drive:
 
     def turn(self) -> bool:
         self.go_on()
+        self.scheduler.sessions.read_due(self.now)
         while len(self.flight) < self.depth and (plan := self.scheduler.plan(self.now)):
             assert self.again in (None, plan.step)
             self.again = None
@@ -181,9 +183,20 @@ def some_requests(rng: random.Random, capacity: int) -> list[Request]:
                 reply_to="f",
                 salt=salt,
                 sibling=sibling,
+                tenant=salt,
+                hints=some_hints(random.Random(i)),
             )
         )
     return requests
+
+
+def some_hints(rng: random.Random) -> CacheHints:
+    """Hints of a session with several turns, some of which run at once."""
+    return CacheHints(
+        session=rng.choice(("", "a", "b")),
+        ttl_s=rng.choice((0.0, 0.1, inf)),
+        prefetch_s=rng.choice((None, 0.0, 0.05)),
+    )
 
 
 class Moves:
@@ -218,6 +231,7 @@ class Moves:
         if not self.todo or self.rng.random() >= 0.5:
             return
         request, kind = self.todo.pop(), self.rng.random()
+        self.drive.scheduler.sessions.begins(request, self.drive.now)
         if kind < 0.5:
             self.drive.scheduler.add(request)
         elif kind < 0.75:
@@ -284,6 +298,12 @@ class Moves:
             num_available = self.drive.scheduler.num_available_blocks
             assert self.drive.scheduler.drop_cache() <= num_available
             assert self.drive.scheduler.num_available_blocks == num_available
+            self.drive.scheduler.check_integrity()
+        if self.drops.random() < 0.02:
+            tell = self.drops.choice(
+                (self.drive.scheduler.sessions.release, self.drive.scheduler.sessions.prefetch)
+            )
+            tell(self.drops.choice(("", "t")), "a")
             self.drive.scheduler.check_integrity()
 
     def release_held(self) -> None:

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from cluster.ingress.api import request_params
 from cluster.ingress.api.access import Access, Tenant
+from cluster.ingress.api.cache_hints import hints_of
 from cluster.ingress.api.chat_format import ChatFormat, PreparedChat
 from cluster.ingress.api.choices import ChoiceRunner, ChoiceStream
 from cluster.ingress.api.detokenize import TextStream
@@ -154,7 +155,7 @@ class Answering:
         self._check_generates()
         tenant: Tenant = http.state.tenant
         slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
-        retain = body.prompt_cache_retention != "none"
+        hints, retain = hints_of(body.cache_hints, body.prompt_cache_key, body.prompt_cache_retention)
         choices: list[ChoiceStream] = []
         for prompt in self._shortened(body, prompts):
             sampling = self._sampling(body, prompt, chat, grammar, ends)
@@ -164,7 +165,7 @@ class Answering:
                     sampling = replace(sampling, num_prompt_logprobs=-1)
                 seeded = replace(sampling, seed=request_params.seed_of_choice(sampling.seed, choice))
                 request = self._request(http, body, slo, prompt, seeded, retain=retain)
-                request = replace(request, pictures=chat.pictures if chat is not None else ())
+                request = replace(request, hints=hints, pictures=chat.pictures if chat is not None else ())
                 choices.append(self._choice(len(choices), request, body, chat, shared))
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
         return choices

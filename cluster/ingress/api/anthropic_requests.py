@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from cluster.ingress.api.cache_hints import ttl_of
 from cluster.ingress.api.openai_requests import (
     NEUTRAL,
     ChatRequest,
@@ -23,7 +24,7 @@ Json = dict[str, Any]
 
 class _Block(Strict):
     cache_control: Json | None = None
-    """It changes nothing, since prefixes are found by content."""
+    """How long the KV up to here is to stay. The longest time of a body's is that of all its KV."""
 
 
 class TextBlock(_Block):
@@ -165,6 +166,21 @@ class MessagesRequest(CountTokensRequest):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    cache_control: Json | None = None
+    cache_hints: Any = None
+    """As in chat requests, which check them."""
+
+    @property
+    def cache_controls(self) -> Iterator[Json | None]:
+        """Everything that says how long KV is to stay."""
+        yield self.cache_control
+        blocks: list[_Block] = [*self.tools] if self.tools else []
+        for text in (self.system, *(message.content for message in self.messages)):
+            blocks += [block for block in text or () if isinstance(block, _Block)]
+        for block in blocks:
+            yield block.cache_control
+            if isinstance(block, ToolResultBlock):
+                yield from (part.cache_control for part in block.content if isinstance(part, _Block))
 
 
 def _keeps_everything(value: Any) -> bool:
@@ -206,7 +222,17 @@ def as_chat(body: CountTokensRequest, *, reasons: bool, knows_effort: Callable[[
     if isinstance(body, MessagesRequest):
         chat |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
         chat |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
+        chat["cache_hints"] = _hints(body)
     return validate(ChatRequest, {name: value for name, value in chat.items() if value is not None})
+
+
+def _hints(body: MessagesRequest) -> Any:
+    """Return Baton's hints, with what Anthropic's say of the time where Baton's say nothing of it. Raises RequestError."""
+    hints, ttl_s = body.cache_hints, ttl_of(body.cache_controls)
+    if ttl_s is None or not (hints is None or isinstance(hints, dict)):
+        return hints
+    given: Json = hints or {}
+    return given if given.keys() & {"ttl_s", "pin", "release"} else {"ttl_s": ttl_s, **given}
 
 
 def _efforts(body: CountTokensRequest) -> Iterator[str]:

@@ -49,6 +49,11 @@ class Generator(Protocol):
         """Have every instance give up its prefix cache, and return what each has dropped, by address. Raises ReplicaLost."""
         ...
 
+    async def hint_session(self, tenant: str, session: str, *, release: bool) -> list[str]:
+        """Have every instance release a tenant's session, or read its KV back. Returns the addresses of those that know it.
+        Raises ReplicaLost."""
+        ...
+
 
 class ChatTokenizer(TokenCodec, Protocol):
     eos_token_id: int | None

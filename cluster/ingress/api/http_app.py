@@ -25,6 +25,7 @@ from cluster.ingress.api.anthropic_routes import AnthropicRoutes
 from cluster.ingress.api.batch_routes import BatchRoutes, NoBatchRoutes
 from cluster.ingress.api.embedding_routes import EmbeddingRoutes
 from cluster.ingress.api.generator import ChatTokenizer, Generator
+from cluster.ingress.api.hint_routes import HintRoutes
 from cluster.ingress.api.http_responses import ClientGone
 from cluster.ingress.api.openai_errors import error_response, reason_of
 from cluster.ingress.api.openai_routes import OpenAIRoutes
@@ -67,6 +68,7 @@ def create_app(
         *ResponsesRoutes(answering).routes(),
         *AnthropicRoutes(answering).routes(),
         *AdapterRoutes(answering, generator.adapters, settings.describe_adapter).routes(),
+        *HintRoutes(answering, generator).routes(),
         *(NoBatchRoutes() if stores is None else BatchRoutes(answering, *stores)).routes(),
         *api.routes(),
     ]

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 
+from cluster.ingress.api.cache_hints import CacheHintsBody, Retention
 from cluster.ingress.api.complaints import explain
 from cluster.ingress.api.openai_tools import Strict, ToolCalls, ToolChoice, Tools
 from cluster.ingress.api.structured import ResponseFormat, StructuredOutputs
@@ -101,9 +102,12 @@ class Common(ModelRequest):
     return_token_ids: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    prompt_cache_retention: Literal["in_memory", "24h", "none"] | None = None
-    """OpenAI's values are the most that a prefix is kept: it stays while there is room, in memory or on disk. `none` is Baton's:
-    no request will continue from here, and the cache gives these blocks up first."""
+    prompt_cache_retention: Retention | None = None
+    """With `24h` a prefix is pinned as with `cache_hints.ttl_s`; `in_memory` is how all are kept. `none` is Baton's: no request
+    will continue from here, and the cache gives these blocks up first."""
+    prompt_cache_key: Annotated[str, Field(max_length=256)] | None = None
+    """The session, where `cache_hints` name none."""
+    cache_hints: CacheHintsBody | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     """vLLM's field, for what OpenAI's `response_format` cannot say."""
@@ -297,7 +301,7 @@ NEUTRAL: dict[str, tuple[Neutral, str]] = {
     "user": (anything, _TAGS),
     "safety_identifier": (anything, _TAGS),
     "metadata": (anything, _TAGS),
-    "prompt_cache_key": (anything, "prefixes are found by content; cache_salt separates tenants"),
+    "prompt_cache_key": (anything, _TAGS),
     "prompt_cache_options": (is_one_of(), "blocks stay cached for as long as there is room"),
     "store": (is_one_of(False), "Baton stores no completions"),
     "parallel_tool_calls": (is_one_of(True, False), "tools go with /v1/chat/completions"),

@@ -112,8 +112,10 @@ class ResponsesRequest(Strict):
     """It changes nothing: reasoning is never encrypted, and comes as it is."""
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
     service_tier: str | None = None
-    prompt_cache_retention: Literal["in_memory", "24h", "none"] | None = None
-    # vLLM's, as in chat requests, which check them.
+    prompt_cache_retention: Any = None
+    prompt_cache_key: Any = None
+    cache_hints: Any = None
+    # vLLM's, as in chat requests, which check them and those above.
     top_k: Any = None
     min_p: Any = None
     seed: Any = None
@@ -142,10 +144,7 @@ class ResponsesRequest(Strict):
 
 
 RESPONSES_NEUTRAL: dict[str, tuple[Neutral, str]] = {
-    **{
-        name: NEUTRAL[name]
-        for name in ("user", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "moderation")
-    },
+    **{name: NEUTRAL[name] for name in ("user", "safety_identifier", "prompt_cache_options", "moderation")},
     "client_metadata": (anything, ""),  # Codex's labels
     "truncation": (is_one_of("disabled"), "a conversation that is too long is refused"),
     "max_tool_calls": (is_one_of(), "the client runs the tools"),
@@ -166,6 +165,8 @@ _AS_IN_CHAT = (
         "parallel_tool_calls",
         "service_tier",
         "prompt_cache_retention",
+        "prompt_cache_key",
+        "cache_hints",
     ),
     *("top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty"),
     *("ignore_eos", "cache_salt", "chat_template_kwargs", "thinking_token_budget"),

@@ -17,10 +17,12 @@ from core.messages import (
     DropCache,
     Failed,
     Finished,
+    HintSession,
     Message,
     Place,
     Placed,
     Rejected,
+    SessionHinted,
     Submit,
     Tokens,
 )
@@ -362,6 +364,20 @@ async def test_every_instance_drops_its_cache(world: World) -> None:
     silent = world.decode(lambda *_: None)
     with pytest.raises(ReplicaLost, match=f"instance {silent.mail.address} did not answer"):
         await world.frontend.drop_caches()
+
+
+async def test_every_instance_hears_of_a_session(world: World) -> None:
+    heard: list[HintSession] = []
+
+    def act(peer: Peer, sender: str, message: Message) -> None:
+        if isinstance(message, HintSession):
+            heard.append(message)
+            peer.mail.send(sender, SessionHinted(message.nonce, peer is peers[1]))
+
+    peers = [world.decode(act) for _ in range(3)]
+    known = await world.frontend.hint_session("acme", "s", release=True)
+    assert known == [peers[1].mail.address]
+    assert [(one.tenant, one.session, one.release) for one in heard] == [("acme", "s", True)] * 3
 
 
 async def test_a_retiring_frontend_is_not_ready_and_answers_all_the_same(world: World) -> None:

@@ -13,7 +13,7 @@ from core.config import EngineConfig
 from core.errors import Bug
 from core.kv import RankPool
 from core.plan import FailedSeq, StepPlan
-from core.types import Request, SamplingParams, TokenOut
+from core.types import CacheHints, Request, SamplingParams, TokenOut
 from engine.execution.inline_group import InlineGroup
 from engine.loop import Engine
 from engine.planning.dp_scheduler import make_planner
@@ -77,6 +77,8 @@ class Served:
         self.failure: BaseException | None = None
         self.running = asyncio.create_task(self.engine.run(self))
         self.count = 0
+        self.hints = CacheHints()
+        """What is said of requests from now on."""
 
     def on_error(self, error: BaseException) -> None:
         self.failure = error
@@ -100,9 +102,8 @@ class Served:
         name = f"r{self.count}"
         self.count += 1
         self.tokens[name], self.ends[name] = [], asyncio.Event()
-        self.engine.add(
-            Request(id=name, prompt=prompt, sampling=SamplingParams(max_tokens=max_tokens), reply_to="f")
-        )
+        sampling = SamplingParams(max_tokens=max_tokens)
+        self.engine.add(Request(id=name, prompt=prompt, sampling=sampling, reply_to="f", hints=self.hints))
         return name
 
     async def ask(self, prompt: tuple[int, ...], max_tokens: int = 3) -> int:

@@ -140,6 +140,8 @@ class FakeGenerator:
         self.requests: list[Request] = []
         self.routes: list[str] = []
         """The route for which the metrics count each request."""
+        self.hinted: list[tuple[str, str, bool]] = []
+        """(tenant, session, whether it is released) of what was said of sessions without a request."""
         self.closed: list[str] = []
         self.finished: list[str] = []
         self.count = 0
@@ -165,6 +167,10 @@ class FakeGenerator:
             "one": DroppedBlocks(device=5, host=2, disk=1, in_use=3),
             "other": DroppedBlocks(device=7),
         }
+
+    async def hint_session(self, tenant: str, session: str, *, release: bool) -> list[str]:
+        self.hinted.append((tenant, session, release))
+        return ["one"]
 
     async def generate(self, request: Request, shared: object = None):
         self.requests.append(request)
