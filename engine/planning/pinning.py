@@ -4,8 +4,6 @@ A pin never keeps a sequence that runs from getting blocks: pinned blocks go las
 share of the pool. Each tenant has a part of it by weight, beside those that were served here lately, whether they pin or not.
 Whoever has more loses the pins that end soonest."""
 
-import heapq
-import itertools
 from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as SeqOf
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from math import inf
 
 from engine.cache.prefix_run import Pin, Run
 from engine.cache.radix_cache import RadixCache
+from engine.planning.deadlines import Deadlines
 
 _LATELY_S = 600.0
 """For how long a tenant counts after a request of its was served."""
@@ -29,9 +28,7 @@ class Pinning:
         """`most_blocks`: of all tenants together."""
         self._cache, self._most_blocks = cache, most_blocks
         self._all: dict[Hashable, _Pinned] = {}
-        self._ends: list[tuple[float, int, Hashable, Pin]] = []
-        """When each pin ends, the first at the top; some are gone."""
-        self._numbers = itertools.count()
+        self._ends = Deadlines[Hashable]()
         self._served: dict[str, tuple[float, float]] = {}
         """By tenant, its weight and when it was last served here."""
         self._now = 0.0
@@ -69,7 +66,7 @@ class Pinning:
         self._all[key] = new = _Pinned(tenant, Pin(until_s))
         parts = self._parts()
         self._cache.pin(new.pin, parts[tenant], blocks, twins)
-        heapq.heappush(self._ends, (until_s, next(self._numbers), key, new.pin))
+        self._ends.set(key, until_s)
         if before is not None:  # not sooner, or what stays pinned could be given up in between
             self._cache.unpin(before.pin)
         for name in {one.tenant for one in self._all.values()}:
@@ -80,18 +77,17 @@ class Pinning:
         one = self._all.get(key)
         return one.pin.until_s if one is not None else -inf
 
-    def unpin(self, key: Hashable, *, wanted: bool = True) -> None:
-        """End a pin, if there is one. Unless its blocks are `wanted` they are given up first."""
+    def unpin(self, key: Hashable) -> None:
+        """End a pin, if there is one."""
+        self._ends.drop(key)
         if (one := self._all.pop(key, None)) is not None:
-            self._cache.unpin(one.pin, wanted)
+            self._cache.unpin(one.pin)
 
     def pass_by(self, now: float) -> None:
         """Note the time, and end the pins whose time is over."""
         self._now = now
-        while self._ends and self._ends[0][0] <= now:
-            _, _, key, pin = heapq.heappop(self._ends)
-            if (one := self._all.get(key)) is not None and one.pin is pin:
-                self.unpin(key)
+        for key in self._ends.take(now):
+            self.unpin(key)
 
     def _parts(self) -> dict[str, int]:
         """Return how many blocks each tenant may pin, of those that were served here lately or have pins."""

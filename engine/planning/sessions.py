@@ -4,8 +4,6 @@ again. Owned by StepScheduler.
 The tokens of sessions whose turn is over are remembered for a while. When the next turn is expected, what lower tiers alone have
 of them is read back, into blocks that are neither used nor pinned. A session is known where its last turn was served."""
 
-import heapq
-import itertools
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -15,8 +13,10 @@ from typing import Protocol
 
 from core.reports import SessionCounts
 from core.types import Request, SamplingParams
+from engine.cache.prefix_run import Pin
 from engine.cache.radix_cache import RadixCache
 from engine.planning.block_ledger import BlockLedger, CachedPrefix, Restore
+from engine.planning.deadlines import Deadlines
 from engine.planning.pinning import Pinning
 from engine.planning.returning import Returning
 from engine.planning.sequence import Sequence
@@ -40,14 +40,17 @@ class _Session:
     ended_s: float = 0.0
     is_idle: bool = False
     """Whether no turn is known to run."""
-    due_s: float = inf
-    """When its KV is to be read back."""
     late_s: float = -inf
     """Until when its next turn is expected."""
 
     @property
     def key(self) -> _Key:
         return self.request.tenant, self.request.hints.session
+
+    @property
+    def known(self) -> Request:
+        """A request whose prompt is all that is known of it."""
+        return replace(self.request, prompt=tuple(self.tokens))
 
 
 class SessionCare(Protocol):
@@ -81,9 +84,8 @@ class Sessions:
         """What has ended last comes last."""
         self._gaps: dict[str, TurnGaps] = {}
         """By tenant."""
-        self._due: list[tuple[float, int, _Session]] = []
-        """The first to be read back is at the top; some are not to be any more."""
-        self._numbers = itertools.count()
+        self._due = Deadlines[_Key]()
+        """When each session is to be read back."""
         self._num_tokens = self._num_prefetched = 0
         self._now = 0.0
         """As of the last step, or of the last look at what is due."""
@@ -99,16 +101,14 @@ class Sessions:
     @property
     def next_due_s(self) -> float:
         """When the first session is to be read back; in the endless future where none is."""
-        while self._due and self._due[0][0] != self._due[0][2].due_s:
-            heapq.heappop(self._due)
-        return self._due[0][0] if self._due else inf
+        return self._due.next_s
 
     def begins(self, request: Request, now: float) -> None:
         """Note that a request has come, which may be the next turn of a session."""
         session = self._all.get((request.tenant, request.hints.session))
         if session is None:
             return
-        session.due_s = inf
+        self._due.drop(session.key)
         if session.is_idle:
             session.is_idle = False
             for gaps in (session.gaps, self._gaps.setdefault(request.tenant, TurnGaps(of_tenant=True))):
@@ -130,17 +130,22 @@ class Sessions:
 
     def release(self, tenant: str, name: str) -> bool:
         """End a session. Its blocks are given up first. Returns whether it was known."""
-        self._pinning.unpin((tenant, name), wanted=False)
+        self._pinning.unpin((tenant, name))
         session = self._all.get((tenant, name))
-        if session is not None:
-            self._forget(session)
-        return session is not None
+        if session is None:
+            return False
+        self._forget(session)
+        if blocks := self._cached(session.known):
+            last = Pin(self._now)
+            self._cache.pin(last, len(blocks), blocks)
+            self._cache.unpin(last, wanted=False)
+        return True
 
     def prefetch(self, tenant: str, name: str) -> bool:
         """Let a session's KV be read back with what is due next. Returns whether the session is known."""
         session = self._all.get((tenant, name))
         if session is not None:
-            self._is_due(session, self._now)
+            self._due.set(session.key, self._now)
         return session is not None
 
     def pass_by(self, now: float) -> None:
@@ -151,11 +156,9 @@ class Sessions:
     def read_due(self, now: float) -> None:
         """Begin to read back the sessions that are due."""
         self.pass_by(now)
-        while self.next_due_s <= now:
-            session = self._due[0][2]
-            session.due_s = inf
-            request = replace(session.request, prompt=tuple(session.tokens))
-            self._returning.read(self, request, partial(self._is_back, session.key, request))
+        for key in self._due.take(now):
+            request = self._all[key].known
+            self._returning.read(self, request, partial(self._is_back, key, request))
 
     def cached_prefix(self, request: Request) -> CachedPrefix:
         return self._ledger.cached_prefix(request)
@@ -170,7 +173,7 @@ class Sessions:
         self._num_prefetched += 1
         late_s = session.late_s if (session := self._all.get(key)) is not None else -inf
         until_s = max(late_s, self._pinning.until_s(key))
-        blocks = self._cache.match(request.tokens, request.prefix_salt, partial=False).blocks
+        blocks = self._cached(request)
         if blocks and until_s > self._now:
             self._pinning.pin(key, until_s, blocks, tenant=request.tenant, weight=request.weight)
 
@@ -192,7 +195,10 @@ class Sessions:
     def _forget(self, session: _Session) -> None:
         del self._all[session.key]
         self._num_tokens -= len(session.tokens)
-        session.due_s = inf
+        self._due.drop(session.key)
+
+    def _cached(self, request: Request) -> tuple[int, ...]:
+        return self._cache.match(request.tokens, request.prefix_salt, partial=False).blocks
 
     def _expect(self, session: _Session) -> None:
         """Have a session's KV read back in time, if its next turn can be expected at all."""
@@ -201,11 +207,7 @@ class Sessions:
             of_tenant = self._gaps.get(session.request.tenant)
             expected = session.gaps.expected_s or (of_tenant.expected_s if of_tenant is not None else None)
             if expected is not None:
-                self._is_due(session, self._now + expected[0])
+                self._due.set(session.key, self._now + expected[0])
                 session.late_s = self._now + expected[1]
         elif after_s < inf:
-            self._is_due(session, self._now + after_s)
-
-    def _is_due(self, session: _Session, at_s: float) -> None:
-        session.due_s = at_s
-        heapq.heappush(self._due, (at_s, next(self._numbers), session))
+            self._due.set(session.key, self._now + after_s)

@@ -89,12 +89,26 @@ def test_what_runs_gets_pinned_blocks_when_there_are_no_others(w: Served) -> Non
     assert w.scheduler.sessions.counts.pinned_blocks == 4
 
 
-def test_a_session_that_is_over_goes_first(w: Served) -> None:
-    w.serve(turn("a", "s", ttl_s=inf), turn("b"), turn("c"))
+@pytest.mark.parametrize("ttl_s", [0.0, inf])
+def test_a_session_that_is_over_goes_first(w: Served, ttl_s: float) -> None:
+    w.serve(turn("b"), turn("a", "s", ttl_s=ttl_s), turn("c"))
     assert w.scheduler.sessions.release("", "s")
     assert not w.scheduler.sessions.release("", "s"), "it is over"
     w.crowd(3)
     assert [w.cached(turn(name)) for name in "abc"] == [0, 4, 4]
+
+
+def test_what_others_go_on_from_stays_when_a_session_is_over(w: Served) -> None:
+    common = tuple(range(2 * SIZE))
+    first, second = [
+        replace(turn(name, name), prompt=(*common, *turn(name).prompt), id=name) for name in "ab"
+    ]
+    w.serve(first, second)
+    w.scheduler.sessions.release("", "a")
+    w.crowd(3)
+    assert (w.cached(first), w.cached(second)) == (4, 6)
+    w.crowd(1)
+    assert (w.cached(first), w.cached(second)) == (2, 4), "what both have is not given up first"
 
 
 def test_the_last_turn_ends_a_session(w: Served) -> None:
