@@ -10,11 +10,11 @@ import mmap
 import os
 import struct
 import zlib
-from collections import OrderedDict
 from pathlib import Path
 
 from core.errors import ConfigError
 from engine.tiers.block_digests import DIGEST_BYTES
+from engine.tiers.leaves_first import LeavesFirst
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,8 @@ class DiskTier:
             raise ConfigError(
                 f"engine.disk_cache_bytes of {max_bytes} holds no block of {self._slot_bytes} bytes: make it larger"
             )
-        self._slots: OrderedDict[bytes, int] = OrderedDict()
+        self._slots: dict[bytes, int] = {}
+        self._order = LeavesFirst()
         self._page = mmap.mmap(-1, self._slot_bytes)  # aligned, as direct I/O wants it
         self._num_errors = 0
         try:
@@ -64,11 +65,14 @@ class DiskTier:
         """Whether the disk has failed too often."""
         return self._num_errors >= _MAX_ERRORS
 
-    def put(self, digest: bytes, content: bytes) -> None:
-        """Write a block, in place of the least recently used one when all slots are taken."""
+    def put(self, digest: bytes, content: bytes, before: bytes = b"") -> None:
+        """Write a block that follows the block `before`, in place of the one that goes first when all slots are taken. An empty
+        `before` is not known, as it is for blocks of an earlier run."""
         if self.is_off or digest in self._slots:
             return
-        slot = self._free.pop() if self._free else self._slots.popitem(last=False)[1]
+        if not self._free:
+            self._give_up(self._order.take()[0])
+        slot = self._free.pop()
         header = _HEADER.pack(_MAGIC, self._fingerprint, digest, len(content), zlib.crc32(content))
         self._page[: len(header)] = header
         self._page[_PAGE : _PAGE + len(content)] = content
@@ -81,6 +85,7 @@ class DiskTier:
             return
         self._num_errors = 0
         self._slots[digest] = slot
+        self._order.use(digest, before)
 
     def get(self, digest: bytes) -> bytes | None:
         """Read a block. Returns None when it is not there, or not as it was written, in which case it is forgotten."""
@@ -89,16 +94,15 @@ class DiskTier:
             return None
         content = self._read(slot, digest)
         if content is None:
-            del self._slots[digest]
-            self._free.append(slot)
+            self._order.remove(digest)
+            self._give_up(digest)
             return None
-        self._slots.move_to_end(digest)
+        self._order.use(digest)
         return content
 
     def drop(self) -> None:
         """Forget all blocks, also for the next process that reads the file."""
-        self._free += self._slots.values()
-        self._slots.clear()
+        self._give_up_all()
         try:
             os.ftruncate(self._file, 0)
             os.ftruncate(self._file, self._num_slots * self._slot_bytes)
@@ -110,6 +114,14 @@ class DiskTier:
         self._page.close()
         if self._lock is not None:
             os.close(self._lock)
+
+    def _give_up(self, digest: bytes) -> None:
+        self._free.append(self._slots.pop(digest))
+
+    def _give_up_all(self) -> None:
+        self._order.clear()
+        for digest in [*self._slots]:
+            self._give_up(digest)
 
     def _read(self, slot: int, digest: bytes) -> bytes | None:
         try:
@@ -138,6 +150,7 @@ class DiskTier:
                 magic, fingerprint, digest, size, _ = _HEADER.unpack_from(head)
             if (magic, fingerprint, size) == (_MAGIC, self._fingerprint, self._block_bytes):
                 self._slots[digest] = slot
+                self._order.use(digest)
             else:
                 free.append(slot)
         head.close()

@@ -1,13 +1,18 @@
-"""The host-memory tier: a bounded number of blocks. The least recently used is given up first."""
+"""The host-memory tier: a bounded number of blocks. The ends of the least recently used prefixes are given up first.
+
+A block that comes when the one before it has been given up is given up before these: alone it is of no use. So of a prompt that
+is longer than host memory, its beginning stays."""
 
 import threading
-from collections import OrderedDict
+
+from engine.tiers.leaves_first import LeavesFirst
 
 
 class HostTier:
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._blocks: OrderedDict[bytes, bytes] = OrderedDict()
+        self._blocks: dict[bytes, bytes] = {}
+        self._order = LeavesFirst()
         self._lock = threading.Lock()  # saved on the event loop, loaded on the tiers' thread
 
     def __len__(self) -> int:
@@ -16,26 +21,35 @@ class HostTier:
     def __contains__(self, digest: bytes) -> bool:
         return digest in self._blocks
 
-    def put(self, digest: bytes, content: bytes) -> list[tuple[bytes, bytes]]:
-        """Keep a block, and return the blocks that had to make room."""
+    def put(self, digest: bytes, content: bytes, before: bytes = b"") -> list[tuple[bytes, bytes, bytes]]:
+        """Keep a block that follows the block `before`, which is empty for a prompt's first and where it is not known. Returns
+        those that had to make room: (name, content, the block before it)."""
         with self._lock:
             self._blocks[digest] = content
-            self._blocks.move_to_end(digest)
-            gone: list[tuple[bytes, bytes]] = []
+            self._order.use(digest, before, goes_next=before != b"" and before not in self._blocks)
+            gone: list[tuple[bytes, bytes, bytes]] = []
             while len(self._blocks) > self.num_blocks:
-                gone.append(self._blocks.popitem(last=False))
+                first, its_before = self._order.take()
+                gone.append((first, self._blocks.pop(first), its_before))
             return gone
+
+    def learn(self, digest: bytes, before: bytes) -> None:
+        """Learn which block one follows, if it is here."""
+        with self._lock:
+            if digest in self._blocks:
+                self._order.learn(digest, before)
 
     def drop(self) -> int:
         """Give up all blocks. Returns how many there were."""
         with self._lock:
             count = len(self._blocks)
             self._blocks.clear()
+            self._order.clear()
             return count
 
     def get(self, digest: bytes) -> bytes | None:
         with self._lock:
             content = self._blocks.get(digest)
             if content is not None:
-                self._blocks.move_to_end(digest)
+                self._order.use(digest)
             return content

@@ -120,8 +120,10 @@ class Restoring:
     def _keep_all(self, request: Request, blocks: Sequence[int]) -> None:
         """An `engine.planning.returning.Keep`."""
         digests = prefix_digests(self._root(request.prefix_salt), request.tokens, self._block_size)
+        before = b""
         for digest, block in zip(digests, blocks, strict=False):
-            self._store.keep(digest, block)
+            self._store.keep(digest, block, before)
+            before = digest
 
     def _begin(self, place: PrefixPlace, request: Request) -> tuple[Restore | None, list[bytes]]:
         cached = place.cached_prefix(request)
@@ -213,15 +215,21 @@ class Restoring:
         self._publishing = False
 
     def _kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int) -> None:
-        digest = child_digest(self._digests[parent] if parent >= 0 else self._root(salt), tokens)
-        self._digests[block] = digest
-        if not self._publishing:
-            self._store.save(digest, block)
+        before = self._digests[parent] if parent >= 0 else b""
+        digest = self._digests[block] = child_digest(before or self._root(salt), tokens)
+        self._lies_behind(digest, block, before)
 
     def _checkpoint_kept(self, block: int, state: tuple[int, ...]) -> None:
-        if not self._publishing:
-            for digest, part in zip(state_digests(self._digests[block], len(state)), state, strict=True):
-                self._store.save(digest, part)
+        before = self._digests[block]
+        for digest, part in zip(state_digests(before, len(state)), state, strict=True):
+            self._lies_behind(digest, part, before)
+
+    def _lies_behind(self, digest: bytes, block: int, before: bytes) -> None:
+        """A block of the pool, of which lower tiers are to have a copy, follows the block `before`."""
+        if self._publishing:
+            self._store.learn(digest, before)
+        else:
+            self._store.save(digest, block, before)
 
     def _root(self, salt: str) -> bytes:
         root = self._roots.get(salt)

@@ -45,19 +45,26 @@ class TierStore:
         on_disk = self._disk is not None and digest in self._disk
         return digest in self._host or digest in self._unwritten or on_disk
 
-    def save(self, digest: bytes, block: int) -> None:
-        """Copy out a block whose KV is complete. On return it may be overwritten."""
-        if digest not in self._host:
-            self._pieces.save(block, lambda content: self._save(digest, content))
+    def save(self, digest: bytes, block: int, before: bytes) -> None:
+        """Copy out a block whose KV is complete, and which follows the block `before` (as in `HostTier.put`). On return it
+        may be overwritten."""
+        if digest in self._host:
+            self._host.learn(digest, before)
+        else:
+            self._pieces.save(block, lambda content: self._save(digest, content, before))
 
-    def keep(self, digest: bytes, block: int) -> None:
+    def keep(self, digest: bytes, block: int, before: bytes) -> None:
         """Save a block, or give it up last if host memory has it. It will be wanted soon."""
         if self._host.get(digest) is None:
-            self.save(digest, block)
+            self.save(digest, block, before)
 
-    def _save(self, digest: bytes, content: bytes) -> None:
+    def learn(self, digest: bytes, before: bytes) -> None:
+        """Learn which block one follows that has come from a buddy or from the disk, if host memory has it."""
+        self._host.learn(digest, before)
+
+    def _save(self, digest: bytes, content: bytes, before: bytes = b"") -> None:
         self._saved += 1
-        self._keep(digest, content)
+        self._keep(digest, content, before)
         if self.on_saved is not None:
             self.on_saved(digest, content)
 
@@ -66,12 +73,12 @@ class TierStore:
         if len(content) == self._pieces.num_bytes and digest not in self._host:
             self._keep(digest, content)
 
-    def _keep(self, digest: bytes, content: bytes) -> None:
-        for gone, old in self._host.put(digest, content):
+    def _keep(self, digest: bytes, content: bytes, before: bytes = b"") -> None:
+        for gone, old, its_before in self._host.put(digest, content, before):
             is_full = len(self._unwritten) * len(old) >= _MAX_UNWRITTEN_BYTES
             if self._disk is not None and gone not in self._disk and not is_full:
                 self._unwritten[gone] = old
-                self._thread.write(partial(self._write, self._disk, gone))
+                self._thread.write(partial(self._write, self._disk, gone, its_before))
 
     def drop(self) -> tuple[int, int]:
         """Give up all blocks. Returns how many there were, in host memory and on disk. What is fetched later is not found."""
@@ -134,7 +141,7 @@ class TierStore:
             return content
         return None
 
-    def _write(self, disk: DiskTier, digest: bytes) -> None:
+    def _write(self, disk: DiskTier, digest: bytes, before: bytes) -> None:
         if (content := self._unwritten.get(digest)) is not None:  # else all was dropped
-            disk.put(digest, content)
+            disk.put(digest, content, before)
             self._unwritten.pop(digest, None)

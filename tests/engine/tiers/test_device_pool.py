@@ -51,7 +51,7 @@ async def test_blocks_are_saved_while_steps_go_on_and_come_back_layer_by_layer(t
     heard: dict[bytes, bytes] = {}
     store.on_saved = heard.__setitem__
     for block, digest in enumerate(digests):
-        store.save(digest, block)
+        store.save(digest, block, b"")
     computed(memory, bytes(size))
     contents = await _all_of(store, digests, heard)
     layers: list[int] = []
