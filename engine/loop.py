@@ -73,6 +73,7 @@ class Engine:
     ) -> None:
         """`tiers` are where prefixes that the device does not hold may be had from. `fits` learn from every step."""
         self._scheduler, self._group, self._clock, self._tiers = scheduler, group, clock, tiers
+        self._cached = tiers or scheduler
         self._fits = fits or StepFits()
         self._depth = 2 if lookahead else 1
         self._changed = asyncio.Event()
@@ -206,7 +207,9 @@ class Engine:
         return self._experts.drain(again)
 
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return self._scheduler.drain_cache_events()
+        """Return the hashes of blocks that the pool or the tiers have, and of those that neither has any more, since the last
+        call."""
+        return self._cached.drain_cache_events()
 
     def drain_received(self) -> tuple[str, ...]:
         """Return the keys of the requests that have come since the last call."""
@@ -221,8 +224,8 @@ class Engine:
         return grown
 
     def replay_cache_events(self) -> None:
-        """Let the next `drain_cache_events` report everything that is cached, for a listener that knows nothing."""
-        self._scheduler.replay_cache_events()
+        """Let the next `drain_cache_events` report everything that is held, for a listener that knows nothing."""
+        self._cached.replay_cache_events()
 
     def drop_cache(self) -> DroppedBlocks:
         """Give up what the pool and the tiers keep of requests that are over."""

@@ -20,9 +20,9 @@ _MAX_SIBLINGS_SCANNED = 64
 HashesOf = Callable[[int, Sequence[int], int], list[int]]
 """(previous block's hash, tokens, block size) -> the blocks' hashes: core.kv.hash_chain, or a cache of its results."""
 
-Kept = Callable[[str, int, tuple[int, ...], int], None]
+Kept = Callable[[str, int, tuple[int, ...], int, int], None]
 """Called with each block that is newly kept: its tenant, the kept block that it follows (-1 for the first), its tokens, the
-block."""
+block, its hash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,8 +317,9 @@ class RadixCache:
         if not self._has_states:
             self._note(hashes, True)
         if self.on_kept is not None:
-            for index, block in enumerate(blocks):
-                self.on_kept(salt, before, tuple(tokens[index * size : (index + 1) * size]), block)
+            for index, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
+                own = tuple(tokens[index * size : (index + 1) * size])
+                self.on_kept(salt, before, own, block, block_hash)
                 before = block
 
     def _cut_out(self, blocks: Sequence[int]) -> list[Run]:

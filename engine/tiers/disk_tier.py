@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 from core.errors import ConfigError
@@ -42,6 +43,8 @@ class DiskTier:
             )
         self._slots: dict[bytes, int] = {}
         self._order = LeavesFirst()
+        self.on_gone: Callable[[bytes], None] = lambda _: None
+        """Called with each block that is given up."""
         self._page = mmap.mmap(-1, self._slot_bytes)  # aligned, as direct I/O wants it
         self._num_errors = 0
         try:
@@ -90,9 +93,11 @@ class DiskTier:
     def get(self, digest: bytes) -> bytes | None:
         """Read a block. Returns None when it is not there, or not as it was written, in which case it is forgotten."""
         slot = self._slots.get(digest)
-        if slot is None or self.is_off:
+        if slot is None:
             return None
         content = self._read(slot, digest)
+        if digest not in self._slots:  # the disk is left alone from now on
+            return None
         if content is None:
             self._order.remove(digest)
             self._give_up(digest)
@@ -117,6 +122,7 @@ class DiskTier:
 
     def _give_up(self, digest: bytes) -> None:
         self._free.append(self._slots.pop(digest))
+        self.on_gone(digest)
 
     def _give_up_all(self) -> None:
         self._order.clear()
@@ -162,6 +168,7 @@ class DiskTier:
         self._num_errors += 1
         if self.is_off:
             log.error("the KV disk cache is left alone after %d errors; the last one: %s", _MAX_ERRORS, error)
+            self._give_up_all()
         elif self._num_errors == 1:
             log.warning("the KV disk cache: %s failed: %s", what, error.strerror or error)
 

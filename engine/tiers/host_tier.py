@@ -39,13 +39,13 @@ class HostTier:
             if digest in self._blocks:
                 self._order.learn(digest, before)
 
-    def drop(self) -> int:
-        """Give up all blocks. Returns how many there were."""
+    def drop(self) -> list[bytes]:
+        """Give up all blocks, and return their names."""
         with self._lock:
-            count = len(self._blocks)
+            gone = [*self._blocks]
             self._blocks.clear()
             self._order.clear()
-            return count
+            return gone
 
     def get(self, digest: bytes) -> bytes | None:
         with self._lock:

@@ -16,6 +16,7 @@ from engine.planning.block_ledger import Restore
 from engine.planning.planner_protocol import Planner
 from engine.planning.returning import PrefixPlace
 from engine.tiers.block_digests import child_digest, prefix_digests, root_digest, state_digests
+from engine.tiers.held_blocks import CacheEvents, HeldBlocks
 from engine.tiers.layer_gate import Fill, LayerGate
 from engine.tiers.tier_store import TierStore
 
@@ -38,7 +39,7 @@ class Restoring:
         num_state_blocks: int = 0,
     ) -> None:
         """`gate` is what the ranks' steps wait at. `num_state_blocks`: of each sequence's recurrent state, without which a prefix
-        is of no use."""
+        is of no use. Where sequences have one, the schedulers hear of checkpoints on the device alone, not of those below."""
         self._scheduler, self._store, self._block_size, self._gate = scheduler, store, block_size, gate
         self._num_state_blocks = num_state_blocks
         self._roots: dict[str, bytes] = {}
@@ -55,6 +56,11 @@ class Restoring:
         self._failed: Callable[[Exception], None] = lambda _: None
         self._publishing = False
         """Whether the cache begins to keep blocks that have come from below, which need not be saved."""
+        self._held: HeldBlocks | None = None
+        if not num_state_blocks:
+            self._held = HeldBlocks(scheduler, store.__contains__)
+            store.on_gone = self._held.gone
+        self._events: CacheEvents = self._held or scheduler
         scheduler.on_kept(self._kept, self._checkpoint_kept)
         scheduler.on_return(self._bring_back, self._keep_all)
 
@@ -89,6 +95,14 @@ class Restoring:
             return False
         self._cancelled.add(key)
         return True
+
+    def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """As `CacheEvents.drain_cache_events`."""
+        return self._events.drain_cache_events()
+
+    def replay_cache_events(self) -> None:
+        """As `CacheEvents.replay_cache_events`."""
+        self._events.replay_cache_events()
 
     def drop(self) -> tuple[int, int]:
         """Give up all that lies below. Returns how many blocks that were, in host memory and on disk."""
@@ -214,9 +228,11 @@ class Restoring:
         self._scheduler.publish_restore(restore, count)
         self._publishing = False
 
-    def _kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int) -> None:
+    def _kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int, block_hash: int) -> None:
         before = self._digests[parent] if parent >= 0 else b""
         digest = self._digests[block] = child_digest(before or self._root(salt), tokens)
+        if self._held is not None:
+            self._held.kept(digest, block_hash)
         self._lies_behind(digest, block, before)
 
     def _checkpoint_kept(self, block: int, state: tuple[int, ...]) -> None:

@@ -30,6 +30,10 @@ class TierStore:
         self._filler = ThreadPoolExecutor(1, "kv-fill")
         self.on_saved: Callable[[bytes, bytes], None] | None = None
         """Called with each saved block's digest and content."""
+        self.on_gone: Callable[[bytes], None] = lambda _: None
+        """Called with each block that no tier has any more, on the thread that has given it up. It may have come back since."""
+        if disk is not None:
+            disk.on_gone = self._left
         self._saved = self._host_hits = self._disk_hits = self._missed = 0
 
     @property
@@ -79,14 +83,24 @@ class TierStore:
             if self._disk is not None and gone not in self._disk and not is_full:
                 self._unwritten[gone] = old
                 self._thread.write(partial(self._write, self._disk, gone, its_before))
+            self._left(gone)
+
+    def _left(self, digest: bytes) -> None:
+        """A tier has given up a block."""
+        if digest not in self:
+            self.on_gone(digest)
 
     def drop(self) -> tuple[int, int]:
         """Give up all blocks. Returns how many there were, in host memory and on disk. What is fetched later is not found."""
-        num_host, num_disk = self._host.drop(), 0
+        gone = self._host.drop()
+        num_host, num_disk = len(gone), 0
         if self._disk is not None:
             num_disk = len(self._disk) + len(self._unwritten)
+            gone += self._unwritten
             self._unwritten.clear()
             self._thread.before_reads(self._disk.drop)
+        for digest in gone:
+            self._left(digest)
         return num_host, num_disk
 
     async def fetch(self, digests: Sequence[bytes]) -> list[bytes]:
@@ -145,3 +159,4 @@ class TierStore:
         if (content := self._unwritten.get(digest)) is not None:  # else all was dropped
             disk.put(digest, content, before)
             self._unwritten.pop(digest, None)
+            self._left(digest)

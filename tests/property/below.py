@@ -1,16 +1,23 @@
-"""Lower tiers of a fake rank, which have all that the prefix cache has kept."""
+"""Lower tiers of a fake rank, which have what the prefix cache has kept and they have not given up."""
 
 import random
-from collections.abc import Callable
+from ast import literal_eval
+from collections.abc import Callable, Sequence
 
+from core.kv import block_hashes
 from core.types import Request
 from engine.planning.block_ledger import Restore
 from engine.planning.planner_protocol import Planner
 from engine.planning.returning import PrefixPlace
+from engine.tiers.held_blocks import HeldBlocks
 from tests.property.fake_rank import FakeRank
 
 Prefix = tuple[str, tuple[int, ...]]
 """A salt, and tokens."""
+
+
+def _named(prefix: Prefix) -> bytes:
+    return repr(prefix).encode()
 
 
 class Below:
@@ -21,8 +28,11 @@ class Below:
         rng: random.Random,
         taken_in: dict[int, list[int]] | None = None,
         num_states: int = 0,
+        *,
+        forgets: float = 0.0,
     ) -> None:
-        """Where sequences have states, of `num_states` blocks, `taken_in` says which tokens each block of them has taken in."""
+        """Where sequences have states, of `num_states` blocks, `taken_in` says which tokens each block of them has taken in.
+        `forgets`: how often something is given up."""
         self.scheduler, self.rank, self.rng = scheduler, rank, rng
         self.taken_in, self.num_states = {} if taken_in is None else taken_in, num_states
         self.prefix_of: dict[int, Prefix] = {-1: ("", ())}
@@ -33,15 +43,22 @@ class Below:
         """Restores that are to be published, for which request, up to how many of its blocks, and who is told then."""
         self.published: list[Restore] = []
         self.num_restored = 0
+        self.forgets = forgets
+        self.held = HeldBlocks(scheduler, self.has)
+        self.reported: set[int] = set()
         scheduler.on_kept(self.kept, self.checkpoint_kept)
         scheduler.on_return(self.read)
+
+    def has(self, digest: bytes) -> bool:
+        return literal_eval(digest.decode()) in self.blocks
 
     @property
     def is_idle(self) -> bool:
         return not self.under_way and not self.published
 
-    def kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int) -> None:
+    def kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int, block_hash: int) -> None:
         self.prefix_of[block] = salt, self.prefix_of[parent][1] + tokens
+        self.held.kept(_named(self.prefix_of[block]), block_hash)
         assert tuple(self.rank.slots[block]) == tokens
         self.blocks.add(self.prefix_of[block])
 
@@ -78,6 +95,36 @@ class Below:
     def turn(self) -> None:
         self.publish_one()
         self.end_one()
+        if self.rng.random() < self.forgets:
+            everything = sorted(self.blocks)
+            share = 1.0 if self.rng.random() < 0.1 else 0.3
+            self.forget(self.rng.sample(everything, int(len(everything) * share)))
+
+    def forget(self, prefixes: Sequence[Prefix]) -> None:
+        self.blocks.difference_update(prefixes)
+        for prefix in prefixes:
+            self.held.gone(_named(prefix))
+
+    def check_reports(self, ends: Sequence[Request]) -> None:
+        """What was reported as held is what can be found here or below of these requests, which have all of their output."""
+        if self.rng.random() < 0.1:
+            self.held.replay_cache_events()
+            self.reported.clear()
+        come, went = self.held.drain_cache_events()
+        assert self.reported.isdisjoint(come)
+        assert self.reported.issuperset(went)
+        assert len({*come, *went}) == len(come) + len(went)
+        self.reported = self.reported.union(come).difference(went)
+        there: set[int] = set()
+        for request in ends:
+            hashes, size = block_hashes(request.tokens, self.rank.size, request.prefix_salt), self.rank.size
+            num_here = self.scheduler.cached_prefix(request).num_kept
+            there |= {
+                block
+                for end, block in enumerate(hashes, 1)
+                if end <= num_here or (request.prefix_salt, request.tokens[: end * size]) in self.blocks
+            }
+        assert self.reported == there
 
     def publish_one(self) -> None:
         """Meanwhile others may have computed the same blocks, or restored them."""

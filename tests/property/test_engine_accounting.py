@@ -1,6 +1,7 @@
 """The engine's accounting against a rank that knows which token every KV slot holds."""
 
 import random
+from dataclasses import replace
 from itertools import chain
 from math import inf
 from typing import Literal
@@ -209,6 +210,7 @@ class Moves:
         self.held: set[str] = set()
         """Pushed sequences that are still to be released."""
         self.below: Below | None = None
+        self.ends = [replace(request, emitted=(*request.emitted, *expected(request))) for request in requests]
 
     @property
     def are_over(self) -> bool:
@@ -220,6 +222,8 @@ class Moves:
             self.abort_one()
             self.drop_cache()
             self.release_held()
+            if self.below is not None and self.rng.random() < 0.2:
+                self.below.check_reports(self.ends)
             if not self.drive.turn() and self.are_over:
                 return
         raise AssertionError("it never ends")
@@ -392,6 +396,6 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     requests = some_requests(rng, num_blocks * block_size)
     moves = Moves(drive, rng, requests)
     if tiers:
-        moves.below = Below(drive.scheduler, drive.rank, rng)
+        moves.below = Below(drive.scheduler, drive.rank, rng, forgets=0.1)
     moves.run()
     check_end(moves, num_blocks * num_groups)

@@ -27,7 +27,7 @@ class Served:
         self._depth = {-1: 0}
         self.scheduler.on_kept(self._kept, lambda block, _: self.left.append(self._depth[block]))
 
-    def _kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int) -> None:
+    def _kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int, _: int) -> None:
         self._depth[block] = self._depth[parent] + 1
 
     def run(self) -> None:

@@ -70,7 +70,7 @@ def test_nothing_stays_where_there_is_no_room_and_what_was_dropped_is_forgotten(
     assert saved(HostTier(0), "", "a", "b") == "ab"
     tier = HostTier(2)
     saved(tier, "", "a", "b")
-    assert tier.drop() == 2
+    assert tier.drop() == [b"a", b"b"]
     assert saved(tier, "", "c", "a", "x") == "x"  # which follows them
 
 
