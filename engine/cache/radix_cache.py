@@ -317,9 +317,8 @@ class RadixCache:
         if not self._has_states:
             self._note(hashes, True)
         if self.on_kept is not None:
-            for index, (block, block_hash) in enumerate(zip(blocks, hashes, strict=True)):
-                own = tuple(tokens[index * size : (index + 1) * size])
-                self.on_kept(salt, before, own, block, block_hash)
+            for at, (block, its_hash) in enumerate(zip(blocks, hashes, strict=True)):
+                self.on_kept(salt, before, tuple(tokens[at * size : (at + 1) * size]), block, its_hash)
                 before = block
 
     def _cut_out(self, blocks: Sequence[int]) -> list[Run]:
