@@ -238,6 +238,9 @@ FIGURES: dict[str, list[Figures]] = {
     "prefix_cache.json": [_closed_gap],
     "prefix_tree.json": [lambda d, _: [d["ms"]["find"]]],
     "tier_restore.json": [lambda d, find: [100 * find(d["rows"], prefix_tokens=512)["hidden"]]],
+    "tier_placement.json": [
+        lambda d, _: [100 * d["results"][told]["spared"] for told in ("the device alone", "tiers too")]
+    ],
     "state_checkpoints.json": [
         lambda d, _: [row["third_by_without"] for row in d["rows"] if row["shared_tokens"] == 1024]
     ],
