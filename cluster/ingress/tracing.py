@@ -56,6 +56,8 @@ class Tracing:
                 "baton.attempts": len(timeline.attempts),
             },
         )
+        if request.hints.session:
+            root.set_attribute("gen_ai.conversation.id", request.hints.session)
         if timeline.error:
             root.set_status(Status(StatusCode.ERROR, timeline.error))
             root.set_attribute("error.type", timeline.error_type)

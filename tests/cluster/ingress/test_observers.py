@@ -13,7 +13,7 @@ from cluster.ingress.metrics import RequestMetrics
 from cluster.ingress.timeline import Attempt, Timeline, all_of, attained
 from cluster.ingress.tracing import Tracing
 from core.messages import HandedOver, HandoverTimes
-from core.types import Request, Route, SamplingParams, Slo
+from core.types import CacheHints, Request, Route, SamplingParams, Slo
 from tests.cluster.instance.instance_world import World
 from tests.cluster.instance.test_instances import reference  # noqa: F401
 
@@ -25,6 +25,7 @@ def timeline(*, ttft_s: float = 0.1, end_s: float = 1.0, error: str = "") -> Tim
         sampling=SamplingParams(max_tokens=8),
         reply_to="f",
         slo=Slo(name="chat", ttft_s=0.5, tpot_s=0.2),
+        hints=CacheHints(session="run-17"),
     )
     times = HandoverTimes("shm", 0.01, 0.02, 0.005)
     first = Attempt(
@@ -91,6 +92,7 @@ def test_attributes_are_those_of_the_conventions_and_the_clients_trace_goes_on()
     assert "error.type" in failed.attributes
     assert "error.type" not in fine.attributes
     assert fine.parent is None
+    assert fine.attributes["gen_ai.conversation.id"] == "run-17"
 
 
 def test_the_last_minute_by_class_and_link() -> None:
