@@ -164,8 +164,9 @@ class Sessions:
         return self._ledger.cached_prefix(request)
 
     def begin_restore(self, request: Request, num_full: int) -> Restore | None:
-        """As StepScheduler does, but leave alone what is pinned."""
-        return self._ledger.begin_restore(request, num_full, self._table.headroom + self._pinning.num_idle)
+        """As StepScheduler does, but leave alone what is pinned, and as much again for a request that comes meanwhile."""
+        headroom = self._table.headroom + self._pinning.num_idle + num_full
+        return self._ledger.begin_restore(request, num_full, headroom)
 
     def _is_back(self, key: _Key, request: Request, found: bool) -> None:
         if not found:

@@ -257,3 +257,14 @@ def test_groups_of_ranks_each_know_their_sessions() -> None:
     assert w.scheduler.sessions.release("", "s")
     assert w.scheduler.sessions.release("", "t")
     assert w.scheduler.sessions.counts.pinned_blocks == 0
+
+
+def test_what_is_read_back_leaves_as_much_room_again(w: Served) -> None:
+    w.serve(turn("a", "s", prefetch_s=3.0))
+    w.crowd(at_s=1.0)
+    running = request("z", (NUM_BLOCKS - 8) * SIZE, max_tokens=4)
+    w.scheduler.add(running)
+    w.turn()
+    place, session = w.scheduler.sessions, turn("a", "s")
+    assert place.begin_restore(session, 4) is None  # type: ignore[union-attr]
+    assert place.begin_restore(session, 3) is not None  # type: ignore[union-attr]
