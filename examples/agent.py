@@ -1,10 +1,12 @@
 """An agent's loop with tools: `python examples/agent.py --url http://127.0.0.1:8000 "How long is 'baton'?"`
 
 The model calls tools, is told their results, and ends with a turn that calls none. The embedded model was trained on none: its
-server needs `--tool-call-parser hermes`, and its first turn is also the last."""
+server needs `--tool-call-parser hermes`, and its first turn is also the last. The server is told what it cannot know: that the
+conversation goes on while a tool runs, and when it is over (docs/cache-hints.md)."""
 
 import argparse
 import json
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -50,9 +52,13 @@ if __name__ == "__main__":
     with httpx.Client(base_url=args.url, timeout=60) as http:
         model = http.get("/v1/models").raise_for_status().json()["data"][0]["id"]
 
+        session = str(uuid.uuid4())
+
         def chat(messages: list[Message]) -> Message:
             body = {"model": model, "messages": messages, "tools": DECLARED, "max_tokens": 128}
+            body["cache_hints"] = {"session": session, "ttl_s": 60}
             answer = http.post("/v1/chat/completions", json=body).raise_for_status().json()
             return answer["choices"][0]["message"]
 
         run(chat, args.question, most_turns=8)
+        http.post("/v1/cache_hints", json={"session": session, "action": "release"}).raise_for_status()

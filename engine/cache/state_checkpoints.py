@@ -13,8 +13,9 @@ from engine.cache.block_pool import BlockPool
 _MOST_SHARE = 0.5
 """The share of the pool that checkpoints may take. They stand for few tokens each, and keys and values need the rest."""
 
-CheckpointKept = Callable[[int, tuple[int, ...]], None]
-"""Called with a checkpoint that is newly kept and is to leave the pool: the cached block that it is at, its blocks."""
+CheckpointKept = Callable[[int, tuple[int, ...], Sequence[int]], None]
+"""Called with a checkpoint that is newly kept and is to leave the pool: the cached block that it is at, its blocks, the hashes of
+all blocks up to it."""
 
 
 class StateCheckpoints:
@@ -88,7 +89,7 @@ class StateCheckpoints:
             self._note([one for one in path if self._reach[one] == 1], True)
             self._num_saved[block] = num_saved
             if num_saved == len(path) and self.on_kept is not None:
-                self.on_kept(block, self._at[block])
+                self.on_kept(block, self._at[block], path)
         self.drop(blocks)
         return is_new
 

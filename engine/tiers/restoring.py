@@ -16,7 +16,8 @@ from engine.planning.block_ledger import Restore
 from engine.planning.planner_protocol import Planner
 from engine.planning.returning import PrefixPlace
 from engine.tiers.block_digests import child_digest, prefix_digests, root_digest, state_digests
-from engine.tiers.held_blocks import CacheEvents, HeldBlocks
+from engine.tiers.held_blocks import HeldBlocks
+from engine.tiers.held_checkpoints import HeldCheckpoints
 from engine.tiers.layer_gate import Fill, LayerGate
 from engine.tiers.tier_store import TierStore
 
@@ -39,7 +40,7 @@ class Restoring:
         num_state_blocks: int = 0,
     ) -> None:
         """`gate` is what the ranks' steps wait at. `num_state_blocks`: of each sequence's recurrent state, without which a prefix
-        is of no use. Where sequences have one, the schedulers hear of checkpoints on the device alone, not of those below."""
+        is of no use."""
         self._scheduler, self._store, self._block_size, self._gate = scheduler, store, block_size, gate
         self._num_state_blocks = num_state_blocks
         self._roots: dict[str, bytes] = {}
@@ -56,11 +57,8 @@ class Restoring:
         self._failed: Callable[[Exception], None] = lambda _: None
         self._publishing = False
         """Whether the cache begins to keep blocks that have come from below, which need not be saved."""
-        self._held: HeldBlocks | None = None
-        if not num_state_blocks:
-            self._held = HeldBlocks(scheduler, store.__contains__)
-            store.on_gone = self._held.gone
-        self._events: CacheEvents = self._held or scheduler
+        self._held = (HeldCheckpoints if num_state_blocks else HeldBlocks)(scheduler, store.__contains__)
+        store.on_gone = self._held.gone
         scheduler.on_kept(self._kept, self._checkpoint_kept)
         scheduler.on_return(self._bring_back, self._keep_all)
 
@@ -98,11 +96,11 @@ class Restoring:
 
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """As `CacheEvents.drain_cache_events`."""
-        return self._events.drain_cache_events()
+        return self._held.drain_cache_events()
 
     def replay_cache_events(self) -> None:
         """As `CacheEvents.replay_cache_events`."""
-        self._events.replay_cache_events()
+        self._held.replay_cache_events()
 
     def drop(self) -> tuple[int, int]:
         """Give up all that lies below. Returns how many blocks that were, in host memory and on disk."""
@@ -231,14 +229,17 @@ class Restoring:
     def _kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int, block_hash: int) -> None:
         before = self._digests[parent] if parent >= 0 else b""
         digest = self._digests[block] = child_digest(before or self._root(salt), tokens)
-        if self._held is not None:
+        if isinstance(self._held, HeldBlocks):
             self._held.kept(digest, block_hash)
         self._lies_behind(digest, block, before)
 
-    def _checkpoint_kept(self, block: int, state: tuple[int, ...]) -> None:
+    def _checkpoint_kept(self, block: int, state: tuple[int, ...], path: Sequence[int]) -> None:
         before = self._digests[block]
-        for digest, part in zip(state_digests(before, len(state)), state, strict=True):
+        digests = [*state_digests(before, len(state))]
+        for digest, part in zip(digests, state, strict=True):
             self._lies_behind(digest, part, before)
+        if isinstance(self._held, HeldCheckpoints):
+            self._held.kept(digests, path)
 
     def _lies_behind(self, digest: bytes, block: int, before: bytes) -> None:
         """A block of the pool, of which lower tiers are to have a copy, follows the block `before`."""

@@ -10,6 +10,7 @@ from engine.planning.block_ledger import Restore
 from engine.planning.planner_protocol import Planner
 from engine.planning.returning import PrefixPlace
 from engine.tiers.held_blocks import HeldBlocks
+from engine.tiers.held_checkpoints import HeldCheckpoints
 from tests.property.fake_rank import FakeRank
 
 Prefix = tuple[str, tuple[int, ...]]
@@ -44,13 +45,13 @@ class Below:
         self.published: list[Restore] = []
         self.num_restored = 0
         self.forgets = forgets
-        self.held = HeldBlocks(scheduler, self.has)
+        self.held = (HeldCheckpoints if num_states else HeldBlocks)(scheduler, self.has)
         self.reported: set[int] = set()
         scheduler.on_kept(self.kept, self.checkpoint_kept)
         scheduler.on_return(self.read)
 
     def has(self, digest: bytes) -> bool:
-        return literal_eval(digest.decode()) in self.blocks
+        return literal_eval(digest.decode()) in (self.states if self.num_states else self.blocks)
 
     @property
     def is_idle(self) -> bool:
@@ -58,14 +59,17 @@ class Below:
 
     def kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int, block_hash: int) -> None:
         self.prefix_of[block] = salt, self.prefix_of[parent][1] + tokens
-        self.held.kept(_named(self.prefix_of[block]), block_hash)
+        if isinstance(self.held, HeldBlocks):
+            self.held.kept(_named(self.prefix_of[block]), block_hash)
         assert tuple(self.rank.slots[block]) == tokens
         self.blocks.add(self.prefix_of[block])
 
-    def checkpoint_kept(self, block: int, state: tuple[int, ...]) -> None:
+    def checkpoint_kept(self, block: int, state: tuple[int, ...], path: Sequence[int]) -> None:
         prefix = self.prefix_of[block]
         assert [self.taken_in[part] for part in state] == [list(prefix[1])] * len(state)
         self.states.add(prefix)
+        if isinstance(self.held, HeldCheckpoints):
+            self.held.kept([_named(prefix)], path)
 
     def restore(self, request: Request) -> None:
         """Begin to restore the prefix of a request that is still to come."""
@@ -96,12 +100,12 @@ class Below:
         self.publish_one()
         self.end_one()
         if self.rng.random() < self.forgets:
-            everything = sorted(self.blocks)
+            everything = sorted(self.states if self.num_states else self.blocks)
             share = 1.0 if self.rng.random() < 0.1 else 0.3
             self.forget(self.rng.sample(everything, int(len(everything) * share)))
 
     def forget(self, prefixes: Sequence[Prefix]) -> None:
-        self.blocks.difference_update(prefixes)
+        (self.states if self.num_states else self.blocks).difference_update(prefixes)
         for prefix in prefixes:
             self.held.gone(_named(prefix))
 
@@ -118,12 +122,18 @@ class Below:
         there: set[int] = set()
         for request in ends:
             hashes, size = block_hashes(request.tokens, self.rank.size, request.prefix_salt), self.rank.size
-            num_here = self.scheduler.cached_prefix(request).num_kept
-            there |= {
-                block
-                for end, block in enumerate(hashes, 1)
-                if end <= num_here or (request.prefix_salt, request.tokens[: end * size]) in self.blocks
-            }
+            cached = self.scheduler.cached_prefix(request)
+            prefixes = [
+                (request.prefix_salt, request.tokens[: end * size]) for end in range(1, len(hashes) + 1)
+            ]
+            if self.num_states:
+                last = max(
+                    (end for end, prefix in enumerate(prefixes, 1) if prefix in self.states), default=0
+                )
+                there.update(hashes[: max(last, cached.num_usable)])
+            else:
+                below = [block for block, one in zip(hashes, prefixes, strict=True) if one in self.blocks]
+                there.update(hashes[: cached.num_kept], below)
         assert self.reported == there
 
     def publish_one(self) -> None:

@@ -178,7 +178,7 @@ def serve_with_tiers(seed: int, num_states: int, depth: int, no_memory: float) -
     requests = some_requests(rng, more_blocks) + some_requests(rng, more_blocks)
     again = [replace(one, id=f"{n}", sibling="") for n, one in enumerate(requests * 2)]
     moves = MovesWithStates(drive, rng, again)
-    moves.below = below = Below(drive.scheduler, rank, rng, rank.taken_in, num_states)
+    moves.below = below = Below(drive.scheduler, rank, rng, rank.taken_in, num_states, forgets=0.05)
     play(drive, rank, moves)
     return below
 
@@ -189,6 +189,8 @@ def play(drive: Drive, rank: RankWithStates, moves: MovesWithStates) -> None:
         moves.place_one()
         moves.abort_one()
         moves.release_held()
+        if moves.below is not None and moves.rng.random() < 0.1:
+            moves.below.check_reports(moves.ends)
         if not drive.turn() and moves.are_over:
             break
     else:

@@ -25,7 +25,7 @@ class Served:
         self.left: list[int] = []
         """The blocks of tokens behind which checkpoints have left the pool."""
         self._depth = {-1: 0}
-        self.scheduler.on_kept(self._kept, lambda block, _: self.left.append(self._depth[block]))
+        self.scheduler.on_kept(self._kept, lambda block, _, __: self.left.append(self._depth[block]))
 
     def _kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int, _: int) -> None:
         self._depth[block] = self._depth[parent] + 1
