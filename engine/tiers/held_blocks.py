@@ -2,7 +2,8 @@
 
 A request that comes finds either, so a block counts as given up when the last of the two has given it up. Schedulers know blocks
 by hashes (`core.kv.block_hashes`), and tiers know them by digests. Which belong together is learnt when the prefix cache keeps a
-block. So a buddy's copies, and what a disk has from an earlier run, are told of once they have been read back."""
+block. So a buddy's copies, and what a disk has from an earlier run, are told of once they have been read back. So is a block
+that the cache gives up while it is still on its way out of the device."""
 
 from collections import deque
 from collections.abc import Callable

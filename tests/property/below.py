@@ -99,7 +99,7 @@ class Below:
     def turn(self) -> None:
         self.publish_one()
         self.end_one()
-        if self.rng.random() < self.forgets:
+        if self.forgets and self.rng.random() < self.forgets:
             everything = sorted(self.states if self.num_states else self.blocks)
             share = 1.0 if self.rng.random() < 0.1 else 0.3
             self.forget(self.rng.sample(everything, int(len(everything) * share)))
