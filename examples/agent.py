@@ -1,8 +1,7 @@
 """An agent's loop with tools: `python examples/agent.py --url http://127.0.0.1:8000 "How long is 'baton'?"`
 
-The model calls tools, is told their results, and ends with a turn that calls none. The embedded model was trained on none: its
-server needs `--tool-call-parser hermes`, and its first turn is also the last. The server is told what it cannot know: that the
-conversation goes on while a tool runs, and when it is over (docs/cache-hints.md)."""
+The model calls tools, is told their results, and ends with a turn that calls none. With the embedded model, which knows no tools,
+that is the first, and its server needs `--tool-call-parser hermes`. The server is told when the session is over."""
 
 import argparse
 import json
@@ -38,9 +37,8 @@ def run(chat: Callable[[list[Message]], Message], question: str, most_turns: int
         if not answer.get("tool_calls"):
             return answer["content"]
         for call in answer["tool_calls"]:
-            result = result_of(call)
-            print(f"tool {call['function']['name']}: {result}")
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": result_of(call)})
+            print(f"tool {call['function']['name']}: {messages[-1]['content']}")
     raise SystemExit(f"no answer within {most_turns} turns")
 
 
@@ -51,14 +49,12 @@ if __name__ == "__main__":
     args = options.parse_args()
     with httpx.Client(base_url=args.url, timeout=60) as http:
         model = http.get("/v1/models").raise_for_status().json()["data"][0]["id"]
-
-        session = str(uuid.uuid4())
+        hints = {"session": str(uuid.uuid4()), "ttl_s": 60}
+        fixed = {"model": model, "tools": DECLARED, "max_tokens": 128, "cache_hints": hints}
 
         def chat(messages: list[Message]) -> Message:
-            body = {"model": model, "messages": messages, "tools": DECLARED, "max_tokens": 128}
-            body["cache_hints"] = {"session": session, "ttl_s": 60}
-            answer = http.post("/v1/chat/completions", json=body).raise_for_status().json()
-            return answer["choices"][0]["message"]
+            answer = http.post("/v1/chat/completions", json={**fixed, "messages": messages})
+            return answer.raise_for_status().json()["choices"][0]["message"]
 
         run(chat, args.question, most_turns=8)
-        http.post("/v1/cache_hints", json={"session": session, "action": "release"}).raise_for_status()
+        http.post("/v1/cache_hints", json={"session": hints["session"], "action": "release"})

@@ -12,7 +12,8 @@ from core.types import Slo
 from engine.planning.sequence import Sequence
 from engine.planning.step_scheduler import StepScheduler
 from tests.property.below import Below
-from tests.property.test_engine_accounting import Drive, Moves, check_end, some_requests
+from tests.property.some_requests import some_requests
+from tests.property.test_engine_accounting import Drive, Moves, check_end
 
 PACES_S = (0.1, 3.0)
 

@@ -17,7 +17,8 @@ from tests.engine.fifo_policy import FifoPolicy
 from tests.property.below import Below
 from tests.property.fake_rank import NONSENSE, FakeRank
 from tests.property.half_right import HalfRight
-from tests.property.test_engine_accounting import Drive, Moves, check_output, some_requests
+from tests.property.some_requests import some_requests
+from tests.property.test_engine_accounting import Drive, Moves, check_output
 
 
 class RankWithStates(FakeRank):
