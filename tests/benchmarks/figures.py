@@ -43,6 +43,18 @@ def _closed_gap(d: Any, find: Find) -> list[float]:
     return [100 * closed["all told"], 100 * closed["half told"]]
 
 
+def _read_back(d: Any, find: Find) -> list[float]:
+    tiers = ("host", "disk")
+    rows = [[find(d["rows"], tier=tier, mode=mode) for mode in ("learned", "room")] for tier in tiers]
+    shares = [100 * learned["in_pool"] for learned, _ in rows]
+    return shares + [learned["ttft_p50_ms"] / room["ttft_p50_ms"] for learned, room in rows]
+
+
+def _pinned(d: Any, find: Find) -> list[float]:
+    row = find(d["results"], million_tokens=4, first=0.1, pins="known")
+    return [100 * row[f"{who} tenant"][when] for who in ("first", "second") for when in ("before", "after")]
+
+
 def _overlap(d: Any, _: Find) -> list[float]:
     rows = [row for transport in d["results"].values() for row in transport["rows"] if row["pace"] == 2.0]
     return [100 * min(row["hidden_share"] for row in rows), 100 * max(row["exposed_of_ttft"] for row in rows)]
@@ -241,6 +253,8 @@ FIGURES: dict[str, list[Figures]] = {
     "tier_placement.json": [
         lambda d, _: [100 * d["results"][told]["spared"] for told in ("the device alone", "tiers too")]
     ],
+    "session_prefetch.json": [_read_back],
+    "pins.json": [_pinned],
     "state_checkpoints.json": [
         lambda d, _: [row["third_by_without"] for row in d["rows"] if row["shared_tokens"] == 1024]
     ],
