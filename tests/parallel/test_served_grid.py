@@ -79,6 +79,7 @@ async def test_float16_is_computed_handed_over_and_decoded(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
+@pytest.mark.usefixtures("forked")
 async def test_what_fits_the_instance_but_none_of_its_groups_is_refused_at_once(tmp_path: Path) -> None:
     reference, decode = make_served_as(tmp_path, awkward("mixtral")), load_tokenizer(tmp_path).decode
     keys = {"prefill_instances": 0, "decode.dp": 2, "engine.block_size": 4, "engine.num_blocks": 40}
