@@ -4,8 +4,10 @@ import multiprocessing
 
 FORKED = multiprocessing.get_context("forkserver")
 PRELOADED = [
+    "tests.transformers_code",
     "tests.chaos.node",
     "engine.ranks.rank_process",
+    "models.transformers_model",
     "tests.contract.transports",
     "tests.models.checkpoints",
     "tests.parallel.memory_server_child",
