@@ -12,6 +12,7 @@ PRELOADED = [
     "tests.models.checkpoints",
     "tests.parallel.memory_server_child",
     "tests.parallel.simulated_child",
+    "tests.frozen_modules",
 ]
 """A test process has one server that forks, and it imports what it was told last: so everything is named here."""
 FORKED.set_forkserver_preload(PRELOADED)
