@@ -7,7 +7,7 @@ waits until they are there. Damage is noticed on reading, before anything is com
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 
 from core.errors import RequestError
 from core.reports import TierCounts
@@ -50,6 +50,8 @@ class Restoring:
         """By its key, what is being read for a request that has come."""
         self._returning: set[asyncio.Task[None]] = set()
         """What is being read for preempted sequences, which the scheduler knows."""
+        self._reading: dict[bytes, asyncio.Task[None]] = {}
+        """By the first block that it reads, what reads a prefix. Whoever goes on from there waits for it."""
         self._filling: set[asyncio.Task[None]] = set()
         self._cancelled: set[str] = set()
         self._closing = False
@@ -79,12 +81,18 @@ class Restoring:
         """Pass a request on when its prefix is read. Raises RequestError for a request that is waiting here already."""
         if request.key in self._under_way:
             raise RequestError(f"request {request.key} is already here")
+        if (reading := self._being_read(request)) is not None:
+            self._holds(request.key, self._forward_behind(reading, request, then))
+            return
         restore, digests = self._begin(self._scheduler, request)
         if restore is None:
             then()
             return
-        task = asyncio.create_task(self._forward(request.key, restore, digests, then))
-        self._under_way[request.key] = task
+        self._holds(request.key, self._forward(request.key, restore, digests, then))
+
+    def _holds(self, key: str, work: Coroutine[None, None, None]) -> None:
+        """Hold a request back until `work` is done, which passes it on."""
+        self._under_way[key] = task = asyncio.create_task(work)
         task.add_done_callback(self._done)
 
     def abort(self, key: str) -> bool:
@@ -151,6 +159,14 @@ class Restoring:
             return None, []
         return place.begin_restore(request, num_full), digests[cached.num_kept : num_full] + state
 
+    def _being_read(self, request: Request) -> "asyncio.Task[None] | None":
+        """Return what already reads the block that comes next in a request's prefix, for its session or for another request."""
+        if not self._reading or not request.reuses_prefix:
+            return None
+        num_kept = self._scheduler.cached_prefix(request).num_kept
+        digests = prefix_digests(self._root(request.prefix_salt), request.tokens, self._block_size)
+        return self._reading.get(next(itertools.islice(digests, num_kept, None), b""))
+
     def _last_with_state(self, digests: list[bytes], least: int) -> tuple[int, list[bytes]]:
         """Return how many of a prefix's blocks have a recurrent state behind them below, and the names of its blocks. Fewer than
         `least` are not wanted. Without states that is all of them."""
@@ -166,11 +182,22 @@ class Restoring:
         self, key: str, restore: Restore, digests: list[bytes], then: Callable[[], None]
     ) -> None:
         await self._restore(key, restore, digests)
-        del self._under_way[key]
-        if key in self._cancelled:
-            self._cancelled.remove(key)
-        else:
+        if self._may_go_on(key):
             then()
+
+    async def _forward_behind(
+        self, reading: "asyncio.Task[None]", request: Request, then: Callable[[], None]
+    ) -> None:
+        await asyncio.wait([reading])
+        if self._may_go_on(request.key):
+            self.forward(request, then)
+
+    def _may_go_on(self, key: str) -> bool:
+        """Hold a request back no longer. Returns whether it was not aborted."""
+        del self._under_way[key]
+        was_cancelled = key in self._cancelled
+        self._cancelled.discard(key)
+        return not was_cancelled
 
     async def _go_on(
         self, key: str, restore: Restore, digests: list[bytes], then: Callable[[bool], None]
@@ -182,6 +209,9 @@ class Restoring:
         """Read and publish what a restore is for. Returns whether anything of use has come: a state is of none without all that
         belongs to it."""
         contents: list[bytes] = []
+        task = asyncio.current_task()
+        assert task is not None
+        self._reading.setdefault(digests[0], task)
         try:
             contents = await self._store.fetch(digests)
             if self._gate is None:
@@ -189,6 +219,9 @@ class Restoring:
         except Exception:
             contents = []
             log.exception("request %s: loading its prefix failed; it is computed", key)
+        finally:
+            if self._reading.get(digests[0]) is task:
+                del self._reading[digests[0]]
         blocks = restore.fresh[: len(contents)]
         if self._gate is None:
             self._publish(restore, len(blocks))
