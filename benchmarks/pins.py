@@ -21,26 +21,14 @@ from typing import Any
 from rich.progress import track
 
 from baton.bench.traces import TraceRow, read_trace
-from benchmarks.prefix_cache import MILLIONS, Prompts, goes_on, prompts_of
+from benchmarks.prefix_cache import MILLIONS, Prompts, SmallCache, endless_hits, goes_on, prompts_of
 from benchmarks.report import parser, write
-from engine.cache.block_pool import BlockPool
-from engine.cache.radix_cache import RadixCache
 from engine.planning.pinning import Pinning
 
 SHARES = (0.1, 0.5)
 WAYS = ("all", "known")
 _TTL_S = 3600.0
 _SHARE = 0.5
-
-
-def endless(prompts: Prompts) -> list[int]:
-    """The hits of each prompt."""
-    seen: set[int] = set()
-    hits: list[int] = []
-    for prompt in prompts:
-        hits.append(next((i for i, block in enumerate(prompt) if block not in seen), len(prompt)))
-        seen.update(prompt)
-    return hits
 
 
 def found(
@@ -53,28 +41,20 @@ def found(
 ) -> list[int]:
     """The hits of each prompt. `theirs` are one tenant's. Those of `pins` pin what they leave, and what is not `wanted` goes
     first."""
-    room = num_blocks + max(map(len, prompts))
-    pool = BlockPool(room)
-    cache = RadixCache(pool, 1)
-    pinning = Pinning(cache, int(_SHARE * num_blocks))
+    small = SmallCache(prompts, num_blocks)
+    pinning = Pinning(small.cache, int(_SHARE * num_blocks))
     hits: list[int] = []
     for prompt, now, own, pin, stays in zip(prompts, times_s, theirs, pins, wanted, strict=True):
         pinning.pass_by(now)
-        match = cache.match((*prompt, -1), "", partial=False).blocks
-        hits.append(len(match))
-        pool.share(match)
-        missing = len(prompt) - len(match)
-        surplus = room - pool.num_free + missing - num_blocks
-        cache.evict(max(0, min(surplus, cache.num_evictable)))
-        blocks = [*match, *pool.take(missing)]
-        cache.insert(prompt, len(prompt), blocks, "", len(match))
+        count, blocks = small.begin(prompt)
+        hits.append(count)
         pinning.served("first" if own else "second", 1.0)
         if not stays:
             pinning.unpin(prompt[1:2])
         elif pin:
             pinning.pin(prompt[1:2], now + _TTL_S, blocks, tenant="first", weight=1.0)
-        cache.release(pool.drop([*reversed(blocks)]), stays)
-    cache.check_integrity()
+        small.end(blocks, stays)
+    small.cache.check_integrity()
     return hits
 
 
@@ -82,7 +62,7 @@ def run(rows: Sequence[TraceRow], block_tokens: int, seed: int) -> list[dict[str
     kept = [row for row in rows if row.prefix_ids and row.input_tokens >= row.prefix_block_tokens]
     prompts, times_s = prompts_of(kept), [row.arrival_s for row in kept]
     conversations = sorted({prompt[1:2] for prompt in prompts})
-    rng, most = random.Random(seed), endless(prompts)
+    rng, most = random.Random(seed), endless_hits(prompts)
     order = rng.sample(conversations, len(conversations))
     go_on, nobody, always = goes_on(prompts), [False] * len(prompts), [True] * len(prompts)
     out: list[dict[str, Any]] = []

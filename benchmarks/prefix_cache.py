@@ -28,11 +28,12 @@ MILLIONS = (2, 4, 6, 8)
 Prompts = Sequence[tuple[int, ...]]
 
 
-def endless_hits(prompts: Prompts) -> int:
+def endless_hits(prompts: Prompts) -> list[int]:
+    """Return the hits of each prompt in a cache without end."""
     seen: set[int] = set()
-    hits = 0
+    hits: list[int] = []
     for prompt in prompts:
-        hits += next((i for i, block in enumerate(prompt) if block not in seen), len(prompt))
+        hits.append(next((i for i, block in enumerate(prompt) if block not in seen), len(prompt)))
         seen.update(prompt)
     return hits
 
@@ -59,23 +60,37 @@ def belady_hits(prompts: Prompts, num_blocks: int) -> int:
     return hits
 
 
-def cache_hits(prompts: Prompts, num_blocks: int, wanted: Sequence[bool]) -> int:
-    """Hits of the production cache, with `num_blocks` between prompts; a running prompt's own come on top, as in Belady's."""
-    room = num_blocks + max(map(len, prompts))
-    pool = BlockPool(room)
-    cache = RadixCache(pool, 1)
-    hits = 0
-    for prompt, go_on in zip(prompts, wanted, strict=True):
-        found = cache.match((*prompt, -1), "", partial=False).blocks
-        hits += len(found)
-        pool.share(found)
+class SmallCache:
+    """The production cache, with `num_blocks` between prompts; a running prompt's own come on top, as in Belady's."""
+
+    def __init__(self, prompts: Prompts, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._room = num_blocks + max(map(len, prompts))
+        self._pool = BlockPool(self._room)
+        self.cache = RadixCache(self._pool, 1)
+
+    def begin(self, prompt: tuple[int, ...]) -> tuple[int, list[int]]:
+        """Return a prompt's hits, and its blocks, all of which are cached now."""
+        found = self.cache.match((*prompt, -1), "", partial=False).blocks
+        self._pool.share(found)
         missing = len(prompt) - len(found)
-        surplus = room - pool.num_free + missing - num_blocks
-        cache.evict(max(0, min(surplus, cache.num_evictable)))
-        blocks = [*found, *pool.take(missing)]
-        cache.insert(prompt, len(prompt), blocks, "", len(found))
-        cache.release(pool.drop([*reversed(blocks)]), go_on)
-    cache.check_integrity()
+        surplus = self._room - self._pool.num_free + missing - self._num_blocks
+        self.cache.evict(max(0, min(surplus, self.cache.num_evictable)))
+        blocks = [*found, *self._pool.take(missing)]
+        self.cache.insert(prompt, len(prompt), blocks, "", len(found))
+        return len(found), blocks
+
+    def end(self, blocks: list[int], wanted: bool) -> None:
+        self.cache.release(self._pool.drop([*reversed(blocks)]), wanted)
+
+
+def cache_hits(prompts: Prompts, num_blocks: int, wanted: Sequence[bool]) -> int:
+    small, hits = SmallCache(prompts, num_blocks), 0
+    for prompt, go_on in zip(prompts, wanted, strict=True):
+        found, blocks = small.begin(prompt)
+        hits += found
+        small.end(blocks, go_on)
+    small.cache.check_integrity()
     return hits
 
 
@@ -95,7 +110,7 @@ def prompts_of(rows: Sequence[TraceRow]) -> list[tuple[int, ...]]:
 
 
 def run(prompts: Prompts, block_tokens: int, seed: int) -> list[dict[str, Any]]:
-    endless, rng = endless_hits(prompts), random.Random(seed)
+    endless, rng = sum(endless_hits(prompts)), random.Random(seed)
     always, told = [True] * len(prompts), goes_on(prompts)
     half = [go_on or rng.random() < 0.5 for go_on in told]
     rows: list[dict[str, Any]] = []

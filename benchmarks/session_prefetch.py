@@ -18,7 +18,6 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -26,10 +25,11 @@ from typing import Any
 from rich.progress import Progress
 
 from benchmarks.report import parser, write
+from benchmarks.undisturbed import Undisturbed
 from core.clock import WallClock
 from core.config import EngineConfig
 from core.kv import KVLayout, KVShard, RankPool
-from core.plan import FailedSeq, Sampled, StepPlan, StepResult
+from core.plan import Sampled, StepPlan, StepResult
 from core.types import CacheHints, Request, SamplingParams, TokenOut
 from decode.headroom_policy import HeadroomPolicy
 from engine.execution.inline_group import InlineGroup
@@ -70,7 +70,7 @@ class _Nobody:
         return None
 
 
-class _Answers:
+class _Answers(Undisturbed):
     """Hears when each request's token has been drawn. `engine.loop` calls it."""
 
     def __init__(self) -> None:
@@ -79,15 +79,6 @@ class _Answers:
     def on_tokens(self, tokens: list[TokenOut]) -> None:
         for token in tokens:
             self.at[token.request_id].set_result(token)
-
-    def on_stuck(self, keys: list[str]) -> None:
-        raise AssertionError(f"{keys} are stuck")
-
-    def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
-        raise AssertionError(f"nothing sends {paused} and {lost} on")
-
-    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
-        raise AssertionError(f"{failed} have no pictures")
 
     def on_error(self, error: BaseException) -> None:
         for each in self.at.values():

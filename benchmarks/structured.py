@@ -32,12 +32,12 @@ from tokenizers.models import BPE
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.report import parser, write
+from benchmarks.undisturbed import Undisturbed
 from cluster.ingress.api.grammar_checker import GrammarChecker
 from cluster.ingress.api.structured import schema_grammar
 from core.clock import WallClock
 from core.config import EngineConfig, ModelConfig
 from core.errors import RequestError
-from core.plan import FailedSeq
 from core.types import Grammar, Request, SamplingParams, TokenOut
 from decode.headroom_policy import HeadroomPolicy
 from engine.execution.build_group import build_group
@@ -83,7 +83,7 @@ def make_model(folder: Path, smoke: bool) -> None:
     model.save_pretrained(folder)
 
 
-class Bench:
+class Bench(Undisturbed):
     """One instance's engine, which runs within `running`. Hears its tokens (core.ports.EngineEvents)."""
 
     def __init__(self, folder: Path, threads: int) -> None:
@@ -116,15 +116,6 @@ class Bench:
             ended = self.ended[token.request_id]
             if token.finish is not None and not ended.cancelled():  # nobody waits for the last bomb
                 ended.set_result(None)
-
-    def on_stuck(self, keys: list[str]) -> None:
-        raise AssertionError(f"{keys} are stuck")
-
-    def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
-        raise AssertionError(f"nothing sends {paused} and {lost} on")
-
-    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
-        raise AssertionError(f"{failed} have no pictures")
 
     def on_error(self, error: BaseException) -> None:
         for future in self.ended.values():

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.report import parser, write
+from benchmarks.undisturbed import Undisturbed
 from core.clock import WallClock
 from core.config import EngineConfig
 from core.kv import KVLayout, KVShard, RankPool
-from core.plan import FailedSeq, Sampled, StepPlan, StepResult
+from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams, TokenOut
 from decode.headroom_policy import HeadroomPolicy
 from engine.execution.inline_group import InlineGroup
@@ -53,7 +54,7 @@ class Nobody:
         return None
 
 
-class _FirstToken:
+class _FirstToken(Undisturbed):
     """Hears when the first token has been drawn."""
 
     def __init__(self) -> None:
@@ -62,15 +63,6 @@ class _FirstToken:
     def on_tokens(self, tokens: list[TokenOut]) -> None:
         if not self.at.done():
             self.at.set_result(time.perf_counter())
-
-    def on_stuck(self, keys: list[str]) -> None:
-        raise AssertionError(f"{keys} are stuck")
-
-    def on_taken_back(self, paused: list[str], lost: list[str]) -> None:
-        raise AssertionError(f"nothing sends {paused} and {lost} on")
-
-    def on_failed(self, failed: Sequence[FailedSeq]) -> None:
-        raise AssertionError(f"{failed} have no pictures")
 
     def on_error(self, error: BaseException) -> None:
         self.at.set_exception(error)
