@@ -5,11 +5,11 @@ Nobody can go on from another block. A checkpoint lies below as long as each blo
 given up later (`leaves_first`). What a buddy has copied, and what a disk has from an earlier run, is told of once it has been
 read back, as by `held_blocks`."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.tiers.held_blocks import CacheEvents
+from engine.tiers.held_blocks import CacheEvents, DeviceAndBelow
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,21 +20,19 @@ class _Checkpoint:
     """The hashes of all blocks that lead to it."""
 
 
-class HeldCheckpoints:
+class HeldCheckpoints(DeviceAndBelow):
     """The CacheEvents of a device with lower tiers, where sequences have states."""
 
     def __init__(self, device: CacheEvents, lies_below: Callable[[bytes], bool]) -> None:
-        self._device, self._lies_below = device, lies_below
+        super().__init__(device, lies_below)
         self._below: dict[bytes, _Checkpoint] = {}
         """By each digest of its state."""
         self._reach: Counter[int] = Counter()
         """To how many checkpoints below a block with this hash leads."""
-        self._on_device: set[int] = set()
         self._held: set[int] = set()
         """What was reported as held and not as given up."""
         self._changed: dict[int, None] = {}
         """The hashes of blocks that may have come below or gone from there since the last report."""
-        self._gone: deque[bytes] = deque()
 
     def kept(self, state: Sequence[bytes], path: Sequence[int]) -> None:
         """Note that a checkpoint lies below, or is on its way there."""
@@ -44,20 +42,14 @@ class HeldCheckpoints:
             self._reach.update(path)
             self._changed |= dict.fromkeys(path)
 
-    def gone(self, digest: bytes) -> None:
-        """Note that nothing below has a block any more. Any thread may call it."""
-        self._gone.append(digest)
-
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        added, removed = self._device.drain_cache_events()
-        self._on_device.update(added)
-        self._on_device.difference_update(removed)
-        for digest in [self._gone.popleft() for _ in range(len(self._gone))]:
+        moved, gone = self._hear()
+        for digest in gone:
             if digest in self._below and not self._lies_below(digest):  # it may have come back
                 self._drop(self._below[digest])
         come: list[int] = []
         went: list[int] = []
-        for block in dict.fromkeys((*added, *removed, *self._changed)):
+        for block in dict.fromkeys((*moved, *self._changed)):
             is_held = block in self._on_device or block in self._reach
             if is_held != (block in self._held):
                 (come if is_held else went).append(block)
@@ -67,8 +59,7 @@ class HeldCheckpoints:
         return tuple(come), tuple(went)
 
     def replay_cache_events(self) -> None:
-        self._device.replay_cache_events()
-        self._on_device.clear()
+        self._replay()
         self._held.clear()
         self._changed |= dict.fromkeys(self._reach)
 
