@@ -59,7 +59,12 @@ class Restoring:
         self._failed: Callable[[Exception], None] = lambda _: None
         self._publishing = False
         """Whether the cache begins to keep blocks that have come from below, which need not be saved."""
-        self._held = (HeldCheckpoints if num_state_blocks else HeldBlocks)(scheduler, store.__contains__)
+        below = store.__contains__
+        self._blocks = None if num_state_blocks else HeldBlocks(scheduler, below)
+        self._checkpoints = HeldCheckpoints(scheduler, below) if num_state_blocks else None
+        held = self._blocks or self._checkpoints
+        assert held is not None
+        self._held = held
         store.on_gone = self._held.gone
         scheduler.on_kept(self._kept, self._checkpoint_kept)
         scheduler.on_return(self._bring_back, self._keep_all)
@@ -262,8 +267,8 @@ class Restoring:
     def _kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int, block_hash: int) -> None:
         before = self._digests[parent] if parent >= 0 else b""
         digest = self._digests[block] = child_digest(before or self._root(salt), tokens)
-        if isinstance(self._held, HeldBlocks):
-            self._held.kept(digest, block_hash)
+        if self._blocks is not None:
+            self._blocks.kept(digest, block_hash)
         self._lies_behind(digest, block, before)
 
     def _checkpoint_kept(self, block: int, state: tuple[int, ...], path: Sequence[int]) -> None:
@@ -271,8 +276,8 @@ class Restoring:
         digests = [*state_digests(before, len(state))]
         for digest, part in zip(digests, state, strict=True):
             self._lies_behind(digest, part, before)
-        if isinstance(self._held, HeldCheckpoints):
-            self._held.kept(digests, path)
+        if self._checkpoints is not None:
+            self._checkpoints.kept(digests, path)
 
     def _lies_behind(self, digest: bytes, block: int, before: bytes) -> None:
         """A block of the pool, of which lower tiers are to have a copy, follows the block `before`."""
