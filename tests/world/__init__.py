@@ -1,0 +1,1 @@
+"""Tests on what other people published: tokenizers, templates, weights, clients."""
