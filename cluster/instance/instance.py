@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 class Instance:
-    """`start` returns it running; `close` gives everything back. `failure` is set once the engine has stopped by itself."""
+    """`run` begins to serve; `close` gives everything back. `failure` is set once the engine has stopped by itself."""
 
     def __init__(
         self,
