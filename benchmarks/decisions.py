@@ -41,7 +41,7 @@ from sim.coarse.world import Log, simulate
 
 WARM_S = 2.0
 REPORT_INTERVAL_S = 0.1
-SLO = Slo(name="chat", ttft_s=2.0, tpot_s=0.1)
+SLO = Slo(name="chat", ttft_s=2.0, tpot_s=0.1, hopeless="refuse")
 START_S = 300.0
 """Seconds into the trace."""
 

@@ -25,7 +25,7 @@ from sim.coarse.world import CoarseConfig, CoarseOutcome, simulate
 from sim.cost import StepCost
 from sim.outcome_report import ServedRequest, served_coarsely
 
-SLO = Slo(name="chat", ttft_s=4.0, tpot_s=0.1)
+SLO = Slo(name="chat", ttft_s=4.0, tpot_s=0.1, hopeless="refuse")
 SHARES = {"flood": 0.55, "second": 0.25, "third": 0.2}
 """Shares of the offered load. The least asks for about its fair share; together they ask for far more than there is."""
 RATE, BLOCK = 90.0, 64

@@ -39,9 +39,9 @@ TRACES = {
     "sharegpt": "sharegpt_llama31_300req_blk16.jsonl.gz",
 }
 SLOS = {
-    "interactive": Slo(name="interactive", ttft_s=0.45, tpot_s=0.04),
-    "standard": Slo(name="standard", ttft_s=2.0, tpot_s=0.1),
-    "long-context": Slo(name="long-context", ttft_s=10.0, tpot_s=0.1),
+    "interactive": Slo(name="interactive", ttft_s=0.45, tpot_s=0.04, hopeless="refuse"),
+    "standard": Slo(name="standard", ttft_s=2.0, tpot_s=0.1, hopeless="refuse"),
+    "long-context": Slo(name="long-context", ttft_s=10.0, tpot_s=0.1, hopeless="refuse"),
 }
 GRID = [
     (trace, slo)

@@ -20,7 +20,7 @@ from sim.goodput import Window
 from sim.outcome_report import attainment, served_coarsely
 
 GPU, MODEL, COPIES = "H100", "llama-3.1-8b", 2.0
-SLO = Slo(name="standard", ttft_s=2.0, tpot_s=0.1)
+SLO = Slo(name="standard", ttft_s=2.0, tpot_s=0.1, hopeless="refuse")
 LINKS_GB_PER_S = (0.3, 1.0, 2.5, 50.0)
 FLEETS = {"2 prefill, 2 decode": (2, 2, 0), "4 any role": (0, 0, 4)}
 STARTS_S = (600.0, 1500.0, 2400.0)

@@ -31,7 +31,7 @@ NUM_INSTANCES, START_S, SECONDS, MINUTE_S, SMOKE_S = 16, 300.0, 600.0, 60.0, 10.
 FLEETS = {"any role": (0, 0, NUM_INSTANCES), "pools": (10, 6, 0)}
 RATES = (0.7, 1.2)
 """Requests per second and instance."""
-SLO = Slo(name="long-context", ttft_s=10.0, tpot_s=0.1)
+SLO = Slo(name="long-context", ttft_s=10.0, tpot_s=0.1, hopeless="refuse")
 
 
 class Counting:

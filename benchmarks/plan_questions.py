@@ -86,7 +86,7 @@ class Question:
 
     @property
     def slo(self) -> Slo:
-        return Slo(name="planned", ttft_s=self.ttft_s, tpot_s=self.tpot_s)
+        return Slo(name="planned", ttft_s=self.ttft_s, tpot_s=self.tpot_s, hopeless="refuse")
 
     @property
     def read(self) -> CatalogueModel | None:

@@ -42,10 +42,16 @@ class Case:
 
 CASES = {
     "conversation, any role": Case(
-        "mooncake_fast25_conversation.jsonl.gz", Slo(name="standard", ttft_s=2.0, tpot_s=0.1), True, 1.9
+        "mooncake_fast25_conversation.jsonl.gz",
+        Slo(name="standard", ttft_s=2.0, tpot_s=0.1, hopeless="refuse"),
+        True,
+        1.9,
     ),
     "conversation, pools": Case(
-        "mooncake_fast25_conversation.jsonl.gz", Slo(name="standard", ttft_s=2.0, tpot_s=0.1), False, 1.35
+        "mooncake_fast25_conversation.jsonl.gz",
+        Slo(name="standard", ttft_s=2.0, tpot_s=0.1, hopeless="refuse"),
+        False,
+        1.35,
     ),
 }
 

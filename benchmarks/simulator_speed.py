@@ -43,7 +43,7 @@ from sim.coarse.world import CoarseOutcome, Log, PlacingScheduler, production, s
 from sim.outcome_report import served_job
 from sim.trace_workload import Row
 
-SLO = Slo(name="speed", ttft_s=2.0, tpot_s=0.1)
+SLO = Slo(name="speed", ttft_s=2.0, tpot_s=0.1, hopeless="refuse")
 _ROOT = Path(__file__).parents[1]
 PARTS = ("cluster", "sim", "engine", "core")
 

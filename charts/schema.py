@@ -5,6 +5,7 @@ an unknown key; what goes on to Kubernetes as it is (tolerations, affinity, ...)
 
 import json
 import sys
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -272,9 +273,25 @@ class ChartValues(Model):
 
 def schema() -> dict[str, Any]:
     """JSON schema; no object takes unknown keys, also those that are dataclasses and would."""
-    made = ChartValues.model_json_schema()
+    made: dict[str, Any] = _without_infinity(ChartValues.model_json_schema())
     _close(made)
     return made
+
+
+def _without_infinity(node: Any) -> Any:
+    """Return `node` with null in place of infinite numbers, which JSON cannot write. Where infinity is the default null may be
+    given."""
+    match node:
+        case float() if node == inf:
+            return None
+        case list():
+            return [_without_infinity(value) for value in node]
+        case {"default": default, "type": str(kind), **rest} if default == inf:
+            return {**rest, "default": None, "type": [kind, "null"]}
+        case dict():
+            return {key: _without_infinity(value) for key, value in node.items()}
+        case _:
+            return node
 
 
 def _close(node: Any) -> None:
@@ -301,7 +318,8 @@ def made() -> dict[Path, str]:
         "pool": Pool().model_dump(),
     }
     return {
-        path: json.dumps(what, indent=1) + "\n" for path, what in ((SCHEMA, schema()), (DEFAULTS, defaults))
+        path: json.dumps(what, indent=1, allow_nan=False) + "\n"
+        for path, what in ((SCHEMA, schema()), (DEFAULTS, _without_infinity(defaults)))
     }
 
 

@@ -240,10 +240,10 @@ class ClusterConfig(Section):
         "chat": Slo(name="chat", ttft_s=1.0, tpot_s=0.05, priority=1),
         "standard": Slo(),
         "long-context": Slo(name="long-context", ttft_s=10.0, tpot_s=0.1, priority=0),
-        "batch": Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1, hopeless="run"),
+        "batch": Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1),
     }
-    """Service classes: targets for the first token and for each further one in seconds, priority, weight, and what becomes of a
-    prompt that cannot keep them."""
+    """Service classes: targets for the first token and for each further one in seconds, priority, weight, and what happens to a
+    prompt that cannot keep them. A class that names no target is served in the order of arrival."""
     tenants: Mapping[TenantName, TenantConfig] = {}
     """Who holds certain keys, and what they may ask."""
 

@@ -30,7 +30,7 @@ class RequestError(BatonError):
 class TargetOutOfReach(RequestError):
     def __init__(self, message: str, possible_ttft_s: float) -> None:
         """An idle instance would give the first token after `possible_ttft_s`."""
-        super().__init__(message, code="target_out_of_reach")
+        super().__init__(message, status=429, code="target_out_of_reach")
         self.possible_ttft_s = possible_ttft_s
 
 

@@ -12,14 +12,23 @@ from core.types import Request
 
 YIELD_S: Final = 10.0
 """After its target a late prompt lets others of its class pass for so long."""
+UNNAMED_S: Final = 10.0
+"""A class without a target for the first token is ordered among others as if this were its target."""
 LEAST_SHARE: Final = 0.25
 """What nothing is left without, whatever comes of higher classes: a sequence that decodes gets this share of its class's promised
 tokens per second, and a prompt that has been begun this share of the time from `YIELD_S` after its target on."""
 
 
 def due_s(request: Request) -> float:
-    """Return when its first token is due, by the clock of `Request.arrival_s`."""
+    """Return when its first token is due, by the clock of `Request.arrival_s`; infinite where its class has no target."""
     return request.arrival_s + request.slo.ttft_s
+
+
+def order_s(request: Request) -> float:
+    """Return the instant by which requests of one priority are ordered: when they are due, without a target as if `UNNAMED_S`
+    were one. So requests with targets pass those without for a bounded time."""
+    ttft_s = request.slo.ttft_s
+    return request.arrival_s + (UNNAMED_S if ttft_s == inf else ttft_s)
 
 
 def is_late(seq: ServedSequence, now: float, steps: StepModels) -> bool:
@@ -44,4 +53,4 @@ def _lacks_share(seq: ServedSequence, now: float, steps: StepModels) -> bool:
     """Return whether less of a prompt has been computed than its least share of the time since others need not pass it."""
     if seq.num_output or not seq.num_computed:
         return False
-    return steps.prompt.work_s(0, seq.num_computed) < LEAST_SHARE * (now - due_s(seq.request) - YIELD_S)
+    return steps.prompt.work_s(0, seq.num_computed) < LEAST_SHARE * (now - order_s(seq.request) - YIELD_S)

@@ -34,14 +34,19 @@ TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
 def _named(classes: Any) -> Any:
-    """Name a class by its key, and refuse fields that a dataclass would ignore."""
+    """Name a class by its key, and refuse fields that a dataclass would ignore. A field that is null is left out."""
     if not isinstance(classes, dict):
         return classes
     known = {field.name for field in fields(Slo)}
     for name, given in classes.items():
         if isinstance(given, dict) and (unknown := sorted(set(given) - known)):
             raise ValueError(f"{name}.{unknown[0]} is unknown")
-    return {name: {**slo, "name": name} if isinstance(slo, dict) else slo for name, slo in classes.items()}
+    return {
+        name: {key: value for key, value in {**slo, "name": name}.items() if value is not None}
+        if isinstance(slo, dict)
+        else slo
+        for name, slo in classes.items()
+    }
 
 
 SloClasses = Annotated[Mapping[str, Slo], BeforeValidator(_named)]

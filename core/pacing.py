@@ -81,6 +81,8 @@ def _needed_s(prompts: Seq[ServedSequence], works_s: Seq[float], law: ChunkLaw, 
     least_s, work_s, share, most_s = law.step_s(0), 0.0, 0.0, 0.0
     dues_s = [due_s(seq.request) for seq in prompts]
     for due, own_s in sorted(zip(dues_s, works_s, strict=True), key=_due):
+        if due == inf:
+            break  # nothing hurries these
         left_s = due - starts_s - least_s
         if own_s > left_s:
             continue  # it is late already

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from math import inf
 from typing import Literal
 
 from core.prompt_pictures import Picture, with_names
@@ -17,18 +18,22 @@ class FinishReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slo:
-    """A service class: the latency targets of one request, from its class name in the configuration."""
+    """A service class: the latency targets of one request, from its class name in the configuration.
+
+    A class without targets is served as by an ordinary server: in the order of arrival, in steps as large as the engine takes."""
 
     name: str = "standard"
-    ttft_s: float = 2.0
-    tpot_s: float = 0.1
+    ttft_s: float = inf
+    """The target for the time to the first token; infinite: none."""
+    tpot_s: float = inf
+    """The target for the mean time of each further token; infinite: none."""
     priority: int = 0
     """Higher is served first among requests that wait."""
     weight: float = 1.0
     """Service of twice the weight is charged to its tenant at half the price."""
-    hopeless: Literal["refuse", "run"] = "refuse"
-    """What becomes, under overload, of a prompt whose first token even an idle instance could not give in time: it is refused
-    with what would be possible, or runs."""
+    hopeless: Literal["refuse", "run"] = "run"
+    """What happens, under overload, to a prompt whose first token even an idle instance could not give in time: it runs, or is
+    refused with what would be possible."""
 
     def giving_way(self) -> "Slo":
         """Return the class as one whose requests give way to this one's: it has the next lower priority."""

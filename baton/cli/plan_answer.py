@@ -84,7 +84,7 @@ def _demand(question: PlanQuestion) -> Demand:
     model = named_model(question.model, question.adapter_bytes)
     hardware = Hardware(model=question.model, gpus=question.gpus, prices=_prices(question.prices), read=model)
     targets = Targets(
-        slo=Slo(name="planned", ttft_s=question.ttft_s, tpot_s=question.tpot_s),
+        slo=Slo(name="planned", ttft_s=question.ttft_s, tpot_s=question.tpot_s, hopeless="refuse"),
         attainment=question.attainment,
         copies=question.copies,
         max_instances=question.max_instances,

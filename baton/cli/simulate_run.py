@@ -77,7 +77,7 @@ def _study(scenario: Scenario) -> Study:
     return Study(
         workload=_workload(scenario.trace, scenario.seconds, scenario.seed),
         fleet=fleet,
-        slo=Slo(name="simulated", ttft_s=scenario.ttft_s, tpot_s=scenario.tpot_s),
+        slo=Slo(name="simulated", ttft_s=scenario.ttft_s, tpot_s=scenario.tpot_s, hopeless="refuse"),
         seconds=scenario.seconds,
         seed=scenario.seed,
         coarse=scenario.coarse,

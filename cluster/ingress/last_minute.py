@@ -5,6 +5,7 @@ Where the minute has more than MAX_REQUESTS only the latest count, and rates are
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from cluster.ingress import request_context
 from cluster.ingress.timeline import Timeline, attained, first_token_s
@@ -16,11 +17,11 @@ MAX_REQUESTS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassStatus:
-    """One class's figures. Times are None where no request came so far."""
+    """One class's figures. Times are None where no request came so far, targets where the class has none."""
 
     name: str
-    ttft_target_s: float
-    tpot_target_s: float
+    ttft_target_s: float | None
+    tpot_target_s: float | None
     requests_per_s: float
     attainment: float
     """The share of all requests that ended, the refused ones included."""
@@ -157,8 +158,8 @@ def _class_status(ended: Sequence[_Ended], span_s: float) -> ClassStatus:
     tpot = [one.tpot_s for one in ended if one.tpot_s is not None]
     return ClassStatus(
         name=slo.name,
-        ttft_target_s=slo.ttft_s,
-        tpot_target_s=slo.tpot_s,
+        ttft_target_s=_target(slo.ttft_s),
+        tpot_target_s=_target(slo.tpot_s),
         requests_per_s=len(ended) / span_s,
         attainment=num_good / len(ended),
         goodput_per_s=num_good / span_s,
@@ -168,6 +169,10 @@ def _class_status(ended: Sequence[_Ended], span_s: float) -> ClassStatus:
         tpot_p50_s=quantile(tpot, 0.5),
         tpot_p99_s=quantile(tpot, 0.99),
     )
+
+
+def _target(limit_s: float) -> float | None:
+    return None if limit_s == inf else limit_s
 
 
 def _route_status(ended: Sequence[_Ended], span_s: float) -> RouteStatus:

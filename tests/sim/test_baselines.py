@@ -184,7 +184,7 @@ def test_early_rejection_refuses_what_would_miss_where_its_router_sends_it() -> 
 )
 def test_with_any_role_each_instance_computes_the_prompts_that_it_decodes(name: str) -> None:
     config = CoarseConfig(num_prefill=0, num_decode=0, num_both=3, block_tokens=64, step=StepCost())
-    work = jobs(Load(rows=random_rows(1, 40, 10.0), duration_s=1e9), Slo(), 64)
+    work = jobs(Load(rows=random_rows(1, 40, 10.0), duration_s=1e9), Slo(ttft_s=2.0, tpot_s=0.1), 64)
     outcome = simulate(config, work, entry_of(f"{name}+any+refuse+engine").make)
     placed = [line.split() for line in outcome.decisions if line.startswith("place")]
     assert len(placed) == len(work)
@@ -279,7 +279,7 @@ def test_every_scheduler_serves_a_light_load_within_its_targets(name: str) -> No
         step=StepCost(),
         mixed_batch_tokens=512,
     )
-    work = jobs(Load(rows=random_rows(1, 80, 10.0), duration_s=1e9), Slo(), 64)
+    work = jobs(Load(rows=random_rows(1, 80, 10.0), duration_s=1e9), Slo(ttft_s=2.0, tpot_s=0.1), 64)
     outcome = simulate(config, work, entry.make)
     assert all(job.num_output == job.max_tokens for job in outcome.jobs)
     assert max(job.first_s - job.request.arrival_s for job in outcome.jobs) < 2.0

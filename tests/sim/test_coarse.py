@@ -35,7 +35,7 @@ LAYERS, HEADS, DIM = 4, 8, 128
 FOREVER_S = 1e9
 STEPS = learned(STEP, CoarseConfig().max_batch_tokens, CoarseConfig().max_num_seqs)
 """Instances of both know from the start what those of the coarse one have learned. In the full one they learn on."""
-SLO = Slo(tpot_s=1.0)
+SLO = Slo(ttft_s=2.0, tpot_s=1.0)
 """No step comes near it."""
 
 
@@ -217,7 +217,7 @@ def test_every_job_ends_and_the_ledger_balances(
         max_num_seqs=64,
         step=STEP,
     )
-    work = jobs(Load(rows=random_rows(seed, 40, 30.0), duration_s=FOREVER_S), Slo(), 64)
+    work = jobs(Load(rows=random_rows(seed, 40, 30.0), duration_s=FOREVER_S), Slo(ttft_s=2.0, tpot_s=0.1), 64)
     outcome = coarse(replace(config, lookahead=lookahead), work)
     for job in outcome.jobs:
         if job.rejected:
@@ -244,7 +244,7 @@ def test_a_burst_knows_its_steps(first: float, slope: float, count: int, into: f
 def test_jobs_share_what_the_trace_says_at_any_block_size() -> None:
     rows = random_rows(5, 30, 10.0)
     for size in (16, 32, 64, 8):
-        work = jobs(Load(rows=rows, duration_s=FOREVER_S), Slo(), size)
+        work = jobs(Load(rows=rows, duration_s=FOREVER_S), Slo(ttft_s=2.0, tpot_s=0.1), size)
         for a, row_a in zip(work, rows, strict=True):
             for b, row_b in zip(work, rows, strict=True):
                 same = sum(x == y for x, y in zip(row_a.prefix_ids, row_b.prefix_ids, strict=False)) * BLOCK
@@ -258,7 +258,7 @@ def test_jobs_share_what_the_trace_says_at_any_block_size() -> None:
 
 def test_a_share_of_a_copy_is_that_share_of_the_load() -> None:
     rows = random_rows(6, 400, 10.0)
-    work = jobs(Load(rows=rows, duration_s=40.0, copies=2.5, seed=1), Slo(), 64)
+    work = jobs(Load(rows=rows, duration_s=40.0, copies=2.5, seed=1), Slo(ttft_s=2.0, tpot_s=0.1), 64)
     assert len(work) == pytest.approx(2.5 * sum(row.arrival_s < 40 for row in rows), rel=0.03)
     assert [job.request.arrival_s for job in work] == sorted(job.request.arrival_s for job in work)
 
@@ -274,7 +274,7 @@ def test_the_garbage_collector_rests_only_while_it_runs_and_has_nothing_to_do() 
         return False
 
     config = CoarseConfig(num_prefill=1, num_decode=2, num_both=1, num_blocks=60, step=STEP)
-    work = jobs(Load(rows=random_rows(8, 200, 30.0), duration_s=FOREVER_S), Slo(), 64)
+    work = jobs(Load(rows=random_rows(8, 200, 30.0), duration_s=FOREVER_S), Slo(ttft_s=2.0, tpot_s=0.1), 64)
     gc.collect()
     with pytest.raises(KeyboardInterrupt):
         coarse(config, work, enough=enough)

@@ -50,8 +50,8 @@ def test_so_does_the_coarse_simulation_also_of_outputs_that_sit_steps_out(tmp_pa
     rows = [
         TraceRow(arrival_s=0.1 * i, input_tokens=300, output_tokens=NUM_OUTPUT) for i in range(NUM_REQUESTS)
     ]
-    work = jobs(Load(rows=rows, duration_s=1.0), Slo(), config.block_tokens)
-    high = Slo(name="high", priority=1)
+    work = jobs(Load(rows=rows, duration_s=1.0), Slo(ttft_s=2.0, tpot_s=0.1), config.block_tokens)
+    high = Slo(name="high", ttft_s=2.0, tpot_s=0.1, priority=1)
     work[-1] = replace(work[-1], request=replace(work[-1].request, slo=high))
     simulate_coarsely(config, work, lambda schedule, _: RecordedScheduler(schedule, path))
     lengths = list(named(path).values())

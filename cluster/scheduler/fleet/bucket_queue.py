@@ -7,7 +7,7 @@ all take the first.
 Invariant: an entry belongs to one queue, its bucket and position say where it is found there, and the bits of `_filled` are those
 of the buckets that are not empty."""
 
-from math import log2
+from math import inf, log2
 from typing import Final
 
 from cluster.scheduler.fleet.member import Member
@@ -22,6 +22,8 @@ def bucket_of(quantity: float, unit: float) -> int:
     """Return the bucket of a quantity: 0 for nothing. Buckets are `unit` / 11 wide at first, and 9 % of the quantity later."""
     if quantity <= 0:
         return 0
+    if quantity == inf:
+        return HIGHEST
     return min(HIGHEST, 1 + int(_PER_DOUBLING * log2(1 + quantity / unit)))
 
 

@@ -19,12 +19,13 @@ _COME_S: Final = 30.0
 class Reserve:
     def __init__(self) -> None:
         self._came_at: dict[int, float] = {}
-        """Priority -> when a request of it that could be in time last asked for a place."""
+        """Priority -> when a request of it with a target that it could keep last asked for a place."""
 
     def asked(self, waiter: Waiter, now: float) -> float:
         """Note that a request asks for a place, and return its `share`."""
         if not waiter.has_missed(now):
-            self._came_at[waiter.place.slo.priority] = now
+            if waiter.place.slo.ttft_s < inf:
+                self._came_at[waiter.place.slo.priority] = now
             return 0.0
         return self.share(waiter, now)
 

@@ -16,7 +16,7 @@ The time of an instance that may only compute prompts costs a tenth, since nothi
 queue endangers a target, and from then on instances that decode compute some themselves.
 
 A late request has no target left to keep, so it goes where it costs others and itself least, and leaves others a share of what an
-instance can decode (`reserve`).
+instance can decode (`reserve`). A request whose class names no targets goes where it ends soonest, at the least cost to others.
 
 Where all slots of a decode instance are taken, a prompt may be computed elsewhere before one is free, however short it is: the
 sequence then waits for a slot after its first token. That wait is predicted and counts as time per token, and no such place is
@@ -117,14 +117,16 @@ class SloPolicy:
         late, best = True, inf
         chosen: Member | None = None
         computes: Member | None = None
-        for use_s, tpot_share, decode in self._able(ask, decodes):
+        for use_s, step_s, target_s, decode in self._able(ask, decodes):
             if not late and best < use_s:
                 break
             to_move = ask.to_move(decode)
             for source in self._ways(ask, decode, to_move, sources, nearest):
                 if not late and best < use_s + source.paid_s + delay_weight * source.ttft_s:
                     continue
-                found = self._cost(ask, decode, to_move, source, use_s=use_s, tpot_share=tpot_share, now=now)
+                found = self._cost(
+                    ask, decode, to_move, source, use_s=use_s, step_s=step_s, target_s=target_s, now=now
+                )
                 if found is None:
                     continue
                 is_late, cost = found
@@ -188,16 +190,19 @@ class SloPolicy:
     def _work_s(self, ask: PlacementQuery, outlook: Outlook, num_tokens: int) -> float:
         return outlook.prompt_s(num_tokens, ask.num_tokens - num_tokens)
 
-    def _able(self, ask: PlacementQuery, decodes: Sequence[Member]) -> list[tuple[float, float, Member]]:
+    def _able(
+        self, ask: PlacementQuery, decodes: Sequence[Member]
+    ) -> list[tuple[float, float, float, Member]]:
         """Return the instances whose batch keeps its targets, the least GPU time first: (GPU time that decoding there takes from
-        the fleet, share of the target that a step then takes, instance). The search may stop where an instance takes too much.
+        the fleet, how long a step then takes, how long it may take, instance). The search may stop where an instance takes too
+        much.
 
         A step is as long as it is expected to be with the prompts that come beside (`PromptLoad`), and with what the mean of a
         short output's steps may be off by."""
         length, reach, off = ask.expected_tokens, self._model.reach, errors_of_mean(ask.short_tokens)
         margin = self._model.tpot_margin
         context = ask.num_tokens + length / 2
-        able: list[tuple[float, float, Member]] = []
+        able: list[tuple[float, float, float, Member]] = []
         for decode in decodes:
             law, prompt = self._paces.decode_steps(decode), self._paces.prompt_steps(decode)
             reads_s, alone_s = decode_step_s(law, decode, 1, ask.num_tokens), alone_step_s(law, context)
@@ -212,7 +217,7 @@ class SloPolicy:
                 continue
             # Experts are read anyway: by the prompts beside it, and by the others once the batch has some.
             adds_s = max(0.0, alone_s + law.left_unread_s(1) - law.fixed_s)
-            able.append((length * adds_s, step_s / max(ask.tpot_s, floor_s), decode))
+            able.append((length * adds_s, step_s, max(ask.tpot_s, floor_s), decode))
         able.sort(key=_preference)
         return able
 
@@ -224,7 +229,8 @@ class SloPolicy:
         source: "_Source",
         *,
         use_s: float,
-        tpot_share: float,
+        step_s: float,
+        target_s: float,
         now: float,
     ) -> tuple[bool, float] | None:
         """Return (late, cost). None where a slot would not be free in time."""
@@ -232,7 +238,7 @@ class SloPolicy:
         slot_s = self._slot_wait_s(decode, source)
         if slot_s == inf:
             return None
-        exposed_s = link_s = 0.0
+        tpot_share, exposed_s, link_s = step_s / target_s, 0.0, 0.0
         if source.member is not decode:
             exposed_s, link_s = self._transfer_s(source, decode, to_move)
             wait_s = max(slot_s, exposed_s + self.outlook(decode).joins_s(source.ttft_s))
@@ -246,6 +252,8 @@ class SloPolicy:
             return None
         if risk > 1 and ask.due_at < inf:
             return True, gpu_s + model.late_weight * delay_s
+        if ask.slo.ttft_s == ask.tpot_s == inf:
+            return False, gpu_s + model.late_weight * (delay_s + ask.expected_tokens * step_s)
         return False, gpu_s * (1 + model.risk_weight * risk**4) + model.delay_weight * delay_s
 
     def _slot_wait_s(self, decode: Member, source: "_Source") -> float:
@@ -283,9 +291,9 @@ class _Source:
         self.member, self.ttft_s, self.work_s, self.paid_s = member, ttft_s, work_s, paid_s
 
 
-def _preference(able: tuple[float, float, Member]) -> tuple[float, int]:
+def _preference(able: tuple[float, float, float, Member]) -> tuple[float, int]:
     """Where equal time is used, or how much is not known yet, requests spread."""
-    return able[0], able[2].num_seqs
+    return able[0], able[3].num_seqs
 
 
 def _ttft_s(source: _Source) -> float:

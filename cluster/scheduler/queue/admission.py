@@ -38,7 +38,7 @@ class Admission:
         self._num_arrived += 1
         slo_s = place.slo.ttft_s
         due_at = inf if place.attempt else now + slo_s
-        start_by = due_at - _MARGIN * slo_s - work_s
+        start_by = inf if due_at == inf else due_at - _MARGIN * slo_s - work_s
         waiter = Waiter(
             key,
             frontend,
@@ -115,7 +115,8 @@ class Admission:
 
     def _limit_s(self, waiter: Waiter) -> float:
         """Return how long it may wait. A class whose first token may take longer than other requests wait has that long."""
-        return max(self._config.max_queue_wait_s, waiter.place.slo.ttft_s)
+        ttft_s = waiter.place.slo.ttft_s
+        return self._config.max_queue_wait_s if ttft_s == inf else max(self._config.max_queue_wait_s, ttft_s)
 
     def _refuse(self, waiter: Waiter, reason: str, now: float) -> Send:
         """Take a waiter out of the queue and answer 429 with when to come back."""

@@ -58,7 +58,7 @@ def ask(
     """Requests with the same non-zero `prefix` share all full blocks of their prompts."""
     first = prefix * 1_000_000 or (1000 + zlib.crc32(request_id.encode())) * 1_000_000
     hashes = tuple(range(first, first + num_tokens // BLOCK))
-    slo = Slo(ttft_s=ttft_s, priority=priority)
+    slo = Slo(ttft_s=ttft_s, tpot_s=0.1, priority=priority)
     place = Place(
         request_id=request_id,
         attempt=attempt,

@@ -22,13 +22,14 @@ STEPS = StepModels(
     prompt=StepModel(fixed_s=0.01, token_s=1e-3, num_steps=100, error=0.01),
 )
 """A thousand tokens of a prompt a second."""
+CHAT = Slo(name="chat", ttft_s=2.0, tpot_s=0.1, hopeless="refuse")
 
 
 def chat(
     name: str, num_tokens: int, *, hopeless: Literal["refuse", "run"] = "refuse", prefix: int = 0
 ) -> RequestArrived:
     event = ask(name, num_tokens, prefix=prefix)
-    slo = Slo(name="chat", ttft_s=2.0, hopeless=hopeless)
+    slo = replace(CHAT, hopeless=hopeless)
     return replace(event, place=replace(event.place, slo=slo))
 
 
@@ -67,8 +68,8 @@ def served_by(world: World, event: RequestArrived) -> Slo | None:
 def test_it_runs_where_nobody_has_to_wait_and_gives_way_there() -> None:
     world = World(instance("d", "pd"))
     told(world, "d")
-    assert served_by(world, chat("long", 3000)) == Slo(name="chat", ttft_s=2.0, priority=-1)
-    assert served_by(world, chat("short", 300)) == Slo(name="chat", ttft_s=2.0)
+    assert served_by(world, chat("long", 3000)) == CHAT.giving_way()
+    assert served_by(world, chat("short", 300)) == CHAT
 
 
 def test_another_of_its_class_takes_its_slot_and_a_lower_class_does_not() -> None:
@@ -153,7 +154,7 @@ def test_it_is_refused_where_instances_are_rather_full(changes: dict[str, Any], 
 def test_what_gives_way_itself_makes_an_instance_full_for_no_other_like_it() -> None:
     world = World(instance("d", "pd"))
     told(world, "d")
-    giving_way = Slo(name="chat", ttft_s=2.0, priority=-1)
+    giving_way = CHAT.giving_way()
     assert served_by(world, chat("long", 12_000)) == giving_way
     told(world, "d", received=("long#0",), free_blocks=240)
     assert served_by(world, chat("longer", 3000)) == giving_way

@@ -29,7 +29,7 @@ def waiter(name: str, priority: int = 0, due_at: float = 0.0) -> Waiter:
 
 def wants(name: str, ttft_s: float = TTFT_S, num_tokens: int = 20) -> RequestArrived:
     arrived = ask(name, num_tokens, 100)
-    return replace(arrived, place=replace(arrived.place, slo=Slo(ttft_s=ttft_s)))
+    return replace(arrived, place=replace(arrived.place, slo=Slo(ttft_s=ttft_s, tpot_s=0.1)))
 
 
 def placed(actions: list[Send]) -> list[str]:

@@ -351,8 +351,9 @@ async def test_overload_and_loss_have_their_statuses(api: Api) -> None:
     api.generator.fail_at = (0, TargetOutOfReach("about 3.1 s on an idle instance", 3.06))
     for body in (OK, {**OK, "stream": True}):
         answer = await api.post(COMPLETIONS, body)
-        assert answer.status_code == 400
+        assert answer.status_code == 429
         assert "retry-after" not in answer.headers
+        assert answer.headers["x-should-retry"] == "false"
         assert answer.json()["error"]["code"] == "target_out_of_reach"
         assert "3.1 s" in answer.json()["error"]["message"]
     api.generator.fail_at = (0, ReplicaLost("gone"))
