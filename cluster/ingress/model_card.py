@@ -62,7 +62,7 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
         architecture=spec.architecture,
         max_context_tokens=limit or spec.max_context_tokens,
         vocab_size=spec.vocab_size,
-        eos_token_ids=tuple(spec.eos_token_ids),
+        eos_token_ids=tuple(token for token in spec.eos_token_ids if token < spec.vocab_size),
         default_sampling=dict(spec.default_sampling),
         pooling=pooling,
         generates=not spec.encodes and (pooling is None or config.model.pooling != "auto"),

@@ -12,6 +12,7 @@ from core.kv import KVShard, RankPool
 from core.lending import lent_blocks
 from core.messages import Commit
 from core.ports import Clock, LayerSink, Mail, SchedulerPolicy, WorkerGroup
+from core.prompt_pictures import FIRST_ROW
 from core.reports import Register, Site
 from core.start_timer import StartTimer
 from core.steps import UNKNOWN_STEPS, StepModels
@@ -72,6 +73,8 @@ class InstanceParts:
     """The GPU that it shares with an instance of another role; empty where it has its own."""
     adapters: frozenset[str] = frozenset()
     """The adapters that its ranks have from the start, by name and revision."""
+    vocab_size: int = FIRST_ROW
+    """The number of tokens that the model has rows for. A request with another one is refused."""
     timer: StartTimer | None = None
     """What times the start; None for a modelled one."""
 
@@ -120,6 +123,7 @@ def make_engine(
         if tiers
         else None,
         fits=StepFits(parts.steps),
+        vocab_size=parts.vocab_size,
     )
 
 

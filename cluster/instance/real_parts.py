@@ -39,6 +39,7 @@ from kvtransfer.staging import STAGING_BYTES, HostStaging
 from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.transport.shm import host_id
+from models.families import read_spec
 from models.revision import weights_revision
 from net.mail import TcpMail
 from parallel.mesh import Mesh
@@ -314,6 +315,7 @@ def _parts(
         remote=remote,
         card=card,
         adapters=size.adapter_keys,
+        vocab_size=read_spec(folder, config.model.implementation).vocab_size,
         timer=timer,
     )
 

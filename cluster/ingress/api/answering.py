@@ -26,6 +26,7 @@ from cluster.ingress.api.openai_errors import describe
 from cluster.ingress.api.openai_requests import MAX_TEXTS, ChatRequest, Common, ModelRequest
 from cluster.ingress.api.request_body import read_json
 from cluster.ingress.api.request_params import ApiSettings
+from cluster.ingress.api.token_checks import check_tokens
 from cluster.ingress.api.truncation import most_tokens, shortened
 from cluster.ingress.beam_search import BeamParams
 from cluster.ingress.metrics import IngressMetrics
@@ -157,6 +158,7 @@ class Answering:
         slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
         hints, retain = hints_of(body.cache_hints, body.prompt_cache_key, body.prompt_cache_retention)
         choices: list[ChoiceStream] = []
+        field = "prompt" if chat is None else "messages"
         for prompt in self._shortened(body, prompts):
             sampling = self._sampling(body, prompt, chat, grammar, ends)
             shared = SharedPrompt() if n > 1 else None
@@ -164,7 +166,7 @@ class Answering:
                 if choice:  # the prompt's tokens are scored once
                     sampling = replace(sampling, num_prompt_logprobs=-1)
                 seeded = replace(sampling, seed=request_params.seed_of_choice(sampling.seed, choice))
-                request = self._request(http, body, slo, prompt, seeded, retain=retain)
+                request = self._request(http, body, slo, prompt, seeded, field, retain=retain)
                 request = replace(request, hints=hints, pictures=chat.pictures if chat is not None else ())
                 choices.append(self._choice(len(choices), request, body, chat, shared))
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
@@ -205,7 +207,7 @@ class Answering:
         return replace(
             sampling,
             grammar=grammar,
-            stop_token_ids=sampling.stop_token_ids + ends,
+            stop_token_ids=sampling.stop_token_ids + tuple(e for e in ends if e < self.settings.vocab_size),
             thinking=sampling.thinking if chat is None else chat.thinking,
         )
 
@@ -270,7 +272,7 @@ class Answering:
             ChoiceStream(
                 index,
                 self._request(
-                    http, body, slo, prompt, replace(sampling, second_text_at=second), retain=False
+                    http, body, slo, prompt, replace(sampling, second_text_at=second), field, retain=False
                 ),
                 TextStream(self.tokenizer, ()),
                 prompt_only=True,
@@ -286,12 +288,14 @@ class Answering:
         slo: Slo,
         prompt: tuple[int, ...],
         sampling: SamplingParams,
+        prompt_field: str,
         *,
         retain: bool,
     ) -> Request:
-        """Return one sequence on the account of the tenant that asks."""
+        """Return one sequence on the account of the tenant that asks. Raises RequestError where the model does not have its
+        tokens."""
         tenant: Tenant = http.state.tenant
-        return Request(
+        request = Request(
             id=self._generator.new_request_id(),
             prompt=prompt,
             sampling=sampling,
@@ -304,6 +308,8 @@ class Answering:
             weight=tenant.rules.weight,
             retain=retain,
         )
+        check_tokens(request, prompt_field, self.tokenizer, self.settings.vocab_size)
+        return request
 
     async def _vectors(self, choices: Sequence[ChoiceStream], tenant: Tenant) -> list[np.ndarray]:
         found: dict[int, np.ndarray] = {}

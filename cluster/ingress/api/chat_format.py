@@ -63,6 +63,7 @@ class ChatFormat:
     def __init__(self, tokenizer: ChatTokenizer, settings: ApiSettings) -> None:
         self._tokenizer, self._max_context_tokens = tokenizer, settings.max_context_tokens
         self._model_name, self._pictures = settings.model_name, settings.pictures
+        self._vocab_size = settings.vocab_size
         self.formats = choose_formats(
             tokenizer.template, settings.tool_call_parser, settings.reasoning_parser
         )
@@ -202,6 +203,8 @@ class ChatFormat:
         if not text:
             return None
         begin, end = (self._ids(mark) for mark in THINK_MARKS.get(self.formats.reasoning, ("", "")))
+        if max(begin + end, default=0) >= self._vocab_size:
+            begin = end = ()  # a model without these tokens does not reason
         if opened:
             if len(end) != 1:
                 raise RequestError(

@@ -24,6 +24,7 @@ from cluster.ingress.api.openai_requests import (
 )
 from cluster.ingress.api.prompt_length import check_length
 from cluster.ingress.api.structured import grammar_of
+from cluster.ingress.api.token_checks import check_text
 from core.errors import RequestError
 from core.types import Grammar
 
@@ -108,6 +109,7 @@ class OpenAIRoutes:
         check_length(body.suffix, "suffix", tokenizer, settings.max_context_tokens)
         for prefix in prefixes:
             check_length(prefix, "prompt", tokenizer, settings.max_context_tokens)
+        check_text(body.suffix, "suffix", tokenizer, settings.vocab_size)
         filled = [fill_in_middle(tokenizer, prefix, body.suffix) for prefix in prefixes]
         return [each.prompt for each in filled], filled[0].end
 

@@ -135,8 +135,8 @@ def prompts_of(
     add_special_tokens: bool = True,
     is_cut: bool = False,
 ) -> list[tuple[int, ...]]:
-    """Return one token sequence for each of the texts or lists of token ids in the body's field. `is_cut`: one may be longer than
-    the context. Raises RequestError."""
+    """Return one token sequence for each of the texts or lists of token ids in the body's field, which may still be outside the
+    vocabulary. `is_cut`: one may be longer than the context. Raises RequestError."""
     items: Sequence[object] = [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
     prompts: list[tuple[int, ...]] = []
     for item in items:
@@ -145,10 +145,6 @@ def prompts_of(
         ids = tuple(tokenizer.encode(item, add_special_tokens=add_special_tokens) if is_text else item)  # type: ignore[arg-type]
         if not ids:
             raise RequestError(f"the {field_name} is empty", field=field_name)
-        if max(ids) >= settings.vocab_size:
-            raise RequestError(
-                f"token id {max(ids)} is outside the vocabulary of {settings.vocab_size}", field=field_name
-            )
         prompts.append(ids)
     return prompts
 
@@ -179,21 +175,21 @@ def max_new_tokens(body: Common, num_prompt: int, settings: ApiSettings) -> int:
 def to_sampling(
     body: Common, max_tokens: int, settings: ApiSettings, tokenizer: ChatTokenizer
 ) -> SamplingParams:
-    """Return the sampling parameters. Raises RequestError, naming the field."""
+    """Return the sampling parameters, whose tokens may still be outside the vocabulary. Raises RequestError, naming the field."""
     defaults = settings.default_sampling
 
     def pick(name: str, otherwise: float) -> float:
         value = getattr(body, name)
         return value if value is not None else defaults.get(name, otherwise)
 
-    stop_ids = tuple(_in_vocabulary(token, "stop_token_ids", settings) for token in body.stop_token_ids or ())
+    stop_ids = tuple(body.stop_token_ids or ())
     if body.min_tokens > max_tokens:
         raise RequestError(
             f"min_tokens ({body.min_tokens}) exceeds max_tokens ({max_tokens})", field="min_tokens"
         )
     bad_words = _bad_words(body.bad_words or (), tokenizer)
     masked_until_min = stop_ids + settings.eos_token_ids
-    allowed = _allowed(body, settings, bad_words, masked_until_min)
+    allowed = _allowed(body, bad_words, masked_until_min)
     return SamplingParams(
         temperature=pick("temperature", 1.0),
         top_p=pick("top_p", 1.0),
@@ -203,7 +199,7 @@ def to_sampling(
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         seed=(randbits(63) if body.seed is None else body.seed) & _SEED_MASK,
-        logit_bias=_logit_bias(body.logit_bias or {}, settings),
+        logit_bias=_logit_bias(body.logit_bias or {}),
         allowed_token_ids=allowed,
         bad_words=bad_words,
         num_logprobs=_num_logprobs(body),
@@ -216,15 +212,10 @@ def to_sampling(
 
 
 def _allowed(
-    body: Common,
-    settings: ApiSettings,
-    bad_words: Sequence[tuple[int, ...]],
-    masked_until_min: tuple[int, ...],
+    body: Common, bad_words: Sequence[tuple[int, ...]], masked_until_min: tuple[int, ...]
 ) -> tuple[int, ...]:
     """Return the only tokens that may be drawn; none for all. Raises RequestError where none of them could be."""
-    allowed = tuple(
-        _in_vocabulary(token, "allowed_token_ids", settings) for token in body.allowed_token_ids or ()
-    )
+    allowed = tuple(body.allowed_token_ids or ())
     never = {word[0] for word in bad_words if len(word) == 1}
     if allowed and not set(allowed) - never:
         raise RequestError(
@@ -301,20 +292,12 @@ def _num_logprobs(body: Common) -> int:
     return body.logprobs
 
 
-def _logit_bias(bias: Mapping[str, float], settings: ApiSettings) -> tuple[tuple[int, float], ...]:
+def _logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
     pairs: list[tuple[int, float]] = []
     for name, value in bias.items():
         if not (name.isascii() and name.isdigit() and len(name) <= _MAX_ID_DIGITS):
             raise RequestError(f"logit_bias: {name!r} is no token id", field="logit_bias")
-        pairs.append((_in_vocabulary(int(name), "logit_bias", settings), value))
+        pairs.append((int(name), value))
     if len(dict(pairs)) < len(pairs):
         raise RequestError("logit_bias names one token id twice", field="logit_bias")
     return tuple(pairs)
-
-
-def _in_vocabulary(token: int, name: str, settings: ApiSettings) -> int:
-    if token >= settings.vocab_size:
-        raise RequestError(
-            f"{name}: token id {token} is outside the vocabulary of {settings.vocab_size}", field=name
-        )
-    return token

@@ -1,5 +1,6 @@
 """`suffix`: each family's prompt, as its makers write it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def test_no_family_is_taken_for_another() -> None:
 
 async def test_a_completion_with_a_suffix() -> None:
     tokenizer = Beginning(FAMILIES["Code Llama"][0])
-    api = Api(FakeGenerator("x)"), SETTINGS, tokenizer=tokenizer)
+    api = Api(FakeGenerator("x)"), replace(SETTINGS, vocab_size=400), tokenizer=tokenizer)
     body: dict[str, Any] = {"model": NAME, "prompt": ["f(", "g("], "suffix": "return x"}
     answer = await api.post(COMPLETIONS, body)
     assert [choice["text"] for choice in answer.json()["choices"]] == ["x)", "x)"]
