@@ -23,6 +23,7 @@ from models.quantisation import read_quantisation
 from models.scoring import SCORER, is_scorer
 from models.spec import LONGROPE_LISTS, Implementation, ModelSpec, MoeSpec, RopeSpec, read_json
 from models.transformers_spec import transformers_spec
+from models.turn_ends import turn_ends
 from models.vision.seeing_families import SEEING, decoder_of
 
 _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
@@ -186,10 +187,7 @@ def _check_routing(moe: MoeSpec) -> None:
 def _with_generation_config(spec: ModelSpec, config: Config, folder: Path) -> ModelSpec:
     path = folder / "generation_config.json"
     generation = read_json(path) if path.exists() else {}
-    eos = generation.get("eos_token_id")
-    if eos is None:
-        eos = config.get("eos_token_id")
-    ids = () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+    ids = turn_ends(folder, config, generation, spec.vocab_size)
     sampling = {key: float(generation[key]) for key in _SAMPLING_KEYS if generation.get(key) is not None}
     if generation.get("do_sample") is False:
         sampling["temperature"] = 0.0

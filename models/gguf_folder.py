@@ -24,6 +24,10 @@ _ARCHITECTURES: Final = {
     "qwen3": "Qwen3ForCausalLM",
 }
 _TOKENIZER: Final = "tokenizer.ggml."
+_ENDS: Final = ("eos", "eot", "eom")
+"""What a file calls the ends of a text, of a turn, and of a message that calls tools."""
+_FOLDER_VERSION: Final = 2
+"""Grows when the folder's content does, so that a folder of an earlier release is made again."""
 _LLAMA3: Final = {
     "rope_type": "llama3",
     "low_freq_factor": 1.0,
@@ -38,7 +42,9 @@ def folder_of_gguf(path: Path) -> Path:
     UnsupportedModel."""
     path = path.resolve()
     about = path.stat()
-    said = hashlib.sha256(f"{path} {about.st_size} {about.st_mtime_ns}".encode()).hexdigest()[:16]
+    said = hashlib.sha256(
+        f"{_FOLDER_VERSION} {path} {about.st_size} {about.st_mtime_ns}".encode()
+    ).hexdigest()[:16]
     folder = _cache() / f"{path.stem}-{said}"
     if folder.is_dir():
         return folder
@@ -123,9 +129,10 @@ def _config(path: Path) -> dict[str, Any]:
         "dtype": "float16",
         "quantization_config": {"quant_method": "gguf", "bytes_each": _bytes_each(tensors)},
     }
-    for name in ("bos", "eos"):
-        if (token := field(reader, f"{_TOKENIZER}{name}_token_id")) is not None:
-            config[f"{name}_token_id"] = token
+    if (token := field(reader, f"{_TOKENIZER}bos_token_id")) is not None:
+        config["bos_token_id"] = token
+    ends = [field(reader, f"{_TOKENIZER}{name}_token_id") for name in _ENDS]
+    config["eos_token_id"] = [int(token) for token in ends if token is not None]
     return config
 
 

@@ -137,4 +137,5 @@ def add_tokenizer(writer: gguf.GGUFWriter, vocabulary: list[str]) -> None:
     writer.add_token_merges([" ".join(pair) for pair in pairs if "".join(pair) in known])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
+    writer.add_eot_token_id(2)
     writer.add_chat_template(TEMPLATE)

@@ -94,7 +94,7 @@ def test_tokens_and_templates_are_those_of_the_file(tmp_path: Path) -> None:
     assert own.decode(own.encode(text)) == text
     said = own.render_chat([{"role": "user", "content": "hello there"}])
     assert own.decode(own.encode(said, add_special_tokens=False)) == "hello there"
-    assert read_spec(folder).eos_token_ids == (1,)
+    assert read_spec(folder).eos_token_ids == (1, 2)
 
 
 def test_a_file_is_unpacked_once_and_again_when_it_has_changed(tmp_path: Path) -> None:

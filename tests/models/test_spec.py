@@ -238,7 +238,7 @@ def test_generation_config(tmp_path: Path) -> None:
         )
     )
     spec = spec_of(tmp_path, eos_token_id=0)
-    assert spec.eos_token_ids == (3, 5)
+    assert spec.eos_token_ids == (3, 5, 0)
     assert spec.default_sampling == {"temperature": 0.6, "top_k": 20.0}
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": null, "do_sample": false}')
     spec = spec_of(tmp_path, eos_token_id=7)
