@@ -56,7 +56,9 @@ class Tokenizer:
 
     def bytes_of_part(self, token: int) -> bytes | None:
         """Return the bytes of a token that is only part of a character; None where the vocabulary does not say."""
-        return bytes_of_piece(self._inner.convert_ids_to_tokens(token))
+        piece: str = self._inner.convert_ids_to_tokens(token)
+        # A vocabulary of texts may have U+FFFD itself.
+        return piece.replace("\u2581", " ").encode() if "\ufffd" in piece else bytes_of_piece(piece)
 
     def _decoded(self, ids: list[int], *, skip_special_tokens: bool) -> str:
         """Decode where a tokenizer has its own way of it. The library of others is asked directly, once for each token:

@@ -44,7 +44,9 @@ class ChatShape(OpenAIShape):
             deltas.append("{}" if piece.finish is not None else '{"content": ""}')
         logprobs, finish, ids = "null", "null", self._token_ids(piece)
         if extras.logprobs and piece.token is not None:
-            logprobs = json.dumps({"content": [self._entries.logprob(piece.token)], "refusal": None})
+            logprobs = json.dumps(
+                {"content": [self._entries.logprob(piece.token, leads=piece.leads)], "refusal": None}
+            )
         chunks: list[str] = []
         for number, delta in enumerate(deltas, 1):
             if number == len(deltas) and piece.finish is not None:
@@ -89,7 +91,9 @@ class ChatShape(OpenAIShape):
         logprobs = None
         if self._extras.logprobs:
             logprobs = {
-                "content": [self._entries.logprob(p.token) for p in pieces if p.token is not None],
+                "content": [
+                    self._entries.logprob(p.token, leads=p.leads) for p in pieces if p.token is not None
+                ],
                 "refusal": None,
             }
         message = self._message(index, joined(event for piece in pieces for event in piece.events))

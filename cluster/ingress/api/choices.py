@@ -46,6 +46,8 @@ class TextPiece:
     """The events of that text."""
     is_reasoning: bool = False
     """Whether the token belongs to the reasoning or its marks."""
+    leads: bool = False
+    """Whether the token is the first with a text, from which some decoders drop a space."""
 
 
 def num_prompt_tokens(choices: Sequence[ChoiceStream], num_prompts: int) -> int:
@@ -208,7 +210,7 @@ def _piece(choice: ChoiceStream, text: TextStream, token: TokenOut) -> TextPiece
     if choice.prompt_only:
         return TextPiece(choice.index, "", token, FinishReason.LENGTH)
     parser, was_reasoning = choice.parser, choice.parser.is_reasoning
-    finish = token.finish
+    finish, leads = token.finish, not text.has_begun
     if finish is FinishReason.STOP:
         new = text.finish()
     else:
@@ -221,4 +223,4 @@ def _piece(choice: ChoiceStream, text: TextStream, token: TokenOut) -> TextPiece
     is_reasoning = was_reasoning or parser.is_reasoning
     if finish is not None:
         events += parser.finish()
-    return TextPiece(choice.index, new, token, finish, events, is_reasoning)
+    return TextPiece(choice.index, new, token, finish, events, is_reasoning, leads)

@@ -46,6 +46,17 @@ class TextStream:
             return new
         return self._cut(new, final=False) if new else ""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether any token, of the prompt or the text, had a text of its own."""
+        return self._letters.has_begun
+
+    def anew(self) -> "TextStream":
+        """Return a stream that begins where nothing stands, without stop strings."""
+        return TextStream(
+            self._letters.tokenizer, (), skip_special_tokens=self._letters.skips, hidden_tokens=self._hidden
+        )
+
     def finish(self) -> str:
         """Return what was held back, when no more tokens come."""
         if self.stopped is not None:
@@ -78,13 +89,18 @@ class _Letters:
     character."""
 
     def __init__(self, tokenizer: TokenCodec, prompt: Sequence[int], skip_special_tokens: bool) -> None:
-        self._tokenizer, self._skip = tokenizer, skip_special_tokens
+        self.tokenizer, self.skips = tokenizer, skip_special_tokens
         self._ids = self._tail(prompt)
         self._shown = len(self._ids)
         """The number of tokens in the window whose text is out, and that text."""
         self._before = self._decode(self._ids)
         self._piece_start = 0
         """Where in the window the latest piece begins."""
+
+    @property
+    def has_begun(self) -> bool:
+        # A space alone may have no text, two have one. Skipped tokens have none.
+        return bool(self._before) or bool(self._ids and self._decode(self._ids * 2))
 
     def push(self, token: int) -> str:
         self._ids.append(token)
@@ -133,7 +149,7 @@ class _Letters:
         return list(prompt[-_PROMPT_TOKENS:])
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._skip)
+        return self.tokenizer.decode(ids, skip_special_tokens=self.skips)
 
 
 def _num_common(one: str, other: str) -> int:

@@ -6,12 +6,11 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any, Protocol
 
 from cluster.ingress.api.choices import ChoiceStream, TextPiece, num_prompt_tokens
-from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.generator import ChatTokenizer
+from cluster.ingress.api.token_texts import TokenTexts
 from core.types import PromptScore, TokenOut
 
 Json = dict[str, Any]
@@ -44,16 +43,15 @@ class TokenEntries:
     """Log-probabilities in the form of chats and responses."""
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:
-        self._tokenizer = tokenizer
+        self._texts = TokenTexts(tokenizer)
 
-    def logprob(self, token: TokenOut) -> Json:
-        top = [self._entry(i, value) for i, value in token.top]
-        return {**self._entry(token.token, token.logprob or 0.0), "top_logprobs": top}
+    def logprob(self, token: TokenOut, *, leads: bool) -> Json:
+        """Return a sampled token's entry. `leads` is as in `TokenTexts`."""
+        top = [self._entry(i, value, leads) for i, value in token.top]
+        return {**self._entry(token.token, token.logprob or 0.0, leads), "top_logprobs": top}
 
-    def _entry(self, token: int, logprob: float) -> Json:
-        text = self._tokenizer.decode([token], skip_special_tokens=False)
-        # Part of a character has no text of its own.
-        data = self._tokenizer.bytes_of_part(token) if "\ufffd" in text else text.encode()
+    def _entry(self, token: int, logprob: float, leads: bool) -> Json:
+        text, data = self._texts.text(token, leads=leads), self._texts.data(token, leads=leads)
         return {"token": text, "logprob": logprob, "bytes": None if data is None else list(data)}
 
 
@@ -89,6 +87,7 @@ class OpenAIShape:
             "system_fingerprint": None,
         }
         self._tokenizer, self._extras = tokenizer, extras
+        self._texts = TokenTexts(tokenizer)
         self._choices, self._num_prompts = choices, num_prompts
         self._num_output = 0
         """The number of tokens that chunks were made of."""
@@ -147,12 +146,9 @@ class OpenAIShape:
         for rank, (other, value) in likeliest:
             found.setdefault(other, (rank, value))
         return {
-            str(number): {"logprob": value, "rank": rank, "decoded_token": self._token_text(number)}
+            str(number): {"logprob": value, "rank": rank, "decoded_token": self._texts.text(number)}
             for number, (rank, value) in found.items()
         }
-
-    def _token_text(self, token: int) -> str:
-        return self._tokenizer.decode([token], skip_special_tokens=False)
 
 
 def finish_word(piece: TextPiece) -> str:
@@ -244,18 +240,18 @@ class CompletionShape(OpenAIShape):
             if piece.token is None or self._choices[index].prompt_only:
                 continue
             token = piece.token
-            self._add(out, token.token, token.logprob, token.top, offset)
+            self._add(out, token.token, token.logprob, token.top, offset, leads=piece.leads)
             offset += len(piece.text)
         self._offsets[index] = offset
         return out
 
     def _add_prompt(self, out: Json, index: int, scores: Sequence[PromptScore]) -> None:
-        prompt = self._choices[index].request.prompt
-        text = TextStream(self._tokenizer, ())
-        offsets = accumulate((len(text.push(token)) for token in prompt), initial=0)
-        known = [None, *scores]
-        for token, score, offset in zip(prompt, known, offsets, strict=False):
-            self._add(out, token, score and score.logprob, score.top if score else (), offset)
+        choice, offset = self._choices[index], 0
+        text = choice.text.anew()
+        for token, score in zip(choice.request.prompt, [None, *scores], strict=False):
+            top, leads = score.top if score else (), not text.has_begun
+            self._add(out, token, score and score.logprob, top, offset, leads=leads)
+            offset += len(text.push(token))
         out["top_logprobs"][0] = None
 
     def _add(
@@ -265,11 +261,18 @@ class CompletionShape(OpenAIShape):
         logprob: float | None,
         top: Sequence[tuple[int, float]],
         offset: int,
+        *,
+        leads: bool,
     ) -> None:
         """Add a token's entry. The token itself is always among the likeliest, so there may be one more than the client asked
-        for."""
-        text = self._token_text(token)
+        for. A further token of the same text is named by its id."""
+        text = self._texts.name(token, leads=leads)
+        likeliest: dict[str, float | None] = {}
+        for other, value in top:
+            name = text if other == token else self._texts.name(other, leads=leads)
+            taken = other != token and (name == text or name in likeliest)
+            likeliest[f"token_id:{other}" if taken else name] = value
         out["tokens"].append(text)
         out["token_logprobs"].append(logprob)
-        out["top_logprobs"].append({**{self._token_text(i): value for i, value in top}, text: logprob})
+        out["top_logprobs"].append({**likeliest, text: logprob})
         out["text_offset"].append(offset)

@@ -55,7 +55,7 @@ class ResponsesShape:
     def chunks(self, piece: TextPiece) -> list[str]:
         self._finish = piece.finish or self._finish
         if self._entries is not None and piece.token is not None and not piece.is_reasoning:
-            self._logprobs.append(self._entries.logprob(piece.token))
+            self._logprobs.append(self._entries.logprob(piece.token, leads=piece.leads))
         return [chunk for event in piece.events for chunk in self._of_event(event)]
 
     def closing(self, usage: Mapping[str, Any]) -> list[str]:
