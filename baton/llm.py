@@ -18,6 +18,7 @@ from cluster.ingress.api.chat_format import ChatFormat
 from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.openai_requests import ChatRequest, validate
 from cluster.ingress.model_card import describe_adapter, read_model_card
+from cluster.ingress.parsers.stop_strings import StopStrings
 from cluster.local import LocalCluster
 from core.config import ClusterConfig, load
 from core.errors import RequestError
@@ -184,21 +185,24 @@ class LLM:
             slo=Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1),
             pictures=asked.pictures,
         )
-        stream = TextStream(self.tokenizer, ids, stop, min_tokens=params.min_tokens)
+        stops = StopStrings(stop, hidden=self.tokenizer.special_tokens, min_tokens=params.min_tokens)
+        stream = TextStream(self.tokenizer, ids, placeholders=stops.placeholders)
         text, tokens, finish = "", [], FinishReason.STOP
         source = frontend.generate(request)
         try:
             async for token in source:
                 tokens.append(token.token)
+                stops.begin_token()
                 if token.finish is FinishReason.STOP:
                     break
-                text += stream.push(token.token)
-                if stream.stopped:
+                text += stops.push(stream.push(token.token))
+                if stops.found is not None:
                     break
                 finish = token.finish or finish
         finally:
             await source.aclose()
-        return Completion(prompt, text + stream.finish(), tuple(tokens), finish)
+        text += stops.push(stream.finish()) + stops.flush()
+        return Completion(prompt, text, tuple(tokens), finish if stops.found is None else FinishReason.STOP)
 
     def _adapter_key(self, name: str) -> str:
         if not name:

@@ -31,6 +31,7 @@ from cluster.ingress.api.truncation import most_tokens, shortened
 from cluster.ingress.beam_search import BeamParams
 from cluster.ingress.metrics import IngressMetrics
 from cluster.ingress.parsers.output_events import PlainParser
+from cluster.ingress.parsers.stop_strings import StopStrings
 from cluster.ingress.shared_prompt import SharedPrompt
 from core.errors import RequestError
 from core.types import Grammar, Request, SamplingParams, Slo
@@ -220,22 +221,32 @@ class Answering:
         shared: SharedPrompt | None,
     ) -> ChoiceStream:
         hidden = chat.hidden_tokens if chat else None
-        text = TextStream(
-            self.tokenizer,
-            request.prompt,
-            body.stops,
-            skip_special_tokens=body.skip_special_tokens and hidden is None,
-            include_stop=body.include_stop_str_in_output,
-            min_tokens=body.min_tokens,
-            hidden_tokens=hidden or (),
-        )
+        skips_special = body.skip_special_tokens and hidden is None
+        stops = self._stops(body, hidden, skips_special)
         return ChoiceStream(
             index,
             request,
-            text,
-            parser=chat.new_parser() if chat else PlainParser(),
+            TextStream(
+                self.tokenizer,
+                request.prompt,
+                skip_special_tokens=skips_special,
+                hidden_tokens=hidden or (),
+                placeholders=stops.placeholders,
+            ),
+            parser=chat.new_parser(stops) if chat else PlainParser(stops),
+            stops=stops,
             prompt_only=body.max_tokens == 0,
             shared=shared,
+        )
+
+    def _stops(self, body: Common, hidden: frozenset[int] | None, skips_special: bool) -> StopStrings:
+        """Return a sequence's stop strings. The special tokens that its text leaves out can be named in them."""
+        special = self.tokenizer.special_tokens.items() if body.stops else ()
+        return StopStrings(
+            body.stops,
+            hidden={text: token for text, token in special if skips_special or token in (hidden or ())},
+            include=body.include_stop_str_in_output,
+            min_tokens=body.min_tokens,
         )
 
     async def vectors(

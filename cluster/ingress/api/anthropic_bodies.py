@@ -53,6 +53,7 @@ class MessagesShape:
         self._open: type[OutputEvent] | None = None
         """What the last block holds, while it may grow."""
         self._called = False
+        """Whether there is a whole call."""
         self._finish: FinishReason | None = None
 
     def frame(self, chunk: str) -> str:
@@ -68,7 +69,7 @@ class MessagesShape:
         return [chunk for event in piece.events for chunk in self._of_event(event)]
 
     def closing(self, usage: Mapping[str, Any]) -> list[str]:
-        delta = {"stop_reason": self._stop_reason(self._finish), "stop_sequence": self._stopped()}
+        delta = self._stop(self._finish)
         counts = self._usage(usage)
         return [*self._close(), _event("message_delta", delta=delta, usage=counts), _event("message_stop")]
 
@@ -87,17 +88,17 @@ class MessagesShape:
                     if self._shows_thinking:
                         content.append({"type": "thinking", "thinking": text, "signature": ""})
                 case CallBegins(_, name):
-                    self._called, arguments = True, ""
+                    arguments = ""
                     content.append({"type": "tool_use", "id": self._new_call_id(), "name": name, "input": {}})
                 case CallArguments(_, text):
                     arguments += text
-                case CallEnds():
+                case CallEnds(_, is_whole):
+                    self._called |= is_whole
                     content[-1]["input"] = object_of(arguments)
         return {
             **self._head,
             "content": content,
-            "stop_reason": self._stop_reason(own[-1].finish),
-            "stop_sequence": self._stopped(),
+            **self._stop(own[-1].finish),
             "usage": self._usage(usage),
         }
 
@@ -126,12 +127,12 @@ class MessagesShape:
                 block = {"type": "thinking", "thinking": "", "signature": ""}
                 return self._grow(event, block, {"type": "thinking_delta", "thinking": text})
             case CallBegins(_, name):
-                self._called = True
                 block = {"type": "tool_use", "id": self._new_call_id(), "name": name, "input": {}}
                 return [*self._close(), self._begin(event, block)]
             case CallArguments(_, text):
                 return [self._delta({"type": "input_json_delta", "partial_json": text})]
-            case CallEnds():
+            case CallEnds(_, is_whole):
+                self._called |= is_whole
                 return self._close()
 
     def _ping(self) -> list[str]:
@@ -160,12 +161,16 @@ class MessagesShape:
         self._open = None
         return [*signature, _event("content_block_stop", index=self._num_blocks - 1)]
 
-    def _stop_reason(self, finish: FinishReason | None) -> str:
+    def _stop(self, finish: FinishReason | None) -> Json:
+        """Return why the answer has ended. Clients run its calls only where they are the reason."""
+        stopped = self._stopped()
         if finish is FinishReason.LENGTH:
-            return "model_context_window_exceeded" if self._fills_context else "max_tokens"
-        if self._stopped() is not None:
-            return "stop_sequence"
-        return "tool_use" if self._called else "end_turn"
+            reason, stopped = "model_context_window_exceeded" if self._fills_context else "max_tokens", None
+        elif self._called:
+            reason, stopped = "tool_use", None
+        else:
+            reason = "end_turn" if stopped is None else "stop_sequence"
+        return {"stop_reason": reason, "stop_sequence": stopped}
 
 
 def messages_error(status: int, body: Mapping[str, Any], request_id: str) -> Json:

@@ -39,7 +39,7 @@ class AnthropicRoutes:
             body.model,
             len(chat.prompt),
             new_call_id=self._answering.chat_format.new_call_id,
-            stopped=lambda: choices[0].text.stopped,
+            stopped=lambda: choices[0].stops.found,
             shows_thinking=body.shows_thinking,
             fills_context=fitting is not chat_body,
         )

@@ -27,6 +27,7 @@ from cluster.ingress.parsers.call_markups import markup_of
 from cluster.ingress.parsers.harmony_grammar import harmony_grammar
 from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, choose_formats, make_parser
 from cluster.ingress.parsers.output_events import OutputParser
+from cluster.ingress.parsers.stop_strings import StopStrings
 from core.errors import RequestError
 from core.prompt_pictures import Picture
 from core.types import Grammar, ThinkingBudget
@@ -55,8 +56,14 @@ class PreparedChat:
     grammar: Grammar | None
     pictures: tuple[Picture, ...] = ()
 
-    def new_parser(self) -> OutputParser:
-        return make_parser(self.formats, schemas=self.schemas, opened=self.opened, max_calls=self.max_calls)
+    def new_parser(self, stops: StopStrings | None = None) -> OutputParser:
+        return make_parser(
+            self.formats,
+            schemas=self.schemas,
+            opened=self.opened,
+            max_calls=self.max_calls,
+            stops=stops,
+        )
 
 
 class ChatFormat:

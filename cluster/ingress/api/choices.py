@@ -11,7 +11,8 @@ from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.generator import ChatTokenizer, Generator
 from cluster.ingress.beam_search import BeamParams
 from cluster.ingress.metrics import IngressMetrics
-from cluster.ingress.parsers.output_events import OutputEvent, OutputParser, PlainParser
+from cluster.ingress.parsers.output_events import OutputEvent, OutputParser, PlainParser, Text
+from cluster.ingress.parsers.stop_strings import StopStrings
 from cluster.ingress.search_steps import Found, all_of
 from cluster.ingress.shared_prompt import SharedPrompt
 from core.clock import now_s
@@ -27,6 +28,8 @@ class ChoiceStream:
     request: Request
     text: TextStream
     parser: OutputParser = field(default_factory=PlainParser)
+    stops: StopStrings = field(default_factory=StopStrings)
+    """What the parser ends the text at."""
     prompt_only: bool = False
     """Whether only the prompt is of interest, and not the token that is drawn."""
     shared: SharedPrompt | None = None
@@ -38,16 +41,17 @@ class TextPiece:
     """What one token adds to a choice. `token` is None for text that was held back until the end."""
 
     index: int
-    text: str
-    """The text as the model wrote it, markup and all."""
     token: TokenOut | None
     finish: FinishReason | None
     events: tuple[OutputEvent, ...] = ()
-    """The events of that text."""
     is_reasoning: bool = False
     """Whether the token belongs to the reasoning or its marks."""
     leads: bool = False
     """Whether the token is the first with a text, from which some decoders drop a space."""
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, Text))
 
 
 def num_prompt_tokens(choices: Sequence[ChoiceStream], num_prompts: int) -> int:
@@ -98,7 +102,7 @@ class ChoiceRunner:
         for group, one in zip(groups, found, strict=True):
             for choice, tokens in zip(group, one.beams, strict=True):
                 for token in tokens:
-                    yield _piece(choice, choice.text, token)
+                    yield _piece(choice, token)
 
     async def _search(self, group: Sequence[ChoiceStream], beams: BeamParams) -> Found:
         metrics, request = self._metrics, group[0].request
@@ -159,7 +163,7 @@ class ChoiceRunner:
             queue.put_nowait(error)
 
     async def _one(self, choice: ChoiceStream) -> AsyncGenerator[TextPiece, None]:
-        metrics, text = self._metrics, choice.text
+        metrics = self._metrics
         last: float | None = None
         finished = False
         metrics.running.inc()
@@ -174,7 +178,7 @@ class ChoiceRunner:
                         metrics.itl_s.observe(now - last)
                     metrics.output_tokens.inc()
                     last = now
-                    piece = _piece(choice, text, token)
+                    piece = _piece(choice, token)
                     if finished := piece.finish is not None:
                         metrics.finished.labels(piece.finish.value).inc()
                         metrics.e2e_s.observe(now - choice.request.arrival_s)
@@ -204,23 +208,24 @@ def _count(metrics: IngressMetrics, error: Exception) -> None:
             metrics.failed.inc()
 
 
-def _piece(choice: ChoiceStream, text: TextStream, token: TokenOut) -> TextPiece:
+def _piece(choice: ChoiceStream, token: TokenOut) -> TextPiece:
     """Return a token's piece. A stop token ends the text and is no part of it. A stop string, or the last call allowed, ends it
     where it was found."""
     if choice.prompt_only:
-        return TextPiece(choice.index, "", token, FinishReason.LENGTH)
-    parser, was_reasoning = choice.parser, choice.parser.is_reasoning
+        return TextPiece(choice.index, token, FinishReason.LENGTH)
+    text, parser, was_reasoning = choice.text, choice.parser, choice.parser.is_reasoning
     finish, leads = token.finish, not text.has_begun
+    choice.stops.begin_token()
     if finish is FinishReason.STOP:
-        new = text.finish()
+        new = text.finish(token.token)
     else:
-        new = text.push(token.token)
-        if finish is not None and text.stopped is None:
-            new += text.finish()
+        new = text.push(token.token) + ("" if finish is None else text.finish())
     events = parser.push(new)
-    if text.stopped is not None or parser.is_complete:
+    if choice.stops.found is not None or parser.is_complete:
         finish = FinishReason.STOP
     is_reasoning = was_reasoning or parser.is_reasoning
     if finish is not None:
-        events += parser.finish()
-    return TextPiece(choice.index, new, token, finish, events, is_reasoning, leads)
+        events += parser.finish(cut=finish is FinishReason.LENGTH)
+        if choice.stops.found is not None:
+            finish = FinishReason.STOP
+    return TextPiece(choice.index, token, finish, events, is_reasoning, leads)

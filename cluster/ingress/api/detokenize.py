@@ -1,8 +1,9 @@
-"""Turns tokens into text as they come: never half a character, and stop strings are found across token boundaries.
+"""Turns tokens into text as they come: never half a character.
 
 Invariant: the pieces of a sequence join to what decoding all its tokens at once would give (behind its prompt)."""
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
+from types import MappingProxyType
 
 from core.ports import TokenCodec
 
@@ -15,36 +16,29 @@ _WINDOW_TOKENS = 16
 """The number of tokens decoded at once. A long window is cut rarely, so that most tokens cost one call of the tokenizer."""
 
 
-class TextStream:
-    """The text of one sequence. `push` returns what is safe to show; `stopped` is the stop string that was found.
+_NO_PLACEHOLDERS: Mapping[int, str] = MappingProxyType({})
 
-    Stop strings count only in text that begins after `min_tokens` output tokens. `hidden_tokens` have no text."""
+
+class TextStream:
+    """The text of one sequence. `hidden_tokens` have no text, and `placeholders` say what stands for some of them."""
 
     def __init__(
         self,
         tokenizer: TokenCodec,
         prompt: Sequence[int],
-        stop: Sequence[str] = (),
         *,
         skip_special_tokens: bool = True,
-        include_stop: bool = False,
-        min_tokens: int = 0,
         hidden_tokens: Container[int] = (),
+        placeholders: Mapping[int, str] = _NO_PLACEHOLDERS,
     ) -> None:
-        self._stop, self._include_stop = tuple(stop), include_stop
-        self._tokens_before_stop, self._hidden = min_tokens, hidden_tokens
+        self._hidden, self._placeholders = hidden_tokens, placeholders
         self._letters = _Letters(tokenizer, prompt, skip_special_tokens)
-        self._held = ""
-        self.stopped: str | None = None
 
     def push(self, token: int) -> str:
-        new = "" if token in self._hidden else self._letters.push(token)
-        if not self._stop:
-            return new
-        if self._tokens_before_stop > 0:
-            self._tokens_before_stop -= 1
-            return new
-        return self._cut(new, final=False) if new else ""
+        """Return the text up to the last whole character."""
+        if token in self._placeholders:
+            return self._letters.finish() + self._placeholders[token]
+        return "" if token in self._hidden else self._letters.push(token)
 
     @property
     def has_begun(self) -> bool:
@@ -52,33 +46,14 @@ class TextStream:
         return self._letters.has_begun
 
     def anew(self) -> "TextStream":
-        """Return a stream that begins where nothing stands, without stop strings."""
+        """Return a stream that begins where nothing stands."""
         return TextStream(
             self._letters.tokenizer, (), skip_special_tokens=self._letters.skips, hidden_tokens=self._hidden
         )
 
-    def finish(self) -> str:
-        """Return what was held back, when no more tokens come."""
-        if self.stopped is not None:
-            return ""
-        return self._cut(self._letters.finish(), final=True)
-
-    def _cut(self, new: str, *, final: bool) -> str:
-        text, self._held = self._held + new, ""
-        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:
-            at, self.stopped = min(found, key=lambda pair: (pair[0], -len(pair[1])))
-            return text[: at + len(self.stopped)] if self._include_stop else text[:at]
-        if final:
-            return text
-        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
-        self._held = text[len(text) - keep :]
-        return text[: len(text) - keep]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Return how many of the text's last characters could be the beginning of `stop`."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if stop.startswith(text[-n:])), 0)
+    def finish(self, stop_token: int | None = None) -> str:
+        """Return what was held back, when no more tokens come. A stop token has no text of its own."""
+        return self._letters.finish() + ("" if stop_token is None else self._placeholders.get(stop_token, ""))
 
 
 class _Letters:

@@ -32,3 +32,4 @@ def _call(writer: EventWriter, source: CharacterSource) -> Steps[None]:
         raise Malformed
     writer.begin_call(name)
     yield from source.json_value("{", writer.arguments)
+    writer.complete_arguments()

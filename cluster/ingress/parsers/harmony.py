@@ -54,7 +54,13 @@ def _message(writer: EventWriter, header: str, with_calls: bool) -> Steps[str]:
     elif _ON_ANALYSIS.search(header):
         writer.is_reasoning = True
         sink = writer.reasoning
-    end = yield from copy_until((END, CALL, RETURN, START), sink)
+    try:
+        end = yield from copy_until((END, CALL, RETURN, START), sink)
+    except EndOfText as ended:
+        if not ended.cut:  # the token that ends a call ends the turn, and has no text
+            writer.complete_arguments()
+        raise
     writer.is_reasoning = False
+    writer.complete_arguments()
     writer.end_call()
     return end

@@ -48,6 +48,7 @@ class _JsonCall:
         if key in _ARGUMENTS and not self._has_arguments:
             self._has_arguments = True
             yield from _arguments(source, first, self._writer.arguments if self._name else self._early.append)
+            self._complete()
             return ""
         return (yield from source.json_value(first, lambda _: None))
 
@@ -56,6 +57,11 @@ class _JsonCall:
             raise Malformed
         if not self._has_arguments:
             self._writer.arguments("{}")
+            self._writer.complete_arguments()
+
+    def _complete(self) -> None:
+        if self._name and self._has_arguments:
+            self._writer.complete_arguments()
 
     def _begin(self, name: str) -> None:
         if not name or (self._known is not None and name not in self._known):
@@ -63,6 +69,7 @@ class _JsonCall:
         self._name = name
         self._writer.begin_call(name)
         self._writer.arguments("".join(self._early))
+        self._complete()
 
 
 def _arguments(source: CharacterSource, first: str, sink: Sink) -> Steps[None]:

@@ -78,6 +78,7 @@ def _python_call(writer: EventWriter, source: CharacterSource, known: Collection
             writer.arguments(f"{opening}{to_json(key.strip())}: {_as_json(value.strip())}")
             opening = ", "
     writer.arguments("{}" if opening == "{" else "}")
+    writer.complete_arguments()
     writer.end_call()
 
 

@@ -15,6 +15,7 @@ from cluster.ingress.parsers.output_events import (
     Reasoning,
     Text,
 )
+from cluster.ingress.parsers.stop_strings import StopStrings
 
 T = TypeVar("T")
 Steps = Generator[frozenset[str] | None, str, T]
@@ -28,15 +29,22 @@ _MAX_SPACE = 64
 
 
 class EndOfText(Exception):
-    """The sequence has ended."""
+    """The sequence has ended. `cut`: at a limit, and not where the model wanted."""
+
+    def __init__(self, *, cut: bool = False) -> None:
+        super().__init__()
+        self.cut = cut
 
 
 class EventWriter:
     """Collects the events that a parser's steps make.
 
-    White space is dropped around reasoning and around calls: it belongs to the markup, and templates add it again."""
+    White space is dropped around reasoning and around calls: it belongs to the markup, and templates add it again. Stop strings
+    act on text alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, stops: StopStrings, *, text_is_last: bool) -> None:
+        """`text_is_last`: nothing follows a text, so the white space at its end is part of it."""
+        self._stops, self._text_is_last = stops, text_is_last
         self._events: list[OutputEvent] = []
         self._piece: list[str] = []
         self._piece_of: type[Text] | type[Reasoning] | type[CallArguments] = Text
@@ -44,7 +52,7 @@ class EventWriter:
         self._space = ""
         self._drops_space = False
         self._last: type[Text] | type[Reasoning] | None = None
-        self._open_call = False
+        self._open_call = self._has_arguments = False
         self.num_begun_calls = 0
         self.num_ended_calls = 0
         self.is_reasoning = False
@@ -55,21 +63,32 @@ class EventWriter:
     def reasoning(self, text: str) -> None:
         self._write(Reasoning, text)
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self._stops.found is not None
+
     def begin_call(self, name: str) -> None:
         self.end_call()
+        self._end_text()
         self._forget_space()
         self._flush()
         self._events.append(CallBegins(self.num_begun_calls, name))
-        self.num_begun_calls, self._open_call = self.num_begun_calls + 1, True
+        self.num_begun_calls += 1
+        self._open_call, self._has_arguments = True, False
 
     def arguments(self, text: str) -> None:
-        self._add(CallArguments, text)
+        self._add(CallArguments, self._stops.shown(text))
+
+    def complete_arguments(self) -> None:
+        """All arguments of the open call are there. A call that ends without this is not whole."""
+        self._has_arguments = True
 
     def end_call(self) -> None:
         """End the call. Does nothing when no call is open."""
         if self._open_call:
             self._flush()
-            self._events.append(CallEnds(self.num_begun_calls - 1))
+            self._events.append(CallEnds(self.num_begun_calls - 1, is_whole=self._has_arguments))
             self._open_call, self.num_ended_calls = False, self.num_ended_calls + 1
 
     def unread(self, text: str) -> None:
@@ -85,29 +104,37 @@ class EventWriter:
         return tuple(events)
 
     def finish(self) -> None:
-        if self._last is Text and self._space:
-            self._add(Text, self._space)
+        if self._last is Text:
+            self._add(Text, self._stops.push(self._space))
+        self._end_text()
         self.end_call()
 
     def _write(self, kind: type[Text] | type[Reasoning], text: str) -> None:
         if kind is not self._last and (self._last is not None or kind is Reasoning):
+            self._end_text()
             self._forget_space()
         if self._drops_space:
             text = text.lstrip()
         if not text:
             return
         self._last, self._drops_space = kind, False
-        body = text.rstrip()
+        body = text if kind is Text and self._text_is_last else text.rstrip()
         if not body:
             self._space += text
             return
-        self._add(kind, self._space + body)
-        self._space = text[len(body) :]
+        body, self._space = self._space + body, text[len(body) :]
+        self._add(kind, self._stops.push(body) if kind is Text else self._stops.shown(body))
+
+    def _end_text(self) -> None:
+        """Write what a stop string could have begun with: something else follows."""
+        self._add(Text, self._stops.flush())
 
     def _forget_space(self) -> None:
         self._space, self._drops_space, self._last = "", True, None
 
     def _add(self, kind: type[Text] | type[Reasoning] | type[CallArguments], text: str) -> None:
+        if not text:
+            return
         if kind is not self._piece_of:
             self._flush()
             self._piece_of = kind
@@ -124,8 +151,16 @@ class EventWriter:
 class MarkupParser:
     """An OutputParser of steps that write to an EventWriter. `max_calls` is None where there is no limit."""
 
-    def __init__(self, steps: Callable[[EventWriter], Steps[None]], max_calls: int | None = None) -> None:
-        self._writer, self._max_calls = EventWriter(), max_calls
+    def __init__(
+        self,
+        steps: Callable[[EventWriter], Steps[None]],
+        max_calls: int | None = None,
+        stops: StopStrings | None = None,
+        *,
+        text_is_last: bool = False,
+    ) -> None:
+        self._max_calls = max_calls
+        self._writer = EventWriter(stops or StopStrings(), text_is_last=text_is_last)
         self._steps = steps(self._writer)
         self._breaks = next(self._steps)
 
@@ -136,6 +171,10 @@ class MarkupParser:
     @property
     def is_complete(self) -> bool:
         return self._max_calls is not None and self._writer.num_ended_calls >= self._max_calls
+
+    @property
+    def _is_over(self) -> bool:
+        return self.is_complete or self._writer.is_stopped
 
     def push(self, text: str) -> tuple[OutputEvent, ...]:
         at = 0
@@ -148,15 +187,15 @@ class MarkupParser:
             at = end
         return self._writer.take()
 
-    def finish(self) -> tuple[OutputEvent, ...]:
-        if not self.is_complete:
+    def finish(self, *, cut: bool = False) -> tuple[OutputEvent, ...]:
+        if not self._is_over:
             with suppress(EndOfText):
-                self._steps.throw(EndOfText())
+                self._steps.throw(EndOfText(cut=cut))
         self._writer.finish()
         return self._writer.take()
 
     def _send(self, run: str) -> None:
-        while run and not self.is_complete:
+        while run and not self._is_over:
             self._breaks = self._steps.send(run)
             run = self._writer.next_unread()
 

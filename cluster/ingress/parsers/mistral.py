@@ -39,3 +39,4 @@ def _named(writer: EventWriter, source: CharacterSource, first: str) -> Steps[No
         raise Malformed
     writer.begin_call(name)
     yield from source.json_value("{", writer.arguments)
+    writer.complete_arguments()

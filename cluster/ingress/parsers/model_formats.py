@@ -9,6 +9,7 @@ from cluster.ingress.parsers import deepseek, harmony, hermes, llama, mistral
 from cluster.ingress.parsers.markup_parser import EventWriter, MarkupParser, Steps, plain_text
 from cluster.ingress.parsers.output_events import OutputParser, PlainParser
 from cluster.ingress.parsers.qwen_coder import Schemas, qwen_coder_calls
+from cluster.ingress.parsers.stop_strings import StopStrings
 from cluster.ingress.parsers.thinking import thinking
 
 ToolFormat = Literal[
@@ -94,20 +95,32 @@ def choose_formats(
 
 
 def make_parser(
-    formats: ModelFormats, *, schemas: Schemas | None, opened: bool, max_calls: int | None = None
+    formats: ModelFormats,
+    *,
+    schemas: Schemas | None,
+    opened: bool,
+    max_calls: int | None = None,
+    stops: StopStrings | None = None,
 ) -> OutputParser:
     """Make a parser for one sequence. `schemas` are of the tools that may be called, None where calls are text. `opened` says
-    that the prompt ends within the reasoning."""
+    that the prompt ends within the reasoning. `stops` end its text."""
     if formats.is_harmony:
-        return MarkupParser(lambda writer: harmony.harmony_output(writer, schemas is not None), max_calls)
+        return MarkupParser(
+            lambda writer: harmony.harmony_output(writer, schemas is not None), max_calls, stops
+        )
     marks = THINK_MARKS.get(formats.reasoning)
 
     def content(writer: EventWriter) -> Steps[None]:
         return plain_text(writer) if schemas is None else _calls(formats.tools, writer, schemas)
 
     if marks is not None:
-        return MarkupParser(lambda writer: thinking(writer, marks, opened, content), max_calls)
-    return PlainParser() if schemas is None else MarkupParser(content, max_calls)
+        return MarkupParser(
+            lambda writer: thinking(writer, marks, opened, content),
+            max_calls,
+            stops,
+            text_is_last=schemas is None,
+        )
+    return PlainParser(stops) if schemas is None else MarkupParser(content, max_calls, stops)
 
 
 def _calls(tools: ToolFormat, writer: EventWriter, schemas: Schemas) -> Steps[None]:

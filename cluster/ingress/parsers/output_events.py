@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from cluster.ingress.parsers.stop_strings import StopStrings
+
 
 @dataclass(frozen=True, slots=True)
 class Text:
@@ -36,6 +38,8 @@ class CallArguments:
 @dataclass(frozen=True, slots=True)
 class CallEnds:
     index: int
+    is_whole: bool = True
+    """False where the text ended, or broke off, within the arguments."""
 
 
 OutputEvent = Text | Reasoning | CallBegins | CallArguments | CallEnds
@@ -55,8 +59,9 @@ class OutputParser(Protocol):
         ...
 
     def push(self, text: str) -> tuple[OutputEvent, ...]: ...
-    def finish(self) -> tuple[OutputEvent, ...]:
-        """Return what was held back, when no more text comes. A call that is open ends."""
+    def finish(self, *, cut: bool = False) -> tuple[OutputEvent, ...]:
+        """Return what was held back, when no more text comes. A call that is open ends. `cut`: a limit ended the text, and not
+        the model."""
         ...
 
 
@@ -66,11 +71,17 @@ class PlainParser:
     is_reasoning = False
     is_complete = False
 
-    def push(self, text: str) -> tuple[OutputEvent, ...]:
-        return (Text(text),) if text else ()
+    def __init__(self, stops: StopStrings | None = None) -> None:
+        self._stops = stops or StopStrings()
 
-    def finish(self) -> tuple[OutputEvent, ...]:
-        return ()
+    def push(self, text: str) -> tuple[OutputEvent, ...]:
+        return self._text(self._stops.push(text))
+
+    def finish(self, *, cut: bool = False) -> tuple[OutputEvent, ...]:
+        return self._text(self._stops.flush())
+
+    def _text(self, text: str) -> tuple[OutputEvent, ...]:
+        return (Text(text),) if text else ()
 
 
 def joined(events: Iterable[OutputEvent]) -> list[OutputEvent]:

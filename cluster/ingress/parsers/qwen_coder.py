@@ -50,6 +50,7 @@ def _call(writer: EventWriter, source: CharacterSource, schemas: Schemas) -> Ste
         writer.arguments(f"{opening}{to_json(key)}: {_as_json(value, properties.get(key, {}))}")
         opening = ", "
     writer.arguments("{}" if opening == "{" else "}")
+    writer.complete_arguments()
 
 
 def _next_marker(source: CharacterSource) -> Steps[str]:

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.ingress.api.detokenize import TextStream
+from cluster.ingress.parsers.stop_strings import StopStrings
 from core.ports import TokenCodec
 from tests.cluster.ingress.api.fakes import END, ByteTokenizer, byte_fallback_tokenizer, byte_level_tokenizer
 
@@ -15,15 +16,15 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
 
 def feed(
     text: str, stops: tuple[str, ...] = (), prompt: str = "", **options: Any
-) -> tuple[list[str], TextStream]:
-    stream = TextStream(TOKENIZER, TOKENIZER.encode(prompt), stops, **options)
+) -> tuple[list[str], StopStrings]:
+    stream, found = TextStream(TOKENIZER, TOKENIZER.encode(prompt)), StopStrings(stops, **options)
     pieces: list[str] = []
     for token in text.encode():
-        pieces.append(stream.push(token))
-        if stream.stopped is not None:
-            return pieces, stream
-    pieces.append(stream.finish())
-    return pieces, stream
+        found.begin_token()
+        pieces.append(found.push(stream.push(token)))
+        if found.found is not None:
+            return pieces, found
+    return [*pieces, found.push(stream.finish()), found.flush()], found
 
 
 @given(TEXT, TEXT)
@@ -36,11 +37,11 @@ def test_pieces_join_to_the_text_and_none_has_half_a_character(text: str, prompt
 
 @given(st.text("abc", max_size=30), st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=3))
 def test_stop_strings_cut_at_the_first_occurrence(text: str, stops: list[str]) -> None:
-    pieces, stream = feed(text, tuple(stops))
+    pieces, found = feed(text, tuple(stops))
     ends = {stop: text.find(stop) + len(stop) for stop in stops if stop in text}
     if not ends:
         assert "".join(pieces) == text
-        assert stream.stopped is None
+        assert found.found is None
         return
     # Tokens come one by one: the stop string that is complete first ends the text.
     first_end = min(ends.values())
@@ -49,7 +50,7 @@ def test_stop_strings_cut_at_the_first_occurrence(text: str, stops: list[str]) -
 
 
 def test_the_stop_string_can_be_kept() -> None:
-    pieces, _ = feed("one two three", ("two",), include_stop=True)
+    pieces, _ = feed("one two three", ("two",), include=True)
     assert "".join(pieces) == "one two"
 
 
