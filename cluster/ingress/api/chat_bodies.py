@@ -26,7 +26,7 @@ class ChatShape(OpenAIShape):
         super().__init__(*args)
         self._new_call_id, self._entries = new_call_id, TokenEntries(self._tokenizer)
         self._called: set[int] = set()
-        """The choices that have begun a call."""
+        """The choices that have a whole call."""
 
     def opening(self, piece: TextPiece) -> list[str]:
         delta = '{"role": "assistant", "content": ""}'
@@ -65,14 +65,18 @@ class ChatShape(OpenAIShape):
                 said = json.dumps(text)
                 return f'{{"reasoning_content": {said}, "reasoning": {said}}}'
             case CallBegins(index, name):
-                self._called.add(choice)
                 function = {"name": name, "arguments": ""}
                 call = {"index": index, "id": self._new_call_id(), "type": "function", "function": function}
                 return json.dumps({"tool_calls": [call]})
             case CallArguments(index, text):
                 return f'{{"tool_calls": [{{"index": {index}, "function": {{"arguments": {json.dumps(text)}}}}}]}}'
-            case CallEnds():
+            case CallEnds(_, is_whole):
+                self._note_call(choice, is_whole=is_whole)
                 return ""
+
+    def _note_call(self, choice: int, *, is_whole: bool) -> None:
+        if is_whole:
+            self._called.add(choice)
 
     def _finish_reason(self, piece: TextPiece) -> str | None:
         if piece.finish is FinishReason.STOP and piece.index in self._called:
@@ -110,11 +114,12 @@ class ChatShape(OpenAIShape):
         for event in events:
             match event:
                 case CallBegins(_, name):
-                    self._called.add(choice)
                     function = {"name": name, "arguments": ""}
                     calls.append({"id": self._new_call_id(), "type": "function", "function": function})
                 case CallArguments(_, text_of_call):
                     calls[-1]["function"]["arguments"] += text_of_call
+                case CallEnds(_, is_whole):
+                    self._note_call(choice, is_whole=is_whole)
                 case _:
                     pass
         content = text if text or not (calls or reasoning) else None

@@ -120,8 +120,8 @@ class ResponsesShape:
             case CallArguments(_, text):
                 self._item["arguments"] += text
                 return [self._of_item("function_call_arguments.delta", delta=text)]
-            case CallEnds():
-                return self._close("completed")
+            case CallEnds(_, is_whole):
+                return self._close("completed" if is_whole else "incomplete")
 
     @property
     def _item(self) -> Json:
@@ -166,9 +166,11 @@ class ResponsesShape:
                     self._of_part("reasoning_text.done", text=part["text"]),
                     self._of_part("content_part.done", part=part),
                 ]
-            case _:
+            case _ if status == "completed":
                 said = {"name": item["name"], "arguments": item["arguments"]}
                 ends = [self._of_item("function_call_arguments.done", **said)]
+            case _:
+                ends = []
         return [*ends, self._event("response.output_item.done", output_index=self._index, item=item)]
 
     @property
