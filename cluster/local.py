@@ -10,6 +10,7 @@ from typing import TypeVar
 import uvloop
 
 from cluster.ingress.api.api_factory import build_app, run_batches
+from cluster.ingress.api.connection_limits import connection_limits
 from cluster.ingress.api.draining import drain
 from cluster.ingress.api.http_server import HttpServer
 from cluster.ingress.api.ingress_tls import follow_certificate, ingress_tls
@@ -149,7 +150,8 @@ async def _serve(
     observers = make_observers(card.name, config.serve.otlp_endpoint)
     async with LocalCluster.running(config, observers.observe) as cluster:
         app = build_app(cluster.frontend, config, card, live.access, observers)
-        server = HttpServer(app, config.serve.host, [config.serve.port], shared=False, tls=tls)
+        limits = connection_limits(config.serve)
+        server = HttpServer(app, config.serve.host, [config.serve.port], shared=False, tls=tls, limits=limits)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):

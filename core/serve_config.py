@@ -42,6 +42,11 @@ class ServeConfig(Section):
     """Requests of one batch that run at a time."""
     batch_slo_class: str = "batch"
     """Service class of a batch's requests, where their tenant may use it and they name none themselves."""
+    max_connections: int = Field(default=4096, ge=1)
+    """Connections that an ingress has at once, as far as it may open files. One more takes the place of one that does nothing, of
+    the address that has the most. Where all do something, it is refused."""
+    max_connections_per_address: int = Field(default=0, ge=0)
+    """Connections of one address (of IPv6: of one /64) at once; 0: as many as there are. Behind a load balancer all have its."""
     body_timeout_s: float = Field(default=30.0, gt=0)
     """A client that has not sent its request's body by then gets 408."""
     keep_alive_s: float = Field(default=25.0, ge=0)

@@ -14,6 +14,7 @@ from cluster.deploy.addresses import mail_host, scheduler_resolver
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.ingress.api.api_factory import build_app, run_batches
+from cluster.ingress.api.connection_limits import connection_limits
 from cluster.ingress.api.draining import drain
 from cluster.ingress.api.http_server import HttpServer
 from cluster.ingress.api.ingress_tls import follow_certificate, ingress_tls
@@ -59,7 +60,14 @@ class Ingress:
         app = build_app(self._frontend, config, card, live.access, observers)
         ports = range(config.serve.port, config.serve.port + config.serve.num_ports)
         tls = ingress_tls(config.serve)
-        self._server = HttpServer(app, config.serve.host, ports, shared=len(ports) == 1, tls=tls)
+        self._server = HttpServer(
+            app,
+            config.serve.host,
+            ports,
+            shared=len(ports) == 1,
+            tls=tls,
+            limits=connection_limits(config.serve),
+        )
         self._following = asyncio.create_task(follow_certificate(tls, config.serve))
         leave_out_all_there_is()
         self._serving = self._server.start()

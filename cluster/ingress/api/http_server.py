@@ -12,10 +12,14 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.ingress.api.connection_limits import ConnectionLimits
+from cluster.ingress.api.http_acceptor import Acceptor
 from cluster.ingress.api.http_connection import Connection
 
-_KEEP_ALIVE_S = 75
 _STOP_S = 5.0
+_SOCKET_BYTES = 256 << 10
+"""What the kernel may keep of a connection in each direction; it takes twice as much with its own books."""
+_LIMITS = ConnectionLimits()
 
 
 class HttpServer:
@@ -31,20 +35,19 @@ class HttpServer:
         *,
         shared: bool,
         tls: ssl.SSLContext | None = None,
+        limits: ConnectionLimits = _LIMITS,
     ) -> None:
         self._closing = _Closing(app)
         config = uvicorn.Config(
             self._closing,
-            log_level="warning",
+            log_config=None,
             lifespan="off",
             access_log=False,
-            http=Connection,
             ws="none",
-            ssl_context_factory=None if tls is None else lambda *_: tls,
-            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_keep_alive=math.ceil(limits.idle_s),
         )
-        self._config, self._server = config, _Server(config)
         self._listener = _first_free(host, ports, shared)
+        self._config, self._server = config, _Server(config, self._listener, tls, limits)
 
     @property
     def port(self) -> int:
@@ -71,6 +74,32 @@ class HttpServer:
 
 
 class _Server(uvicorn.Server):
+    """uvicorn's server, with an acceptor of its own."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        listener: socket.socket,
+        tls: ssl.SSLContext | None,
+        limits: ConnectionLimits,
+    ) -> None:
+        super().__init__(config)
+
+        def make() -> Connection:
+            return Connection(config, self.server_state, {}, limits)
+
+        self._acceptor = Acceptor(listener, make, tls, limits)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self.servers = []
+        self._acceptor.start()
+        self.started = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._acceptor.accept_no_more()
+        await super().shutdown(sockets)
+        await self._acceptor.close()
+
     @contextlib.contextmanager
     def capture_signals(self):
         yield
@@ -108,6 +137,8 @@ def _listen(host: str, port: int, shared: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+        listener.setsockopt(socket.SOL_SOCKET, option, _SOCKET_BYTES)
     if shared:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     listener.bind((host, port))

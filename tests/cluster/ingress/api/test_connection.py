@@ -1,4 +1,4 @@
-"""TLS, mutual TLS, and clients that never come to the point, over real sockets."""
+"""TLS and mutual TLS, over real sockets."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.ingress.api.http_connection import MAX_HEAD_BYTES, Connection
 from cluster.ingress.api.http_server import HttpServer
 from cluster.ingress.api.ingress_tls import follow_certificate, ingress_tls
 from core.config import ServeConfig
@@ -18,8 +17,6 @@ from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import Api
 from tests.contract.test_transport_tls import Authority
 from tests.patience import PATIENCE_S
-
-GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @contextlib.asynccontextmanager
@@ -106,42 +103,3 @@ def test_mistakes_are_refused_at_the_start(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=named):
             ingress_tls(config)
-
-
-@pytest.mark.parametrize("begun", [b"", b"GET /health HTTP/1.1\r\nHost:", GET + b"GET /hea"])
-async def test_a_head_that_does_not_come_ends_the_connection(
-    begun: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Connection, "head_timeout_s", 0.2)
-    async with serving() as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(begun)
-        answered = await asyncio.wait_for(reader.read(), PATIENCE_S)
-        assert answered.startswith(b"HTTP/1.1 200" if begun.startswith(GET) else b"")
-        assert bool(answered) == begun.startswith(GET)
-        writer.close()
-
-
-async def test_a_kept_connection_may_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Connection, "head_timeout_s", 0.2)
-    async with serving() as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for _ in range(2):
-            writer.write(GET)
-            assert await reader.readuntil(b"alive") != b""
-            await asyncio.sleep(0.4)
-        assert not reader.at_eof()
-        writer.close()
-
-
-async def test_a_head_without_end_is_not_collected() -> None:
-    async with serving() as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(b"GET /health HTTP/1.1\r\nX: ")
-        with contextlib.suppress(ConnectionError):
-            for _ in range(4 * MAX_HEAD_BYTES // 16384 + 16):
-                writer.write(b"x" * 16384)
-                await writer.drain()
-                await asyncio.sleep(0)
-            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
-        writer.close()
