@@ -7,20 +7,18 @@ import asyncio
 import base64
 import socket
 from collections.abc import Awaitable, Callable, Sequence
-from ipaddress import IPv6Address, IPv6Network, ip_address
 
 import httpx
 
 from cluster.ingress.api.openai_requests import ImagePart, Message
 from cluster.ingress.api.picture_intake import checked_pictures, refused
+from cluster.ingress.api.public_addresses import is_public
 from core.picture_config import PictureConfig
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """(host, port) -> its addresses, the best first. Raises OSError."""
 _PORTS = {"http": 80, "https": 443}
 _ANY = "*"
-_NAT64 = IPv6Network("64:ff9b::/96")
-"""Addresses behind which a translator reaches any IPv4 address, also one of the inside."""
 
 
 async def resolved(host: str, port: int) -> list[str]:
@@ -120,18 +118,6 @@ class PictureFetcher:
                         f"the picture has more than this server's limit of {limit} bytes (pictures.max_bytes)",
                     )
         return bytes(data)
-
-
-def is_public(address: str) -> bool:
-    """Return whether everybody reaches the address, also the IPv4 address within an IPv6 one."""
-    found = ip_address(address.partition("%")[0])
-    if isinstance(found, IPv6Address):
-        if found in _NAT64:
-            return False
-        within = found.ipv4_mapped or found.sixtofour or (found.teredo and found.teredo[1])
-        if within:
-            found = within
-    return found.is_global and not found.is_multicast
 
 
 def _is_remote(url: str) -> bool:
