@@ -1,10 +1,11 @@
-"""When Python looks for cyclic garbage in processes that others wait for.
+"""When Python looks for cyclic garbage in processes that others wait for, and when free memory goes back to the system.
 
 An object to which nothing refers is freed at once. Only objects that refer to each other need a collector. A full collection
 looks at all objects of the process, and nothing is answered meanwhile: it takes 150 ms for what Ray, Serve and PyTorch have
 loaded, and twice as long for what a scheduler knows of 10,000 instances (`benchmarks/results`)."""
 
 import asyncio
+import ctypes
 import gc
 import logging
 import time
@@ -20,6 +21,12 @@ def leave_out_all_there_is() -> None:
     """Leave out of all collections what this process has by now. Call it once, when it has made all that it begins with."""
     gc.collect()
     gc.freeze()
+
+
+def give_back_memory() -> None:
+    """Return freed memory to the system, where the C library can. It takes some milliseconds, without Python's lock."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 class IdleCollector:

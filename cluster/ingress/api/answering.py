@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from pydantic import BaseModel
 
 from cluster.ingress.api import request_params
 from cluster.ingress.api.access import Access, Tenant
+from cluster.ingress.api.body_work import BodyWork
 from cluster.ingress.api.cache_hints import hints_of
 from cluster.ingress.api.chat_format import ChatFormat, PreparedChat
 from cluster.ingress.api.choices import ChoiceRunner, ChoiceStream
@@ -23,12 +25,14 @@ from cluster.ingress.api.grammar_checker import GrammarChecker
 from cluster.ingress.api.http_responses import events, gathered, streamed, unless_gone, whole
 from cluster.ingress.api.openai_bodies import BodyShape
 from cluster.ingress.api.openai_errors import describe
-from cluster.ingress.api.openai_requests import MAX_TEXTS, ChatRequest, Common, ModelRequest
-from cluster.ingress.api.request_body import read_json
+from cluster.ingress.api.openai_requests import NEUTRAL, ChatRequest, Common, ModelRequest, Neutral
+from cluster.ingress.api.picture_intake import pictures_of
+from cluster.ingress.api.prompt_length import check_counted
 from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.api.token_checks import check_tokens
 from cluster.ingress.api.truncation import most_tokens, shortened
 from cluster.ingress.beam_search import BeamParams
+from cluster.ingress.fair_threads import Steps, at_once
 from cluster.ingress.metrics import IngressMetrics
 from cluster.ingress.parsers.output_events import PlainParser
 from cluster.ingress.parsers.stop_strings import StopStrings
@@ -40,10 +44,8 @@ log = logging.getLogger(__name__)
 
 _VECTORS_AT_ONCE = 32
 """The number of texts of one request that are embedded at a time, so that others' requests come in between."""
-_INLINE_BYTES = 8192
-"""Longer bodies are tokenised on a thread (the tokenizer lets go of the interpreter), so that no other request's tokens wait for
-it."""
 
+M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
 
@@ -70,9 +72,20 @@ class Answering:
         folder = settings.tokenizer_folder
         self._grammars = GrammarChecker(folder, settings.vocab_size) if folder is not None else None
         self.chat_format = ChatFormat(tokenizer, settings)
+        self._work = BodyWork(settings)
 
     async def body(self, http: HttpRequest) -> dict[str, Any]:
-        return await read_json(http, self.settings.max_body_bytes, self.settings.body_timeout_s)
+        return await self._work.json(http)
+
+    async def read(
+        self, http: HttpRequest, kind: type[M], neutral: Mapping[str, tuple[Neutral, str]] = NEUTRAL
+    ) -> M:
+        """Read and validate the body. Raises RequestError."""
+        return await self._work.read(http, kind, neutral)
+
+    async def aside(self, http: HttpRequest, work: Callable[[], Steps[T]]) -> T:
+        """Return the result of `work` on the body that was read. Raises what it raises."""
+        return await self._work.do(http, work)
 
     async def prepare(self, http: HttpRequest, body: ChatRequest) -> PreparedChat:
         """Prepare what is to be generated. Raises RequestError."""
@@ -81,8 +94,28 @@ class Answering:
         return chat
 
     async def prompt_of(self, http: HttpRequest, body: ChatRequest) -> tuple[int, ...]:
-        """Return a conversation's tokens, to be counted. Raises RequestError."""
-        return await self._with_pictures(http, body, self.chat_format.prompt_of)
+        """Return a conversation's tokens, which the tenant pays for. Raises RequestError."""
+        _check_account(http)
+        prompt = await self._with_pictures(http, body, self.chat_format.prompt_of)
+        http.state.tenant.spend(len(prompt))
+        return prompt
+
+    async def tokens_of(self, http: HttpRequest, text: str, *, special: bool) -> list[int]:
+        """Return a text's tokens, which the tenant pays for. `special`: with those that begin every text. Raises RequestError."""
+        check_counted(text, "prompt", self.settings.max_context_tokens)
+        _check_account(http)
+        encode = partial(self.tokenizer.encode, text, add_special_tokens=special)
+        tokens = await self.aside(http, at_once(encode))
+        http.state.tenant.spend(len(tokens))
+        return tokens
+
+    async def text_of(self, http: HttpRequest, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, which the tenant pays for. Raises RequestError."""
+        _check_account(http)
+        decode = partial(self.tokenizer.decode, tokens, skip_special_tokens=False)
+        text = await self.aside(http, at_once(decode))
+        http.state.tenant.spend(len(tokens))
+        return text
 
     async def _with_pictures(
         self, http: HttpRequest, body: ChatRequest, work: Callable[[ChatRequest], T]
@@ -92,8 +125,9 @@ class Answering:
         if fetcher is not None:
             messages = await unless_gone(http, fetcher.with_data(body.messages))
             if messages is not None:
-                return await asyncio.to_thread(work, body.model_copy(update={"messages": messages}))
-        return await aside(http, lambda: work(body))
+                body = body.model_copy(update={"messages": messages})
+        num_more = sum(len(picture.url) for _, picture in pictures_of(body.messages))
+        return await self._work.do(http, at_once(lambda: work(body)), num_more)
 
     async def answer(
         self,
@@ -141,7 +175,7 @@ class Answering:
             else body.model_copy(update={"max_completion_tokens": max(1, room)})
         )
 
-    def choices(
+    async def choices(
         self,
         http: HttpRequest,
         body: Common,
@@ -155,13 +189,30 @@ class Answering:
         """Return the choices to generate. `ends` are token ids that end the answers beside those that the model and the body
         name. Raises RequestError."""
         self._check_generates()
+        make = partial(self._choices, http, body, prompts, n, chat=chat, grammar=grammar, ends=ends)
+        return await self.aside(http, at_once(make))
+
+    def _choices(
+        self,
+        http: HttpRequest,
+        body: Common,
+        prompts: list[tuple[int, ...]],
+        n: int,
+        *,
+        chat: PreparedChat | None,
+        grammar: Grammar | None,
+        ends: tuple[int, ...],
+    ) -> list[ChoiceStream]:
         tenant: Tenant = http.state.tenant
         slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
         hints, retain = hints_of(body.cache_hints, body.prompt_cache_key, body.prompt_cache_retention)
         choices: list[ChoiceStream] = []
         field = "prompt" if chat is None else "messages"
+        common = self._sampling(body, chat, grammar, ends)
         for prompt in self._shortened(body, prompts):
-            sampling = self._sampling(body, prompt, chat, grammar, ends)
+            max_tokens = request_params.max_new_tokens(body, len(prompt), self.settings)
+            seed = request_params.seed_of_prompt(body)
+            sampling = replace(common, max_tokens=max_tokens, seed=seed)
             shared = SharedPrompt() if n > 1 else None
             for choice in range(n):
                 if choice:  # the prompt's tokens are scored once
@@ -196,15 +247,10 @@ class Answering:
         )
 
     def _sampling(
-        self,
-        body: Common,
-        prompt: tuple[int, ...],
-        chat: PreparedChat | None,
-        grammar: Grammar | None,
-        ends: tuple[int, ...],
+        self, body: Common, chat: PreparedChat | None, grammar: Grammar | None, ends: tuple[int, ...]
     ) -> SamplingParams:
-        max_tokens = request_params.max_new_tokens(body, len(prompt), self.settings)
-        sampling = request_params.to_sampling(body, max_tokens, self.settings, self.tokenizer)
+        """Return what the sampling of all prompts has in common."""
+        sampling = request_params.to_sampling(body, self.settings, self.tokenizer)
         return replace(
             sampling,
             grammar=grammar,
@@ -267,8 +313,6 @@ class Answering:
                 "model.pooling=last (or mean, or cls) it would",
                 field="model",
             )
-        if len(prompts) > MAX_TEXTS:
-            raise RequestError(f"{field}: {len(prompts)} texts exceed the limit of {MAX_TEXTS}", field=field)
         limit = settings.longest_text
         longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
         if len(prompts[longest]) > limit:
@@ -350,6 +394,7 @@ class Answering:
         await self._grammars.check(grammar.text, field)
 
 
-async def aside(http: HttpRequest, work: Callable[[], T]) -> T:
-    """Do `work` on the body that was read, on a thread where it is long."""
-    return work() if http.state.num_bytes <= _INLINE_BYTES else await asyncio.to_thread(work)
+def _check_account(http: HttpRequest) -> None:
+    """Raise Overloaded where the tenant has had more tokens than it may."""
+    with http.state.tenant.running(0, 0):
+        pass

@@ -14,7 +14,8 @@ from cluster.ingress.api.anthropic_requests import (
     MessagesRequest,
     as_chat,
 )
-from cluster.ingress.api.openai_requests import ChatRequest, validate
+from cluster.ingress.api.openai_requests import ChatRequest
+from cluster.ingress.fair_threads import at_once
 
 
 class AnthropicRoutes:
@@ -28,12 +29,12 @@ class AnthropicRoutes:
         ]
 
     async def messages(self, http: HttpRequest) -> Response:
-        body = validate(MessagesRequest, await self._answering.body(http), MESSAGES_NEUTRAL)
+        body = await self._answering.read(http, MessagesRequest, MESSAGES_NEUTRAL)
         request_params.check_model(body.model, self._answering.settings)
-        chat_body = self._as_chat(body)
+        chat_body = await self._answering.aside(http, at_once(lambda: self._as_chat(body)))
         chat = await self._answering.prepare(http, chat_body)
         fitting = self._answering.fitting(chat_body, chat.prompt)
-        choices = self._answering.choices(http, fitting, [chat.prompt], 1, chat, grammar=chat.grammar)
+        choices = await self._answering.choices(http, fitting, [chat.prompt], 1, chat, grammar=chat.grammar)
         shape = MessagesShape(
             f"msg_{uuid.uuid4().hex}",
             body.model,
@@ -46,9 +47,9 @@ class AnthropicRoutes:
         return await self._answering.answer(http, fitting, choices, 1, shape)
 
     async def count_tokens(self, http: HttpRequest) -> Response:
-        body = validate(CountTokensRequest, await self._answering.body(http), MESSAGES_NEUTRAL)
+        body = await self._answering.read(http, CountTokensRequest, MESSAGES_NEUTRAL)
         request_params.check_model(body.model, self._answering.settings)
-        chat_body = self._as_chat(body)
+        chat_body = await self._answering.aside(http, at_once(lambda: self._as_chat(body)))
         return JSONResponse({"input_tokens": len(await self._answering.prompt_of(http, chat_body))})
 
     def _as_chat(self, body: CountTokensRequest) -> ChatRequest:

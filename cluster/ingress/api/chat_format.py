@@ -90,7 +90,7 @@ class ChatFormat:
         """Prepare a conversation. Raises RequestError."""
         body = _narrowed(body)
         tools = self._callable_tools(body)
-        seen = self._seen(body, tools, self._max_context_tokens)
+        seen = self._seen(body, tools, is_counted=False)
         if seen.pictures and body.truncate_prompt_tokens is not None:
             raise RequestError(
                 "truncate_prompt_tokens does not go with pictures: it could cut one",
@@ -116,16 +116,25 @@ class ChatFormat:
     def prompt_of(self, body: ChatRequest) -> tuple[int, ...]:
         """Return a conversation's tokens, also where they are more than the context has room for. Raises RequestError."""
         body = _narrowed(body)
-        return self._seen(body, self._callable_tools(body), None).prompt
+        return self._seen(body, self._callable_tools(body), is_counted=True).prompt
 
-    def _seen(self, body: ChatRequest, tools: Sequence[Tool], limit: int | None) -> Seen:
-        """Return the prompt, of at most `limit` tokens, and its pictures. Raises RequestError."""
+    def _seen(self, body: ChatRequest, tools: Sequence[Tool], *, is_counted: bool) -> Seen:
+        """Return the prompt and its pictures. Raises RequestError."""
         self._check_messages(body)
         rendered = [tool.model_dump(exclude_unset=True) for tool in tools] or None
         arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
         messages = template_messages(body.messages, self.style)
         shown = partial(self._shown, body.messages)
-        prompt = chat_prompt(body, messages, rendered, arguments, self._tokenizer, limit, shown=shown)
+        prompt = chat_prompt(
+            body,
+            messages,
+            rendered,
+            arguments,
+            self._tokenizer,
+            self._max_context_tokens,
+            shown=shown,
+            is_counted=is_counted,
+        )
         if self._pictures is None or not pictures_of(body.messages):
             return Seen(prompt, ())
         return self._pictures.take_in(body.messages, prompt)
@@ -209,9 +218,9 @@ class ChatFormat:
             text = grammar_of(body.response_format, body.structured_outputs)
         if not text:
             return None
-        begin, end = (self._ids(mark) for mark in THINK_MARKS.get(self.formats.reasoning, ("", "")))
-        if max(begin + end, default=0) >= self._vocab_size:
-            begin = end = ()  # a model without these tokens does not reason
+        marks = [self._ids(mark) for mark in THINK_MARKS.get(self.formats.reasoning, ("", ""))]
+        # A model without these tokens does not reason.
+        begin, end = (mark if max(mark, default=0) < self._vocab_size else () for mark in marks)
         if opened:
             if len(end) != 1:
                 raise RequestError(

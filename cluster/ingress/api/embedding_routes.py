@@ -11,17 +11,18 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
-from cluster.ingress.api.answering import Answering, HttpRoute, aside
+from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.openai_requests import (
+    MAX_TEXTS,
     EmbeddingRequest,
     ModelRequest,
     Prompts,
     RerankRequest,
     ScoreRequest,
-    validate,
 )
 from cluster.ingress.api.prompt_length import check_length
 from cluster.ingress.api.truncation import most_tokens, shortened
+from cluster.ingress.fair_threads import Steps
 from core.errors import RequestError
 from models.pooling import Pooling
 
@@ -114,19 +115,23 @@ class EmbeddingRoutes:
             pairs = zip(_repeated(vectors[: len(first)], len(second)), vectors[len(first) :], strict=True)
             return [_cosine(*pair) for pair in pairs], prompts
         pairs = list(zip(_repeated(first, len(second)), second, strict=True))
-        encoded = await aside(http, lambda: [self._encoded(*pair, field) for pair in pairs])
+        encoded = await self._answering.aside(http, lambda: self._encoded(pairs, field))
         prompts = [tuple(ids) for ids, _ in encoded]
         vectors = await self._answering.vectors(http, body, prompts, field, [at for _, at in encoded])
         return [_sigmoid(float(one[0])) if scorer.sigmoid else float(one[0]) for one in vectors], prompts
 
-    def _encoded(self, first: str, second: str, field: str) -> tuple[list[int], int]:
+    def _encoded(self, pairs: Sequence[tuple[str, str]], field: str) -> Steps[list[tuple[list[int], int]]]:
         tokenizer, settings = self._answering.tokenizer, self._answering.settings
-        for text in (first, second):
-            check_length(text, field, tokenizer, settings.max_context_tokens)
-        return tokenizer.encode_pair(first, second)
+        encoded: list[tuple[list[int], int]] = []
+        for pair in pairs:
+            yield
+            for text in pair:
+                check_length(text, field, tokenizer, settings.max_context_tokens)
+            encoded.append(tokenizer.encode_pair(*pair))
+        return encoded
 
     async def _read(self, http: HttpRequest, kind: type[B]) -> B:
-        body = validate(kind, await self._answering.body(http))
+        body = await self._answering.read(http, kind)
         request_params.check_model(body.model, self._answering.settings)
         return body
 
@@ -140,7 +145,9 @@ class EmbeddingRoutes:
         is_cut: bool = False,
     ) -> Ids:
         answering = self._answering
-        return await aside(
+        if (found := len(request_params.items_of(texts))) > MAX_TEXTS:
+            raise RequestError(f"{field}: {found} texts exceed the limit of {MAX_TEXTS}", field=field)
+        return await answering.aside(
             http,
             lambda: request_params.prompts_of(
                 texts,

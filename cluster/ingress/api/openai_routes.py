@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -9,10 +10,11 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
-from cluster.ingress.api.answering import Answering, HttpRoute, aside
+from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.beam_requests import beams_of
 from cluster.ingress.api.chat_bodies import ChatShape
-from cluster.ingress.api.fill_in_middle import fill_in_middle
+from cluster.ingress.api.choices import ChoiceStream
+from cluster.ingress.api.fill_in_middle import FillInMiddle, fill_in_middle
 from cluster.ingress.api.openai_bodies import CompletionShape, Extras
 from cluster.ingress.api.openai_requests import (
     ChatRequest,
@@ -20,11 +22,11 @@ from cluster.ingress.api.openai_requests import (
     CompletionRequest,
     DetokenizeRequest,
     TokenizeRequest,
-    validate,
 )
 from cluster.ingress.api.prompt_length import check_length
 from cluster.ingress.api.structured import grammar_of
 from cluster.ingress.api.token_checks import check_text
+from cluster.ingress.fair_threads import Steps
 from core.errors import RequestError
 from core.types import Grammar
 
@@ -45,12 +47,12 @@ class OpenAIRoutes:
         ]
 
     async def chat(self, http: HttpRequest) -> Response:
-        body = validate(ChatRequest, await self._answering.body(http))
+        body = await self._answering.read(http, ChatRequest)
         request_params.check_model(body.model, self._answering.settings)
         n = request_params.check_count(body, 1, self._answering.settings)
         chat = await self._answering.prepare(http, body)
         beams = beams_of(body, n, chat.grammar, self._answering.settings)
-        choices = self._answering.choices(http, body, [chat.prompt], n, chat, grammar=chat.grammar)
+        choices = await self._answering.choices(http, body, [chat.prompt], n, chat, grammar=chat.grammar)
         shape = ChatShape(
             f"chatcmpl-{uuid.uuid4().hex}",
             body.model,
@@ -63,24 +65,20 @@ class OpenAIRoutes:
         return await self._answering.answer(http, body, choices, 1, shape, beams)
 
     async def completions(self, http: HttpRequest) -> Response:
-        body = validate(CompletionRequest, await self._answering.body(http))
+        body = await self._answering.read(http, CompletionRequest)
         request_params.check_model(body.model, self._answering.settings)
-        prompts, ends = await aside(http, lambda: self._prompts(body))
-        n = request_params.check_count(body, len(prompts), self._answering.settings)
+        num_prompts = len(request_params.items_of(body.prompt))
+        n = request_params.check_count(body, num_prompts, self._answering.settings)
+        prompts, ends = await self._answering.aside(http, lambda: self._prompts(body))
         text = grammar_of(body.response_format, body.structured_outputs)
         grammar = Grammar(text=text) if text else None
         await self._answering.check_grammar(body, grammar)
         beams = beams_of(body, n, grammar, self._answering.settings)
         count = n if beams is None else body.n or 1
-        choices = self._answering.choices(http, body, prompts, count, grammar=grammar, ends=ends)
+        choices = await self._answering.choices(http, body, prompts, count, grammar=grammar, ends=ends)
         echoes: dict[int, str] = {}
         if body.echo:
-            echoes = {
-                c.index: self._answering.tokenizer.decode(
-                    c.request.prompt, skip_special_tokens=body.skip_special_tokens
-                )
-                for c in choices
-            }
+            echoes = await self._answering.aside(http, lambda: self._echoes(body, choices))
         shape = CompletionShape(
             f"cmpl-{uuid.uuid4().hex}",
             body.model,
@@ -93,12 +91,22 @@ class OpenAIRoutes:
         )
         return await self._answering.answer(http, body, choices, len(prompts), shape, beams)
 
-    def _prompts(self, body: CompletionRequest) -> tuple[list[tuple[int, ...]], tuple[int, ...]]:
+    def _echoes(self, body: CompletionRequest, choices: Sequence[ChoiceStream]) -> Steps[dict[int, str]]:
+        """Return the prompts' texts, by choice."""
+        texts: dict[tuple[int, ...], str] = {}
+        decode = self._answering.tokenizer.decode
+        for prompt in {choice.request.prompt for choice in choices}:
+            yield
+            texts[prompt] = decode(prompt, skip_special_tokens=body.skip_special_tokens)
+        return {choice.index: texts[choice.request.prompt] for choice in choices}
+
+    def _prompts(self, body: CompletionRequest) -> Steps[tuple[list[tuple[int, ...]], tuple[int, ...]]]:
         """Return (prompts, token ids that end the answers beside the model's own). Raises RequestError."""
         tokenizer, settings = self._answering.tokenizer, self._answering.settings
         if not body.suffix:
             is_cut = body.truncate_prompt_tokens is not None
-            return request_params.prompts_of(body.prompt, "prompt", tokenizer, settings, is_cut=is_cut), ()
+            plain = request_params.prompts_of(body.prompt, "prompt", tokenizer, settings, is_cut=is_cut)
+            return (yield from plain), ()
         for name in ("echo", "truncate_prompt_tokens"):
             if getattr(body, name):
                 raise RequestError(f"{name} does not go with suffix", field=name)
@@ -107,10 +115,12 @@ class OpenAIRoutes:
         if len(prefixes) < len(texts):
             raise RequestError("suffix goes with prompts that are texts, not token ids", field="suffix")
         check_length(body.suffix, "suffix", tokenizer, settings.max_context_tokens)
-        for prefix in prefixes:
-            check_length(prefix, "prompt", tokenizer, settings.max_context_tokens)
         check_text(body.suffix, "suffix", tokenizer, settings.vocab_size)
-        filled = [fill_in_middle(tokenizer, prefix, body.suffix) for prefix in prefixes]
+        filled: list[FillInMiddle] = []
+        for prefix in prefixes:
+            yield
+            check_length(prefix, "prompt", tokenizer, settings.max_context_tokens)
+            filled.append(fill_in_middle(tokenizer, prefix, body.suffix))
         return [each.prompt for each in filled], filled[0].end
 
     async def models(self, http: HttpRequest) -> Response:
@@ -125,30 +135,24 @@ class OpenAIRoutes:
         return JSONResponse(self._model_entry(name))
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        body = validate(TokenizeRequest, await self._answering.body(http))
+        body = await self._answering.read(http, TokenizeRequest)
         request_params.check_model(body.model, self._answering.settings)
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", field="prompt")
-        tokenizer, text = self._answering.tokenizer, body.prompt
-        if text is None:
+        if body.prompt is None:
             ids = list(await self._answering.prompt_of(http, body.as_chat))
         else:
-            ids = await aside(
-                http, lambda: tokenizer.encode(text, add_special_tokens=body.add_special_tokens)
-            )
+            ids = await self._answering.tokens_of(http, body.prompt, special=body.add_special_tokens)
         return JSONResponse(
             {"tokens": ids, "count": len(ids), "max_model_len": self._answering.settings.max_context_tokens}
         )
 
     async def detokenize(self, http: HttpRequest) -> Response:
-        body = validate(DetokenizeRequest, await self._answering.body(http))
+        body = await self._answering.read(http, DetokenizeRequest)
         request_params.check_model(body.model, self._answering.settings)
         if body.tokens and max(body.tokens) >= self._answering.settings.vocab_size:
             raise RequestError(f"token id {max(body.tokens)} is outside the vocabulary", field="tokens")
-        text = await aside(
-            http, lambda: self._answering.tokenizer.decode(body.tokens, skip_special_tokens=False)
-        )
-        return JSONResponse({"prompt": text})
+        return JSONResponse({"prompt": await self._answering.text_of(http, body.tokens)})
 
     def _model_entry(self, name: str) -> dict[str, Any]:
         """Return a model as the clients of OpenAI, vLLM and Anthropic read it."""

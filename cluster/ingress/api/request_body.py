@@ -1,16 +1,14 @@
-"""Reads a request's body: JSON, no longer and no slower than allowed."""
+"""Reads the bytes of a request's JSON, no more and no slower than allowed."""
 
 import asyncio
-from typing import Any
 
 from fastapi import Request as HttpRequest
 
-from cluster.ingress.api.request_json import parse_json
 from core.errors import RequestError
 
 
-async def read_json(http: HttpRequest, max_bytes: int, timeout_s: float) -> dict[str, Any]:
-    """Read the body and set `http.state.num_bytes`. Raises RequestError."""
+async def read_json(http: HttpRequest, max_bytes: int, timeout_s: float) -> bytes:
+    """Return the body, and set `http.state.num_bytes`. Raises RequestError."""
     kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RequestError(f"content-type must be application/json, not {kind!r}", status=415)
@@ -23,7 +21,7 @@ async def read_json(http: HttpRequest, max_bytes: int, timeout_s: float) -> dict
     except TimeoutError:
         raise RequestError(f"the body did not come within {timeout_s:g} s", status=408) from None
     http.state.num_bytes = len(data)
-    return parse_json(data)
+    return data
 
 
 async def _read(http: HttpRequest, max_bytes: int) -> bytes:

@@ -8,12 +8,17 @@ from core.errors import RequestError
 
 _MAX_DEPTH = 128
 """The deepest nesting. Templates, grammars and serialisers recurse, and give up somewhere behind 200 levels."""
+_MAX_CONTAINERS, _MAX_STRINGS, _MAX_VALUES = 1 << 16, 1 << 17, 1 << 20
+"""The most lists and objects, strings and keys, and values of a body. Python parses about a million of the first two in a second,
+in which it does nothing else. The values are the token ids of eight prompts of 128 Ki tokens."""
+_PIECE_BYTES = 256 << 10
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """Parse a JSON object, whose numbers are finite. Raises RequestError for anything else, naming the field where it can."""
     if not body.strip():
         raise RequestError("the body is empty: send a JSON object")
+    _check_size(body)
     infinite: list[str] = []
 
     def number(digits: str) -> float:
@@ -49,6 +54,38 @@ def parse_json(body: bytes) -> dict[str, Any]:
         field = next((name for name, part in value.items() if _is_infinite(part)), None)
         raise RequestError(f"{field}: the number {infinite[0][:32]} is too large", field=field)
     return value
+
+
+def _check_size(body: bytes) -> None:
+    """Raise RequestError for more of anything than is parsed in a moment."""
+    # Most bodies have less even with all that stands in their texts.
+    if (
+        _num_containers(body) <= _MAX_CONTAINERS
+        and body.count(b'"') <= 2 * _MAX_STRINGS
+        and body.count(b",") < _MAX_VALUES
+    ):
+        return
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    in_string = num_strings = num_containers = 0
+    num_values = 1
+    for start in range(0, len(plain), _PIECE_BYTES):  # between pieces other threads have their turn
+        parts = plain[start : start + _PIECE_BYTES].split(b'"')
+        outside = b"".join(parts[in_string::2])
+        in_string ^= (len(parts) - 1) % 2
+        num_strings += len(parts) // 2
+        num_containers += _num_containers(outside)
+        num_values += outside.count(b",")
+        for found, most, name in (
+            (num_containers, _MAX_CONTAINERS, "lists and objects"),
+            (num_strings, _MAX_STRINGS, "strings and keys"),
+            (num_values, _MAX_VALUES, "values"),
+        ):
+            if found > most:
+                raise RequestError(f"the body has more than {most} {name}, which is the limit")
+
+
+def _num_containers(body: bytes) -> int:
+    return body.count(b"[") + body.count(b"{")
 
 
 def _refuse_constant(name: str) -> float:

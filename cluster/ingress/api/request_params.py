@@ -15,7 +15,8 @@ from cluster.ingress.api.openai_requests import (
 )
 from cluster.ingress.api.picture_fetching import PictureFetcher
 from cluster.ingress.api.picture_intake import PictureIntake
-from cluster.ingress.api.prompt_length import beyond_context, check_length
+from cluster.ingress.api.prompt_length import beyond_context, check_counted, check_length
+from cluster.ingress.fair_threads import Steps
 from cluster.ingress.parsers.model_formats import ReasoningFormat, ToolFormat
 from core.adapter_config import ServedAdapter
 from core.errors import RequestError
@@ -100,12 +101,13 @@ def chat_prompt(
     tools: Sequence[Mapping[str, Any]] | None,
     template_arguments: Mapping[str, Any],
     tokenizer: ChatTokenizer,
-    max_context_tokens: int | None,
+    max_context_tokens: int,
     *,
     shown: Callable[[str], str],
+    is_counted: bool,
 ) -> tuple[int, ...]:
-    """Return a chat's prompt. `shown` takes its text and returns what is tokenized. Without a limit the prompt may have any
-    length. Raises RequestError."""
+    """Return a chat's prompt. `shown` takes its text and returns what is tokenized. `is_counted`: only its length is wanted,
+    which may be more than the context's. Raises RequestError."""
     if reserved := _TEMPLATE_RESERVED.intersection(template_arguments):
         raise RequestError(
             f"chat_template_kwargs: {min(reserved)!r} cannot be set there", field="chat_template_kwargs"
@@ -118,7 +120,9 @@ def chat_prompt(
         continue_final_message=goes_on,
         **template_arguments,
     )
-    if max_context_tokens is not None and body.truncate_prompt_tokens is None:
+    if is_counted:
+        check_counted(text, "messages", max_context_tokens)
+    elif body.truncate_prompt_tokens is None:
         check_length(text, "messages", tokenizer, max_context_tokens)
     prompt = tuple(tokenizer.encode(shown(text), add_special_tokens=False))
     if not prompt:
@@ -134,12 +138,12 @@ def prompts_of(
     *,
     add_special_tokens: bool = True,
     is_cut: bool = False,
-) -> list[tuple[int, ...]]:
-    """Return one token sequence for each of the texts or lists of token ids in the body's field, which may still be outside the
-    vocabulary. `is_cut`: one may be longer than the context. Raises RequestError."""
-    items: Sequence[object] = [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
+) -> Steps[list[tuple[int, ...]]]:
+    """Return one token sequence for each of the texts or lists of token ids in the body's field, in as many steps. They may
+    still be outside the vocabulary. `is_cut`: one may be longer than the context. Raises RequestError."""
     prompts: list[tuple[int, ...]] = []
-    for item in items:
+    for item in items_of(raw):
+        yield
         if (is_text := isinstance(item, str)) and not is_cut:
             check_length(item, field_name, tokenizer, settings.max_context_tokens)
         ids = tuple(tokenizer.encode(item, add_special_tokens=add_special_tokens) if is_text else item)  # type: ignore[arg-type]
@@ -147,6 +151,11 @@ def prompts_of(
             raise RequestError(f"the {field_name} is empty", field=field_name)
         prompts.append(ids)
     return prompts
+
+
+def items_of(raw: Prompts) -> Sequence[object]:
+    """Return the texts, or lists of token ids."""
+    return [raw] if isinstance(raw, str) or isinstance(raw[0], int) else raw
 
 
 def wanted_tokens(body: Common) -> int | None:
@@ -169,13 +178,15 @@ def max_new_tokens(body: Common, num_prompt: int, settings: ApiSettings) -> int:
         raise beyond_context(why, field_name, settings.max_context_tokens)
     if wanted is None:
         wanted = room if chat else min(room, _COMPLETION_DEFAULT_TOKENS)
-    return max(1, wanted)  # a token is drawn even where none is wanted: its step scores the prompt
+    if body.min_tokens > (most := max(1, wanted)):
+        raise RequestError(f"min_tokens ({body.min_tokens}) exceeds max_tokens ({most})", field="min_tokens")
+    return most  # a token is drawn even where none is wanted: its step scores the prompt
 
 
-def to_sampling(
-    body: Common, max_tokens: int, settings: ApiSettings, tokenizer: ChatTokenizer
-) -> SamplingParams:
-    """Return the sampling parameters, whose tokens may still be outside the vocabulary. Raises RequestError, naming the field."""
+def to_sampling(body: Common, settings: ApiSettings, tokenizer: ChatTokenizer) -> SamplingParams:
+    """Return the sampling parameters of the first prompt, without `max_tokens`. Their tokens may still be outside the vocabulary.
+
+    Raises RequestError, naming the field."""
     defaults = settings.default_sampling
 
     def pick(name: str, otherwise: float) -> float:
@@ -183,10 +194,6 @@ def to_sampling(
         return value if value is not None else defaults.get(name, otherwise)
 
     stop_ids = tuple(body.stop_token_ids or ())
-    if body.min_tokens > max_tokens:
-        raise RequestError(
-            f"min_tokens ({body.min_tokens}) exceeds max_tokens ({max_tokens})", field="min_tokens"
-        )
     bad_words = _bad_words(body.bad_words or (), tokenizer)
     masked_until_min = stop_ids + settings.eos_token_ids
     allowed = _allowed(body, bad_words, masked_until_min)
@@ -198,13 +205,12 @@ def to_sampling(
         repetition_penalty=pick("repetition_penalty", 1.0),
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
-        seed=(randbits(63) if body.seed is None else body.seed) & _SEED_MASK,
+        seed=seed_of_prompt(body),
         logit_bias=_logit_bias(body.logit_bias or {}),
         allowed_token_ids=allowed,
         bad_words=bad_words,
         num_logprobs=_num_logprobs(body),
         num_prompt_logprobs=_num_prompt_logprobs(body),
-        max_tokens=max_tokens,
         min_tokens=body.min_tokens,
         stop_token_ids=stop_ids if body.ignore_eos else stop_ids + settings.eos_token_ids,
         masked_until_min=masked_until_min,
@@ -261,6 +267,11 @@ def constrained_by(body: Common) -> str:
     if body.structured_outputs is not None:
         return "structured_outputs"
     return "response_format" if body.is_structured else "tools"
+
+
+def seed_of_prompt(body: Common) -> int:
+    """Return the body's seed, or else a random one for each prompt: equal prompts may have different answers."""
+    return (randbits(63) if body.seed is None else body.seed) & _SEED_MASK
 
 
 def seed_of_choice(seed: int, choice: int) -> int:

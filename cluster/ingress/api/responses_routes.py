@@ -14,11 +14,12 @@ from cluster.ingress.api.access import Tenant
 from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.list_pages import page_of
 from cluster.ingress.api.openai_bodies import TokenEntries
-from cluster.ingress.api.openai_requests import validate
+from cluster.ingress.api.openai_requests import ChatRequest
 from cluster.ingress.api.response_store import ResponseStore, StoredResponse
 from cluster.ingress.api.responses_bodies import Json, ResponsesShape
 from cluster.ingress.api.responses_items import ItemReference, items_of
 from cluster.ingress.api.responses_requests import RESPONSES_NEUTRAL, ResponsesRequest, chat_of, input_items
+from cluster.ingress.fair_threads import at_once
 from core.errors import RequestError
 
 _ONE = "/v1/responses/{id}"
@@ -41,15 +42,16 @@ class ResponsesRoutes:
 
     async def create(self, http: HttpRequest) -> Response:
         answering = self._answering
-        body = validate(ResponsesRequest, await answering.body(http), RESPONSES_NEUTRAL)
+        body = await answering.read(http, ResponsesRequest, RESPONSES_NEUTRAL)
         request_params.check_model(body.model, answering.settings)
         self._check(body)
         tenant: Tenant = http.state.tenant
-        before, own = self._conversation(body, tenant)
-        chat_body = chat_of(body, items_of([*before, *own]))
+        before, own, chat_body = await answering.aside(
+            http, at_once(lambda: self._conversation(body, tenant))
+        )
         chat = await answering.prepare(http, chat_body)
         fitting = answering.fitting(chat_body, chat.prompt)
-        choices = answering.choices(http, fitting, [chat.prompt], 1, chat, grammar=chat.grammar)
+        choices = await answering.choices(http, fitting, [chat.prompt], 1, chat, grammar=chat.grammar)
         response_id = f"resp_{uuid.uuid4().hex}"
         stored = StoredResponse(tenant=tenant.name, items=(*before, *own), num_own=len(own), body={})
 
@@ -81,32 +83,37 @@ class ResponsesRoutes:
     async def count_tokens(self, http: HttpRequest) -> Response:
         """Count the tokens of what a response would be generated from."""
         answering = self._answering
-        body = validate(ResponsesRequest, await answering.body(http), RESPONSES_NEUTRAL)
+        body = await answering.read(http, ResponsesRequest, RESPONSES_NEUTRAL)
         request_params.check_model(body.model, answering.settings)
-        before, own = self._conversation(body, http.state.tenant)
-        chat_body = chat_of(body, items_of([*before, *own]))
+        tenant: Tenant = http.state.tenant
+        _, _, chat_body = await answering.aside(http, at_once(lambda: self._conversation(body, tenant)))
         prompt = await answering.prompt_of(http, chat_body)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
     def _conversation(
         self, body: ResponsesRequest, tenant: Tenant
-    ) -> tuple[tuple[Json, ...], tuple[Json, ...]]:
-        """Return the items before the body's own, and these. Raises RequestError."""
+    ) -> tuple[tuple[Json, ...], tuple[Json, ...], ChatRequest]:
+        """Return the items before the body's own, these, and all of them as a chat. Raises RequestError."""
         own = tuple(
             self._store.item(item.id, tenant.name)
             if isinstance(item, ItemReference)
             else item.model_dump(exclude_none=True)
             for item in input_items(body)
         )
-        if body.previous_response_id is None:
-            return (), own
-        previous = self._store.get(body.previous_response_id, tenant.name, "previous_response_id")
+        before: tuple[Json, ...] = ()
+        if body.previous_response_id is not None:
+            before = self._before(body.previous_response_id, tenant)
+        return before, own, chat_of(body, items_of([*before, *own]))
+
+    def _before(self, response_id: str, tenant: Tenant) -> tuple[Json, ...]:
+        """Return the conversation up to a response. Raises RequestError."""
+        previous = self._store.get(response_id, tenant.name, "previous_response_id")
         if previous.body["status"] not in ("completed", "incomplete"):
             raise RequestError(
-                f"the response {body.previous_response_id!r} is {previous.body['status']}: nothing goes on from it",
+                f"the response {response_id!r} is {previous.body['status']}: nothing goes on from it",
                 field="previous_response_id",
             )
-        return (*previous.items, *previous.body["output"]), own
+        return (*previous.items, *previous.body["output"])
 
     async def retrieve(self, http: HttpRequest) -> Response:
         if http.query_params.get("stream", "false") != "false":

@@ -10,16 +10,16 @@ import pytest
 
 from cluster.ingress.api.http_server import HttpServer
 from cluster.ingress.api.request_params import ApiSettings
-from tests.cluster.ingress.api.fakes import FakeGenerator
+from tests.cluster.ingress.api.fakes import ByteTokenizer, FakeGenerator
 from tests.cluster.ingress.api.harness import COMPLETIONS, OK, SETTINGS, Api
 from tests.patience import PATIENCE_S, until
 
 
 @contextlib.asynccontextmanager
 async def serving(
-    generator: FakeGenerator, settings: ApiSettings = SETTINGS
+    generator: FakeGenerator, settings: ApiSettings = SETTINGS, tokenizer: ByteTokenizer | None = None
 ) -> AsyncIterator[tuple[Api, int]]:
-    api = Api(generator, settings)
+    api = Api(generator, settings, tokenizer=tokenizer)
     server = HttpServer(api.app, "127.0.0.1", [0], shared=False)
     server.start()
     yield api, server._listener.getsockname()[1]

@@ -1,0 +1,50 @@
+"""Reads and works on requests' bodies: short ones where they come in, longer ones on threads that the tenants share fairly."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from fastapi import Request as HttpRequest
+from pydantic import BaseModel
+
+from cluster.ingress.api.access import Tenant
+from cluster.ingress.api.http_responses import unless_gone
+from cluster.ingress.api.openai_requests import NEUTRAL, Neutral, validate
+from cluster.ingress.api.request_body import read_json
+from cluster.ingress.api.request_json import parse_json
+from cluster.ingress.api.request_params import ApiSettings
+from cluster.ingress.fair_threads import FairThreads, Steps, at_once, finished
+
+_INLINE_BYTES = 4096
+"""Work on a shorter body takes a few milliseconds at the most, and a thread would add to that."""
+
+M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
+
+
+class BodyWork:
+    """Every method raises ClientGone when nobody waits for the result any more, and Overloaded when too much of the tenant's
+    waits."""
+
+    def __init__(self, settings: ApiSettings) -> None:
+        self._max_bytes, self._timeout_s = settings.max_body_bytes, settings.body_timeout_s
+        self._threads = FairThreads()
+
+    async def json(self, http: HttpRequest) -> dict[str, Any]:
+        """Read the body. Raises RequestError."""
+        data = await read_json(http, self._max_bytes, self._timeout_s)
+        return await self.do(http, at_once(lambda: parse_json(data)))
+
+    async def read(
+        self, http: HttpRequest, kind: type[M], neutral: Mapping[str, tuple[Neutral, str]] = NEUTRAL
+    ) -> M:
+        """Read and validate the body. Raises RequestError."""
+        data = await read_json(http, self._max_bytes, self._timeout_s)
+        return await self.do(http, at_once(lambda: validate(kind, parse_json(data), neutral)))
+
+    async def do(self, http: HttpRequest, work: Callable[[], Steps[T]], num_more_bytes: int = 0) -> T:
+        """Return the result of `work` on the body that was read, and on `num_more_bytes`. Raises what it raises."""
+        num_bytes = http.state.num_bytes + num_more_bytes
+        if num_bytes <= _INLINE_BYTES:
+            return finished(work())
+        tenant: Tenant = http.state.tenant
+        return await unless_gone(http, self._threads.run(tenant.name, tenant.rules.weight, num_bytes, work))

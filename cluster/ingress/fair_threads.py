@@ -1,0 +1,184 @@
+"""Long work on requests' bodies, such as tokenising: on a few threads, of which each tenant has its share.
+
+Work is done in steps. After each step the tenant that has had the least processor time by its weight goes on. Long work never
+takes the last thread, so that short work waits for short steps only.
+
+Invariant: a tenant that comes back after a pause begins with no less than the least that those who wait have had."""
+
+import asyncio
+import contextvars
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from core.errors import Overloaded
+from core.garbage import give_back_memory
+
+T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Work that returns its result. Where it yields, other work may come in between."""
+
+_LONG_BYTES = 64 << 10
+_MAX_LONG_THREADS = 4
+_MAX_WAITING_BYTES = 64 << 20
+"""The most bytes of one tenant's bodies that are worked on or wait."""
+_GIVE_BACK_BYTES = 256 << 10
+"""A tokenizer takes about 200 bytes of memory for each byte of a text. The allocator keeps them unless it is asked."""
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    steps: Steps[Any]
+    num_bytes: int
+    done: "asyncio.Future[Any]"
+    context: contextvars.Context = field(default_factory=contextvars.copy_context)
+
+    @property
+    def is_long(self) -> bool:
+        return self.num_bytes > _LONG_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class _Tenant:
+    weight: float
+    used_s: float
+    """Processor time by weight."""
+    num_jobs: int = 0
+    num_bytes: int = 0
+    short: deque[_Job] = field(default_factory=deque[_Job])
+    long: deque[_Job] = field(default_factory=deque[_Job])
+
+    def line_of(self, job: _Job) -> deque[_Job]:
+        return self.long if job.is_long else self.short
+
+
+@dataclass(frozen=True, slots=True)
+class _Stepped:
+    processor_s: float
+    ended: bool
+    result: Any
+    error: Exception | None
+
+
+class FairThreads:
+    """Belongs to one event loop. Its threads end with it."""
+
+    def __init__(
+        self, num_long_threads: int | None = None, max_waiting_bytes: int = _MAX_WAITING_BYTES
+    ) -> None:
+        cores = len(os.sched_getaffinity(0))
+        self._num_long = num_long_threads or max(1, min(_MAX_LONG_THREADS, cores // 2))
+        self._threads = ThreadPoolExecutor(self._num_long + 1, "bodies")
+        self._max_waiting_bytes = max_waiting_bytes
+        self._tenants: dict[str, _Tenant] = {}
+        """Those that have work."""
+        self._num_running = self._num_long_running = 0
+
+    async def run(self, tenant: str, weight: float, num_bytes: int, work: Callable[[], Steps[T]]) -> T:
+        """Return the result of `work` on a body of `num_bytes`. Cancelled, it does no further step. Raises what `work` raises,
+        and Overloaded where too much of the tenant's waits."""
+        own = self._tenant(tenant, weight, num_bytes)
+        job = _Job(work(), num_bytes, asyncio.get_running_loop().create_future())
+        own.num_jobs += 1
+        own.num_bytes += num_bytes
+        own.line_of(job).append(job)
+        self._dispatch()
+        try:
+            return await job.done
+        finally:
+            own.num_jobs -= 1
+            own.num_bytes -= num_bytes
+            if job in own.line_of(job):
+                own.line_of(job).remove(job)
+            if not own.num_jobs:
+                del self._tenants[tenant]
+
+    def _tenant(self, name: str, weight: float, num_bytes: int) -> _Tenant:
+        """Return a tenant that may have so many bytes more. Raises Overloaded."""
+        own = self._tenants.get(name)
+        if own is None:
+            least_s = min((other.used_s for other in self._tenants.values()), default=0.0)
+            own = self._tenants[name] = _Tenant(weight, least_s)
+        elif own.num_bytes + num_bytes > self._max_waiting_bytes:
+            raise Overloaded(
+                f"{own.num_bytes} bytes of this tenant's requests are being read, and {self._max_waiting_bytes} are the limit",
+                _RETRY_AFTER_S,
+            )
+        return own
+
+    def _dispatch(self) -> None:
+        """Begin what may begin."""
+        while self._num_running <= self._num_long and (found := self._next()) is not None:
+            tenant, job = found
+            self._num_running += 1
+            self._num_long_running += job.is_long
+            step = self._threads.submit(job.context.run, _step, job)
+            asyncio.wrap_future(step).add_done_callback(partial(self._stepped, tenant, job))
+
+    def _next(self) -> tuple[_Tenant, _Job] | None:
+        may_be_long = self._num_long_running < self._num_long
+        waiting = [one for one in self._tenants.values() if one.short or (may_be_long and one.long)]
+        if not waiting:
+            return None
+        tenant = min(waiting, key=_used_s)
+        return tenant, (tenant.short or tenant.long).popleft()
+
+    def _stepped(self, tenant: _Tenant, job: _Job, step: "asyncio.Future[_Stepped]") -> None:
+        self._num_running -= 1
+        self._num_long_running -= job.is_long
+        stepped = step.result()
+        tenant.used_s += stepped.processor_s / tenant.weight
+        if job.done.done():
+            job.steps.close()
+        elif stepped.error is not None:
+            job.done.set_exception(stepped.error)
+        elif stepped.ended:
+            job.done.set_result(stepped.result)
+        else:
+            tenant.line_of(job).append(job)
+        self._dispatch()
+
+
+def at_once(work: Callable[[], T]) -> Callable[[], Steps[T]]:
+    """Return `work` as work of one step."""
+
+    def steps() -> Steps[T]:
+        return work()
+        yield
+
+    return steps
+
+
+def finished(steps: Steps[T]) -> T:
+    """Do all steps at once, and return the result."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value
+
+
+def _step(job: _Job) -> _Stepped:
+    """Do one step, on a thread."""
+    began_s = time.thread_time()
+    ended, result, error = True, None, None
+    try:
+        next(job.steps)
+        ended = False
+    except StopIteration as end:
+        result = end.value
+    except Exception as failure:
+        error = failure
+    if ended and job.num_bytes > _GIVE_BACK_BYTES:
+        give_back_memory()
+    return _Stepped(time.thread_time() - began_s, ended, result, error)
+
+
+def _used_s(tenant: _Tenant) -> float:
+    return tenant.used_s
