@@ -27,6 +27,9 @@ from core.config import ClusterConfig
 from core.garbage import leave_out_all_there_is
 from net.mail import TcpMail
 
+_SWITCH_S = 0.001
+"""How long a thread that works on a body keeps Python's lock when the event loop, and so everybody's tokens, wait for it."""
+
 
 @serve.deployment
 class Ingress:
@@ -39,6 +42,7 @@ class Ingress:
         if one_host:
             keep_replica_to_loopback()
         _leave_out_torch()
+        sys.setswitchinterval(_SWITCH_S)
         self._config = config.serve
         card = await asyncio.to_thread(read_model_card, config)
         observers = make_observers(card.name, config.serve.otlp_endpoint)

@@ -3,6 +3,9 @@
 Work is done in steps. After each step the tenant that has had the least processor time by its weight goes on. Long work never
 takes the last thread, so that short work waits for short steps only.
 
+Work that holds Python's lock holds up everything else of this process. While other tenants ask for anything, each one has it do
+that for a share of the time only.
+
 Invariant: a tenant that comes back after a pause begins with no less than the least that those who wait have had."""
 
 import asyncio
@@ -30,12 +33,17 @@ _MAX_WAITING_BYTES = 64 << 20
 _GIVE_BACK_BYTES = 256 << 10
 """A tokenizer takes about 200 bytes of memory for each byte of a text. The allocator keeps them unless it is asked."""
 _RETRY_AFTER_S = 1.0
+_REST = 3.0
+"""How many times as long as its work with Python's lock took a tenant's next long work waits, while others are there."""
+_ACTIVE_S = 1.0
+"""How long after its last request a tenant counts as there."""
 
 
 @dataclass(slots=True, eq=False)
 class _Job:
     steps: Steps[Any]
     num_bytes: int
+    holds_lock: bool
     done: "asyncio.Future[Any]"
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
@@ -49,6 +57,8 @@ class _Tenant:
     weight: float
     used_s: float
     """Processor time by weight."""
+    asked_at: float = 0.0
+    rests_until: float = 0.0
     num_jobs: int = 0
     num_bytes: int = 0
     short: deque[_Job] = field(default_factory=deque[_Job])
@@ -77,14 +87,22 @@ class FairThreads:
         self._threads = ThreadPoolExecutor(self._num_long + 1, "bodies")
         self._max_waiting_bytes = max_waiting_bytes
         self._tenants: dict[str, _Tenant] = {}
-        """Those that have work."""
+        """Those that have work, or had some a moment ago."""
         self._num_running = self._num_long_running = 0
 
-    async def run(self, tenant: str, weight: float, num_bytes: int, work: Callable[[], Steps[T]]) -> T:
-        """Return the result of `work` on a body of `num_bytes`. Cancelled, it does no further step. Raises what `work` raises,
-        and Overloaded where too much of the tenant's waits."""
+    async def run(
+        self,
+        tenant: str,
+        weight: float,
+        num_bytes: int,
+        work: Callable[[], Steps[T]],
+        *,
+        holds_lock: bool = False,
+    ) -> T:
+        """Return the result of `work` on a body of `num_bytes`. Cancelled, it does no further step. `holds_lock`: it keeps
+        Python's lock. Raises what `work` raises, and Overloaded where too much of the tenant's waits."""
         own = self._tenant(tenant, weight, num_bytes)
-        job = _Job(work(), num_bytes, asyncio.get_running_loop().create_future())
+        job = _Job(work(), num_bytes, holds_lock, asyncio.get_running_loop().create_future())
         own.num_jobs += 1
         own.num_bytes += num_bytes
         own.line_of(job).append(job)
@@ -96,21 +114,32 @@ class FairThreads:
             own.num_bytes -= num_bytes
             if job in own.line_of(job):
                 own.line_of(job).remove(job)
-            if not own.num_jobs:
-                del self._tenants[tenant]
+
+    def note(self, tenant: str, weight: float) -> None:
+        """Note that a tenant asks for something, however short."""
+        self._tenant(tenant, weight, 0)
 
     def _tenant(self, name: str, weight: float, num_bytes: int) -> _Tenant:
         """Return a tenant that may have so many bytes more. Raises Overloaded."""
+        now = time.monotonic()
         own = self._tenants.get(name)
         if own is None:
+            self._forget(now)
             least_s = min((other.used_s for other in self._tenants.values()), default=0.0)
             own = self._tenants[name] = _Tenant(weight, least_s)
-        elif own.num_bytes + num_bytes > self._max_waiting_bytes:
+        own.asked_at = now
+        if own.num_bytes + num_bytes > self._max_waiting_bytes:
             raise Overloaded(
                 f"{own.num_bytes} bytes of this tenant's requests are being read, and {self._max_waiting_bytes} are the limit",
                 _RETRY_AFTER_S,
             )
         return own
+
+    def _forget(self, now: float) -> None:
+        """Forget those that have had no work for a while."""
+        for name, tenant in list(self._tenants.items()):
+            if not tenant.num_jobs and now > max(tenant.asked_at + _ACTIVE_S, tenant.rests_until):
+                del self._tenants[name]
 
     def _dispatch(self) -> None:
         """Begin what may begin."""
@@ -122,18 +151,31 @@ class FairThreads:
             asyncio.wrap_future(step).add_done_callback(partial(self._stepped, tenant, job))
 
     def _next(self) -> tuple[_Tenant, _Job] | None:
-        may_be_long = self._num_long_running < self._num_long
-        waiting = [one for one in self._tenants.values() if one.short or (may_be_long and one.long)]
+        now, may_be_long = time.monotonic(), self._num_long_running < self._num_long
+        waiting = [
+            one
+            for one in self._tenants.values()
+            if one.short or (may_be_long and one.long and one.rests_until <= now)
+        ]
         if not waiting:
             return None
         tenant = min(waiting, key=_used_s)
         return tenant, (tenant.short or tenant.long).popleft()
+
+    def _rest(self, tenant: _Tenant, worked_s: float) -> None:
+        """Have the tenant's next long work wait, where others are there."""
+        now = time.monotonic()
+        if any(now - one.asked_at < _ACTIVE_S for one in self._tenants.values() if one is not tenant):
+            tenant.rests_until = now + _REST * worked_s
+            asyncio.get_running_loop().call_later(_REST * worked_s, self._dispatch)
 
     def _stepped(self, tenant: _Tenant, job: _Job, step: "asyncio.Future[_Stepped]") -> None:
         self._num_running -= 1
         self._num_long_running -= job.is_long
         stepped = step.result()
         tenant.used_s += stepped.processor_s / tenant.weight
+        if job.holds_lock and job.is_long:
+            self._rest(tenant, stepped.processor_s)
         if job.done.done():
             job.steps.close()
         elif stepped.error is not None:

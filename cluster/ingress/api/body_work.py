@@ -1,7 +1,7 @@
 """Reads and works on requests' bodies: short ones where they come in, longer ones on threads that the tenants share fairly."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from fastapi import Request as HttpRequest
 from pydantic import BaseModel
@@ -32,19 +32,27 @@ class BodyWork:
     async def json(self, http: HttpRequest) -> dict[str, Any]:
         """Read the body. Raises RequestError."""
         data = await read_json(http, self._max_bytes, self._timeout_s)
-        return await self.do(http, at_once(lambda: parse_json(data)))
+        return await self._do(http, at_once(lambda: parse_json(data)), 0, holds_lock=True)
 
     async def read(
         self, http: HttpRequest, kind: type[M], neutral: Mapping[str, tuple[Neutral, str]] = NEUTRAL
     ) -> M:
         """Read and validate the body. Raises RequestError."""
         data = await read_json(http, self._max_bytes, self._timeout_s)
-        return await self.do(http, at_once(lambda: validate(kind, parse_json(data), neutral)))
+        work = at_once(lambda: validate(kind, parse_json(data), neutral))
+        return await self._do(http, work, 0, holds_lock=True)
 
     async def do(self, http: HttpRequest, work: Callable[[], Steps[T]], num_more_bytes: int = 0) -> T:
         """Return the result of `work` on the body that was read, and on `num_more_bytes`. Raises what it raises."""
-        num_bytes = http.state.num_bytes + num_more_bytes
+        return await self._do(http, work, num_more_bytes, holds_lock=False)
+
+    async def _do(
+        self, http: HttpRequest, work: Callable[[], Steps[T]], num_more_bytes: int, *, holds_lock: bool
+    ) -> T:
+        num_bytes, tenant = http.state.num_bytes + num_more_bytes, cast(Tenant, http.state.tenant)
+        name, weight = tenant.name, tenant.rules.weight
         if num_bytes <= _INLINE_BYTES:
+            self._threads.note(name, weight)
             return finished(work())
-        tenant: Tenant = http.state.tenant
-        return await unless_gone(http, self._threads.run(tenant.name, tenant.rules.weight, num_bytes, work))
+        running = self._threads.run(name, weight, num_bytes, work, holds_lock=holds_lock)
+        return await unless_gone(http, running)

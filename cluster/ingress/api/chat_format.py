@@ -218,9 +218,7 @@ class ChatFormat:
             text = grammar_of(body.response_format, body.structured_outputs)
         if not text:
             return None
-        marks = [self._ids(mark) for mark in THINK_MARKS.get(self.formats.reasoning, ("", ""))]
-        # A model without these tokens does not reason.
-        begin, end = (mark if max(mark, default=0) < self._vocab_size else () for mark in marks)
+        begin, end = map(self._known_ids, THINK_MARKS.get(self.formats.reasoning, ("", "")))
         if opened:
             if len(end) != 1:
                 raise RequestError(
@@ -306,6 +304,11 @@ class ChatFormat:
 
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False)) if text else ()
+
+    def _known_ids(self, mark: str) -> tuple[int, ...]:
+        """Return a mark's tokens; none where the model lacks one, and so does not write it."""
+        ids = self._ids(mark)
+        return ids if max(ids, default=0) < self._vocab_size else ()
 
     def _prompt_ends_with(self, prompt: tuple[int, ...], which: int) -> bool:
         """Return whether the prompt ends with a mark of reasoning: `which` is 0 for the one that begins it, 1 for the one that

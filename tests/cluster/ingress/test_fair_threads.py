@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -46,7 +47,9 @@ async def test_a_tenant_of_double_weight_has_double_the_time() -> None:
 
     held = asyncio.create_task(threads.run("other", 1.0, LONG, at_once(hold)))
     await asyncio.sleep(0)
-    work = [threads.run(name, weight, LONG, burn(name, done, 200)) for name, weight in (("a", 2.0), ("b", 1.0))]
+    work = [
+        threads.run(name, weight, LONG, burn(name, done, 200)) for name, weight in (("a", 2.0), ("b", 1.0))
+    ]
     both = asyncio.gather(*work)
     await asyncio.sleep(0)
     started.set()
@@ -109,3 +112,19 @@ async def test_what_work_raises_is_raised() -> None:
 
     with pytest.raises(KeyError):
         await FairThreads().run("one", 1.0, SHORT, at_once(fail))
+
+
+async def test_work_with_pythons_lock_leaves_others_most_of_the_time() -> None:
+    def work() -> float:
+        began_s = time.thread_time()
+        sum(range(1_000_000))
+        return time.thread_time() - began_s
+
+    for others, least in ((False, 0.0), (True, 3.0)):
+        threads = FairThreads(num_long_threads=1)
+        if others:
+            threads.note("other", 1.0)
+        began_s = time.monotonic()
+        first_s = await threads.run("one", 1.0, LONG, at_once(work), holds_lock=True)
+        await threads.run("one", 1.0, LONG, at_once(work), holds_lock=True)
+        assert time.monotonic() - began_s > (1 + least) * first_s

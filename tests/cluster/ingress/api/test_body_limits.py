@@ -68,7 +68,10 @@ async def test_so_are_too_many_texts_to_embed(path: str, body: dict[str, Any]) -
         ({"prompt": ["x"] * 260_000}, "131072 strings and keys"),
         ({"prompt": [[]] * 70_000}, "65536 lists and objects"),
         ({"prompt": [1] * 1_050_000}, "1048576 values"),
-        ({"prompt": "x", "chat_template_kwargs": {str(n): 1 for n in range(140_000)}}, "131072 strings and keys"),
+        (
+            {"prompt": "x", "chat_template_kwargs": {str(n): 1 for n in range(140_000)}},
+            "131072 strings and keys",
+        ),
         ({"prompt": ['"[{,' * 9] * 140_000}, "131072 strings and keys"),
         ({"prompt": ["\\"] * 140_000}, "131072 strings and keys"),
     ],
