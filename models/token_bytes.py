@@ -2,7 +2,7 @@
 
 import re
 
-_FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
+FALLBACK = re.compile(r"<0x([0-9A-F]{2})>")
 """How SentencePiece writes a byte of a character that it has no token for."""
 
 
@@ -17,11 +17,12 @@ def _letters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
-_BYTES = _letters()
+LETTERS = _letters()
+"""The byte that each letter of a byte-level piece stands for."""
 
 
 def bytes_of_piece(piece: str) -> bytes | None:
     """Return the bytes that `piece` stands for. None where it is not written in bytes."""
-    if found := _FALLBACK.fullmatch(piece):
+    if found := FALLBACK.fullmatch(piece):
         return bytes.fromhex(found[1])
-    return bytes(_BYTES[letter] for letter in piece) if all(letter in _BYTES for letter in piece) else None
+    return bytes(LETTERS[letter] for letter in piece) if all(letter in LETTERS for letter in piece) else None

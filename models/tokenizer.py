@@ -38,6 +38,13 @@ class Tokenizer:
         }
 
     @property
+    def backend(self) -> Any:
+        """The tokenizer of the library `tokenizers`. Raises ConfigError where this one has none."""
+        if (found := getattr(self._inner, "backend_tokenizer", None)) is None:
+            raise ConfigError(f"{type(self._inner).__name__} has no tokenizer of the library `tokenizers`")
+        return found
+
+    @property
     def vocabulary(self) -> Mapping[str, int]:
         """The ids of all tokens."""
         return self._inner.get_vocab()

@@ -34,6 +34,7 @@ from engine.execution.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from engine.execution.step_memory import HostSteps, StepMemory
 from engine.execution.warm_up import warm_up
+from models.families import read_spec
 from models.registry import load_encoder, load_model
 
 _log = logging.getLogger(__name__)
@@ -60,6 +61,8 @@ def build_group(
         )
         timer.begin("pool")
         return InlineGroup(partial(freeing, EncoderRunner(encode, readout, device).step))
+    # Begun here, so that a thread reads the tokenizer while the weights are loaded.
+    matchers = GuidanceMatchers(folder, read_spec(folder, size.implementation).vocab_size)
     loaded = load_model(
         folder,
         size.dtype,
@@ -89,8 +92,6 @@ def build_group(
     if said:
         _log.info("%s", said)
     num_state_blocks = place.shard.layout.state_blocks
-    with timer.within("grammars"):
-        matchers = GuidanceMatchers(folder, loaded.spec.vocab_size)
     grammars = GrammarMasks(matchers, puts_off=not num_state_blocks)
     with timer.within("vision"):
         pictures = make_picture_rows(folder, loaded, device)

@@ -3,23 +3,23 @@
 Invariant: a mask is a function of the grammar and the output tokens. So a sequence that was handed over or preempted gets the
 same mask."""
 
-import logging
 import os
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from core.plan import NewSeq
 from core.types import Grammar, TokenId
-
-_log = logging.getLogger(__name__)
+from models.grammar_vocabulary import load_vocabulary
 
 _MAX_COMPILED = 64
 """The number of compiled grammars kept for the next sequence that asks for the same one."""
@@ -27,6 +27,10 @@ _NUM_THREADS = max(1, min(4, (os.cpu_count() or 1) // 4))
 """The number of threads that make the masks of one step, which leave most processors to the model."""
 _LIMITS = LLParserLimits(verbose_errors=False)
 """llguidance's own limits on states, items and the work for one mask."""
+_SHOWN_TOKENS = 12
+"""The number of output tokens that say where a grammar has come to a dead end."""
+_vocabularies: WeakValueDictionary[tuple[Path, int], "Future[LLTokenizer]"] = WeakValueDictionary()
+_vocabularies_lock = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,8 @@ class Mask:
     """(words,) int32, as in `kernels.sampling.Masks`"""
     is_complete: bool = False
     """Whether the output can only end."""
+    dead_end: str = ""
+    """Why the output can neither go on nor be complete; empty where it can."""
     run: tuple[TokenId, ...] = ()
     """Tokens of which each is all that is allowed behind those before it: this draw gives the first one."""
 
@@ -54,7 +60,8 @@ class Matching(Protocol):
         ...
 
     def behind(self, guesses: Sequence[TokenId]) -> list[Mask]:
-        """Return the masks of the draws behind each of `guesses`, up to the first one that cannot be drawn. Nothing changes."""
+        """Return the masks of the draws behind each of `guesses`, up to the first one that cannot be drawn, or behind which is
+        a dead end. Nothing changes."""
         ...
 
 
@@ -75,16 +82,17 @@ class GuidanceMatchers(Matchers):
     """Matchers of llguidance. Keeps the grammars that were used last. Other threads of Python run on while masks are made."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """`folder` is the checkpoint's, with its tokenizer.json; `vocab_size` is the width of the logits."""
+        """`folder` is the checkpoint's, with its tokenizer; `vocab_size` is the width of the logits. Waits for nothing: the first
+        `start` waits for the tokenizer."""
         self._num_words = (vocab_size + 31) // 32
         self._executor = LLExecutor(_NUM_THREADS)
-        # Read now: a large one takes more than a second, in which no other thread runs.
         self._vocabulary = _vocabulary(folder, vocab_size)
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = Lock()
 
     def start(self, new: NewSeq, grammar: Grammar) -> "GuidanceMatching":
-        return GuidanceMatching(new, grammar, self._matcher(grammar.text), self._num_words)
+        matcher, decode = self._matcher(grammar.text), self._vocabulary.result().decode_str
+        return GuidanceMatching(new, grammar, matcher, self._num_words, decode)
 
     def advance(self, drawn: Sequence[tuple["GuidanceMatching", Sequence[TokenId]]]) -> None:
         computed = [matching.follow(tokens) for matching, tokens in drawn]
@@ -96,12 +104,11 @@ class GuidanceMatchers(Matchers):
             matching.finish(of_row)
 
     def _matcher(self, text: str) -> LLMatcher:
-        if isinstance(self._vocabulary, ValueError):
-            raise self._vocabulary
+        vocabulary = self._vocabulary.result()
         with self._lock:
             compiled = self._compiled.get(text)
         if compiled is None:  # outside the lock: others need not wait for it
-            compiled = LLMatcher(self._vocabulary, text, log_level=0, limits=_LIMITS)
+            compiled = LLMatcher(vocabulary, text, log_level=0, limits=_LIMITS)
         with self._lock:
             self._compiled[text] = compiled
             self._compiled.move_to_end(text)
@@ -111,13 +118,21 @@ class GuidanceMatchers(Matchers):
 
 
 class GuidanceMatching:
-    def __init__(self, new: NewSeq, grammar: Grammar, matcher: LLMatcher, num_words: int) -> None:
-        self._key, self._grammar, self._matcher = new.key, grammar, matcher
+    def __init__(
+        self,
+        new: NewSeq,
+        grammar: Grammar,
+        matcher: LLMatcher,
+        num_words: int,
+        decode: Callable[[list[TokenId]], str],
+    ) -> None:
+        self._grammar, self._matcher, self._decode = grammar, matcher, decode
         self._stops = new.sampling.stop_token_ids
         self._is_free = grammar.think_end is not None and grammar.think_begin is None
         """True within the reasoning, which the grammar does not constrain."""
         self._may_think = grammar.think_begin is not None
         self._num_words = num_words
+        self._num_tokens, self._last = 0, deque[TokenId](maxlen=_SHOWN_TOKENS)
         self.advance(new.tokens[new.num_prompt :])
 
     def advance(self, tokens: Sequence[TokenId]) -> None:
@@ -127,24 +142,25 @@ class GuidanceMatching:
         """Follow the drawn `tokens`. Returns what has to compute the next mask before `finish`, if anything has."""
         for token in tokens:
             self._follow(token)
+        self._num_tokens += len(tokens)
+        self._last.extend(tokens)
         return None if self._is_free or self._matcher.is_stopped() else self._matcher
 
     def finish(self, computed: np.ndarray) -> None:
         """Make the next draw's mask of (words,) int32 that the matcher has `computed`, or of zeros. Overwrites and keeps it."""
         self.mask = self._made(computed)
-        if self._matcher.is_error():
-            _log.warning(
-                "request %s ends early: its grammar has hit a limit: %s", self._key, self._matcher.get_error()
-            )
 
     def behind(self, guesses: Sequence[TokenId]) -> list[Mask]:
         ahead = copy(self)
         ahead._matcher = self._matcher.deep_copy()  # one that has hit a limit cannot be rolled back
+        ahead._last = self._last.copy()
         masks: list[Mask] = []
         for token in guesses:
             if ahead.mask.is_complete or not _allows(ahead.mask.bits, token):
                 break
             ahead.mask = ahead._made(ahead._computed((token,)))
+            if ahead.mask.dead_end:
+                break
             masks.append(ahead.mask)
         return masks
 
@@ -165,21 +181,30 @@ class GuidanceMatching:
         self._may_think = False
 
     def _made(self, bits: np.ndarray) -> Mask:
-        """Return the mask of the next draw. A stop token is allowed only where the output may end. A matcher that has hit one of
-        its limits allows nothing else."""
+        """Return the mask of the next draw. A stop token is allowed only where the output may end, or can do nothing else."""
         matcher = self._matcher
         if self._is_free:
             bits.fill(-1)
             _allow(bits, self._stops, False)
             return Mask(bits)
-        is_complete = matcher.is_stopped() or matcher.is_error()
-        if is_complete:
+        is_over = matcher.is_stopped() or matcher.is_error()
+        if is_over:
             bits.fill(0)
-        _allow(bits, self._stops, is_complete or matcher.is_accepting())
+        _allow(bits, self._stops, False)
         if self._may_think and self._grammar.think_begin is not None:
             _allow(bits, (self._grammar.think_begin,), True)
-        run = matcher.compute_ff_tokens() if not is_complete and _is_single(bits) else ()
-        return Mask(bits, is_complete, tuple(run))
+        may_end = matcher.is_accepting()
+        dead_end = "" if may_end or bits.any() else self._dead_end()
+        _allow(bits, self._stops, may_end or bool(dead_end))
+        run = matcher.compute_ff_tokens() if not is_over and _is_single(bits) else ()
+        return Mask(bits, is_over or bool(dead_end), dead_end, tuple(run))
+
+    def _dead_end(self) -> str:
+        why = self._matcher.get_error().partition("\n")[0] or "no token of this model goes on with it"
+        where = f"after {self._num_tokens} tokens of output"
+        if self._last:
+            where += f", the last of which are {self._decode([*self._last])!r}"
+        return f"the grammar has come to a dead end {where}: {why}"
 
 
 def _allow(bits: np.ndarray, tokens: Sequence[TokenId], allowed: bool) -> None:
@@ -201,14 +226,20 @@ def _is_single(bits: np.ndarray) -> bool:
     return (int(words[0]) & 0xFFFFFFFF).bit_count() == 1
 
 
-def _vocabulary(folder: Path, vocab_size: int) -> LLTokenizer | ValueError:
-    """Return the checkpoint's tokens, or why no grammar can be followed. The ingress refuses grammars then."""
+def _vocabulary(folder: Path, vocab_size: int) -> "Future[LLTokenizer]":
+    """Return this process's vocabulary of a checkpoint. A thread of its own reads it, unless one has, or does. The future raises
+    ValueError for a tokenizer that cannot be constrained; the ingress refuses grammars then."""
+    key = folder.resolve(), vocab_size
+    with _vocabularies_lock:
+        found = _vocabularies.get(key)
+        if found is None:
+            found = _vocabularies[key] = Future[LLTokenizer]()
+            Thread(target=_read, args=(*key, found), name="grammar-vocabulary", daemon=True).start()
+    return found
+
+
+def _read(folder: Path, vocab_size: int, read: "Future[LLTokenizer]") -> None:
     try:
-        return load_vocabulary(folder, vocab_size)
-    except (OSError, ValueError) as error:
-        return ValueError(f"{folder}: its tokenizer cannot be constrained: {error}")
-
-
-def load_vocabulary(folder: Path, vocab_size: int) -> LLTokenizer:
-    """Return the checkpoint's tokens as bytes. Raises ValueError or OSError where llguidance cannot read its tokenizer.json."""
-    return LLTokenizer(str(folder / "tokenizer.json"), n_vocab=vocab_size)
+        read.set_result(load_vocabulary(folder, vocab_size))
+    except BaseException as error:
+        read.set_exception(error)

@@ -64,6 +64,7 @@ from engine.ranks.rank_steps import RankSteps, StepsAhead, StepsInTurn, Word
 from engine.ranks.rendezvous import join, wait_for_all
 from kernels.select import Kernels
 from kernels.torch.prepacked import WeightFormat
+from models.families import read_spec
 from models.spec import Implementation, LoadFormat
 
 _PR_SET_PDEATHSIG = 1
@@ -125,18 +126,18 @@ def _serve(
     device = torch.device(setup.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    place = setup.mesh.place(setup.rank)
+    speaks = place.tp == place.ep == 0  # the other tp and ep ranks draw the same tokens
+    matchers = _matchers(setup) if speaks and place.pp == setup.mesh.pp - 1 else None
     store = join(setup.meeting)  # kept: communicators may ask it again when they first speak to a peer
     part = _part(setup, device, store, timer)
     timer.begin("pool")
     pool, memory = _pool(setup, device, device_of)
     news = LayerNews(line.say, memory)
-    place = setup.mesh.place(setup.rank)
-    speaks = place.tp == place.ep == 0  # the other tp and ep ranks draw the same tokens
     with timer.within("graphs"):
         capture = capture_on(device)
         graphs, said = _graphs(setup, part, pool, capture, store)
-    with timer.within("grammars"):
-        draws = _draws(part, Path(setup.folder), speaks, line)
+    draws = _draws(part, speaks, matchers, line)
     with timer.within("vision"):
         pictures = make_picture_rows(Path(setup.folder), part.model, device)
     with timer.within("draft"):
@@ -245,13 +246,19 @@ def _of_fixed_sizes(part: ModelPart, capture: Capture) -> Capture:
     return lambda launch: capture(lambda: part.fixed(launch))
 
 
-def _draws(part: ModelPart, folder: Path, owns_matchers: bool, line: _Line) -> Draws:
+def _matchers(setup: RankSetup) -> GuidanceMatchers:
+    """Begin to read the tokenizer, on a thread beside the start."""
+    folder = Path(setup.folder)
+    spec = read_spec(folder, cast(Implementation, setup.implementation))
+    return GuidanceMatchers(folder, spec.vocab_size)
+
+
+def _draws(part: ModelPart, owns_matchers: bool, matchers: GuidanceMatchers | None, line: _Line) -> Draws:
     tp, ep = part.comms.tp, part.comms.ep
     peers = Peers(owns_matchers, lambda tokens: ep.all_reduce(tp.all_reduce(tokens)))
-    if not owns_matchers:
+    if matchers is None:
         return Draws(part.model, peers=peers)
-    spec = part.model.spec
-    grammars = GrammarMasks(GuidanceMatchers(folder, spec.vocab_size), puts_off=spec.recurrent is None)
+    grammars = GrammarMasks(matchers, puts_off=part.model.spec.recurrent is None)
     grammars.on_ready(line.mask_ready)
     return Draws(part.model, grammars, peers)
 

@@ -261,7 +261,14 @@ class ChatFormat:
         one_call = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
         answer = answer_schema(body.response_format)
         try:
-            return call_grammar(markup, callables, must_call=must_call, one_call=one_call, answer=answer)
+            return call_grammar(
+                markup,
+                callables,
+                must_call=must_call,
+                one_call=one_call,
+                answer=answer,
+                reasons=self.formats.reasoning != "none",
+            )
         except ValueError as error:
             raise RequestError(f"tools: {error}", field="tools") from None
 

@@ -1,6 +1,6 @@
 """Compiles clients' grammars apart from the ingress: `python -m cluster.ingress.api.grammar_process FD FOLDER VOCAB NICENESS`.
 
-llguidance holds the interpreter's lock for a second or more while it reads a large tokenizer, and some grammars overflow its
+A large tokenizer holds the interpreter's lock for a second or more while it is read, and some grammars overflow llguidance's
 stack, which ends the process. So one process reads the tokenizer and forks another one that compiles. When that has died, or
 the kernel has ended it at a limit, the first says so and forks the next, which has the tokenizer at once.
 
@@ -22,6 +22,8 @@ from typing import cast
 import msgpack
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from models.grammar_vocabulary import load_vocabulary
+
 PROCESSOR_S = 0.5
 """The processor time that a grammar may take. Dropping what it has compiled to stops a rank's threads for a hundredth of it."""
 MORE_BYTES = 1 << 30
@@ -41,19 +43,18 @@ def main() -> None:
     os.nice(int(niceness))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     sock = socket.socket(fileno=int(descriptor))
-    vocabulary = _vocabulary(Path(folder) / "tokenizer.json", int(vocab_size))
+    vocabulary = _vocabulary(Path(folder), int(vocab_size))
     with suppress(OSError):  # the ingress has ended
         while (code := _run_in_child(sock, vocabulary)) < 0:
             _say(sock, -code)
 
 
-def _vocabulary(path: Path, vocab_size: int) -> LLTokenizer | str:
+def _vocabulary(folder: Path, vocab_size: int) -> LLTokenizer | str:
     """Return the checkpoint's tokens, or why there are none."""
     try:
-        return LLTokenizer(str(path), n_vocab=vocab_size)
-    except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        return f"this model's tokenizer cannot be constrained: {path.name}: {reason}"
+        return load_vocabulary(folder, vocab_size)
+    except ValueError as error:
+        return str(error)
 
 
 def _run_in_child(sock: socket.socket, vocabulary: LLTokenizer | str) -> int:
@@ -83,14 +84,18 @@ def _answer(sock: socket.socket, vocabulary: LLTokenizer | str) -> None:
 def _complaint(vocabulary: LLTokenizer, grammar: str) -> str:
     """Compile a grammar and follow it through some tokens. Returns what is wrong with it; empty where nothing is."""
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=_LIMITS)
-    for step in range(_NUM_STEPS):
-        if matcher.is_stopped():  # at its end, or in error
-            break
-        token = _allowed_token(matcher.compute_bitmask(), step)
+    followed = list[int]()
+    while len(followed) < _NUM_STEPS and not matcher.is_stopped():
+        token = _allowed_token(matcher.compute_bitmask(), len(followed))
         if token is None:
             break
+        followed.append(token)
         matcher.consume_token(token)
-    return matcher.get_error().partition("\n")[0]
+    error = matcher.get_error().partition("\n")[0]
+    if error or len(followed) == _NUM_STEPS or matcher.is_accepting():
+        return error
+    where = f"after {vocabulary.decode_str(followed)!r}" if followed else "at its beginning"
+    return f"the grammar cannot be completed: no token of this model goes on with it {where}"
 
 
 def _allowed_token(bits: bytes, step: int) -> int | None:

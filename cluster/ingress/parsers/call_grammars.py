@@ -28,9 +28,10 @@ def call_grammar(
     must_call: bool,
     one_call: bool,
     answer: Mapping[str, Any] | None = None,
+    reasons: bool = False,
 ) -> str:
     """Return a grammar in Lark. With `must_call` it allows nothing but calls. Otherwise free text, or JSON of the schema
-    `answer`, may stand in their place.
+    `answer`, may stand in their place. `reasons`: white space may stand first, which models write behind their reasoning.
 
     Raises ValueError for a strict tool whose arguments it cannot hold to their schema."""
     rules = [rule for i, tool in enumerate(tools) for rule in _call(markup, tool, f"call_{i}")]
@@ -42,6 +43,9 @@ def call_grammar(
         if answer is not None and not must_call:
             start += " | answer"
             rules.append(f"answer: %json {_json(answer, {'whitespace_pattern': WHITESPACE})}")
+        if reasons:
+            start = f"SPACE? ({start})"
+            rules.append(f"SPACE: /{WHITESPACE}/")
     elif not markup.opening:
         start = "calls | TEXT"
         rules.append(rf"TEXT: /\s*([^\s\{markup.bracket}](.|\n)*)?/")

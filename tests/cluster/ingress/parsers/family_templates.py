@@ -67,32 +67,40 @@ class Family:
     end: str
     """What ends an assistant's turn."""
     special: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    """Tokens beyond the vocabulary that published tokenizers do not call special."""
     opened: bool = False
     one_call: bool = False
     """Its template renders one call alone."""
 
 
+_TOOL_CALL = ("<tool_call>", "</tool_call>")
 _DEEPSEEK_MARKS = (
     *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
-    *("<｜tool▁calls▁end｜>", "<｜end▁of▁sentence｜>"),
+    "<｜tool▁calls▁end｜>",
 )
+_DEEPSEEK_END = "<｜end▁of▁sentence｜>"
 _HARMONY_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|constrain|>")
 FAMILIES = {
-    "qwen2.5": Family(_CHATML.replace("CALL", _QWEN), ("hermes", "none"), CHATML_END),
-    "qwen3-coder": Family(_CHATML.replace("CALL", _QWEN_CODER), ("qwen3_coder", "none"), CHATML_END),
+    "qwen2.5": Family(_CHATML.replace("CALL", _QWEN), ("hermes", "none"), CHATML_END, added=_TOOL_CALL),
+    "qwen3-coder": Family(
+        _CHATML.replace("CALL", _QWEN_CODER), ("qwen3_coder", "none"), CHATML_END, added=_TOOL_CALL
+    ),
     "llama 3.1": Family(_LLAMA, ("llama3_json", "none"), "<|eot_id|>", one_call=True),
     "mistral": Family(_MISTRAL, ("mistral", "none"), "</s>", ("[TOOL_CALLS]",)),
     "deepseek-v3": Family(
         _DEEPSEEK.replace("THINK", "''"),
         ("deepseek_v3", "think"),
-        "<｜end▁of▁sentence｜>",
-        _DEEPSEEK_MARKS,
+        _DEEPSEEK_END,
+        (_DEEPSEEK_END,),
+        (*_DEEPSEEK_MARKS, "<think>", "</think>"),
     ),
     "deepseek-r1": Family(
         _DEEPSEEK.replace("THINK", "'<think>\\n'"),
         ("deepseek_v3", "think"),
-        "<｜end▁of▁sentence｜>",
-        _DEEPSEEK_MARKS,
+        _DEEPSEEK_END,
+        (_DEEPSEEK_END,),
+        (*_DEEPSEEK_MARKS, "<think>", "</think>"),
         opened=True,
     ),
     "gpt-oss": Family(_GPT_OSS, ("harmony", "harmony"), "<|call|>", _HARMONY_MARKS, one_call=True),
