@@ -21,6 +21,7 @@ from cluster.ingress.observers import make_observers
 from cluster.ingress.timeline import Observe, nobody
 from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import InstanceParts, Role
+from cluster.instance.kept_instances import KeptInstances
 from cluster.instance.real_parts import local_parts
 from cluster.scheduler.adapter_file import AdapterFile
 from cluster.scheduler.recorded_scheduler import make_scheduler
@@ -38,18 +39,26 @@ from net.loopback_mail import LoopbackNetwork
 
 M = TypeVar("M", bound=Mail)
 _START_TIMEOUT_S = 300.0
+_LOOK_EVERY_S = 0.05
 
 
 class LocalCluster:
     """All parts of a cluster on one event loop. Use `async with LocalCluster.running(config)`."""
 
-    def __init__(self, frontend: Frontend, instances: list[Instance]) -> None:
-        self.frontend, self.instances = frontend, instances
+    def __init__(self, frontend: Frontend, kept: KeptInstances[Instance]) -> None:
+        self.frontend, self._kept = frontend, kept
+
+    @property
+    def instances(self) -> list[Instance]:
+        return self._kept.running
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def running(cls, config: ClusterConfig, observe: Observe = nobody):
-        """Yield a cluster that is started and ready. Everything is given back after the block."""
+    async def running(
+        cls, config: ClusterConfig, observe: Observe = nobody, *, replaces_instances: bool = False
+    ):
+        """Yield a cluster that is started and ready. Everything is given back after the block. `replaces_instances`: another one
+        takes the place of an instance whose engine has failed, unless they keep failing."""
         if config.serve.schedulers > 1:
             raise ConfigError("serve.schedulers needs Ray: one process has one scheduler")
         if config.scaling.enabled:
@@ -61,7 +70,9 @@ class LocalCluster:
         def parts(role: Role, mail: Mail) -> InstanceParts:
             return local_parts(config, folder, role, mail, fabric)
 
-        async with cls.assembled(config, network.join, parts, observe) as cluster:
+        async with cls.assembled(
+            config, network.join, parts, observe, replaces_instances=replaces_instances
+        ) as cluster:
             yield cluster
 
     @classmethod
@@ -72,6 +83,8 @@ class LocalCluster:
         join: Callable[[str], M],
         parts: Callable[[Role, M], InstanceParts],
         observe: Observe = nobody,
+        *,
+        replaces_instances: bool = False,
     ):
         """Yield a cluster as `running` does. Each part gets its mail from `join`, which is told what the part is."""
         clock = WallClock()
@@ -86,15 +99,22 @@ class LocalCluster:
             async def resolve() -> list[str]:
                 return [scheduler_mail.address]
 
-            instances: list[Instance] = []
+            async def make(role: Role) -> Instance:
+                mail = join(role)
+                try:
+                    instance = Instance(config, role, mail, clock, resolve, parts(role, mail))
+                except BaseException:
+                    await mail.close()
+                    raise
+                instance.run()
+                return instance
+
+            kept = KeptInstances(make, clock, node.show_trouble, replaces=replaces_instances)
+            stack.push_async_callback(kept.close)
             decodes: list[Role] = ["both" if config.any_role else "decode"] * config.decode_instances
             prefills: list[Role] = ["prefill"] * config.prefill_instances
             for role in (*decodes, *prefills):
-                mail = join(role)
-                instance = Instance(config, role, mail, clock, resolve, parts(role, mail))
-                stack.push_async_callback(instance.close)
-                instance.run()
-                instances.append(instance)
+                await kept.start(role)
             frontend = Frontend(
                 join("frontend"),
                 clock,
@@ -107,7 +127,7 @@ class LocalCluster:
             )
             stack.push_async_callback(frontend.close)
             stack.push_async_callback(_cancel, asyncio.create_task(frontend.run()))
-            cluster = cls(frontend, instances)
+            cluster = cls(frontend, kept)
             await cluster.wait_ready()
             yield cluster
 
@@ -120,6 +140,17 @@ class LocalCluster:
                     if len(status.instances) == len(self.instances):
                         return status
                 await asyncio.sleep(0.005)
+
+    async def serving(self) -> None:
+        """Wait for instances that take the place of others, if no request could be answered without. Raises ReplicaLost where
+        none will."""
+        while True:
+            ready, why_not = await self.frontend.ready()
+            if ready:
+                return
+            if self._kept.given_up:
+                raise ReplicaLost(why_not)
+            await asyncio.sleep(_LOOK_EVERY_S)
 
 
 def _sizes(config: ClusterConfig) -> tuple[PoolStatus, ...]:
@@ -148,7 +179,7 @@ async def _serve(
 ) -> None:
     tls, live = ingress_tls(config.serve), LiveRules(config)
     observers = make_observers(card.name, config.serve.otlp_endpoint)
-    async with LocalCluster.running(config, observers.observe) as cluster:
+    async with LocalCluster.running(config, observers.observe, replaces_instances=True) as cluster:
         app = build_app(cluster.frontend, config, card, live.access, observers)
         limits = connection_limits(config.serve)
         server = HttpServer(app, config.serve.host, [config.serve.port], shared=False, tls=tls, limits=limits)

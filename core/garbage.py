@@ -29,6 +29,15 @@ def give_back_memory() -> None:
         trim(0)
 
 
+def collect_all() -> None:
+    """Free what nothing refers to any more, also of what collections leave out."""
+    is_frozen = gc.get_freeze_count() > 0
+    gc.unfreeze()
+    gc.collect()
+    if is_frozen:
+        gc.freeze()
+
+
 class IdleCollector:
     """Makes full collections while nothing waits, or else `at_least_every_s`. Younger objects are collected as ever, which takes
     a few milliseconds at the most. It is for a process whose objects live long or refer to nothing that refers back to them."""

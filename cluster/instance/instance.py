@@ -64,6 +64,7 @@ class Instance:
         self.address = mail.address
         self._mail, self._clock = mail, clock
         self._draining = False
+        self._has_failed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
         if parts.encodes:
@@ -243,9 +244,17 @@ class Instance:
         if (own := self._decode or self._prompts) is not None:
             own.on_failed(failed)
 
+    async def failed(self) -> BaseException:
+        """Wait until the engine has stopped by itself, and return why."""
+        await self._has_failed.wait()
+        assert self.failure is not None
+        return self.failure
+
     def on_error(self, error: BaseException) -> None:
         log.error("the %s engine has stopped", self.role, exc_info=error)
         self.failure = error
+        self._has_failed.set()
+        self._reporter.leave()
         reason = f"the instance's engine has stopped: {type(error).__name__}: {error}"
         self._prefill.fail_all(reason)
         if (own := self._decode or self._prompts) is not None:

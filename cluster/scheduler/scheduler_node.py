@@ -74,6 +74,7 @@ class SchedulerNode:
         """What instances have said that still lack an adapter: until they have it, they are not there for requests."""
         self._defects: dict[str, str] = {}
         self._pools: tuple[PoolStatus, ...] = ()
+        self._trouble = ""
 
     @property
     def address(self) -> str:
@@ -110,6 +111,10 @@ class SchedulerNode:
         """Show the autoscaler's state of the pools in the status from now on."""
         self._pools = pools
 
+    def show_trouble(self, why: str) -> None:
+        """Say in the status why instances are missing, where nothing can be placed for it."""
+        self._trouble = why
+
     def _on_message(self, sender: str, message: Message) -> None:
         match message:
             case Place():
@@ -138,7 +143,8 @@ class SchedulerNode:
     def _status(self, nonce: int = 0) -> Status:
         status = self._scheduler.status(nonce)
         num_queued = status.num_queued + sum(backlog.num_queued for backlog in self._backlogs.values())
-        return replace(status, num_queued=num_queued, pools=self._pools)
+        why_not = f"{status.why_not}: {self._trouble}" if status.why_not and self._trouble else status.why_not
+        return replace(status, num_queued=num_queued, pools=self._pools, why_not=why_not)
 
     def _tell(self, words: Sequence[Word]) -> None:
         """Tell what the list of adapters asks for, and take in the instances that have all of it now."""

@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from core.messages import Message, NeedPrefill, Place, PrefillFailed, StartPrefill
+from core.messages import Leaving, Message, NeedPrefill, Place, PrefillFailed, StartPrefill
 from tests.cluster.instance.instance_world import World, world
 from tests.models.continuation import continuation
 from tests.models.eagle_checkpoints import make_right_eagle
@@ -133,6 +133,7 @@ async def test_an_error_of_the_device_ends_its_instance_with_the_cause_and_costs
         assert got == of_transformers(model, batch, got, 40)
         assert "illegal memory access" in str(broken.failure)
         assert "illegal memory access" in caplog.text
+        assert Leaving(broken.address) in w.messages, "schedulers would count on it still"
         await w.kill(broken)
         await w.idle()
 
