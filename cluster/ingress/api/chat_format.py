@@ -218,7 +218,7 @@ class ChatFormat:
             text = grammar_of(body.response_format, body.structured_outputs)
         if not text:
             return None
-        begin, end = map(self._known_ids, THINK_MARKS.get(self.formats.reasoning, ("", "")))
+        begin, end = (self._known_ids(mark) for mark in THINK_MARKS.get(self.formats.reasoning, ("", "")))
         if opened:
             if len(end) != 1:
                 raise RequestError(
@@ -312,9 +312,9 @@ class ChatFormat:
     def _ids(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False)) if text else ()
 
-    def _known_ids(self, mark: str) -> tuple[int, ...]:
-        """Return a mark's tokens; none where the model lacks one, and so does not write it."""
-        ids = self._ids(mark)
+    def _known_ids(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of a mark; none where the model does not have them, so that it never writes the mark."""
+        ids = self._ids(text)
         return ids if max(ids, default=0) < self._vocab_size else ()
 
     def _prompt_ends_with(self, prompt: tuple[int, ...], which: int) -> bool:
