@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cluster.ingress.api.access import Tenant
 from cluster.ingress.api.detokenize import TextStream
@@ -17,7 +17,7 @@ from cluster.ingress.search_steps import Found, all_of
 from cluster.ingress.shared_prompt import SharedPrompt
 from core.clock import now_s
 from core.errors import Overloaded, TargetOutOfReach
-from core.types import FinishReason, Request, TokenOut
+from core.types import FinishReason, PromptScore, Request, TokenOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,8 @@ class ChoiceRunner:
             self._metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
             self._metrics.num_choices.observe(len(choices) // num_prompts)
             output = self._metrics.tenant_tokens.labels(tenant.name, "output")
-            async with aclosing(self._all(choices, at_once)) as pieces:
+            per_prompt = len(choices) // num_prompts
+            async with aclosing(_with_scores(self._all(choices, at_once), choices, per_prompt)) as pieces:
                 async for piece in pieces:
                     if piece.token is not None and not choices[piece.index].prompt_only:
                         tenant.spend(1)
@@ -195,6 +196,36 @@ class ChoiceRunner:
             raise
         finally:
             metrics.running.dec()
+
+
+async def _with_scores(
+    pieces: AsyncGenerator[TextPiece, None], choices: Sequence[ChoiceStream], per_prompt: int
+) -> AsyncGenerator[TextPiece, None]:
+    """Yield the pieces so that each choice's first token has the scores of its prompt, where those are wanted. Only a prompt's
+    first choice computes them. The others' pieces wait for them."""
+    scores: dict[int, tuple[PromptScore, ...]] = {}
+    waiting: dict[int, list[TextPiece]] = {}
+    async with aclosing(pieces):
+        async for piece in pieces:
+            prompt, choice = divmod(piece.index, per_prompt)
+            if choices[prompt * per_prompt].request.sampling.num_prompt_logprobs < 0:
+                yield piece
+            elif prompt in scores:
+                yield _scored(piece, scores[prompt])
+            elif choice or piece.token is None:
+                waiting.setdefault(prompt, []).append(piece)
+            else:
+                scores[prompt] = piece.token.prompt_scores
+                yield piece
+                for other in waiting.pop(prompt, ()):
+                    yield _scored(other, scores[prompt])
+
+
+def _scored(piece: TextPiece, scores: tuple[PromptScore, ...]) -> TextPiece:
+    """Return the piece with its prompt's scores, if it is a choice's first."""
+    if piece.token is None or piece.token.index:
+        return piece
+    return replace(piece, token=replace(piece.token, prompt_scores=scores))
 
 
 def _count(metrics: IngressMetrics, error: Exception) -> None:

@@ -1,5 +1,6 @@
 """What vLLM's clients ask for beyond OpenAI's schema, and what lm-evaluation-harness does."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -134,6 +135,40 @@ async def test_prompt_logprobs_in_vllms_form(api: Api) -> None:
     assert [len(each) for each in whole["prompt_logprobs"][1:]] == [1] * (whole["usage"]["prompt_tokens"] - 1)
     asked = [request.sampling.num_prompt_logprobs for request in api.generator.requests[-2:]]
     assert asked == [0, -1], "of a prompt with several answers once"
+
+
+@pytest.mark.parametrize("more", [{"n": 3}, {"n": 1, "best_of": 3}, {"n": 2, "best_of": 3}])
+async def test_every_answer_has_the_log_probabilities_of_its_prompt(api: Api, more: dict[str, int]) -> None:
+    body = {**OK, "prompt": ["ab", "cde"], "max_tokens": 1, "temperature": 1.0, **more}
+    scored = await choices(api, COMPLETIONS, {**body, "prompt_logprobs": 0})
+    assert [len(choice["prompt_logprobs"]) for choice in scored] == [2] * more["n"] + [3] * more["n"]
+    echoed = await choices(api, COMPLETIONS, {**body, "echo": True, "logprobs": 1})
+    found = [choice["logprobs"]["token_logprobs"] for choice in echoed]
+    assert found == [[None, -1.0, -0.5]] * more["n"] + [[None, -1.0, -2.0, -0.5]] * more["n"]
+    wanted = [request.sampling.num_prompt_logprobs for request in api.generator.requests[-6:]]
+    assert sorted(wanted) == [-1, -1, -1, -1, 1, 1], "each prompt is scored once"
+
+
+class FirstIsLast(FakeGenerator):
+    """The first choice of a prompt begins when the others are over."""
+
+    async def generate(self, request: Request, shared: object = None):
+        if request.sampling.num_prompt_logprobs >= 0:
+            while len(self.finished) % 3 < 2:
+                await asyncio.sleep(0)
+        async for token in super().generate(request):
+            yield token
+
+
+async def test_a_stream_tells_how_likely_the_prompt_was_before_each_answer() -> None:
+    api = Api(FirstIsLast("xy"))
+    body = {**OK, "prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 2, "n": 3}
+    found: dict[int, list[Any]] = {0: [], 1: [], 2: []}
+    for chunk in await chunks(api, COMPLETIONS, body):
+        (choice,) = chunk["choices"]
+        found[choice["index"]] += choice["logprobs"]["token_logprobs"]
+    assert [found[index] for index in range(3)] == [[None, -1.0, -2.0, -0.5, -0.5]] * 3
+    await api.http.aclose()
 
 
 class Uneven(FakeGenerator):
