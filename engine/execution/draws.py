@@ -12,7 +12,7 @@ from itertools import chain, islice
 import numpy as np
 import torch
 
-from core.plan import Drawn, Sampled, SeqWork, StepPlan
+from core.plan import Drawn, FailedSeq, Sampled, SeqWork, StepPlan
 from core.records import record
 from engine.execution.batch import History, RankSeq
 from engine.execution.grammar_masks import GrammarMasks
@@ -75,6 +75,7 @@ class Draws:
         where there are none."""
         self._model, self._grammars, self._peers = model, grammars, peers
         self._rows_asked = RowsAsked([])
+        self._dead_ends: tuple[FailedSeq, ...] = ()
 
     def begin(self, plan: StepPlan) -> None:
         """Before the forward pass."""
@@ -119,7 +120,9 @@ class Draws:
             return ()
         drawn: list[Sampled] = []
         if launched.rows is not None:
-            sampled = launched.rows.sampled([item.key for item, _ in _by_row(launched.drawing)], step.read())
+            keys = [item.key for item, _ in _by_row(launched.drawing)]
+            self._dead_ends += launched.rows.dead_ends(keys)
+            sampled = launched.rows.sampled(keys, step.read())
             drawn = verified([item for item, _ in launched.drawing], sampled)
         if self._peers is not None and launched.asked.is_bound:
             drawn = self._shared(self._peers, [item for item, _ in asked], drawn, launched.device)
@@ -133,6 +136,11 @@ class Draws:
         if not any(seq.reads_prompt for seq in seqs):
             return tuple(drawn)
         return tuple(with_prompt(one, seq, self._model.readout) for one, seq in zip(drawn, seqs, strict=True))
+
+    def take_dead_ends(self) -> tuple[FailedSeq, ...]:
+        """Return those of the sequences that `finish` was called with whose grammars allowed nothing, each once."""
+        found, self._dead_ends = self._dead_ends, ()
+        return found
 
     def draw(
         self, hidden: torch.Tensor, work: Sequence[SeqWork], seqs: Sequence[RankSeq]

@@ -51,6 +51,8 @@ class RowMasks:
     """The rows whose output can only end."""
     runs: dict[int, tuple[TokenId, ...]]
     """What must come next, by row, where a row can draw one token alone."""
+    dead_ends: dict[int, str]
+    """Why rows can neither go on nor be complete."""
 
     def run_behind(self, row: int, token: TokenId) -> tuple[TokenId, ...]:
         """Return what must follow `token`, if the row has drawn it."""
@@ -165,6 +167,7 @@ class GrammarMasks:
             np.stack([mask.bits for mask in found.values()]),
             frozenset(row for row, mask in found.items() if mask.is_complete),
             {row: mask.run for row, mask in found.items() if mask.run},
+            {row: mask.dead_end for row, mask in found.items() if mask.dead_end},
         )
 
     def drawn(self, tokens_of: Mapping[str, Sequence[TokenId]]) -> None:

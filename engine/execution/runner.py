@@ -169,7 +169,7 @@ class Runner:
             sampled=sampled,
             duration_s=time.perf_counter() - launched.started_s,
             replayed=launched.replayed,
-            failed=launched.failed,
+            failed=launched.failed + self._draws.take_dead_ends(),
         )
 
     def mark(self) -> Event:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from core.plan import Sampled
+from core.plan import FailedSeq, Sampled
 from core.types import TokenId
 from engine.execution.batch import History
 from engine.execution.grammar_masks import RowMasks
@@ -75,6 +75,11 @@ class RowDraws:
         chosen = tokens.index_select(0, self._asking_rows())
         most = max(self._asked.samplings[row].num_logprobs for row in self._asked.logprobs)
         return [tokens, *ops.logprobs(raw, chosen, min(most, raw.shape[1]))]
+
+    def dead_ends(self, keys: Sequence[str]) -> tuple[FailedSeq, ...]:
+        """Return the rows' sequences whose grammars allow nothing more: what they draw is of no use."""
+        found = self._masks.dead_ends if self._masks is not None else {}
+        return tuple(FailedSeq(keys[row], reason) for row, reason in found.items())
 
     def sampled(self, keys: Sequence[str], results: Sequence[Any]) -> list[Sampled]:
         """Return the rows' tokens, from what `draw` gave, each as a list."""

@@ -93,7 +93,7 @@ class StageRunner:
             sampled=tuple(sampled),
             duration_s=time.perf_counter() - started,
             replayed=bool(sizes) and all(sizes),
-            failed=tuple(failed),
+            failed=(*failed, *self._draws.take_dead_ends()),
         )
 
     def _run(

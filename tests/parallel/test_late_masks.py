@@ -8,6 +8,7 @@ import pytest
 
 from cluster.ingress.api.structured import schema_grammar
 from cluster.local import LocalCluster
+from core.errors import RequestError
 from core.types import Grammar, SamplingParams
 from models.tokenizer import load_tokenizer
 from tests.models.served import make_served, some_prompts
@@ -56,3 +57,14 @@ async def test_all_meshes_say_what_one_rank_says(family: str, keys: dict[str, in
     assert await say(keys, tmp_path) == want
     tokenizer = load_tokenizer(tmp_path)
     assert all(tokenizer.decode(tokens).lstrip().startswith("{") for tokens in want[1::2])
+
+
+@pytest.mark.parametrize("keys", [{"decode.pp": 2}, {"decode.tp": 2}])
+async def test_a_dead_end_is_an_error_on_every_mesh(keys: dict[str, int], tmp_path: Path) -> None:
+    make_served(tmp_path, "llama", 0)
+    nothing = replace(BOUND, grammar=Grammar(text='start: "yes " X\nX: /b/ & /c/'))
+    async with LocalCluster.running(settings(tmp_path, **keys)) as cluster:
+        prompt = some_prompts(1, 6)[0]
+        with pytest.raises(RequestError, match=r"dead end after \d+ tokens of output"):
+            await answer(cluster, tuple(prompt), nothing)
+        assert await answer(cluster, tuple(prompt), FREE)

@@ -177,7 +177,7 @@ def test_a_structural_tag_is_triggered_by_an_added_token() -> None:
     assert here.refused(grammar, here.ids('I look. <tool_call>{"city": "Rome"}</tool_call>'))
 
 
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": "get_weather", "description": "w", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "get_time", "description": "t", "parameters": {"type": "object", "properties": {}}}},
 ]  # fmt: skip
@@ -192,7 +192,7 @@ PARSERS: dict[str, ToolFormat] = {"deepseek_v3": "deepseek_v3", "gemma3": "pytho
 
 
 def chat_of(here: World) -> ChatFormat:
-    tokenizer = here.tokenizer
+    tokenizer: Any = here.tokenizer
     if here.name in ("gptoss", "llama2"):  # published without a template
         template = FAMILIES["gpt-oss" if here.name == "gptoss" else "qwen2.5"].template
         tokenizer = load_tokenizer(here.folder)
@@ -210,7 +210,9 @@ def prepared(here: World, choice: str, **more: Any) -> PreparedChat:
 
 def written_by(name: str, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """What the model writes: as its published template renders it, or as its family does."""
-    asked = [{"type": "function", "function": {"name": call, "arguments": given}} for call, given in calls]
+    asked: list[Any] = [
+        {"type": "function", "function": {"name": call, "arguments": given}} for call, given in calls
+    ]
     bare = [(call, json.dumps(given, ensure_ascii=False)) for call, given in calls]
     match name:
         case "qwen3":
