@@ -30,7 +30,9 @@ class Tokenizer:
         self._decode: Any = self._inner.backend_tokenizer.decode if is_plain else self._decoded
         self.eos_token_id: int | None = self._inner.eos_token_id
         self.vocab_size = len(self._inner)
-        self.template: str = _source(self._inner.chat_template)
+        named = self._inner.chat_template
+        self.template: str = _source(named)
+        self.template_names: Sequence[str] = tuple(named) if isinstance(named, Mapping) else ()
         added = self._inner.added_tokens_decoder
         self.added_tokens: Mapping[str, int] = {str(token): index for index, token in added.items()}
         self.special_tokens: Mapping[str, int] = {
@@ -80,15 +82,18 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        template_name: str = "",
         **template_arguments: Any,
     ) -> str:
         """Return the text of a conversation, special tokens included. With `continue_final_message` it ends where the last
-        message's text does. Raises RequestError when the model has no template or refuses the messages."""
+        message's text does. Of several templates it is that of `template_name`, or else `tool_use` with tools and `default`
+        without. Raises RequestError when the model has no template or refuses the messages."""
         if self._inner.chat_template is None:
             raise RequestError("this model has no chat template; use /v1/completions", field="messages")
         try:
             return self._inner.apply_chat_template(
                 list(messages),
+                chat_template=template_name or None,
                 tools=tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
@@ -106,10 +111,11 @@ def _source(template: str | Mapping[str, str] | None) -> str:
     return "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
 
 
-def _beside(folder: Path) -> str | None:
+def _beside(folder: Path) -> str | dict[str, str] | None:
     """Return the template of a processor, which checkpoints of models that read pictures may have in a file of its own."""
     path = folder / "chat_template.json"
-    return json.loads(path.read_text()).get("chat_template") if path.exists() else None
+    found: Any = json.loads(path.read_text()).get("chat_template") if path.exists() else None
+    return {each["name"]: each["template"] for each in found} if isinstance(found, list) else found
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

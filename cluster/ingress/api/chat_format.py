@@ -1,22 +1,19 @@
 """How the served model is spoken to and read: what its chat template wants, and the markup that it answers in."""
 
-import itertools
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cluster.ingress.api.chat_messages import MessageStyle, template_messages
+from cluster.ingress.api.chat_template import ChatTemplate
 from cluster.ingress.api.generator import ChatTokenizer
 from cluster.ingress.api.openai_requests import ChatRequest, Message
 from cluster.ingress.api.openai_tools import (
     AllowedChatTools,
-    CalledFunction,
     NamedTool,
     Tool,
-    ToolCall,
     ToolChoice,
 )
 from cluster.ingress.api.picture_intake import Seen, pictures_of
@@ -25,7 +22,7 @@ from cluster.ingress.api.structured import answer_schema, grammar_of
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
 from cluster.ingress.parsers.call_markups import markup_of
 from cluster.ingress.parsers.harmony_grammar import harmony_grammar
-from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, choose_formats, make_parser
+from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, make_parser
 from cluster.ingress.parsers.output_events import OutputParser
 from cluster.ingress.parsers.stop_strings import StopStrings
 from core.errors import RequestError
@@ -71,20 +68,18 @@ class ChatFormat:
         self._tokenizer, self._max_context_tokens = tokenizer, settings.max_context_tokens
         self._model_name, self._pictures = settings.model_name, settings.pictures
         self._vocab_size = settings.vocab_size
-        self.formats = choose_formats(
-            tokenizer.template, settings.tool_call_parser, settings.reasoning_parser
+        self._template = ChatTemplate(
+            tokenizer,
+            settings.tool_call_parser,
+            settings.reasoning_parser,
+            sees=settings.pictures is not None,
         )
-        plain = MessageStyle(text_parts=self._demands_parts())
-        self._plain = replace(plain, one_system=self._loses_second_system(plain))
-        self._style = self._found_style()
-
-    @property
-    def style(self) -> MessageStyle:
-        return self._style or self._plain
+        self.formats = self._template.formats
 
     def new_call_id(self) -> str:
-        letters = "".join(secrets.choice(_LETTERS) for _ in range(9 if self.style.short_ids else 24))
-        return letters if self.style.short_ids else f"call_{letters}"
+        short = self._template.short_ids
+        letters = "".join(secrets.choice(_LETTERS) for _ in range(9 if short else 24))
+        return letters if short else f"call_{letters}"
 
     def prepare(self, body: ChatRequest) -> PreparedChat:
         """Prepare a conversation. Raises RequestError."""
@@ -123,13 +118,12 @@ class ChatFormat:
         self._check_messages(body)
         rendered = [tool.model_dump(exclude_unset=True) for tool in tools] or None
         arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
-        messages = template_messages(body.messages, self.style)
         shown = partial(self._shown, body.messages)
         prompt = chat_prompt(
             body,
-            messages,
             rendered,
             arguments,
+            self._template,
             self._tokenizer,
             self._max_context_tokens,
             shown=shown,
@@ -140,12 +134,6 @@ class ChatFormat:
         return self._pictures.take_in(body.messages, prompt)
 
     def _check_messages(self, body: ChatRequest) -> None:
-        if self._style is None and any(message.tool_calls for message in body.messages):
-            raise RequestError(
-                "this model's chat template renders no tool calls",
-                field="messages",
-                code="unsupported_parameter",
-            )
         self._check_pictures(body.messages)
         if body.continue_final_message:
             self._check_final_message(body)
@@ -197,7 +185,7 @@ class ChatFormat:
             return []
         if self.formats.tools == "none":
             raise RequestError(
-                "this model's chat template shows no tool format that Baton knows; the server's operator can set "
+                f"this model's chat template {self._template.problem}; the server's operator can set "
                 "model.tool_call_parser (--tool-call-parser)",
                 field="tools",
                 code="unsupported_parameter",
@@ -331,54 +319,6 @@ class ChatFormat:
         if not any(mark in special for mark in marks):
             return None
         return frozenset(token for text, token in special.items() if text not in marks)
-
-    def _found_style(self) -> MessageStyle | None:
-        """Return the style in which the template renders calls, or None where it leaves them out of the conversation.
-
-        Families' own ways are tried first: arguments as an object, null content as null."""
-        for content, arguments in itertools.product((False, True), repeat=2):
-            style = replace(
-                self._plain,
-                text_arguments=arguments,
-                text_content=content,
-                short_ids=self.formats.tools == "mistral",
-                reasoning_key="thinking" if self.formats.is_harmony else "reasoning_content",
-            )
-            if self._renders(style):
-                return style
-        return None
-
-    def _demands_parts(self) -> bool:
-        """Return whether the template loses a text that is no list of parts."""
-        if self._pictures is None:
-            return False
-        try:
-            return "probe" not in self._tokenizer.render_chat([{"role": "user", "content": "probe"}])
-        except RequestError:
-            return True
-
-    def _loses_second_system(self, style: MessageStyle) -> bool:
-        """Return whether the template refuses a second system message, or leaves it out."""
-        messages = [Message(role="system", content=text) for text in ("x", "probe")]
-        messages.append(Message(role="user", content="x"))
-        try:
-            return "probe" not in self._tokenizer.render_chat(template_messages(messages, style))
-        except RequestError:
-            return True
-
-    def _renders(self, style: MessageStyle) -> bool:
-        """Return whether a call in this style is in what the template makes of it."""
-        function = CalledFunction(name="probe", arguments='{"colour": 1}')
-        messages = [
-            Message(role="user", content="x"),
-            Message(role="assistant", tool_calls=[ToolCall(id="call00000", function=function)]),
-            Message(role="tool", content="x", tool_call_id="call00000"),
-        ]
-        try:
-            text = self._tokenizer.render_chat(template_messages(messages, style))
-        except RequestError:
-            return False
-        return function.name in text and "colour" in text
 
 
 def _callables(tools: Sequence[Tool], choice: ToolChoice | None) -> list[CallableTool]:

@@ -60,6 +60,8 @@ class ChatTokenizer(TokenCodec, Protocol):
     vocab_size: int
     template: str
     """The chat template's source; empty where there is none."""
+    template_names: Sequence[str]
+    """The names of the templates, where the checkpoint has several."""
     added_tokens: Mapping[str, int]
     """Tokens that stand for no text of their own, by their name."""
     special_tokens: Mapping[str, int]
@@ -79,7 +81,8 @@ class ChatTokenizer(TokenCodec, Protocol):
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        template_name: str = "",
         **template_arguments: Any,
     ) -> str:
-        """Return a conversation's text. Raises RequestError."""
+        """Return a conversation's text, by the template of this name or the usual one. Raises RequestError."""
         ...

@@ -6,6 +6,7 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any, Literal
 
+from cluster.ingress.api.chat_template import ChatTemplate
 from cluster.ingress.api.generator import ChatTokenizer
 from cluster.ingress.api.openai_requests import (
     ChatRequest,
@@ -30,7 +31,15 @@ _TEMPLATE_RESERVED = {
     "self",
     *("messages", "conversation", "tools", "documents", "chat_template"),
     *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
-    *("tokenize", "tokenizer_kwargs", "sanitize_control_tokens", "padding", "truncation", "max_length"),
+    *(
+        "template_name",
+        "tokenize",
+        "tokenizer_kwargs",
+        "sanitize_control_tokens",
+        "padding",
+        "truncation",
+        "max_length",
+    ),
     *("return_tensors", "return_dict"),
 }
 """What a client may not set through chat_template_kwargs: above all the template, which is a program."""
@@ -97,9 +106,9 @@ def adapter_of(name: str, settings: ApiSettings) -> str:
 
 def chat_prompt(
     body: ChatRequest,
-    messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] | None,
     template_arguments: Mapping[str, Any],
+    template: ChatTemplate,
     tokenizer: ChatTokenizer,
     max_context_tokens: int,
     *,
@@ -113,13 +122,8 @@ def chat_prompt(
             f"chat_template_kwargs: {min(reserved)!r} cannot be set there", field="chat_template_kwargs"
         )
     goes_on = body.continue_final_message
-    text = tokenizer.render_chat(
-        messages,
-        tools=tools,
-        add_generation_prompt=body.add_generation_prompt and not goes_on,
-        continue_final_message=goes_on,
-        **template_arguments,
-    )
+    adds_prompt = body.add_generation_prompt and not goes_on
+    text = template.render(body.messages, tools, template_arguments, adds_prompt=adds_prompt, goes_on=goes_on)
     if is_counted:
         check_counted(text, "messages", max_context_tokens)
     elif body.truncate_prompt_tokens is None:

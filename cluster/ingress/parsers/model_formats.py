@@ -1,6 +1,5 @@
-"""Which markup a model writes: found in its chat template, or named by the configuration."""
+"""The markups that models write, and the parser of each."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -21,24 +20,6 @@ THINK_MARKS: Final[Mapping[str, tuple[str, str]]] = {
     "think": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),
 }
-_TOOL_SIGNS: Final[tuple[tuple[str, ToolFormat], ...]] = (
-    # The first that stands in a template decides: some templates quote another family's marks further down.
-    (harmony.CHANNEL, "harmony"),
-    (deepseek.CALL_BEGIN, "deepseek_v3"),
-    (mistral.BEGIN, "mistral"),
-    ("<function=", "qwen3_coder"),
-    (hermes.BEGIN, "hermes"),
-    ("[func_name1(", "pythonic"),
-    ('"parameters": dictionary', "llama3_json"),
-    (llama.PYTHON_TAG, "llama3_json"),
-    ("", "none"),
-)
-_REASONING_SIGNS: Final[tuple[tuple[str, ReasoningFormat], ...]] = (
-    (harmony.CHANNEL, "harmony"),
-    ("[THINK]", "mistral"),
-    ("</think>", "think"),
-    ("", "none"),
-)
 _TOOL_MARKS: Final[Mapping[str, tuple[str, ...]]] = {
     "mistral": (mistral.BEGIN, mistral.ID, mistral.ARGUMENTS),
     "hermes": (hermes.BEGIN, hermes.END),
@@ -78,20 +59,6 @@ class ModelFormats:
         if self.is_harmony:
             return _HARMONY_MARKS
         return THINK_MARKS.get(self.reasoning, ()) + (_TOOL_MARKS.get(self.tools, ()) if with_tools else ())
-
-
-def choose_formats(
-    template: str, tools: ToolFormat | Literal["auto"], reasoning: ReasoningFormat | Literal["auto"]
-) -> ModelFormats:
-    """Return the formats that the configuration names. `auto` means those that `template` has signs of. A template that renders
-    no tools has no tool format: DeepSeek-R1's has the marks of calls, but a model behind it would never see a tool."""
-    shown = template if re.search(r"\btools\b", template) else ""
-    return ModelFormats(
-        next(name for sign, name in _TOOL_SIGNS if sign in shown) if tools == "auto" else tools,
-        next(name for sign, name in _REASONING_SIGNS if sign in template)
-        if reasoning == "auto"
-        else reasoning,
-    )
 
 
 def make_parser(

@@ -24,6 +24,7 @@ class ByteTokenizer:
     eos_token_id = END
     vocab_size = 257
     template = ""
+    template_names: Sequence[str] = ()
     added_tokens: Mapping[str, int] = {}
     special_tokens: Mapping[str, int] = {"<end>": END}
 

@@ -1,7 +1,7 @@
 """A tokenizer with a chat template and special tokens, and a generator that writes what a model of a family would."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +19,28 @@ ASK: list[Any] = [{"role": "user", "content": "Weather in Zürich?"}]
 HERMES = "{{ tools }} <tool_call></tool_call>"
 
 
+def _json_call(function: Mapping[str, Any]) -> str:
+    return json.dumps({"name": function["name"], "arguments": function["arguments"]})
+
+
+SIGNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "<|channel|>": lambda f: (
+        f"<|start|>assistant<|channel|>commentary to=functions.{f['name']} json<|message|>"
+        f"{json.dumps(f['arguments'])}<|call|>"
+    ),
+    "[TOOL_CALLS]": lambda f: f"[TOOL_CALLS] [{_json_call(f)}]",
+    "<tool_call>": lambda f: f"<tool_call>\n{_json_call(f)}\n</tool_call>",
+}
+"""What a template has in it, and how it writes a call then."""
+
+
 class TemplateTokenizer(ByteTokenizer):
-    """Renders a conversation as JSON, with what the template was given beside it. Special tokens are single ids from 300 on."""
+    """Renders a conversation as JSON, with calls and reasoning in the markup that its template has a sign of. Special tokens are
+    single ids from 300 on."""
 
     def __init__(self, template: str, special: Sequence[str] = (), ending: str = "") -> None:
         super().__init__()
-        self.template, self._ending = template + "{% if tools %}", ending
+        self.template, self._ending = template, ending
         self.special_tokens = {"<end>": END, **{text: 300 + i for i, text in enumerate(special)}}
         self.rendered: list[dict[str, Any]] = []
 
@@ -62,7 +78,22 @@ class TemplateTokenizer(ByteTokenizer):
                     isinstance(call["function"]["arguments"], str) and message["content"] == ""
                 ):
                     raise RequestError("can only concatenate str", field="messages")
-        return json.dumps(list(messages)) + self._ending
+        shows = tools and any(sign in self.template for sign in SIGNS)
+        shown = " ".join(tool["function"]["name"] for tool in tools) if shows else ""
+        return shown + "".join(self._said(message) for message in messages) + self._ending
+
+    def _said(self, message: Mapping[str, Any]) -> str:
+        """One message."""
+        rest, thought = dict(message), ""
+        if "</think>" in self.template and "reasoning_content" in rest:
+            thought = f"<think>{rest.pop('reasoning_content')}</think>"
+        sign = next((sign for sign in SIGNS if sign in self.template), "")
+        calls = [call["function"] for call in rest.pop("tool_calls", ())] if sign else []
+        return (
+            thought + json.dumps(rest) + "".join(map(SIGNS[sign], calls))
+            if calls
+            else thought + json.dumps(rest)
+        )
 
 
 class TokenGenerator(FakeGenerator):

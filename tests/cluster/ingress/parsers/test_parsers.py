@@ -1,7 +1,7 @@
 """Texts of each family become the right events, however they are split."""
 
 from itertools import pairwise
-from typing import cast, get_args
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,6 @@ from cluster.ingress.parsers.model_formats import (
     ModelFormats,
     ReasoningFormat,
     ToolFormat,
-    choose_formats,
     make_parser,
 )
 from cluster.ingress.parsers.output_events import (
@@ -152,31 +151,3 @@ def test_the_reasoning_ends_where_its_mark_ends() -> None:
         states.append(parser.is_reasoning)
         parser.push(piece)
     assert states == [True, True, True, False]
-
-
-@pytest.mark.parametrize(
-    ("template", "tools", "reasoning"),
-    [
-        ("{{ '<|start|>assistant<|channel|>final<|message|>' }}", "harmony", "harmony"),
-        ("<｜tool▁calls▁begin｜><｜tool▁call▁begin｜> content.split('</think>')", "deepseek_v3", "think"),
-        ("{{ '[TOOL_CALLS]' + name + '[ARGS]' }}", "mistral", "none"),
-        ("<tool_call>\n<function=example>", "qwen3_coder", "none"),
-        ("within <tool_call></tool_call> XML tags ... </think>", "hermes", "think"),
-        ('{"name": function name, "parameters": dictionary of argument name}', "llama3_json", "none"),
-        ("[func_name1(params_name1=params_value1, ...)]", "pythonic", "none"),
-        ("{{ message.content }}", "none", "none"),
-    ],
-)
-def test_a_template_shows_its_family(template: str, tools: str, reasoning: str) -> None:
-    assert choose_formats(template + "{% if tools %}", "auto", "auto") == ModelFormats(
-        cast(ToolFormat, tools), cast(ReasoningFormat, reasoning)
-    )
-
-
-def test_a_template_that_renders_no_tools_has_no_tool_format() -> None:
-    template = "message['tool_calls'] <｜tool▁call▁begin｜> </think>"
-    assert choose_formats(template, "auto", "auto") == ModelFormats("none", "think")
-
-
-def test_the_configuration_s_word_stands_above_the_template_s() -> None:
-    assert choose_formats("<tool_call></think>", "mistral", "none") == ModelFormats("mistral", "none")
