@@ -5,7 +5,7 @@ Invariant: the state depends on the characters alone, so that no split of the te
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from cluster.ingress.parsers.output_events import (
     CallArguments,
@@ -34,6 +34,14 @@ class EndOfText(Exception):
     def __init__(self, *, cut: bool = False) -> None:
         super().__init__()
         self.cut = cut
+
+
+class CallWriter(Protocol):
+    """Takes a call: its name, its arguments piece by piece, and that all of them are there."""
+
+    def begin_call(self, name: str) -> None: ...
+    def arguments(self, text: str) -> None: ...
+    def complete_arguments(self) -> None: ...
 
 
 class EventWriter:
@@ -84,12 +92,13 @@ class EventWriter:
         """All arguments of the open call are there. A call that ends without this is not whole."""
         self._has_arguments = True
 
-    def end_call(self) -> None:
-        """End the call. Does nothing when no call is open."""
+    def end_call(self) -> bool:
+        """End the call, if one is open. Returns whether the last one is whole."""
         if self._open_call:
             self._flush()
             self._events.append(CallEnds(self.num_begun_calls - 1, is_whole=self._has_arguments))
             self._open_call, self.num_ended_calls = False, self.num_ended_calls + 1
+        return self._has_arguments
 
     def unread(self, text: str) -> None:
         """Give these characters to the parser's next steps, before what comes."""
@@ -188,9 +197,10 @@ class MarkupParser:
         return self._writer.take()
 
     def finish(self, *, cut: bool = False) -> tuple[OutputEvent, ...]:
-        if not self._is_over:
-            with suppress(EndOfText):
-                self._steps.throw(EndOfText(cut=cut))
+        with suppress(EndOfText):
+            while not self._is_over:
+                self._breaks = self._steps.throw(EndOfText(cut=cut))
+                self._send(self._writer.next_unread())
         self._writer.finish()
         return self._writer.take()
 
@@ -218,20 +228,6 @@ def copy_until(markers: Sequence[str], sink: Sink) -> Steps[str]:
     except EndOfText:
         sink(held)
         raise
-
-
-def read_until(markers: Sequence[str]) -> Steps[tuple[str, str]]:
-    """Return what stands before the first marker, and that marker."""
-    before: list[str] = []
-    marker = yield from copy_until(markers, before.append)
-    return "".join(before), marker
-
-
-def skip_until(markers: Sequence[str]) -> Steps[str]:
-    return (yield from copy_until(markers, _ignore))
-
-
-def _ignore(_: str) -> None: ...
 
 
 def begins_with(writer: EventWriter, marker: str) -> Steps[bool]:

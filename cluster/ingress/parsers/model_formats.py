@@ -4,10 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from cluster.ingress.parsers import deepseek, harmony, hermes, llama, mistral
+from cluster.ingress.parsers import deepseek, harmony, hermes, llama, mistral, pythonic
+from cluster.ingress.parsers.argument_values import Schemas
 from cluster.ingress.parsers.markup_parser import EventWriter, MarkupParser, Steps, plain_text
 from cluster.ingress.parsers.output_events import OutputParser, PlainParser
-from cluster.ingress.parsers.qwen_coder import Schemas, qwen_coder_calls
+from cluster.ingress.parsers.qwen_coder import qwen_coder_calls
 from cluster.ingress.parsers.stop_strings import StopStrings
 from cluster.ingress.parsers.thinking import thinking
 
@@ -25,7 +26,7 @@ _TOOL_MARKS: Final[Mapping[str, tuple[str, ...]]] = {
     "hermes": (hermes.BEGIN, hermes.END),
     "qwen3_coder": (hermes.BEGIN, hermes.END),
     "llama3_json": (llama.PYTHON_TAG,),
-    "pythonic": (llama.PYTHON_START, llama.PYTHON_END),
+    "pythonic": (pythonic.PYTHON_START, pythonic.PYTHON_END),
     "deepseek_v3": (
         *(deepseek.CALLS_BEGIN, deepseek.CALLS_END, deepseek.CALL_BEGIN, deepseek.CALL_END),
         deepseek.SEPARATOR,
@@ -72,9 +73,7 @@ def make_parser(
     """Make a parser for one sequence. `schemas` are of the tools that may be called, None where calls are text. `opened` says
     that the prompt ends within the reasoning. `stops` end its text."""
     if formats.is_harmony:
-        return MarkupParser(
-            lambda writer: harmony.harmony_output(writer, schemas is not None), max_calls, stops
-        )
+        return MarkupParser(lambda writer: harmony.harmony_output(writer, schemas), max_calls, stops)
     marks = THINK_MARKS.get(formats.reasoning)
 
     def content(writer: EventWriter) -> Steps[None]:
@@ -93,16 +92,16 @@ def make_parser(
 def _calls(tools: ToolFormat, writer: EventWriter, schemas: Schemas) -> Steps[None]:
     match tools:
         case "hermes":
-            return hermes.hermes_calls(writer)
+            return hermes.hermes_calls(writer, schemas)
         case "qwen3_coder":
             return qwen_coder_calls(writer, schemas)
         case "llama3_json":
             return llama.llama_json_calls(writer, schemas)
         case "pythonic":
-            return llama.pythonic_calls(writer, schemas)
+            return pythonic.pythonic_calls(writer, schemas)
         case "mistral":
-            return mistral.mistral_calls(writer)
+            return mistral.mistral_calls(writer, schemas)
         case "deepseek_v3":
-            return deepseek.deepseek_calls(writer)
+            return deepseek.deepseek_calls(writer, schemas)
         case "harmony" | "none":
             return plain_text(writer)

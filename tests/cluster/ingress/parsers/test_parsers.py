@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.ingress.parsers import deepseek, harmony, hermes, llama, mistral
+from cluster.ingress.parsers import deepseek, harmony, hermes, llama, mistral, pythonic
 from cluster.ingress.parsers.model_formats import (
     ModelFormats,
     ReasoningFormat,
@@ -35,7 +35,14 @@ MARKUP = [
         "<function=get_time>",
         "<parameter=a>",
     ),
-    *("</parameter>", "</function>", mistral.BEGIN, mistral.ARGUMENTS, llama.PYTHON_TAG, llama.PYTHON_START),
+    *(
+        "</parameter>",
+        "</function>",
+        mistral.BEGIN,
+        mistral.ARGUMENTS,
+        llama.PYTHON_TAG,
+        pythonic.PYTHON_START,
+    ),
     *(deepseek.CALLS_BEGIN, deepseek.CALL_BEGIN, deepseek.SEPARATOR, deepseek.CALL_END, deepseek.CALLS_END),
     *(
         harmony.START,

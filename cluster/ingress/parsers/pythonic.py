@@ -1,0 +1,171 @@
+"""Llama 3.2's and 4's calls as Python: a list of them, `[f(a=1, b="x"), g()]`.
+
+Text that begins like a call but names no tool of the request is text. The arguments go out as JSON, one by one."""
+
+import json
+import re
+from collections.abc import Callable
+
+from cluster.ingress.parsers.argument_values import (
+    Schema,
+    Schemas,
+    fitted,
+    named,
+    of_bare_text,
+    of_literal,
+    properties_of,
+    property_of,
+    to_json,
+)
+from cluster.ingress.parsers.call_search import CallSearch, HeldCall, behind_call, first_letters, tool_name
+from cluster.ingress.parsers.character_source import FENCE, CharacterSource, call_or_text
+from cluster.ingress.parsers.json_text import Malformed
+from cluster.ingress.parsers.llama import PYTHON_TAG
+from cluster.ingress.parsers.markup_parser import CallWriter, EndOfText, EventWriter, Steps
+
+PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
+_KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)")
+_ENDS_STRING = frozenset(",)]}:\"'%+.")
+"""What may stand behind a string's closing quote."""
+_ENDS_LINE = frozenset("\n,;]")
+"""What stands behind a call that is in no list."""
+
+
+def pythonic_calls(writer: EventWriter, schemas: Schemas) -> Steps[None]:
+    def call(first: str) -> Callable[[CharacterSource], Steps[None]]:
+        def read(source: CharacterSource) -> Steps[None]:
+            opening = first or (yield from source.skip_space())
+            opening = yield from source.past_fence(opening)
+            if opening == "[":
+                yield from _listed(writer, source, schemas)
+            else:
+                yield from _alone(writer, source, schemas, opening)
+
+        return read
+
+    marks = (PYTHON_START, PYTHON_TAG)
+    search = CallSearch(writer, marks, on_lines=FENCE[0] + first_letters(schemas), anywhere="[")
+    while True:
+        mark = yield from search.next()
+        found = yield from call_or_text(writer, mark, call("" if mark in marks else mark))
+        if found is not None:
+            ends = (PYTHON_END, FENCE) if found.is_fenced else (PYTHON_END,)
+            while (yield from behind_call(writer, ends)):
+                pass
+        search.at_line_start = found is not None
+
+
+def _listed(writer: EventWriter, source: CharacterSource, schemas: Schemas) -> Steps[None]:
+    behind, first = ",", (yield from source.skip_space())
+    while behind == "," and first != "]":
+        yield from _call(writer, source, schemas, first)
+        writer.end_call()
+        source.settle()
+        behind = yield from source.skip_space()
+        first = (yield from source.skip_space()) if behind == "," else "]"
+    if behind not in ",]":
+        raise Malformed
+    source.settle()
+
+
+def _alone(writer: EventWriter, source: CharacterSource, schemas: Schemas, first: str) -> Steps[None]:
+    """Read a call without its list's brackets. It is one where a line ends behind it."""
+    held = HeldCall()
+    yield from _call(held, source, schemas, first)
+    try:
+        behind = yield from source.read()
+        while behind in " \t\r":
+            behind = yield from source.read()
+        source.unread(1)
+        if behind not in _ENDS_LINE:
+            raise Malformed
+    except EndOfText as ended:
+        if ended.cut:
+            raise
+    held.write_to(writer)
+    source.settle()
+
+
+def _call(writer: CallWriter, source: CharacterSource, schemas: Schemas, first: str) -> Steps[None]:
+    name = yield from tool_name(source, first, schemas)
+    if (yield from source.read()) != "(":
+        raise Malformed
+    writer.begin_call(name)
+    tool, num_given, end = schemas[name], 0, ""
+    while end != ")":
+        text, end = yield from _argument(source)
+        if members := _members(text.strip(), tool, num_given):
+            writer.arguments(("{" if not num_given else ", ") + members)
+            num_given += 1
+    writer.arguments("}" if num_given else "{}")
+    writer.complete_arguments()
+
+
+def _argument(source: CharacterSource) -> Steps[tuple[str, str]]:
+    """Return the text of one argument, and the `,` or `)` behind it."""
+    parts: list[str] = []
+    depth = 0
+    while True:
+        character = yield from source.read()
+        if character in "\"'":
+            parts.append((yield from _string(source, character)))
+            continue
+        if depth <= 0 and character in ",)":
+            return "".join(parts), character
+        depth += (character in "([{") - (character in ")]}")
+        parts.append(character)
+
+
+def _string(source: CharacterSource, quote: str) -> Steps[str]:
+    """Return a string with its quotes. A quote that nothing follows which may follow a string is part of it."""
+    if (yield from source.follows(quote * 2)):
+        return quote * 3 + (yield from source.until(quote * 3)) + quote * 3
+    parts = [quote]
+    while True:
+        character = yield from source.read()
+        parts.append(character)
+        if character == "\\":
+            parts.append((yield from source.read()))
+        elif character == quote:
+            if (yield from _ends_here(source)):
+                return "".join(parts)
+            parts[-1] = "\\" + quote
+
+
+def _ends_here(source: CharacterSource) -> Steps[bool]:
+    num_read = 1
+    character = yield from source.read()
+    while character.isspace():
+        character = yield from source.read()
+        num_read += 1
+    source.unread(num_read)
+    return character in _ENDS_STRING
+
+
+def _members(text: str, tool: Schema, num_before: int) -> str:
+    """Return an argument as members of an object, without its braces. Arguments without names have those of the schema."""
+    if not text:
+        return ""
+    if text.startswith("**") and (members := of_literal(text[2:].strip())) is not None:
+        return members.strip()[1:-1]
+    if key := _KEY.match(text):
+        name, text = key[1], text[key.end() :].strip()
+    else:
+        names = list(properties_of(tool))
+        value = of_literal(text)
+        if not num_before and value is not None and value[:1] == "{":
+            return _unwrapped(value, tool)
+        name = names[num_before] if num_before < len(names) else f"arg{num_before}"
+    return f"{to_json(name)}: {_value(text, property_of(tool, name), tool)}"
+
+
+def _unwrapped(value: str, tool: Schema) -> str:
+    """Return the members of an object that stands for all arguments, or is the first of them."""
+    found = named([json.loads(value)], tool)
+    return (found or value)[1:-1]
+
+
+def _value(text: str, schema: object, tool: Schema) -> str:
+    """Return a literal of JSON or Python as JSON. Anything else becomes what its schema says."""
+    found = of_literal(text)
+    return of_bare_text(text, schema, tool) if found is None else fitted(found, schema, tool)
