@@ -146,7 +146,8 @@ class Model(_Values):
 class ApiKeys(_Values):
     enabled: bool = True
     existingSecret: str = ""
-    """With the entries `api-keys` (one key a line) and `metrics-key` (one of them, for Prometheus). Empty: one is made."""
+    """With the entries `api-keys` (one key a line, perhaps with its scopes) and `metrics-key` (one of them, for Prometheus, which
+    needs the scope `metrics`). Empty: one is made."""
 
 
 class ExistingSecret(_Values):

@@ -16,9 +16,10 @@ class ServeConfig(Section):
     """1: the ingresses of one host share `port`. More: each takes the first free one of so many from `port` on, so that a load
     balancer sees every one by itself."""
     api_keys: tuple[SecretStr, ...] = ()
-    """Clients must present one of these, or one of a tenant's; no key anywhere: none is asked for."""
+    """Clients must present one of these, or one of a tenant's; no key anywhere: none is asked for. `KEY SCOPE,SCOPE` says what a
+    key is for: `inference`, `metrics`, `operator`; without scopes: all."""
     api_keys_file: str = ""
-    """More of them, one a line, in a file that the ingress can read; `#` begins a comment."""
+    """More of them, one a line, in a file that the ingress can read; `#` begins a comment line."""
     schedulers: int = Field(default=1, ge=1, le=16)
     """Global schedulers that place requests at once, each a part of them. When one is lost the others go on without it."""
     allowed_origins: tuple[str, ...] = ()

@@ -1,5 +1,6 @@
 """Who may do and read what in the rendered cluster: rights, networks, secrets, TLS."""
 
+import base64
 import json
 from typing import Any
 
@@ -157,3 +158,8 @@ def test_prometheus_has_a_key_of_its_own() -> None:
     monitor = of_kind(objects, "PodMonitor")["demo-baton"]
     [endpoint] = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["authorization"]["credentials"] == {"name": "demo-baton-api-keys", "key": "metrics-key"}
+    made = of_kind(objects, "Secret")["demo-baton-api-keys"]["data"]
+    metrics, keys = (base64.b64decode(made[name]).decode() for name in ("metrics-key", "api-keys"))
+    client, prometheus = keys.splitlines()
+    assert prometheus == f"{metrics} metrics", "and it reads metrics alone"
+    assert client.startswith("sk-")

@@ -1,6 +1,6 @@
 """Who may ask, for which service class and how much: keys, tenants and their limits.
 
-Invariant: no key is kept, compared or logged as it is. Only its digest under a secret of this process is."""
+Invariant: no key is compared or logged as it is. Only its digest under a secret of this process is compared."""
 
 import hashlib
 import hmac
@@ -10,11 +10,10 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
-from pathlib import Path
 
-from fastapi import Request as HttpRequest
 from pydantic import SecretStr
 
+from cluster.ingress.api.api_keys import ALL_SCOPES, Key, Scope, key_of, read_keys, tenant_of_owner
 from cluster.ingress.tenant_limits import Excess, Meter, TenantLimits, go_duration
 from core.config import ClusterConfig
 from core.errors import ConfigError, Overloaded, RequestError
@@ -26,9 +25,19 @@ _DEFAULT_CLASS = "standard"
 @dataclass(frozen=True, slots=True)
 class TenantRules:
     keys: tuple[SecretStr, ...] = ()
+    """As they are written, perhaps with scopes."""
     slo_classes: tuple[str, ...] = ()
     limits: TenantLimits = field(default_factory=TenantLimits)
     weight: float = 1.0
+
+    def parsed_keys(self, name: str) -> Sequence[Key]:
+        """Return the keys of the tenant of this name. One that is written twice has the scopes of both."""
+        found: dict[str, Key] = {}
+        for written in self.keys:
+            key = key_of(written, of_tenant=bool(name))
+            scopes = found[key.text].scopes if key.text in found else frozenset[Scope]()
+            found[key.text] = replace(key, scopes=key.scopes | scopes)
+        return [*found.values()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +56,16 @@ class Rules:
 def read_rules(config: ClusterConfig) -> Rules:
     """Read the rules, and the key files. Raises ConfigError."""
     serve = config.serve
-    tenants = {"": TenantRules(_keys("serve.api_keys_file", serve.api_keys, serve.api_keys_file))}
+    tenants = {"": TenantRules(read_keys("serve.api_keys_file", serve.api_keys, serve.api_keys_file))}
     for name, tenant in config.tenants.items():
         limits = TenantLimits(tenant.max_requests_per_min, tenant.max_tokens_per_min, tenant.max_concurrent)
-        keys = _keys(f"tenants.{name}.keys_file", tenant.keys, tenant.keys_file)
+        keys = read_keys(f"tenants.{name}.keys_file", tenant.keys, tenant.keys_file)
         tenants[name] = TenantRules(keys, tenant.slo_classes, limits, tenant.weight)
     holders: dict[str, str] = {}
     for name, tenant in tenants.items():
-        for key in tenant.keys:
-            if holders.setdefault(key.get_secret_value(), name) != name:
-                raise ConfigError(f"tenants {holders[key.get_secret_value()]!r} and {name!r} share a key")
+        for key in tenant.parsed_keys(name):
+            if holders.setdefault(key.text, name) != name:
+                raise ConfigError(f"tenants {holders[key.text]!r} and {name!r} share a key")
     return Rules(config.slo_classes, tenants)
 
 
@@ -102,6 +111,30 @@ class Tenant:
         return found
 
 
+class Holder:
+    """Who asks: a tenant, by one of its keys."""
+
+    def __init__(self, tenant: Tenant, key: Key | None, owner: str = "") -> None:
+        """Without a key, everything is allowed: none is asked for, or the server itself asks on behalf of an `owner`."""
+        self.tenant, self._key, self._owner = tenant, key, owner
+
+    @property
+    def owner(self) -> str:
+        """Who owns what is stored for this holder: a tenant, or a key that belongs to none."""
+        return self.tenant.name or (self._key.owner if self._key else self._owner)
+
+    def check_scope(self, path: str, needed: Scope) -> None:
+        """Raise RequestError (403) where the key is not for such routes."""
+        scopes = self._key.scopes if self._key else ALL_SCOPES
+        if needed not in scopes:
+            raise RequestError(
+                f"{path} needs a key with the scope {needed}; this one has {', '.join(sorted(scopes))}. Keys with more are among "
+                "serve.api_keys",
+                status=403,
+                code="insufficient_scope",
+            )
+
+
 class Access:
     """`rules` may be replaced at any time; tenants that stay keep what they have used."""
 
@@ -116,36 +149,38 @@ class Access:
         self._tenants = {
             name: old.get(name) or Tenant(name, rules.tenants[name], self._now) for name in rules.tenants
         }
-        self._holders: dict[bytes, Tenant] = {}
+        self._holders: dict[bytes, Holder] = {}
         for name, tenant in self._tenants.items():
             tenant.rules = rules.tenants[name]
             tenant.meter.change(tenant.rules.limits, self._now())
             self._holders |= {
-                self._digest(key.get_secret_value().encode()): tenant for key in tenant.rules.keys
+                self._digest(key.text.encode()): Holder(tenant, key) for key in tenant.rules.parsed_keys(name)
             }
 
     @property
     def asks_for_keys(self) -> bool:
         return self._rules.asks_for_keys
 
-    def tenant_of(self, authorization: str) -> Tenant:
+    def holder_of(self, authorization: str) -> Holder:
         """Return the holder of the key in an Authorization header. Raises RequestError (401).
 
         Keys are found by a digest that no client can steer, so the time that it takes tells nothing about them."""
         if not self._rules.asks_for_keys:
-            return self._tenants[""]
+            return Holder(self._tenants[""], None)
         scheme, _, given = authorization.partition(" ")
-        tenant = self._holders.get(self._digest(given.strip().encode("latin-1")))
-        if scheme.lower() != "bearer" or tenant is None:
+        holder = self._holders.get(self._digest(given.strip().encode("latin-1")))
+        if scheme.lower() != "bearer" or holder is None:
             raise RequestError(
                 "a valid API key is required: Authorization: Bearer <key>, or x-api-key: <key>",
                 status=401,
                 code="invalid_api_key",
             )
-        return tenant
+        return holder
 
-    def tenant_named(self, name: str) -> Tenant | None:
-        return self._tenants.get(name)
+    def holder_named(self, owner: str) -> Holder | None:
+        """Return who goes on with what an owner has begun; None where there is no such tenant any more."""
+        tenant = self._tenants.get(tenant_of_owner(owner))
+        return None if tenant is None else Holder(tenant, None, owner)
 
     def slo(self, tenant: Tenant, header: str | None, service_tier: str | None, priority: int = 0) -> Slo:
         """Return the class that was asked for, or the tenant's default, put before others (`priority` < 0) or behind them.
@@ -185,34 +220,8 @@ class Access:
         return hmac.digest(self._secret, key, hashlib.sha256)
 
 
-def check_operator(http: HttpRequest, what: str) -> None:
-    """Raise RequestError where a tenant asks for what is not theirs alone. `what` says what the route does."""
-    if http.state.tenant.name:
-        raise RequestError(
-            f"{http.url.path} {what}: it asks for a key of serve.api_keys", status=403, code="not_for_tenants"
-        )
-
-
 def _refusal(excess: Excess) -> Overloaded | RequestError:
     if isfinite(excess.retry_after_s):
         return Overloaded(f"rate limit: {excess.reason}", excess.retry_after_s, "rate_limit_exceeded")
     message = f"this request alone exceeds the rate limit: {excess.reason}"
     return RequestError(message, status=429, code="rate_limit_exceeded")
-
-
-def _keys(where: str, given: Sequence[SecretStr], file: str) -> tuple[SecretStr, ...]:
-    keys = list(given)
-    if file:
-        try:
-            lines = Path(file).read_text().splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{where}: cannot read {file}: {error}") from None
-        found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-        if not found:
-            raise ConfigError(f"{where}: {file} holds no key")
-        keys += map(SecretStr, found)
-    for key in keys:
-        text = key.get_secret_value()
-        if not text or not text.isascii() or not text.isprintable() or " " in text:
-            raise ConfigError(f"{where.removesuffix('_file')}: a key must be printable ASCII without spaces")
-    return tuple(keys)

@@ -10,8 +10,8 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import Field
 
-from cluster.ingress.api.access import check_operator
 from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.api_keys import Scope
 from cluster.ingress.api.generator import LoadsAdapters
 from cluster.ingress.api.openai_requests import validate
 from cluster.ingress.api.openai_tools import Strict
@@ -42,13 +42,13 @@ class AdapterRoutes:
 
     def routes(self) -> list[HttpRoute]:
         return [
-            HttpRoute("POST", "/v1/load_lora_adapter", self.load, LoadAdapterRequest),
-            HttpRoute("POST", "/v1/unload_lora_adapter", self.unload, UnloadAdapterRequest),
+            HttpRoute("POST", "/v1/load_lora_adapter", self.load, LoadAdapterRequest, Scope.OPERATOR),
+            HttpRoute("POST", "/v1/unload_lora_adapter", self.unload, UnloadAdapterRequest, Scope.OPERATOR),
         ]
 
     async def load(self, http: HttpRequest) -> Response:
         """Load an adapter on every instance. Answers when each of them has it."""
-        describe = self._allowed(http)
+        describe = self._allowed()
         body = validate(LoadAdapterRequest, await self._answering.body(http))
         try:
             found = await asyncio.to_thread(describe, body.lora_name, body.lora_path)
@@ -59,13 +59,12 @@ class AdapterRoutes:
 
     async def unload(self, http: HttpRequest) -> Response:
         """Unload an adapter. Answers when the requests that had it are over and every instance has given it up."""
-        self._allowed(http)
+        self._allowed()
         body = validate(UnloadAdapterRequest, await self._answering.body(http))
         await self._adapters.unload(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed successfully.")
 
-    def _allowed(self, http: HttpRequest) -> Describe:
-        check_operator(http, "changes what every tenant is served")
+    def _allowed(self) -> Describe:
         if self._describe is None:
             raise RequestError(
                 "adapters are those of the configuration: adapters.folders names no folder to load others from",

@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from cluster.ingress.api import request_params
 from cluster.ingress.api.access import Access, Tenant
+from cluster.ingress.api.api_keys import Scope
 from cluster.ingress.api.body_work import BodyWork
 from cluster.ingress.api.cache_hints import hints_of
 from cluster.ingress.api.chat_format import ChatFormat, PreparedChat
@@ -55,6 +56,8 @@ class HttpRoute(NamedTuple):
     handler: Callable[[HttpRequest], Awaitable[Response]]
     body: type[BaseModel] | None = None
     """The body that the route reads. /openapi.json describes it."""
+    scope: Scope = Scope.INFERENCE
+    """What the route needs of a key."""
 
 
 class Answering:

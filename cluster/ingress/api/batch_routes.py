@@ -90,7 +90,7 @@ class BatchRoutes:
             raise RequestError(f"purpose must be 'batch', not {purpose!r}", field="purpose")
         described = StoredFile(
             id=self._files.new_id(),
-            tenant=http.state.tenant.name,
+            tenant=http.state.holder.owner,
             filename=(file.filename or "file")[:256],
             purpose="batch",
             bytes=file.size or 0,
@@ -100,7 +100,7 @@ class BatchRoutes:
 
     async def files(self, http: HttpRequest) -> Response:
         purpose = http.query_params.get("purpose")
-        found = await asyncio.to_thread(self._files.of, http.state.tenant.name)
+        found = await asyncio.to_thread(self._files.of, http.state.holder.owner)
         return page_of(http, [file.public() for file in found if purpose in (None, file.purpose)])
 
     async def file(self, http: HttpRequest) -> Response:
@@ -121,7 +121,7 @@ class BatchRoutes:
 
     async def create(self, http: HttpRequest) -> Response:
         body = validate(BatchRequest, await self._answering.body(http), BATCH_NEUTRAL)
-        tenant = http.state.tenant.name
+        tenant = http.state.holder.owner
         file = await asyncio.to_thread(self._files.get, body.input_file_id, tenant, "input_file_id")
         if file.purpose != "batch":
             raise RequestError(
@@ -157,7 +157,7 @@ class BatchRoutes:
         return _batch(await self._record(http))
 
     async def batches(self, http: HttpRequest) -> Response:
-        found = await asyncio.to_thread(self._batches.of, http.state.tenant.name)
+        found = await asyncio.to_thread(self._batches.of, http.state.holder.owner)
         return page_of(http, [_public(record) for record in found])
 
     async def cancel(self, http: HttpRequest) -> Response:
@@ -168,10 +168,10 @@ class BatchRoutes:
         return _batch(await self._record(http))
 
     async def _stored(self, http: HttpRequest) -> StoredFile:
-        return await asyncio.to_thread(self._files.get, http.path_params["id"], http.state.tenant.name)
+        return await asyncio.to_thread(self._files.get, http.path_params["id"], http.state.holder.owner)
 
     async def _record(self, http: HttpRequest) -> Record:
-        return await asyncio.to_thread(self._batches.get, http.path_params["id"], http.state.tenant.name)
+        return await asyncio.to_thread(self._batches.get, http.path_params["id"], http.state.holder.owner)
 
 
 class NoBatchRoutes:

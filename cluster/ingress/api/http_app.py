@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import uuid
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict
 from typing import Any
 
@@ -17,11 +17,12 @@ from starlette.requests import ClientDisconnect
 
 from cluster.ingress import request_context
 from cluster.ingress.api import audit
-from cluster.ingress.api.access import Access, Tenant, check_operator
+from cluster.ingress.api.access import Access, Holder, Tenant
 from cluster.ingress.api.adapter_routes import AdapterRoutes
 from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.anthropic_bodies import messages_error
 from cluster.ingress.api.anthropic_routes import AnthropicRoutes
+from cluster.ingress.api.api_keys import Scope
 from cluster.ingress.api.batch_routes import BatchRoutes, NoBatchRoutes
 from cluster.ingress.api.embedding_routes import EmbeddingRoutes
 from cluster.ingress.api.generator import ChatTokenizer, Generator
@@ -32,7 +33,7 @@ from cluster.ingress.api.openai_routes import OpenAIRoutes
 from cluster.ingress.api.openapi import Description
 from cluster.ingress.api.request_params import ApiSettings
 from cluster.ingress.api.responses_routes import ResponsesRoutes
-from cluster.ingress.batches.batch_runner import TENANT
+from cluster.ingress.batches.batch_runner import HOLDER
 from cluster.ingress.batches.batch_store import BatchStore
 from cluster.ingress.batches.file_store import FileStore
 from cluster.ingress.dashboard.page import load_page
@@ -43,7 +44,6 @@ from core.errors import BatonError, ReplicaLost, RequestError
 
 log = logging.getLogger(__name__)
 
-_OPEN_ROUTES = ("/", "/health", "/ready", "/dashboard")
 _CLIENT_GONE = 499
 
 
@@ -75,7 +75,7 @@ def create_app(
     routes += Description(routes).routes()
     paths = {route.path for route in routes}
     for route in routes:
-        guarded = api.guarded(route.path, route.handler)
+        guarded = api.guarded(route)
         methods = ["GET", "HEAD"] if route.method == "GET" else [route.method]
         app.add_api_route(route.path, guarded, methods=methods, response_model=None)
 
@@ -110,29 +110,31 @@ class _Api:
 
     def routes(self) -> list[HttpRoute]:
         return [
-            HttpRoute("GET", "/health", self.health),
-            HttpRoute("GET", "/ready", self.ready),
-            HttpRoute("GET", "/metrics", self.serve_metrics),
-            HttpRoute("GET", "/cluster", self.cluster),
-            HttpRoute("POST", "/reset_prefix_cache", self.drop_caches),
-            HttpRoute("POST", "/flush_cache", self.drop_caches),
-            HttpRoute("GET", "/dashboard", self.dashboard),
-            HttpRoute("GET", "/", self.to_dashboard),
+            HttpRoute("GET", "/health", self.health, scope=Scope.OPEN),
+            HttpRoute("GET", "/ready", self.ready, scope=Scope.OPEN),
+            HttpRoute("GET", "/metrics", self.serve_metrics, scope=Scope.METRICS),
+            HttpRoute("GET", "/cluster", self.cluster, scope=Scope.METRICS),
+            HttpRoute("POST", "/reset_prefix_cache", self.drop_caches, scope=Scope.OPERATOR),
+            HttpRoute("POST", "/flush_cache", self.drop_caches, scope=Scope.OPERATOR),
+            HttpRoute("GET", "/dashboard", self.dashboard, scope=Scope.OPEN),
+            HttpRoute("GET", "/", self.to_dashboard, scope=Scope.OPEN),
         ]
 
-    def guarded(self, path: str, handler: Callable[[HttpRequest], Awaitable[Response]]) -> Any:
-        """Put `handler` behind the key check and the limits. Its errors become responses, and its outcome is counted."""
+    def guarded(self, route: HttpRoute) -> Any:
+        """Put the route's handler behind the key check and the limits. Its errors become responses, and its outcome is
+        counted."""
+        path, handler = route.path, route.handler
 
         async def guard(request: HttpRequest) -> Response:
             request_id = _request_id(request)
             request.state.request_id, request.state.arrival_s = request_id, now_s()
             request_context.request_id.set(request_id)
-            request_context.route.set("/v1/batches" if TENANT in request.scope else path)
+            request_context.route.set("/v1/batches" if HOLDER in request.scope else path)
             request_context.traceparent.set(request.headers.get("traceparent", ""))
             request.state.tenant = None
             try:
-                if path not in _OPEN_ROUTES:
-                    self._admit(request)
+                if route.scope is not Scope.OPEN:
+                    self._admit(request, route.scope)
                 response = await handler(request)
             except (ClientGone, ClientDisconnect):
                 response = Response(status_code=_CLIENT_GONE)
@@ -150,15 +152,16 @@ class _Api:
 
         return guard
 
-    def _admit(self, http: HttpRequest) -> None:
-        tenant: Tenant | None = http.scope.get(TENANT)
-        if tenant is None:
+    def _admit(self, http: HttpRequest, needed: Scope) -> None:
+        holder: Holder | None = http.scope.get(HOLDER)
+        if holder is None:
             key = http.headers.get("x-api-key")  # Anthropic's clients
             authorization = http.headers.get("authorization") or (f"Bearer {key}" if key else "")
-            tenant = self._access.tenant_of(authorization)
-        http.state.tenant = tenant
+            holder = self._access.holder_of(authorization)
+        http.state.holder, http.state.tenant = holder, holder.tenant
+        holder.check_scope(http.scope["path"], needed)
         if http.method == "POST":
-            tenant.count_request()
+            holder.tenant.count_request()
 
     def _note_refusal(self, http: HttpRequest, status: int, error: Exception) -> None:
         tenant: Tenant | None = http.state.tenant
@@ -196,7 +199,6 @@ class _Api:
 
     async def drop_caches(self, http: HttpRequest) -> Response:
         """Have every instance give up what it keeps of requests that are over, and say how much that was."""
-        check_operator(http, "takes every tenant's prefixes")
         dropped = await self._generator.drop_caches()
         return JSONResponse({"dropped": {address: asdict(blocks) for address, blocks in dropped.items()}})
 

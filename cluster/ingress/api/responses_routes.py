@@ -10,7 +10,6 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
-from cluster.ingress.api.access import Tenant
 from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.list_pages import page_of
 from cluster.ingress.api.openai_bodies import TokenEntries
@@ -45,15 +44,13 @@ class ResponsesRoutes:
         body = await answering.read(http, ResponsesRequest, RESPONSES_NEUTRAL)
         request_params.check_model(body.model, answering.settings)
         self._check(body)
-        tenant: Tenant = http.state.tenant
-        before, own, chat_body = await answering.aside(
-            http, at_once(lambda: self._conversation(body, tenant))
-        )
+        owner: str = http.state.holder.owner
+        before, own, chat_body = await answering.aside(http, at_once(lambda: self._conversation(body, owner)))
         chat = await answering.prepare(http, chat_body)
         fitting = answering.fitting(chat_body, chat.prompt)
         choices = await answering.choices(http, fitting, [chat.prompt], 1, chat, grammar=chat.grammar)
         response_id = f"resp_{uuid.uuid4().hex}"
-        stored = StoredResponse(tenant=tenant.name, items=(*before, *own), num_own=len(own), body={})
+        stored = StoredResponse(tenant=owner, items=(*before, *own), num_own=len(own), body={})
 
         def keep(response: Json) -> None:
             if body.is_kept:
@@ -85,29 +82,29 @@ class ResponsesRoutes:
         answering = self._answering
         body = await answering.read(http, ResponsesRequest, RESPONSES_NEUTRAL)
         request_params.check_model(body.model, answering.settings)
-        tenant: Tenant = http.state.tenant
-        _, _, chat_body = await answering.aside(http, at_once(lambda: self._conversation(body, tenant)))
+        owner: str = http.state.holder.owner
+        _, _, chat_body = await answering.aside(http, at_once(lambda: self._conversation(body, owner)))
         prompt = await answering.prompt_of(http, chat_body)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
     def _conversation(
-        self, body: ResponsesRequest, tenant: Tenant
+        self, body: ResponsesRequest, owner: str
     ) -> tuple[tuple[Json, ...], tuple[Json, ...], ChatRequest]:
         """Return the items before the body's own, these, and all of them as a chat. Raises RequestError."""
         own = tuple(
-            self._store.item(item.id, tenant.name)
+            self._store.item(item.id, owner)
             if isinstance(item, ItemReference)
             else item.model_dump(exclude_none=True)
             for item in input_items(body)
         )
         before: tuple[Json, ...] = ()
         if body.previous_response_id is not None:
-            before = self._before(body.previous_response_id, tenant)
+            before = self._before(body.previous_response_id, owner)
         return before, own, chat_of(body, items_of([*before, *own]))
 
-    def _before(self, response_id: str, tenant: Tenant) -> tuple[Json, ...]:
+    def _before(self, response_id: str, owner: str) -> tuple[Json, ...]:
         """Return the conversation up to a response. Raises RequestError."""
-        previous = self._store.get(response_id, tenant.name, "previous_response_id")
+        previous = self._store.get(response_id, owner, "previous_response_id")
         if previous.body["status"] not in ("completed", "incomplete"):
             raise RequestError(
                 f"the response {response_id!r} is {previous.body['status']}: nothing goes on from it",
@@ -121,8 +118,8 @@ class ResponsesRoutes:
         return JSONResponse(self._stored(http).body)
 
     async def delete(self, http: HttpRequest) -> Response:
-        response_id, tenant = http.path_params["id"], http.state.tenant.name
-        await self._store.delete(response_id, tenant)
+        response_id = http.path_params["id"]
+        await self._store.delete(response_id, http.state.holder.owner)
         return JSONResponse({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, http: HttpRequest) -> Response:
@@ -138,7 +135,7 @@ class ResponsesRoutes:
         return page_of(http, [_with_id(item, number) for number, item in items][::-1])
 
     def _stored(self, http: HttpRequest) -> StoredResponse:
-        return self._store.get(http.path_params["id"], http.state.tenant.name)
+        return self._store.get(http.path_params["id"], http.state.holder.owner)
 
     def _check(self, body: ResponsesRequest) -> None:
         """Check the body. Raises RequestError."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from cluster.ingress.api.access import Access, Tenant
+from cluster.ingress.api.access import Access, Holder, Tenant
 from cluster.ingress.batches.batch_job import BatchJob, Json
 from cluster.ingress.batches.batch_store import FINAL, BatchClaim, BatchStore
 from cluster.ingress.batches.file_store import FileStore
@@ -18,8 +18,8 @@ from core.errors import RequestError
 
 log = logging.getLogger(__name__)
 
-TENANT = "baton.tenant"
-"""The key in the scope of a request that did not come over the network, under which its tenant stands. No client can put it
+HOLDER = "baton.holder"
+"""The key in the scope of a request that did not come over the network, under which stands who asks. No client can put it
 there."""
 _LOOK_S = 1.0
 _MAX_BATCHES = 4
@@ -70,25 +70,25 @@ class BatchRunner:
             record = self._batches.load(batch_id)
             if record is None or record["status"] in FINAL:
                 return  # it ended between the look at it and the claim
-            tenant = self._access.tenant_named(record["tenant"])
-            if tenant is None:
+            holder = self._access.holder_named(record["tenant"])
+            if holder is None:
                 log.warning(
                     "batch %s waits for its tenant %r, which is not known", batch_id, record["tenant"]
                 )
                 return
 
             async def call(body: Json) -> tuple[int, Mapping[str, str], Any]:
-                return await self._call(record["endpoint"], body, tenant)
+                return await self._call(record["endpoint"], body, holder)
 
             try:
                 await BatchJob(record, call, self._files, self._batches, self._at_once).run()
             except Exception:
                 log.exception("batch %s is taken up again", batch_id)
 
-    async def _call(self, path: str, body: Json, tenant: Tenant) -> tuple[int, Mapping[str, str], Any]:
+    async def _call(self, path: str, body: Json, holder: Holder) -> tuple[int, Mapping[str, str], Any]:
         data = json.dumps(body).encode()
         headers = {"content-type": "application/json", "content-length": str(len(data))}
-        if body.get("service_tier") is None and self._may_use_class(tenant):
+        if body.get("service_tier") is None and self._may_use_class(holder.tenant):
             headers["x-slo-class"] = self._slo_class
         scope = {
             "type": "http",
@@ -103,7 +103,7 @@ class BatchRunner:
             "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
             "client": None,
             "server": None,
-            TENANT: tenant,
+            HOLDER: holder,
         }
         sent: list[Message] = []
         bodies = iter([{"type": "http.request", "body": data, "more_body": False}])

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from cluster.ingress.api.api_keys import may_see
 from cluster.ingress.batches.file_store import write_json
 from core.errors import RequestError
 
@@ -53,7 +54,7 @@ class BatchStore:
     def get(self, batch_id: str, tenant: str) -> Record:
         """Return a batch. Raises RequestError for what is not there, or another tenant's."""
         record = self.load(batch_id) if _ID.fullmatch(batch_id) else None
-        if record is None or record["tenant"] != tenant:
+        if record is None or not may_see(tenant, record["tenant"]):
             raise RequestError(f"there is no batch {batch_id!r}", status=404)
         return record
 
@@ -70,7 +71,7 @@ class BatchStore:
     def of(self, tenant: str) -> list[Record]:
         """Return a tenant's batches, the newest first."""
         found = [record for path in self._folder.glob("*.json") if (record := self.load(path.stem))]
-        own = [record for record in found if record["tenant"] == tenant]
+        own = [record for record in found if may_see(tenant, record["tenant"])]
         return sorted(own, key=lambda record: (record["created_at"], record["id"]), reverse=True)
 
     def unfinished(self) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from cluster.ingress.api.api_keys import may_see
 from core.errors import RequestError
 
 _ID = re.compile(r"file-[0-9a-f]{32}")
@@ -20,6 +21,7 @@ _ID = re.compile(r"file-[0-9a-f]{32}")
 class StoredFile:
     id: str
     tenant: str
+    """Its owner: a tenant, or a key that belongs to none."""
     filename: str
     purpose: str
     bytes: int
@@ -71,7 +73,7 @@ class FileStore:
     def get(self, file_id: str, tenant: str, field: str | None = None) -> StoredFile:
         """Return a file's description. Raises RequestError for what is not there, or another tenant's."""
         file = self._read(self._folder / f"{file_id}.json") if _ID.fullmatch(file_id) else None
-        if file is None or file.tenant != tenant:
+        if file is None or not may_see(tenant, file.tenant):
             raise RequestError(
                 f"there is no file {file_id!r}", field=field, status=404 if field is None else 400
             )
@@ -82,7 +84,7 @@ class FileStore:
         found = [
             file
             for path in self._folder.glob("*.json")
-            if (file := self._read(path)) and file.tenant == tenant
+            if (file := self._read(path)) and may_see(tenant, file.tenant)
         ]
         return sorted(found, key=lambda file: (file.created_at, file.id), reverse=True)
 

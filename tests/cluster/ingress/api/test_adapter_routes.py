@@ -79,7 +79,7 @@ async def test_they_are_for_the_operator_alone(route: str) -> None:
     made = api(RULES)
     assert (await made.post(route, body())).status_code == 401
     refused = await made.post(route, body(), Authorization="Bearer tenant")
-    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "not_for_tenants")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "insufficient_scope")
     assert not made.generator.adapters.loaded
 
 

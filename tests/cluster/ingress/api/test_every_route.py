@@ -23,7 +23,8 @@ ROUTES = list(BODIES)
 
 def api(**limits: int) -> Api:
     acme = TenantRules((SecretStr(KEY),), ("standard",), TenantLimits(**limits))
-    return Api(FakeGenerator(), SETTINGS, Rules(CLASSES, {"acme": acme}))
+    server = TenantRules((SecretStr("root"),))
+    return Api(FakeGenerator(), SETTINGS, Rules(CLASSES, {"": server, "acme": acme}))
 
 
 async def post(made: Api, route: str, **fields: Any) -> Any:
@@ -35,7 +36,7 @@ async def test_it_is_told_from_the_others(route: str) -> None:
     made = api()
     assert (await post(made, route)).status_code == 200
     assert made.generator.routes == [route]
-    metrics = (await made.http.get("/metrics", headers={"Authorization": f"Bearer {KEY}"})).text
+    metrics = (await made.http.get("/metrics", headers={"Authorization": "Bearer root"})).text
     assert f'baton_http_requests_total{{route="{route}",status="200"}} 1.0' in metrics
 
 
@@ -43,7 +44,7 @@ async def test_it_is_told_from_the_others(route: str) -> None:
 async def test_its_tokens_are_the_tenants(route: str) -> None:
     made = api()
     await post(made, route)
-    metrics = (await made.http.get("/metrics", headers={"Authorization": f"Bearer {KEY}"})).text
+    metrics = (await made.http.get("/metrics", headers={"Authorization": "Bearer root"})).text
     num_prompt = len(made.generator.requests[0].prompt)
     assert f'baton_tenant_tokens_total{{kind="prompt",tenant="acme"}} {num_prompt}.0' in metrics
     assert 'baton_tenant_tokens_total{kind="output",tenant="acme"} 12.0' in metrics

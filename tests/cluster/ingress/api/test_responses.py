@@ -256,8 +256,16 @@ async def there(responses: Any, response_id: str) -> bool:
     return True
 
 
-async def test_another_tenants_responses_are_not_there() -> None:
-    rules = Rules(CLASSES, {"a": TenantRules((SecretStr("ka"),)), "b": TenantRules((SecretStr("kb"),))})
+@pytest.mark.parametrize(
+    "tenants",
+    [
+        {"a": TenantRules((SecretStr("ka"),)), "b": TenantRules((SecretStr("kb"),))},
+        {"": TenantRules((SecretStr("ka"), SecretStr("kb")))},
+    ],
+    ids=["tenants", "keys without one"],
+)
+async def test_anothers_responses_are_not_there(tenants: dict[str, TenantRules]) -> None:
+    rules = Rules(CLASSES, {"": TenantRules(), **tenants})
     api = Api(FakeGenerator(), rules=rules)
     mine, theirs = (api.openai.with_options(api_key=key).responses for key in ("ka", "kb"))
     response = await mine.create(model=NAME, input="secret")

@@ -197,7 +197,7 @@ def test_priority_stays_within_what_the_tenant_may_have() -> None:
         name: Slo(name=name, priority=level) for name, level in (("fast", 2), ("standard", 0), ("batch", -3))
     }
     access = Access(Rules(classes, {"": TenantRules(slo_classes=("standard", "fast"))}))
-    tenant = access.tenant_of("")
+    tenant = access.holder_of("").tenant
     assert access.slo(tenant, None, None, 0) is classes["standard"]
     assert access.slo(tenant, None, None, -2) == replace(classes["standard"], priority=2)
     assert access.slo(tenant, None, None, 1).priority == -1

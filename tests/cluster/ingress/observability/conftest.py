@@ -12,6 +12,7 @@ import pytest
 from tests.e2e.cluster_process import ServeProcess, serving
 
 KEY, LIMITED_KEY = "key-of-acme", "key-of-small"
+METRICS_KEY = "key-of-prometheus"
 TENANTS = {
     "acme": {"keys": [KEY], "slo_classes": ["chat", "batch"]},
     "small": {"keys": [LIMITED_KEY], "max_requests_per_min": 1},
@@ -27,6 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
     log = tmp_path_factory.mktemp("observed") / "log"
     settings = (
         f"tenants={json.dumps(TENANTS)}",
+        f"serve.api_keys={json.dumps([METRICS_KEY + ' metrics'])}",
         "schedule.local_threshold_tokens=0",
         "engine.kv_bytes=16777216",
         "serve.log_format=json",

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from matplotlib.image import imread
 
-from tests.cluster.ingress.observability.conftest import KEY, headers, load
+from tests.cluster.ingress.observability.conftest import METRICS_KEY, headers, load
 from tests.e2e.cluster_process import ServeProcess
 from tests.patience import PATIENCE_S
 
@@ -88,8 +88,8 @@ def busy(server: ServeProcess) -> Iterator[ServeProcess]:
 
 
 def test_it_shows_instances_classes_and_links(busy: ServeProcess, tmp_path: Path) -> None:
-    page = Page(chromium(tmp_path, "--dump-dom", url=f"{busy.base_url}/dashboard#key={KEY}"))
-    status = httpx.get(f"{busy.base_url}/cluster", headers=headers(), timeout=PATIENCE_S).json()
+    page = Page(chromium(tmp_path, "--dump-dom", url=f"{busy.base_url}/dashboard#key={METRICS_KEY}"))
+    status = httpx.get(f"{busy.base_url}/cluster", headers=headers(METRICS_KEY), timeout=PATIENCE_S).json()
     assert page.texts["state"] == "accepting requests"
     assert "trouble" in page.hidden
     assert "ask" in page.hidden
@@ -142,7 +142,7 @@ def test_it_is_painted_light_and_dark(busy: ServeProcess, tmp_path: Path, dark: 
     picture = tmp_path / "page.png"
     options = ["--window-size=1200,760", f"--screenshot={picture}", "--hide-scrollbars"]
     options += ["--blink-settings=preferredColorScheme=0"] if dark else []
-    chromium(tmp_path / "profile", *options, url=f"{busy.base_url}/dashboard#key={KEY}")
+    chromium(tmp_path / "profile", *options, url=f"{busy.base_url}/dashboard#key={METRICS_KEY}")
     image = imread(picture)[:, :, :3]
     assert image.shape[:2] == (760, 1200)
     assert image.mean() < 0.3 if dark else image.mean() > 0.8

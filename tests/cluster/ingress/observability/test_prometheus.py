@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.cluster.ingress.observability.conftest import KEY, headers, load
+from tests.cluster.ingress.observability.conftest import METRICS_KEY, headers, load
 from tests.e2e.cluster_process import ROOT, ServeProcess
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
@@ -73,7 +73,7 @@ def prometheus(server: ServeProcess, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("prometheus")
     target = {
         "job_name": "baton",
-        "authorization": {"credentials": KEY},
+        "authorization": {"credentials": METRICS_KEY},
         "static_configs": [{"targets": [f"127.0.0.1:{server.port}"]}],
     }
     config = {
@@ -198,7 +198,7 @@ def test_figures_are_what_happened(prometheus: Prometheus) -> None:
 
 def test_promtool_finds_nothing_to_complain_of(server: ServeProcess) -> None:
     subprocess.run(["promtool", "check", "rules", str(ALERTS)], check=True, capture_output=True)
-    text = httpx.get(f"{server.base_url}/metrics", headers=headers(), timeout=PATIENCE_S).text
+    text = httpx.get(f"{server.base_url}/metrics", headers=headers(METRICS_KEY), timeout=PATIENCE_S).text
     ours = "".join(line + "\n" for line in text.splitlines() if "vllm:" not in line)
     found = subprocess.run(
         ["promtool", "check", "metrics"], input=ours, text=True, capture_output=True, check=False

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from baton.cli.top import view
-from tests.cluster.ingress.observability.conftest import KEY, ask
+from tests.cluster.ingress.observability.conftest import METRICS_KEY, ask
 from tests.e2e.cluster_process import ROOT, ServeProcess
 
 
@@ -26,7 +26,7 @@ def run(*args: str) -> "subprocess.CompletedProcess[str]":
 def test_one_look_at_a_server(server: ServeProcess) -> None:
     for number in range(1, 4):
         ask(server, number)
-    shown = run("--base-url", f"{server.base_url}/v1", "--api-key", KEY)
+    shown = run("--base-url", f"{server.base_url}/v1", "--api-key", METRICS_KEY)
     assert shown.returncode == 0, shown.stderr
     assert "baton-embedded   accepting" in shown.stdout
     for word in ("chat", "prefill", "decode", "loopback", "serving"):
