@@ -111,7 +111,7 @@ class Tenant:
         return found
 
 
-class Holder:
+class KeyHolder:
     """Who asks: a tenant, by one of its keys."""
 
     def __init__(self, tenant: Tenant, key: Key | None, owner: str = "") -> None:
@@ -149,24 +149,25 @@ class Access:
         self._tenants = {
             name: old.get(name) or Tenant(name, rules.tenants[name], self._now) for name in rules.tenants
         }
-        self._holders: dict[bytes, Holder] = {}
+        self._holders: dict[bytes, KeyHolder] = {}
         for name, tenant in self._tenants.items():
             tenant.rules = rules.tenants[name]
             tenant.meter.change(tenant.rules.limits, self._now())
             self._holders |= {
-                self._digest(key.text.encode()): Holder(tenant, key) for key in tenant.rules.parsed_keys(name)
+                self._digest(key.text.encode()): KeyHolder(tenant, key)
+                for key in tenant.rules.parsed_keys(name)
             }
 
     @property
     def asks_for_keys(self) -> bool:
         return self._rules.asks_for_keys
 
-    def holder_of(self, authorization: str) -> Holder:
+    def holder_of(self, authorization: str) -> KeyHolder:
         """Return the holder of the key in an Authorization header. Raises RequestError (401).
 
         Keys are found by a digest that no client can steer, so the time that it takes tells nothing about them."""
         if not self._rules.asks_for_keys:
-            return Holder(self._tenants[""], None)
+            return KeyHolder(self._tenants[""], None)
         scheme, _, given = authorization.partition(" ")
         holder = self._holders.get(self._digest(given.strip().encode("latin-1")))
         if scheme.lower() != "bearer" or holder is None:
@@ -177,10 +178,10 @@ class Access:
             )
         return holder
 
-    def holder_named(self, owner: str) -> Holder | None:
+    def holder_named(self, owner: str) -> KeyHolder | None:
         """Return who goes on with what an owner has begun; None where there is no such tenant any more."""
         tenant = self._tenants.get(tenant_of_owner(owner))
-        return None if tenant is None else Holder(tenant, None, owner)
+        return None if tenant is None else KeyHolder(tenant, None, owner)
 
     def slo(self, tenant: Tenant, header: str | None, service_tier: str | None, priority: int = 0) -> Slo:
         """Return the class that was asked for, or the tenant's default, put before others (`priority` < 0) or behind them.

@@ -30,7 +30,7 @@ _FULL = (
     b"content-length: %d\r\n\r\n%s" % (len(_BODY), _BODY)
 )
 _V6_NETWORK_BITS = 64
-"""Of an IPv6 address, what a provider gives to one customer at the least."""
+"""A provider gives one customer at least such an IPv6 network."""
 
 
 class _Guest:

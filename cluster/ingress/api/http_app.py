@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from cluster.ingress import request_context
 from cluster.ingress.api import audit
-from cluster.ingress.api.access import Access, Holder, Tenant
+from cluster.ingress.api.access import Access, KeyHolder, Tenant
 from cluster.ingress.api.adapter_routes import AdapterRoutes
 from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.anthropic_bodies import messages_error
@@ -153,7 +153,7 @@ class _Api:
         return guard
 
     def _admit(self, http: HttpRequest, needed: Scope) -> None:
-        holder: Holder | None = http.scope.get(HOLDER)
+        holder: KeyHolder | None = http.scope.get(HOLDER)
         if holder is None:
             key = http.headers.get("x-api-key")  # Anthropic's clients
             authorization = http.headers.get("authorization") or (f"Bearer {key}" if key else "")

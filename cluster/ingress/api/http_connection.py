@@ -31,7 +31,7 @@ _SLICE_BYTES = 4096
 """The parser gets no more at once, so that it makes few requests of it."""
 
 
-class State(Enum):
+class ConnectionState(Enum):
     HEAD = auto()
     ANSWER = auto()
     REST = auto()
@@ -57,7 +57,7 @@ class Connection(HttpToolsProtocol):
         self._held = b""
         """What has come and is not parsed yet."""
         self._num_outside = 0
-        self._state, self._since = State.HEAD, self.loop.time()
+        self._state, self._since = ConnectionState.HEAD, self.loop.time()
         self._unsent: tuple[float, int] | None = None
         """Since when, and how many bytes then, an answer waits for its client to take it."""
         self.on_lost: Callable[[], None] = lambda: None
@@ -65,14 +65,17 @@ class Connection(HttpToolsProtocol):
     @property
     def may_go(self) -> bool:
         """Whether the connection does nothing that its client would have to do again."""
-        return self._state is not State.ANSWER or self.flow.write_paused
+        return self._state is not ConnectionState.ANSWER or self.flow.write_paused
 
     def check(self, now: float) -> None:
         """End the connection where it takes too long."""
         if self._is_stalled(now):
             self.transport.abort()
         elif not self.transport.is_closing():
-            longest_s = {State.HEAD: self._limits.head_s, State.REST: self._limits.rest_s}.get(self._state)
+            longest_s = {
+                ConnectionState.HEAD: self._limits.head_s,
+                ConnectionState.REST: self._limits.rest_s,
+            }.get(self._state)
             if longest_s is not None and now - self._since > longest_s:
                 self.transport.close()
 
@@ -172,18 +175,18 @@ class Connection(HttpToolsProtocol):
 
     def _note_state(self) -> None:
         if self._is_answering or self.pipeline:
-            state = State.ANSWER
+            state = ConnectionState.ANSWER
         elif self._parsing is _Parsing.BODY:
-            state = State.REST
+            state = ConnectionState.REST
         else:
-            state = State.HEAD if self._parsing is _Parsing.HEAD else State.IDLE
+            state = ConnectionState.HEAD if self._parsing is _Parsing.HEAD else ConnectionState.IDLE
         if state is not self._state:
             self._state, self._since = state, self.loop.time()
 
     def _is_stalled(self, now: float) -> bool:
         """Return whether an answer waits, nothing is added to it, and the client has taken too little of it for too long."""
         size = self.transport.get_write_buffer_size()
-        if not size or not (self.flow.write_paused or self._state is not State.ANSWER):
+        if not size or not (self.flow.write_paused or self._state is not ConnectionState.ANSWER):
             self._unsent = None
             return False
         since, size_then = self._unsent = self._unsent or (now, size)

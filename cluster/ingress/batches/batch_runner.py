@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from cluster.ingress.api.access import Access, Holder, Tenant
+from cluster.ingress.api.access import Access, KeyHolder, Tenant
 from cluster.ingress.batches.batch_job import BatchJob, Json
 from cluster.ingress.batches.batch_store import FINAL, BatchClaim, BatchStore
 from cluster.ingress.batches.file_store import FileStore
@@ -85,7 +85,7 @@ class BatchRunner:
             except Exception:
                 log.exception("batch %s is taken up again", batch_id)
 
-    async def _call(self, path: str, body: Json, holder: Holder) -> tuple[int, Mapping[str, str], Any]:
+    async def _call(self, path: str, body: Json, holder: KeyHolder) -> tuple[int, Mapping[str, str], Any]:
         data = json.dumps(body).encode()
         headers = {"content-type": "application/json", "content-length": str(len(data))}
         if body.get("service_tier") is None and self._may_use_class(holder.tenant):

@@ -353,7 +353,7 @@ async def test_keys_without_a_tenant_have_files_and_batches_of_their_own(tmp_pat
         Server(tmp_path, FakeGenerator(), rules, key) for key in ("k", "other", "acme-1", "acme-2")
     )
     async with own.running():
-        batch = await own.ended((await own.submit([line("a")])).id)
+        batch = await own.ended((await own.submit([line(1)])).id)
     assert batch.status == "completed"
     assert batch.output_file_id is not None
     for file_id in (batch.input_file_id, batch.output_file_id):

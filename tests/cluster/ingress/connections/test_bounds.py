@@ -82,7 +82,7 @@ async def test_a_line_without_end_is_not_collected(begun: bytes) -> None:
 
 @pytest.mark.parametrize("route", [b"/v1/completions", b"/v1/nothing", b"/reset_prefix_cache"])
 async def test_trailers_without_end_are_not_collected(route: bytes) -> None:
-    """Of 62 MB of them an ingress once kept 1 GiB."""
+    """An ingress once kept 1 GiB of 62 MB of them."""
     async with serving(locked()) as port:
         client = await Client.connect(port)
         await client.send(CHUNKED % route + b"0\r\n")
@@ -225,7 +225,7 @@ async def test_a_client_that_reads_slowly_gets_all_of_a_long_answer() -> None:
 
 async def test_one_address_cannot_take_all_connections() -> None:
     """The oldest of those that do nothing make room, and go on as little as those that never began."""
-    async with serving(most=20) as port:
+    async with serving(most=20, head_s=600.0) as port:
         flood = [await Client.connect(port, "127.0.0.2") for _ in range(60)]
         for client in flood[:40]:
             assert await client.ended() == b""
