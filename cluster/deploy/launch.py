@@ -28,6 +28,7 @@ from core.pools import pools_of
 
 _APP = "baton"
 _READY_TIMEOUT_S = 300.0
+_LOG_BYTES = 64 << 20
 
 
 def serve_cluster(
@@ -134,6 +135,9 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> LocalRay | None:
     """Start or join a Ray. Returns None where this process has joined one that was started elsewhere."""
     # Ray runs its workers at niceness 15 by default: anything else on the machine would come before every token.
     os.environ.setdefault("RAY_worker_niceness", "0")
+    # Ray keeps what its workers write for good: here, so much of each, and one file before it.
+    os.environ.setdefault("RAY_ROTATION_MAX_BYTES", str(_LOG_BYTES))
+    os.environ.setdefault("RAY_ROTATION_BACKUP_COUNT", "1")
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     if ray_address != "local":

@@ -5,6 +5,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from cluster.deploy.log_limit import LogLimit, left_out_before
 from cluster.ingress import request_context
 from core.errors import ConfigError
 
@@ -23,6 +24,8 @@ _OURS = (
     "parallel",
     "prefill",
 )
+_THEIRS = ("asyncio", "uvicorn.error")
+"""Loggers of other people's code that writes about connections. Their warnings alone are written."""
 _ALWAYS = (
     "cluster.ingress.api.audit",
     "cluster.ingress.api.live_rules",
@@ -40,19 +43,26 @@ def configure_logging(level: str, form: Literal["text", "json"] = "text") -> Non
     if number is None:
         raise ConfigError(f"unknown log level {level!r}: use debug, info, warning or error")
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if form == "json" else logging.Formatter(_TEXT))
-    for name in _OURS:
+    handler.setFormatter(JsonFormatter() if form == "json" else _TextFormatter(_TEXT))
+    handler.addFilter(LogLimit())
+    for name in (*_OURS, *_THEIRS):
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
-        logger.setLevel(number)
+        logger.setLevel(number if name in _OURS else max(number, logging.WARNING))
         logger.propagate = False
     for name in _ALWAYS:
         logging.getLogger(name).setLevel(logging.INFO)
 
 
+class _TextFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        left_out = left_out_before(record)
+        return super().format(record) + (f" ({left_out} lines like this were left out)" if left_out else "")
+
+
 class JsonFormatter(logging.Formatter):
     """Writes one JSON object a line. `request_id` is there while a request is being served, and `audit` has what `extra={"audit":
-    {...}}` carries."""
+    {...}}` carries. `left_out` counts the lines like this one that were not written before it."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -64,6 +74,8 @@ class JsonFormatter(logging.Formatter):
         }
         if current := request_context.request_id.get():
             line["request_id"] = current
+        if left_out := left_out_before(record):
+            line["left_out"] = left_out
         if audit := record.__dict__.get("audit"):
             line["audit"] = audit
         if record.exc_info:

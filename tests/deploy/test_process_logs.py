@@ -13,7 +13,8 @@ from tests.e2e.cluster_process import ROOT
 
 @pytest.fixture
 def restored():
-    names = (*process_logs._OURS, *process_logs._ALWAYS)  # pyright: ignore[reportPrivateUsage]
+    ours, theirs = process_logs._OURS, process_logs._THEIRS  # pyright: ignore[reportPrivateUsage]
+    names = (*ours, *theirs, *process_logs._ALWAYS)  # pyright: ignore[reportPrivateUsage]
     before = [
         (logging.getLogger(n), list(logging.getLogger(n).handlers), logging.getLogger(n).level) for n in names
     ]

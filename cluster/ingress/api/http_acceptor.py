@@ -130,7 +130,8 @@ class Acceptor:
 
     def _admit(self, sock: socket.socket, address: str) -> None:
         if not self._has_room(address):
-            log.warning("refused a connection from %s: there are %d", address, self._num)
+            client = {"audit": {"client": address, "code": "too_many_connections"}}
+            log.warning("refused a connection from %s: there are %d", address, self._num, extra=client)
             if self._tls is None:
                 with contextlib.suppress(OSError):
                     sock.send(_FULL)
