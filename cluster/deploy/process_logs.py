@@ -24,8 +24,8 @@ _OURS = (
     "parallel",
     "prefill",
 )
-_THEIRS = ("asyncio", "uvicorn.error")
-"""Loggers of other people's code that writes about connections. Their warnings alone are written."""
+_THEIRS = ("asyncio", "python_multipart", "uvicorn.error")
+"""Loggers of other people's code that writes about what clients send. Their warnings alone are written."""
 _ALWAYS = (
     "cluster.ingress.api.audit",
     "cluster.ingress.api.live_rules",

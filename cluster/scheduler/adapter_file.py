@@ -5,7 +5,6 @@ reads it as if somebody told it the list: what others know is the same or later.
 
 import asyncio
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from core.adapter_messages import EMPTY_LIST, AdapterChanged, AdapterList
+from core.whole_files import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +86,4 @@ class AdapterFile:
 
     def _replace(self, content: bytes) -> None:
         """Replace the file in one go: whoever reads it finds the old list or the new one, also after a loss of power."""
-        beside = self._path.with_name(f"{self._path.name}.new")
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self._path)
+        replace_file(self._path, content)

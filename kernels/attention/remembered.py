@@ -4,11 +4,12 @@ It only saves time: a file that is damaged, foreign or not writable costs a meas
 
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+
+from core.whole_files import replace_file
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +47,7 @@ class ChoiceFile:
         content = _Content(choices={**self._read(), key: choice})
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
-                file.write(content.model_dump_json(indent=1) + "\n")
-            os.replace(file.name, self._path)
+            replace_file(self._path, f"{content.model_dump_json(indent=1)}\n".encode())
         except OSError as error:
             _log.warning("measured attention choices are not kept in %s: %s", self._path, error)
 

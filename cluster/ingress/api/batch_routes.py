@@ -2,13 +2,11 @@
 
 import asyncio
 import time
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import FileResponse, JSONResponse, Response
 from pydantic import Field
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
 
 from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.list_pages import page_of
@@ -16,6 +14,7 @@ from cluster.ingress.api.openai_requests import Neutral, is_one_of, validate
 from cluster.ingress.api.openai_tools import Strict
 from cluster.ingress.batches.batch_store import FINAL, BatchStore, Record
 from cluster.ingress.batches.file_store import FileStore, StoredFile
+from cluster.ingress.batches.upload_form import UploadForm
 from core.errors import RequestError
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
@@ -71,32 +70,28 @@ class BatchRoutes:
             raise RequestError("content-type must be multipart/form-data", status=415)
         timeout_s = self._answering.settings.body_timeout_s + int(announced) * _SECONDS_PER_BYTE
         try:
-            async with asyncio.timeout(timeout_s), http.form(max_files=1, max_fields=8) as form:
-                return JSONResponse((await self._keep(http, form)).public())
+            async with asyncio.timeout(timeout_s):
+                return JSONResponse((await self._received(http, int(announced))).public())
         except TimeoutError:
             raise RequestError(f"the body did not come within {timeout_s:.0f} s", status=408) from None
-        except HTTPException as error:
-            raise RequestError(f"the form cannot be read: {error.detail}") from None
 
-    async def _keep(self, http: HttpRequest, form: Any) -> StoredFile:
-        file, purpose = form.get("file"), form.get("purpose")
-        if more := set(form) - {"file", "purpose"}:
-            raise RequestError(
-                f"{min(more)!r} is not supported: files stay until they are deleted", field=min(more)
+    async def _received(self, http: HttpRequest, announced: int) -> StoredFile:
+        file_id = self._files.new_id()
+        with await asyncio.to_thread(self._files.begin, file_id, max(0, announced - _FORM_BYTES)) as upload:
+            form = UploadForm(http.headers["content-type"], upload.write)
+            async for piece in http.stream():
+                await asyncio.to_thread(form.feed, piece)
+            form.end()
+            _check_form(form)
+            described = StoredFile(
+                id=file_id,
+                tenant=http.state.holder.owner,
+                filename=form.filename or "file",
+                purpose="batch",
+                bytes=upload.num_bytes,
+                created_at=int(time.time()),
             )
-        if not isinstance(file, UploadFile):
-            raise RequestError("the form has no file", field="file")
-        if purpose != "batch":
-            raise RequestError(f"purpose must be 'batch', not {purpose!r}", field="purpose")
-        described = StoredFile(
-            id=self._files.new_id(),
-            tenant=http.state.holder.owner,
-            filename=(file.filename or "file")[:256],
-            purpose="batch",
-            bytes=file.size or 0,
-            created_at=int(time.time()),
-        )
-        return await asyncio.to_thread(self._files.add, file.file, described)
+            return await asyncio.to_thread(upload.keep, described)
 
     async def files(self, http: HttpRequest) -> Response:
         purpose = http.query_params.get("purpose")
@@ -190,6 +185,18 @@ class NoBatchRoutes:
             status=404,
             code="batches_off",
         )
+
+
+def _check_form(form: UploadForm) -> None:
+    """Raise RequestError where it is not what an upload has."""
+    if more := set(form.fields) - {"file", "purpose"}:
+        raise RequestError(
+            f"{min(more)!r} is not supported: files stay until they are deleted", field=min(more)
+        )
+    if form.filename is None:
+        raise RequestError("the form has no file", field="file")
+    if (purpose := form.fields.get("purpose")) != "batch":
+        raise RequestError(f"purpose must be 'batch', not {purpose!r}", field="purpose")
 
 
 def _public(record: Record) -> Record:

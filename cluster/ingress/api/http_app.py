@@ -28,7 +28,7 @@ from cluster.ingress.api.embedding_routes import EmbeddingRoutes
 from cluster.ingress.api.generator import ChatTokenizer, Generator
 from cluster.ingress.api.hint_routes import HintRoutes
 from cluster.ingress.api.http_responses import ClientGone
-from cluster.ingress.api.openai_errors import error_response, reason_of
+from cluster.ingress.api.openai_errors import as_refusal, error_response, reason_of
 from cluster.ingress.api.openai_routes import OpenAIRoutes
 from cluster.ingress.api.openapi import Description
 from cluster.ingress.api.request_params import ApiSettings
@@ -138,7 +138,10 @@ class _Api:
                 response = await handler(request)
             except (ClientGone, ClientDisconnect):
                 response = Response(status_code=_CLIENT_GONE)
-            except Exception as error:
+            except Exception as failure:
+                error = as_refusal(failure)
+                if error is not failure:
+                    log.error("%s %s: %s", request.method, path, failure)
                 if not isinstance(error, BatonError):
                     log.exception("request %s failed", request_id)
                 anthropic = path.startswith("/v1/messages")

@@ -7,6 +7,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from core.errors import Overloaded, ReplicaLost, RequestError
+from core.whole_files import is_full
 
 _MAX_TEXT = 500
 """The most characters of what a client sent that a message repeats."""
@@ -16,6 +17,7 @@ _HEADERS = {
     # The SDKs of OpenAI and Anthropic try again after these, unless they are told not to. A second try would end as the first.
     409: {"x-should-retry": "false"},
     429: {"x-should-retry": "false"},
+    507: {"x-should-retry": "false"},
 }
 """Headers of what the client must change before it asks again, by status."""
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -62,6 +64,17 @@ def reason_of(error: Exception) -> str:
             return "unavailable"
         case _:
             return "internal"
+
+
+def as_refusal(error: Exception) -> Exception:
+    """Return what a client is told: a full disk is no failure of the server's code."""
+    if not is_full(error):
+        return error
+    return RequestError(
+        "the server's disk is full, and nothing of this request was stored: delete files, or try again later",
+        status=507,
+        code="insufficient_storage",
+    )
 
 
 ReshapeError = Callable[[int, dict[str, Any], str], dict[str, Any]]

@@ -7,11 +7,13 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from cluster.ingress.batches.batch_lines import AnswerFile, InputLine, Json, read_body, read_input
 from cluster.ingress.batches.batch_store import BatchStore, Record
 from cluster.ingress.batches.file_store import FileStore, StoredFile
+from core.whole_files import is_full
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +31,7 @@ class BatchJob:
     ) -> None:
         self._record, self._call, self._files, self._batches = record, call, files, batches
         self._at_once = at_once
+        self._writing, self._is_full = asyncio.Lock(), False
         self._input = files.path(record["input_file_id"])
         self._ids = (
             record["id"].replace("batch_", "file-"),
@@ -57,16 +60,15 @@ class BatchJob:
             record["errors"] = {"object": "list", "data": errors}
             await self._end("failed")
             return
-        self._answers, self._errors = await asyncio.to_thread(self._open)
+        await self._until_room(self._open)
         try:
             await self._run(lines)
         finally:
             self._answers.close()
             self._errors.close()
 
-    def _open(self) -> tuple[AnswerFile, AnswerFile]:
-        answers, errors = (AnswerFile(self._files.path(file_id)) for file_id in self._ids)
-        return answers, errors
+    def _open(self) -> None:
+        self._answers, self._errors = (AnswerFile(self._files.path(file_id)) for file_id in self._ids)
 
     async def _run(self, lines: list[InputLine]) -> None:
         record = self._record
@@ -89,8 +91,8 @@ class BatchJob:
                         "code": "batch_expired",
                         "message": "the batch's time ended before this request was run",
                     }
-                    self._errors.add(_line(line.custom_id, None, error))
-        await asyncio.to_thread(self._give_out)
+                    await self._until_room(partial(self._errors.add, _line(line.custom_id, None, error)))
+        await self._until_room(self._give_out)
         await self._end(end)
 
     async def _watch(self, working: list["asyncio.Task[None]"]) -> str:
@@ -102,7 +104,7 @@ class BatchJob:
             if _now() >= record["expires_at"]:
                 return "expired"
             record["status"] = "in_progress"
-            await asyncio.to_thread(self._save)
+            await self._until_room(self._save, once=True)
             ended, waiting = await asyncio.wait(waiting, timeout=_LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
             for task in ended:
                 task.result()
@@ -114,7 +116,7 @@ class BatchJob:
             status, headers, answer = await self._patiently(body)
             response = {"status_code": status, "request_id": headers.get("x-request-id", ""), "body": answer}
             file = self._answers if status == 200 else self._errors
-            file.add(_line(line.custom_id, response, None))
+            await self._until_room(partial(file.add, _line(line.custom_id, response, None)))
 
     async def _patiently(self, body: Json) -> tuple[int, Mapping[str, str], Any]:
         """Call until there is an answer that another try would not change."""
@@ -123,6 +125,24 @@ class BatchJob:
             if "retry-after" not in headers:
                 return status, headers, answer
             await asyncio.sleep(min(float(headers["retry-after"]), MAX_WAIT_S))
+
+    async def _until_room(self, write: Callable[[], None], *, once: bool = False) -> None:
+        """Write, and again and again while the disk is full; `once`: give up then. Answers that are computed are not lost."""
+        while True:
+            try:
+                async with self._writing:
+                    await asyncio.to_thread(write)
+                self._is_full = False
+                return
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                if not self._is_full:
+                    log.error("batch %s waits for room on the disk: %s", self._record["id"], error)
+                self._is_full = True
+            if once:
+                return
+            await asyncio.sleep(_LOOK_S)
 
     def _save(self) -> None:
         counts = self._record["request_counts"]
@@ -158,7 +178,7 @@ class BatchJob:
         self._record |= {"status": status, f"{status}_at": _now()}
         if status == "cancelled":
             self._record["cancelling_at"] = self._batches.cancel_asked_at(self._record["id"])
-        await asyncio.to_thread(self._batches.save, self._record)
+        await self._until_room(partial(self._batches.save, self._record))
         log.info("batch %s is %s: %s", self._record["id"], status, json.dumps(self._record["request_counts"]))
 
 

@@ -95,23 +95,26 @@ class AnswerFile:
 
     def __init__(self, path: Path) -> None:
         self.answered: set[str] = set()
-        self._file = path.open("ab+")
-        self._file.seek(0)
-        end = 0
-        for raw in self._file:
+        self._file = path.open("ab", buffering=0)
+        self.num_bytes = 0
+        for _, raw in _lines(path):
             if not raw.endswith(b"\n"):
                 break
             self.answered.add(json.loads(raw)["custom_id"])
-            end += len(raw)
-        self._file.truncate(end)
-
-    @property
-    def num_bytes(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
+            self.num_bytes += len(raw)
+        self._file.truncate(self.num_bytes)
 
     def add(self, answer: Json) -> None:
-        self._file.write(json.dumps(answer).encode() + b"\n")
-        self._file.flush()
+        """Raises OSError where the disk has no room. The file is then as before."""
+        raw = json.dumps(answer).encode() + b"\n"
+        left = memoryview(raw)
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._file.truncate(self.num_bytes)
+            raise
+        self.num_bytes += len(raw)
         self.answered.add(answer["custom_id"])
 
     def sync(self) -> None:

@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any
 
 from cluster.ingress.api.api_keys import may_see
-from cluster.ingress.batches.file_store import write_json
 from core.errors import RequestError
+from core.whole_files import remove_abandoned, replace_file
 
 Record = dict[str, Any]
 """OpenAI's batch object, with its owner under `tenant`."""
@@ -43,13 +43,14 @@ class BatchStore:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "batches"
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        remove_abandoned(self._folder)
         self._ended: set[str] = set()
 
     def new_id(self) -> str:
         return f"batch_{uuid.uuid4().hex}"
 
     def save(self, record: Record) -> None:
-        write_json(self._folder / f"{record['id']}.json", record)
+        replace_file(self._folder / f"{record['id']}.json", json.dumps(record).encode())
 
     def get(self, batch_id: str, tenant: str) -> Record:
         """Return a batch. Raises RequestError for what is not there, or another tenant's."""

@@ -3,17 +3,19 @@
 Invariant: a file exists for clients once its description does, which is written last and atomically."""
 
 import json
-import os
 import re
-import shutil
+import threading
 import uuid
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from cluster.ingress.api.api_keys import may_see
 from core.errors import RequestError
+from core.whole_files import remove_abandoned, replace_file
 
+_UPLOAD = ".upload"
+"""The end of a file's name while it comes in."""
 _ID = re.compile(r"file-[0-9a-f]{32}")
 
 
@@ -39,6 +41,11 @@ class FileStore:
     def __init__(self, folder: Path, capacity_bytes: int) -> None:
         self._folder, self._capacity = folder / "files", capacity_bytes
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        remove_abandoned(self._folder)
+        remove_abandoned(self._folder, _UPLOAD)
+        self._lock = threading.Lock()
+        self._announced: dict[str, int] = {}
+        """What the uploads that are running here will have, by file."""
 
     def new_id(self) -> str:
         return f"file-{uuid.uuid4().hex}"
@@ -47,28 +54,28 @@ class FileStore:
         """Return where the contents are. `file_id` is one of ours."""
         return self._folder / f"{file_id}.data"
 
-    def add(self, source: BinaryIO, file: StoredFile) -> StoredFile:
-        """Copy `source` in. Raises RequestError where there is no room."""
-        used = sum(path.stat().st_size for path in self._folder.glob("*.data"))
-        if used + file.bytes > self._capacity:
-            raise RequestError(
-                f"the file's {file.bytes} bytes exceed what is left of the {self._capacity} that this server keeps: delete some",
-                field="file",
-                status=413,
-            )
-        path = self.path(file.id)
-        try:
-            with path.open("xb") as target:
-                shutil.copyfileobj(source, target)
-            self.describe(file)
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-        return file
+    def begin(self, file_id: str, num_bytes: int) -> "Upload":
+        """Begin a file that has about `num_bytes`. Raises RequestError where there is no room for it."""
+        paths = [*self._folder.glob("*.data"), *self._folder.glob("*" + _UPLOAD)]
+        with self._lock:
+            used = sum(_size(path) for path in paths if path.stem not in self._announced)
+            if used + sum(self._announced.values()) + num_bytes > self._capacity:
+                raise RequestError(
+                    f"the file's {num_bytes} bytes exceed what is left of the {self._capacity} that this server keeps: delete "
+                    "some",
+                    field="file",
+                    status=413,
+                )
+            self._announced[file_id] = num_bytes
+        return Upload(self, file_id, self._folder / f"{file_id}{_UPLOAD}")
+
+    def end(self, file_id: str) -> None:
+        """Forget the room that an upload was given."""
+        self._announced.pop(file_id, None)
 
     def describe(self, file: StoredFile) -> None:
         """Write the description, so that clients see the file. Its contents are in place."""
-        write_json(self._folder / f"{file.id}.json", asdict(file))
+        replace_file(self._folder / f"{file.id}.json", json.dumps(asdict(file)).encode())
 
     def get(self, file_id: str, tenant: str, field: str | None = None) -> StoredFile:
         """Return a file's description. Raises RequestError for what is not there, or another tenant's."""
@@ -101,11 +108,43 @@ class FileStore:
             return None
 
 
-def write_json(path: Path, content: Any) -> None:
-    """Write a file completely or not at all, also where the machine crashes meanwhile."""
-    draft = path.with_suffix(f".{uuid.uuid4().hex}.new")
-    with draft.open("w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # it was deleted, or an upload has ended
+        return 0
+
+
+class Upload:
+    """A file that comes in. A context manager: what was not kept at its end is removed."""
+
+    def __init__(self, store: FileStore, file_id: str, path: Path) -> None:
+        self._store, self._id, self._path = store, file_id, path
+        self._file = path.open("xb", buffering=0)
+        self.num_bytes = 0
+
+    def __enter__(self) -> "Upload":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+        self._store.end(self._id)
+
+    def write(self, piece: bytes) -> None:
+        """Raises OSError where the disk has no room."""
+        left = memoryview(piece)
+        while left:
+            left = left[self._file.write(left) :]
+        self.num_bytes += len(piece)
+
+    def keep(self, file: StoredFile) -> StoredFile:
+        """Let clients see it."""
+        target = self._store.path(self._id)
+        self._path.rename(target)
+        try:
+            self._store.describe(file)
+        except OSError:
+            target.unlink(missing_ok=True)
+            raise
+        return file
