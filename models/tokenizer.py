@@ -83,27 +83,46 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_name: str = "",
+        keeps_null: bool = False,
         **template_arguments: Any,
     ) -> str:
         """Return the text of a conversation, special tokens included. With `continue_final_message` it ends where the last
         message's text does. Of several templates it is that of `template_name`, or else `tool_use` with tools and `default`
-        without. Raises RequestError when the model has no template or refuses the messages."""
+        without. `keeps_null`: the template sees fields that are null, which transformers may leave out. Raises RequestError
+        when the model has no template or refuses the messages."""
         if self._inner.chat_template is None:
             raise RequestError("this model has no chat template; use /v1/completions", field="messages")
+        arguments: dict[str, Any] = {
+            "chat_template": template_name or None,
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **template_arguments,
+        }
         try:
-            return self._inner.apply_chat_template(
-                list(messages),
-                chat_template=template_name or None,
-                tools=tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                tokenize=False,
-                **template_arguments,
-            )
+            if keeps_null:
+                return self._rendered(messages, **arguments)
+            return self._inner.apply_chat_template(list(messages), tokenize=False, **arguments)
         except (TemplateError, ValueError, TypeError, KeyError) as error:
             raise RequestError(
                 f"the chat template refuses these messages: {error}", field="messages"
             ) from error
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        chat_template: str | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+        **arguments: Any,
+    ) -> str:
+        """Render as `apply_chat_template` does, without what it does to messages before."""
+        from transformers.utils import chat_template_utils  # noqa: PLC0415 (as above)
+
+        render: Any = chat_template_utils.render_jinja_template
+        source = self._inner.get_chat_template(chat_template, tools)
+        arguments = {**self._inner.special_tokens_map, **arguments}
+        rendered, _ = render([list(messages)], tools=tools, chat_template=source, **arguments)
+        return rendered[0]
 
 
 def _source(template: str | Mapping[str, str] | None) -> str:

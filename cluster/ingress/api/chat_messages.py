@@ -19,6 +19,8 @@ class MessageStyle:
     """Whether arguments stay text, as in DeepSeek's template, which joins them with strings."""
     text_content: bool = False
     """Whether null content becomes empty text, for templates that join it with strings."""
+    null_content: bool = False
+    """Whether null content is null to the template, which DeepSeek's asks for. transformers leaves the key out."""
     short_ids: bool = False
     """Whether ids have nine letters and digits, as Mistral's templates demand."""
     text_parts: bool = False

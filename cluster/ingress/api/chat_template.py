@@ -99,6 +99,7 @@ class ChatTemplate:
                 add_generation_prompt=adds_prompt,
                 continue_final_message=goes_on,
                 template_name=way.use.name,
+                keeps_null=way.style.null_content,
                 **arguments,
             )
 

@@ -93,7 +93,9 @@ def find_reasoning(uses: Sequence[TemplateUse], plain: MessageStyle) -> tuple[Re
         style = replace(plain, reasoning_key=key)
         prompt, written = use.turn(answer, style)
         if _THOUGHT in written:
-            return _begun(uses, plain) or _reasoning_of(prompt, written), style
+            found = _begun(uses, plain) or _reasoning_of(prompt, written)
+            # transformers may give gpt-oss's template its key by itself.
+            return found, replace(style, reasoning_key="thinking") if found == "harmony" else style
     return _begun(uses, plain) or _signed(uses[0].tokenizer.template), plain
 
 

@@ -82,7 +82,9 @@ class ChatTokenizer(TokenCodec, Protocol):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_name: str = "",
+        keeps_null: bool = False,
         **template_arguments: Any,
     ) -> str:
-        """Return a conversation's text, by the template of this name or the usual one. Raises RequestError."""
+        """Return a conversation's text, by the template of this name or the usual one. `keeps_null`: it sees null
+        fields. Raises RequestError."""
         ...

@@ -61,6 +61,7 @@ class TemplateUse:
                 tools=[_TOOL] if self.with_tools else None,
                 add_generation_prompt=adds_prompt,
                 template_name=self.name,
+                keeps_null=style.null_content,
                 **arguments,
             )
         except RequestError:
@@ -97,6 +98,9 @@ class TemplateUse:
 
 
 def call_styles(plain: MessageStyle, *, short_ids: bool) -> Iterator[MessageStyle]:
-    """Yield the styles of calls. Families' own ways are tried first: arguments as an object, null content as null."""
-    for short, content, arguments in product((True,) if short_ids else (False, True), *[(False, True)] * 2):
-        yield replace(plain, short_ids=short, text_content=content, text_arguments=arguments)
+    """Yield the styles of calls. Families' own ways are tried first: arguments as an object, and null content."""
+    contents = {}, {"text_content": True}, {"null_content": True}
+    for short, content, arguments in product(
+        (True,) if short_ids else (False, True), contents, (False, True)
+    ):
+        yield replace(plain, short_ids=short, text_arguments=arguments, **content)
