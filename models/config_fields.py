@@ -16,6 +16,7 @@ def common(config: Config, activation_key: str = "hidden_act") -> ModelSpec:
     """Return a dense model without biases or windows. Raises UnsupportedModel, and KeyError for what is missing."""
     num_heads = count(config, "num_attention_heads")
     num_layers = count(config, "num_hidden_layers")
+    rope = rope_spec(config)
     return ModelSpec(
         architecture=config["architectures"][0],
         vocab_size=count(config, "vocab_size"),
@@ -30,13 +31,25 @@ def common(config: Config, activation_key: str = "hidden_act") -> ModelSpec:
         if config.get("head_dim") is None
         else count(config, "head_dim"),
         norm_eps=float(config["rms_norm_eps"]),
-        max_context_tokens=count(config, "max_position_embeddings"),
-        rope=rope_spec(config),
+        max_context_tokens=scaled_context(
+            count(config, "max_position_embeddings"), {**rope.parameters, "rope_type": rope.kind}
+        ),
+        rope=rope,
         tied=bool(config.get("tie_word_embeddings", False)),
         dtype=stored_dtype(config),
         activation=activation(config.get(activation_key, "silu")),
         windows=(0,) * num_layers,
     )
+
+
+def scaled_context(longest: int, rope: Mapping[str, Any]) -> int:
+    """Return the context of a model whose `max_position_embeddings` is `longest`, with the scaling of its rotary embeddings.
+
+    Model cards ask users to add YaRN or linear scaling without raising that number. Some configs have raised it already."""
+    if rope.get("rope_type") not in ("linear", "yarn"):
+        return longest
+    original = rope.get("original_max_position_embeddings") or longest
+    return max(longest, int(original * float(rope.get("factor") or 1.0)))
 
 
 def stored_dtype(config: Config) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from models.config_fields import LAYER_TYPES, stored_dtype
+from models.config_fields import LAYER_TYPES, scaled_context, stored_dtype
 from models.expert_share import expert_share
 from models.foreign_plan import problem
 from models.spec import ModelSpec, RopeSpec
@@ -111,8 +111,8 @@ def _check_layers(architecture: str, config: Any) -> None:
 
 def _context(architecture: str, config: Any) -> int:
     """Return the number of tokens up to which positions mean the same in any batch."""
-    longest = number(architecture, config, "max_position_embeddings")
     rope = getattr(config, "rope_parameters", None) or {}
+    longest = scaled_context(number(architecture, config, "max_position_embeddings"), rope)
     kinds = [rope, *(part for part in rope.values() if isinstance(part, dict))]
     for part in kinds:
         if part.get("rope_type") in _LENGTH_DEPENDENT:

@@ -1,7 +1,9 @@
 """What all processes but the ranks must know about the served model, read from its folder without touching a weight."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 
 from core.adapter_config import ServedAdapter, check_name
@@ -46,10 +48,7 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
     folder = resolve(path)
     spec = read_spec(folder, config.model.implementation)
     limit = config.model.max_context_tokens
-    if limit > spec.max_context_tokens:
-        raise ConfigError(
-            f"model.max_context_tokens is {limit}, but {path} was made for {spec.max_context_tokens}"
-        )
+    _check_context(limit, spec, path)
     for pool in pools_of(config):
         check_mesh(spec, mesh_of(pool.parallel), pool.name, pool.parallel.ep_redundant_experts)
     if spec.encodes:
@@ -69,6 +68,27 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
         embedding_size=size,
         adapters=_adapters(config, name, spec),
         picture_token=-1 if spec.vision is None else spec.vision.token_id,
+    )
+
+
+def _check_context(limit: int, spec: ModelSpec, path: str) -> None:
+    if limit <= spec.max_context_tokens:
+        return
+    how = ""
+    if (
+        spec.rope.kind in ("default", "yarn", "linear")
+        and not spec.encodes
+        and spec.implementation == "baton"
+    ):
+        first = spec.rope.parameters.get("original_max_position_embeddings", spec.max_context_tokens)
+        scaling = {
+            "rope_type": "yarn",
+            "factor": float(ceil(limit / first)),
+            "original_max_position_embeddings": first,
+        }
+        how = f'. A longer context needs scaled rotary embeddings: "rope_scaling": {json.dumps(scaling)} in its config.json'
+    raise ConfigError(
+        f"model.max_context_tokens is {limit}, but {path} takes {spec.max_context_tokens} tokens at most{how}"
     )
 
 
