@@ -13,6 +13,7 @@ from cluster.ingress.beam_search import BeamParams
 from cluster.ingress.delivery import Delivery
 from cluster.ingress.live_adapters import LiveAdapters
 from cluster.ingress.questions import Questions
+from cluster.ingress.readiness import Readiness
 from cluster.ingress.running_attempt import Lost, refusal_of
 from cluster.ingress.search_steps import Found, search
 from cluster.ingress.shared_prompt import SharedPrompt
@@ -69,7 +70,7 @@ class Frontend:
             mail, self._schedulers, self._questions, request_timeout_s, is_on=loads_adapters
         )
         self._nonces = itertools.count()
-        self._retiring = False
+        self._retiring, self._readiness = False, Readiness()
         self._prefix = uuid.uuid4().hex[:8]
 
     @property
@@ -121,15 +122,15 @@ class Frontend:
         return dict(zip(addresses, await asyncio.gather(*asked), strict=True))
 
     async def ready(self) -> tuple[bool, str]:
-        """Return whether a request would be answered, and if not, why."""
+        """Return whether a request would be answered in time (`Readiness`), and if not, why."""
         if self._retiring:
             return False, "shutting down"
         try:
-            status = await self.status()
+            why_not = (await self.status()).why_not or self.adapters.why_not
         except ReplicaLost as error:
-            return False, str(error)
-        why_not = status.why_not or self.adapters.why_not
-        return not why_not, why_not
+            why_not = str(error)
+        self._readiness.saw(why_not, self._clock.now())
+        return not self._readiness.why_not, self._readiness.why_not
 
     async def generate(
         self, request: Request, shared: SharedPrompt | None = None

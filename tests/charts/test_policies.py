@@ -58,6 +58,16 @@ def test_what_serve_asks_for_the_groups_have(name: str) -> None:
     assert asked["GPU"] == offered["GPU"]
 
 
+def test_there_are_two_schedulers_unless_told_otherwise() -> None:
+    for given, number in (({}, 2), ({"serve": {"schedulers": 1}}, 1)):
+        [application] = serve_config(render({"config": given}))["applications"]
+        assert application["args"]["serve"]["schedulers"] == number
+    [group] = [one for one in cluster_spec(render({}))["workerGroupSpecs"] if one["groupName"] == "ingress"]
+    assert offered_resources(group) == {"ingress": 6}, (
+        "one pod: an ingress, two schedulers, and their next versions"
+    )
+
+
 @pytest.mark.parametrize(("schedulers", "offered"), [(1, 4), (2, 4), (3, 6)])
 def test_the_pods_with_ingresses_have_room_for_all_schedulers_twice(schedulers: int, offered: int) -> None:
     objects = render({"config": {"ingress_instances": 2, "serve": {"schedulers": schedulers}}})

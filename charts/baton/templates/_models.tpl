@@ -22,6 +22,8 @@ Every model of the release, as a JSON list. Each has
   {{- $defaults := $root.Files.Get "files/defaults.json" | fromJson -}}
   {{- /* Longer than a probe's period and the time that endpoints take to change on every node. */}}
   {{- $_ := set $defaults.config.serve "drain_notice_s" 10.0 -}}
+  {{- /* One that is lost is not missed: Serve takes seconds to start another. */}}
+  {{- $_ := set $defaults.config.serve "schedulers" 2 -}}
   {{- $effective := mergeOverwrite $defaults.config (deepCopy (default (dict) $model.values.config)) -}}
   {{- $_ := set $model "effective" $effective -}}
   {{- range $kind := list "ingress" "prefill" "decode" -}}

@@ -34,7 +34,7 @@ applications:
 {{- $args := deepCopy (default (dict) .model.values.config) -}}
 {{- $serve := default (dict) $args.serve -}}
 {{- if not (hasKey $serve "host") -}}{{- $_ := set $serve "host" "0.0.0.0" -}}{{- end -}}
-{{- $_ := set $serve "drain_notice_s" .model.effective.serve.drain_notice_s -}}
+{{- range list "drain_notice_s" "schedulers" -}}{{- $_ := set $serve . (index $.model.effective.serve .) -}}{{- end -}}
 {{- if .root.Values.apiKeys.enabled -}}{{- $_ := set $serve "api_keys_file" "/etc/baton/api-keys/api-keys" -}}{{- end -}}
 {{- if .root.Values.ingressTls.existingSecret -}}
   {{- $tls := dict "tls_cert" "/etc/baton/ingress-tls/tls.crt" "tls_key" "/etc/baton/ingress-tls/tls.key" -}}

@@ -1,0 +1,43 @@
+"""Readiness: at once at the start, through a short absence, and not to and fro."""
+
+import pytest
+
+from cluster.ingress.readiness import COVERED_S, STEADY_S, Readiness
+
+LOST = "the scheduler did not answer"
+
+
+def after(*looks: tuple[float, str]) -> str:
+    readiness = Readiness()
+    for now, why_not in looks:
+        readiness.saw(why_not, now)
+    return readiness.why_not
+
+
+def test_it_begins_unready_and_is_ready_at_the_first_good_look() -> None:
+    assert after()
+    assert after((0.0, "no instance")) == "no instance"
+    assert after((0.0, "no instance"), (0.1, "")) == ""
+
+
+@pytest.mark.parametrize("why_not", [LOST, "no decode instance is running"])
+def test_a_short_absence_is_covered(why_not: str) -> None:
+    looks = [(0.0, ""), *((at, why_not) for at in (1.0, 3.0, 1.0 + COVERED_S - 0.1))]
+    assert after(*looks) == ""
+    assert after(*looks, (1.0 + COVERED_S, why_not)) == why_not
+
+
+def test_absences_that_end_do_not_add_up() -> None:
+    looks = [(float(at), LOST if at % 4 else "") for at in range(100)]
+    assert after(*looks) == ""
+
+
+def test_after_a_long_absence_it_is_ready_once_all_has_been_well_for_a_while() -> None:
+    gone = [(0.0, ""), (1.0, LOST), (1.0 + COVERED_S, LOST)]
+    assert after(*gone, (20.0, "")) == LOST
+    assert after(*gone, (20.0, ""), (20.1, LOST), (20.2, ""), (20.1 + STEADY_S, "")) == LOST
+    assert after(*gone, (20.0, ""), (20.0 + STEADY_S, "")) == ""
+
+
+def test_one_look_after_a_long_silence_says_nothing_of_the_time_between() -> None:
+    assert after((0.0, ""), (1000.0, LOST)) == ""
