@@ -1,8 +1,8 @@
 """Whether a request that came now would be answered in time, as far as the last looks at the cluster say.
 
-Requests wait for a scheduler or an instance that is about to be replaced, so a short absence changes nothing. All ingresses see it
-at once: to take all of them out of their service would refuse what could be answered. An ingress that was not ready is ready again
-once it has been well for a while."""
+Requests wait for a scheduler or an instance that is about to be replaced, so a short absence changes nothing. All ingresses see
+it at once: to take all of them out of their service would refuse what could be answered. An ingress that was not ready is ready
+again once it has been well for a while."""
 
 from typing import Final
 
