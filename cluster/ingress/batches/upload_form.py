@@ -24,7 +24,7 @@ class UploadForm:
     def __init__(self, content_type: str, write: Callable[[bytes], None]) -> None:
         """`write` gets the file, piece by piece. Raises RequestError."""
         _, options = parse_options_header(content_type)
-        callbacks: "MultipartCallbacks" = {
+        callbacks: MultipartCallbacks = {
             "on_part_begin": self._on_part_begin,
             "on_header_field": self._on_header_field,
             "on_header_value": self._on_header_value,
