@@ -39,7 +39,9 @@ class PictureLayout:
 
 
 def open_picture(data: bytes, max_pixels: int = 0) -> Image.Image:
-    """Return the picture, upright and in RGB. `max_pixels` is checked before any pixel is decoded; 0 means any number. Raises
+    """Return the picture, upright and in RGB. Of several in one file, as in phones' photos and animations, it is the first.
+
+    `max_pixels` is checked before any pixel is decoded; 0 means any number. Raises
     UnreadablePicture."""
     try:
         image = Image.open(BytesIO(data), formats=FORMATS)
@@ -54,8 +56,6 @@ def open_picture(data: bytes, max_pixels: int = 0) -> Image.Image:
         raise UnreadablePicture(
             f"one of its sides ({width} x {height}) is more than {MOST_STRETCHED} times the other"
         )
-    if getattr(image, "n_frames", 1) > 1:
-        raise UnreadablePicture("it is an animation")
     try:
         return ImageOps.exif_transpose(image).convert("RGB")
     except Exception as error:

@@ -10,6 +10,7 @@ from typing import Any
 
 import anthropic
 import httpx2
+import numpy as np
 import pytest
 from PIL import Image
 
@@ -17,7 +18,7 @@ from cluster.ingress.api.picture_intake import PictureIntake
 from core.errors import RequestError
 from core.picture_config import PictureConfig
 from core.prompt_pictures import Picture
-from models.vision.picture_reader import PictureLayout
+from models.vision.picture_reader import PictureLayout, open_picture
 from tests.cluster.ingress.api.fakes import NAME, ByteTokenizer, FakeGenerator
 from tests.cluster.ingress.api.harness import CHATS, SETTINGS, Api
 from tests.models.seeing_checkpoints import data_url, encoded, picture, said, shown
@@ -220,9 +221,9 @@ def bomb() -> bytes:
     )
 
 
-def animation() -> bytes:
+def several(kind: str, first: Image.Image, then: Image.Image) -> bytes:
     out = BytesIO()
-    SMALL.save(out, "GIF", save_all=True, append_images=[OTHER])
+    first.save(out, kind, save_all=True, append_images=[then])
     return out.getvalue()
 
 
@@ -252,13 +253,34 @@ REFUSED = [
     ([whole(encoded(picture(1, 200, 60)))], "200 x 60 pixels, more than 10000"),
     ([whole(encoded(NOISE.convert("RGB")))], "bytes, more than this server's limit of 4096"),
     ([whole(encoded(picture(1, 99, 3)))], "more than 32 times"),
-    ([whole(animation())], "animation"),
     ([shown(SMALL)] * 3, "limit of 2"),
     ([shown(SMALL), said(f"say {chr(PLACEHOLDER)}")], "placeholders"),
     ([{"type": "image_url", "image_url": {"url": data_url(PNG), "detail": "huge"}}], "detail must be"),
-    ([{"type": "image_url", "image_url": {"url": data_url(PNG), "size": 3}}], "size is not supported"),
     ([{"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}], "video_url"),
 ]
+
+
+@pytest.mark.parametrize("kind", ["MPO", "GIF", "PNG", "WEBP"])
+async def test_of_several_pictures_in_one_file_the_first_is_seen(kind: str) -> None:
+    """Phones put several JPEGs into one file (MPO): the photo, and a map of its brightness."""
+    wide, narrow = picture(1, 40, 16), picture(2, 20, 16)
+    data = several(kind, wide, wide.rotate(180) if kind == "WEBP" else narrow.resize((40, 16)))
+    answer = await seeing().post(CHATS, asked([whole(data)]))
+    assert answer.status_code == 200, answer.text
+    seen, alone = open_picture(data), open_picture(encoded(wide, "JPEG" if kind == "MPO" else kind))
+    assert seen.size == (40, 16)
+    assert np.array_equal(np.asarray(seen), np.asarray(alone)) or kind != "PNG"
+    difference = np.abs(np.asarray(seen, int) - np.asarray(wide.convert("RGB"), int)).mean()
+    other = np.abs(np.asarray(seen, int) - np.asarray(narrow.resize((40, 16)).convert("RGB"), int)).mean()
+    assert difference < other / 2
+
+
+async def test_a_phones_photo_is_turned_upright() -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    out = BytesIO()
+    picture(1, 40, 16).save(out, "MPO", save_all=True, append_images=[OTHER], exif=turned)
+    assert open_picture(out.getvalue()).size == (16, 40)
 
 
 @pytest.mark.parametrize(("content", "says"), REFUSED)
