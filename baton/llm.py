@@ -14,9 +14,10 @@ import uvloop
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.ingress.api.api_factory import api_settings
+from cluster.ingress.api.body_model import validate
 from cluster.ingress.api.chat_format import ChatFormat
 from cluster.ingress.api.detokenize import TextStream
-from cluster.ingress.api.openai_requests import ChatRequest, validate
+from cluster.ingress.api.openai_requests import ChatRequest
 from cluster.ingress.model_card import describe_adapter, read_model_card
 from cluster.ingress.parsers.stop_strings import StopStrings
 from cluster.local import LocalCluster

@@ -30,6 +30,9 @@ class ServeConfig(Section):
     """How long an ingress that will stop still takes requests while /ready says 503: load balancers turn away meanwhile."""
     drain_timeout_s: float = Field(default=30.0, gt=0)
     """How long running requests may go on after that."""
+    unknown_fields: Literal["reject", "warn", "ignore"] = "warn"
+    """What becomes of a request with a field that Baton does not know. `warn`: the field is left out, and the answer's header
+    x-baton-warning names it. `ignore`: it is left out. `reject`: 400. A field that is known and not supported is refused."""
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     """A longer body is refused with 413."""
     response_store_bytes: int = Field(default=64 << 20, ge=0)

@@ -11,8 +11,9 @@ import jinja2
 import numpy as np
 import pytest
 
+from cluster.ingress.api.body_model import validate
 from cluster.ingress.api.chat_format import ChatFormat, PreparedChat
-from cluster.ingress.api.openai_requests import ChatRequest, validate
+from cluster.ingress.api.openai_requests import ChatRequest
 from cluster.ingress.api.structured import StructuredOutputs, grammar_of
 from cluster.ingress.parsers.model_formats import ToolFormat
 from core.plan import NewSeq

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from cluster.ingress.api.openai_requests import ChatRequest, validate
+from cluster.ingress.api.body_model import validate
+from cluster.ingress.api.openai_requests import ChatRequest
 from core.errors import RequestError
 from models.tokenizer import load_tokenizer
 from tests.cluster.ingress.api.templated import ASK, SYSTEM, TOOL, Chat, call, calling, result

@@ -12,9 +12,8 @@ from pydantic import Field
 
 from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.api_keys import Scope
+from cluster.ingress.api.body_model import Strict
 from cluster.ingress.api.generator import LoadsAdapters
-from cluster.ingress.api.openai_requests import validate
-from cluster.ingress.api.openai_tools import Strict
 from core.adapter_config import ServedAdapter
 from core.errors import ConfigError, RequestError
 
@@ -49,7 +48,7 @@ class AdapterRoutes:
     async def load(self, http: HttpRequest) -> Response:
         """Load an adapter on every instance. Answers when each of them has it."""
         describe = self._allowed()
-        body = validate(LoadAdapterRequest, await self._answering.body(http))
+        body = await self._answering.read(http, LoadAdapterRequest)
         try:
             found = await asyncio.to_thread(describe, body.lora_name, body.lora_path)
         except ConfigError as error:
@@ -60,7 +59,7 @@ class AdapterRoutes:
     async def unload(self, http: HttpRequest) -> Response:
         """Unload an adapter. Answers when the requests that had it are over and every instance has given it up."""
         self._allowed()
-        body = validate(UnloadAdapterRequest, await self._answering.body(http))
+        body = await self._answering.read(http, UnloadAdapterRequest)
         await self._adapters.unload(body.lora_name)
         return PlainTextResponse(f"Success: LoRA adapter {body.lora_name!r} removed successfully.")
 

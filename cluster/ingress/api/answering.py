@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from fastapi import Request as HttpRequest
@@ -26,7 +26,7 @@ from cluster.ingress.api.grammar_checker import GrammarChecker
 from cluster.ingress.api.http_responses import events, gathered, streamed, unless_gone, whole
 from cluster.ingress.api.openai_bodies import BodyShape
 from cluster.ingress.api.openai_errors import describe
-from cluster.ingress.api.openai_requests import NEUTRAL, ChatRequest, Common, ModelRequest, Neutral
+from cluster.ingress.api.openai_requests import ChatRequest, Common, ModelRequest
 from cluster.ingress.api.picture_intake import pictures_of
 from cluster.ingress.api.prompt_length import check_counted
 from cluster.ingress.api.request_params import ApiSettings
@@ -48,6 +48,7 @@ _VECTORS_AT_ONCE = 32
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
+B = TypeVar("B", bound=BaseModel)
 
 
 class HttpRoute(NamedTuple):
@@ -77,14 +78,9 @@ class Answering:
         self.chat_format = ChatFormat(tokenizer, settings)
         self._work = BodyWork(settings)
 
-    async def body(self, http: HttpRequest) -> dict[str, Any]:
-        return await self._work.json(http)
-
-    async def read(
-        self, http: HttpRequest, kind: type[M], neutral: Mapping[str, tuple[Neutral, str]] = NEUTRAL
-    ) -> M:
-        """Read and validate the body. Raises RequestError."""
-        return await self._work.read(http, kind, neutral)
+    async def read(self, http: HttpRequest, kind: type[B]) -> B:
+        """Return the body, validated. Raises RequestError, naming the field."""
+        return await self._work.read(http, kind)
 
     async def aside(self, http: HttpRequest, work: Callable[[], Steps[T]]) -> T:
         """Return the result of `work` on the body that was read. Raises what it raises."""
@@ -93,6 +89,9 @@ class Answering:
     async def prepare(self, http: HttpRequest, body: ChatRequest) -> PreparedChat:
         """Prepare what is to be generated. Raises RequestError."""
         chat = await self._with_pictures(http, body, self.chat_format.prepare)
+        if body.reasoning_effort is not None:
+            http.state.effort = chat.effort.taken or "default"
+            http.state.notes += [chat.effort.note] if chat.effort.note else []
         await self.check_grammar(body, chat.grammar)
         return chat
 
@@ -208,7 +207,7 @@ class Answering:
     ) -> list[ChoiceStream]:
         tenant: Tenant = http.state.tenant
         slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
-        hints, retain = hints_of(body.cache_hints, body.prompt_cache_key, body.prompt_cache_retention)
+        hints, retain = hints_of(body.hints, body.prompt_cache_key, body.prompt_cache_retention)
         choices: list[ChoiceStream] = []
         field = "prompt" if chat is None else "messages"
         common = self._sampling(body, chat, grammar, ends)

@@ -176,11 +176,10 @@ class MessagesShape:
 def messages_error(status: int, body: Mapping[str, Any], request_id: str) -> Json:
     """Return an error's body. `body` is the same error as OpenAI's clients get it."""
     kind = _ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": body["error"]["message"]},
-        "request_id": request_id,
-    }
+    error: Json = {"type": kind, "message": body["error"]["message"]}
+    if code := body["error"]["code"]:
+        error["details"] = {"error_code": code}
+    return {"type": "error", "error": error, "request_id": request_id}
 
 
 def _event(kind: str, **fields: Any) -> str:

@@ -1,98 +1,38 @@
 """Bodies of Anthropic's /v1/messages and the chat requests that they stand for. Each parameter is honoured or refused by name."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
 
-from cluster.ingress.api.cache_hints import ttl_of
-from cluster.ingress.api.openai_requests import (
-    NEUTRAL,
-    ChatRequest,
-    Neutral,
-    Stops,
-    anything,
-    is_one_of,
-    validate,
+from cluster.ingress.api.anthropic_blocks import (
+    Block,
+    CachedBlock,
+    ImageBlock,
+    Shown,
+    TextBlock,
+    ThinkingBlock,
+    ToolResultBlock,
+    ToolUseBlock,
+    shown,
+    text_of,
 )
-from cluster.ingress.api.openai_tools import MAX_TOOLS, FunctionName, Strict
+from cluster.ingress.api.body_model import NeutralFields, Strict, anything, is_one_of, validate
+from cluster.ingress.api.cache_hints import CacheControl, CacheHintsBody, with_ttl
+from cluster.ingress.api.json_schema import Schema
+from cluster.ingress.api.neutral_fields import NEUTRAL
+from cluster.ingress.api.openai_requests import CHATS_OWN, ChatRequest, Stops
+from cluster.ingress.api.openai_tools import MAX_TOOLS, FunctionName, without_tools
 from core.errors import RequestError
 
 Json = dict[str, Any]
 
 
-class _Block(Strict):
-    cache_control: Json | None = None
-    """How long the KV up to here is to stay. The longest time of a body's is that of all its KV."""
-
-
-class TextBlock(_Block):
-    type: Literal["text"]
-    text: str
-    citations: None = None
-
-
-class Base64Source(Strict):
-    type: Literal["base64"]
-    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
-    data: str
-
-    @property
-    def whole_url(self) -> str:
-        return f"data:{self.media_type};base64,{self.data}"
-
-
-class UrlSource(Strict):
-    type: Literal["url"]
-    url: str
-
-    @property
-    def whole_url(self) -> str:
-        return self.url
-
-
-class ImageBlock(_Block):
-    type: Literal["image"]
-    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
-    """`file` is refused: Baton keeps no uploads for messages."""
-
-
-class ThinkingBlock(Strict):
-    type: Literal["thinking"]
-    thinking: str
-    signature: str = ""
-
-
-class DirectCaller(Strict):
-    type: Literal["direct"]
-
-
-class ToolUseBlock(_Block):
-    type: Literal["tool_use"]
-    id: str
-    name: FunctionName
-    input: Json
-    caller: DirectCaller | None = None
-
-
-class ToolResultBlock(_Block):
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: str | list[Annotated[TextBlock | ImageBlock, Field(discriminator="type")]] = ""
-    is_error: bool | None = None
-
-    @property
-    def pictures(self) -> list[ImageBlock]:
-        return [part for part in self.content if isinstance(part, ImageBlock)]
-
-
-Block = Annotated[
-    TextBlock | ImageBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
-]
 _TYPES = {
-    "user": {"text", "image", "tool_result"},
-    "assistant": {"text", "thinking", "tool_use"},
+    "user": {"text", "image", "document", "search_result", "tool_result"},
+    "assistant": {"text", "thinking", "redacted_thinking", "tool_use"},
     "system": {"text"},
 }
 
@@ -109,16 +49,47 @@ class MessageParam(Strict):
         return self
 
 
-class ToolParam(_Block):
+class ToolParam(CachedBlock):
     name: FunctionName
     description: str | None = None
-    input_schema: Json
+    input_schema: Schema
+    input_examples: list[Json] | None = None
     type: Literal["custom"] | None = None
     strict: bool | None = None
     eager_input_streaming: bool | None = None
     """It changes nothing, since arguments are always streamed as they come."""
-    allowed_callers: list[Literal["direct"]] | None = None
-    defer_loading: Literal[False] | None = None
+    allowed_callers: list[str] | None = None
+    defer_loading: bool | None = None
+    """It changes nothing: a tool is shown from the beginning, so that the prefix of the prompt stays the same."""
+
+    @field_validator("allowed_callers")
+    @classmethod
+    def _is_called_by_the_model(cls, callers: list[str] | None) -> list[str] | None:
+        if callers is not None and "direct" not in callers:
+            raise ValueError("without 'direct' the model could not call it, and no code is run here")
+        return callers
+
+    @property
+    def described(self) -> str | None:
+        """The description, with the examples: templates have no place of their own for them."""
+        if not self.input_examples:
+            return self.description
+        examples = (json.dumps(example, ensure_ascii=False) for example in self.input_examples)
+        return "\n".join([self.description or "", "Examples of arguments:", *examples]).lstrip()
+
+
+def _is_servers_own(tool: Any) -> bool:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return isinstance(kind, str) and re.fullmatch(r"[a-z_0-9]+_20\d{6}|mcp_toolset", kind) is not None
+
+
+def _own_tools(tools: Any, info: ValidationInfo) -> Any:
+    return without_tools(tools, _is_servers_own, info)
+
+
+ToolParams = Annotated[
+    list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True), BeforeValidator(_own_tools)
+]
 
 
 class ToolChoiceParam(Strict):
@@ -136,7 +107,7 @@ class Thinking(Strict):
 
 class JsonFormat(Strict):
     type: Literal["json_schema"]
-    schema_: Annotated[Json, Field(alias="schema")]
+    schema_: Annotated[Schema, Field(alias="schema")]
 
 
 class OutputConfig(Strict):
@@ -144,14 +115,48 @@ class OutputConfig(Strict):
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
+def _keeps_everything(value: Any) -> bool:
+    """Return whether edits of the history, where there are any, leave it as it was sent."""
+    edits: Any = value.get("edits", []) if isinstance(value, dict) else [] if value is None else [value]
+    return edits in ([], [{"type": "clear_thinking_20251015", "keep": "all"}])
+
+
+MESSAGES_NEUTRAL: NeutralFields = {
+    **CHATS_OWN,
+    "stop": (is_one_of([]), "it is called stop_sequences here"),
+    "reasoning_effort": (is_one_of(), "it is called output_config.effort here"),
+    "response_format": (is_one_of(), "it is called output_config.format here"),
+    "metadata": NEUTRAL["metadata"],
+    "cache_control": (anything, ""),
+    "service_tier": (is_one_of("auto", "standard_only"), "classes are chosen by the header x-slo-class"),
+    "speed": (is_one_of("standard"), "there is one speed"),
+    "container": (is_one_of(), "there are no containers"),
+    "mcp_servers": (is_one_of([]), "the client runs the tools"),
+    "inference_geo": (is_one_of(), "the cluster is where it is"),
+    "context_management": (_keeps_everything, "the client edits its history"),
+    "diagnostics": (is_one_of(), "/cluster and the metrics tell what happened"),
+    "user_profile_id": (is_one_of(), "there are no profiles"),
+    "workspace_id": (is_one_of(), "tenants are told by their keys"),
+    "compaction": (is_one_of(), "the client shortens its history"),
+    "fallbacks": (is_one_of([]), "there is one model"),
+    "fallback_credit_token": (anything, ""),
+    "billing_policy": (anything, ""),
+    "betas": (anything, ""),
+}
+
+
 class CountTokensRequest(Strict):
+    neutral: ClassVar[NeutralFields] = MESSAGES_NEUTRAL
+
     model: str
     messages: Annotated[list[MessageParam], Field(min_length=1, fail_fast=True)]
     system: str | list[TextBlock] | None = None
-    tools: Annotated[list[ToolParam], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: ToolParams | None = None
     tool_choice: ToolChoiceParam | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    thread: Any = None
+    """A conversation that the server would keep. `as_chat` refuses it as SDKs expect, which then send the whole conversation."""
 
     @property
     def shows_thinking(self) -> bool:
@@ -166,73 +171,48 @@ class MessagesRequest(CountTokensRequest):
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    cache_control: Json | None = None
-    cache_hints: Any = None
-    """As in chat requests, which check them."""
+    cache_control: CacheControl | None = None
+    cache_hints: CacheHintsBody | None = None
 
     @property
-    def cache_controls(self) -> Iterator[Json | None]:
+    def cache_controls(self) -> Iterator[CacheControl | None]:
         """Everything that says how long KV is to stay."""
         yield self.cache_control
-        blocks: list[_Block] = [*self.tools] if self.tools else []
+        blocks: list[CachedBlock] = [*self.tools] if self.tools else []
         for text in (self.system, *(message.content for message in self.messages)):
-            blocks += [block for block in text or () if isinstance(block, _Block)]
+            blocks += [block for block in text or () if isinstance(block, CachedBlock)]
         for block in blocks:
             yield block.cache_control
             if isinstance(block, ToolResultBlock):
-                yield from (part.cache_control for part in block.content if isinstance(part, _Block))
+                yield from (part.cache_control for part in block.content if isinstance(part, CachedBlock))
 
 
-def _keeps_everything(value: Any) -> bool:
-    """Return whether edits of the history, where there are any, leave it as it was sent."""
-    edits: Any = value.get("edits", []) if isinstance(value, dict) else [] if value is None else [value]
-    return edits in ([], [{"type": "clear_thinking_20251015", "keep": "all"}])
-
-
-MESSAGES_NEUTRAL: dict[str, tuple[Neutral, str]] = {
-    "metadata": NEUTRAL["metadata"],
-    "cache_control": (anything, ""),
-    "service_tier": (is_one_of("auto", "standard_only"), "classes are chosen by the header x-slo-class"),
-    "speed": (is_one_of("standard"), "there is one speed"),
-    "container": (is_one_of(), "there are no containers"),
-    "mcp_servers": (is_one_of([]), "the client runs the tools"),
-    "inference_geo": (is_one_of(), "the cluster is where it is"),
-    "context_management": (_keeps_everything, "the client edits its history"),
-    "diagnostics": (is_one_of(), "/cluster and the metrics tell what happened"),
-    "user_profile_id": (is_one_of(), "there are no profiles"),
-    "workspace_id": (is_one_of(), "tenants are told by their keys"),
-}
-
-
-def as_chat(body: CountTokensRequest, *, reasons: bool, knows_effort: Callable[[str], bool]) -> ChatRequest:
-    """Return the chat request that the message stands for. `reasons` says that the model's format has reasoning, `knows_effort`
-    whether its template knows an effort; `none` is that of thinking that is disabled. Raises RequestError."""
+def as_chat(body: CountTokensRequest, *, bounds_reasoning: bool) -> ChatRequest:
+    """Return the chat request that the message stands for. `bounds_reasoning`: the model's reasoning can have a budget.
+    Raises RequestError."""
+    if body.thread is not None:
+        raise RequestError(
+            "thread: this server keeps no conversations; send the whole one without it",
+            field="thread",
+            code="thread_unsupported_request",
+        )
     messages = [] if body.system is None else [{"role": "system", "content": _text(body.system)}]
     for message in body.messages:
         messages += _chat_messages(message)
     chat: Json = {"model": body.model, "messages": messages, "tools": _tools(body.tools), **_choice(body)}
     if body.messages[-1].role == "assistant":
         chat["continue_final_message"] = True
-    if body.thinking is not None and reasons:
+    if body.thinking is not None and bounds_reasoning:
         chat["thinking_token_budget"] = body.thinking.budget_tokens
-    chat["reasoning_effort"] = next(filter(knows_effort, _efforts(body)), None)
+    chat["reasoning_effort"] = next(_efforts(body), None)
     if body.output_config is not None and body.output_config.format is not None:
         schema = {"name": "answer", "schema": body.output_config.format.schema_, "strict": True}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
     if isinstance(body, MessagesRequest):
         chat |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
         chat |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
-        chat["cache_hints"] = _hints(body)
-    return validate(ChatRequest, {name: value for name, value in chat.items() if value is not None})
-
-
-def _hints(body: MessagesRequest) -> Any:
-    """Return Baton's hints, with what Anthropic's say of the time where Baton's say nothing of it. Raises RequestError."""
-    hints, ttl_s = body.cache_hints, ttl_of(body.cache_controls)
-    if ttl_s is None or not (hints is None or isinstance(hints, dict)):
-        return hints
-    given: Json = hints or {}
-    return given if given.keys() & {"ttl_s", "pin", "release"} else {"ttl_s": ttl_s, **given}
+        chat["cache_hints"] = with_ttl(body.cache_hints, body.cache_controls)
+    return validate(ChatRequest, chat)
 
 
 def _efforts(body: CountTokensRequest) -> Iterator[str]:
@@ -249,25 +229,22 @@ def _chat_messages(message: MessageParam) -> list[Json]:
     if isinstance(message.content, str):
         return [{"role": message.role, "content": message.content}]
     blocks = message.content
-    text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
     if message.role != "assistant":
-        results = [
-            {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)}
-            for block in blocks
-            if isinstance(block, ToolResultBlock)
+        results = [block for block in blocks if isinstance(block, ToolResultBlock)]
+        told: list[Json] = [
+            {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text} for block in results
         ]
-        shown = [one for block in blocks if isinstance(block, ToolResultBlock) for one in block.pictures]
-        if shown or any(isinstance(block, ImageBlock) for block in blocks):
-            return [*results, {"role": message.role, "content": _parts([*shown, *blocks])}]
-        said = any(isinstance(block, TextBlock) for block in blocks)
-        return [*results, *([{"role": message.role, "content": text}] if said else [])]
+        parts = [*(one for block in results for one in block.pictures), *shown(blocks)]
+        if any(isinstance(part, ImageBlock) for part in parts):
+            return [*told, {"role": message.role, "content": _parts(parts)}]
+        return [*told, *([{"role": message.role, "content": text_of(parts)}] if parts else [])]
     calls = [
         {"id": block.id, "function": {"name": block.name, "arguments": json.dumps(block.input)}}
         for block in blocks
         if isinstance(block, ToolUseBlock)
     ]
     reasoning = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
-    out: Json = {"role": "assistant", "content": text or None}
+    out: Json = {"role": "assistant", "content": text_of(blocks) or None}
     return [
         out
         | ({"tool_calls": calls} if calls else {})
@@ -275,21 +252,18 @@ def _chat_messages(message: MessageParam) -> list[Json]:
     ]
 
 
-def _parts(blocks: Sequence[Block]) -> list[Json]:
+def _parts(blocks: Sequence[Shown]) -> list[Json]:
     """Return what a user says and shows, in order."""
-    out: list[Json] = []
-    for block in blocks:
-        if isinstance(block, TextBlock):
-            out.append({"type": "text", "text": block.text})
-        elif isinstance(block, ImageBlock):
-            out.append({"type": "image_url", "image_url": {"url": block.source.whole_url}})
-    return out
+    return [
+        {"type": "text", "text": block.text}
+        if isinstance(block, TextBlock)
+        else {"type": "image_url", "image_url": {"url": block.source.whole_url}}
+        for block in blocks
+    ]
 
 
-def _text(content: str | Sequence[TextBlock | ImageBlock]) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(block.text for block in content if isinstance(block, TextBlock))
+def _text(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else text_of(content)
 
 
 def _tools(tools: Sequence[ToolParam] | None) -> list[Json] | None:
@@ -300,7 +274,7 @@ def _tools(tools: Sequence[ToolParam] | None) -> list[Json] | None:
             "type": "function",
             "function": {
                 "name": tool.name,
-                "description": tool.description,
+                "description": tool.described,
                 "parameters": tool.input_schema,
                 "strict": tool.strict,
             },

@@ -9,7 +9,6 @@ from cluster.ingress.api import request_params
 from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.anthropic_bodies import MessagesShape
 from cluster.ingress.api.anthropic_requests import (
-    MESSAGES_NEUTRAL,
     CountTokensRequest,
     MessagesRequest,
     as_chat,
@@ -29,9 +28,9 @@ class AnthropicRoutes:
         ]
 
     async def messages(self, http: HttpRequest) -> Response:
-        body = await self._answering.read(http, MessagesRequest, MESSAGES_NEUTRAL)
+        body = await self._answering.read(http, MessagesRequest)
         request_params.check_model(body.model, self._answering.settings)
-        chat_body = await self._answering.aside(http, at_once(lambda: self._as_chat(body)))
+        chat_body = await self._answering.aside(http, at_once(lambda: self._as_chat(http, body)))
         chat = await self._answering.prepare(http, chat_body)
         fitting = self._answering.fitting(chat_body, chat.prompt)
         choices = await self._answering.choices(http, fitting, [chat.prompt], 1, chat, grammar=chat.grammar)
@@ -47,15 +46,13 @@ class AnthropicRoutes:
         return await self._answering.answer(http, fitting, choices, 1, shape)
 
     async def count_tokens(self, http: HttpRequest) -> Response:
-        body = await self._answering.read(http, CountTokensRequest, MESSAGES_NEUTRAL)
+        body = await self._answering.read(http, CountTokensRequest)
         request_params.check_model(body.model, self._answering.settings)
-        chat_body = await self._answering.aside(http, at_once(lambda: self._as_chat(body)))
+        chat_body = await self._answering.aside(http, at_once(lambda: self._as_chat(http, body)))
         return JSONResponse({"input_tokens": len(await self._answering.prompt_of(http, chat_body))})
 
-    def _as_chat(self, body: CountTokensRequest) -> ChatRequest:
+    def _as_chat(self, http: HttpRequest, body: CountTokensRequest) -> ChatRequest:
         chat_format = self._answering.chat_format
-
-        def knows_effort(effort: str) -> bool:
-            return chat_format.effort_arguments(effort) is not None
-
-        return as_chat(body, reasons=chat_format.formats.reasoning != "none", knows_effort=knows_effort)
+        if body.thinking is not None and body.thinking.budget_tokens and not chat_format.bounds_reasoning:
+            http.state.notes.append("thinking.budget_tokens: this model's reasoning cannot be bounded")
+        return as_chat(body, bounds_reasoning=chat_format.bounds_reasoning)

@@ -60,6 +60,7 @@ def api_settings(
         vocab_size=card.vocab_size,
         eos_token_ids=card.eos_token_ids,
         default_sampling=card.default_sampling,
+        unknown_fields=config.serve.unknown_fields,
         max_body_bytes=config.serve.max_body_bytes,
         body_timeout_s=config.serve.body_timeout_s,
         keep_alive_s=config.serve.keep_alive_s,

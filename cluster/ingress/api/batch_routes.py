@@ -2,16 +2,15 @@
 
 import asyncio
 import time
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import FileResponse, JSONResponse, Response
 from pydantic import Field
 
 from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.body_model import NeutralFields, Strict, is_one_of
 from cluster.ingress.api.list_pages import page_of
-from cluster.ingress.api.openai_requests import Neutral, is_one_of, validate
-from cluster.ingress.api.openai_tools import Strict
 from cluster.ingress.batches.batch_store import FINAL, BatchStore, Record
 from cluster.ingress.batches.file_store import FileStore, StoredFile
 from cluster.ingress.batches.upload_form import UploadForm
@@ -30,16 +29,16 @@ Metadata = Annotated[
 ]
 
 
+BATCH_NEUTRAL: NeutralFields = {"output_expires_after": (is_one_of(), "files stay until they are deleted")}
+
+
 class BatchRequest(Strict):
+    neutral: ClassVar[NeutralFields] = BATCH_NEUTRAL
+
     input_file_id: str
     endpoint: Endpoint
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
-
-
-BATCH_NEUTRAL: dict[str, tuple[Neutral, str]] = {
-    "output_expires_after": (is_one_of(), "files stay until they are deleted")
-}
 
 
 class BatchRoutes:
@@ -115,7 +114,7 @@ class BatchRoutes:
         return JSONResponse({"id": file.id, "object": "file", "deleted": True})
 
     async def create(self, http: HttpRequest) -> Response:
-        body = validate(BatchRequest, await self._answering.body(http), BATCH_NEUTRAL)
+        body = await self._answering.read(http, BatchRequest)
         tenant = http.state.holder.owner
         file = await asyncio.to_thread(self._files.get, body.input_file_id, tenant, "input_file_id")
         if file.purpose != "batch":

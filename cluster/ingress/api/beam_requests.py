@@ -47,8 +47,8 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
 def beams_of(body: Common, width: int, grammar: Grammar | None, settings: ApiSettings) -> BeamParams | None:
     """None where no beam search is asked for. `width`: `best_of`, or `n`. Raises RequestError, naming the field."""
     if not body.use_beam_search:
-        for name in ("length_penalty", "early_stopping"):
-            if getattr(body, name) is not None:
+        for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
+            if getattr(body, name) not in (None, neutral):
                 raise RequestError(f"{name} goes with use_beam_search=true", field=name)
         return None
     for name, (refuses, why) in _REFUSED.items():

@@ -1,14 +1,14 @@
 """Reads and works on requests' bodies: short ones where they come in, longer ones on threads that the tenants share fairly."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, cast
+from collections.abc import Callable
+from typing import TypeVar, cast
 
 from fastapi import Request as HttpRequest
 from pydantic import BaseModel
 
 from cluster.ingress.api.access import Tenant
+from cluster.ingress.api.body_model import UnknownFields, read_body
 from cluster.ingress.api.http_responses import unless_gone
-from cluster.ingress.api.openai_requests import NEUTRAL, Neutral, validate
 from cluster.ingress.api.request_body import read_json
 from cluster.ingress.api.request_json import parse_json
 from cluster.ingress.api.request_params import ApiSettings
@@ -27,20 +27,16 @@ class BodyWork:
 
     def __init__(self, settings: ApiSettings) -> None:
         self._max_bytes, self._timeout_s = settings.max_body_bytes, settings.body_timeout_s
+        self._unknown_fields: UnknownFields = settings.unknown_fields
         self._threads = FairThreads()
 
-    async def json(self, http: HttpRequest) -> dict[str, Any]:
-        """Read the body. Raises RequestError."""
+    async def read(self, http: HttpRequest, kind: type[M]) -> M:
+        """Read and validate the body. Raises RequestError, naming the field."""
         data = await read_json(http, self._max_bytes, self._timeout_s)
-        return await self._do(http, at_once(lambda: parse_json(data)), 0, holds_lock=True)
-
-    async def read(
-        self, http: HttpRequest, kind: type[M], neutral: Mapping[str, tuple[Neutral, str]] = NEUTRAL
-    ) -> M:
-        """Read and validate the body. Raises RequestError."""
-        data = await read_json(http, self._max_bytes, self._timeout_s)
-        work = at_once(lambda: validate(kind, parse_json(data), neutral))
-        return await self._do(http, work, 0, holds_lock=True)
+        work = at_once(lambda: read_body(kind, parse_json(data), self._unknown_fields))
+        body, notes = await self._do(http, work, 0, holds_lock=True)
+        http.state.notes += notes
+        return body
 
     async def do(self, http: HttpRequest, work: Callable[[], Steps[T]], num_more_bytes: int = 0) -> T:
         """Return the result of `work` on the body that was read, and on `num_more_bytes`. Raises what it raises."""

@@ -1,12 +1,12 @@
 """What clients say of the time after a request, for caches, in Baton's words and in those of OpenAI and Anthropic."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from math import inf
-from typing import Annotated, Any, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from cluster.ingress.api.openai_tools import Strict
+from cluster.ingress.api.body_model import NeutralFields, Strict, anything
 from core.errors import RequestError
 from core.types import CacheHints
 
@@ -14,7 +14,6 @@ SessionName = Annotated[str, Field(min_length=1, max_length=256)]
 Retention = Literal["in_memory", "24h", "none"]
 _DAY_S = 86400.0
 _TTLS_S = {"5m": 300.0, "1h": 3600.0}
-"""Anthropic's names."""
 
 
 class CacheHintsBody(Strict):
@@ -41,6 +40,15 @@ class CacheHintsBody(Strict):
         return self
 
 
+class CacheControl(Strict):
+    """Anthropic's word at a block, which chat requests may have, too."""
+
+    neutral: ClassVar[NeutralFields] = {"scope": (anything, "")}
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] = "5m"
+
+
 class SessionHintBody(Strict):
     """What is said of a session without a request."""
 
@@ -65,18 +73,9 @@ def hints_of(
     return CacheHints(session=session, ttl_s=ttl_s if retain else 0.0, prefetch_s=after_s), retain
 
 
-def ttl_of(controls: Iterable[Mapping[str, Any] | None]) -> float | None:
-    """Return the longest time that Anthropic's `cache_control` asks for anywhere in a body; None where there is none. Raises
-    RequestError."""
-    longest_s: float | None = None
-    for control in controls:
-        if control is None:
-            continue
-        ttl = control.get("ttl") or "5m"
-        if control.get("type") != "ephemeral" or ttl not in _TTLS_S:
-            raise RequestError(
-                f"cache_control is of type 'ephemeral', with a ttl of '5m' or '1h', not {dict(control)!r}",
-                field="cache_control",
-            )
-        longest_s = max(longest_s or 0.0, _TTLS_S[ttl])
-    return longest_s
+def with_ttl(hints: CacheHintsBody | None, controls: Iterable[CacheControl | None]) -> CacheHintsBody | None:
+    """Return the hints. Where they say nothing of the time, it is the longest of the `controls`."""
+    if hints is not None and (hints.pin or hints.release or hints.ttl_s is not None):
+        return hints
+    ttl_s = max((_TTLS_S[control.ttl] for control in controls if control is not None), default=None)
+    return hints if ttl_s is None else (hints or CacheHintsBody()).model_copy(update={"ttl_s": ttl_s})

@@ -3,7 +3,7 @@
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from cluster.ingress.api.openai_tools import (
     ToolChoice,
 )
 from cluster.ingress.api.picture_intake import Seen, pictures_of
+from cluster.ingress.api.reasoning_effort import Effort, ReasoningEfforts
 from cluster.ingress.api.request_params import ApiSettings, chat_prompt
 from cluster.ingress.api.structured import answer_schema, grammar_of
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
@@ -31,7 +32,6 @@ from core.types import Grammar, ThinkingBudget
 
 _TAIL_TOKENS = 16
 """The number of tokens at the prompt's end that tell whether it ends within the reasoning."""
-_EFFORTS = ("low", "medium", "high")
 _LETTERS = string.ascii_letters + string.digits
 
 
@@ -52,6 +52,7 @@ class PreparedChat:
     thinking: ThinkingBudget | None
     grammar: Grammar | None
     pictures: tuple[Picture, ...] = ()
+    effort: Effort = field(default_factory=Effort)
 
     def new_parser(self, stops: StopStrings | None = None) -> OutputParser:
         return make_parser(
@@ -75,6 +76,12 @@ class ChatFormat:
             sees=settings.pictures is not None,
         )
         self.formats = self._template.formats
+        self._efforts = ReasoningEfforts(tokenizer, reasons=self.formats.reasoning != "none")
+
+    @property
+    def bounds_reasoning(self) -> bool:
+        """Whether the model's reasoning can have a budget: a single token ends it."""
+        return self.formats.reasoning != "none" and len(self._ids(self.formats.budget_marks[1])) == 1
 
     def new_call_id(self) -> str:
         short = self._template.short_ids
@@ -106,6 +113,7 @@ class ChatFormat:
             thinking=self._budget(body.thinking_token_budget, opened, cut=grammar is not None),
             grammar=grammar,
             pictures=seen.pictures,
+            effort=self._effort(body),
         )
 
     def prompt_of(self, body: ChatRequest) -> tuple[int, ...]:
@@ -117,7 +125,7 @@ class ChatFormat:
         """Return the prompt and its pictures. Raises RequestError."""
         self._check_messages(body)
         rendered = [tool.model_dump(exclude_unset=True) for tool in tools] or None
-        arguments = {**self._template_arguments(body), **(body.chat_template_kwargs or {})}
+        arguments = {**self._effort(body).arguments, **(body.chat_template_kwargs or {})}
         shown = partial(self._shown, body.messages)
         prompt = chat_prompt(
             body,
@@ -260,26 +268,8 @@ class ChatFormat:
         except ValueError as error:
             raise RequestError(f"tools: {error}", field="tools") from None
 
-    def effort_arguments(self, effort: str) -> dict[str, Any] | None:
-        """Return what a reasoning effort means to the template; None where it knows none such. `medium` is OpenAI's default and
-        means the model's own way."""
-        template = self._tokenizer.template
-        if "reasoning_effort" in template and effort in _EFFORTS:
-            return {"reasoning_effort": effort}
-        if "enable_thinking" in template and effort in ("none", "medium"):
-            return {"enable_thinking": effort != "none"}
-        return {} if effort == ("none" if self.formats.reasoning == "none" else "medium") else None
-
-    def _template_arguments(self, body: ChatRequest) -> dict[str, Any]:
-        if body.reasoning_effort is None:
-            return {}
-        if (found := self.effort_arguments(body.reasoning_effort)) is not None:
-            return found
-        raise RequestError(
-            f"this model's chat template knows no reasoning effort {body.reasoning_effort!r}",
-            field="reasoning_effort",
-            code="unsupported_parameter",
-        )
+    def _effort(self, body: ChatRequest) -> Effort:
+        return Effort() if body.reasoning_effort is None else self._efforts.of(body.reasoning_effort)
 
     def _budget(self, max_tokens: int | None, opened: bool, cut: bool) -> ThinkingBudget | None:
         """Return the budget of the reasoning. `cut` forces nothing behind the reasoning's end, where a grammar begins."""

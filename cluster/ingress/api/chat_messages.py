@@ -119,7 +119,7 @@ def _template_message(message: Message, style: MessageStyle, names: Mapping[str,
         out["tool_call_id"] = short_id(message.tool_call_id) if style.short_ids else message.tool_call_id
     if message.tool_calls:
         out["tool_calls"] = [_template_call(call, style) for call in message.tool_calls]
-    reasoning = message.reasoning_content or message.reasoning
+    reasoning = message.thought
     if reasoning and not (style.reasoning_key == "thinking" and content):
         out[style.reasoning_key] = reasoning
     return out

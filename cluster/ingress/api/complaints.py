@@ -56,7 +56,7 @@ def explain(error: ValidationError, body: Mapping[str, Any]) -> RequestError:
     missing = worst["type"] == "missing"
     if missing and len(path) == 1:
         text = f"{name!r} is required"
-    elif worst["type"] in ("extra_forbidden", "none_required") or path[-1] == "annotations":
+    elif worst["type"] == "none_required" or path[-1] == "annotations":
         text = f"{where} is not supported"
     elif worst["type"] == "literal_error":
         alike = [e for e in errors if e["type"] == "literal_error" and _path_of(e["loc"], body) == path]

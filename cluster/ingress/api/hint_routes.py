@@ -6,7 +6,6 @@ from fastapi.responses import JSONResponse, Response
 from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.cache_hints import SessionHintBody
 from cluster.ingress.api.generator import Generator
-from cluster.ingress.api.openai_requests import validate
 
 
 class HintRoutes:
@@ -18,7 +17,7 @@ class HintRoutes:
 
     async def hint(self, http: HttpRequest) -> Response:
         """Tell every instance, and answer which of them know the session. One that none knows is no error: it may be long ago."""
-        body = validate(SessionHintBody, await self._answering.body(http), {})
+        body = await self._answering.read(http, SessionHintBody)
         known = await self._generator.hint_session(
             http.state.tenant.name, body.session, release=body.action == "release"
         )

@@ -19,6 +19,7 @@ from cluster.ingress import request_context
 from cluster.ingress.api import audit
 from cluster.ingress.api.access import Access, KeyHolder, Tenant
 from cluster.ingress.api.adapter_routes import AdapterRoutes
+from cluster.ingress.api.answer_notes import AnswerNotes
 from cluster.ingress.api.answering import Answering, HttpRoute
 from cluster.ingress.api.anthropic_bodies import messages_error
 from cluster.ingress.api.anthropic_routes import AnthropicRoutes
@@ -107,6 +108,7 @@ class _Api:
         self._generator, self._model_name = generator, model_name
         self._access, self._observers, self._metrics = access, observers, observers.ingress
         self._page, self._page_headers = load_page()
+        self._notes = AnswerNotes()
 
     def routes(self) -> list[HttpRoute]:
         return [
@@ -131,7 +133,7 @@ class _Api:
             request_context.request_id.set(request_id)
             request_context.route.set("/v1/batches" if HOLDER in request.scope else path)
             request_context.traceparent.set(request.headers.get("traceparent", ""))
-            request.state.tenant = None
+            request.state.tenant, request.state.notes, request.state.effort = None, [], ""
             try:
                 if route.scope is not Scope.OPEN:
                     self._admit(request, route.scope)
@@ -147,7 +149,9 @@ class _Api:
                 anthropic = path.startswith("/v1/messages")
                 response = error_response(error, request_id, messages_error if anthropic else None)
                 self._note_refusal(request, response.status_code, error)
-            response.headers.update(_labels(request_id))
+            response.headers.update(_labels(request_id) | self._notes.headers(path, request.state.notes))
+            if request.state.effort:
+                response.headers["x-baton-reasoning-effort"] = request.state.effort
             if request.state.tenant is not None and request.method == "POST":
                 response.headers.update(request.state.tenant.headers())
             self._metrics.requests.labels(path, response.status_code).inc()

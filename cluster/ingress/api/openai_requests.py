@@ -2,18 +2,18 @@
 
 pydantic is strict: "5" is no number and true is no integer."""
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from collections.abc import Iterator
+from itertools import chain
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from cluster.ingress.api.cache_hints import CacheHintsBody, Retention
-from cluster.ingress.api.complaints import explain
-from cluster.ingress.api.openai_tools import Strict, ToolCalls, ToolChoice, Tools
+from cluster.ingress.api.body_model import NeutralFields, Strict, anything, is_one_of
+from cluster.ingress.api.cache_hints import CacheControl, CacheHintsBody, Retention, with_ttl
+from cluster.ingress.api.neutral_fields import NEUTRAL, NOTED
+from cluster.ingress.api.openai_tools import ToolCalls, ToolChoice, Tools
 from cluster.ingress.api.structured import ResponseFormat, StructuredOutputs
-from core.errors import RequestError
 
-M = TypeVar("M", bound=BaseModel)
 Probability = Annotated[float, Field(gt=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -57,6 +57,9 @@ class StreamOptions(Strict):
 
 class ModelRequest(Strict):
     """The fields of every route that asks the model for something: who answers, when, and with whom prefixes are shared."""
+
+    neutral: ClassVar[NeutralFields] = NEUTRAL
+    noted: ClassVar[NeutralFields] = NOTED
 
     model: str
     service_tier: Annotated[str, Field(max_length=64)] | None = None
@@ -126,11 +129,21 @@ class Common(ModelRequest):
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
+    def hints(self) -> CacheHintsBody | None:
+        """What the body says of the time after it."""
+        return self.cache_hints
+
+    @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
-class TextPart(Strict):
+class _Part(Strict):
+    cache_control: CacheControl | None = None
+    """Anthropic's, which LiteLLM and OpenRouter send in chats."""
+
+
+class TextPart(_Part):
     type: Literal["text"]
     text: str
 
@@ -144,7 +157,7 @@ class ImageUrl(Strict):
     detail: Detail | None = None
 
 
-class ImagePart(Strict):
+class ImagePart(_Part):
     type: Literal["image_url"]
     image_url: ImageUrl
 
@@ -152,8 +165,29 @@ class ImagePart(Strict):
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
+class ReasoningDetail(Strict):
+    """OpenRouter's and LiteLLM's forms of reasoning. Where it has neither text nor summary, nobody here can read it."""
+
+    neutral: ClassVar[NeutralFields] = dict.fromkeys(
+        ("id", "index", "format", "signature", "data"), (anything, "")
+    )
+
+    type: str | None = None
+    text: str = ""
+    summary: str = ""
+    thinking: str = ""
+
+    @property
+    def thought(self) -> str:
+        return self.text or self.thinking or self.summary
+
+
 class Message(Strict):
     """`content` is null where an assistant only called tools."""
+
+    noted: ClassVar[NeutralFields] = {
+        "encrypted_content": (anything, "another server's secret, which the model is not shown")
+    }
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[Part], Field(min_length=1, fail_fast=True)] | None = None
@@ -162,8 +196,12 @@ class Message(Strict):
     tool_calls: ToolCalls | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    reasoning_details: list[ReasoningDetail] | None = None
+    thinking_blocks: list[ReasoningDetail] | None = None
+    refusal: str | None = None
+    """What an assistant said in place of content."""
+    cache_control: CacheControl | None = None
     # Clients send answers back as they got them, with these fields empty.
-    refusal: None = None
     audio: None = None
     function_call: None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -177,7 +215,7 @@ class Message(Strict):
         if self.role != "assistant":
             if self.content is None:
                 raise ValueError("content is required")
-            if self.tool_calls or self.reasoning_content or self.reasoning:
+            if self.tool_calls or self.thought:
                 raise ValueError("only an assistant's message has tool_calls or reasoning")
         if self.role != "user" and self.has_pictures:
             raise ValueError("only a user's message has pictures")
@@ -186,10 +224,22 @@ class Message(Strict):
     @property
     def text(self) -> str | None:
         """The text alone."""
-        parts = self.content
+        parts = self.content if self.content is not None else self.refusal
         if not isinstance(parts, list):
             return parts
         return "".join(part.text for part in parts if isinstance(part, TextPart))
+
+    @property
+    def thought(self) -> str:
+        """The reasoning, under whichever name a server has given it."""
+        details = self.reasoning_details or self.thinking_blocks or []
+        return self.reasoning_content or self.reasoning or "".join(each.thought for each in details)
+
+    @property
+    def cache_controls(self) -> Iterator[CacheControl | None]:
+        yield self.cache_control
+        if isinstance(self.content, list):
+            yield from (part.cache_control for part in self.content)
 
     @property
     def has_pictures(self) -> bool:
@@ -215,6 +265,12 @@ class ChatRequest(Common):
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     """Tokens after which the end of reasoning is forced, as in vLLM."""
 
+    @property
+    def hints(self) -> CacheHintsBody | None:
+        told = chain.from_iterable(message.cache_controls for message in self.messages)
+        declared = chain.from_iterable(tool.cache_controls for tool in self.tools or ())
+        return with_ttl(self.cache_hints, chain(told, declared))
+
 
 Prompts = (
     str
@@ -237,6 +293,28 @@ class CompletionRequest(Common):
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """With 0 the answer has nothing but the prompt, for its log-probabilities."""
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "best_of": (1,),
+    "stream": (False,),
+    "echo": (False,),
+    "logprobs": (False,),
+    "logit_bias": ({},),
+    "suffix": ("",),
+    "min_tokens": (0,),
+    "min_p": (0, 0.0),
+    "presence_penalty": (0, 0.0),
+    "frequency_penalty": (0, 0.0),
+    "repetition_penalty": (1, 1.0),
+    "length_penalty": (1, 1.0),
+}
+CHATS_OWN: NeutralFields = {
+    name: (is_one_of(*_HARMLESS.get(name, ())), "it goes with /v1/chat/completions")
+    for name in {**CompletionRequest.model_fields, **ChatRequest.model_fields}
+}
+"""What other routes know of these two: a field that would change the answer is not left out."""
 
 
 class EmbeddingRequest(ModelRequest):
@@ -262,6 +340,8 @@ class ScoreRequest(ModelRequest):
 class TokenizeRequest(Strict):
     """A text, or what a chat's prompt is made of."""
 
+    neutral: ClassVar[NeutralFields] = NEUTRAL
+
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
@@ -278,87 +358,7 @@ class TokenizeRequest(Strict):
 
 
 class DetokenizeRequest(Strict):
+    neutral: ClassVar[NeutralFields] = NEUTRAL
+
     model: str | None = None
     tokens: Annotated[list[TokenNumber], Field(fail_fast=True)]
-
-
-Neutral = Callable[[Any], bool]
-
-
-def is_one_of(*values: Any) -> Neutral:
-    return lambda value: (
-        value is None or any(value is v or (value == v and type(value) is type(v)) for v in values)
-    )
-
-
-def anything(_: Any) -> bool:
-    return True
-
-
-_TAGS = "it only labels requests for OpenAI's own bookkeeping"
-NEUTRAL: dict[str, tuple[Neutral, str]] = {
-    # name: (values that change nothing and are accepted, why other values are refused)
-    "user": (anything, _TAGS),
-    "safety_identifier": (anything, _TAGS),
-    "metadata": (anything, _TAGS),
-    "prompt_cache_key": (anything, _TAGS),
-    "prompt_cache_options": (is_one_of(), "blocks stay cached for as long as there is room"),
-    "store": (is_one_of(False), "Baton stores no completions"),
-    "parallel_tool_calls": (is_one_of(True, False), "tools go with /v1/chat/completions"),
-    "tools": (is_one_of([]), "tools go with /v1/chat/completions"),
-    "tool_choice": (is_one_of("none", "auto"), "tools go with /v1/chat/completions"),
-    "functions": (is_one_of([]), "it is called tools now"),
-    "function_call": (is_one_of("none", "auto"), "it is called tool_choice now"),
-    "guided_json": (is_one_of(), "it is called structured_outputs.json now"),
-    "guided_regex": (is_one_of(), "it is called structured_outputs.regex now"),
-    "guided_choice": (is_one_of(), "it is called structured_outputs.choice now"),
-    "guided_grammar": (is_one_of(), "it is called structured_outputs.grammar now"),
-    "guided_whitespace_pattern": (is_one_of(), "it is called structured_outputs.whitespace_pattern now"),
-    "guided_decoding_backend": (is_one_of(), "there is one, llguidance"),
-    "modalities": (is_one_of(["text"]), "only text is generated"),
-    "audio": (is_one_of(), "only text is generated"),
-    "prediction": (is_one_of(), "predicted outputs are not supported"),
-    "reasoning_effort": (is_one_of("none"), "reasoning goes with /v1/chat/completions"),
-    "verbosity": (is_one_of("medium"), "the served models have no verbosity setting"),
-    "web_search_options": (is_one_of(), "there is no web search"),
-    "moderation": (is_one_of(), "there is no moderation model"),
-    "suffix": (is_one_of(""), "it goes with /v1/completions"),
-    "continue_final_message": (is_one_of(False), "it goes with /v1/chat/completions"),
-    "regex": (is_one_of(), "it is called structured_outputs.regex here"),
-    "ebnf": (is_one_of(), "it is called structured_outputs.grammar here"),
-    "enable_thinking": (is_one_of(), "it goes into chat_template_kwargs"),
-    "thinking": (is_one_of(), "reasoning_effort and chat_template_kwargs say how a model thinks"),
-    "reasoning": (is_one_of(), "it is called reasoning_effort here"),
-    "chat_template": (is_one_of(), "a template is a program: the model's own is used"),
-    "documents": (is_one_of([]), "they go into messages"),
-    "echo": (is_one_of(False), "it goes with /v1/completions"),
-    "request_id": (is_one_of(), "the header X-Request-Id says it"),
-    "detokenize": (is_one_of(True), "/v1/completions and chats answer with text"),
-    "return_tokens_as_token_ids": (is_one_of(False), "return_token_ids gives them beside the text"),
-    "include_reasoning": (is_one_of(True), "reasoning_effort can leave it out, or the client"),
-    "separate_reasoning": (is_one_of(True), "the server's --reasoning-parser none leaves it in the text"),
-    "stream_reasoning": (is_one_of(True), "a stream has everything as it comes"),
-    "spaces_between_special_tokens": (is_one_of(True), "texts are as the tokenizer makes them"),
-    "truncate_prompt_tokens": (is_one_of(), "it goes with completions, chats and embeddings"),
-    "lora_path": (is_one_of(), "an adapter is named as the model"),
-}
-
-
-def validate(
-    kind: type[M], body: Mapping[str, Any], neutral: Mapping[str, tuple[Neutral, str]] = NEUTRAL
-) -> M:
-    """Validate a body. Raises RequestError, naming the field."""
-    known: dict[str, Any] = {}
-    for name, value in body.items():
-        if name in kind.model_fields:
-            known[name] = value
-        elif name not in neutral:
-            raise RequestError(f"unknown parameter {name!r}", field=name, code="unknown_parameter")
-        elif not neutral[name][0](value):
-            raise RequestError(
-                f"{name!r} is not supported: {neutral[name][1]}", field=name, code="unsupported_parameter"
-            )
-    try:
-        return kind.model_validate(known)
-    except ValidationError as error:
-        raise explain(error, known) from None

@@ -1,5 +1,6 @@
 """Parses the JSON that clients send, within bounds that everything behind it can rely on."""
 
+import codecs
 import json
 import math
 from typing import Any
@@ -16,6 +17,7 @@ _PIECE_BYTES = 256 << 10
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """Parse a JSON object, whose numbers are finite. Raises RequestError for anything else, naming the field where it can."""
+    body = body.removeprefix(codecs.BOM_UTF8)
     if not body.strip():
         raise RequestError("the body is empty: send a JSON object")
     _check_size(body)

@@ -6,6 +6,7 @@ from pathlib import Path
 from secrets import randbits
 from typing import Any, Literal
 
+from cluster.ingress.api.body_model import UnknownFields
 from cluster.ingress.api.chat_template import ChatTemplate
 from cluster.ingress.api.generator import ChatTokenizer
 from cluster.ingress.api.openai_requests import (
@@ -62,6 +63,7 @@ class ApiSettings:
     default_sampling: Mapping[str, float] = field(default_factory=dict[str, float])
     allowed_origins: tuple[str, ...] = ()
     """Whose pages may ask from a browser."""
+    unknown_fields: UnknownFields = "warn"
     max_body_bytes: int = 8 << 20
     body_timeout_s: float = 30.0
     keep_alive_s: float = 25.0

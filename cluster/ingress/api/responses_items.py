@@ -3,25 +3,21 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter, model_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationInfo, model_validator
 
+from cluster.ingress.api.body_model import Strict, note
 from cluster.ingress.api.openai_requests import Detail
-from cluster.ingress.api.openai_tools import FunctionName, Strict
+from cluster.ingress.api.openai_tools import FunctionName
 
 Json = dict[str, Any]
 MAX_ITEMS = 4096
 
 
 class _Item(Strict):
-    """An item of the conversation. Clients send items back as they got them, with null for what was not said."""
+    """An item of the conversation."""
 
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_null(cls, value: Any) -> Any:
-        return {k: v for k, v in value.items() if v is not None} if isinstance(value, dict) else value
 
 
 class InputText(Strict):
@@ -125,6 +121,13 @@ class ReasoningItem(_Item):
     type: Literal["reasoning"]
     summary: Annotated[list[SummaryText], Field(default_factory=list)]
     content: Annotated[list[ReasoningText], Field(default_factory=list)]
+    encrypted_content: str | None = None
+
+    @model_validator(mode="after")
+    def _is_noted(self, info: ValidationInfo) -> "ReasoningItem":
+        if self.encrypted_content and not self.content:
+            note(info, "encrypted_content: another server's secret, which the model is not shown")
+        return self
 
     @property
     def text(self) -> str:

@@ -1,12 +1,16 @@
 """Bodies of OpenAI's /v1/responses and the chat requests that they stand for. Each parameter is honoured or refused by name."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
 
-from cluster.ingress.api.openai_requests import NEUTRAL, ChatRequest, Neutral, anything, is_one_of, validate
-from cluster.ingress.api.openai_tools import MAX_TOOLS, FunctionName, Strict
+from cluster.ingress.api.body_model import NeutralFields, Strict, anything, is_one_of, note, validate
+from cluster.ingress.api.cache_hints import CacheHintsBody
+from cluster.ingress.api.json_schema import Schema
+from cluster.ingress.api.neutral_fields import NEUTRAL, NOTED
+from cluster.ingress.api.openai_requests import CHATS_OWN, ChatRequest
+from cluster.ingress.api.openai_tools import MAX_TOOLS, FunctionName, own_tools
 from cluster.ingress.api.responses_items import (
     MAX_ITEMS,
     CallItem,
@@ -18,7 +22,7 @@ from cluster.ingress.api.responses_items import (
     ReasoningItem,
     joined_name,
 )
-from cluster.ingress.api.structured import ObjectFormat, Schema, TextFormat
+from cluster.ingress.api.structured import ObjectFormat, TextFormat
 
 Json = dict[str, Any]
 
@@ -29,8 +33,9 @@ class FunctionTool(Strict):
     description: str | None = None
     parameters: Json | None = None
     strict: bool | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
-    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct", "programmatic"]] | None = None
+    defer_loading: bool | None = None
+    """It changes nothing: a tool is shown from the beginning, so that the prefix of the prompt stays the same."""
     output_schema: Json | None = None
     """The form of the tool's result. The model's template has no place for it."""
 
@@ -55,7 +60,7 @@ Tool = Annotated[
     Discriminator(
         _tool_kind,
         custom_error_type="unknown_tool",
-        custom_error_message="a tool's type must be 'function' or 'namespace': custom tools and OpenAI's own are not run here",
+        custom_error_message="a tool's type must be 'function' or 'namespace'",
     ),
 ]
 
@@ -68,7 +73,7 @@ class NamedFunction(Strict):
 class AllowedTools(Strict):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[NamedFunction], Field(max_length=MAX_TOOLS), BeforeValidator(own_tools)]
 
 
 class SchemaText(Strict):
@@ -81,7 +86,13 @@ class SchemaText(Strict):
 
 class TextConfig(Strict):
     format: Annotated[TextFormat | ObjectFormat | SchemaText, Field(discriminator="type")] | None = None
-    verbosity: Literal["medium"] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+    @model_validator(mode="after")
+    def _is_noted(self, info: ValidationInfo) -> "TextConfig":
+        if self.verbosity not in (None, "medium"):
+            note(info, f"text.verbosity: {NOTED['verbosity'][1]}")
+        return self
 
 
 class ReasoningConfig(Strict):
@@ -91,7 +102,40 @@ class ReasoningConfig(Strict):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+RESPONSES_NEUTRAL: NeutralFields = {
+    **CHATS_OWN,
+    "max_tokens": (is_one_of(), "it is called max_output_tokens here"),
+    "max_completion_tokens": (is_one_of(), "it is called max_output_tokens here"),
+    "response_format": (is_one_of(), "it is called text.format here"),
+    "reasoning_effort": (is_one_of(), "it is called reasoning.effort here"),
+    "verbosity": (is_one_of(), "it is called text.verbosity here"),
+    **{name: NEUTRAL[name] for name in ("user", "safety_identifier", "prompt_cache_options", "moderation")},
+    "client_metadata": (anything, ""),  # Codex's labels
+    "truncation": (is_one_of("disabled"), "a conversation that is too long is refused"),
+    "conversation": (is_one_of(), "name the response that you go on from as previous_response_id"),
+    "max_tool_calls": (is_one_of(), "the client runs the tools"),
+    "stream_options": (is_one_of({"include_obfuscation": False}), "events carry no padding"),
+    "prompt": (is_one_of(), "no prompts are stored here"),
+    "context_management": (is_one_of([]), "the client shortens its history"),
+    "background_options": (is_one_of(), "a background response runs as any other"),
+    "image": (is_one_of(), "only text is generated"),
+    "access_programs": (is_one_of(), "there are none"),
+}
+Includable = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+
+
 class ResponsesRequest(Strict):
+    neutral: ClassVar[NeutralFields] = RESPONSES_NEUTRAL
+
     model: str
     input: str | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS, fail_fast=True)]
     instructions: str | None = None
@@ -103,18 +147,20 @@ class ResponsesRequest(Strict):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tools: (
+        Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), BeforeValidator(own_tools)] | None
+    ) = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
-    """It changes nothing: reasoning is never encrypted, and comes as it is."""
+    include: list[Includable] | None = None
+    """Only log-probabilities can be left out: reasoning comes as it is, and OpenAI's own tools are not run."""
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
     service_tier: str | None = None
     prompt_cache_retention: Any = None
     prompt_cache_key: Any = None
-    cache_hints: Any = None
+    cache_hints: CacheHintsBody | None = None
     # vLLM's, as in chat requests, which check them and those above.
     top_k: Any = None
     min_p: Any = None
@@ -143,19 +189,6 @@ class ResponsesRequest(Strict):
         return self.store is not False
 
 
-RESPONSES_NEUTRAL: dict[str, tuple[Neutral, str]] = {
-    **{name: NEUTRAL[name] for name in ("user", "safety_identifier", "prompt_cache_options", "moderation")},
-    "client_metadata": (anything, ""),  # Codex's labels
-    "truncation": (is_one_of("disabled"), "a conversation that is too long is refused"),
-    "max_tool_calls": (is_one_of(), "the client runs the tools"),
-    "stream_options": (is_one_of({"include_obfuscation": False}), "events carry no padding"),
-    "conversation": (is_one_of(), "name the response that you go on from as previous_response_id"),
-    "prompt": (is_one_of(), "no prompts are stored here"),
-    "context_management": (is_one_of([]), "the client shortens its history"),
-    "background_options": (is_one_of(), "a background response runs as any other"),
-    "image": (is_one_of(), "only text is generated"),
-    "access_programs": (is_one_of(), "there are none"),
-}
 _AS_IN_CHAT = (
     *(
         "model",
@@ -189,7 +222,7 @@ def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
         chat |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
     if body.reasoning is not None:
         chat["reasoning_effort"] = body.reasoning.effort
-    return validate(ChatRequest, {name: value for name, value in chat.items() if value is not None})
+    return validate(ChatRequest, chat)
 
 
 def _messages(items: Sequence[Item]) -> list[Json]:
@@ -238,6 +271,8 @@ def _say(turn: Json, item: MessageItem | CallItem | ReasoningItem) -> None:
 def _tools(body: ResponsesRequest) -> Mapping[str, Any]:
     choice: Any = body.tool_choice
     match choice:
+        case AllowedTools(mode="auto", tools=[]):
+            choice = "none"
         case AllowedTools(mode=mode, tools=allowed):
             subset = {"mode": mode, "tools": [_named(one) for one in allowed]}
             choice = {"type": "allowed_tools", "allowed_tools": subset}

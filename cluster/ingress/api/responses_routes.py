@@ -17,7 +17,7 @@ from cluster.ingress.api.openai_requests import ChatRequest
 from cluster.ingress.api.response_store import ResponseStore, StoredResponse
 from cluster.ingress.api.responses_bodies import Json, ResponsesShape
 from cluster.ingress.api.responses_items import ItemReference, items_of
-from cluster.ingress.api.responses_requests import RESPONSES_NEUTRAL, ResponsesRequest, chat_of, input_items
+from cluster.ingress.api.responses_requests import ResponsesRequest, chat_of, input_items
 from cluster.ingress.fair_threads import at_once
 from core.errors import RequestError
 
@@ -41,7 +41,7 @@ class ResponsesRoutes:
 
     async def create(self, http: HttpRequest) -> Response:
         answering = self._answering
-        body = await answering.read(http, ResponsesRequest, RESPONSES_NEUTRAL)
+        body = await answering.read(http, ResponsesRequest)
         request_params.check_model(body.model, answering.settings)
         self._check(body)
         owner: str = http.state.holder.owner
@@ -57,7 +57,7 @@ class ResponsesRoutes:
                 self._store.put(replace(stored, body=response))
 
         shape = ResponsesShape(
-            _skeleton(response_id, body),
+            _skeleton(response_id, body, chat.effort.taken),
             new_call_id=answering.chat_format.new_call_id,
             entries=TokenEntries(answering.tokenizer) if body.wants_logprobs else None,
             namespaces=body.namespaces,
@@ -80,7 +80,7 @@ class ResponsesRoutes:
     async def count_tokens(self, http: HttpRequest) -> Response:
         """Count the tokens of what a response would be generated from."""
         answering = self._answering
-        body = await answering.read(http, ResponsesRequest, RESPONSES_NEUTRAL)
+        body = await answering.read(http, ResponsesRequest)
         request_params.check_model(body.model, answering.settings)
         owner: str = http.state.holder.owner
         _, _, chat_body = await answering.aside(http, at_once(lambda: self._conversation(body, owner)))
@@ -154,9 +154,11 @@ def _with_id(item: Json, number: int) -> Json:
     return {"id": f"item_{number}", **item}
 
 
-def _skeleton(response_id: str, body: ResponsesRequest) -> Json:
-    """Return the response before its first token."""
+def _skeleton(response_id: str, body: ResponsesRequest, effort: str) -> Json:
+    """Return the response before its first token. `effort` is the one that the model's template was given."""
     said: dict[str, Any] = body.model_dump(mode="json", by_alias=True)
+    if said["reasoning"] and effort:
+        said["reasoning"]["effort"] = effort
     return {
         "id": response_id,
         "object": "response",

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 from llguidance import LLMatcher, StructTag, grammar_from
 from pydantic import Field, model_validator
 
-from cluster.ingress.api.openai_tools import Strict
+from cluster.ingress.api.body_model import Strict
+from cluster.ingress.api.json_schema import Schema
 from cluster.ingress.parsers.call_grammars import WHITESPACE
 from core.errors import RequestError
 
 Text = Annotated[str, Field(min_length=1)]
-Schema = dict[str, Any]
 
 
 class NamedSchema(Strict):
@@ -21,7 +21,7 @@ class NamedSchema(Strict):
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: str | None = None
-    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    schema_: Annotated[Schema, Field(alias="schema")]
     strict: bool | None = None
 
 
@@ -109,7 +109,7 @@ def answer_schema(
         case ObjectFormat():
             return {"type": "object"}
         case SchemaFormat(json_schema=named):
-            return named.schema_ or {}
+            return named.schema_
         case _:
             return None
 

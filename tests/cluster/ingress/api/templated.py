@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cluster.ingress.api.body_model import validate
 from cluster.ingress.api.chat_format import ChatFormat
-from cluster.ingress.api.openai_requests import ChatRequest, validate
+from cluster.ingress.api.openai_requests import ChatRequest
 from models.tokenizer import Tokenizer, load_tokenizer
 from tests.cluster.ingress.api.harness import SETTINGS
 

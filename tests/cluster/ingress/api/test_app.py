@@ -198,7 +198,6 @@ BAD: list[tuple[str, Any, int, str | None]] = [
     (COMPLETIONS, {**OK, "prompt": [True]}, 400, "prompt"),
     (COMPLETIONS, {**OK, "prompt": [[]]}, 400, "prompt"),
     (COMPLETIONS, {**OK, "stream_options": {"include_usage": True}}, 400, "stream_options"),
-    (COMPLETIONS, {**OK, "nonsense": 1}, 400, "nonsense"),
     (CHATS, {**CHAT, "messages": []}, 400, "messages"),
     (CHATS, {**CHAT, "messages": [{"role": "king", "content": "x"}]}, 400, "messages"),
     (CHATS, {**CHAT, "messages": [{"role": "user", "content": "refuse me"}]}, 400, "messages"),

@@ -131,8 +131,10 @@ async def test_searches_that_cannot_be_made_are_refused(api: Api, more: dict[str
 
 @pytest.mark.parametrize("name", ["length_penalty", "early_stopping"])
 async def test_its_parameters_mean_nothing_without_it(api: Api, name: str) -> None:
-    answer = await api.post(COMPLETIONS, {**OK, name: 1.0 if name == "length_penalty" else True})
+    answer = await api.post(COMPLETIONS, {**OK, name: 2.0 if name == "length_penalty" else True})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+    neutral = await api.post(COMPLETIONS, {**OK, name: 1.0 if name == "length_penalty" else False})
+    assert neutral.status_code == 200
 
 
 async def test_a_search_that_finds_no_room_is_a_429(api: Api) -> None:

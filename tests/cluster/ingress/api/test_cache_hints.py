@@ -37,8 +37,7 @@ async def test_every_api_takes_the_same_hints(api: Api, path: str, body: dict[st
     assert hints(api) == CacheHints(session="s", ttl_s=90.5, prefetch_s=12.0)
     assert api.generator.requests[-1].retain
     answer = await api.post(path, {**body, "cache_hints": {"sesion": "s"}})
-    assert answer.status_code == 400
-    assert "sesion" in answer.json()["error"]["message"]
+    assert "cache_hints.sesion" in answer.headers["x-baton-warning"]
 
 
 @pytest.mark.parametrize(
@@ -109,11 +108,30 @@ async def test_anthropics_cache_control_is_a_time(api: Api) -> None:
     assert (hints(api).ttl_s, api.generator.requests[-1].retain) == (0.0, False)
 
 
-@pytest.mark.parametrize("control", [{"type": "forever"}, {"type": "ephemeral", "ttl": "2h"}, {}])
-async def test_another_cache_control_is_refused(api: Api, control: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    ("control", "says"),
+    [
+        ({"type": "forever"}, "cache_control.type must be 'ephemeral', not 'forever'"),
+        ({"type": "ephemeral", "ttl": "2h"}, "cache_control.ttl must be '5m' or '1h', not '2h'"),
+        ({"type": "ephemeral", "ttl": []}, "cache_control.ttl must be '5m' or '1h', not a list"),
+        ({}, "cache_control.type is required"),
+    ],
+)
+async def test_another_cache_control_is_refused(api: Api, control: dict[str, Any], says: str) -> None:
     answer = await api.post(MESSAGES, {**MESSAGE, "cache_control": control})
-    assert answer.status_code == 400
-    assert "'5m' or '1h'" in answer.json()["error"]["message"]
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, says)
+
+
+async def test_a_chat_has_it_at_its_messages_and_tools(api: Api) -> None:
+    """LiteLLM and OpenRouter send it there."""
+    hour = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+    part: Any = {"type": "text", "text": "x", **hour}
+    for message in ({"role": "user", "content": [part]}, {"role": "user", "content": "x", **hour}):
+        assert (await api.post(CHATS, {"model": NAME, "messages": [message]})).status_code == 200
+        assert hints(api) == CacheHints(ttl_s=3600.0)
+    tool: Any = {"type": "function", "function": {"name": "f"}, **hour}
+    answer = await api.post(CHATS, {**CHAT, "tools": [tool], "tool_choice": "none"})
+    assert (answer.status_code, hints(api)) == (200, CacheHints(ttl_s=3600.0))
 
 
 async def test_sessions_are_spoken_of_between_requests(api: Api) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cluster.ingress.api.openai_requests import ChatRequest, CompletionRequest, validate
+from cluster.ingress.api.body_model import validate
+from cluster.ingress.api.openai_requests import ChatRequest, CompletionRequest
 from core.errors import RequestError
 from tests.cluster.ingress.api.harness import CHAT, OK
 
@@ -50,8 +51,11 @@ def test_a_refusal_names_the_whole_path() -> None:
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
          "messages[0].content[0].type must be one of 'text', 'image_url', not 'input_audio'"),
         ({"messages": [{"role": "user", "content": [{}]}]}, "messages[0].content[0].type is required"),
-        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type must be 'function', not 'custom'"),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type must be 'function', not 'web_search'"),
+        ({"tools": [{"type": "fucntion", "function": {"name": "f"}}]}, "tools[0].type must be 'function', not 'fucntion'"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n"}}},
+         "response_format.json_schema.schema is required"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": None}}},
+         "response_format.json_schema.schema must be an object, not null"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function is required"),
         ({"tool_choice": "any"}, "tool_choice must be 'none', 'auto' or 'required', not 'any'"),
         ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},

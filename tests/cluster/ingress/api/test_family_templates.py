@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from cluster.ingress.api.body_model import validate
 from cluster.ingress.api.chat_format import ChatFormat, PreparedChat
 from cluster.ingress.api.detokenize import TextStream
-from cluster.ingress.api.openai_requests import ChatRequest, validate
+from cluster.ingress.api.openai_requests import ChatRequest
 from cluster.ingress.parsers.output_events import OutputEvent, joined
 from core.plan import NewSeq
 from core.types import SamplingParams

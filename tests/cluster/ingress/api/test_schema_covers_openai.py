@@ -13,13 +13,9 @@ from pydantic import BaseModel
 
 from cluster.ingress.api.anthropic_requests import MESSAGES_NEUTRAL, MessagesRequest
 from cluster.ingress.api.batch_routes import BATCH_NEUTRAL, BatchRequest
-from cluster.ingress.api.openai_requests import (
-    NEUTRAL,
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    validate,
-)
+from cluster.ingress.api.body_model import validate
+from cluster.ingress.api.neutral_fields import NEUTRAL
+from cluster.ingress.api.openai_requests import ChatRequest, CompletionRequest, EmbeddingRequest
 from cluster.ingress.api.responses_requests import RESPONSES_NEUTRAL, ResponsesRequest
 from core.errors import RequestError
 

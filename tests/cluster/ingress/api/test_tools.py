@@ -204,7 +204,7 @@ CALL_OF_TEXT = {"id": "a", "type": "function", "function": {"name": "f", "argume
         ),
         ({"functions": [FUNCTION]}, "functions", "tools"),
         ({"function_call": {"name": "f"}}, "function_call", "tool_choice"),
-        ({"reasoning_effort": "high"}, "reasoning_effort", "'high'"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "'huge'"),
         ({"thinking_token_budget": 5}, "thinking_token_budget", "no token that ends its reasoning"),
         ({"messages": [{"role": "user"}]}, "messages", "messages[0]: content is required"),
         (
