@@ -24,7 +24,7 @@ from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.generator import ChatTokenizer, Generator
 from cluster.ingress.api.grammar_checker import GrammarChecker
 from cluster.ingress.api.http_responses import events, gathered, streamed, unless_gone, whole
-from cluster.ingress.api.openai_bodies import BodyShape
+from cluster.ingress.api.openai_bodies import BodyShape, Json
 from cluster.ingress.api.openai_errors import describe
 from cluster.ingress.api.openai_requests import ChatRequest, Common, ModelRequest
 from cluster.ingress.api.picture_intake import pictures_of
@@ -151,6 +151,13 @@ class Answering:
         begun = asyncio.Event()
         source = events(pieces, choices, num_prompts, shape, http.state.request_id, begun)
         return await streamed(http, source, begun, self.settings.keep_alive_s)
+
+    async def whole_body(
+        self, http: HttpRequest, choices: list[ChoiceStream], num_prompts: int, shape: BodyShape
+    ) -> Json:
+        """Return the answer's body, for a route that makes another of it. Raises ClientGone."""
+        pieces = self._runner.run(choices, num_prompts, http.state.tenant)
+        return await unless_gone(http, gathered(pieces, choices, num_prompts, shape))
 
     async def answer_aside(
         self, http: HttpRequest, choices: list[ChoiceStream], num_prompts: int, shape: BodyShape

@@ -1,9 +1,18 @@
 """Items of OpenAI's Responses: what a conversation is made of, as clients send it and as it is stored."""
 
+import base64
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationInfo, model_validator
+from pydantic import (
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from cluster.ingress.api.body_model import Strict, note
 from cluster.ingress.api.openai_requests import Detail
@@ -134,6 +143,41 @@ class ReasoningItem(_Item):
         return "".join(part.text for part in self.content)
 
 
+_COMPACTED = "baton-summary:"
+
+
+class CompactionItem(_Item):
+    """What /v1/responses/compact made of a conversation. It is the summary itself, encoded and not encrypted."""
+
+    type: Literal["compaction"]
+    encrypted_content: str
+    created_by: str | None = None
+
+    @field_validator("encrypted_content")
+    @classmethod
+    def _is_our_own(cls, content: str) -> str:
+        if _summary(content) is None:
+            raise ValueError("another server's secret: send the conversation itself")
+        return content
+
+    @property
+    def summary(self) -> str:
+        return _summary(self.encrypted_content) or ""
+
+
+def compacted(summary: str) -> str:
+    """Return the content of a compaction."""
+    return base64.b64encode((_COMPACTED + summary).encode()).decode()
+
+
+def _summary(content: str) -> str | None:
+    try:
+        text = base64.b64decode(content, validate=True).decode()
+    except ValueError:
+        return None
+    return text.removeprefix(_COMPACTED) if text.startswith(_COMPACTED) else None
+
+
 class ItemReference(Strict):
     """Stands for an item of a stored response's output."""
 
@@ -153,11 +197,12 @@ _Said = (
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[CallOutputItem, Tag("function_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[CompactionItem, Tag("compaction")]
 )
 _BY_KIND = Discriminator(
     _kind,
     custom_error_type="unknown_item",
-    custom_error_message="items are message, function_call, function_call_output, reasoning and item_reference",
+    custom_error_message="items are message, function_call, function_call_output, reasoning, compaction and item_reference",
 )
 Item = Annotated[_Said, _BY_KIND]
 InputItem = Annotated[_Said | Annotated[ItemReference, Tag("item_reference")], _BY_KIND]

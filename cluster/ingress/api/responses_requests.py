@@ -15,6 +15,7 @@ from cluster.ingress.api.responses_items import (
     MAX_ITEMS,
     CallItem,
     CallOutputItem,
+    CompactionItem,
     ContentPart,
     InputItem,
     Item,
@@ -111,8 +112,6 @@ RESPONSES_NEUTRAL: NeutralFields = {
     "verbosity": (is_one_of(), "it is called text.verbosity here"),
     **{name: NEUTRAL[name] for name in ("user", "safety_identifier", "prompt_cache_options", "moderation")},
     "client_metadata": (anything, ""),  # Codex's labels
-    "truncation": (is_one_of("disabled"), "a conversation that is too long is refused"),
-    "conversation": (is_one_of(), "name the response that you go on from as previous_response_id"),
     "max_tool_calls": (is_one_of(), "the client runs the tools"),
     "stream_options": (is_one_of({"include_obfuscation": False}), "events carry no padding"),
     "prompt": (is_one_of(), "no prompts are stored here"),
@@ -131,6 +130,10 @@ Includable = Literal[
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 ]
+
+
+class ConversationParam(Strict):
+    id: str
 
 
 class ResponsesRequest(Strict):
@@ -154,6 +157,10 @@ class ResponsesRequest(Strict):
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """With `auto` the oldest turns are left out where the conversation is too long."""
+    conversation: str | ConversationParam | None = None
+    """The stored conversation that this is a turn of. The items of both sides become part of it."""
     include: list[Includable] | None = None
     """Only log-probabilities can be left out: reasoning comes as it is, and OpenAI's own tools are not run."""
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
@@ -185,10 +192,15 @@ class ResponsesRequest(Strict):
         return "message.output_text.logprobs" in (self.include or ()) or bool(self.top_logprobs)
 
     @property
+    def conversation_id(self) -> str | None:
+        return self.conversation.id if isinstance(self.conversation, ConversationParam) else self.conversation
+
+    @property
     def is_kept(self) -> bool:
         return self.store is not False
 
 
+_SUMMARY = "This is a summary of the conversation so far:"
 _AS_IN_CHAT = (
     *(
         "model",
@@ -232,6 +244,8 @@ def _messages(items: Sequence[Item]) -> list[Json]:
     for item in _with_shown(items):
         if isinstance(item, CallOutputItem):
             out.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
+        elif isinstance(item, CompactionItem):
+            out.append({"role": "user", "content": f"{_SUMMARY}\n{item.summary}"})
         elif isinstance(item, MessageItem) and item.role != "assistant":
             out.append({"role": item.role, "content": item.in_chat})
         else:

@@ -1,8 +1,10 @@
 """OpenAI's Responses: a conversation of items, which the client sends whole or continues by a stored response's id."""
 
 import asyncio
+import logging
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,23 +13,31 @@ from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
 from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.conversation_routes import ConversationRoutes
+from cluster.ingress.api.conversation_store import ConversationStore
 from cluster.ingress.api.list_pages import page_of
 from cluster.ingress.api.openai_bodies import TokenEntries
-from cluster.ingress.api.openai_requests import ChatRequest
 from cluster.ingress.api.response_store import ResponseStore, StoredResponse
 from cluster.ingress.api.responses_bodies import Json, ResponsesShape
-from cluster.ingress.api.responses_items import ItemReference, items_of
+from cluster.ingress.api.responses_compaction import CompactRequest, compaction
+from cluster.ingress.api.responses_items import Item, ItemReference, items_of
 from cluster.ingress.api.responses_requests import ResponsesRequest, chat_of, input_items
+from cluster.ingress.api.responses_turns import prepared_turn
 from cluster.ingress.fair_threads import at_once
 from core.errors import RequestError
 
+log = logging.getLogger(__name__)
+
 _ONE = "/v1/responses/{id}"
+_SAID = ("completed", "incomplete")
+"""How a response stands that has an answer."""
 
 
 class ResponsesRoutes:
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
         self._store = ResponseStore(answering.settings.response_store_bytes)
+        self._conversations = ConversationStore(answering.settings.response_store_bytes)
 
     def routes(self) -> list[HttpRoute]:
         return [
@@ -37,6 +47,8 @@ class ResponsesRoutes:
             HttpRoute("DELETE", _ONE, self.delete),
             HttpRoute("POST", _ONE + "/cancel", self.cancel),
             HttpRoute("GET", _ONE + "/input_items", self.input_items),
+            HttpRoute("POST", "/v1/responses/compact", self.compact, CompactRequest),
+            *ConversationRoutes(self._answering, self._conversations).routes(),
         ]
 
     async def create(self, http: HttpRequest) -> Response:
@@ -45,8 +57,8 @@ class ResponsesRoutes:
         request_params.check_model(body.model, answering.settings)
         self._check(body)
         owner: str = http.state.holder.owner
-        before, own, chat_body = await answering.aside(http, at_once(lambda: self._conversation(body, owner)))
-        chat = await answering.prepare(http, chat_body)
+        before, own, items = await answering.aside(http, at_once(lambda: self._conversation(body, owner)))
+        chat_body, chat = await prepared_turn(http, answering, body, items)
         fitting = answering.fitting(chat_body, chat.prompt)
         choices = await answering.choices(http, fitting, [chat.prompt], 1, chat, grammar=chat.grammar)
         response_id = f"resp_{uuid.uuid4().hex}"
@@ -55,6 +67,8 @@ class ResponsesRoutes:
         def keep(response: Json) -> None:
             if body.is_kept:
                 self._store.put(replace(stored, body=response))
+            if body.conversation_id and response["status"] in _SAID:
+                self._add_turn(body.conversation_id, owner, [*own, *response["output"]])
 
         shape = ResponsesShape(
             _skeleton(response_id, body, chat.effort.taken),
@@ -83,14 +97,14 @@ class ResponsesRoutes:
         body = await answering.read(http, ResponsesRequest)
         request_params.check_model(body.model, answering.settings)
         owner: str = http.state.holder.owner
-        _, _, chat_body = await answering.aside(http, at_once(lambda: self._conversation(body, owner)))
-        prompt = await answering.prompt_of(http, chat_body)
+        *_, items = await answering.aside(http, at_once(lambda: self._conversation(body, owner)))
+        prompt = await answering.prompt_of(http, chat_of(body, items))
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
     def _conversation(
         self, body: ResponsesRequest, owner: str
-    ) -> tuple[tuple[Json, ...], tuple[Json, ...], ChatRequest]:
-        """Return the items before the body's own, these, and all of them as a chat. Raises RequestError."""
+    ) -> tuple[tuple[Json, ...], tuple[Json, ...], list[Item]]:
+        """Return the items before the body's own, these, and all of them, validated. Raises RequestError."""
         own = tuple(
             self._store.item(item.id, owner)
             if isinstance(item, ItemReference)
@@ -98,19 +112,38 @@ class ResponsesRoutes:
             for item in input_items(body)
         )
         before: tuple[Json, ...] = ()
-        if body.previous_response_id is not None:
+        if body.conversation_id is not None:
+            before = self._conversations.get(body.conversation_id, owner, "conversation").items
+        elif body.previous_response_id is not None:
             before = self._before(body.previous_response_id, owner)
-        return before, own, chat_of(body, items_of([*before, *own]))
+        return before, own, items_of([*before, *own])
 
     def _before(self, response_id: str, owner: str) -> tuple[Json, ...]:
         """Return the conversation up to a response. Raises RequestError."""
         previous = self._store.get(response_id, owner, "previous_response_id")
-        if previous.body["status"] not in ("completed", "incomplete"):
+        if previous.body["status"] not in _SAID:
             raise RequestError(
                 f"the response {response_id!r} is {previous.body['status']}: nothing goes on from it",
                 field="previous_response_id",
             )
         return (*previous.items, *previous.body["output"])
+
+    async def compact(self, http: HttpRequest) -> Response:
+        """Make a conversation shorter: what the user has said, and the model's summary of it all."""
+        body = await self._answering.read(http, CompactRequest)
+        request_params.check_model(body.model, self._answering.settings)
+        owner: str = http.state.holder.owner
+        *_, items = await self._answering.aside(
+            http, at_once(lambda: self._conversation(body.as_response, owner))
+        )
+        return JSONResponse(await compaction(http, self._answering, body, items))
+
+    def _add_turn(self, conversation_id: str, owner: str, items: Sequence[Json]) -> None:
+        """Add a turn to a conversation. One that was deleted meanwhile, or has become too long, stays as it is."""
+        try:
+            self._conversations.add(conversation_id, owner, items)
+        except RequestError as error:
+            log.warning("a turn is not kept in its conversation: %s", error)
 
     async def retrieve(self, http: HttpRequest) -> Response:
         if http.query_params.get("stream", "false") != "false":
@@ -139,6 +172,11 @@ class ResponsesRoutes:
 
     def _check(self, body: ResponsesRequest) -> None:
         """Check the body. Raises RequestError."""
+        if body.conversation is not None and body.previous_response_id is not None:
+            raise RequestError(
+                "conversation does not go with previous_response_id: each names what this goes on from",
+                field="conversation",
+            )
         if body.background and body.stream:
             raise RequestError("a background response is not streamed: ask for it by its id", field="stream")
         if body.background and not (body.is_kept and self._store.keeps):
@@ -177,7 +215,8 @@ def _skeleton(response_id: str, body: ResponsesRequest, effort: str) -> Json:
         "tool_choice": said["tool_choice"] or "auto",
         "tools": said["tools"] or [],
         "top_logprobs": body.top_logprobs or 0,
-        "truncation": "disabled",
+        "truncation": body.truncation or "disabled",
+        **({"conversation": {"id": body.conversation_id}} if body.conversation_id else {}),
         **{
             name: said[name]
             for name in (

@@ -137,6 +137,8 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/unload_lora_adapter": [{"lora_name": "a", "lora_int_id": 1}],
     "/v1/batches": [{"input_file_id": "f", "endpoint": "/v1/completions", "completion_window": "24h", "metadata": {"a": "b"}}],
 }  # fmt: skip
+BODIES["/v1/conversations"] = [{"items": BODIES["/v1/responses"][0]["input"], "metadata": {"a": "b"}}]
+BODIES["/v1/responses/compact"] = [{"input": BODIES["/v1/responses"][0]["input"], "instructions": "i"}]
 BODIES["/v1/responses/input_tokens"] = BODIES["/v1/responses"]
 BODIES["/v1/messages/count_tokens"] = [
     {
@@ -145,6 +147,15 @@ BODIES["/v1/messages/count_tokens"] = [
         if name in ("messages", "tools", "system")
     }
 ]
+_WITHOUT_MODEL = (
+    *(
+        "/v1/cache_hints",
+        "/v1/load_lora_adapter",
+        "/v1/unload_lora_adapter",
+        "/v1/batches",
+        "/v1/conversations",
+    ),
+)
 
 
 def valid_bodies(route: str) -> list[dict[str, Any]]:
