@@ -10,10 +10,11 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import PlainTextResponse, Response
 from pydantic import Field
 
-from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.answering import Answering
 from cluster.ingress.api.api_keys import Scope
 from cluster.ingress.api.body_model import Strict
 from cluster.ingress.api.generator import LoadsAdapters
+from cluster.ingress.api.http_route import HttpRoute
 from core.adapter_config import ServedAdapter
 from core.errors import ConfigError, RequestError
 

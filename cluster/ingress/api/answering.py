@@ -2,11 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from fastapi import Request as HttpRequest
@@ -15,7 +15,6 @@ from pydantic import BaseModel
 
 from cluster.ingress.api import request_params
 from cluster.ingress.api.access import Access, Tenant
-from cluster.ingress.api.api_keys import Scope
 from cluster.ingress.api.body_work import BodyWork
 from cluster.ingress.api.cache_hints import hints_of
 from cluster.ingress.api.chat_format import ChatFormat, PreparedChat
@@ -46,19 +45,8 @@ log = logging.getLogger(__name__)
 _VECTORS_AT_ONCE = 32
 """The number of texts of one request that are embedded at a time, so that others' requests come in between."""
 
-M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
-
-
-class HttpRoute(NamedTuple):
-    method: str
-    path: str
-    handler: Callable[[HttpRequest], Awaitable[Response]]
-    body: type[BaseModel] | None = None
-    """The body that the route reads. /openapi.json describes it."""
-    scope: Scope = Scope.INFERENCE
-    """What the route needs of a key."""
 
 
 class Answering:

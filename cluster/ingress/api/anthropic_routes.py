@@ -6,13 +6,14 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
-from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.answering import Answering
 from cluster.ingress.api.anthropic_bodies import MessagesShape
 from cluster.ingress.api.anthropic_requests import (
     CountTokensRequest,
     MessagesRequest,
     as_chat,
 )
+from cluster.ingress.api.http_route import HttpRoute
 from cluster.ingress.api.openai_requests import ChatRequest
 from cluster.ingress.fair_threads import at_once
 

@@ -8,8 +8,9 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import FileResponse, JSONResponse, Response
 from pydantic import Field
 
-from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.answering import Answering
 from cluster.ingress.api.body_model import NeutralFields, Strict, is_one_of
+from cluster.ingress.api.http_route import HttpRoute
 from cluster.ingress.api.list_pages import page_of
 from cluster.ingress.batches.batch_store import FINAL, BatchStore, Record
 from cluster.ingress.batches.file_store import FileStore, StoredFile

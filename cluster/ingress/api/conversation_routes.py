@@ -8,9 +8,10 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 from pydantic import Field
 
-from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.answering import Answering
 from cluster.ingress.api.body_model import Strict
 from cluster.ingress.api.conversation_store import Conversation, ConversationStore, Json
+from cluster.ingress.api.http_route import HttpRoute
 from cluster.ingress.api.list_pages import page_of
 from cluster.ingress.api.responses_items import MAX_ITEMS, Item
 from core.errors import RequestError

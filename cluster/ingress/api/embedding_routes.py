@@ -11,7 +11,8 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
-from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.answering import Answering
+from cluster.ingress.api.http_route import HttpRoute
 from cluster.ingress.api.openai_requests import (
     MAX_TEXTS,
     EmbeddingRequest,

@@ -3,9 +3,10 @@
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
-from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.answering import Answering
 from cluster.ingress.api.cache_hints import SessionHintBody
 from cluster.ingress.api.generator import Generator
+from cluster.ingress.api.http_route import HttpRoute
 
 
 class HintRoutes:

@@ -20,7 +20,7 @@ from cluster.ingress.api import audit
 from cluster.ingress.api.access import Access, KeyHolder, Tenant
 from cluster.ingress.api.adapter_routes import AdapterRoutes
 from cluster.ingress.api.answer_notes import AnswerNotes
-from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.answering import Answering
 from cluster.ingress.api.anthropic_bodies import messages_error
 from cluster.ingress.api.anthropic_routes import AnthropicRoutes
 from cluster.ingress.api.api_keys import Scope
@@ -29,6 +29,8 @@ from cluster.ingress.api.embedding_routes import EmbeddingRoutes
 from cluster.ingress.api.generator import ChatTokenizer, Generator
 from cluster.ingress.api.hint_routes import HintRoutes
 from cluster.ingress.api.http_responses import ClientGone
+from cluster.ingress.api.http_route import HttpRoute
+from cluster.ingress.api.infill_routes import InfillRoutes
 from cluster.ingress.api.openai_errors import as_refusal, error_response, reason_of
 from cluster.ingress.api.openai_routes import OpenAIRoutes
 from cluster.ingress.api.openapi import Description
@@ -65,6 +67,7 @@ def create_app(
     answering = Answering(generator, tokenizer, settings, access, observers.ingress)
     routes = [
         *OpenAIRoutes(answering).routes(),
+        *InfillRoutes(answering).routes(),
         *EmbeddingRoutes(answering).routes(),
         *ResponsesRoutes(answering).routes(),
         *AnthropicRoutes(answering).routes(),
@@ -113,6 +116,8 @@ class _Api:
     def routes(self) -> list[HttpRoute]:
         return [
             HttpRoute("GET", "/health", self.health, scope=Scope.OPEN),
+            HttpRoute("GET", "/ping", self.health, scope=Scope.OPEN),
+            HttpRoute("POST", "/ping", self.health, scope=Scope.OPEN),
             HttpRoute("GET", "/ready", self.ready, scope=Scope.OPEN),
             HttpRoute("GET", "/metrics", self.serve_metrics, scope=Scope.METRICS),
             HttpRoute("GET", "/cluster", self.cluster, scope=Scope.METRICS),

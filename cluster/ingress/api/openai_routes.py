@@ -1,5 +1,7 @@
 """OpenAI's routes, and vLLM's for tokens."""
 
+import asyncio
+import json
 import time
 import uuid
 from collections.abc import Sequence
@@ -10,11 +12,12 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
-from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.answering import Answering
 from cluster.ingress.api.beam_requests import beams_of
 from cluster.ingress.api.chat_bodies import ChatShape
 from cluster.ingress.api.choices import ChoiceStream
 from cluster.ingress.api.fill_in_middle import FillInMiddle, fill_in_middle
+from cluster.ingress.api.http_route import HttpRoute
 from cluster.ingress.api.openai_bodies import CompletionShape, Extras
 from cluster.ingress.api.openai_requests import (
     ChatRequest,
@@ -44,6 +47,7 @@ class OpenAIRoutes:
             HttpRoute("GET", "/v1/models/{name:path}", self.model),
             HttpRoute("POST", "/tokenize", self.tokenize, TokenizeRequest),
             HttpRoute("POST", "/detokenize", self.detokenize, DetokenizeRequest),
+            HttpRoute("GET", "/tokenizer_info", self.tokenizer_info),
         ]
 
     async def chat(self, http: HttpRequest) -> Response:
@@ -153,6 +157,20 @@ class OpenAIRoutes:
         if body.tokens and max(body.tokens) >= self._answering.settings.vocab_size:
             raise RequestError(f"token id {max(body.tokens)} is outside the vocabulary", field="tokens")
         return JSONResponse({"prompt": await self._answering.text_of(http, body.tokens)})
+
+    async def tokenizer_info(self, http: HttpRequest) -> Response:
+        """Return the tokenizer's own configuration, with the chat template that is used."""
+        tokenizer, folder = self._answering.tokenizer, self._answering.settings.tokenizer_folder
+        file = None if folder is None else folder / "tokenizer_config.json"
+        own = (
+            json.loads(await asyncio.to_thread(file.read_bytes)) if file is not None and file.exists() else {}
+        )
+        known = {
+            "tokenizer_class": "",
+            "vocab_size": tokenizer.vocab_size,
+            "chat_template": tokenizer.template,
+        }
+        return JSONResponse({**known, **own, "chat_template": tokenizer.template or None})
 
     def _model_entry(self, name: str) -> dict[str, Any]:
         """Return a model as the clients of OpenAI, vLLM and Anthropic read it."""

@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
-from cluster.ingress.api.answering import HttpRoute
+from cluster.ingress.api.http_route import HttpRoute
 
 _REF = "#/components/schemas/{model}"
 

@@ -12,9 +12,10 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.api import request_params
-from cluster.ingress.api.answering import Answering, HttpRoute
+from cluster.ingress.api.answering import Answering
 from cluster.ingress.api.conversation_routes import ConversationRoutes
 from cluster.ingress.api.conversation_store import ConversationStore
+from cluster.ingress.api.http_route import HttpRoute
 from cluster.ingress.api.list_pages import page_of
 from cluster.ingress.api.openai_bodies import TokenEntries
 from cluster.ingress.api.response_store import ResponseStore, StoredResponse

@@ -137,6 +137,10 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/unload_lora_adapter": [{"lora_name": "a", "lora_int_id": 1}],
     "/v1/batches": [{"input_file_id": "f", "endpoint": "/v1/completions", "completion_window": "24h", "metadata": {"a": "b"}}],
 }  # fmt: skip
+BODIES["/infill"] = [
+    {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": "f", "text": "t"}], "prompt": "p", "n_predict": 3,
+     "stop": ["z"], "seed": -1, "top_k": 3, "repeat_penalty": 1.0, "stream": True, "t_max_predict_ms": 5},
+]  # fmt: skip
 BODIES["/v1/conversations"] = [{"items": BODIES["/v1/responses"][0]["input"], "metadata": {"a": "b"}}]
 BODIES["/v1/responses/compact"] = [{"input": BODIES["/v1/responses"][0]["input"], "instructions": "i"}]
 BODIES["/v1/responses/input_tokens"] = BODIES["/v1/responses"]
