@@ -3,6 +3,7 @@ processor time and memory."""
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -28,6 +29,7 @@ _MAX_WAITING = 32
 _PATIENCE_S = 60.0
 """How long a request waits, and a process has for one grammar and its start. Only a stalled machine needs as long."""
 _ROOT = Path(__file__).parents[3]
+_TOO_WIDE = re.compile(r"row has (\d+) items; max is (\d+)")
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS}
 _TOO_SLOW = f"the grammar is too costly: it takes more than {PROCESSOR_S} s of a processor to compile"
 _TOO_LARGE = f"the grammar nests too deeply, or needs more than {MORE_BYTES >> 20} MiB of memory to compile"
@@ -55,7 +57,7 @@ class GrammarChecker:
         if (complaint := self._complaints.get(digest)) is None:
             complaint = await self._answer(digest, grammar, len(encoded) > _LARGE_BYTES)
         if complaint:
-            raise RequestError(f"{field}: {complaint}", field=field)
+            raise RequestError(f"{field}: {_in_words(complaint)}", field=field)
 
     async def _answer(self, digest: bytes, grammar: str, is_large: bool) -> str:
         asked = self._asked.get(digest)
@@ -79,6 +81,18 @@ class GrammarChecker:
             self._complaints[digest] = asked.result()
             if len(self._complaints) > _MAX_REMEMBERED:
                 self._complaints.popitem(last=False)
+
+
+def _in_words(complaint: str) -> str:
+    """Say of llguidance's limit on alternatives what the client can change. It counts several for one of the client's."""
+    found = _TOO_WIDE.search(complaint)
+    if found is None:
+        return complaint
+    return (
+        f"the grammar is too wide: {found[1]} ways to go on at one place, and {found[2]} are the limit. A schema has about four "
+        "for each property that may be absent: require some, or nest them in objects; a grammar, one for each alternative of a "
+        "rule: make them one terminal"
+    )
 
 
 class _Process:

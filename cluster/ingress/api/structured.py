@@ -2,7 +2,7 @@
 grammar."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from llguidance import LLMatcher, StructTag, grammar_from
@@ -142,10 +142,15 @@ def _structured(asked: StructuredOutputs) -> str:
         if asked.regex:
             return grammar_from("regex", asked.regex)
         if asked.choice:
-            return grammar_from("choice", json.dumps(asked.choice))
+            return _choices(asked.choice)
         return grammar_from("grammar", asked.grammar or "")
     except ValueError as error:
         raise RequestError(f"structured_outputs.grammar: {error}", field="structured_outputs") from None
+
+
+def _choices(words: Sequence[str]) -> str:
+    """Return a grammar of which each word is all. The words are one terminal: of alternatives llguidance follows 2,000."""
+    return "start: WORD\nWORD: " + " | ".join(json.dumps(word) for word in words) + "\n"
 
 
 def _tags(asked: StructuralTag | str) -> str:

@@ -9,11 +9,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from llguidance import LLMatcher
+from pydantic import ValidationError
 
 from cluster.ingress.api.grammar_checker import GrammarChecker
-from cluster.ingress.api.structured import schema_grammar
+from cluster.ingress.api.structured import StructuredOutputs, grammar_of, schema_grammar
 from core.errors import ReplicaLost, RequestError
+from engine.execution.matching import load_vocabulary
 from models.hub import resolve
+from models.tokenizer import load_tokenizer
 from tests.processes import command
 
 FOLDER, VOCAB, DEADLINE_S = resolve("embedded"), 4096, 60.0
@@ -56,6 +60,31 @@ async def refused(checker: GrammarChecker, grammar: str) -> str:
     return refusal.value.message
 
 
+async def test_as_many_choices_can_be_followed_as_the_field_takes(checker: GrammarChecker) -> None:
+    words = [f"w{number}" for number in range(10_000)]
+    asked = StructuredOutputs(choice=words)
+    await checker.check(grammar_of(None, asked), "structured_outputs")
+    with pytest.raises(ValidationError, match="at most 10000 items"):
+        StructuredOutputs(choice=[*words, "w"])
+
+
+@pytest.mark.parametrize("words", [["a", "ab", "abc"], ['a\n"b\\', "é", "<b>"], [" a", "a ", "a"]])
+def test_each_choice_is_all_of_the_answer(words: list[str]) -> None:
+    tokenizer = load_tokenizer(FOLDER)
+    vocabulary = load_vocabulary(FOLDER, VOCAB)
+    for text in [*words, "", "b", words[0] + words[1], words[0][:-1] + "x"]:
+        matcher = LLMatcher(vocabulary, grammar_of(None, StructuredOutputs(choice=words)), log_level=0)
+        tokens = tokenizer.encode(text, add_special_tokens=False)
+        follows = matcher.consume_tokens(tokens) and matcher.is_accepting()
+        assert follows is (text in words), text
+
+
+async def test_a_grammar_that_is_too_wide_says_what_to_change(checker: GrammarChecker) -> None:
+    complaint = await refused(checker, optional_members(1000))
+    assert "at one place, and 2000 are the limit" in complaint
+    assert "require some" in complaint
+
+
 async def test_no_process_is_started_before_there_is_a_grammar(
     checker: GrammarChecker, started: Callable[[], set[psutil.Process]]
 ) -> None:
@@ -69,7 +98,7 @@ async def test_no_process_is_started_before_there_is_a_grammar(
     [
         (DEEP, "nests too deeply"),
         (branches(2500), "s of a processor to compile"),
-        (optional_members(600), "Current row has"),
+        (optional_members(600), "at one place"),
         ("start: nothing", "nothing"),
     ],
 )
