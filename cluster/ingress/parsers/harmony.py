@@ -5,6 +5,7 @@ The openai-harmony package could parse tokens, but it fetches its vocabulary fro
 import re
 
 from cluster.ingress.parsers.argument_values import Schema, Schemas, object_text
+from cluster.ingress.parsers.json_calls import known_name
 from cluster.ingress.parsers.json_text import JsonText, Malformed
 from cluster.ingress.parsers.markup_parser import EndOfText, EventWriter, Sink, Steps, copy_until
 
@@ -66,7 +67,7 @@ def _called(header: str, schemas: Schemas) -> str:
     recipient = _RECIPIENT.search(header)
     if recipient is None or not (recipient["is_function"] or recipient["name"] in schemas):
         return ""
-    return recipient["name"]
+    return known_name(recipient["name"], schemas)
 
 
 def _call(writer: EventWriter, name: str, tool: Schema) -> Steps[str]:

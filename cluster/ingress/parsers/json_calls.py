@@ -1,10 +1,14 @@
 """Calls written as JSON objects, `{"name": "f", "arguments": {...}}`: the arguments go out while they are written."""
 
+import re
+
 from cluster.ingress.parsers.argument_values import Schema, Schemas, object_text
 from cluster.ingress.parsers.character_source import CharacterSource
 from cluster.ingress.parsers.json_text import Malformed
 from cluster.ingress.parsers.markup_parser import CallWriter, EndOfText, Steps
 
+_BEFORE_NAME = re.compile(r"^.*[.:/]", re.DOTALL)
+"""`functions.`, or a server's name, as some models write them."""
 _ARGUMENTS = ("arguments", "parameters")
 _NAMES = ("name", "function")
 _MEMBERS = (*_NAMES, *_ARGUMENTS, "id", "type", "index")
@@ -121,5 +125,5 @@ class _JsonCall:
 def known_name(name: str, schemas: Schemas) -> str:
     """Return a tool's name without what models write before it."""
     name = name.strip()
-    bare = name.removeprefix("functions.")
+    bare = _BEFORE_NAME.sub("", name)
     return bare if name not in schemas and bare in schemas else name

@@ -19,11 +19,17 @@ from cluster.ingress.parsers.output_events import (
 )
 from tests.cluster.ingress.parsers.family_markup import MARKUPS, Markup
 from tests.cluster.ingress.parsers.test_parsers import MARKUP, split
-from tests.cluster.ingress.parsers.written_calls import BARE, NOT_QUITE_RIGHT, SCHEMAS, VALUES, WRITTEN
+from tests.cluster.ingress.parsers.written_calls import (
+    BARE,
+    CALL,
+    NOT_QUITE_RIGHT,
+    SCHEMAS,
+    TIME,
+    VALUES,
+    WRITTEN,
+)
 
 FORMATS = pytest.mark.parametrize("name", MARKUPS)
-CALL = ("get_weather", {"city": "Zürich", "days": 2})
-TIME = ("get_time", {})
 
 
 def parse(markup: Markup, text: str, *, cut: bool = False) -> list[OutputEvent]:

@@ -36,6 +36,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "visit": {"type": "object", "properties": {"cities": {"type": "array"}}},
 }
 
+CALL = ("get_weather", {"city": "Zürich", "days": 2})
+TIME = ("get_time", {})
+
 VALUES: dict[str, dict[str, Any]] = {
     "a string that looks like a number": {"text": "8001"},
     "a string with zeros before it": {"text": "00420", "maybe": "007"},
@@ -122,6 +125,8 @@ WRITTEN: dict[str, tuple[str, str, Any]] = {
 }
 
 NOT_QUITE_RIGHT: list[tuple[str, str]] = [
+        ("hermes", '<tool_call>{"name": "weather:mcp:get_weather", "arguments": {"city": "Zürich", "days": 2}}</tool_call>'),
+        ("harmony", '<|channel|>commentary to=functions.functions.get_weather<|message|>{"city": "Zürich", "days": 2}<|call|>'),
         ("hermes", '{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}\n</tool_call>'),
         ("hermes", '{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}}'),
         ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich", "days": 2}\n</tool_call>'),
