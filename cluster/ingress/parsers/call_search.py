@@ -10,6 +10,8 @@ from cluster.ingress.parsers.markup_parser import EndOfText, EventWriter, Steps
 
 _NOISE = " \t\r\n}];,"
 """What models write too much behind a call, when the call's end or another one follows."""
+_ENDS_LINE = frozenset("\n,;]")
+"""What stands behind a call that has no marks."""
 
 
 class CallSearch:
@@ -123,6 +125,20 @@ def ends_with(source: CharacterSource, end: str) -> Steps[None]:
     source.unread(1)
     if not end or not (yield from source.follows(end)):
         raise Malformed
+
+
+def ends_line(source: CharacterSource) -> Steps[None]:
+    """Read white space up to the end of a line, of a list or of the text, which is not read. Raises Malformed elsewhere."""
+    try:
+        behind = yield from source.read()
+        while behind in " \t\r":
+            behind = yield from source.read()
+        source.unread(1)
+        if behind not in _ENDS_LINE:
+            raise Malformed
+    except EndOfText as ended:
+        if ended.cut:
+            raise
 
 
 def tool_name(source: CharacterSource, first: str, schemas: Schemas) -> Steps[str]:

@@ -17,37 +17,45 @@ from cluster.ingress.parsers.argument_values import (
     property_of,
     to_json,
 )
-from cluster.ingress.parsers.call_search import CallSearch, HeldCall, behind_call, first_letters, tool_name
+from cluster.ingress.parsers.call_search import (
+    CallSearch,
+    HeldCall,
+    behind_call,
+    ends_line,
+    first_letters,
+    tool_name,
+)
 from cluster.ingress.parsers.character_source import FENCE, CharacterSource, call_or_text
 from cluster.ingress.parsers.json_text import Malformed
 from cluster.ingress.parsers.llama import PYTHON_TAG
-from cluster.ingress.parsers.markup_parser import CallWriter, EndOfText, EventWriter, Steps
+from cluster.ingress.parsers.markup_parser import CallWriter, EventWriter, Steps
 
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 _KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)")
 _ENDS_STRING = frozenset(",)]}:\"'%+.")
 """What may stand behind a string's closing quote."""
-_ENDS_LINE = frozenset("\n,;]")
-"""What stands behind a call that is in no list."""
 
 
 def pythonic_calls(writer: EventWriter, schemas: Schemas) -> Steps[None]:
-    def call(first: str) -> Callable[[CharacterSource], Steps[None]]:
+    def call(first: str, *, within_text: bool) -> Callable[[CharacterSource], Steps[None]]:
         def read(source: CharacterSource) -> Steps[None]:
             opening = first or (yield from source.skip_space())
             opening = yield from source.past_fence(opening)
-            if opening == "[":
+            if within_text:
+                yield from _within_text(writer, source, schemas)
+            elif opening == "[":
                 yield from _listed(writer, source, schemas)
             else:
                 yield from _alone(writer, source, schemas, opening)
 
         return read
 
-    marks = (PYTHON_START, PYTHON_TAG)
+    marks, marked = (PYTHON_START, PYTHON_TAG), call("", within_text=False)
     search = CallSearch(writer, marks, on_lines=FENCE[0] + first_letters(schemas), anywhere="[")
     while True:
         mark = yield from search.next()
-        found = yield from call_or_text(writer, mark, call("" if mark in marks else mark))
+        read = call(mark, within_text=not search.at_line_start) if mark not in marks else marked
+        found = yield from call_or_text(writer, mark, read)
         if found is not None:
             ends = (PYTHON_END, FENCE) if found.is_fenced else (PYTHON_END,)
             while (yield from behind_call(writer, ends)):
@@ -72,17 +80,24 @@ def _alone(writer: EventWriter, source: CharacterSource, schemas: Schemas, first
     """Read a call without its list's brackets. It is one where a line ends behind it."""
     held = HeldCall()
     yield from _call(held, source, schemas, first)
-    try:
-        behind = yield from source.read()
-        while behind in " \t\r":
-            behind = yield from source.read()
-        source.unread(1)
-        if behind not in _ENDS_LINE:
-            raise Malformed
-    except EndOfText as ended:
-        if ended.cut:
-            raise
+    yield from ends_line(source)
     held.write_to(writer)
+    source.settle()
+
+
+def _within_text(writer: EventWriter, source: CharacterSource, schemas: Schemas) -> Steps[None]:
+    """Read a list that begins within a line. It is one of calls where the line ends behind it."""
+    held: list[HeldCall] = []
+    behind = ","
+    while behind == ",":
+        held.append(HeldCall())
+        yield from _call(held[-1], source, schemas, (yield from source.skip_space()))
+        behind = yield from source.skip_space()
+    if behind != "]":
+        raise Malformed
+    yield from ends_line(source)
+    for call in held:
+        call.write_to(writer)
     source.settle()
 
 

@@ -143,6 +143,16 @@ def test_text_stands_before_and_after_calls(name: str) -> None:
     assert text(events) == "I look.Done {} [x]."
 
 
+@pytest.mark.parametrize("name", ["llama3_json", "pythonic"])
+def test_calls_without_marks_stand_at_the_end_of_a_line(name: str) -> None:
+    markup = MARKUPS[name]
+    for behind in ("", "\n", " \n\nDone."):
+        events = parse(markup, f"I look: {markup.write(CALL)}{behind}")
+        assert (calls(events), text(events)) == ([CALL], "I look:" + behind.strip())
+    written = f"Write {markup.write(CALL)} to call it, or `{markup.write(TIME)}`."
+    assert parse(markup, written) == [Text(written)]
+
+
 @FORMATS
 def test_text_stands_between_calls(name: str) -> None:
     markup = MARKUPS[name]
