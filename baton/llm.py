@@ -6,28 +6,36 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
+from numbers import Integral
 from os import environ
-from secrets import randbits
+from pathlib import Path
 from typing import Any
 
 import uvloop
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from baton.offline_requests import OfflineRequest, Prompt, offline_request, sampling_of
 from cluster.ingress.api.api_factory import api_settings
 from cluster.ingress.api.body_model import validate
 from cluster.ingress.api.chat_format import ChatFormat
 from cluster.ingress.api.detokenize import TextStream
+from cluster.ingress.api.grammar_checker import GrammarChecker
 from cluster.ingress.api.openai_requests import ChatRequest
+from cluster.ingress.api.request_params import check_constrainable, prompts_of
+from cluster.ingress.api.token_checks import check_tokens
+from cluster.ingress.fair_threads import finished
 from cluster.ingress.model_card import describe_adapter, read_model_card
 from cluster.ingress.parsers.stop_strings import StopStrings
 from cluster.local import LocalCluster
 from core.config import ClusterConfig, load
-from core.errors import RequestError
+from core.errors import Overloaded, ReplicaLost, RequestError
 from core.prompt_pictures import Picture
+from core.request_checks import check_computable
 from core.types import FinishReason, Request, SamplingParams, Slo
 from models.tokenizer import load_tokenizer
 
-Prompt = str | Sequence[int]
+_SLO = Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +51,16 @@ class Completion:
 @dataclass(frozen=True, slots=True)
 class _Asked:
     prompt: Prompt
-    pictures: tuple[Picture, ...] = ()
-    adapter: str = ""
-    """Its key."""
+    """As the caller gave it."""
+    request: Request
+    stops: tuple[str, ...]
 
 
 class LLM:
     """A model for offline batches: `LLM("embedded").generate(["def f("])`. Also a context manager; `close` frees it.
 
-    `config` and `overrides` are the server's own configuration; without them there is one instance that does everything."""
+    `config` and `overrides` are the server's own configuration; without them there is one instance that does everything. What
+    the server's API refuses raises RequestError here. An instance that fails is replaced."""
 
     def __init__(
         self,
@@ -68,13 +77,14 @@ class LLM:
         self.config = load(base, environ, {"model.path": model, **dotted})
         self.card = read_model_card(self.config)
         self.tokenizer = load_tokenizer(self.card.folder)
-        self._chats: ChatFormat | None = None
+        self._settings = api_settings(self.config, self.card)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="baton-llm", daemon=True)
         self._thread.start()
         self._stack = AsyncExitStack()
+        running = LocalCluster.running(self.config, replaces_instances=True)
         try:
-            self._cluster = self._call(self._stack.enter_async_context(LocalCluster.running(self.config)))
+            self._cluster = self._call(self._stack.enter_async_context(running))
         except BaseException:
             self._stop_loop()
             raise
@@ -84,15 +94,19 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         adapter: str = "",
         progress: bool = True,
     ) -> list[Completion]:
-        """Return one Completion for each prompt (a text or token ids), in the order of the prompts. `adapter`: one of those in
-        `model.adapters` (`LLM(path, adapters={"sql": folder})`), by name; empty: none. Raises RequestError."""
-        batch, key = _as_batch(prompts), self._adapter_key(adapter)
-        params = self._with_eos(params or SamplingParams(max_tokens=64), ignore_eos)
+        """Return one Completion for each prompt (a text or token ids), in the order of the prompts. Without `params`: up to 64
+        tokens, sampled as the model's makers recommend. `adapter`: one of those in `model.adapters` (`LLM(path, adapters={"sql":
+        folder})`), by name; empty: none. Raises RequestError before anything is generated, and ReplicaLost."""
+        key = self._adapter_key(adapter)
+        asked = [
+            self._asked(prompt, self._body(prompt, params, stop, ignore_eos=ignore_eos), key)
+            for prompt in _as_batch(prompts)
+        ]
         with Progress(
             TextColumn("generating"),
             BarColumn(),
@@ -101,25 +115,23 @@ class LLM:
             disable=not progress,
             transient=True,
         ) as bar:
-            task = bar.add_task("", total=len(batch))
-            asked = [_Asked(prompt, adapter=key) for prompt in batch]
-            return self._call(self._all(asked, params, tuple(stop), lambda: bar.advance(task)))
+            task = bar.add_task("", total=len(asked))
+            return self._call(self._all(asked, lambda: bar.advance(task)))
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         params: SamplingParams | None = None,
         *,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
         adapter: str = "",
     ) -> Completion:
-        """Return the assistant's next turn. Messages may have parts, with pictures among them, as in the server's API. `stop`,
-        `ignore_eos` and `adapter` are as in `generate`. Raises RequestError."""
-        prompt, pictures = self._rendered(messages)
-        params = self._with_eos(params or SamplingParams(max_tokens=64), ignore_eos)
-        asked = _Asked(prompt, pictures, self._adapter_key(adapter))
-        return self._call(self._all([asked], params, tuple(stop), lambda: None))[0]
+        """Return the assistant's next turn. Messages are as in the server's API. The rest is as in `generate`."""
+        chat = self._chats.prepare(self._conversation(messages))
+        body = self._body(chat.prompt, params, stop, ignore_eos=ignore_eos)
+        asked = self._asked(chat.prompt, body, self._adapter_key(adapter), "messages", chat.pictures)
+        return self._call(self._all([asked], lambda: None))[0]
 
     def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
         """Load an adapter that lies in one of `adapters.folders` (`LLM(path, adapters__folders=[...])`). `in_place`: one of this
@@ -142,54 +154,91 @@ class LLM:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _rendered(self, messages: Sequence[Mapping[str, Any]]) -> tuple[Prompt, tuple[Picture, ...]]:
-        if not any(isinstance(message.get("content"), list) for message in messages):
-            text = self.tokenizer.render_chat(list(messages))
-            return self.tokenizer.encode(text, add_special_tokens=False), ()
-        self._chats = self._chats or ChatFormat(self.tokenizer, api_settings(self.config, self.card))
+    @cached_property
+    def _chats(self) -> ChatFormat:
+        return ChatFormat(self.tokenizer, self._settings)
+
+    @cached_property
+    def _grammars(self) -> GrammarChecker:
+        return GrammarChecker(Path(self.card.folder), self.card.vocab_size)
+
+    def _conversation(self, messages: Sequence[Mapping[str, Any]]) -> ChatRequest:
+        """Return the messages as the API takes them, with every picture that a URL names. Raises RequestError."""
         body = validate(ChatRequest, {"model": self.card.name, "messages": list(messages)})
-        chat = self._chats.prepare(body)
-        return chat.prompt, chat.pictures
+        if (fetcher := self._settings.picture_fetcher) is None:
+            return body
+        fetched = self._call(fetcher.with_data(body.messages))
+        return body if fetched is None else body.model_copy(update={"messages": fetched})
 
-    async def _all(
-        self, batch: list["_Asked"], params: SamplingParams, stop: tuple[str, ...], done: Any
-    ) -> list[Completion]:
-        limit = asyncio.Semaphore(self.config.schedule.max_queued_requests)
+    def _body(
+        self, prompt: Prompt, params: SamplingParams | None, stop: str | Sequence[str], *, ignore_eos: bool
+    ) -> OfflineRequest:
+        body = offline_request(self.card.name, prompt, params, stop=stop, ignore_eos=ignore_eos)
+        if body.grammar is not None:
+            check_constrainable(body, "grammar", self._settings)
+            self._call(self._grammars.check(body.grammar.text, "grammar"))
+        return body
 
-        async def one(asked: _Asked, seed: int) -> Completion:
-            async with limit:
-                answer = await self._one(asked, replace(params, seed=seed), stop)
-            done()
-            return answer
-
-        seeds = [params.seed or randbits(63)] * len(batch)
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(one(asked, seed)) for asked, seed in zip(batch, seeds, strict=True)
-                ]
-        except BaseExceptionGroup as failures:
-            raise failures.exceptions[0] from None
-        return [task.result() for task in tasks]
-
-    async def _one(self, asked: "_Asked", params: SamplingParams, stop: tuple[str, ...]) -> Completion:
-        prompt = asked.prompt
-        ids = tuple(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
-        self._check(ids, params)
+    def _asked(
+        self,
+        prompt: Prompt,
+        body: OfflineRequest,
+        adapter: str,
+        field: str = "prompt",
+        pictures: tuple[Picture, ...] = (),
+    ) -> _Asked:
+        """Return what is asked of the cluster for one prompt. `field` is what the prompt was made of. Raises RequestError."""
+        (ids,) = finished(prompts_of(body.prompt, field, self.tokenizer, self._settings))
         frontend = self._cluster.frontend
         request = Request(
             id=frontend.new_request_id(),
             prompt=ids,
-            sampling=params,
+            sampling=sampling_of(body, len(ids), self._settings, self.tokenizer),
             reply_to=frontend.address,
-            adapter=asked.adapter,
-            slo=Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1),
-            pictures=asked.pictures,
+            adapter=adapter,
+            slo=_SLO,
+            pictures=pictures,
         )
-        stops = StopStrings(stop, hidden=self.tokenizer.special_tokens, min_tokens=params.min_tokens)
-        stream = TextStream(self.tokenizer, ids, placeholders=stops.placeholders)
+        check_tokens(request, field, self.tokenizer, self._settings.vocab_size)
+        check_computable(request, self._settings.vocab_size)
+        return _Asked(prompt, request, body.stops)
+
+    async def _all(self, batch: list[_Asked], done: Any) -> list[Completion]:
+        limit = asyncio.Semaphore(self.config.schedule.max_queued_requests)
+
+        async def one(asked: _Asked) -> Completion:
+            async with limit:
+                answer = await self._one(asked)
+            done()
+            return answer
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(asked)) for asked in batch]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _one(self, asked: _Asked) -> Completion:
+        """Generate once an instance serves. Raises ReplicaLost where none will."""
+        while True:
+            try:
+                await self._cluster.serving()
+            except ReplicaLost as error:
+                raise ReplicaLost(f"{error}. Close this LLM and make another one") from None
+            try:
+                return await self._generated(asked)
+            except Overloaded as error:  # the queue has room for all, so instances are missing
+                await asyncio.sleep(error.retry_after_s)
+
+    async def _generated(self, asked: _Asked) -> Completion:
+        request = replace(asked.request, id=self._cluster.frontend.new_request_id())
+        stops = StopStrings(
+            asked.stops, hidden=self.tokenizer.special_tokens, min_tokens=request.sampling.min_tokens
+        )
+        stream = TextStream(self.tokenizer, request.prompt, placeholders=stops.placeholders)
         text, tokens, finish = "", [], FinishReason.STOP
-        source = frontend.generate(request)
+        source = self._cluster.frontend.generate(request)
         try:
             async for token in source:
                 tokens.append(token.token)
@@ -203,7 +252,8 @@ class LLM:
         finally:
             await source.aclose()
         text += stops.push(stream.finish()) + stops.flush()
-        return Completion(prompt, text, tuple(tokens), finish if stops.found is None else FinishReason.STOP)
+        ends = finish if stops.found is None else FinishReason.STOP
+        return Completion(asked.prompt, text, tuple(tokens), ends)
 
     def _adapter_key(self, name: str) -> str:
         if not name:
@@ -213,21 +263,6 @@ class LLM:
             known = ", ".join(map(repr, adapters)) or "none"
             raise RequestError(f"there is no adapter {name!r}; this model has {known}", field="adapter")
         return adapters[name].key
-
-    def _check(self, ids: tuple[int, ...], params: SamplingParams) -> None:
-        if not ids:
-            raise RequestError("a prompt is empty", field="prompts")
-        if len(ids) >= self.card.max_context_tokens:
-            raise RequestError(
-                f"a prompt has {len(ids)} tokens; the model takes {self.card.max_context_tokens} with the output",
-                field="prompts",
-            )
-
-    def _with_eos(self, params: SamplingParams, ignore_eos: bool) -> SamplingParams:
-        stops = params.stop_token_ids if ignore_eos else (*params.stop_token_ids, *self.card.eos_token_ids)
-        return replace(
-            params, stop_token_ids=stops, masked_until_min=(*params.stop_token_ids, *self.card.eos_token_ids)
-        )
 
     def _call(self, work: Any) -> Any:
         future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -244,6 +279,6 @@ class LLM:
 
 
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], Integral)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]

@@ -70,6 +70,6 @@ def _numbers(sampling: SamplingParams) -> Iterator[tuple[str, bool]]:
     yield "frequency_penalty", isfinite(sampling.frequency_penalty)
     yield "logit_bias", all(isfinite(bias) for _, bias in sampling.logit_bias)
     yield "bad_words", all(sampling.bad_words)
-    yield "seed", sampling.seed in _SEEDS
+    yield "seed", sampling.seed is None or sampling.seed in _SEEDS
     yield "max_tokens", sampling.max_tokens >= 1
     yield "thinking", sampling.thinking is None or bool(sampling.thinking.end)

@@ -81,7 +81,8 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: int = 0
+    seed: int | None = None
+    """None: whoever makes requests of it gives each a seed of its own. Requests have one."""
     logit_bias: tuple[tuple[TokenId, float], ...] = ()
     allowed_token_ids: tuple[TokenId, ...] = ()
     """Nothing else is drawn; empty: anything."""

@@ -61,4 +61,4 @@ class ModelledGroup:
             layer_done(0, layer)
 
     def _sample(self, key: str, position: int) -> Sampled:
-        return Sampled(key, modelled_token(self._seqs[key].sampling.seed, position, self._vocab_size))
+        return Sampled(key, modelled_token(self._seqs[key].sampling.seed or 0, position, self._vocab_size))

@@ -59,7 +59,9 @@ async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 def _step(request: Request, beam: Beam, num_candidates: int) -> Request:
     """The request for one token behind `beam`. Those behind the first go on with what has been admitted, like a new attempt."""
-    sampling = SamplingParams(temperature=0.0, num_logprobs=num_candidates, max_tokens=len(beam.tokens) + 1)
+    sampling = SamplingParams(
+        temperature=0.0, seed=0, num_logprobs=num_candidates, max_tokens=len(beam.tokens) + 1
+    )
     step = replace(request, sampling=sampling, hints=CacheHints())  # which are meant for the end
     return step.retry(beam.tokens) if beam.tokens else step
 

@@ -122,7 +122,7 @@ def _columns(seqs: Sequence[History], asked: RowsAsked) -> np.ndarray:
         return asked.columns
     columns = asked.columns.copy()
     columns[4, asked.random] = [
-        uniform(seq.sampling.seed, seq.num_tokens - seq.num_prompt)
+        uniform(seq.sampling.seed or 0, seq.num_tokens - seq.num_prompt)
         for seq in (seqs[row] for row in asked.random)
     ]
     return columns

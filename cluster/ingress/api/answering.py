@@ -214,7 +214,7 @@ class Answering:
             for choice in range(n):
                 if choice:  # the prompt's tokens are scored once
                     sampling = replace(sampling, num_prompt_logprobs=-1)
-                seeded = replace(sampling, seed=request_params.seed_of_choice(sampling.seed, choice))
+                seeded = replace(sampling, seed=request_params.seed_of_choice(sampling.seed or 0, choice))
                 request = self._request(http, body, slo, prompt, seeded, field, retain=retain)
                 request = replace(request, hints=hints, pictures=chat.pictures if chat is not None else ())
                 choices.append(self._choice(len(choices), request, body, chat, shared))
@@ -319,7 +319,7 @@ class Answering:
                 code="context_length_exceeded",
             )
         slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
-        sampling = SamplingParams(temperature=0.0, max_tokens=1, pooling=settings.pooling.kind)
+        sampling = SamplingParams(temperature=0.0, seed=0, max_tokens=1, pooling=settings.pooling.kind)
         choices = [
             ChoiceStream(
                 index,
@@ -376,16 +376,7 @@ class Answering:
         if grammar is None:
             return
         field = request_params.constrained_by(body)
-        for limit in ("allowed_token_ids", "bad_words"):
-            if getattr(body, limit):
-                raise RequestError(
-                    f"{limit} does not go with {field}: together they may leave no token", field=limit
-                )
-        if not body.stop_token_ids and (body.ignore_eos or not self.settings.eos_token_ids):
-            reason = "ignore_eos is true" if body.ignore_eos else "this model has no end-of-sequence token"
-            raise RequestError(
-                f"{field}: an answer could not end where it is complete: {reason}", field=field
-            )
+        request_params.check_constrainable(body, field, self.settings)
         if self._grammars is None:
             raise RequestError(f"{field}: this server's tokenizer cannot be constrained", field=field)
         await self._grammars.check(grammar.text, field)

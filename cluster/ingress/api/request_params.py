@@ -189,10 +189,15 @@ def max_new_tokens(body: Common, num_prompt: int, settings: ApiSettings) -> int:
     return most  # a token is drawn even where none is wanted: its step scores the prompt
 
 
-def to_sampling(body: Common, settings: ApiSettings, tokenizer: ChatTokenizer) -> SamplingParams:
+def to_sampling(
+    body: Common,
+    settings: ApiSettings,
+    tokenizer: ChatTokenizer,
+    *,
+    bad_words: tuple[tuple[int, ...], ...] | None = None,
+) -> SamplingParams:
     """Return the sampling parameters of the first prompt, without `max_tokens`. Their tokens may still be outside the vocabulary.
-
-    Raises RequestError, naming the field."""
+    `bad_words`: the body's, where they are tokens already. Raises RequestError, naming the field."""
     defaults = settings.default_sampling
 
     def pick(name: str, otherwise: float) -> float:
@@ -200,7 +205,8 @@ def to_sampling(body: Common, settings: ApiSettings, tokenizer: ChatTokenizer) -
         return value if value is not None else defaults.get(name, otherwise)
 
     stop_ids = tuple(body.stop_token_ids or ())
-    bad_words = _bad_words(body.bad_words or (), tokenizer)
+    if bad_words is None:
+        bad_words = _bad_words(body.bad_words or (), tokenizer)
     masked_until_min = stop_ids + settings.eos_token_ids
     allowed = _allowed(body, bad_words, masked_until_min)
     return SamplingParams(
@@ -273,6 +279,18 @@ def constrained_by(body: Common) -> str:
     if body.structured_outputs is not None:
         return "structured_outputs"
     return "response_format" if body.is_structured else "tools"
+
+
+def check_constrainable(body: Common, field: str, settings: ApiSettings) -> None:
+    """Raise RequestError where the rest of the body leaves a grammar no token, or no end. `field` asks for the grammar."""
+    for limit in ("allowed_token_ids", "bad_words"):
+        if getattr(body, limit):
+            raise RequestError(
+                f"{limit} does not go with {field}: together they may leave no token", field=limit
+            )
+    if not body.stop_token_ids and (body.ignore_eos or not settings.eos_token_ids):
+        reason = "ignore_eos is true" if body.ignore_eos else "this model has no end-of-sequence token"
+        raise RequestError(f"{field}: an answer could not end where it is complete: {reason}", field=field)
 
 
 def seed_of_prompt(body: Common) -> int:
