@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +21,7 @@ from cluster.ingress.model_card import ModelCard
 from cluster.ingress.observers import make_observers
 from cluster.ingress.timeline import Observe, nobody
 from cluster.instance.instance import Instance
-from cluster.instance.instance_parts import InstanceParts, Role
+from cluster.instance.instance_parts import InstanceParts, LateSink, Role
 from cluster.instance.kept_instances import KeptInstances
 from cluster.instance.real_parts import local_parts
 from cluster.scheduler.adapter_file import AdapterFile
@@ -30,7 +31,7 @@ from core.clock import WallClock
 from core.config import ClusterConfig, EngineConfig
 from core.errors import ConfigError, ReplicaLost
 from core.garbage import leave_out_all_there_is
-from core.ports import Mail
+from core.ports import LayerSink, Mail, WorkerGroup
 from core.reports import PoolStatus, Status
 from engine.execution.devices import choose_device
 from kvtransfer.transport.loopback_transport import LoopbackFabric
@@ -99,10 +100,13 @@ class LocalCluster:
             async def resolve() -> list[str]:
                 return [scheduler_mail.address]
 
+            starts = True
+
             async def make(role: Role) -> Instance:
                 mail = join(role)
                 try:
-                    instance = Instance(config, role, mail, clock, resolve, parts(role, mail))
+                    own = parts(role, mail) if starts else await _made_aside(config, role, mail, parts)
+                    instance = Instance(config, role, mail, clock, resolve, own)
                 except BaseException:
                     await mail.close()
                     raise
@@ -129,6 +133,7 @@ class LocalCluster:
             stack.push_async_callback(_cancel, asyncio.create_task(frontend.run()))
             cluster = cls(frontend, kept)
             await cluster.wait_ready()
+            starts = False
             yield cluster
 
     async def wait_ready(self) -> Status:
@@ -151,6 +156,23 @@ class LocalCluster:
             if self._kept.given_up:
                 raise ReplicaLost(why_not)
             await asyncio.sleep(_LOOK_EVERY_S)
+
+
+async def _made_aside(
+    config: ClusterConfig, role: Role, mail: M, parts: Callable[[Role, M], InstanceParts]
+) -> InstanceParts:
+    """Return an instance's parts, made on a thread with the model of the only rank, so that the event loop serves meanwhile.
+    Several ranks load theirs in processes of their own."""
+    made, late = await asyncio.to_thread(parts, role, mail), LateSink()
+    if (config.prefill if role == "prefill" else config.decode).num_ranks > 1:
+        return made
+    group = await asyncio.to_thread(made.make_group, late)
+
+    def take_group(sink: LayerSink | None) -> WorkerGroup:
+        late.sink = sink
+        return group
+
+    return replace(made, make_group=take_group)
 
 
 def _sizes(config: ClusterConfig) -> tuple[PoolStatus, ...]:

@@ -11,7 +11,8 @@ from core.errors import Bug
 from core.kv import KVShard, RankPool
 from core.lending import lent_blocks
 from core.messages import Commit
-from core.ports import Clock, LayerSink, Mail, SchedulerPolicy, WorkerGroup
+from core.plan import StepPlan
+from core.ports import Clock, LayerDone, LayerSink, Mail, SchedulerPolicy, WorkerGroup
 from core.prompt_pictures import FIRST_ROW
 from core.reports import Register, Site
 from core.start_timer import StartTimer
@@ -77,6 +78,15 @@ class InstanceParts:
     """The number of tokens that the model has rows for. A request with another one is refused."""
     timer: StartTimer | None = None
     """What times the start; None for a modelled one."""
+
+
+class LateSink:
+    """A LayerSink for ranks that are made before the one that learns of their layers."""
+
+    sink: LayerSink | None = None
+
+    def step_started(self, plan: StepPlan) -> LayerDone | None:
+        return None if self.sink is None else self.sink.step_started(plan)
 
 
 def make_scheduler(config: EngineConfig, role: Role, parts: InstanceParts) -> Planner:

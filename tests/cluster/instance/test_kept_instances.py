@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +24,7 @@ from models.hub import resolve
 from net.loopback_mail import LoopbackNetwork
 from sim.virtual_loop import LoopClock, run_virtual
 from tests.cluster.instance.instance_world import Breakable
-from tests.patience import until
+from tests.patience import PATIENCE_S, until
 
 
 class Fake:
@@ -124,6 +125,8 @@ class Breaking:
         self._fabric = LoopbackFabric()
         self.groups: list[Breakable] = []
         self.is_broken = False
+        self.may_load = threading.Event()
+        self.may_load.set()
         self.old: Callable[[], Instance | None] = lambda: None
         """The instance that must be gone before another one is made."""
 
@@ -135,10 +138,12 @@ class Breaking:
     def _parts(self, role: Any, mail: Any) -> InstanceParts:
         if self.is_broken:
             raise ConfigError("the disk is gone")
+        assert self.may_load.wait(PATIENCE_S)
         assert self.old() is None, "its weights and its pool take memory still"
         parts = local_parts(self.config, resolve("embedded"), role, mail, self._fabric)
 
         def make_group(sink: Any) -> Any:
+            assert self.may_load.wait(PATIENCE_S)
             self.groups.append(Breakable(parts.make_group(sink)))
             return self.groups[-1]
 
@@ -178,6 +183,20 @@ async def test_a_process_that_lost_its_only_instance_is_not_ready_until_another_
         assert await running == want
         assert await cluster.frontend.ready() == (True, "")
         assert old() is None
+
+
+@pytest.mark.slow
+async def test_a_process_answers_while_another_instance_loads_its_model() -> None:
+    world = Breaking()
+    async with world.running() as cluster:
+        want = await said(cluster)
+        world.may_load.clear()
+        world.groups[0].error = RuntimeError("the device is gone")
+        running = asyncio.create_task(said(cluster))
+        await until(lambda: not cluster.instances)
+        assert not (await cluster.frontend.ready())[0]
+        world.may_load.set()
+        assert await running == want
 
 
 @pytest.mark.slow
