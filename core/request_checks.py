@@ -4,10 +4,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from math import isfinite
+from typing import Final
 
 from core.errors import RequestError
+from core.prompt_pictures import FIRST_ROW
 from core.types import Request, SamplingParams, TokenId
 
+ANY_TOKEN: Final = FIRST_ROW
+"""No vocabulary is so large."""
 _SEEDS = range(-(2**63), 2**63)
 
 

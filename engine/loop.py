@@ -15,9 +15,8 @@ from core.messages import Grant
 from core.output_marks import MARKS
 from core.plan import StepPlan, StepResult
 from core.ports import Clock, EngineEvents, WorkerGroup
-from core.prompt_pictures import FIRST_ROW
 from core.reports import DroppedBlocks, LayerExperts, TierCounts, WorkCounts
-from core.request_checks import check_computable
+from core.request_checks import ANY_TOKEN, check_computable
 from core.steps import StepModels
 from core.types import Request, TokenOut
 from engine.planning.block_ledger import Reservation
@@ -72,7 +71,7 @@ class Engine:
         lookahead: bool = True,
         tiers: Restoring | None = None,
         fits: StepFits | None = None,
-        vocab_size: int = FIRST_ROW,
+        vocab_size: int = ANY_TOKEN,
     ) -> None:
         """`tiers` are where prefixes that the device does not hold may be had from. `fits` learn from every step. A request with
         a token that is not below `vocab_size` is refused."""
@@ -96,7 +95,8 @@ class Engine:
     def add(self, request: Request, *, push: Grant | None = None) -> None:
         """Compute `request` here. With `push` its KV is sent on, it draws tokens until `hold`, and its blocks stay until
         `release`. Raises RequestError when it can never fit or be computed."""
-        self._check(request)
+        check_computable(request, self._vocab_size)
+        self._scheduler.check_fits(request)
         self._has_come(request)
         if self._tiers is None:
             self._add(request, push)
@@ -113,7 +113,8 @@ class Engine:
         future: asyncio.Future[Reservation] = asyncio.get_running_loop().create_future()
         self._has_come(request)
         try:
-            self._check(request)
+            check_computable(request, self._vocab_size)
+            self._scheduler.check_fits(request)
         except RequestError as error:
             future.set_exception(error)
             return future
@@ -126,10 +127,6 @@ class Engine:
     def _queue_reservation(self, waiter: _Waiter) -> None:
         insort(self._reserving, waiter, key=_precedence)
         self._serve_reservations()
-
-    def _check(self, request: Request) -> None:
-        check_computable(request, self._vocab_size)
-        self._scheduler.check_fits(request)
 
     def _has_come(self, request: Request) -> None:
         self._received.append(request.key)

@@ -13,8 +13,8 @@ from core.lending import lent_blocks
 from core.messages import Commit
 from core.plan import StepPlan
 from core.ports import Clock, LayerDone, LayerSink, Mail, SchedulerPolicy, WorkerGroup
-from core.prompt_pictures import FIRST_ROW
 from core.reports import Register, Site
+from core.request_checks import ANY_TOKEN
 from core.start_timer import StartTimer
 from core.steps import UNKNOWN_STEPS, StepModels
 from decode.headroom_policy import HeadroomPolicy
@@ -74,7 +74,7 @@ class InstanceParts:
     """The GPU that it shares with an instance of another role; empty where it has its own."""
     adapters: frozenset[str] = frozenset()
     """The adapters that its ranks have from the start, by name and revision."""
-    vocab_size: int = FIRST_ROW
+    vocab_size: int = ANY_TOKEN
     """The number of tokens that the model has rows for. A request with another one is refused."""
     timer: StartTimer | None = None
     """What times the start; None for a modelled one."""

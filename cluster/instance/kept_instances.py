@@ -99,7 +99,10 @@ class KeptInstances(Generic[K]):
         error = await instance.failed()
         why = f"{type(error).__name__}: {error}"
         self._trouble(number, f"the {role} instance has failed ({why})")
-        await instance.close()
+        try:
+            await instance.close()
+        except Exception:
+            log.exception("the %s instance %s could not give back all that it had", role, instance.address)
         return why
 
     async def _replace(self, number: int, role: Role, why: str, num_failed: int) -> str:

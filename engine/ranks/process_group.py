@@ -148,7 +148,7 @@ class ProcessGroup:
             task.cancel()
         await asyncio.shield(self._connecting)
         for writer in self._writers:
-            with suppress(OSError):
+            with suppress(OSError, RuntimeError):  # uvloop's, where the rank has ended
                 writer.write_eof()
         await self._end(_END_S)
         await asyncio.gather(*self._tasks, *self._watching, return_exceptions=True)

@@ -20,6 +20,7 @@ from engine.loop import Engine
 from models.hub import resolve
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import COMPLETIONS, Api
+from tests.processes import children
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
@@ -191,6 +192,14 @@ def test_an_engine_that_dies_is_replaced(keys: dict[str, Any], monkeypatch: pyte
 
         monkeypatch.setattr(Engine, "_commit", fails_once)
         assert text_of(llm, PROMPT) == want, "the request goes on with the next instance"
+        assert text_of(llm, PROMPT) == want
+
+
+def test_a_rank_that_is_killed_costs_no_answer() -> None:
+    with LLM("embedded", engine__num_blocks=400, decode__tp=2) as llm:
+        want = text_of(llm, PROMPT)
+        for rank in children("engine.ranks.rank_process")[:1]:
+            rank.kill()
         assert text_of(llm, PROMPT) == want
 
 

@@ -31,6 +31,7 @@ class Fake:
     def __init__(self, address: str, lives_s: float | None) -> None:
         self.address, self._lives_s = address, lives_s
         self.is_closed = False
+        self.fails_to_close = False
 
     async def failed(self) -> BaseException:
         await asyncio.sleep(1e9 if self._lives_s is None else self._lives_s)
@@ -38,6 +39,8 @@ class Fake:
 
     async def close(self) -> None:
         self.is_closed = True
+        if self.fails_to_close:
+            raise RuntimeError("the handler is closed")
 
 
 class World:
@@ -106,6 +109,18 @@ def test_one_that_cannot_be_started_counts_as_a_failure() -> None:
     assert (
         "the weights are gone" in after(3600, 1.0, *[ConfigError("the weights are gone")] * 9).kept.given_up
     )
+
+
+@virtually
+def test_one_that_cannot_be_closed_is_replaced_all_the_same() -> None:
+    async def main() -> World:
+        world = World(10.0, None)
+        await world.kept.start("both")
+        world.made[0][1].fails_to_close = True
+        await asyncio.sleep(100)
+        return world
+
+    assert [fake.address for fake in run_virtual(main()).kept.running] == ["both-1"]
 
 
 @virtually
