@@ -161,8 +161,8 @@ class LocalCluster:
 async def _made_aside(
     config: ClusterConfig, role: Role, mail: M, parts: Callable[[Role, M], InstanceParts]
 ) -> InstanceParts:
-    """Return an instance's parts, made on a thread with the model of the only rank, so that the event loop serves meanwhile.
-    Several ranks load theirs in processes of their own."""
+    """Return an instance's parts, made on a thread with the model of the only rank, so that the event loop serves meanwhile. The
+    loop waits for several ranks, which load theirs in processes of their own."""
     made, late = await asyncio.to_thread(parts, role, mail), LateSink()
     if (config.prefill if role == "prefill" else config.decode).num_ranks > 1:
         return made
