@@ -10,6 +10,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from cluster.instance.instance_parts import Role
 from core.garbage import collect_all
 from core.ports import Clock
+from engine.execution.devices import give_back_unused
 
 log = logging.getLogger(__name__)
 
@@ -116,8 +117,9 @@ class KeptInstances(Generic[K]):
         self._trouble(number, text)
         await self._clock.sleep(pause_s)
         self._running.pop(number, None)
-        collect_all()  # the old one's weights and pool, before memory for the new one's is taken
         try:
+            collect_all()  # the old one's weights and pool, before memory for the new one's is taken
+            give_back_unused()
             self._running[number] = await self._make(role)
         except Exception as error:
             log.exception("another %s instance could not be started", role)

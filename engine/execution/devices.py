@@ -36,6 +36,12 @@ def memory_of(device: torch.device) -> DeviceMemory:
     return DeviceMemory(name=name, total_bytes=total_bytes, free_bytes=free_bytes, is_host=False)
 
 
+def give_back_unused() -> None:
+    """Give the devices back what torch keeps for later. Raises torch's error where a device can do nothing any more."""
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 def card_of(device: torch.device) -> tuple[str, int]:
     """Return the identity of a GPU, by whatever number this process knows it, and the multiprocessors that the process may
     use of it."""
