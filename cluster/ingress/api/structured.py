@@ -10,14 +10,16 @@ from pydantic import Field, model_validator
 
 from cluster.ingress.api.body_model import Strict
 from cluster.ingress.api.json_schema import Schema
-from cluster.ingress.parsers.call_grammars import WHITESPACE
+from cluster.ingress.parsers.call_grammars import AnswerSchema, json_options
+from cluster.ingress.parsers.schema_forms import enforceable
 from core.errors import RequestError
 
 Text = Annotated[str, Field(min_length=1)]
 
 
 class NamedSchema(Strict):
-    """OpenAI's `response_format.json_schema`. Its answers keep to the schema whether `strict` is true or not."""
+    """OpenAI's `response_format.json_schema`. Answers keep to the schema: to all of it where it is `strict`, else as far as a
+    grammar can hold it."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
     description: str | None = None
@@ -97,32 +99,34 @@ def grammar_of(
                 "response_format and structured_outputs exclude each other", field="structured_outputs"
             )
         return _structured(structured)
-    schema = answer_schema(response_format)
-    return "" if schema is None else schema_grammar(schema)
+    asked = answer_schema(response_format)
+    return "" if asked is None else schema_grammar(asked.schema, strict=asked.strict)
 
 
 def answer_schema(
     response_format: TextFormat | ObjectFormat | SchemaFormat | None,
-) -> Mapping[str, Any] | None:
+) -> AnswerSchema | None:
     """Return the answer's schema, or None where the answer is free text."""
     match response_format:
         case ObjectFormat():
-            return {"type": "object"}
+            return AnswerSchema(schema={"type": "object"}, strict=True)
         case SchemaFormat(json_schema=named):
-            return named.schema_
+            return AnswerSchema(schema=named.schema_, strict=named.strict is True)
         case _:
             return None
 
 
-def schema_grammar(schema: Mapping[str, Any] | str, **options: Any) -> str:
-    """Return the grammar of JSON that keeps to the schema, its keys in the schema's order. Raises RequestError where the text is
-    no JSON."""
+def schema_grammar(schema: Mapping[str, Any] | str, *, strict: bool = True, **options: Any) -> str:
+    """Return the grammar of JSON that keeps to the schema, its keys in the schema's order: to all of it where it is `strict`,
+    else as far as a grammar can. Raises RequestError where the text is no JSON."""
     try:
+        read: Any = json.loads(schema) if isinstance(schema, str) else schema
+        held = enforceable(read, lenient=not strict) if isinstance(read, Mapping) else read  # type: ignore[reportUnknownArgumentType]
         return LLMatcher.grammar_from_json_schema(
-            schema if isinstance(schema, str) else json.dumps(schema),
-            overrides={"whitespace_pattern": WHITESPACE, **options},  # type: ignore[typeddict-item]
+            json.dumps(held),
+            overrides={**json_options(strict=strict), **options},  # type: ignore[typeddict-item]
         )
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RequestError(f"the JSON schema cannot be read: {error}", field="structured_outputs") from None
 
 

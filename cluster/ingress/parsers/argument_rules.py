@@ -4,9 +4,11 @@ They are written in the schema's order: required ones always, others perhaps. No
 so that all of the schema holds where it only says which properties there are, and which of them must be."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from cluster.ingress.parsers.schema_forms import Schema, part_of, pointed_at
 
 _SAYS_PROPERTIES = frozenset(
     ("type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id")
@@ -14,7 +16,7 @@ _SAYS_PROPERTIES = frozenset(
 _SAYS_NOTHING = frozenset(("title", "description", "$comment", "default", "examples", "deprecated"))
 _BINDS_TEXT = frozenset(("pattern", "format", "minLength", "maxLength"))
 
-JsonPart = Callable[[Mapping[str, Any]], str]
+JsonPart = Callable[[Schema], str]
 """Makes a part of a Lark rule: JSON of a schema."""
 
 
@@ -34,54 +36,155 @@ class ArgumentMarkup:
 
 
 def argument_rules(
-    schema: Mapping[str, Any], markup: ArgumentMarkup, json_part: JsonPart, *, rule: str, strict: bool
+    schema: Schema, markup: ArgumentMarkup, json_part: JsonPart, *, rule: str, strict: bool
 ) -> list[str]:
     """Return Lark rules, of which `rule` is all arguments. Raises ValueError for what cannot be kept to, which is passed over
     unless the tool is `strict`."""
-    if strict and (unknown := set(schema) - _SAYS_PROPERTIES - _SAYS_NOTHING):
-        raise ValueError(f"{min(unknown)} cannot be kept to where arguments are written one by one")
-    named, required = schema.get("properties", {}), schema.get("required", ())
+    named, required = _members(schema, schema, {}, strict=strict)
     properties = {**named, **{key: True for key in required if key not in named}}
     possible: dict[str, Any] = {key: value for key, value in properties.items() if value is not False}
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     rules: list[str] = []
     for number, (key, value) in enumerate(possible.items()):
-        held = {**({} if value is True else value), **definitions}
-        rules += _argument(key, held, markup, json_part, rule=f"{rule}_{number}", strict=strict)
+        writer = _ArgumentWriter(schema, markup, json_part, strict)
+        rules += writer.rules(key, {} if value is True else value, f"{rule}_{number}")
     return [*rules, *_in_order([key in required for key in possible], markup.separator, rule)]
 
 
-def _argument(
-    key: str,
-    schema: Mapping[str, Any],
-    markup: ArgumentMarkup,
-    json_part: JsonPart,
-    *,
-    rule: str,
-    strict: bool,
-) -> list[str]:
-    is_writable = key.isidentifier() if markup.keys_are_names else bool(key) and not set(key) & set("<>\n")
-    if not is_writable or key != key.strip():
-        raise ValueError(f"the property {key!r} cannot be written in this model's markup")
-    head = _text(f"{markup.before}{key}{markup.behind_key}{markup.space}")
-    if markup.end and schema.get("type") == "string":
-        string = f"{rule}_string"
-        return [f"{rule}: {head} {string} {_text(markup.space)}", *_bare(schema, markup, string, strict)]
-    tail = _text(f"{markup.space}{markup.end}{markup.space}") if markup.end else ""
-    return [f"{rule}: {head} {json_part(schema)} {tail}"]
+def _members(
+    schema: Any, root: Schema, known: dict[int, Any], *, strict: bool
+) -> tuple[dict[str, Any], set[str]]:
+    """Return the arguments that an object's schema names, also where it refers to another one or is put together of several,
+    and which of them there must be. `known` are the schemas that were looked at."""
+    if not isinstance(schema, Mapping) or id(schema) in known:  # type: ignore[reportUnknownArgumentType]
+        return {}, set()
+    one: Schema = schema
+    known[id(one)] = one
+    pointed = pointed_at(one.get("$ref"), root)
+    unknown = set(one) - _SAYS_PROPERTIES - _SAYS_NOTHING - ({"$ref"} if pointed is not None else set())
+    if strict and unknown:
+        raise ValueError(f"{min(unknown)} cannot be kept to where arguments are written one by one")
+    named, required = dict[str, Any](one.get("properties") or {}), set[str](one.get("required") or ())
+    for part in (pointed, *(one.get("allOf") or ())):
+        more, needed = _members(part, root, known, strict=strict)
+        named, required = {**more, **named}, required | needed
+    for branch in (*(one.get("anyOf") or ()), *(one.get("oneOf") or ())):
+        named = {**_members(branch, root, known, strict=strict)[0], **named}
+    return named, required
 
 
-def _bare(schema: Mapping[str, Any], markup: ArgumentMarkup, rule: str, strict: bool) -> list[str]:
-    """Return the rules of a string up to its end mark."""
-    words = [schema["const"]] if "const" in schema else schema.get("enum")
-    if words is not None:
-        words = [word for word in words if isinstance(word, str) and markup.end not in word]
-        return [f"{rule}: " + " | ".join(_text(f"{word}{markup.space}{markup.end}") for word in words)]
-    if strict and (bound := _BINDS_TEXT & set(schema)):
-        raise ValueError(
-            f"{min(bound)} cannot be kept to by a string that this model's markup has as bare text"
+@dataclass(frozen=True, slots=True)
+class _ArgumentWriter:
+    root: Schema
+    """The schema of all arguments."""
+    markup: ArgumentMarkup
+    json_part: JsonPart
+    strict: bool
+
+    def rules(self, key: str, schema: Schema, rule: str) -> list[str]:
+        """Return the rules of one argument, of which `rule` is all of it."""
+        markup = self.markup
+        is_writable = (
+            key.isidentifier() if markup.keys_are_names else bool(key) and not set(key) & set("<>\n")
         )
-    return [f"{rule}[lazy]: /(.|\\n)*/ {_text(markup.end)}"]
+        if not is_writable or key != key.strip():
+            raise ValueError(f"the property {key!r} cannot be written in this model's markup")
+        head = _text(f"{markup.before}{key}{markup.behind_key}{markup.space}")
+        if not markup.end:
+            return [f"{rule}: {head} {self._json(schema)}"]
+        if self.strict and schema.get("type") == "string" and (bound := _BINDS_TEXT & set(schema)):
+            raise ValueError(
+                f"{min(bound)} cannot be kept to by a string that this model's markup has as bare text"
+            )
+        branches = self._branches(schema)
+        if any(map(self._is_free_text, branches)):
+            return [
+                f"{rule}: {head} {rule}_text {_text(markup.space)}",
+                f"{rule}_text[lazy]: /(.|\\n)*/ {_text(markup.end)}",
+            ]
+        ways = [way for branch in branches for way in self._ways(branch)]
+        if not ways:
+            raise ValueError(f"no value of the property {key!r} can be written in this model's markup")
+        return [f"{rule}: {head} ({' | '.join(ways)}) {_text(markup.space)}"]
+
+    def _branches(self, schema: Any) -> list[Schema]:
+        """Return the schemas of which a value keeps to one, each once."""
+        found: list[Schema] = []
+        known: dict[int, Any] = {}
+        left = [schema]
+        while left:
+            each = left.pop(0)
+            if each is False or id(each) in known:
+                continue
+            known[id(each)] = each
+            one: Schema = (
+                {key: value for key, value in each.items() if key not in _SAYS_NOTHING}  # type: ignore[reportUnknownVariableType]
+                if isinstance(each, Mapping)
+                else {}
+            )
+            inner = self._inner(one)
+            left = [*(inner or ()), *left]
+            if inner is None:
+                found.append(one)
+        return found
+
+    def _inner(self, schema: Schema) -> Sequence[Any] | None:
+        """Return the schemas of which one is all that `schema` says; None where it says something itself."""
+        says = schema.keys() - {"$defs", "definitions"}
+        unions = {"anyOf"} if self.strict else {"anyOf", "oneOf"}
+        if says == {"$ref"} and (found := pointed_at(schema["$ref"], self.root)) is not None:
+            return [found]
+        parts: Any = schema[min(says)] if len(says) == 1 else None
+        if isinstance(parts, list) and (says <= unions or (says == {"allOf"} and len(parts) == 1)):  # type: ignore[reportUnknownArgumentType]
+            return parts  # type: ignore[reportUnknownVariableType]
+        if isinstance(kinds := schema.get("type"), list) and _values_of(schema) is None:
+            return [{**schema, "type": kind} for kind in kinds]  # type: ignore[reportUnknownVariableType]
+        return None
+
+    def _is_free_text(self, schema: Schema) -> bool:
+        if not schema.keys() - {"$defs", "definitions"}:
+            return True
+        is_string = schema.get("type") == "string" and _values_of(schema) is None
+        return is_string and not (self.strict and _BINDS_TEXT & set(schema))
+
+    def _ways(self, schema: Schema) -> Iterator[str]:
+        """Yield how a value of a schema and what ends it can be written: a string that is listed bare, everything as JSON."""
+        end = self.markup.end
+        tail = f"{self.markup.space}{end}"
+        if (values := _values_of(schema)) is None:
+            yield f"{self._json(schema)} {_text(tail)}"
+            return
+        kinds = schema.get("type", ())
+        kinds = {kinds} if isinstance(kinds, str) else {*kinds}
+        values = [value for value in values if not kinds or kinds & _kinds_of(value)]
+        yield from (_text(f"{word}{tail}") for word in values if isinstance(word, str) and end not in word)
+        is_text = schema.get("type") == "string"  # whose quotes would be a part of it
+        if others := [value for value in values if not (is_text and isinstance(value, str))]:
+            yield f"{self.json_part({'enum': others})} {_text(tail)}"
+
+    def _json(self, schema: Schema) -> str:
+        return self.json_part(part_of(schema, self.root))
+
+
+def _values_of(schema: Schema) -> list[Any] | None:
+    """Return the values that a schema lists, if it does."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    return values if isinstance(values, list) else None  # type: ignore[reportUnknownVariableType]
+
+
+def _kinds_of(value: Any) -> set[str]:
+    match value:
+        case None:
+            return {"null"}
+        case bool():
+            return {"boolean"}
+        case int():
+            return {"integer", "number"}
+        case float():
+            return {"number"}
+        case str():
+            return {"string"}
+        case _:
+            return {"array" if isinstance(value, list) else "object"}
 
 
 def _in_order(required: Sequence[bool], separator: str, rule: str) -> list[str]:

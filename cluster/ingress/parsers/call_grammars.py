@@ -7,6 +7,7 @@ from typing import Any
 
 from cluster.ingress.parsers.argument_rules import argument_rules
 from cluster.ingress.parsers.call_markups import CallMarkup
+from cluster.ingress.parsers.schema_forms import enforceable, moved
 
 WHITESPACE = r"[\x20\x0A\x0D\x09]{1,32}"
 """White space between JSON's tokens. Without a bound a model could write white space until its tokens are spent."""
@@ -21,13 +22,22 @@ class CallableTool:
     """Whether all of the schema must hold. Otherwise keywords that the grammar does not know are passed over."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerSchema:
+    """The schema of an answer that is JSON."""
+
+    schema: Mapping[str, Any]
+    strict: bool
+    """As of a tool."""
+
+
 def call_grammar(
     markup: CallMarkup,
     tools: Sequence[CallableTool],
     *,
     must_call: bool,
     one_call: bool,
-    answer: Mapping[str, Any] | None = None,
+    answer: AnswerSchema | None = None,
     reasons: bool = False,
 ) -> str:
     """Return a grammar in Lark. With `must_call` it allows nothing but calls. Otherwise free text, or JSON of the schema
@@ -42,7 +52,8 @@ def call_grammar(
         start = f"{markup.opening} calls"
         if answer is not None and not must_call:
             start += " | answer"
-            rules.append(f"answer: %json {_json(answer, {'whitespace_pattern': WHITESPACE})}")
+            schema = enforceable(answer.schema, lenient=not answer.strict)
+            rules.append(f"answer: %json {_json(schema, json_options(strict=answer.strict))}")
         if reasons:
             start = f"SPACE? ({start})"
             rules.append(f"SPACE: /{WHITESPACE}/")
@@ -60,15 +71,16 @@ def call_grammar(
 
 def arguments_rule(tool: CallableTool) -> str:
     """Return a tool's arguments as a part of a Lark rule."""
-    return f"%json {_json(_arguments(tool), _options(tool))}"
+    return f"%json {_json(_arguments(tool), json_options(strict=tool.strict))}"
 
 
 def _arguments(tool: CallableTool) -> dict[str, Any]:
-    return dict(tool.schema) or {"type": "object"}
+    return enforceable(tool.schema, lenient=not tool.strict) or {"type": "object"}
 
 
-def _options(tool: CallableTool) -> dict[str, Any]:
-    return {"whitespace_pattern": WHITESPACE, **({} if tool.strict else {"lenient": True})}
+def json_options(*, strict: bool) -> dict[str, Any]:
+    """Return llguidance's options for JSON of a schema."""
+    return {"whitespace_pattern": WHITESPACE, **({} if strict else {"lenient": True})}
 
 
 def _call(markup: CallMarkup, tool: CallableTool, rule: str) -> list[str]:
@@ -80,30 +92,27 @@ def _call(markup: CallMarkup, tool: CallableTool, rule: str) -> list[str]:
         return [f"{rule}: {head} {arguments_rule(tool)} {markup.tail}"]
 
     def json_part(schema: Mapping[str, Any]) -> str:
-        return f"%json {_json(schema, _options(tool))}"
+        return f"%json {_json(schema, json_options(strict=tool.strict))}"
 
     whole = f"{rule}: {head} {rule}_arguments {markup.tail}"
     return [
         whole,
         *argument_rules(
-            tool.schema, markup.one_by_one, json_part, rule=f"{rule}_arguments", strict=tool.strict
+            _arguments(tool), markup.one_by_one, json_part, rule=f"{rule}_arguments", strict=tool.strict
         ),
     ]
 
 
 def _call_object(markup: CallMarkup, tool: CallableTool) -> str:
-    arguments = _arguments(tool)
-    # What `#/$defs/...` points to is looked for at the top.
-    definitions = {key: arguments.pop(key) for key in ("$defs", "definitions") if key in arguments}
-    members = {"name": {"const": tool.name}, markup.arguments_key: arguments}
+    key = markup.arguments_key
+    members = {"name": {"const": tool.name}, key: moved(_arguments(tool), f"#/properties/{key}")}
     whole = {
         "type": "object",
         "properties": members,
         "required": list(members),
         "additionalProperties": False,
-        **definitions,
     }
-    return f"%json {_json(whole, _options(tool))}"
+    return f"%json {_json(whole, json_options(strict=tool.strict))}"
 
 
 def _json(schema: Mapping[str, Any], options: Mapping[str, Any]) -> str:
