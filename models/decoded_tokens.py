@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping
-from functools import reduce
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -29,7 +28,9 @@ def bytes_of_tokens(tokenizer: Tokenizer, size: int) -> list[bytes]:
     out = [b""] * size
     for piece, token in tokenizer.get_vocab(with_added_tokens=True).items():
         if token < size:
-            made = reduce(lambda made, step: step(made), steps, piece)
+            made: str | bytes = piece
+            for step in steps:
+                made = step(made)
             out[token] = made if isinstance(made, bytes) else made.encode()
     return out
 

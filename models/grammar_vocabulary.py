@@ -21,9 +21,9 @@ _NO_TOKEN = 0xFFFFFFFF
 _FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 
 
-def load_vocabulary(folder: Path, vocab_size: int) -> LLTokenizer:
-    """Return the first `vocab_size` tokens, those that the model has logits for. Raises ValueError for a tokenizer that is
-    missing, or whose tokens stand for no bytes."""
+def load_vocabulary(folder: Path, vocab_size: int, *, makes_many: bool = True) -> LLTokenizer:
+    """Return the first `vocab_size` tokens, those that the model has logits for. `makes_many`: it takes longer, and each mask is
+    made sooner. Raises ValueError for a tokenizer that is missing, or whose tokens stand for no bytes."""
     try:
         tokenizer = _read(folder)
         tokens = bytes_of_tokens(tokenizer, vocab_size)
@@ -32,7 +32,9 @@ def load_vocabulary(folder: Path, vocab_size: int) -> LLTokenizer:
         raise ValueError(f"this model's tokenizer cannot be constrained: {folder}: {reason}") from None
     added = tokenizer.get_added_tokens_decoder()
     special = [token for token, name in added.items() if name.special and token < vocab_size]
-    return LLTokenizer(TokenizerWrapper(_Source(tokenizer, tokens, special)))
+    # In two calls, since other threads of Python stand still in each.
+    plain = LLTokenizer(TokenizerWrapper(_Source(tokenizer, tokens, special)), slices=[])
+    return plain.with_slices(LLTokenizer.general_slices()) if makes_many else plain
 
 
 class _Source:

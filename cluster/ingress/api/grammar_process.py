@@ -52,7 +52,7 @@ def main() -> None:
 def _vocabulary(folder: Path, vocab_size: int) -> LLTokenizer | str:
     """Return the checkpoint's tokens, or why there are none."""
     try:
-        return load_vocabulary(folder, vocab_size)
+        return load_vocabulary(folder, vocab_size, makes_many=False)
     except ValueError as error:
         return str(error)
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from core.plan import NewSeq, StepPlan
 from core.types import Grammar, SamplingParams, ThinkingBudget
 from engine.execution.batch import RankSeq
 from engine.execution.grammar_masks import GrammarMasks
-from engine.execution.matching import GuidanceMatchers, Mask, Matchers, Matching
+from engine.execution.matching import GuidanceMatchers, Mask, Matchers, Matching, load_vocabulary
 from kernels.torch.reference import reference_ops
 from models.hub import resolve
 from tests.engine.execution.drawing import sample
@@ -313,6 +314,51 @@ def test_a_grammar_that_hits_a_limit_ends_its_own_output_alone() -> None:
     assert (masks := MASKS.masks(["free"])) is not None
     assert not masks.complete
     begin(drop=("free",))
+
+
+def test_nobody_but_a_grammar_waits_for_the_tokenizer_which_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(FOLDER / "tokenizer.json", tmp_path)
+    read, go_on = list[Path](), Event()
+
+    def slowly(folder: Path, vocab_size: int) -> LLTokenizer:
+        read.append(folder)
+        assert go_on.wait(PATIENCE_S)
+        return load_vocabulary(folder, vocab_size)
+
+    monkeypatch.setattr("engine.execution.matching.load_vocabulary", slowly)
+    several = [GrammarMasks(GuidanceMatchers(tmp_path, VOCAB)) for _ in range(3)]
+    for masks in several:
+        new = (NewSeq("free", (1,), 1, SamplingParams()), NewSeq("bound", (1,), 1, params(YES_OR_NO)))
+        masks.begin(StepPlan(step=0, new=new, copies=(), work=(), drop=()))
+        assert masks.late(["free", "bound"]) == {"bound"}
+        assert masks.masks(["free"]) is None
+    go_on.set()
+    for masks in several:
+        found = masks.masks(["bound"])
+        assert found is not None
+        assert {text((token,))[0] for token in allowed(Mask(found.bits[0])).tolist()} == {"y", "n"}
+    assert read == [tmp_path.resolve()]
+
+
+def test_a_dead_end_is_told_from_an_output_that_is_complete() -> None:
+    nothing = Grammar(text='start: "yes " X\nX: /b/ & /c/')
+    yes = tuple(VOCABULARY.tokenize_str("yes "))
+    for grammar, said in ((nothing, yes), (Grammar(text=YES_OR_NO), tuple(VOCABULARY.tokenize_str("yes")))):
+        mask = MATCHERS.start(NewSeq("k", (1, *said), 1, params(grammar)), grammar).mask
+        assert mask.is_complete
+        assert allowed(mask).tolist() == [END]
+        assert ("'yes '" in mask.dead_end) == (grammar is nothing)
+    guessing = MATCHERS.start(NewSeq("k", (1,), 1, params(nothing)), nothing)
+    assert len(guessing.behind(yes)) == len(yes) - 1
+
+
+def test_a_stop_token_that_the_grammar_needs_is_a_dead_end() -> None:
+    grammar = Grammar(text='start: "a"')
+    (needed,) = VOCABULARY.tokenize_str("a")
+    sampling = params(grammar, stop_token_ids=(needed,))
+    assert MATCHERS.start(NewSeq("k", (1,), 1, sampling), grammar).mask.dead_end
 
 
 def test_a_folder_without_a_tokenizer_is_named(tmp_path: Path) -> None:
