@@ -101,27 +101,28 @@ def _converted(folder: Path) -> Tokenizer:
 
 
 def _additions(tokenizer: Tokenizer, settings: Mapping[str, Any]) -> Iterator[AddedToken]:
-    """Yield the tokens that tokenizer_config.json has beyond those of tokenizer.json, in transformers' order."""
-    there = tokenizer.get_added_tokens_decoder().values()
-    known, names = {repr(token) for token in there}, {token.content for token in there}
+    """Yield the tokens that tokenizer_config.json adds to those of tokenizer.json, or calls special, as transformers does."""
+    there = {token.content: token for token in tokenizer.get_added_tokens_decoder().values()}
     listed: Mapping[str, Any] = settings.get("added_tokens_decoder") or {}
     for _, fields in sorted(listed.items(), key=lambda pair: int(pair[0])):
         token = _token(fields)
-        if repr(token) not in known:
-            names.add(token.content)
+        if repr(token) != repr(there.get(token.content)):
+            there[token.content] = token
             yield token
-    for value in _named(settings):
-        token = _token(value)
-        if token.content not in names:
-            token.special = True
-            names.add(token.content)
-            yield token
-
-
-def _named(settings: Mapping[str, Any]) -> Iterator[Any]:
-    yield from (value for key, value in settings.items() if key.endswith("_token") and _is_token(value))
     more: Any = settings.get("extra_special_tokens") or settings.get("additional_special_tokens") or ()
-    yield from filter(_is_token, more.values() if isinstance(more, dict) else more)
+    named = [value for key, value in settings.items() if key.endswith("_token")]
+    named += more.values() if isinstance(more, dict) else ()
+    for value in filter(_is_token, named):
+        token = _token(value)
+        known = there.get(token.content, token)
+        if known is token or not known.special:
+            known.special = True
+            there[known.content] = known
+            yield known
+    for value in filter(_is_token, more if isinstance(more, list) else ()):
+        if (token := _token(value)).content not in there:
+            there[token.content] = token
+            yield token
 
 
 def _is_token(value: Any) -> bool:

@@ -22,7 +22,8 @@ from engine.execution.matching import GuidanceMatchers, Matching
 from models.decoded_tokens import bytes_of_tokens
 from models.grammar_vocabulary import load_vocabulary
 from models.tokenizer import Tokenizer, load_tokenizer
-from tests.cluster.ingress.api.harness import SETTINGS
+from tests.cluster.ingress.api.fakes import FakeGenerator
+from tests.cluster.ingress.api.harness import SETTINGS, Api
 from tests.cluster.ingress.parsers.family_templates import FAMILIES
 from tests.cluster.ingress.parsers.recorded_texts import WEATHER
 from tests.world.artefacts import artefact
@@ -293,3 +294,37 @@ def test_an_answer_of_a_schema_may_stand_beside_tools() -> None:
     for said in ('"<tool_call>"', "3", "<think>\nHm.\n</think>\n\n3", written_by("qwen3", CALLS)):
         assert not here.refused(chat.grammar, here.ids(said))
     assert here.refused(chat.grammar, here.ids("4"))
+
+
+FUNCTION = TOOLS[0]["function"]
+ASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat, required": ("/v1/chat/completions", {"tools": TOOLS, "tool_choice": "required"}),
+    "chat, named": ("/v1/chat/completions", {"tools": TOOLS, "tool_choice": CHOICE["named"]}),
+    "chat, strict": ("/v1/chat/completions", {"tools": [{"type": "function", "function": {**FUNCTION, "strict": True}}]}),
+    "chat, with a format": ("/v1/chat/completions", {"tools": TOOLS, "response_format": {"type": "json_object"}}),
+    "messages, any": ("/v1/messages", {"max_tokens": 9, "tools": [{"name": "f", "input_schema": WEATHER}], "tool_choice": {"type": "any"}}),
+    "responses, required": ("/v1/responses", {"tools": [{"type": "function", "name": "f", "parameters": WEATHER}], "tool_choice": "required"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("name", ["qwen3", "deepseek_v3"])
+async def test_every_api_takes_forced_and_strict_tools(name: str, asked: str) -> None:
+    here = world(name)
+    settings = replace(
+        SETTINGS,
+        vocab_size=here.size,
+        max_context_tokens=4000,
+        tool_call_parser=PARSERS.get(name, "auto"),
+        tokenizer_folder=here.folder,
+    )
+    tokenizer: Any = here.tokenizer
+    api = Api(FakeGenerator("x"), settings, tokenizer=tokenizer)
+    path, more = ASKED[asked]
+    said = "Weather?" if path == "/v1/responses" else [{"role": "user", "content": "Weather?"}]
+    body = {"model": SETTINGS.model_name, "input" if path == "/v1/responses" else "messages": said, **more}
+    answer = await api.post(path, body)
+    assert answer.status_code == 200, answer.text
+    grammar = api.generator.requests[-1].sampling.grammar
+    assert grammar is not None
+    assert "tool" in grammar.text
