@@ -190,3 +190,18 @@ UNSATISFIABLE: dict[str, dict[str, Any]] = {
 def test_a_schema_that_nothing_satisfies_is_refused(which: str, strict: bool) -> None:
     matcher = LLMatcher(VOCABULARY, schema_grammar(UNSATISFIABLE[which], strict=strict), log_level=0)
     assert "nsatisfiable" in matcher.get_error()
+
+
+@pytest.mark.parametrize("reference", REFERRING)
+def test_references_of_an_answers_schema_point_into_it_beside_tools(reference: str) -> None:
+    wanted = call_grammar_of(AnswerSchema(schema=held(REFERRING[reference]), strict=True))
+    assert accepts(wanted, '{"a": "red"}')
+    assert not accepts(wanted, '{"a": "green"}')
+
+
+@pytest.mark.parametrize("family", FORMATS)
+def test_schemas_that_refer_to_each_other_without_end_are_no_burden(family: ToolFormat) -> None:
+    many = [{"$ref": "#/$defs/x"}] * 20
+    circle = {"x": {"anyOf": [*many, {"$ref": "#/$defs/y"}]}, "y": {"anyOf": [*many, {"type": "integer"}]}}
+    wanted = grammar(family, {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": circle}, strict=False)
+    assert len(wanted) < 10_000
