@@ -10,7 +10,7 @@ from cluster.ingress.api.chat_messages import MessageStyle, template_messages
 from cluster.ingress.api.format_probe import find_calls, find_reasoning
 from cluster.ingress.api.generator import ChatTokenizer
 from cluster.ingress.api.message_repairs import AS_IS, Repairs, repairs_of
-from cluster.ingress.api.message_shapes import USUAL, Shape, is_usual, marked_messages, shapes_of
+from cluster.ingress.api.message_shapes import USUAL, MessageShape, is_usual, marked_messages, shapes_of
 from cluster.ingress.api.neutral_tools import with_neutral_values
 from cluster.ingress.api.openai_requests import Message
 from cluster.ingress.api.template_probe import TemplateUse, call_styles
@@ -119,7 +119,7 @@ class ChatTemplate:
 
     @staticmethod
     def _found_repairs(
-        way: _Way, shapes: tuple[Shape, ...], adds_prompt: bool, arguments: str
+        way: _Way, shapes: tuple[MessageShape, ...], adds_prompt: bool, arguments: str
     ) -> tuple[Repairs, str]:
         """Return the slightest repairs with which the template keeps all of a conversation of these shapes, or what it would
         lose. One that it refuses in any way is left to it as it is, for its own words."""

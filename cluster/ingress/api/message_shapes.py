@@ -21,7 +21,7 @@ _WORDS: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class MessageShape:
     """One message."""
 
     role: Role
@@ -45,23 +45,28 @@ class Mark:
 
 
 USUAL: Final = (
-    (Shape("system", "t"), Shape("user", "t"), Shape("assistant", "t"), Shape("user", "t")),
-    (Shape("user", "t"), Shape("assistant", "t"), Shape("user", "t")),
+    (
+        MessageShape("system", "t"),
+        MessageShape("user", "t"),
+        MessageShape("assistant", "t"),
+        MessageShape("user", "t"),
+    ),
+    (MessageShape("user", "t"), MessageShape("assistant", "t"), MessageShape("user", "t")),
 )
 
 
-def is_usual(shapes: Sequence[Shape]) -> bool:
+def is_usual(shapes: Sequence[MessageShape]) -> bool:
     """Return whether a conversation is like one of the usual ones, only longer or shorter."""
     turns = shapes[1:] if shapes[0] == USUAL[0][0] else shapes
-    expected = (Shape("user", "t"), Shape("assistant", "t"))
+    expected = (MessageShape("user", "t"), MessageShape("assistant", "t"))
     return bool(turns) and all(shape == expected[at % 2] for at, shape in enumerate(turns))
 
 
-def shapes_of(messages: Sequence[Message]) -> tuple[Shape, ...]:
+def shapes_of(messages: Sequence[Message]) -> tuple[MessageShape, ...]:
     calls = [call.id for message in messages for call in message.tool_calls or ()]
     numbers = {call_id: number for number, call_id in enumerate(calls)}
     return tuple(
-        Shape(
+        MessageShape(
             role=message.role,
             parts=_parts(message),
             num_calls=len(message.tool_calls or ()),
@@ -80,7 +85,7 @@ def _parts(message: Message) -> str:
     return "".join(letters)
 
 
-def marked_messages(shapes: Sequence[Shape]) -> tuple[list[Message], list[Mark]]:
+def marked_messages(shapes: Sequence[MessageShape]) -> tuple[list[Message], list[Mark]]:
     """Return messages of these shapes with a mark in place of each text, and the marks that must not be lost."""
     numbers, calls = count(), count()
     messages: list[Message] = []
