@@ -8,7 +8,7 @@ _EMBEDDED = Path(__file__).resolve().parent / "embedded"
 _OURS = {"embedded": _EMBEDDED, "embedded-draft": _EMBEDDED / "draft"}
 _IGNORED = ["consolidated*", "original/*"]
 """The same weights in other formats, which some repositories hold too."""
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model*", "*.txt"]
 
 
 def resolve(path_or_id: str) -> Path:

@@ -7,23 +7,19 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from core.errors import ConfigError, RequestError
+from core.errors import RequestError
 from models.token_bytes import bytes_of_piece
+from models.tokenizer_files import transformers_tokenizer
 
 
 class Tokenizer:
     """A core.ports.TokenCodec, and the chat template."""
 
     def __init__(self, folder: Path) -> None:
+        self._inner: Any = transformers_tokenizer(folder)
         # Seconds, in processes that tokenize alone.
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415
+        from transformers import PreTrainedTokenizerFast  # noqa: PLC0415
 
-        try:
-            self._inner: Any = AutoTokenizer.from_pretrained(str(folder))
-        except (OSError, ValueError) as error:
-            raise ConfigError(
-                f"cannot load the tokenizer in {folder}: {str(error).splitlines()[0]}"
-            ) from None
         self._inner.chat_template = self._inner.chat_template or _beside(folder)
         kind, plain = type(self._inner), PreTrainedTokenizerFast
         is_plain = all(getattr(kind, name, None) is getattr(plain, name) for name in ("decode", "_decode"))
@@ -103,7 +99,7 @@ class Tokenizer:
             if keeps_null:
                 return self._rendered(messages, **arguments)
             return self._inner.apply_chat_template(list(messages), tokenize=False, **arguments)
-        except (TemplateError, ValueError, TypeError, KeyError) as error:
+        except (TemplateError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise RequestError(
                 f"the chat template refuses these messages: {error}", field="messages"
             ) from error
