@@ -10,7 +10,15 @@ from cluster.ingress.api.chat_messages import MessageStyle, template_messages
 from cluster.ingress.api.format_probe import find_calls, find_reasoning
 from cluster.ingress.api.generator import ChatTokenizer
 from cluster.ingress.api.message_repairs import AS_IS, Repairs, repairs_of
-from cluster.ingress.api.message_shapes import USUAL, MessageShape, is_usual, marked_messages, shapes_of
+from cluster.ingress.api.message_shapes import (
+    USUAL,
+    Mark,
+    MessageShape,
+    condensed,
+    is_usual,
+    marked_messages,
+    shapes_of,
+)
 from cluster.ingress.api.neutral_tools import with_neutral_values
 from cluster.ingress.api.openai_requests import Message
 from cluster.ingress.api.template_probe import TemplateUse, call_styles
@@ -87,9 +95,12 @@ class ChatTemplate:
             raise _lossy("this model's chat template renders no tool calls")
         shapes, repairs = shapes_of(messages), AS_IS
         if not (way.keeps_usual and is_usual(shapes)):
-            repairs, lost = self._repairs(way, shapes, adds_prompt, json.dumps(arguments, sort_keys=True))
-            if lost:
-                raise _lossy(lost)
+            few, places = condensed(shapes)
+            repairs, lost = self._repairs(way, few, adds_prompt, json.dumps(arguments, sort_keys=True))
+            if lost is not None:
+                raise _lossy(
+                    f"messages[{places[lost.at]}]: this model's chat template would leave out {lost.what}"
+                )
         rendered = template_messages(messages, way.style, repairs)
 
         def text(tools: Tools) -> str:
@@ -120,11 +131,11 @@ class ChatTemplate:
     @staticmethod
     def _found_repairs(
         way: _Way, shapes: tuple[MessageShape, ...], adds_prompt: bool, arguments: str
-    ) -> tuple[Repairs, str]:
+    ) -> tuple[Repairs, Mark | None]:
         """Return the slightest repairs with which the template keeps all of a conversation of these shapes, or what it would
         lose. One that it refuses in any way is left to it as it is, for its own words."""
         messages, marks = marked_messages(shapes)
-        refusal = ""
+        lost_as_is: Mark | None = None
         moves = way.puts_system_in_user and any(shape.role in ("system", "developer") for shape in shapes[1:])
         for repairs in repairs_of(messages):
             if moves and not repairs.system:
@@ -134,10 +145,10 @@ class ChatTemplate:
             )
             lost = next((mark for mark in marks if text is not None and mark.text not in text), None)
             if text is not None and lost is None:
-                return repairs, ""
-            if lost is not None and repairs == AS_IS:
-                refusal = f"messages[{lost.at}]: this model's chat template would leave out {lost.what}"
-        return AS_IS, refusal
+                return repairs, None
+            if repairs == AS_IS:
+                lost_as_is = lost
+        return AS_IS, lost_as_is
 
 
 def _way(use: TemplateUse, found: MessageStyle | None, plain: MessageStyle) -> _Way:

@@ -1,7 +1,7 @@
 """Conversations without their words: what a template keeps of one depends on its shape, and is tried with marks for texts."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, Literal
@@ -10,7 +10,7 @@ from cluster.ingress.api.openai_requests import ImagePart, ImageUrl, Message, Te
 from cluster.ingress.api.openai_tools import CalledFunction, ToolCall
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
-_UNKNOWN: Final = -1
+_LONGEST_ROUND, _KEPT_ROUNDS = 6, 4
 _WORDS: Final = {
     "system": "a system message",
     "developer": "a developer's message",
@@ -28,8 +28,8 @@ class MessageShape:
     parts: str = ""
     """A letter for each part: text or image. Empty: there is no text."""
     num_calls: int = 0
-    answers: int = _UNKNOWN
-    """Which of the conversation's calls a result is of."""
+    answers: int = 0
+    """Which call before it a result is of, counted backwards from 1; 0: of none that is known."""
     reasons: bool = False
 
 
@@ -63,18 +63,46 @@ def is_usual(shapes: Sequence[MessageShape]) -> bool:
 
 
 def shapes_of(messages: Sequence[Message]) -> tuple[MessageShape, ...]:
-    calls = [call.id for message in messages for call in message.tool_calls or ()]
-    numbers = {call_id: number for number, call_id in enumerate(calls)}
-    return tuple(
-        MessageShape(
-            role=message.role,
-            parts=_parts(message),
-            num_calls=len(message.tool_calls or ()),
-            answers=numbers.get(message.tool_call_id or "", _UNKNOWN),
-            reasons=bool(message.reasoning_content or message.reasoning),
+    calls: dict[str, int] = {}
+    num_calls = 0
+    shapes: list[MessageShape] = []
+    for message in messages:
+        called = calls.get(message.tool_call_id or "")
+        shapes.append(
+            MessageShape(
+                role=message.role,
+                parts=_parts(message),
+                num_calls=len(message.tool_calls or ()),
+                answers=0 if called is None else num_calls - called,
+                reasons=bool(message.reasoning_content or message.reasoning),
+            )
         )
-        for message in messages
-    )
+        for call in message.tool_calls or ():
+            calls[call.id], num_calls = num_calls, num_calls + 1
+    return tuple(shapes)
+
+
+def condensed(shapes: Sequence[MessageShape]) -> tuple[tuple[MessageShape, ...], tuple[int, ...]]:
+    """Return the shapes with few of many equal rounds, and where each was. An agent's long loop is as its first rounds are, so
+    that its next turn need not be tried again. As many rounds are left as make the number even or odd as it was."""
+    kept: list[int] = []
+    at = 0
+    while at < len(shapes):
+        size, count = next(_rounds(shapes, at), (1, 1))
+        left = min(count, _KEPT_ROUNDS + count % 2)
+        kept += range(at, at + size * left)
+        at += size * count
+    return tuple(shapes[index] for index in kept), tuple(kept)
+
+
+def _rounds(shapes: Sequence[MessageShape], at: int) -> Iterator[tuple[int, int]]:
+    """Yield the size of each round that is repeated often from `at` on, and how often it is there."""
+    for size in range(1, _LONGEST_ROUND + 1):
+        count, first = 1, shapes[at : at + size]
+        while shapes[at + size * count : at + size * (count + 1)] == first:
+            count += 1
+        if count > _KEPT_ROUNDS + 1:
+            yield size, count
 
 
 def _parts(message: Message) -> str:
@@ -87,7 +115,7 @@ def _parts(message: Message) -> str:
 
 def marked_messages(shapes: Sequence[MessageShape]) -> tuple[list[Message], list[Mark]]:
     """Return messages of these shapes with a mark in place of each text, and the marks that must not be lost."""
-    numbers, calls = count(), count()
+    numbers, num_calls = count(), 0
     messages: list[Message] = []
     marks: list[Mark] = []
 
@@ -97,16 +125,20 @@ def marked_messages(shapes: Sequence[MessageShape]) -> tuple[list[Message], list
 
     for at, shape in enumerate(shapes):
         texts = [mark(at, _WORDS[shape.role]) if part == "t" else None for part in shape.parts]
-        made = [_call(next(calls), mark(at, "a call"), mark(at, "a call")) for _ in range(shape.num_calls)]
+        made = [
+            _call(num_calls + number, mark(at, "a call"), mark(at, "a call"))
+            for number in range(shape.num_calls)
+        ]
         messages.append(
             Message(
                 role=shape.role,
                 content=_content(texts) or (None if made else ""),
                 tool_calls=made or None,
-                tool_call_id=_id(shape.answers) if shape.role == "tool" else None,
+                tool_call_id=_id(num_calls - shape.answers) if shape.role == "tool" else None,
                 reasoning_content="thought" if shape.reasons else None,
             )
         )
+        num_calls += shape.num_calls
     return messages, marks
 
 

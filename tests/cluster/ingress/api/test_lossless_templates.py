@@ -5,6 +5,9 @@ from typing import Any
 
 import pytest
 
+from cluster.ingress.api.message_shapes import condensed, shapes_of
+from cluster.ingress.api.openai_requests import Message
+from cluster.ingress.api.openai_tools import CalledFunction, ToolCall
 from core.errors import RequestError
 from tests.cluster.ingress.api.templated import (
     ASK,
@@ -17,6 +20,7 @@ from tests.cluster.ingress.api.templated import (
     result,
 )
 
+CALLED = CalledFunction(name="paint", arguments="{}")
 LATER = {"role": "system", "content": "Mind the gap."}
 ANSWER = {"role": "assistant", "content": "Blue."}
 GO_ON = {"role": "user", "content": "And then?"}
@@ -39,6 +43,8 @@ TEXT_OR_CALLS = """{% for m in messages %}[{{ m.role }}]{% if m.tool_calls %}CAL
 {%- endif %}{% endfor %}"""
 ONE_CALL = """{% for m in messages %}[{{ m.role }}]{{ m.content or '' }}{% for c in m.tool_calls or [] %}
 {%- if loop.first %}<tool_call>{{ c.function | tojson }}</tool_call>{% endif %}{% endfor %}{% endfor %}"""
+NO_LATE_RESULT = """{% for m in messages %}[{{ m.role }}]{% if m.role != 'tool' or messages[loop.index0 - 1].role != 'tool' %}
+{{- m.content or '' }}CALLS{% endif %}{% endfor %}"""
 NO_RESULTS = (
     """{% for m in messages if m.role != 'tool' %}[{{ m.role }}]{{ m.content or '' }}CALLS{% endfor %}"""
 )
@@ -138,3 +144,38 @@ def test_a_tool_is_rendered_as_it_came_where_the_template_takes_it(tmp_path: Pat
     assert rendered(IN_PLACE, tmp_path, ASK, tools=[bare]).startswith(
         '{"type": "function", "function": {"name": "paint"}}[user]'
     )
+
+
+@pytest.mark.parametrize("num_rounds", [1, 7, 12])
+def test_a_long_loop_of_tools_is_refused_where_its_end_would_be_lost(num_rounds: int, tmp_path: Path) -> None:
+    rounds = [
+        message
+        for number in range(num_rounds)
+        for message in (calling(call(f"call_{number}"), content="I look."), result(f"call_{number}", "seen"))
+    ]
+    prompt = rendered(TEXT_OR_CALLS, tmp_path, ASK, *rounds, tools=[TOOL])
+    assert prompt.count("[assistant]I look.[assistant]<tool_call>") == num_rounds
+    at = len(rounds) + 1
+    with pytest.raises(RequestError, match=rf"messages\[{at}\]: .* would leave out a tool's result"):
+        rendered(NO_LATE_RESULT, tmp_path / "late", ASK, *rounds, result("call_x", "lost"), tools=[TOOL])
+
+
+def test_rounds_of_a_loop_that_are_alike_are_tried_once() -> None:
+    def shapes(num_rounds: int) -> Any:
+        rounds = [
+            part
+            for number in range(num_rounds)
+            for part in (
+                Message(role="assistant", tool_calls=[ToolCall(id=str(number), function=CALLED)]),
+                Message(role="tool", tool_call_id=str(number), content="seen"),
+            )
+        ]
+        return condensed(
+            shapes_of([Message(role="user", content="x"), *rounds, Message(role="user", content="y")])
+        )
+
+    assert shapes(20)[0] == shapes(8)[0]
+    assert shapes(21)[0] == shapes(7)[0]
+    few, places = shapes(20)
+    assert len(few) == len(places) == 10
+    assert (places[0], places[-1]) == (0, 41)
