@@ -73,10 +73,11 @@ def _go_together(one: Message, other: Message) -> bool:
 
 
 def _text_apart(message: Message) -> list[Message]:
+    """Return the text and the calls apart. Reasoning stays with the calls: gpt-oss's template leaves out that of texts."""
     if not (message.tool_calls and message.text):
         return [message]
-    said = message.model_copy(update={"tool_calls": None})
-    return [said, message.model_copy(update={"content": None, "reasoning_content": None, "reasoning": None})]
+    said = message.model_copy(update={"tool_calls": None, "reasoning_content": None, "reasoning": None})
+    return [said, message.model_copy(update={"content": None})]
 
 
 def _calls_apart(messages: Sequence[Message]) -> Iterator[Message]:

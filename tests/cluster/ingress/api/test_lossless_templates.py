@@ -85,6 +85,13 @@ def test_text_beside_calls_is_not_lost(tmp_path: Path) -> None:
     assert prompt.endswith("</tool_call>[tool]seen")
 
 
+def test_reasoning_beside_text_and_calls_goes_with_the_calls(tmp_path: Path) -> None:
+    shows = TEXT_OR_CALLS.replace("{% if m.tool_calls %}", "{% if m.tool_calls %}({{ m.reasoning_content }})")
+    said = {**calling(call("call_a"), content="I look."), "reasoning_content": "Hm."}
+    prompt = rendered(shows, tmp_path, ASK, said, result("call_a", "seen"), tools=[TOOL])
+    assert "[assistant]I look.[assistant](Hm.)<tool_call>" in prompt
+
+
 def test_calls_beyond_the_first_are_not_lost_and_go_before_their_results(tmp_path: Path) -> None:
     said = calling(call("call_a", '{"n": 1}'), call("call_b", '{"n": 2}'))
     results = result("call_b", "second"), result("call_a", "first")
