@@ -139,12 +139,15 @@ def _config(path: Path) -> dict[str, Any]:
 def _rope(
     path: Path, reader: Any, tensors: dict[str, Any], theta: float, scaling: str, head_dim: int
 ) -> dict[str, Any]:
-    if scaling == "linear":
-        factor = field(reader, f"{field(reader, 'general.architecture')}.rope.scaling.factor")
-        return {"rope_type": "linear", "factor": factor, "rope_theta": theta}
+    about = f"{field(reader, 'general.architecture')}.rope.scaling"
+    if scaling in ("linear", "yarn"):
+        scaled = {"rope_type": scaling, "factor": field(reader, f"{about}.factor"), "rope_theta": theta}
+        if (original := field(reader, f"{about}.original_context_length")) is not None:
+            scaled["original_max_position_embeddings"] = original
+        return scaled
     if scaling != "none":
         raise UnsupportedModel(
-            f"{path.name} has rope scaling {scaling!r}, which is not supported (linear is)"
+            f"{path.name} has rope scaling {scaling!r}, which is not supported (linear and yarn are)"
         )
     if ROPE_FACTORS not in tensors:
         return {"rope_type": "default", "rope_theta": theta}

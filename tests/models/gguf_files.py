@@ -85,7 +85,13 @@ def write_checkpoint(path: Path, folder: Path, kind: str, architecture: str, emb
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] != "default":
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if original := rope.get("original_max_position_embeddings"):
+        writer.add_rope_scaling_orig_ctx_len(original)
     add_tokenizer(writer, tokens(config.vocab_size))
     rng = np.random.default_rng(0)
     for name, tensor in load_file(folder / "model.safetensors").items():

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,6 +54,22 @@ def test_logits_are_those_of_transformers(family: str, kind: str, tmp_path: Path
     got = Paged(load_model(resolve(str(path)), "float32", CPU), 1, random.Random(0)).step([(0, 0, PROMPT)])[0]
     want = transformers_logits(path)
     assert want.std() > 0.01
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "scaling", [{"rope_type": "yarn", "original_max_position_embeddings": 16}, {"rope_type": "linear"}]
+)
+def test_scaled_contexts_are_those_of_the_checkpoint(scaling: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    rope = {"rope_theta": 10000.0, "factor": 4.0, **scaling}
+    write_gguf(path, "llama", "F32", {"rope_parameters": rope, "max_position_embeddings": 16})
+    folder = resolve(str(path))
+    assert read_spec(folder).max_context_tokens == 64
+    got = Paged(load_model(folder, "float32", CPU), 1, random.Random(0)).step([(0, 0, PROMPT)])[0]
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model-plain", dtype=torch.float32)
+    with torch.inference_mode():
+        want = plain(torch.tensor([PROMPT])).logits[0]
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
