@@ -18,9 +18,11 @@ def turn_ends(folder: Path, config: Json, generation: Json, vocab_size: int) -> 
 
     `config` is config.json, `generation` generation_config.json. Raises ConfigError and UnsupportedModel."""
     text = config.get("text_config")
-    configs = [generation, config, *([text] if isinstance(text, Mapping) else [])]
-    named = [token for each in configs for token in _ids(each.get("eos_token_id"))]
-    every = dict.fromkeys([*named, *_tokenizer_ends(folder)])
+    # The decoder's own part holds what its class takes for granted, unless the whole says nothing.
+    own = _ids(config.get("eos_token_id")) or _ids(
+        text.get("eos_token_id") if isinstance(text, Mapping) else None
+    )
+    every = dict.fromkeys([*_ids(generation.get("eos_token_id")), *own, *_tokenizer_ends(folder)])
     return tuple(token for token in every if 0 <= token < vocab_size)
 
 

@@ -46,6 +46,7 @@ def test_all_files_count_and_null_counts_for_nothing(tmp_path: Path) -> None:
     config = {"eos_token_id": None, "text_config": {"eos_token_id": [4, None]}}
     assert ends(tmp_path, config, {"eos_token_id": [9, 4]}) == (9, 4)
     assert ends(tmp_path, {"eos_token_id": 1}, {"eos_token_id": None}) == (1,)
+    assert ends(tmp_path, {**config, "eos_token_id": [5]}) == (5,)
     assert ends(tmp_path, {}) == ()
 
 
