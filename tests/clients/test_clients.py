@@ -25,7 +25,17 @@ PACKAGES = {
     "pydantic_ai_client.py": ["pydantic-ai-slim[openai]==2.68.0"],
     "openai_agents_client.py": ["openai-agents==0.24.0"],
 }
-NODE_PACKAGE = "openai@7.57.0"
+NODE_PACKAGES = {
+    # (packages, how often all of it is found, once for each of the script's ways to the model)
+    "node_client.mjs": (["openai@7.57.0"], 1),
+    "ai_client.mjs": (
+        [
+            *("ai@6.0.326", "@ai-sdk/openai@3.0.141", "@ai-sdk/openai-compatible@2.0.92"),
+            *("@ai-sdk/anthropic@3.0.140", "zod@4.6.7"),
+        ],
+        4,
+    ),
+}
 CALL = json.dumps({"name": "look_up", "arguments": {"word": "heliotrope"}})
 EXPECTED = ["Hello there.", "Hello there.", "So heliotrope is a flower."]
 
@@ -83,7 +93,9 @@ async def test_a_framework_finds_what_it_expects(script: str, url: str, tmp_path
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")
-async def test_the_node_sdk_finds_what_it_expects(url: str, tmp_path: Path) -> None:
-    shutil.copy(SCRIPTS / "node_client.mjs", tmp_path)
-    install(["npm", "install", "--no-audit", "--no-fund", NODE_PACKAGE], tmp_path)
-    assert await said(["node", "node_client.mjs", url], tmp_path) == EXPECTED
+@pytest.mark.parametrize("script", NODE_PACKAGES)
+async def test_a_node_sdk_finds_what_it_expects(script: str, url: str, tmp_path: Path) -> None:
+    packages, num_ways = NODE_PACKAGES[script]
+    shutil.copy(SCRIPTS / script, tmp_path)
+    install(["npm", "install", "--no-audit", "--no-fund", *packages], tmp_path)
+    assert await said(["node", script, url], tmp_path) == EXPECTED * num_ways
