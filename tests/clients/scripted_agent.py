@@ -1,7 +1,7 @@
 """A served model that plays an agent's part by a script: it reads a file with the client's own tool, and says what it was told."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,7 @@ class Scripted(TokenGenerator):
 
 
 @asynccontextmanager
-async def served_agent(tool: str, arguments: dict[str, Any]) -> AsyncIterator[tuple[Api, str]]:
+async def served_agent(tool: str, arguments: dict[str, Any]) -> AsyncGenerator[tuple[Api, str]]:
     """Serve the script, and yield it with its address."""
     tokenizer = TemplateTokenizer(HERMES)
     settings = replace(SETTINGS, max_context_tokens=1_000_000, vocab_size=400, default_sampling={})

@@ -4,7 +4,7 @@ import asyncio
 import shutil
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -88,7 +88,7 @@ async def test_claude_code_reads_a_file_through_litellms_proxy(tmp_path: Path) -
 
 
 @asynccontextmanager
-async def proxy(packages: Path, folder: Path, url: str) -> AsyncIterator[str]:
+async def proxy(packages: Path, folder: Path, url: str) -> AsyncGenerator[str]:
     """Run LiteLLM's proxy in front of a server, and yield its address."""
     (folder / "proxy.yaml").write_text(
         f"model_list:\n- model_name: {NAME}\n  litellm_params:\n    model: hosted_vllm/{NAME}\n"

@@ -17,7 +17,7 @@ from cluster.ingress.api.openai_tools import (
     ToolChoice,
 )
 from cluster.ingress.api.picture_intake import Seen, pictures_of
-from cluster.ingress.api.reasoning_effort import Effort, ReasoningEfforts
+from cluster.ingress.api.reasoning_effort import ReasoningEfforts, TakenEffort
 from cluster.ingress.api.request_params import ApiSettings, chat_prompt
 from cluster.ingress.api.structured import answer_schema, grammar_of
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
@@ -52,7 +52,7 @@ class PreparedChat:
     thinking: ThinkingBudget | None
     grammar: Grammar | None
     pictures: tuple[Picture, ...] = ()
-    effort: Effort = field(default_factory=Effort)
+    effort: TakenEffort = field(default_factory=TakenEffort)
 
     def new_parser(self, stops: StopStrings | None = None) -> OutputParser:
         return make_parser(
@@ -268,8 +268,8 @@ class ChatFormat:
         except ValueError as error:
             raise RequestError(f"tools: {error}", field="tools") from None
 
-    def _effort(self, body: ChatRequest) -> Effort:
-        return Effort() if body.reasoning_effort is None else self._efforts.of(body.reasoning_effort)
+    def _effort(self, body: ChatRequest) -> TakenEffort:
+        return TakenEffort() if body.reasoning_effort is None else self._efforts.of(body.reasoning_effort)
 
     def _budget(self, max_tokens: int | None, opened: bool, cut: bool) -> ThinkingBudget | None:
         """Return the budget of the reasoning. `cut` forces nothing behind the reasoning's end, where a grammar begins."""

@@ -38,7 +38,7 @@ class Conversation:
 
 
 class ConversationStore:
-    """Those that were used longest ago make room for others."""
+    """Conversations within a bound. The least recently used make room for new ones."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity = capacity_bytes

@@ -18,7 +18,7 @@ _NAMED = re.compile(rf"""['"]({"|".join(EFFORTS)})['"]""")
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class TakenEffort:
     """An effort as the template takes it."""
 
     arguments: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -34,19 +34,21 @@ class ReasoningEfforts:
         self._tokenizer, self._reasons = tokenizer, reasons
         self._known = self._found()
 
-    def of(self, effort: str) -> Effort:
+    def of(self, effort: str) -> TakenEffort:
         """Return what a client's effort means."""
         if not self._known:
             if effort == ("medium" if self._reasons else "none"):
-                return Effort()
-            return Effort(note=f"reasoning effort {effort!r}: changes nothing, since this model knows none")
+                return TakenEffort()
+            return TakenEffort(
+                note=f"reasoning effort {effort!r}: changes nothing, since this model knows none"
+            )
         taken = min(self._known, key=lambda known: _distance(effort, known))
         note = (
             ""
             if taken == effort
             else f"reasoning effort {effort!r}: taken as {taken!r}, the nearest that this model knows"
         )
-        return Effort(self._known[taken], taken, note)
+        return TakenEffort(self._known[taken], taken, note)
 
     def _found(self) -> dict[str, Mapping[str, Any]]:
         """Return the template's arguments for each effort that it knows."""
