@@ -36,8 +36,8 @@ class ServeConfig(Section):
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     """A longer body is refused with 413."""
     response_store_bytes: int = Field(default=64 << 20, ge=0)
-    """What each ingress may keep of responses for `previous_response_id` and GET /v1/responses; the oldest make room. 0: none. It may
-    keep as much again of conversations."""
+    """What each ingress may keep of responses for `previous_response_id` and GET /v1/responses; the oldest make room. 0: none.
+    Conversations may take as much again."""
     batch_dir: str = ""
     """Folder for uploaded files and batches, which every ingress must see and which outlives the cluster; empty: /v1/files and
     /v1/batches are off."""

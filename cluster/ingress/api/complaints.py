@@ -52,11 +52,11 @@ def explain(error: ValidationError, body: Mapping[str, Any]) -> RequestError:
     worst = next(kinds, worst)
     path = _path_of(worst["loc"], body)
     where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
-    name = str(worst["loc"][0])
+    name = str(worst["loc"][0]) if worst["loc"] else None
     missing = worst["type"] == "missing"
     if missing and len(path) == 1:
         text = f"{name!r} is required"
-    elif worst["type"] == "none_required" or path[-1] == "annotations":
+    elif worst["type"] == "none_required" or path[-1:] == ["annotations"]:
         text = f"{where} is not supported"
     elif worst["type"] == "literal_error":
         alike = [e for e in errors if e["type"] == "literal_error" and _path_of(e["loc"], body) == path]

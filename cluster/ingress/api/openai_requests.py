@@ -303,16 +303,16 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "logprobs": (False,),
     "logit_bias": ({},),
     "suffix": ("",),
-    "min_tokens": (0,),
     "min_p": (0, 0.0),
     "presence_penalty": (0, 0.0),
     "frequency_penalty": (0, 0.0),
     "repetition_penalty": (1, 1.0),
     "length_penalty": (1, 1.0),
 }
+"""Values that change nothing, beside a field's default."""
 CHATS_OWN: NeutralFields = {
-    name: (is_one_of(*_HARMLESS.get(name, ())), "it goes with /v1/chat/completions")
-    for name in {**CompletionRequest.model_fields, **ChatRequest.model_fields}
+    name: (is_one_of(each.default, *_HARMLESS.get(name, ())), "it goes with /v1/chat/completions")
+    for name, each in {**CompletionRequest.model_fields, **ChatRequest.model_fields}.items()
 }
 """What other routes know of these two: a field that would change the answer is not left out."""
 

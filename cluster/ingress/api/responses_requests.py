@@ -113,7 +113,10 @@ RESPONSES_NEUTRAL: NeutralFields = {
     **{name: NEUTRAL[name] for name in ("user", "safety_identifier", "prompt_cache_options", "moderation")},
     "client_metadata": (anything, ""),  # Codex's labels
     "max_tool_calls": (is_one_of(), "the client runs the tools"),
-    "stream_options": (is_one_of({"include_obfuscation": False}), "events carry no padding"),
+    "stream_options": (
+        lambda options: isinstance(options, dict) and not options.get("include_obfuscation"),
+        "events carry no padding",
+    ),
     "prompt": (is_one_of(), "no prompts are stored here"),
     "context_management": (is_one_of([]), "the client shortens its history"),
     "background_options": (is_one_of(), "a background response runs as any other"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from llguidance import LLMatcher, StructTag, grammar_from
 from pydantic import Field, model_validator
 
-from cluster.ingress.api.body_model import Strict
+from cluster.ingress.api.body_model import Strict, validate
 from cluster.ingress.api.json_schema import Schema
 from cluster.ingress.parsers.call_grammars import AnswerSchema, json_options
 from cluster.ingress.parsers.schema_forms import enforceable
@@ -160,8 +160,8 @@ def _choices(words: Sequence[str]) -> str:
 def _tags(asked: StructuralTag | str) -> str:
     if isinstance(asked, str):
         try:
-            asked = StructuralTag.model_validate(json.loads(asked))
-        except ValueError as error:
+            asked = validate(StructuralTag, json.loads(asked))
+        except (ValueError, RequestError) as error:
             raise RequestError(
                 "structured_outputs.structural_tag must have `structures` and `triggers`: "
                 f"{str(error).splitlines()[0]}",

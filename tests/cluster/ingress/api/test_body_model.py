@@ -203,3 +203,21 @@ async def test_the_log_has_each_note_once(caplog: pytest.LogCaptureFixture) -> N
         for number in range(500):
             await api.post(COMPLETIONS, {**OK, f"made_up_{number}": 1})
         assert len(caplog.records) <= 64
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (RESPONSES, {"input": "x", "stream_options": {"include_usage": True}, "n": 1, "skip_special_tokens": True}),
+        (MESSAGES, {**CHAT, "max_tokens": 3, "priority": 0, "cache_salt": "", "n": 1, "add_generation_prompt": True}),
+    ],
+)  # fmt: skip
+async def test_defaults_of_another_routes_fields_are_neutral(path: str, body: dict[str, Any]) -> None:
+    answer = await with_policy("reject").post(path, {"model": NAME, **body})
+    assert (answer.status_code, answer.headers.get(WARNING)) == (200, None), answer.text
+
+
+async def test_a_stream_has_the_header_too() -> None:
+    answer = await with_policy("warn").post(CHATS, {**CHAT, "stream": True, "vendor": 1})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert answer.headers[WARNING] == "unknown and left out: vendor"
