@@ -162,7 +162,14 @@ class ImagePart(_Part):
     image_url: ImageUrl
 
 
-Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+def _said(part: Any) -> Any:
+    """Return a refusal that an assistant gave as a part, as text."""
+    if isinstance(part, dict) and part.get("type") == "refusal" and isinstance(part.get("refusal"), str):
+        return {"type": "text", "text": part["refusal"]}
+    return part
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type"), BeforeValidator(_said)]
 
 
 class ReasoningDetail(Strict):

@@ -22,6 +22,7 @@ from tests.cluster.ingress.api.mutations import BODIES, mutated, valid_bodies
 from tests.cluster.ingress.api.template_fakes import HERMES, TemplateTokenizer
 from tests.cluster.ingress.api.test_beams import Searcher
 from tests.cluster.ingress.api.test_embeddings import VectorGenerator
+from tests.cluster.ingress.api.test_fill_in_middle import FAMILIES, Beginning
 
 _SAMPLE = 120
 _LACKS = (
@@ -47,9 +48,8 @@ def client(route: str, folder: Path) -> httpx.AsyncClient:
     if route in _EMBEDS:
         settings = replace(settings, pooling=Pooling(kind="last"), embedding_size=4)
     stores = FileStore(folder, 1 << 20), BatchStore(folder)
-    app = create_app(
-        generator, TemplateTokenizer(HERMES), settings, Access(OPEN), make_observers(NAME), stores
-    )
+    tokenizer = Beginning(FAMILIES["Qwen2.5-Coder"][0]) if route == "/infill" else TemplateTokenizer(HERMES)
+    app = create_app(generator, tokenizer, settings, Access(OPEN), make_observers(NAME), stores)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api")
 
 

@@ -36,9 +36,16 @@ async def test_reasoning_of_other_servers_is_the_models_own(fields: dict[str, An
     assert WARNING not in answer.headers
 
 
-async def test_what_an_assistant_refused_is_what_it_said() -> None:
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"content": None, "refusal": "I will not."},
+        {"content": [{"type": "refusal", "refusal": "I will not."}]},
+    ],
+)
+async def test_what_an_assistant_refused_is_what_it_said(fields: dict[str, Any]) -> None:
     api = served("x")
-    said = {"role": "assistant", "content": None, "refusal": "I will not."}
+    said = {"role": "assistant", **fields}
     assert (await api.post(CHATS, {"model": NAME, "messages": [*ASK, said, *ASK]})).status_code == 200
     assert last_rendered(api)["messages"][1]["content"] == "I will not."
 
