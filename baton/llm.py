@@ -22,7 +22,7 @@ from cluster.ingress.api.chat_format import ChatFormat
 from cluster.ingress.api.detokenize import TextStream
 from cluster.ingress.api.grammar_checker import GrammarChecker
 from cluster.ingress.api.openai_requests import ChatRequest
-from cluster.ingress.api.request_params import check_constrainable, prompts_of
+from cluster.ingress.api.request_params import check_constrainable, check_generates, prompts_of
 from cluster.ingress.api.token_checks import check_tokens
 from cluster.ingress.fair_threads import finished
 from cluster.ingress.model_card import describe_adapter, read_model_card
@@ -173,6 +173,7 @@ class LLM:
     def _body(
         self, prompt: Prompt, params: SamplingParams | None, stop: str | Sequence[str], *, ignore_eos: bool
     ) -> OfflineRequest:
+        check_generates(self._settings)
         body = offline_request(self.card.name, prompt, params, stop=stop, ignore_eos=ignore_eos)
         if body.grammar is not None:
             check_constrainable(body, "grammar", self._settings)

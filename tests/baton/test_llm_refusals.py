@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 from math import inf, nan
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from engine.loop import Engine
 from models.hub import resolve
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import COMPLETIONS, Api
+from tests.cluster.ingress.api.test_embeddings import checkpoint
 from tests.processes import children
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -125,6 +127,16 @@ def test_stop_strings_are_the_apis(llm: LLM, want: str, stop: Any) -> None:
     assert text_of(llm, PROMPT) == want
 
 
+def test_a_model_that_embeds_does_not_generate(tmp_path: Path) -> None:
+    checkpoint(tmp_path, "lasttoken", normalise=True)
+    with (
+        LLM(str(tmp_path / "model"), engine__num_blocks=400) as llm,
+        pytest.raises(RequestError) as refused,
+    ):
+        text_of(llm, PROMPT)
+    assert refused.value.field == "model"
+
+
 def test_integers_of_other_libraries_are_integers(llm: LLM) -> None:
     ids = llm.tokenizer.encode(PROMPT)
     assert text_of(llm, np.array(ids)) == text_of(llm, [ids]) == text_of(llm, [np.array(ids)])
@@ -142,7 +154,7 @@ def test_a_seed_is_one_also_when_it_is_zero_and_without_one_answers_differ(llm: 
     assert len({*drawn(None), *drawn(None)}) == 8
 
 
-def test_an_answer_without_parameters_is_sampled_as_the_models_makers_say(tmp_path: Any) -> None:
+def test_an_answer_without_parameters_is_sampled_as_the_models_makers_say(tmp_path: Path) -> None:
     folder = shutil.copytree(resolve("embedded"), tmp_path / "model")
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.0}))
     with LLM(str(folder), engine__num_blocks=400) as careful:

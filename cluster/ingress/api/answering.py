@@ -185,7 +185,7 @@ class Answering:
     ) -> list[ChoiceStream]:
         """Return the choices to generate. `ends` are token ids that end the answers beside those that the model and the body
         name. Raises RequestError."""
-        self._check_generates()
+        request_params.check_generates(self.settings)
         make = partial(self._choices, http, body, prompts, n, chat=chat, grammar=grammar, ends=ends)
         return await self.aside(http, at_once(make))
 
@@ -230,18 +230,6 @@ class Answering:
         most = most_tokens(body.truncate_prompt_tokens, longest)
         around = self.tokenizer.encode("")
         return [shortened(prompt, most, around, keep_end=True) for prompt in prompts]
-
-    def _check_generates(self) -> None:
-        """Raise RequestError where the served model only embeds or scores."""
-        if self.settings.generates:
-            return
-        scores = self.settings.pooling is not None and self.settings.pooling.scores
-        does = "scores pairs of texts (/v1/score)" if scores else "embeds texts (/v1/embeddings)"
-        raise RequestError(
-            f"the model {self.settings.model_name!r} {does} and does not generate; a decoder model would, started with "
-            "model.pooling=none or last",
-            field="model",
-        )
 
     def _sampling(
         self, body: Common, chat: PreparedChat | None, grammar: Grammar | None, ends: tuple[int, ...]

@@ -100,6 +100,19 @@ def check_model(name: str | None, settings: ApiSettings) -> None:
         )
 
 
+def check_generates(settings: ApiSettings) -> None:
+    """Raise RequestError where the served model only embeds or scores."""
+    if settings.generates:
+        return
+    scores = settings.pooling is not None and settings.pooling.scores
+    does = "scores pairs of texts (/v1/score)" if scores else "embeds texts (/v1/embeddings)"
+    raise RequestError(
+        f"the model {settings.model_name!r} {does} and does not generate; a decoder model would, started with "
+        "model.pooling=none or last",
+        field="model",
+    )
+
+
 def adapter_of(name: str, settings: ApiSettings) -> str:
     """Return the key of the adapter that `model` names; empty where it names the model as it is."""
     adapter = settings.adapters.get(name)
