@@ -28,7 +28,7 @@ from cluster.ingress.parsers.call_search import (
 from cluster.ingress.parsers.character_source import FENCE, CharacterSource, call_or_text
 from cluster.ingress.parsers.json_text import Malformed
 from cluster.ingress.parsers.llama import PYTHON_TAG
-from cluster.ingress.parsers.markup_parser import CallWriter, EventWriter, Steps
+from cluster.ingress.parsers.markup_parser import CallWriter, EndOfText, EventWriter, Steps
 
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 _KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)")
@@ -108,7 +108,12 @@ def _call(writer: CallWriter, source: CharacterSource, schemas: Schemas, first: 
     writer.begin_call(name)
     tool, num_given, end = schemas[name], 0, ""
     while end != ")":
-        text, end = yield from _argument(source)
+        source.settle()
+        try:
+            text, end = yield from _argument(source)
+        except EndOfText:
+            writer.arguments(("{" if not num_given else ", ") + _begun(source.unsettled.strip()))
+            raise
         if members := _members(text.strip(), tool, num_given):
             writer.arguments(("{" if not num_given else ", ") + members)
             num_given += 1
@@ -172,6 +177,14 @@ def _members(text: str, tool: Schema, num_before: int) -> str:
             return _unwrapped(value, tool)
         name = names[num_before] if num_before < len(names) else f"arg{num_before}"
     return f"{to_json(name)}: {_value(text, property_of(tool, name), tool)}"
+
+
+def _begun(text: str) -> str:
+    """Return an argument that the text's end cuts, as far as it came."""
+    key = _KEY.match(text)
+    value = text[key.end() :].strip() if key else text
+    written = to_json(value[1:])[:-1] if value[:1] in ("'", '"') else value
+    return f"{to_json(key[1])}: {written}" if key else written
 
 
 def _unwrapped(value: str, tool: Schema) -> str:

@@ -41,6 +41,17 @@ async def test_a_response_says_which_of_its_calls_are_whole(stream: bool) -> Non
     assert (whole.status, [item.status for item in whole.output]) == ("completed", ["completed"] * 3)
 
 
+@STREAMS
+async def test_a_response_that_was_cut_while_thinking_says_so_of_its_reasoning(stream: bool) -> None:
+    template, marks, prompt = test_responses.THINKS
+    api = served("Let me see.</think>Yes.", template, marks, prompt)
+    cut = await test_responses.answer(api, stream, max_output_tokens=6)
+    assert (cut.status, [(item.type, item.status) for item in cut.output]) == (
+        "incomplete",
+        [("reasoning", "incomplete")],
+    )
+
+
 async def test_the_events_of_a_cut_call_do_not_say_that_it_is_done() -> None:
     api = served(CALLS)
     body = {"model": NAME, "input": "x", "tools": test_responses.TOOLS, "max_output_tokens": WITHIN_FIRST}

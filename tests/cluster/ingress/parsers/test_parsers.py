@@ -137,6 +137,10 @@ def test_what_is_no_call_is_shown_as_it_stands() -> None:
         ("mistral", '[TOOL_CALLS]{"a":[', "]}x"),
         ("deepseek_v3", deepseek.CALL_BEGIN, "x"),
         ("qwen3_coder", "<tool_call>", ">"),
+        ("hermes", '<tool_call>{"', "x"),
+        ("llama3_json", '{"name": "', "x"),
+        ("pythonic", "\nget_", "x"),
+        ("deepseek_v3", deepseek.CALLS_BEGIN + deepseek.CALL_BEGIN, "x"),
     ],
 )
 def test_marks_within_marks_are_read_once(tools: ToolFormat, begin: str, end: str) -> None:
