@@ -29,6 +29,7 @@ from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config import ClusterConfig, EngineConfig
+from core.device_transport import check_device_transport
 from core.errors import ConfigError, ReplicaLost
 from core.garbage import leave_out_all_there_is
 from core.ports import LayerSink, Mail, WorkerGroup
@@ -182,7 +183,10 @@ def _sizes(config: ClusterConfig) -> tuple[PoolStatus, ...]:
 
 def _on_its_device(config: ClusterConfig) -> ClusterConfig:
     """Return the configuration with `cuda` in place of `auto` where this process has a GPU, so that steps get a GPU's sizes."""
-    if config.engine.device != "auto" or choose_device("auto").type == "cpu":
+    if config.engine.device != "auto":
+        return config
+    if choose_device("auto").type == "cpu":
+        check_device_transport(config.transfer.transport, "auto", "cpu")
         return config
     said = config.engine.model_dump(exclude_unset=True)
     return config.model_copy(update={"engine": EngineConfig.model_validate(said | {"device": "cuda"})})

@@ -12,6 +12,7 @@ from core.adapter_config import AdapterConfig, Adapters, check_adapters
 from core.config_section import Section
 from core.config_words import sentence
 from core.device_steps import with_steps_of_device
+from core.device_transport import check_device_transport
 from core.errors import ConfigError
 from core.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
 from core.parallel_config import ParallelConfig, check_shares
@@ -296,7 +297,7 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
     """Keys that need each other. Raises ConfigError."""
     engine = config.engine
     _check_scaling(config)
-    _check_device_transport(config)
+    check_device_transport(config.transfer.transport, engine.device, engine.device)
     _check_card(config)
     if config.any_role and config.prefill_instances:
         raise ConfigError(
@@ -335,14 +336,6 @@ def _consistent(config: ClusterConfig) -> ClusterConfig:
         if not tenant.keys and not tenant.keys_file:
             raise ConfigError(f"tenants.{name} has neither keys nor a keys_file: nobody could be it")
     return config
-
-
-def _check_device_transport(config: ClusterConfig) -> None:
-    transport = config.transfer.transport
-    if transport in ("cuda_ipc", "nccl") and config.engine.device == "cpu":
-        raise ConfigError(
-            f"transfer.transport {transport} moves GPU memory; CPUs hand KV over in host memory: use auto, shm, tcp or nixl"
-        )
 
 
 def _check_card(config: ClusterConfig) -> None:

@@ -15,6 +15,7 @@ from baton.cli.yaml_file import read_yaml
 from baton.own_tree import check_own_tree
 from cluster.deploy.process_logs import configure_logging
 from core.config import ClusterConfig, load
+from core.device_transport import check_device_transport
 from core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 def serve(**given: Any) -> None:
     """Serve a model behind an OpenAI endpoint. Ctrl-C or SIGTERM finishes running requests, then stops everything."""
+    from cluster.deploy.config_paths import check_paths  # noqa: PLC0415 (FastAPI: --help needs none)
     from cluster.ingress.model_card import read_model_card  # noqa: PLC0415 (each model family: --help needs none)
 
     check_own_tree()
@@ -32,6 +34,8 @@ def serve(**given: Any) -> None:
     _check_transport(settings, local)
     configure_logging(settings.serve.log_level, settings.serve.log_format)
     check_port(settings.serve.host, settings.serve.port)
+    if local or given["ray_address"] == "local":
+        check_paths(settings)
     card = read_model_card(settings)
     _announce_start(settings, card, local)
 
@@ -59,6 +63,9 @@ def _check_transport(settings: ClusterConfig, local: bool) -> None:
         raise ConfigError(
             "transfer.transport is loopback, which stays within one process: use it with --local, or auto"
         )
+    if not local and settings.engine.device == "auto":
+        # Instances ask Ray for a GPU where the configuration says cuda.
+        check_device_transport(transport, "auto", "cpu")
 
 
 def check_port(host: str, port: int) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from ray import serve
 
 from cluster.deploy.addresses import mail_host, scheduler_resolver
+from cluster.deploy.config_paths import check_ingress_paths
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.ingress.api.api_factory import build_app, run_batches
@@ -43,6 +44,7 @@ class Ingress:
             keep_replica_to_loopback()
         _leave_out_torch()
         sys.setswitchinterval(_SWITCH_S)
+        await asyncio.to_thread(check_ingress_paths, config)
         self._config = config.serve
         card = await asyncio.to_thread(read_model_card, config)
         observers = make_observers(card.name, config.serve.otlp_endpoint)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ray import serve
 
+from cluster.deploy.config_paths import check_instance_paths
 from cluster.deploy.kube.serving_mark import mark_serving, unmark_serving
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
@@ -38,6 +39,7 @@ class _Pool:
         configure_logging(config.serve.log_level, config.serve.log_format)
         if one_host:
             keep_replica_to_loopback()
+        check_instance_paths(config)
         self._drain_timeout_s = config.serve.drain_timeout_s
         self._role: Role = "both" if config.any_role else self.role
         self._instance = await make_instance(config, key, self._role, scheduler, one_host, timer=timer)

@@ -14,7 +14,9 @@ from cluster.instance.instance_parts import Role
 from cluster.instance.real_parts import remote_parts
 from core.clock import WallClock
 from core.config import ClusterConfig
+from core.device_transport import check_device_transport
 from core.start_timer import StartTimer
+from engine.execution.devices import choose_device
 from models.hub import resolve
 from net.mail import TcpMail
 
@@ -24,6 +26,7 @@ async def make_instance(
 ) -> Instance:
     """Make the instance. Returns when the model is loaded and all ranks are there. `timer` has timed the imports. Raises
     ConfigError and ReplicaLost."""
+    _check_device(config, role)
     host = mail_host(one_host)
     mail = TcpMail(key, host, config=config.mail)
     timer.begin("files")
@@ -31,3 +34,12 @@ async def make_instance(
     parts = await asyncio.to_thread(remote_parts, config, folder, role, mail, key, place, timer=timer)
     parts = replace(parts, site=await asyncio.to_thread(read_site, os.environ))
     return Instance(config, role, mail, WallClock(), scheduler_resolver(scheduler), parts)
+
+
+def _check_device(config: ClusterConfig, role: Role) -> None:
+    """Raise ConfigError for a transport that the device of this instance does not go with. Ranks that are processes of their own
+    have a GPU only where `engine.device` says so."""
+    if config.engine.device == "auto":
+        parallel = config.prefill if role == "prefill" else config.decode
+        device = "cpu" if parallel.num_ranks > 1 else choose_device("auto").type
+        check_device_transport(config.transfer.transport, "auto", device)

@@ -8,6 +8,7 @@ from pathlib import Path
 from ray import serve
 
 from cluster.deploy.addresses import mail_host, scheduler_resolver
+from cluster.deploy.config_paths import check_scheduler_paths
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.deploy.serve_sizes import ServeSizes
@@ -28,6 +29,7 @@ class Scheduler:
         configure_logging(config.serve.log_level, config.serve.log_format)
         if one_host:
             keep_replica_to_loopback()
+        await asyncio.to_thread(check_scheduler_paths, config)
         self._mail = TcpMail(key, mail_host(one_host), config=config.mail)
         context, count = serve.get_replica_context(), config.serve.schedulers
         name = "" if count == 1 else self._mail.address

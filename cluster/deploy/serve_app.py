@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
 from cluster.deploy.cluster_key import cluster_key
+from cluster.deploy.config_paths import check_paths
 from cluster.deploy.ingress_deployment import Ingress
 from cluster.deploy.pool_deployments import DecodePool, PrefillPool
 from cluster.deploy.rank_bundles import bundles_of, strategy_of
@@ -32,7 +34,15 @@ def build(args: dict[str, Any]) -> serve.Application:
 
     The environment of the node that builds (BATON_...) wins over `args`. Raises ConfigError, naming the key."""
     config = load(args, os.environ)
+    if _is_alone():
+        check_paths(config)
     return build_application(config, cluster_key(config), one_host=False)
+
+
+def _is_alone() -> bool:
+    """Return whether all processes will be on this host, so that it must have every path. A head without processors has none."""
+    nodes = [node for node in ray.nodes() if node["Alive"]] if ray.is_initialized() else []
+    return len(nodes) == 1 and nodes[0]["Resources"].get("CPU", 0) >= 1
 
 
 def build_application(
