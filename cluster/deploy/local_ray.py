@@ -14,6 +14,7 @@ from ray.job_config import JobConfig
 from cluster.deploy.ray_loopback import keep_ray_to_loopback
 from cluster.deploy.ray_node import PatientNode
 from cluster.deploy.session_folder import claim, remove, remove_abandoned
+from cluster.instance.openmp_files import remove_openmp_files
 from core.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -119,3 +120,4 @@ class LocalRay:
         """End its processes and remove their folder."""
         ray.shutdown(wait_for_processes=True)
         remove(self._session)
+        remove_openmp_files()

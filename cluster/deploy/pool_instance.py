@@ -11,6 +11,7 @@ from cluster.deploy.kube.topology import read_site
 from cluster.deploy.rank_actors import rank_actors
 from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import Role
+from cluster.instance.openmp_files import remove_openmp_files
 from cluster.instance.real_parts import remote_parts
 from core.clock import WallClock
 from core.config import ClusterConfig
@@ -27,6 +28,7 @@ async def make_instance(
     """Make the instance. Returns when the model is loaded and all ranks are there. `timer` has timed the imports. Raises
     ConfigError and ReplicaLost."""
     _check_device(config, role)
+    remove_openmp_files()
     host = mail_host(one_host)
     mail = TcpMail(key, host, config=config.mail)
     timer.begin("files")

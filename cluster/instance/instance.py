@@ -18,6 +18,7 @@ from cluster.instance.instance_parts import (
     registration,
     run_without_inbox,
 )
+from cluster.instance.openmp_files import remove_openmp_files
 from cluster.instance.reporting import Reporter
 from core.adapter_messages import AdapterList
 from core.config import ClusterConfig
@@ -178,6 +179,7 @@ class Instance:
             await self._inbox.shut()
         for host in self._remote:
             await host.close()
+        remove_openmp_files()  # of ranks that were killed
 
     def _on_message(self, sender: str, message: Message) -> None:
         match message:
