@@ -1,4 +1,4 @@
-"""Removes what Intel's and LLVM's OpenMP leave in /dev/shm: a process registers there, and one that is killed never takes it back."""
+"""Removes what OpenMP leaves in /dev/shm: a process registers there, and one that is killed never takes it back."""
 
 import contextlib
 import os
