@@ -28,6 +28,8 @@ _MAX_IDENTITY_BYTES = 1024
 _MAX_HEADER_BYTES = 256 << 20
 _READ_BYTES = 1 << 16
 _HANDSHAKE_S = 5.0
+_MAX_STRANGERS = 1024
+"""Connections that may be proving the key at once. One more takes the place of the oldest: who knows it needs milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +200,8 @@ class Listener:
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepted: set[socket.socket] = set()
         """Channels that no `serve` has yet: a task that is cancelled before it begins closes nothing."""
+        self._strangers: dict[socket.socket, asyncio.Task[None]] = {}
+        """Connections that have not proved the key yet, the oldest first."""
         self._closed = False
         self.address = f"{host}:{self._sock.getsockname()[1]}"
 
@@ -234,7 +238,9 @@ class Listener:
             loop.call_later(0.1, self._watch, me)
             return
         self._accepted.add(sock)
-        self._spawn(self._welcome(sock, me))
+        self._strangers[sock] = self._spawn(self._welcome(sock, me))
+        if len(self._strangers) > _MAX_STRANGERS:
+            self._strangers.pop(next(iter(self._strangers))).cancel()
 
     async def _welcome(self, sock: socket.socket, me: Identity) -> None:
         self._accepted.discard(sock)
@@ -249,15 +255,18 @@ class Listener:
         except BaseException:
             sock.close()
             raise
+        finally:
+            self._strangers.pop(sock, None)
         try:
             await self._serve(channel)
         finally:
             channel.close()
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _tune(sock: socket.socket) -> None:

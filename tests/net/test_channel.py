@@ -5,6 +5,7 @@ import msgpack
 import pytest
 
 from core.errors import ProtocolError, ReplicaLost
+from net import channel as channel_module
 from net.channel import Channel, Identity, Listener, connect
 from tests.patience import PATIENCE_S
 
@@ -113,3 +114,17 @@ async def test_closing_ends_a_peer_that_waits(server: Server) -> None:
 async def test_nobody_there_is_said_plainly() -> None:
     with pytest.raises(ReplicaLost, match="cannot connect to 127.0.0.1:1"):
         await connect("127.0.0.1:1", KEY, DIALLER)
+
+
+async def test_strangers_who_say_nothing_make_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channel_module, "_MAX_STRANGERS", 8)
+    host, _, port = server.listener.address.rpartition(":")
+    silent = [await asyncio.open_connection(host, int(port)) for _ in range(30)]
+    async with asyncio.timeout(PATIENCE_S / 20):  # less than a handshake may take
+        for reader, _ in silent[:20]:
+            await reader.read()
+        ours = await connect(server.listener.address, KEY, DIALLER)
+        await server.channels.get()
+    ours.close()
+    for _, writer in silent:
+        writer.close()

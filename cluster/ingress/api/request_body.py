@@ -4,7 +4,10 @@ import asyncio
 
 from fastapi import Request as HttpRequest
 
+from cluster.ingress.api.body_room import BodyRoom
 from core.errors import RequestError
+
+_ROOM = BodyRoom()
 
 
 async def read_json(http: HttpRequest, max_bytes: int, timeout_s: float) -> bytes:
@@ -29,8 +32,10 @@ async def _read(http: HttpRequest, max_bytes: int) -> bytes:
     data = bytearray()
     if announced.isdigit() and int(announced[:20]) > max_bytes:
         raise RequestError(f"the body exceeds {max_bytes} bytes", status=413)
-    async for piece in http.stream():
-        data += piece
-        if len(data) > max_bytes:
-            raise RequestError(f"the body exceeds {max_bytes} bytes", status=413)
-    return bytes(data)
+    with _ROOM.coming(http.state.tenant.name) as room:
+        async for piece in http.stream():
+            room.add(len(piece))
+            data += piece
+            if len(data) > max_bytes:
+                raise RequestError(f"the body exceeds {max_bytes} bytes", status=413)
+        return bytes(data)

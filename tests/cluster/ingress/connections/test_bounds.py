@@ -239,6 +239,21 @@ async def test_one_address_cannot_take_all_connections() -> None:
             client.close()
 
 
+async def test_an_upgrade_that_is_asked_for_is_no_more_than_a_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving(locked(), head_s=0.5) as port:
+        for wanted in (b"websocket", b"h2c"):
+            client = await Client.connect(port)
+            await client.send(
+                b"GET /v1/models HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %s\r\n\r\n" % wanted
+            )
+            assert b"401 Unauthorized" in await client.read(b"invalid_api_key")
+            assert await client.send_until_cut(b"\x81\x05hello" * 1000, 64 * MIB) < MAX_OUTSIDE_BYTES + SLACK
+            client.close()
+    assert "upgrade" not in caplog.text.lower()
+
+
 async def test_a_running_answer_keeps_its_connection() -> None:
     generator = FakeGenerator()
     generator.stall_at = 0
