@@ -84,6 +84,31 @@ async def test_a_refusal_says_what_would_do(tmp_path: Path) -> None:
     assert "sk-" not in error["message"]
 
 
+async def test_nothing_is_remembered_of_strangers(tmp_path: Path) -> None:
+    """Neither wrong keys nor what they send become labels of metrics, which would stay for good."""
+    made = api(tmp_path)
+
+    async def names() -> set[str]:
+        text = (await made.http.get("/metrics", headers={"Authorization": "Bearer sk-prometheus"})).text
+        return {line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")}
+
+    async def stranger(number: int) -> None:
+        headers = {
+            "Authorization": f"Bearer wrong-{number}",
+            "x-request-id": f"r-{number}",
+            "user-agent": f"{number}",
+        }
+        assert (await made.http.get(f"/v1/models/{number}", headers=headers)).status_code == 401
+        assert (await made.http.get(f"/path-{number}", headers=headers)).status_code == 404
+
+    await stranger(0)
+    await names()
+    before = await names()
+    for number in range(300):
+        await stranger(number)
+    assert await names() == before
+
+
 async def test_without_keys_everybody_has_all_scopes() -> None:
     made = Api(FakeGenerator())
     assert (await made.http.get("/metrics")).status_code == 200
