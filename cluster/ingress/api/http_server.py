@@ -9,7 +9,6 @@ import ssl
 from collections.abc import Sequence
 
 import uvicorn
-from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.ingress.api.connection_limits import ConnectionLimits
@@ -29,7 +28,7 @@ class HttpServer:
 
     def __init__(
         self,
-        app: FastAPI,
+        app: ASGIApp,
         host: str,
         ports: Sequence[int],
         *,
@@ -47,6 +46,10 @@ class HttpServer:
             timeout_keep_alive=math.ceil(limits.idle_s),
         )
         self._listener = _first_free(host, ports, shared)
+        # What is in the kernel's hands alone has the same time as what waits in this process.
+        self._listener.setsockopt(
+            socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(limits.send_s * 1000)
+        )
         self._config, self._server = config, _Server(config, self._listener, tls, limits)
 
     @property

@@ -10,14 +10,20 @@ import pytest
 from pydantic import SecretStr
 
 from cluster.ingress.api.access import Rules, TenantRules
-from cluster.ingress.api.connection_limits import MAX_HEADERS, MAX_OUTSIDE_BYTES, connection_limits
+from cluster.ingress.api.connection_limits import (
+    MAX_HEADERS,
+    MAX_OUTSIDE_BYTES,
+    ConnectionLimits,
+    connection_limits,
+)
+from cluster.ingress.api.http_server import HttpServer
 from cluster.ingress.api.ingress_tls import ingress_tls
 from core.serve_config import ServeConfig
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import CLASSES, COMPLETIONS, SETTINGS, Api
 from tests.cluster.ingress.connections.raw_clients import CHUNKED, GET, Client, serving
 from tests.contract.test_transport_tls import Authority
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 LOCKED = Rules(CLASSES, {"": TenantRules((SecretStr("secret"),))})
 MIB = 1 << 20
@@ -203,6 +209,26 @@ async def test_a_stream_ends_whose_client_reads_nothing() -> None:
             await is_over.wait()
         assert len(await client.ended()) < MIB
         client.close()
+
+
+async def test_an_answer_that_only_the_kernel_keeps_has_no_more_time() -> None:
+    """It fits into the socket's own buffer, so that nothing waits in this process."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send(
+            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"300000")]}
+        )
+        await send({"type": "http.response.body", "body": b"x" * 300_000})
+
+    limits = ConnectionLimits(send_s=0.5)
+    server = HttpServer(app, "127.0.0.1", [0], shared=False, limits=limits)
+    server.start()
+    client = await Client.connect(server.port, read_bytes=4096)
+    await client.send(GET)
+    await until(lambda: server.num_connections == 1)
+    await until(lambda: server.num_connections == 0)
+    client.close()
+    await server.stop()
 
 
 async def test_a_client_that_reads_slowly_gets_all_of_a_long_answer() -> None:
