@@ -15,13 +15,15 @@ from cluster.ingress.api.list_pages import page_of
 from cluster.ingress.batches.batch_store import FINAL, BatchStore, Record
 from cluster.ingress.batches.file_store import FileStore, StoredFile
 from cluster.ingress.batches.upload_form import UploadForm
-from core.errors import RequestError
+from core.errors import Overloaded, RequestError
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 _MAX_FILE_BYTES = 200 << 20
 _FORM_BYTES = 64 << 10
 """The bytes that the form around a file may add."""
 _SECONDS_PER_BYTE = 1e-6
+_MAX_UNFINISHED = 1000
+"""Batches of one tenant that may wait or run."""
 _WINDOW_S = 24 * 3600
 _FILE, _BATCH = "/v1/files/{id}", "/v1/batches/{id}"
 
@@ -122,6 +124,8 @@ class BatchRoutes:
             raise RequestError(
                 f"the purpose of {file.id} is {file.purpose!r}, not 'batch'", field="input_file_id"
             )
+        if await asyncio.to_thread(self._batches.num_unfinished, tenant) >= _MAX_UNFINISHED:
+            raise Overloaded(f"{_MAX_UNFINISHED} batches wait or run already", retry_after_s=60.0)
         now = int(time.time())
         record: Record = {
             "id": self._batches.new_id(),

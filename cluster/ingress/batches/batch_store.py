@@ -75,6 +75,9 @@ class BatchStore:
         own = [record for record in found if may_see(tenant, record["tenant"])]
         return sorted(own, key=lambda record: (record["created_at"], record["id"]), reverse=True)
 
+    def num_unfinished(self, tenant: str) -> int:
+        return sum(record["status"] not in FINAL for record in self.of(tenant))
+
     def unfinished(self) -> list[str]:
         """Return the unfinished batches, the oldest first."""
         found: list[Record] = []

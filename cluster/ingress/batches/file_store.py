@@ -16,6 +16,7 @@ from core.whole_files import remove_abandoned, replace_file
 
 _UPLOAD = ".upload"
 """The end of a file's name while it comes in."""
+_LEAST_BYTES = 4096
 _ID = re.compile(r"file-[0-9a-f]{32}")
 
 
@@ -59,14 +60,15 @@ class FileStore:
         paths = [*self._folder.glob("*.data"), *self._folder.glob("*" + _UPLOAD)]
         with self._lock:
             used = sum(_size(path) for path in paths if path.stem not in self._announced)
-            if used + sum(self._announced.values()) + num_bytes > self._capacity:
+            needed = max(_LEAST_BYTES, num_bytes)
+            if used + sum(self._announced.values()) + needed > self._capacity:
                 raise RequestError(
                     f"the file's {num_bytes} bytes exceed what is left of the {self._capacity} that this server keeps: delete "
                     "some",
                     field="file",
                     status=413,
                 )
-            self._announced[file_id] = num_bytes
+            self._announced[file_id] = needed
         return Upload(self, file_id, self._folder / f"{file_id}{_UPLOAD}")
 
     def end(self, file_id: str) -> None:
@@ -109,8 +111,9 @@ class FileStore:
 
 
 def _size(path: Path) -> int:
+    """Return what a file takes of the room: an empty one has a description, too."""
     try:
-        return path.stat().st_size
+        return max(_LEAST_BYTES, path.stat().st_size)
     except FileNotFoundError:  # it was deleted, or an upload has ended
         return 0
 

@@ -15,6 +15,7 @@ import pytest
 from openai.types import Batch
 from pydantic import SecretStr
 
+from cluster.ingress.api import batch_routes
 from cluster.ingress.api.access import Access, Rules, TenantRules
 from cluster.ingress.api.batch_routes import Endpoint
 from cluster.ingress.api.http_app import create_app
@@ -42,9 +43,11 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 class Server:
     """An ingress with batches; several may share a folder."""
 
-    def __init__(self, folder: Path, generator: FakeGenerator, rules: Rules = OPEN, key: str = "k") -> None:
+    def __init__(
+        self, folder: Path, generator: FakeGenerator, rules: Rules = OPEN, key: str = "k", room: int = 1 << 20
+    ) -> None:
         self.generator, self.access = generator, Access(rules)
-        self.files, self.batches = FileStore(folder, 1 << 20), BatchStore(folder)
+        self.files, self.batches = FileStore(folder, room), BatchStore(folder)
         stores = (self.files, self.batches)
         app = create_app(generator, ByteTokenizer(), SETTINGS, self.access, make_observers(NAME), stores)
         self.runner = BatchRunner(app, *stores, self.access, at_once=4, slo_class="batch")
@@ -387,3 +390,28 @@ async def test_files_from_before_keys_had_their_own_stay_seen_by_keys_without_a_
     with pytest.raises(openai.NotFoundError):
         await tenant.client.files.retrieve(file.id)
     await now.client.files.delete(file.id)
+
+
+async def test_so_many_batches_wait_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_routes, "_MAX_UNFINISHED", 2)
+    server = Server(tmp_path, FakeGenerator())
+    first = await server.submit([line(1)])
+    await server.submit([line(2)])
+    with pytest.raises(openai.RateLimitError, match="2 batches wait or run already"):
+        await server.submit([line(3)])
+    async with server.running():
+        await server.ended(first.id)
+    await server.submit([line(4)])
+
+
+async def test_many_small_files_take_room_too(tmp_path: Path) -> None:
+    server = Server(tmp_path, FakeGenerator(), room=5 * 4096)
+
+    async def upload() -> int:
+        try:
+            await server.client.files.create(file=io.BytesIO(b"x"), purpose="batch")
+        except openai.APIStatusError as error:
+            return error.status_code
+        return 200
+
+    assert [await upload() for _ in range(6)] == [200] * 5 + [413]

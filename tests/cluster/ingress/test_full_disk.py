@@ -154,10 +154,10 @@ async def test_a_form_is_no_longer_than_it_must_be(body: bytes, said: str, tmp_p
 
 
 def test_uploads_at_once_have_no_more_room_than_one(tmp_path: Path) -> None:
-    files = FileStore(tmp_path, 100)
-    with files.begin(files.new_id(), 60), pytest.raises(Exception, match="exceed what is left"):
-        files.begin(files.new_id(), 60)
-    with files.begin(files.new_id(), 60):
+    files = FileStore(tmp_path, 10_000)
+    with files.begin(files.new_id(), 6000), pytest.raises(Exception, match="exceed what is left"):
+        files.begin(files.new_id(), 6000)
+    with files.begin(files.new_id(), 6000):
         pass
     assert list((tmp_path / "files").iterdir()) == []
 
