@@ -7,6 +7,8 @@ from core.serve_config import ServeConfig
 
 MAX_OUTSIDE_BYTES = 64 << 10
 """The limit for bytes that belong to no body: a head, the extensions of one chunk, or trailers."""
+MAX_BYTES_BETWEEN = 8
+"""The bytes of chunks' heads that each byte of a body allows, beyond the limit above."""
 MAX_HEADERS = 256
 """The limit for header lines of one request."""
 MIN_SENT_BYTES = 256 << 10

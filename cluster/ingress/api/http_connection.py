@@ -7,7 +7,8 @@ A connection is in one of four states:
     REST    the answer is complete, its request is not              seconds; what comes is dropped
     IDLE    neither a request nor an answer                         seconds (uvicorn's timer)
 
-In every state the bytes since the last byte of a body are bounded, so that nothing that the parser collects can grow. A request
+In every state the bytes since the last byte of a body are bounded, so that nothing that the parser collects can grow, and so are
+those between the bytes of one body. A request
 that is sent while another one is answered is not parsed before that answer is complete."""
 
 import asyncio
@@ -21,6 +22,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from cluster.ingress.api.connection_limits import (
+    MAX_BYTES_BETWEEN,
     MAX_HEADERS,
     MAX_OUTSIDE_BYTES,
     MIN_SENT_BYTES,
@@ -56,7 +58,8 @@ class Connection(HttpToolsProtocol):
         self.is_made = False
         self._held = b""
         """What has come and is not parsed yet."""
-        self._num_outside = 0
+        self._num_outside = self._num_between = 0
+        """Bytes since the last byte of a body, and those of the current message without its body, less what that allows."""
         self._state, self._since = ConnectionState.HEAD, self.loop.time()
         self._unsent: tuple[float, int] | None = None
         """Since when, and how many bytes then, an answer waits for its client to take it."""
@@ -113,15 +116,16 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._parsing, self._num_outside = _Parsing.BODY, 0
+        self._parsing, self._num_outside, self._num_between = _Parsing.BODY, 0, 0
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._num_outside = 0
+        self._num_between -= len(body) * (1 + MAX_BYTES_BETWEEN)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._parsing, self._num_outside = _Parsing.NOTHING, 0
+        self._parsing, self._num_outside, self._num_between = _Parsing.NOTHING, 0, 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -147,8 +151,9 @@ class Connection(HttpToolsProtocol):
             if self._parsing is _Parsing.NOTHING:
                 self._parsing = _Parsing.HEAD
             self._num_outside += len(piece)
+            self._num_between += len(piece)
             super().data_received(piece)
-            if self._num_outside > MAX_OUTSIDE_BYTES:
+            if max(self._num_outside, self._num_between) > MAX_OUTSIDE_BYTES:
                 self.transport.close()
         self._note_state()
         self._hold_reading(on=bool(self._held))

@@ -101,6 +101,21 @@ async def test_trailers_without_end_are_not_collected(route: bytes) -> None:
         client.close()
 
 
+async def test_a_body_is_more_than_what_stands_between_its_bytes() -> None:
+    extended = b"1;x=%s\r\nx\r\n" % (b"x" * 8000)
+    async with serving(Api(FakeGenerator()).app) as port:
+        client = await Client.connect(port)
+        await client.send(CHUNKED % COMPLETIONS.encode())
+        assert await client.send_until_cut(extended, 64 * MIB) < 2 * MAX_OUTSIDE_BYTES + SLACK
+        client.close()
+        other = await Client.connect(port)
+        body = b'{"model": "fake", "prompt": "%s"}' % (b"x" * 100)
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+        await other.send(CHUNKED % COMPLETIONS.encode() + chunks + b"0\r\n\r\n")
+        assert (await other.read(b"\r\n")).startswith(b"HTTP/1.1 200 ")
+        other.close()
+
+
 async def test_trailers_that_come_slowly_end_the_connection() -> None:
     async with serving(locked(), rest_s=0.3) as port:
         client = await Client.connect(port)
