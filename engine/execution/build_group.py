@@ -92,7 +92,8 @@ def build_group(
     if said:
         _log.info("%s", said)
     num_state_blocks = place.shard.layout.state_blocks
-    grammars = GrammarMasks(matchers, puts_off=not num_state_blocks)
+    with timer.within("grammars"):
+        grammars = GrammarMasks(matchers, puts_off=not num_state_blocks)
     with timer.within("vision"):
         pictures = make_picture_rows(folder, loaded, device)
     with timer.within("draft"):

@@ -137,7 +137,8 @@ def _serve(
     with timer.within("graphs"):
         capture = capture_on(device)
         graphs, said = _graphs(setup, part, pool, capture, store)
-    draws = _draws(part, speaks, matchers, line)
+    with timer.within("grammars"):
+        draws = _draws(part, speaks, matchers, line)
     with timer.within("vision"):
         pictures = make_picture_rows(Path(setup.folder), part.model, device)
     with timer.within("draft"):
