@@ -15,6 +15,7 @@ from core.device_steps import with_steps_of_device
 from core.device_transport import check_device_transport
 from core.errors import ConfigError
 from core.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
+from core.mail_config import MailConfig
 from core.parallel_config import ParallelConfig, check_shares
 from core.picture_config import PictureConfig
 from core.serve_config import ServeConfig
@@ -125,6 +126,9 @@ class EngineConfig(Section):
     cuda_graphs: Literal["auto", "off"] | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
     """Numbers of tokens for which a step's launches are captured as a CUDA graph; fewer are padded to the next one.
     `auto`: some up to 2048, or `max_num_seqs`, on a GPU whose kernels can be captured; `off`: none."""
+    step_grace_s: float = Field(default=0.0, ge=0)
+    """A step that takes so many seconds longer than its instance has learned to expect counts as hung. The instance is then lost,
+    and its requests go on elsewhere. 0: `mail.peer_timeout_s`."""
     profile: str = ""
     """File of `baton profile`, measured with this model: how long steps take until an instance has learned it from its own."""
     deterministic: bool = False
@@ -152,17 +156,6 @@ class TransferConfig(Section):
     without computing their KV again. Needs `engine.host_cache_bytes`."""
     drain_timeout_s: float = Field(default=30.0, gt=0)
     """How long to wait for a writer's Drained before its connection is cut (a fence)."""
-
-
-class MailConfig(Section):
-    """How long a silent process is believed to live."""
-
-    heartbeat_s: float = Field(default=0.5, gt=0)
-    """How often a process that has nothing to say to a peer tells it so."""
-    peer_timeout_s: float = Field(default=5.0, gt=0)
-    """A peer that has said nothing for so long is lost: its requests go on elsewhere."""
-    reconnect_s: float = Field(default=2.0, gt=0)
-    """How long a peer is looked for after a connection to it broke."""
 
 
 class ScheduleConfig(Section):

@@ -5,6 +5,7 @@ BatonError
 |   `-- TargetOutOfReach    no instance, not even an idle one, can keep the class's target: says what would be possible
 |-- Overloaded          try again in `retry_after_s`
 |-- ReplicaLost         an instance died or became unreachable
+|   `-- Hung                a rank, or the step that it computes, will not end: it is given up
 |-- TransferError       a KV transfer failed; the request can be recomputed
 |-- DeviceError         a GPU or its driver refused or failed
 |   `-- OutOfMemory         it has no memory for what was asked, and less may fit
@@ -42,6 +43,13 @@ class Overloaded(BatonError):
 
 class ReplicaLost(BatonError):
     pass
+
+
+class Hung(ReplicaLost):
+    def __init__(self, message: str, *, runs_on: bool = False) -> None:
+        """`runs_on`: the rank is a thread of this process, so it ends with the process and not before."""
+        super().__init__(message)
+        self.runs_on = runs_on
 
 
 class TransferError(BatonError):

@@ -122,6 +122,8 @@ class Leaving:
     """This instance takes no new work and will end; what runs here should go on elsewhere, and may fetch its KV from here."""
 
     address: str
+    hung: bool = False
+    """A rank or a step of it did not end, so it was given up. Nothing can be fetched from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

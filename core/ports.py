@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence, Sized
 from typing import Protocol, TypeVar
 
 from core.adapter_config import HoldAdapters
+from core.errors import Hung
 from core.messages import Message
 from core.plan import FailedSeq, StepPlan, StepResult
 from core.steps import StepModels
@@ -90,6 +91,12 @@ class WorkerGroup(Protocol):
 
     async def lost(self) -> Exception:
         """Wait until a rank has failed by itself, also between steps. No step can be executed from then on."""
+        ...
+
+    async def give_up(self, why: str) -> Hung:
+        """End the ranks at once, whatever they do, since a step does not end. Return what to report, which says `why`.
+
+        No step can be executed from then on, and those that are awaited may never have a result."""
         ...
 
     async def close(self) -> None: ...

@@ -282,3 +282,5 @@ class Status:
     """The experts of all instances together."""
     pools: tuple[PoolStatus, ...] = ()
     """Empty until their sizes have been asked for."""
+    num_hung: int = 0
+    """The instances that were given up because a rank or a step did not end, since the scheduler began."""

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from bisect import insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -23,7 +23,9 @@ from engine.planning.block_ledger import Reservation
 from engine.planning.expert_counts import ExpertCounts
 from engine.planning.planner_protocol import Planner
 from engine.planning.prompt_pace import PromptPace
+from engine.planning.step_bounds import StepBounds
 from engine.planning.step_time_fit import StepFits
+from engine.step_watch import StepWatch
 from engine.tiers.restoring import Restoring
 
 log = logging.getLogger(__name__)
@@ -72,9 +74,11 @@ class Engine:
         tiers: Restoring | None = None,
         fits: StepFits | None = None,
         vocab_size: int = ANY_TOKEN,
+        bounds: StepBounds | None = None,
+        held_up: Callable[[], bool] = lambda: False,
     ) -> None:
         """`tiers` are where prefixes that the device does not hold may be had from. `fits` learn from every step. A request with
-        a token that is not below `vocab_size` is refused."""
+        a token that is not below `vocab_size` is refused. `bounds` and `held_up` as in StepWatch."""
         self._scheduler, self._group, self._clock, self._tiers = scheduler, group, clock, tiers
         self._cached = tiers or scheduler
         self._fits, self._vocab_size = fits or StepFits(), vocab_size
@@ -85,6 +89,7 @@ class Engine:
         self._step_s = 0.0
         self._num_steps = self._num_computed = self._num_replayed = self._num_taken_back = 0
         self._closing = False
+        self._watch = StepWatch(group, bounds, held_up)
         self._tiers_error: Exception | None = None
         if tiers is not None:
             tiers.listen(self._blocks_may_be_free, self._tiers_failed)
@@ -240,7 +245,8 @@ class Engine:
 
     async def hold_adapters(self, asked: HoldAdapters) -> dict[str, str]:
         """As `WorkerGroup.hold_adapters`. Raises ReplicaLost."""
-        return await self._group.hold_adapters(asked)
+        with self._watch.disturbed():
+            return await self._group.hold_adapters(asked)
 
     def hint_session(self, tenant: str, name: str, *, release: bool) -> bool:
         """Release a session, or read its KV back. Returns whether it is known here."""
@@ -313,7 +319,7 @@ class Engine:
         """Wait for the first step in flight."""
         plan, task = in_flight[0]
         try:
-            result = await task
+            result = await self._watch.result(plan, task, self._fits.models)
         except OutOfMemory as error:
             await self._take_back(in_flight, error, events)
         else:
@@ -338,13 +344,11 @@ class Engine:
         """Undo the steps in flight, since there was no memory for the first of them, so that a smaller one is planned. Raises
         `error` where there is none."""
         first, _ = in_flight[0]
-        ends = await asyncio.gather(*(task for _, task in in_flight), return_exceptions=True)
+        for plan, task in in_flight:
+            with suppress(OutOfMemory):
+                await self._watch.result(plan, task, self._fits.models)
+                raise Bug(f"what follows step {first.step} was computed")
         in_flight.clear()
-        for end in ends:
-            if not isinstance(end, OutOfMemory):
-                raise (
-                    end if isinstance(end, Exception) else Bug(f"what follows step {first.step} was computed")
-                )
         back = self._scheduler.take_back()
         self._num_taken_back += 1
         log.warning(

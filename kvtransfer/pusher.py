@@ -82,7 +82,7 @@ class Pusher:
         self._queue: LinkQueue[LinkWrite] = LinkQueue(_MAX_HOLDERS, MAX_WRITES, take_writes)
         self._tasks: set[asyncio.Task[None]] = set()
         self._speeds = LinkSpeeds(self._now)
-        self._room = QueueRoom() if room is None else room
+        self.room = QueueRoom() if room is None else room
 
     @property
     def num_open(self) -> int:
@@ -251,12 +251,12 @@ class Pusher:
             return
         marks = self._source.mark() if after is None else (after,)
         size = sum(chunk.layer_bytes(rank) for chunk in chunks)
-        self._room.take(size, partial(self._loop.call_soon_threadsafe, self._give_up_stalled))
+        self.room.take(size, partial(self._loop.call_soon_threadsafe, self._give_up_stalled))
         self._loop.call_soon_threadsafe(self._queue_layer, chunks, rank, layer, marks)
 
     def _give_up_stalled(self) -> None:
         """Fail the grants whose writes take too long, so that computing goes on for the others."""
-        now, stall_s = self._now(), self._room.stall_s
+        now, stall_s = self._now(), self.room.stall_s
         for push in list(self._pushes.values()):
             if push.writing_since_s and now - push.writing_since_s[0] >= stall_s:
                 self._failed(push, f"a write to {push.grant.holder} has not ended for {stall_s:g} s")
@@ -270,7 +270,7 @@ class Pusher:
                 push.num_writes += 1
                 self._queue.add(push.grant.id, push.grant.holder, push.urgency, write)
             else:
-                self._room.give_back(write.num_bytes)
+                self.room.give_back(write.num_bytes)
         self._serve()
 
     def _serve(self) -> None:
@@ -321,7 +321,7 @@ class Pusher:
 
     def _over(self, push: ActivePush, num_bytes: int) -> None:
         push.queued_bytes -= num_bytes
-        self._room.give_back(num_bytes)
+        self.room.give_back(num_bytes)
 
     async def _write_layers(self, push: ActivePush, items: list[LinkWrite]) -> None:
         """Write the layers. What goes from one memory to one rank of the holder leaves as one write."""

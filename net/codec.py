@@ -73,6 +73,8 @@ def _encoder(kind: type[Any]) -> Convert:
 
 def _values(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
     """Return what takes the values of an object's fields."""
+    if not names:
+        return lambda _: ()
     if len(names) == 1:
         get = attrgetter(*names)
         return lambda value: (get(value),)

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 
 from core.adapter_config import HoldAdapters
+from core.errors import Hung
 from core.plan import NewSeq, Sampled, StepPlan, StepResult
 from core.ports import Clock, LayerSink, OnReady
 from sim.cost import ModelledStep, duration_s
@@ -47,6 +48,9 @@ class ModelledGroup:
 
     async def lost(self) -> Exception:
         return await asyncio.get_running_loop().create_future()
+
+    async def give_up(self, why: str) -> Hung:
+        return Hung(why)
 
     async def close(self) -> None:
         self._seqs.clear()

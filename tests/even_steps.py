@@ -27,10 +27,11 @@ class EvenSteps:
     """A WorkerGroup to which more tokens and guesses are nothing."""
 
     def __init__(self, group: WorkerGroup) -> None:
-        self.on_ready, self.hold_adapters, self.lost, self.close, self._execute = (
+        self.on_ready, self.hold_adapters, self.lost, self.give_up, self.close, self._execute = (
             group.on_ready,
             group.hold_adapters,
             group.lost,
+            group.give_up,
             group.close,
             group.execute,
         )

@@ -22,6 +22,7 @@ from cluster.instance.openmp_files import remove_openmp_files
 from cluster.instance.reporting import Reporter
 from core.adapter_messages import AdapterList
 from core.config import ClusterConfig
+from core.errors import Hung
 from core.messages import (
     CacheDropped,
     DropCache,
@@ -62,6 +63,8 @@ class Instance:
     ) -> None:
         self.role: Role = role
         self.failure: BaseException | None = None
+        self.stuck = asyncio.Event()
+        """A thread of this process computes that nothing ends but the process' end."""
         self.address = mail.address
         self._mail, self._clock = mail, clock
         self._draining = False
@@ -74,7 +77,7 @@ class Instance:
         self._remote, self._timer = parts.remote, parts.timer
         self._scheduler = make_scheduler(config.engine, role, parts)
         self._pusher = make_pusher(mail, clock, parts)
-        self._engine = make_engine(config.engine, self._scheduler, self._pusher, clock, parts)
+        self._engine = make_engine(config, self._scheduler, self._pusher, clock, parts)
         self._prefill = PrefillWorker(mail, self._pusher, self._engine)
         """A decode instance has it, too: it sends what it has when its requests move away."""
         self._reporter = Reporter(
@@ -256,7 +259,9 @@ class Instance:
         log.error("the %s engine has stopped", self.role, exc_info=error)
         self.failure = error
         self._has_failed.set()
-        self._reporter.leave()
+        self._reporter.leave(hung=isinstance(error, Hung))
+        if isinstance(error, Hung) and error.runs_on:
+            self.stuck.set()
         reason = f"the instance's engine has stopped: {type(error).__name__}: {error}"
         self._prefill.fail_all(reason)
         if (own := self._decode or self._prompts) is not None:

@@ -23,6 +23,7 @@ from engine.loop import Engine
 from engine.planning.dp_scheduler import make_planner
 from engine.planning.planner_protocol import Planner
 from engine.planning.sequence import Sequence
+from engine.planning.step_bounds import StepBounds
 from engine.planning.step_time_fit import StepFits
 from engine.tiers.layer_gate import GatedSink, LayerGate
 from engine.tiers.restoring import Restoring
@@ -64,6 +65,8 @@ class InstanceParts:
     """The ranks' pools. None means one rank, which has all of `shard`."""
     steps: StepModels = UNKNOWN_STEPS
     """How long steps take, as far as it is known before the first one."""
+    compiles: bool = False
+    """Kernels are compiled when steps first use them."""
     num_groups: int = 1
     """The number of groups of ranks that serve sequences of their own, each with as many of the blocks."""
     encodes: bool = False
@@ -121,19 +124,22 @@ def make_pusher(mail: Mail, clock: Clock, parts: InstanceParts) -> Pusher:
 
 
 def make_engine(
-    config: EngineConfig, scheduler: Planner, pusher: Pusher, clock: Clock, parts: InstanceParts
+    config: ClusterConfig, scheduler: Planner, pusher: Pusher, clock: Clock, parts: InstanceParts
 ) -> Engine:
-    tiers, gate = parts.tiers, parts.gate
+    tiers, gate, engine = parts.tiers, parts.gate, config.engine
+    grace_s = engine.step_grace_s or config.mail.peer_timeout_s
     return Engine(
         scheduler,
         parts.make_group(GatedSink(gate, pusher) if tiers and gate else pusher),
         clock,
-        lookahead=config.lookahead,
-        tiers=Restoring(scheduler, tiers, config.block_size, gate, parts.shard.layout.state_blocks)
+        lookahead=engine.lookahead,
+        tiers=Restoring(scheduler, tiers, engine.block_size, gate, parts.shard.layout.state_blocks)
         if tiers
         else None,
         fits=StepFits(parts.steps),
         vocab_size=parts.vocab_size,
+        bounds=StepBounds(grace_s, compiles=parts.compiles),
+        held_up=lambda: pusher.room.is_awaited or (gate is not None and gate.holds_a_step_up),
     )
 
 

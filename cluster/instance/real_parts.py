@@ -229,7 +229,7 @@ def _size(
     timer: StartTimer,
 ) -> PoolSize:
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
-    device = torch.device(spawner.devices[0]) if spawner else choose_device(config.engine.device)
+    device = _device_of(config, spawner)
     if device.type == "cpu":
         with timer.within("kernels"):
             native()  # How large a pool is depends on them. Where they were not compiled before they are now.
@@ -283,6 +283,7 @@ def _parts(
                     spawner=spawner,
                     companions=remote,
                     timer=timer,
+                    mail=config.mail,
                 )
                 timer.begin("pool")
                 return SavedFirst(ranks, settled) if exchanges else ranks
@@ -310,6 +311,7 @@ def _parts(
         steps=first_steps(
             config.engine.profile, size.shard.layout, parallel.num_ranks, size.expert_share, parallel.pp
         ),
+        compiles=_device_of(config, spawner).type != "cpu",
         num_groups=parallel.dp,
         encodes=size.encodes,
         remote=remote,
@@ -318,6 +320,11 @@ def _parts(
         vocab_size=read_spec(folder, config.model.implementation).vocab_size,
         timer=timer,
     )
+
+
+def _device_of(config: ClusterConfig, spawner: Spawner | None) -> torch.device:
+    """Return what its first rank computes on."""
+    return torch.device(spawner.devices[0]) if spawner else choose_device(config.engine.device)
 
 
 def _gate(config: ClusterConfig, parallel: ParallelConfig) -> LayerGate | None:

@@ -74,11 +74,11 @@ class Reporter:
             if scheduler not in self._new:
                 self._mail.send(scheduler, message)
 
-    def leave(self) -> None:
+    def leave(self, *, hung: bool = False) -> None:
         """Tell the schedulers, and any that comes after them, to place nothing more here."""
         self._leaving = True
         for scheduler in self._schedulers.living:
-            self._mail.send(scheduler, Leaving(self._info.address))
+            self._mail.send(scheduler, Leaving(self._info.address, hung))
 
     async def run(self) -> None:
         watching = asyncio.create_task(self._schedulers.run())

@@ -71,6 +71,7 @@ class GlobalScheduler:
         """The last message to the other schedulers."""
         self._led = True
         self._num_prefills = 0
+        self._num_hung = 0
         counters = ServiceCounters(config.fairness_slack)
         self._admission = Admission(config, counters, log)
         threshold = config.local_threshold_tokens
@@ -122,6 +123,7 @@ class GlobalScheduler:
             num_queued=self.num_queued,
             instances=instances,
             experts=experts,
+            num_hung=self._num_hung,
         )
 
     def on(self, event: Event, now: float) -> list[Send]:
@@ -142,7 +144,8 @@ class GlobalScheduler:
                 return self._finish(_key(event.request_id, event.attempt), event) + self._place_waiting(now)
             case Register():
                 return self._on_register(event) + self._pair() + self._place_waiting(now)
-            case Leaving(address):
+            case Leaving(address, hung):
+                self._num_hung += hung
                 self._roster.leave(address)
                 self._placer.unclaim(address)
                 return self._pair() + self._place_waiting(now)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 
 from core.adapter_config import HoldAdapters
+from core.errors import Hung
 from core.plan import StepPlan, StepResult
 from core.ports import OnReady
 from device.poller import Poller
@@ -48,6 +49,11 @@ class LaunchingGroup:
     async def lost(self) -> Exception:
         # Never: a rank in this process fails in `execute`, or the whole process ends.
         return await asyncio.get_running_loop().create_future()
+
+    async def give_up(self, why: str) -> Hung:
+        """Leave the thread to itself: nothing ends it before its process does. What it does from now on is heard by nobody."""
+        self._thread.leave()
+        return Hung(why, runs_on=True)
 
     async def close(self) -> None:
         """Wait for the steps in flight and end the thread."""

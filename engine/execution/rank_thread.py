@@ -41,6 +41,7 @@ class RankThread:
     def __init__(self) -> None:
         self._calls = SimpleQueue[Callable[[], None] | None]()
         self._thread = threading.Thread(target=self._run, name="baton-rank", daemon=True)
+        self._is_left = False
 
     def call(self, do: Callable[[], None]) -> None:
         """Have it called behind all that was asked for before. Any thread may ask; after `close` nothing is called any more."""
@@ -48,14 +49,18 @@ class RankThread:
             self._thread.start()
         self._calls.put(do)
 
+    def leave(self) -> None:
+        """Make no further calls, and wait no more for the one that the thread is in: it may never return."""
+        self._is_left = True
+
     async def close(self) -> None:
         """Make the calls that were asked for, and end the thread."""
         self._calls.put(None)
-        if self._thread.ident is not None:
+        if self._thread.ident is not None and not self._is_left:
             await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        while (do := self._calls.get()) is not None:
+        while (do := self._calls.get()) is not None and not self._is_left:
             try:
                 do()
             except Exception:

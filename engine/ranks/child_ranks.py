@@ -4,6 +4,7 @@ A rank's socket has no name and its descriptor goes to that process alone, so no
 The kernel's parent-death signal follows the thread that starts a process, so that thread must live as long as the instance."""
 
 import contextlib
+import logging
 import os
 import signal
 import socket
@@ -23,6 +24,8 @@ from engine.ranks.rank import Rank, Spawner, rank_name
 from engine.ranks.rank_logs import log_line_of
 from engine.ranks.rank_messages import RankSetup
 from parallel.mesh import Mesh
+
+log = logging.getLogger(__name__)
 
 _ROOT = Path(__file__).parents[2]
 _LAST_LINES = 8
@@ -74,11 +77,18 @@ class Child:
             self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self._wait_for_the_kernel()
         self.sock.close()
         self._stderr.join(_END_S)
-        if self._process.stderr is not None:
+        if self._process.stderr is not None and not self._stderr.is_alive():
             self._process.stderr.close()
+
+    def _wait_for_the_kernel(self) -> None:
+        """Wait until it is gone. One that is stuck within a driver runs no code of its own any more, so nobody waits for it."""
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            log.error("%s was killed, and a driver keeps its process: %d", self.name, self._process.pid)
 
     def _copy_stderr(self) -> None:
         assert self._process.stderr is not None

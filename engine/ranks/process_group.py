@@ -1,6 +1,7 @@
 """A core.ports.WorkerGroup over ranks in processes of their own. Every rank gets every plan and executes it with the others.
 
-One failed rank fails them all: the others are killed, whatever they wait for, before the failure is reported."""
+One failed rank fails them all: the others are killed, whatever they wait for, before the failure is reported. A rank that has
+sent nothing for `peer_timeout_s`, not even a Beat, has failed: it is stopped, stuck or cut off."""
 
 import asyncio
 import logging
@@ -10,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from core.adapter_config import HoldAdapters
-from core.errors import ProtocolError, ReplicaLost
+from core.errors import Hung, ProtocolError, ReplicaLost
+from core.mail_config import MailConfig
 from core.plan import ExpertLoad, FailedSeq, Sampled, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink, OnReady
 from engine.ranks.expert_balancer import Balancer
@@ -18,6 +20,7 @@ from engine.ranks.rank import Companion, Rank, Start, start_all
 from engine.ranks.rank_messages import (
     FROM_RANK,
     AdaptersRefused,
+    Beat,
     LayerReady,
     MaskReady,
     RankFailed,
@@ -42,7 +45,8 @@ _END_S = 3.0
 class _Step:
     plan: StepPlan
     future: "asyncio.Future[StepResult]"
-    num_left: int
+    left: set[int]
+    """The ranks that have not answered."""
     layer_done: LayerDone | None
     sampled: dict[str, Sampled] = field(default_factory=dict[str, Sampled])
     duration_s: float = 0.0
@@ -75,14 +79,18 @@ class ProcessGroup:
         balancer: Balancer | None = None,
         companions: Sequence[Companion] = (),
         store_host: str = "",
+        mail: MailConfig | None = None,
     ) -> None:
         """`balancer` says where experts go; None means that the model has none, or that they are all on one rank. Losing a
-        companion is like losing a rank. `store_host` is where ranks on other hosts reach this one; empty where there are none."""
+        companion is like losing a rank. `store_host` is where ranks on other hosts reach this one; empty where there are none.
+        `mail` says how often ranks beat, and how long silent ones are believed to live."""
+        self._mail = mail or MailConfig()
         self._store = StoreServer(store_host) if store_host else StoreFile()
         self.ranks: list[Rank] = []
         self.ready: list[Ready] = []
         try:
-            met = [replace(setup, meeting=self._store.meeting) for setup in setups]
+            meeting, beat_s = self._store.meeting, self._mail.heartbeat_s
+            met = [replace(setup, meeting=meeting, beat_s=beat_s) for setup in setups]
             self.ranks, self.ready = start_all(start, met, start_s)
         except BaseException:
             self._store.close()
@@ -99,10 +107,13 @@ class ProcessGroup:
         self._reasons: dict[int, str] = {}
         self._ended: list[int] = []
         """The ranks whose connections have ended, in this order."""
+        self._heard: set[int] = set()
+        """The ranks that have sent something since they were last asked after."""
         self._closing = False
         self._connecting = loop.create_task(self._connect())
         self._tasks: list[asyncio.Task[None]] = []
         self._watching = [loop.create_task(self._watch(companion)) for companion in companions]
+        self._watching.append(loop.create_task(self._watch_beats()))
 
     async def execute(self, plan: StepPlan) -> StepResult:
         """Execute a plan. Raises ReplicaLost once a rank has failed."""
@@ -112,7 +123,7 @@ class ProcessGroup:
         layer_done = self._sink.step_started(plan) if self._sink is not None else None
         future: asyncio.Future[StepResult] = asyncio.get_running_loop().create_future()
         self._steps[plan.step] = _Step(
-            plan=plan, future=future, num_left=len(self.ranks), layer_done=layer_done
+            plan=plan, future=future, left=set(range(len(self.ranks))), layer_done=layer_done
         )
         data = frame(plan)
         if self._balancer is not None and (
@@ -141,6 +152,17 @@ class ProcessGroup:
     async def lost(self) -> Exception:
         return await asyncio.shield(self._lost)
 
+    async def give_up(self, why: str) -> Hung:
+        await asyncio.shield(self._connecting)
+        late = [number for step in [*self._steps.values()][:1] for number in step.left]
+        error = Hung(f"{why}: {self._names(late)} did not answer" if late else why)
+        if self._closing:  # a rank has ended meanwhile, and the others are being ended
+            await asyncio.wait([self._lost], timeout=_END_S)
+        else:
+            self._closing = True
+            await self._give_up(error)
+        return error
+
     async def close(self) -> None:
         """Let the ranks finish what they have been given, for a moment, and end them."""
         self._closing = True
@@ -163,6 +185,7 @@ class ProcessGroup:
         try:
             while True:
                 self._on_word(number, await next_frame(reader, FROM_RANK))
+                self._heard.add(number)
         except (asyncio.IncompleteReadError, OSError, ProtocolError) as error:
             log.debug("%s: %s", self.ranks[number].name, error)
             self._ended.append(number)
@@ -177,8 +200,10 @@ class ProcessGroup:
                     layer_done(number, layer)
             case MaskReady(key, num_tokens):
                 self._hear_ready(key, num_tokens)
+            case Beat():
+                pass
             case StepResult():
-                self._on_result(word)
+                self._on_result(number, word)
             case AdaptersRefused(refused) if self._holding is not None:
                 self._on_held(self._holding, number, refused)
             case RankFailed(reason):
@@ -192,9 +217,9 @@ class ProcessGroup:
         if not holding.num_left and not holding.future.done():
             holding.future.set_result(holding.refused)
 
-    def _on_result(self, result: StepResult) -> None:
+    def _on_result(self, number: int, result: StepResult) -> None:
         step = self._steps[result.step]
-        step.num_left -= 1
+        step.left.discard(number)
         step.duration_s = max(step.duration_s, result.duration_s)
         step.proposing_s = max(step.proposing_s, result.proposing_s)
         step.reading_s = max(step.reading_s, result.reading_s)
@@ -204,7 +229,7 @@ class ProcessGroup:
         step.loads += (
             result.expert_loads if self._balancer is None else self._balancer.observe(result.expert_loads)
         )
-        if not step.num_left:
+        if not step.left:
             del self._steps[result.step]
             if not step.future.done():
                 drawn = tuple(
@@ -231,6 +256,23 @@ class ProcessGroup:
         if not self._closing:
             self._closing = True
             await self._give_up(error)
+
+    async def _watch_beats(self) -> None:
+        """Count beats, not seconds, so that after a pause of this process its ranks get their full time again."""
+        await asyncio.shield(self._connecting)
+        beat_s, timeout_s = self._mail.heartbeat_s, self._mail.peer_timeout_s
+        num_silent = [0] * len(self.ranks)
+        while not self._closing:
+            await asyncio.sleep(beat_s)
+            num_silent = [0 if n in self._heard else count + 1 for n, count in enumerate(num_silent)]
+            self._heard.clear()
+            silent = [number for number, count in enumerate(num_silent) if count * beat_s >= timeout_s]
+            if silent and not self._closing:
+                self._closing = True
+                await self._give_up(Hung(f"{self._names(silent)} sent nothing for {timeout_s:g} s"))
+
+    def _names(self, numbers: Sequence[int]) -> str:
+        return ", ".join(self.ranks[number].name for number in numbers)
 
     async def _fail(self) -> None:
         """Fail the group. The first rank whose connection ends gets here. It may be the cause of the others' ends or a

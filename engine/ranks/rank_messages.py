@@ -1,7 +1,7 @@
 """What an instance and its ranks say to each other: msgpack in frames of a u32 length, over a socket that nobody else can reach.
 
 A rank gets a RankSetup, then StepPlans, with Relocates between them, and HoldAdapters at any time. It sends Ready, and then for
-each plan its layers (where a work is pushed) and a StepResult, and at any time MaskReady and what answers HoldAdapters.
+each plan its layers (where a work is pushed) and a StepResult, and at any time MaskReady, Beat and what answers HoldAdapters.
 RankFailed is its last message if it fails."""
 
 import asyncio
@@ -83,6 +83,8 @@ class RankSetup:
     """What makes guesses beside the model. None: the ranks make none."""
     meeting: Meeting = Meeting()
     """Where the ranks find each other, as the group says."""
+    beat_s: float = 0.5
+    """How often to send a Beat, as the group says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,11 @@ class MaskReady:
 
 
 @dataclass(frozen=True, slots=True)
+class Beat:
+    """The rank's process runs, and a thread of it gets the interpreter."""
+
+
+@dataclass(frozen=True, slots=True)
 class AdaptersRefused:
     """The answer to HoldAdapters: (key, why) of those that the rank does not hold."""
 
@@ -130,7 +137,8 @@ class RankFailed:
 
 TO_RANK = {kind.__name__: kind for kind in (RankSetup, StepPlan, Relocate, HoldAdapters)}
 FROM_RANK = {
-    kind.__name__: kind for kind in (Ready, LayerReady, MaskReady, StepResult, AdaptersRefused, RankFailed)
+    kind.__name__: kind
+    for kind in (Ready, LayerReady, MaskReady, Beat, StepResult, AdaptersRefused, RankFailed)
 }
 
 

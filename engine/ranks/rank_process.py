@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -50,6 +51,7 @@ from engine.ranks.rank_logs import log_to_instance
 from engine.ranks.rank_messages import (
     TO_RANK,
     AdaptersRefused,
+    Beat,
     LayerReady,
     MaskReady,
     RankFailed,
@@ -77,7 +79,7 @@ class _Line:
         self._sock, self._lock = sock, threading.Lock()
 
     def say(
-        self, message: Ready | LayerReady | MaskReady | StepResult | AdaptersRefused | RankFailed
+        self, message: Ready | LayerReady | MaskReady | Beat | StepResult | AdaptersRefused | RankFailed
     ) -> None:
         """Raises OSError where the instance has ended."""
         with self._lock:
@@ -86,6 +88,17 @@ class _Line:
     def mask_ready(self, key: str, num_tokens: int) -> None:
         with contextlib.suppress(OSError):  # the thread that reads from the instance notices its end
             self.say(MaskReady(key, num_tokens))
+
+    def beat(self, every_s: float) -> None:
+        """Send Beats until the instance has ended, on a thread of their own."""
+
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    self.say(Beat())
+                    time.sleep(every_s)
+
+        threading.Thread(target=run, name="beats", daemon=True).start()
 
 
 def main() -> None:
@@ -164,6 +177,7 @@ def _serve(
     adapters = HeldAdapters(part.model)
     leave_out_all_there_is()
     line.say(Ready(timer.times(), _peak_bytes(), said))
+    line.beat(setup.beat_s)
 
     def answer(result: StepResult) -> None:
         news.settle(result.step)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.config import EngineConfig
+from core.config import EngineConfig, MailConfig
 from core.parallel_config import ParallelConfig
 from core.ports import LayerSink
 from core.reports import of_all_ranks
@@ -32,10 +32,11 @@ def start_ranks(
     spawner: Spawner,
     companions: Sequence[Companion] = (),
     timer: StartTimer,
+    mail: MailConfig,
 ) -> ProcessGroup:
     """Start the ranks and block until all are ready. `memories` are those that their pools lie in,
     by number. `companions` are other processes without which the ranks are of no use. `timer` has the phases of the slowest rank
-    then; what its process has taken beside them is `ranks`.
+    then; what its process has taken beside them is `ranks`. `mail`: as in ProcessGroup.
     Raises ConfigError and ReplicaLost."""
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
     balancer, spec = None, read_spec(folder)
@@ -60,7 +61,13 @@ def start_ranks(
     store_host = spawner.addresses[0] if spawner.num_far else ""
     timer.begin("ranks")
     group = ProcessGroup(
-        setups, sink, spawner.start, balancer=balancer, companions=companions, store_host=store_host
+        setups,
+        sink,
+        spawner.start,
+        balancer=balancer,
+        companions=companions,
+        store_host=store_host,
+        mail=mail,
     )
     timer.take_over(of_all_ranks([ready.start for ready in group.ready]))
     return group

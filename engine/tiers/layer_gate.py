@@ -16,6 +16,8 @@ class Fill:
     def __init__(self, blocks: Sequence[int], changed: threading.Condition) -> None:
         self.blocks, self._changed = blocks, changed
         self._num_layers = 0
+        self.num_waiting = 0
+        """The threads that wait for it."""
         self._error: Exception | None = None
         self._whole = False
 
@@ -33,7 +35,9 @@ class Fill:
     def wait(self, layer: int | None) -> None:
         """Block until `layer` is there; None means all layers. Raises what broke the filling."""
         with self._changed:
+            self.num_waiting += 1
             self._changed.wait_for(lambda: self._error or self._whole or self._has(layer))
+            self.num_waiting -= 1
             if self._error is not None:
                 raise self._error
 
@@ -53,6 +57,11 @@ class LayerGate:
         with self._changed:
             self._fills |= dict.fromkeys(blocks, fill)
         return fill
+
+    @property
+    def holds_a_step_up(self) -> bool:
+        """Whether a compute thread waits for blocks."""
+        return any(fill.num_waiting for fill in list(self._fills.values()))
 
     def end(self, fill: Fill) -> None:
         """End a fill: its blocks are like any others."""

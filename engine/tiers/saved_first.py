@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from core.adapter_config import HoldAdapters
+from core.errors import Hung
 from core.plan import StepPlan, StepResult
 from core.ports import OnReady, WorkerGroup
 
@@ -34,6 +35,9 @@ class SavedFirst:
 
     async def lost(self) -> Exception:
         return await self._group.lost()
+
+    async def give_up(self, why: str) -> Hung:
+        return await self._group.give_up(why)
 
     async def close(self) -> None:
         await self._group.close()

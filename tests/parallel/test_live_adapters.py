@@ -43,10 +43,11 @@ class Watched:
     def __init__(self, group: WorkerGroup) -> None:
         self._group, self.refusal = group, ""
         self.asked = HoldAdapters((), (), 0)
-        self.execute, self.on_ready, self.lost, self.close = (
+        self.execute, self.on_ready, self.lost, self.give_up, self.close = (
             group.execute,
             group.on_ready,
             group.lost,
+            group.give_up,
             group.close,
         )
 

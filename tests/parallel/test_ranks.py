@@ -1,5 +1,6 @@
 """Starting and ending an instance's processes: all or none, and nobody is left behind."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -11,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from cluster.instance.shared_memory import take_memory
-from core.config import EngineConfig, ModelConfig
-from core.errors import ConfigError, ReplicaLost
+from core.config import EngineConfig, MailConfig, ModelConfig
+from core.errors import ConfigError, Hung, ReplicaLost
 from engine.execution.pool_size import size_pool
-from engine.ranks.child_ranks import start_children
+from engine.ranks.child_ranks import Child, start_children
 from engine.ranks.process_group import ProcessGroup
 from engine.ranks.rank_messages import MemoryPlace, RankSetup
 from engine.ranks.start_ranks import setups_of
 from parallel.mesh import Mesh
+from tests.parallel.forked_ranks import forked_ranks, start_forked
 from tests.parallel.test_served import checkpoint, ranks
 from tests.patience import PATIENCE_S
 from tests.processes import is_running
@@ -56,12 +58,93 @@ async def test_a_group_that_is_late_is_ended(tmp_path: Path) -> None:
     assert ranks() == []
 
 
+MAIL = MailConfig(heartbeat_s=0.1, peer_timeout_s=1.0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stopped", [0, 1])
+async def test_a_rank_that_is_stopped_between_steps_is_noticed_and_all_are_ended(
+    stopped: int, tmp_path: Path
+) -> None:
+    checkpoint(tmp_path)
+    group = ProcessGroup(setups(tmp_path, Mesh(tp=2)), None, start_forked, mail=MAIL)
+    forked_ranks()[stopped].send_signal(signal.SIGSTOP)
+    async with asyncio.timeout(PATIENCE_S):
+        error = await group.lost()
+    assert isinstance(error, Hung)
+    assert str(error) == f"rank {stopped} of 2 (pp0 dp0 ep0 tp{stopped}) sent nothing for 1 s"
+    assert forked_ranks() == []
+    await group.close()
+
+
+async def test_ranks_that_a_driver_keeps_are_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process within a driver's call cannot be killed before that returns."""
+    child = Child("rank 0 of 1", "engine.ranks.rank_process")
+    killed: list[str] = []
+    monkeypatch.setattr("engine.ranks.child_ranks._END_S", 0.1)
+    with monkeypatch.context() as driver:
+        driver.setattr(child._process, "kill", lambda: killed.append("kill"))  # pyright: ignore[reportPrivateUsage]
+        child.end()
+    assert killed == ["kill"]
+    assert "rank 0 of 1 was killed, and a driver keeps its process" in caplog.text
+    child.end()
+    assert not is_running(child._process.pid)  # pyright: ignore[reportPrivateUsage]
+
+
+PAUSED = """
+    import asyncio, sys
+    from pathlib import Path
+    from parallel.mesh import Mesh
+    from engine.ranks.process_group import ProcessGroup
+    from engine.ranks.child_ranks import Child, start_children
+    from tests.parallel.test_ranks import MAIL, setups
+
+    async def main():
+        group = ProcessGroup(setups(Path(sys.argv[1]), Mesh(pp=2)), None, start_children, mail=MAIL)
+        lost = asyncio.create_task(group.lost())
+        print(*[rank.pid for rank in group.ranks], flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        await asyncio.sleep(2 * MAIL.peer_timeout_s)
+        print(lost.result() if lost.done() else "whole", flush=True)
+
+    asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+def test_no_rank_is_taken_for_hung_when_all_processes_were_stopped(tmp_path: Path) -> None:
+    checkpoint(tmp_path)
+    command = [sys.executable, "-c", textwrap.dedent(PAUSED), str(tmp_path)]
+    root = Path(__file__).parents[2]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": "."},
+    ) as host:
+        assert host.stdin is not None
+        assert host.stdout is not None
+        pids = [host.pid, *map(int, host.stdout.readline().split())]
+        assert len(pids) == 3
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(3 * MAIL.peer_timeout_s)
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGCONT)
+        said, _ = host.communicate("go on\n", PATIENCE_S)
+        assert said.strip() == "whole"
+
+
 HOST = """
     import asyncio, sys
     from pathlib import Path
     from parallel.mesh import Mesh
     from engine.ranks.process_group import ProcessGroup
-    from engine.ranks.child_ranks import start_children
+    from engine.ranks.child_ranks import Child, start_children
     from tests.parallel.test_ranks import setups
 
     async def main():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -30,10 +31,11 @@ class Breakable:
 
     def __init__(self, group: WorkerGroup) -> None:
         self.error: Exception | None = None
-        self.on_ready, self.hold_adapters, self.lost, self.close, self._execute = (
+        self.on_ready, self.hold_adapters, self.lost, self.give_up, self.close, self._execute = (
             group.on_ready,
             group.hold_adapters,
             group.lost,
+            group.give_up,
             group.close,
             group.execute,
         )
@@ -46,10 +48,15 @@ class Breakable:
 
 
 class Scarce:
-    """A LayerSink in whose steps memory may run out."""
+    """A LayerSink in whose steps memory may run out, or the compute thread hang."""
 
     def __init__(self, sink: LayerSink) -> None:
         self._sink, self._count = sink, 0
+        self.goes_on = threading.Event()
+        """The compute thread waits for it."""
+        self.goes_on.set()
+        self.waits = threading.Event()
+        """It does, or has."""
         self._chosen: Container[int] = ()
 
     def run_out(self, chosen: Container[int]) -> None:
@@ -69,6 +76,9 @@ class Scarce:
         return layer_done
 
     def _allocate(self) -> None:
+        if not self.goes_on.is_set():
+            self.waits.set()
+            self.goes_on.wait()
         number, self._count = self._count, self._count + 1
         if number in self._chosen:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.scheduler.scheduler_events import PeerLost, PrefillNeeded, Send
-from core.messages import Finished, NeedPrefill, PrefillAssigned
+from core.messages import Finished, Leaving, NeedPrefill, PrefillAssigned
 from tests.cluster.scheduler.routing_world import World, ask, instance, report, route_of
 
 
@@ -45,6 +45,16 @@ def test_nothing_is_placed_where_it_could_not_be_finished() -> None:
     world = World(instance("small", num_blocks=25), instance("big", num_blocks=200))
     world.on(report("small", free_blocks=25, cache_added=ask("x", 100, prefix=1).place.block_hashes))
     assert [world.placed(ask(name, 100, 1000, prefix=1)) for name in "ab"] == ["big", "big"]
+
+
+def test_an_instance_that_hung_gets_nothing_more_and_is_counted_also_when_it_is_gone() -> None:
+    world = World(instance("d1"), instance("d2"))
+    world.on(Leaving("d1", hung=True))
+    world.on(Leaving("d2"))
+    world.on(instance("d3"))
+    assert {world.placed(ask(name)) for name in "abc"} == {"d3"}
+    world.on(PeerLost("d1"))
+    assert world.scheduler.status().num_hung == 1
 
 
 def test_a_lost_instance_gets_nothing_and_its_promises_are_gone() -> None:

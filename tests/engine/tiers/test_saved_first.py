@@ -3,6 +3,7 @@
 import asyncio
 
 from core.adapter_config import HoldAdapters
+from core.errors import Hung
 from core.plan import StepPlan, StepResult
 from core.ports import OnReady
 from engine.tiers.saved_first import SavedFirst
@@ -27,6 +28,9 @@ class Ranks:
     def on_ready(self, hear: OnReady) -> None: ...
     async def lost(self) -> Exception:
         return ValueError("lost")
+
+    async def give_up(self, why: str) -> Hung:
+        return Hung(why)
 
     async def close(self) -> None: ...
 
