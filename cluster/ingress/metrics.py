@@ -228,6 +228,9 @@ class InstanceMetrics(Collector):
         yield GaugeMetricFamily(
             "baton_accepting", "Would a request be answered now?", float(not status.why_not)
         )
+        yield CounterMetricFamily(
+            "baton_instances_hung", "Instances given up because a rank or a step did not end", status.num_hung
+        )
         yield _by_role(status)
         yield from pool_metrics(status)
         for name, fact in _FACTS.items():

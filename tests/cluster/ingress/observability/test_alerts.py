@@ -37,6 +37,7 @@ HEALTHY = {
     'baton_instance_preemptions_total{address="d0"}': "0x60",
     'baton_instance_fences_total{address="d0"}': "0x60",
     "baton_attempts_lost_total": "0x60",
+    "baton_instances_hung_total": "0x60",
     'baton_rule_changes_total{outcome="taken"}': "0+1x60",
     'baton_rule_changes_total{outcome="refused"}': "0x60",
 }
@@ -60,6 +61,7 @@ TROUBLE = {
         'baton_kv_transfer_exposed_seconds_bucket{le="2"}': "0+600x60",
     },
     "BatonInstancesLost": {"baton_attempts_lost_total": "0+5x60"},
+    "BatonInstanceHung": {"baton_instances_hung_total": "0x35 1x25"},
     "BatonFencing": {'baton_instance_fences_total{address="d0"}': "0+1x60"},
     "BatonLiveConfigRefused": {'baton_rule_changes_total{outcome="refused"}': "0x35 1x25"},
     "BatonDrainStuck": {'baton_instance_leaving{address="d0"}': "1x60"},

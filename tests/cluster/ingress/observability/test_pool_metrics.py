@@ -46,6 +46,11 @@ def test_an_instance_that_is_missing_or_drains_shows() -> None:
     assert registry.get_sample_value("baton_pool_cold_start_seconds", {"pool": "decode"}) is None
 
 
+def test_instances_that_hung_are_counted() -> None:
+    registry = read(Status(nonce=0, why_not="", num_queued=0, instances=(), num_hung=2))
+    assert registry.get_sample_value("baton_instances_hung_total") == 2.0
+
+
 def test_what_scaling_does_is_there_where_pools_follow_their_load() -> None:
     pool = PoolStatus(pool="decode", wanted=3, num_grown=2, cold_start_s=41.0)
     registry = read(Status(nonce=0, why_not="", num_queued=0, instances=(), pools=(pool,)))
