@@ -34,7 +34,9 @@ class _Pool:
         timer = StartTimer("imports")
         # CUDA looks into the environment when it is first used.
         take_share(config, self.role, os.environ)
-        from cluster.deploy.pool_instance import make_instance  # noqa: PLC0415 (torch, for this process alone)
+        # They bring torch, for this process alone.
+        from cluster.deploy.pool_instance import make_instance  # noqa: PLC0415
+        from cluster.instance.process_guard import ProcessGuard  # noqa: PLC0415
 
         configure_logging(config.serve.log_level, config.serve.log_format)
         if one_host:
@@ -45,6 +47,7 @@ class _Pool:
         self._instance = await make_instance(config, key, self._role, scheduler, one_host, timer=timer)
         leave_out_all_there_is()
         self._instance.run()
+        self._guard = ProcessGuard(self._instance, config.mail)
         mark_serving(os.environ)
 
     async def check_health(self) -> None:
@@ -56,6 +59,7 @@ class _Pool:
         with contextlib.suppress(AttributeError):  # the constructor failed
             await self._instance.drain(self._drain_timeout_s)
             await self._instance.close()
+            await self._guard.close()
 
 
 @serve.deployment
