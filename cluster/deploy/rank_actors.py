@@ -8,10 +8,12 @@ import asyncio
 import logging
 import os
 import secrets
+import signal
 import socket
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -221,9 +223,10 @@ class BatonMemoryServer:
 class ActorRank:
     """An engine.ranks.rank.Rank in an actor. It also stands for a memory server."""
 
-    def __init__(self, name: str, actor: Any, serving: Any, sock: socket.socket) -> None:
+    def __init__(self, name: str, actor: Any, serving: Any, sock: socket.socket, pid: int) -> None:
+        """`pid`: of its process, on its host."""
         self.name, self.sock = name, sock
-        self._actor, self._serving = actor, serving
+        self._actor, self._serving, self._pid = actor, serving, pid
 
     def obituary(self) -> str:
         try:
@@ -236,10 +239,29 @@ class ActorRank:
 
     def end(self, patience_s: float = 0.0) -> None:
         ray.wait([self._serving], timeout=patience_s)
+        if _is_here(self.sock):
+            _kill_actor(self._pid)
         ray.kill(self._actor)
         with suppress(RayError, TimeoutError):
             ray.get(self._actor.__ray_ready__.remote(), timeout=_OBITUARY_S)
         self.sock.close()
+
+
+def _is_here(sock: socket.socket) -> bool:
+    """Return whether the other side is on this host."""
+    try:
+        return sock.getpeername()[0] == sock.getsockname()[0]
+    except OSError:
+        return False
+
+
+def _kill_actor(pid: int) -> None:
+    """Kill the process of an actor of this module at once. Ray asks a process to end, and kills one that is stopped or stuck some
+    seconds after it has called it dead."""
+    with suppress(OSError):
+        title = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if title.startswith((b"ray::BatonRank", b"ray::BatonMemoryServer")):
+            os.kill(pid, signal.SIGKILL)
 
 
 def _in_bundle(kind: Any, group: Any, share: BundleShare, gpu: str = "") -> Any:
@@ -258,10 +280,13 @@ async def meet(actors: Sequence[Any], names: Sequence[str], host: str, deadline_
     """Wait until all of them have dialled. Raises ReplicaLost when one has died or is not here in time."""
     secret = secrets.token_bytes(32)
     met: dict[int, socket.socket] = {}
+    pids: dict[int, int] = {}
     all_met = asyncio.Event()
 
     async def welcome(channel: Channel) -> None:
-        met[int(channel.peer.incarnation)] = channel.detach()
+        number = int(channel.peer.incarnation)
+        pids[number] = channel.peer.pid
+        met[number] = channel.detach()
         if len(met) == len(actors):
             all_met.set()
 
@@ -284,7 +309,7 @@ async def meet(actors: Sequence[Any], names: Sequence[str], host: str, deadline_
     if why_not:
         raise ReplicaLost(why_not)
     return [
-        ActorRank(name, actor, ref, met[number])
+        ActorRank(name, actor, ref, met[number], pids[number])
         for number, (name, actor, ref) in enumerate(zip(names, actors, serving, strict=True))
     ]
 

@@ -1,19 +1,24 @@
 """How an instance meets the ranks that Ray has placed; what those are for is shown by tests/e2e/test_meshes.py on a real Ray."""
 
 import asyncio
+import signal
+import socket
+import subprocess
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import ray
 import ray.util
 from ray.exceptions import RayActorError
 
 from cluster.deploy import rank_actors as module
-from cluster.deploy.rank_actors import dial, meet, rank_actors
+from cluster.deploy.rank_actors import ActorRank, dial, meet, rank_actors
 from cluster.deploy.rank_bundles import BundleShare
 from cluster.instance.real_parts import InstancePlace
 from core.config import load
@@ -173,6 +178,37 @@ def test_memory_servers_see_the_gpus_of_their_ranks_and_take_none(monkeypatch: p
     for number, each in enumerate([*kept, *started]):
         assert each.sock.recv(1) == bytes([number % 2])
         each.sock.close()
+
+
+@pytest.mark.parametrize(("title", "ends"), [("ray::BatonRank.serve", True), ("somebody else's", False)])
+def test_a_rank_on_this_host_that_is_stopped_ends_at_once(
+    title: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray says that its process is dead, and kills it seconds later. Its number may be another process's by then."""
+    ready = SimpleNamespace(remote=lambda: None)
+    monkeypatch.setattr(ray, "wait", lambda refs, timeout: None)
+    monkeypatch.setattr(ray, "get", lambda ref, timeout: None)
+    monkeypatch.setattr(ray, "kill", lambda actor: None)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as ours,
+        subprocess.Popen([title, "1000"], executable="sleep") as process,
+    ):
+        try:
+            while psutil.Process(process.pid).cmdline()[:1] != [title]:
+                time.sleep(0.01)  # it is only forked yet
+            process.send_signal(signal.SIGSTOP)
+            ActorRank("rank 0", SimpleNamespace(__ray_ready__=ready), None, ours, process.pid).end()
+            assert (_returned(process) == -signal.SIGKILL) == ends
+        finally:
+            process.kill()
+
+
+def _returned(process: "subprocess.Popen[bytes]") -> int | None:
+    try:
+        return process.wait(2.0)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def test_without_gpus_or_cupy_there_is_no_memory_server_for_them(monkeypatch: pytest.MonkeyPatch) -> None:

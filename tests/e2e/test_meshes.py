@@ -1,5 +1,5 @@
 """Pools on different meshes over real Ray, real HTTP and the real transports: every answer is transformers' own, also of the
-streams under which a rank is killed."""
+streams under which a rank is killed, or stopped."""
 
 import asyncio
 import os
@@ -83,14 +83,14 @@ async def until_lost(server: ServeProcess, count: int) -> float:
     return time.monotonic() - started
 
 
-async def lose_a_rank(server: ServeProcess, pool: str) -> None:
-    """Kill one of the two ranks of the pool's first instance. The instance and the other rank end."""
+async def lose_a_rank(server: ServeProcess, pool: str, how: signal.Signals) -> None:
+    """Kill or stop one of the two ranks of the pool's first instance. The instance and both ranks end."""
     ranks = ranks_of(server, pool)
     assert len(ranks) == 2
-    os.kill(ranks[1].pid, signal.SIGKILL)
+    os.kill(ranks[1].pid, how)
     assert await until_lost(server, NUM_INSTANCES) < TIMEOUT_S / 2, "nobody waits until a collective gives up"
     gone, left = await asyncio.to_thread(psutil.wait_procs, ranks, PATIENCE_S)
-    assert len(gone) == 2, f"the killed rank's peer is left: {left}"
+    assert len(gone) == 2, f"ranks are left: {left}"
 
 
 async def test_answers_equal_transformers_also_under_killed_ranks(tmp_path: Path) -> None:
@@ -111,12 +111,17 @@ async def test_answers_equal_transformers_also_under_killed_ranks(tmp_path: Path
             assert await asyncio.gather(*asked) == want
             numbers = await asyncio.gather(*(bound(client, model, prompt) for prompt in prompts[:2]))
             assert all(re.fullmatch(BOUND, number) for number in numbers)
-            for pool in ("DecodePool", "PrefillPool"):
+            for pool, how in (
+                ("DecodePool", signal.SIGKILL),
+                ("PrefillPool", signal.SIGKILL),
+                ("DecodePool", signal.SIGSTOP),
+                ("PrefillPool", signal.SIGSTOP),
+            ):
                 streaming = asyncio.Semaphore(0)
                 running = [asyncio.create_task(ask(client, model, prompt, streaming)) for prompt in prompts]
                 others = [asyncio.create_task(bound(client, model, prompt)) for prompt in prompts[:2]]
                 await streaming.acquire()
-                await lose_a_rank(server, pool)
+                await lose_a_rank(server, pool, how)
                 assert await asyncio.gather(*running) == want
                 assert await asyncio.gather(*others) == numbers
                 await asyncio.to_thread(server.wait_idle, NUM_INSTANCES)
