@@ -21,12 +21,19 @@ FAULTS = (
     "kill prefill", "kill decode", "kill frontend", "kill scheduler",
     "stop prefill", "stop decode", "stop frontend", "stop scheduler",
     "restart prefill", "restart decode",
+    "hang prefill", "hang decode",
+    "seize prefill", "seize decode",
 )  # fmt: skip
-"""`restart` comes back on the same address. `stop` goes on after the others have given the process up."""
+"""`restart` comes back on the same address. `stop` goes on after the others have given the process up. `hang`: its next step never
+ends. `seize`: nor does any thread but the one that computes get the interpreter. It ends by itself then."""
+_SEIZED = ("decode.GRANTED", "decode.ACTIVE", "decode.FENCING", "prefill.COMPUTING", "prefill.SENDING")
+"""To its peers it is a stopped process, and it takes several times as long to end."""
 
 
 def applies(state: str, fault: str) -> bool:
     """There is no prefill instance left in LOCAL: that is how a request gets there."""
+    if fault.startswith("seize") and state not in _SEIZED:
+        return False
     return not (state == "decode.LOCAL" and fault.endswith("prefill"))
 
 
@@ -91,9 +98,13 @@ class Case:
         self.world, self.name, self.lengths = world, name, lengths
         self.trapped: Process | None = None
         self.killed: dict[str, int] = {}
+        self.hanging = ""
+        """The process whose next step hangs, unless it has none."""
 
     async def run(self, state: str, fault: str) -> Outcome:
         before = await self.world.restored_blocks()
+        if fault.startswith(("hang", "seize")):
+            await self.warm()
         bystanders = [await self.decoding("frontend1") for _ in range(self.lengths.num_decoding)]
         async with self.held_in(state) as subject:
             assert self.trapped is not None
@@ -107,6 +118,14 @@ class Case:
         after = await self.world.restored_blocks()
         restored = sum(max(0, count - before.get(address, 0)) for address, count in after.items())
         return Outcome(self.name, pause_s, restored)
+
+    async def warm(self) -> None:
+        """Have every instance compute, so that it knows how long its steps take."""
+        while not all(
+            [(await node.status())["computed"] for role in ("prefill", "decode") for node in self.of(role)]
+        ):
+            for stream in [await self.decoding("frontend1") for _ in range(4)]:
+                await self.end(stream)
 
     def pause_after(self, stream: Stream, moment_s: float) -> float:
         """The longest gap that ends after `moment_s`."""
@@ -177,6 +196,10 @@ class Case:
             await asyncio.sleep(STOP_S)
             self.world.thaw(victim)
             return
+        if kind in ("hang", "seize"):
+            self.hanging = victim
+            self.world.nodes[victim].do(do="hang", how="step" if kind == "hang" else "interpreter")
+            return
         await self.kill(victim)
         if kind == "restart":
             await self.world.start(victim, self.killed.pop(victim))
@@ -199,7 +222,10 @@ class Case:
         self.killed[name] = await self.world.kill(name)
 
     async def repair(self) -> None:
-        """Replace what was killed, as Serve would; then nothing may be left of the past."""
+        """Replace what was killed, or has ended by itself, as Serve would; then nothing may be left of the past."""
+        if self.hanging and not await self.world.nodes[self.hanging].goes_on():
+            await self.kill(self.hanging)
+        self.hanging = ""
         for name in self.killed:
             await self.world.start(name)
         self.killed.clear()

@@ -65,6 +65,8 @@ _PART = (
     "stop decode in decode.RESERVING",
 )  # fmt: skip
 """The cases that pytest tries over NIXL and gloo, as far as there are any, and with a hybrid over shared memory and with tiers."""
+_OF_WITNESS = ("hang", "seize")
+"""Faults within a step, which the witness can have."""
 _PART_FAMILY, _PART_OVER = "qwen3_next", ("shm", "tiers")
 
 
@@ -87,7 +89,11 @@ class Entry:
 
 def entries(family: str = "") -> list[Entry]:
     made = [*_process_entries(), *_message_entries()]
-    return [replace(e, family=family) for e in made if e.transport in possible(family)]
+    return [
+        replace(e, family=family)
+        for e in made
+        if e.transport in possible(family) and not (family and e.what.split()[0] in _OF_WITNESS)
+    ]
 
 
 def possible(family: str = "") -> list[str]:
@@ -115,7 +121,7 @@ def _process_entries() -> list[Entry]:
             async def run_long(world: World, name: str, state: str = state, fault: str = fault) -> Outcome:
                 return await Case(world, name, LONG).run(state, fault)
 
-            if fault.split()[1] in ("prefill", "decode"):
+            if fault.split()[1] in ("prefill", "decode") and fault.split()[0] not in _OF_WITNESS:
                 made.append(Entry("tiers", f"{fault} in {state}", run_long))
             if state != "decode.RECALLING":  # it takes a checksum to get there
                 made.append(Entry("shm", f"{fault} in {state}", run))
@@ -207,12 +213,17 @@ def main() -> None:
     options.add_argument(
         "--model", choices=HYBRID, default="", metavar="FAMILY", help=f"of {', '.join(HYBRID)}"
     )
+    options.add_argument(
+        "--faults", nargs="*", metavar="FAULT", help="kinds of faults; all of them by default"
+    )
     args = options.parse_args()
     known = possible(args.model)
     transports = args.transports or known
     if unknown := set(transports) - set(known):
         options.error(f"there are no cases over {', '.join(unknown)} here, but over {', '.join(known)}")
     chosen = [entry for entry in entries(args.model) if entry.transport in transports]
+    if args.faults:
+        chosen = [entry for entry in chosen if entry.what.split()[0] in args.faults]
     if args.smoke:
         chosen = chosen[:1]
     with tempfile.TemporaryDirectory() as folder:
@@ -230,7 +241,8 @@ def main() -> None:
         "failures": {name: repr(r) for name, r in results.items() if isinstance(r, Exception)},
     }
     model = f" --model {args.model}" if args.model else ""
-    write(args.json, f"tests.chaos.matrix {' '.join(transports)}{model} --json FILE", content)
+    faults = f" --faults {' '.join(args.faults)}" if args.faults else ""
+    write(args.json, f"tests.chaos.matrix {' '.join(transports)}{model}{faults} --json FILE", content)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ Commands come as JSON lines on standard input; `obeyed` and other events go to s
     {"do": "corrupt", "frames": 2}                      so many writes of KV carry a wrong checksum
     {"do": "full disk"}                                 nothing more can be written to the disk tier
     {"do": "slow", "write_s": 0.02}                     every write of KV takes so much longer
+    {"do": "hang", "how": "step"}                       the next step does not end; "interpreter": and keeps that; "": no next one
     {"do": "generate", "id": .., "prompt": .., "max_tokens": .., "grammar": .., "seed": ..}  {"do": "cancel", "id": ..}
     {"do": "drain"}                                     leave the cluster; says when nothing runs here any more
     {"do": "status"}                                    what this process still holds
@@ -14,18 +15,15 @@ Commands come as JSON lines on standard input; `obeyed` and other events go to s
 
 import asyncio
 import ctypes
-import errno
 import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import torch
 
 from cluster.ingress.frontend import Frontend
@@ -34,6 +32,7 @@ from cluster.instance.device_access import device_access
 from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.pool_access import PoolAccess, remote_access
+from cluster.instance.process_guard import ProcessGuard
 from cluster.instance.pull_media import MEDIA
 from cluster.instance.real_parts import InstancePlace, remote_parts
 from cluster.scheduler.global_scheduler import GlobalScheduler
@@ -42,26 +41,25 @@ from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config import ClusterConfig, load
 from core.kv import RankPool
-from core.messages import RegionKey
 from core.plan import StepPlan, StepResult
 from core.ports import LayerSink
+from core.steps import StepModel, StepModels
 from core.types import Grammar, Request, SamplingParams
 from device.simulated import SimulatedDevice
 from engine.execution.inline_group import InlineGroup
 from engine.tiers import disk_tier
 from engine.tiers.build_tiers import build_tiers
 from engine.tiers.layer_gate import LayerGate
-from kvtransfer.copies import CopyRun
 from kvtransfer.handoff import DecodeHandoff, PushHandoff
-from kvtransfer.transport import pull, tcp
 from kvtransfer.transport.base import Sender
 from kvtransfer.transport.shm import host_id
 from net.mail import TcpMail
 from parallel.mesh import Mesh
 from tests.chaos.apart_policy import ApartPolicy
 from tests.chaos.device_witness import DeviceWitnessRank, simulated_memory
+from tests.chaos.faults import FAULTS, SlowSender, no_space, tell, watch, wrong_checksums
 from tests.chaos.witness import SHARD, WitnessRank
-from tests.net.faulty import Fate, FaultyChannel
+from tests.net.faulty import FaultyChannel
 
 KEY = b"chaos"
 END = 0
@@ -69,89 +67,9 @@ END = 0
 LAYER_S = 0.003
 REQUEST_TIMEOUT_S = 60.0
 """After so long a request fails, whatever holds it up."""
-_DATA_HEAD_BYTES = 17
+STEPS = StepModels(*(StepModel(fixed_s=3 * LAYER_S, num_steps=1) for _ in range(2)))
+"""As from a profile."""
 _DIE_WITH_PARENT = 1
-
-
-def tell(**event: Any) -> None:
-    sys.stdout.write(json.dumps(event) + "\n")
-    sys.stdout.flush()
-
-
-class Faults:
-    """What this process shall do wrong."""
-
-    def __init__(self) -> None:
-        self.traps: set[str] = set()
-        self.fates: dict[str, Fate] = {}
-        self.corrupt = 0
-        self.write_s = 0.0
-
-    def fate(self, frame: bytes) -> Fate:
-        if frame[0] != 1 or not self.fates:
-            return "pass"
-        kind = msgpack.unpackb(frame[_DATA_HEAD_BYTES:])[0]
-        fate = self.fates.pop(kind, "pass")
-        if fate != "pass":
-            tell(event="fated", message=kind, kind=fate)
-        return fate
-
-    def entered(self, side: str, state: str) -> None:
-        name = f"{side}.{state}"
-        if name in self.traps:
-            self.traps.remove(name)
-            tell(event="trapped", state=name)
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-
-FAULTS = Faults()
-
-
-def watch(side: str, kind: Any) -> None:
-    """Have FAULTS told of every state that a hand-over of this kind enters."""
-    plain_on, plain_init = kind.on, kind.__init__
-
-    def on(self: Any, fact: Any) -> Any:
-        before = self.state
-        action = plain_on(self, fact)
-        if self.state is not before:
-            FAULTS.entered(side, self.state.name)
-        return action
-
-    def init(self: Any) -> None:
-        plain_init(self)
-        FAULTS.entered(side, self.state.name)
-
-    kind.on, kind.__init__ = on, init
-
-
-def wrong_checksums() -> None:
-    right = tcp.source_crc
-
-    def source_crc(source: memoryview, runs: Sequence[CopyRun]) -> int:
-        if not FAULTS.corrupt:
-            return right(source, runs)
-        FAULTS.corrupt -= 1
-        return right(source, runs) ^ 1
-
-    tcp.source_crc = pull.source_crc = source_crc
-
-
-def no_space(*_: Any) -> int:
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-class SlowSender:
-    def __init__(self, inner: Sender) -> None:
-        self._inner = inner
-
-    async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
-        if FAULTS.write_s:
-            await asyncio.sleep(FAULTS.write_s)
-        await self._inner.write(grant_id, region, runs)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 def sampling_of(command: dict[str, Any]) -> SamplingParams:
@@ -228,6 +146,7 @@ class Node:
                     self.config, self.role, self.mail, WallClock(), self.resolve, self.parts(self.role)
                 )
                 self.instance.run()
+                ProcessGuard(self.instance, self.config.mail)
 
     def observe(self, timeline: Timeline) -> None:
         self.attempts[timeline.request.id] = timeline.attempts
@@ -252,6 +171,7 @@ class Node:
             rank = kind(access.buffer, num_blocks, sink, LAYER_S)  # type: ignore[arg-type]
 
             def step(plan: StepPlan) -> StepResult:
+                FAULTS.step_begins()
                 self.num_computed += plan.num_tokens
                 return rank.step(plan)
 
@@ -273,6 +193,7 @@ class Node:
             tiers=tiers,
             gate=None if self.on_device else LayerGate(),
             model="witness",
+            steps=STEPS,
         )
 
     def host_access(self, role: Role, num_blocks: int) -> PoolAccess:
@@ -328,6 +249,8 @@ class Node:
                 disk_tier.os.pwritev = no_space  # type: ignore[assignment]
             case {"do": "slow", "write_s": write_s}:
                 FAULTS.write_s = write_s
+            case {"do": "hang", "how": how}:
+                FAULTS.hang = how
             case {"do": "generate", "id": name, "prompt": prompt}:
                 self.keep(name, self.generate(name, prompt, sampling_of(command)))
             case {"do": "cancel", "id": name}:
@@ -362,7 +285,8 @@ class Node:
                 instance = self.instance
                 kept: list[Any] = [instance.num_jobs, instance.num_used_blocks, instance.num_grants]
                 kept += self.device.violations if self.device else []
-                return {"held": kept if any(kept) else 0, "computed": self.num_computed}
+                held = kept if any(kept) else 0
+                return {"held": held, "computed": self.num_computed, "hung": FAULTS.is_hung}
 
     def keep(self, name: str, work: Any) -> None:
         self.tasks[name] = asyncio.create_task(work)

@@ -58,6 +58,18 @@ class Process:
         while (await self.wait_for("obeyed"))["number"] != self.num_commands:
             pass
 
+    async def goes_on(self) -> bool:
+        """Let no further step hang. Returns False when one hangs already, and the process has ended by itself."""
+        try:
+            await self.carry_out(do="hang", how="")
+            if not (await self.status())["hung"]:
+                return True
+        except AssertionError:
+            pass  # it has ended
+        async with asyncio.timeout(PATIENCE_S):
+            await self.process.wait()
+        return False
+
     def state(self) -> str:
         """The kernel's letter for it."""
         return Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -279,8 +291,8 @@ class World:
                     self._note(event)
                 else:
                     node.events.put_nowait(event)
-        except ConnectionResetError:
-            pass  # it was killed before it had read all that was sent
+        except (ConnectionResetError, BrokenPipeError):
+            pass  # it ended before it had read all that was sent
         finally:
             node.process.close()
             node.ended = True
