@@ -7,7 +7,7 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError
 
-from core.errors import RequestError
+from core.errors import ConfigError, RequestError
 from models.token_bytes import bytes_of_piece
 from models.tokenizer_files import transformers_tokenizer
 
