@@ -113,7 +113,7 @@ def _read(folder: Path, config: Config, names: list[str], implementation: Implem
         )
     family = _FAMILIES.get(names[0])
     if implementation == "transformers" or (implementation == "auto" and family is None and not embeds):
-        return _with_generation_config(transformers_spec(folder, config, names[0]), config, folder)
+        return _with_generation_config(transformers_spec(folder, config, names[0]), folder)
     if family is None:
         raise UnsupportedModel(
             f"architecture {names[0]!r} is not supported; of its own Baton has {', '.join(_FAMILIES)}"
@@ -124,7 +124,7 @@ def _read(folder: Path, config: Config, names: list[str], implementation: Implem
             family({**_DEFAULTS[names[0]], **config}), quantisation=quantisation, may_lack_head=embeds
         )
         _check(spec)
-        return _with_generation_config(spec, config, folder)
+        return _with_generation_config(spec, folder)
     except KeyError as error:
         raise UnsupportedModel(f"config.json of {names[0]} lacks {error}") from None
     except (TypeError, ValueError) as error:
@@ -184,10 +184,10 @@ def _check_routing(moe: MoeSpec) -> None:
         )
 
 
-def _with_generation_config(spec: ModelSpec, config: Config, folder: Path) -> ModelSpec:
+def _with_generation_config(spec: ModelSpec, folder: Path) -> ModelSpec:
     path = folder / "generation_config.json"
     generation = read_json(path) if path.exists() else {}
-    ids = turn_ends(folder, config, generation, spec.vocab_size)
+    ids = turn_ends(folder, spec.vocab_size)
     sampling = {key: float(generation[key]) for key in _SAMPLING_KEYS if generation.get(key) is not None}
     if generation.get("do_sample") is False:
         sampling["temperature"] = 0.0

@@ -13,10 +13,10 @@ from models.spec import read_json
 Json = Mapping[str, Any]
 
 
-def turn_ends(folder: Path, config: Json, generation: Json, vocab_size: int) -> tuple[int, ...]:
-    """Return the ids, each once. Ids that the model has no row for cannot be sampled and are left out.
-
-    `config` is config.json, `generation` generation_config.json. Raises ConfigError and UnsupportedModel."""
+def turn_ends(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    """Return the ids, each once. Ids that the model has no row for cannot be sampled and are left out. Raises ConfigError and
+    UnsupportedModel."""
+    generation, config = _json(folder / "generation_config.json"), _json(folder / "config.json")
     text = config.get("text_config")
     # The decoder's own part holds what its class takes for granted, unless the whole says nothing.
     own = _ids(config.get("eos_token_id")) or _ids(
@@ -24,6 +24,10 @@ def turn_ends(folder: Path, config: Json, generation: Json, vocab_size: int) -> 
     )
     every = dict.fromkeys([*_ids(generation.get("eos_token_id")), *own, *_tokenizer_ends(folder)])
     return tuple(token for token in every if 0 <= token < vocab_size)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
 
 
 def _ids(value: Any) -> list[int]:
@@ -38,8 +42,7 @@ def _ids(value: Any) -> list[int]:
 def _tokenizer_ends(folder: Path) -> Iterable[int]:
     """Yield the id of the tokenizer's `eos_token`, where it has one that its files know."""
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        path = folder / name
-        settings = read_json(path) if path.is_file() else {}
+        settings = _json(folder / name)
         if text := _content(settings.get("eos_token")):
             yield from _id_of(text, folder, settings)
             return
@@ -56,9 +59,7 @@ def _id_of(text: str, folder: Path, settings: Json) -> list[int]:
     for token, about in (settings.get("added_tokens_decoder") or {}).items():
         if _content(about) == text:
             return [int(token)]
-    path = folder / "added_tokens.json"
-    added = read_json(path) if path.is_file() else {}
-    if isinstance(found := added.get(text), int):
+    if isinstance(found := _json(folder / "added_tokens.json").get(text), int):
         return [found]
     path = folder / "tokenizer.json"
     return _id_in_vocabulary(text, path.read_text()) if path.is_file() else []

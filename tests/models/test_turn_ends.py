@@ -13,7 +13,8 @@ TURN_END = {"content": "<|im_end|>", "special": True}
 
 
 def ends(folder: Path, config: dict[str, Any], generation: dict[str, Any] | None = None) -> tuple[int, ...]:
-    return turn_ends(folder, config, generation or {}, 100)
+    write(folder, config=config, generation_config=generation or {})
+    return turn_ends(folder, 100)
 
 
 def write(folder: Path, **files: Any) -> None:

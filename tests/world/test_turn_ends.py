@@ -11,4 +11,4 @@ from tests.world.artefacts import artefact
 @pytest.mark.parametrize("name", ["qwen3", "deepseek_v3", "gemma3", "gptoss", "llama2", "llama3_1"])
 def test_the_end_is_the_one_that_transformers_reads(name: str) -> None:
     theirs = AutoTokenizer.from_pretrained(str(artefact(name)))
-    assert turn_ends(artefact(name), {"eos_token_id": None}, {}, len(theirs)) == (theirs.eos_token_id,)
+    assert turn_ends(artefact(name), len(theirs)) == (theirs.eos_token_id,)
