@@ -68,7 +68,7 @@ class ChatTemplate:
             found.format if tools == "auto" else tools,
             found_reasoning if reasoning == "auto" else reasoning,
         )
-        self.problem = found.problem or "has none that this server is told to read"
+        self.problem = found.problem or "is not used for calls, since model.tool_call_parser is none"
         self._with_tools = _way(shown, found.style, style)
         self._plain = _way(plain, _call_style(plain, style, self.short_ids), style)
         self._history = self._plain if self._plain.keeps_calls else self._history_way(plain, style)
