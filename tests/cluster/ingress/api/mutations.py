@@ -15,7 +15,7 @@ VALUES: list[Any] = [
 """What is put in each place. `_BIG` becomes a number beyond all floats."""
 
 _SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]}
-_HINTS: Any = {"session": "s", "ttl_s": 5, "prefetch": 3}
+_HINTS: Any = {"session": "s", "prefetch": 3}
 _CACHED: Any = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 _CHAT_TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": _SCHEMA, "strict": False}}
 _CALL: Any = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
