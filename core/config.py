@@ -172,7 +172,7 @@ class ScheduleConfig(Section):
     moved; `baton doctor` measures it."""
     report_interval_s: float = Field(default=0.05, gt=0)
     """How often instances report their load while they are busy."""
-    fairness_slack: float = Field(default=0.4, ge=0)
+    fairness_slack: float = Field(default=0.0, ge=0)
     """How much more than the least served tenant, by weight, one may get for which more waits; 0: shares are as the weights."""
     record_path: str = ""
     """File to which the scheduler writes everything it is told and decides, begun anew at each start, which puts `.before` behind

@@ -80,32 +80,44 @@ class _Cluster:
         self._start_s = 0.0
 
     async def start(self) -> None:
-        mail = self._network.join("scheduler")
-        self._scheduler = mail.address
-        node = SchedulerNode(
-            mail, self.clock, GlobalScheduler(self._settings.schedule, log=self.decisions.append)
-        )
-        self._spawn(node.run())
+        nodes = self._start_schedulers(self._settings.serve.schedulers)
         decodes: list[Role] = ["decode"] * self._config.num_decode
         prefills: list[Role] = ["prefill"] * self._config.num_prefill
         boths: list[Role] = ["both"] * self._config.num_both
         for role in (*decodes, *prefills, *boths):
             self.fleet.start_instance(InstanceLife(role, 0.0))
             await self.clock.sleep(STAGGER_S)
-        schedule, size = self._settings.schedule, self._settings.engine.block_size
-        self._frontend = Frontend(
-            self._network.join("frontend"),
-            self.clock,
-            schedule,
-            size,
-            resolve_schedulers=self._resolve,
-            request_timeout_s=3600.0,
-        )
-        self._stack.push_async_callback(self._frontend.close)
-        self._spawn(self._frontend.run())
+        self._frontends = [
+            self._start_frontend(f"frontend{number or ''}") for number in range(self._config.num_ingresses)
+        ]
         await self.clock.sleep(SETTLE_S)
         self._start_s = self.fleet.start_s = self.clock.now()
-        self._change_fleet(node)
+        self._change_fleet(nodes[0])
+
+    def _start_schedulers(self, count: int) -> list[SchedulerNode]:
+        mails = [self._network.join(f"scheduler{number or ''}") for number in range(count)]
+        self._schedulers = [mail.address for mail in mails]
+        nodes: list[SchedulerNode] = []
+        for mail in mails:
+            scheduler = GlobalScheduler(self._settings.schedule, log=self.decisions.append)
+            resolve = self._resolve if count > 1 else None
+            nodes.append(SchedulerNode(mail, self.clock, scheduler, resolve, count))
+            self._spawn(nodes[-1].run())
+        return nodes
+
+    def _start_frontend(self, name: str) -> Frontend:
+        frontend = Frontend(
+            self._network.join(name),
+            self.clock,
+            self._settings.schedule,
+            self._settings.engine.block_size,
+            resolve_schedulers=self._resolve,
+            request_timeout_s=3600.0,
+            num_schedulers=self._settings.serve.schedulers,
+        )
+        self._stack.push_async_callback(frontend.close)
+        self._spawn(frontend.run())
+        return frontend
 
     def _change_fleet(self, node: SchedulerNode) -> None:
         """Let fail what shall fail, and the load size pools where it shall."""
@@ -131,11 +143,12 @@ class _Cluster:
         if arrival.follows is not None:
             arrival = arrival.after(*await self._ended[arrival.follows])
         await self.clock.sleep(self._start_s + arrival.at_s - self.clock.now())
-        request = self._request(f"r{number}", arrival, self._config.slo)
+        frontend = self._frontends[number % len(self._frontends)]
+        request = self._request(frontend, f"r{number}", arrival, self._config.slo)
         tokens: list[int] = []
         times: list[float] = []
         try:
-            async for token in self._let_in(request):
+            async for token in self._let_in(frontend, request):
                 tokens.append(token)
                 times.append(self.clock.now() - self._start_s - arrival.at_s)
             first_s, last_s = times[0], times[-1]
@@ -146,17 +159,17 @@ class _Cluster:
             ended.set_result((arrival.prompt, tuple(tokens), self.clock.now() - self._start_s))
         return tuple(tokens), first_s, last_s, tuple(times), arrival.at_s
 
-    async def _let_in(self, request: Request) -> AsyncGenerator[int, None]:
+    async def _let_in(self, frontend: Frontend, request: Request) -> AsyncGenerator[int, None]:
         """Yield its tokens, if its tenant may ask for them now, and let the tenant pay. Raises as the frontend does."""
         gate, tenant = self._gate, request.tenant
         if gate is None:
-            async for token in self._frontend.generate(request):
+            async for token in frontend.generate(request):
                 yield token.token
             return
         if excess := gate.begin(tenant, len(request.prompt), self.clock.now()):
             raise Overloaded(excess.reason, excess.retry_after_s)
         try:
-            async for token in self._frontend.generate(request):
+            async for token in frontend.generate(request):
                 gate.spend(tenant, 1, self.clock.now())
                 yield token.token
         finally:
@@ -164,34 +177,36 @@ class _Cluster:
 
     async def serve_batch(self, batch: BatchLoad) -> tuple[float, ...]:
         """Return when each line is answered. As in `cluster/ingress/batches/batch_job.py`, a refused one asks again."""
-        answered_s: list[float] = []
+        answered_s, frontend = list[float](), self._frontends[0]
         left = iter(enumerate(batch.lines))
 
         async def work() -> None:
             for number, line in left:
                 tries = 0
-                while not await self._is_answered(self._request(f"b{number}.{tries}", line, batch.slo)):
+                while not await self._is_answered(
+                    frontend, self._request(frontend, f"b{number}.{tries}", line, batch.slo)
+                ):
                     tries += 1
                 answered_s.append(self.clock.now() - self._start_s)
 
         await asyncio.gather(*(work() for _ in range(batch.at_once)))
         return tuple(answered_s)
 
-    async def _is_answered(self, request: Request) -> bool:
+    async def _is_answered(self, frontend: Frontend, request: Request) -> bool:
         try:
-            async for _ in self._frontend.generate(request):
+            async for _ in frontend.generate(request):
                 pass
         except Overloaded as refusal:
             await self.clock.sleep(min(refusal.retry_after_s, MAX_WAIT_S))
             return False
         return True
 
-    def _request(self, id: str, arrival: Arrival, slo: Slo) -> Request:
+    def _request(self, frontend: Frontend, id: str, arrival: Arrival, slo: Slo) -> Request:
         request = Request(
             id=id,
             prompt=arrival.prompt,
             sampling=SamplingParams(temperature=1.0, seed=arrival.seed, max_tokens=arrival.max_tokens),
-            reply_to=self._frontend.address,
+            reply_to=frontend.address,
             slo=slo,
             arrival_s=self.clock.now(),
             tenant=arrival.tenant,
@@ -199,7 +214,7 @@ class _Cluster:
         return request if self._config.tenants is None else self._config.tenants.named(request)
 
     async def _resolve(self) -> list[str]:
-        return [self._scheduler]
+        return self._schedulers
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._stack.push_async_callback(_cancel, asyncio.create_task(work))

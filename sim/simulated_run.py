@@ -39,6 +39,8 @@ class SimConfig:
     """Overrides of ClusterConfig by dotted keys."""
     num_both: int = 0
     """Instances that do either role."""
+    num_ingresses: int = 1
+    """Requests are spread over them in turn. The number of schedulers is `serve.schedulers` of the overrides."""
     tenants: Tenants | None = None
     """None: all requests are of `slo`, whoever asks."""
     failures: Sequence[Failure] = ()

@@ -288,8 +288,8 @@ class GlobalScheduler:
 
     def _yields(self, waiter: Waiter, now: float) -> bool:
         """Return whether a request that is late or deferred must wait for others that can still be in time, whichever scheduler
-        has those. It does not wait for ever."""
-        if not self._peers.others_in_time(waiter.level) or now - waiter.due_at > YIELD_S:
+        has those. It does not wait for ever, nor for those of a tenant that has had much more."""
+        if waiter.is_behind or not self._peers.others_in_time(waiter.level) or now - waiter.due_at > YIELD_S:
             return False
         return waiter.deferred or now > waiter.start_by
 

@@ -36,6 +36,12 @@ class Placement:
         self.num_blocks, self.compute_tokens, self.charged_tokens = num_blocks, compute_tokens, charged_tokens
         self.moved_tokens, self.output = moved_tokens, output
 
+    def charge_at_least(self, num_output: int) -> float:
+        """Return what of so much output is to be charged yet, and count it as charged."""
+        more = max(0.0, num_output - self.charged_tokens)
+        self.charged_tokens += more
+        return more
+
 
 def prefill_promise(now: float, placed: Placement, receiver: Member | None, *, late: bool = False) -> Promise:
     """Return what computing a prompt takes of the instance that sends its KV to `receiver`."""

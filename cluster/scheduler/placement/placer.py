@@ -31,7 +31,6 @@ from cluster.scheduler.scheduler_peers import SchedulerPeers
 from core.messages import Finished, NeedPrefill, Place, PlacedByPeer
 from core.types import Route
 
-PATIENCE_S: Final = 1.0
 RETRY_S: Final = 0.05
 """In a large fleet a waiting request is tried again when the instance it waits for has changed, or after this long."""
 _SAMPLE: Final = 3
@@ -217,6 +216,7 @@ class Placer:
         """Give back what was promised for a request, and learn from how it has ended, if it has. Returns None when nothing was
         promised."""
         if (placement := self._placements.pop(key, None)) is not None:
+            self._counters.ended(placement.place)
             if ended is not None:
                 self._learn(placement, ended)
             for address in (placement.route.decode, placement.route.prefill):
@@ -230,6 +230,7 @@ class Placer:
             placement = self._placements.get(key)
             if placement is not None and placement.output is not None:
                 placement.output.grown(num_tokens)
+                self._counters.charge(placement.place, placement.charge_at_least(num_tokens))
                 self._note_growth(key, placement, num_tokens)
 
     def _note_growth(self, key: str, placement: Placement, num_output: int) -> None:
@@ -299,7 +300,7 @@ class Placer:
         """Keep an instance for `waiter`, for which nothing has headroom, after a while."""
         if waiter.blocked_since is None:
             waiter.blocked_since = now
-        if usable and self._claim is None and now - waiter.blocked_since >= PATIENCE_S:
+        if usable and self._claim is None and now - waiter.blocked_since >= waiter.claims_after_s:
             member = max(usable, key=lambda m: m.free_blocks)
             self._claim = (waiter.key, member.address)
             self._log(f"claim {waiter.key} {member.address}")
@@ -342,7 +343,7 @@ class Placer:
         late: bool = False,
     ) -> None:
         """Count a placed request at its instances, as far as they are known here, and on its tenant's account."""
-        place, counters = placed.place, self._counters
+        place = placed.place
         self._placements[key] = placed
         if decode is not None:
             compute_tokens = 0 if placed.route.prefill else placed.compute_tokens
@@ -365,9 +366,7 @@ class Placer:
         computes = prefill or decode
         if computes is not None and not late:
             self._policy.placed(placed, computes, self._roster.num_decoding, now)
-        if place.attempt == 0:
-            counters.charge_prompt(place)
-        counters.charge(place, placed.charged_tokens)
+        self._counters.placed(place, placed.charged_tokens)
 
     def least_work_s(self, place: Place) -> float:
         """Return the least time that its prompt takes, by what is cached where."""

@@ -30,8 +30,9 @@ class Reserve:
         return self.share(waiter, now)
 
     def share(self, waiter: Waiter, now: float) -> float:
-        """Return which share of an instance it leaves to those of its class and of higher ones: none unless it is late."""
-        if not waiter.has_missed(now):
+        """Return which share of an instance it leaves to those of its class and of higher ones: none unless it is late. One whose
+        tenant is behind leaves none either: it would wait for those of others."""
+        if waiter.is_behind or not waiter.has_missed(now):
             return 0.0
         priority = waiter.place.slo.priority
         last = max((at for other, at in self._came_at.items() if other >= priority), default=-inf)

@@ -4,10 +4,12 @@
   goes on after a lost instance ranks one level higher: its client is mid-stream.
 - A tenant's requests of one level are a line. A line that has not been served for `aging_s` ranks one level higher for each time
   that long, so no class starves (`schedule.aging_s`).
-- On one level, a request that can no longer begin in time is tried after all that still can: serving it first would make others
-  late as well. Where a tenant's share of the fleet is too small for what waits, its dearest prompts are deferred (`overload`) and
-  tried between those two, so that as many requests as can be are in time.
-- Among lines that are equal by that, the tenant that has had the least service by its weight goes first (`fairness`).
+- On one level, the tenant that has had the least service by its weight goes first (`fairness`). One that is some requests behind
+  another also has an instance kept for it at once where none has room: whoever has most that waits also has most that is small
+  enough for what room there is.
+- Among tenants of about equal service, a request that can no longer begin in time is tried after all that still can: serving it
+  first would make others late as well. Where a tenant's share of the fleet is too small for what waits, its dearest prompts are
+  deferred (`overload`) and tried between those two, so that as many requests as can be are in time.
 - Within a line, requests go by deadline. Targets beyond DUE_S count as that, so that long ones do not wait for ever.
 
 Invariant: every waiter is in exactly one list of its line."""
@@ -19,7 +21,7 @@ from math import inf
 from typing import Final
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.queue.fairness import ServiceCounters, weight
+from cluster.scheduler.queue.fairness import Balance, ServiceCounters, weight
 from cluster.scheduler.queue.overload import Spending, dearest
 from core.lateness import YIELD_S
 from core.messages import Place
@@ -27,6 +29,7 @@ from core.messages import Place
 EARLY_S: Final = 0.4
 """A prompt that must be begun this soon is computed before a slot is free for its sequence."""
 DUE_S: Final = 10.0
+PATIENCE_S: Final = 1.0
 _SHED_EVERY_S: Final = 0.05
 _SURE_SHARE: Final = 0.9
 """The share of their apparent work that requests are sure to take. Deferring too late costs little; a request deferred in vain
@@ -42,6 +45,7 @@ class Waiter:
         "deferred",
         "due_at",
         "frontend",
+        "is_behind",
         "key",
         "lacks_slot",
         "level",
@@ -76,6 +80,8 @@ class Waiter:
         """Since when no decode instance has had headroom for it. None means that it was not tried, or that one had."""
         self.deferred = False
         """Whether it is too dear for what its tenant's share of the fleet can do in time, as things stand."""
+        self.is_behind = False
+        """Whether its tenant has had much less service than another whose requests wait."""
         self.lacks_slot = False
         """Whether no instance was found to have a slot in time for it when it was last tried and was in a hurry."""
         self.num_tries = 0
@@ -90,6 +96,11 @@ class Waiter:
     @property
     def line(self) -> tuple[str, int]:
         return self.place.tenant, self.level
+
+    @property
+    def claims_after_s(self) -> float:
+        """How long it finds no room before an instance is kept for it."""
+        return 0.0 if self.is_behind else PATIENCE_S
 
     def is_late(self, now: float) -> bool:
         """Return whether it misses its first token for certain, and lets others pass on its instance (`core.lateness`)."""
@@ -199,17 +210,18 @@ class WaitingQueue:
         For the order among tenants a yielded waiter counts as served, so that no tenant's line hides the others'."""
         lines = [(line, line.split(now)) for line in self._lines.values()]
         if len(lines) == 1:
-            yield from lines[0][1]
+            for waiter in lines[0][1]:
+                waiter.is_behind = False
+                yield waiter
             return
-        heap: list[tuple[float, int, float, int, int, float, list[Waiter]]] = []
+        order = _Order(self._counters.balance(self._num_lines), now, self._aging_s)
         for line, waiters in lines:
-            self._push(heap, waiters, 0, self._counters.of(waiters[0].place.tenant), line.served_at, now)
-        while heap:
-            _, _, counter, _, index, served_at, waiters = heappop(heap)
+            order.push(waiters, 0, self._counters.of(waiters[0].place.tenant), line.served_at)
+        while order.heap:
+            _, _, _, counter, _, index, served_at, waiters = heappop(order.heap)
             waiter = waiters[index]
             yield waiter
-            counter += self._counters.prompt_charge(waiter.place)
-            self._push(heap, waiters, index + 1, counter, served_at, now)
+            order.push(waiters, index + 1, counter + self._counters.prompt_charge(waiter.place), served_at)
 
     def num_ahead(self, waiter: Waiter) -> int:
         """Return about how many are served before it: all of higher levels, its own line's, and as many of each other
@@ -237,24 +249,26 @@ class WaitingQueue:
                 best = (end, last)
         return None if best is None else best[1]
 
-    def _push(
-        self,
-        heap: list[tuple[float, int, float, int, int, float, list[Waiter]]],
-        waiters: list[Waiter],
-        index: int,
-        counter: float,
-        served_at: float,
-        now: float,
-    ) -> None:
-        """Push a line's next waiter. `served_at` is when one of the line was last placed."""
+
+class _Order:
+    """The next waiter of each line, the first of all in front."""
+
+    def __init__(self, balance: Balance, now: float, aging_s: float) -> None:
+        self._balance, self._now, self._aging_s = balance, now, aging_s
+        self.heap: list[tuple[float, int, int, float, int, int, float, list[Waiter]]] = []
+
+    def push(self, waiters: list[Waiter], index: int, counter: float, served_at: float) -> None:
+        """Push a line's next waiter, if there is one. `served_at` is when one of the line was last placed."""
         if index >= len(waiters):
             return
-        head = waiters[index]
+        head, now = waiters[index], self._now
         level = float(head.level)
         if self._aging_s:
             level += (now - max(head.arrived_at, served_at)) // self._aging_s
         turn = 2 if now > head.start_by else 1 if head.deferred else 0
-        heappush(heap, (-level, turn, counter, head.number, index, served_at, waiters))
+        head.is_behind = self._balance.is_behind(counter)
+        ahead = self._balance.num_ahead(counter)
+        heappush(self.heap, (-level, ahead, turn, counter, head.number, index, served_at, waiters))
 
 
 class _Line:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.scheduler.placement.placer import PATIENCE_S
+from cluster.scheduler.queue.waiting_queue import PATIENCE_S
 from cluster.scheduler.scheduler_events import Tick
 from core.messages import Finished, Placed
 from tests.cluster.scheduler.routing_world import World, ask, instance, report, route_of

@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.scheduler.placement.placement import Placement
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
 from core.messages import Place
-from core.types import Slo
+from core.types import Route, Slo
 
 AGING_S = 10.0
 
@@ -42,7 +43,8 @@ class Queue:
     def serve(self) -> str:
         waiter = next(self.queue.in_order(self.now))
         self.queue.served(waiter, self.now)
-        self.counters.charge_prompt(waiter.place)
+        self.counters.placed(waiter.place, 0.0)
+        self.counters.ended(waiter.place)
         return waiter.key
 
     def names(self) -> list[str]:
@@ -237,3 +239,55 @@ def test_everybody_is_in_the_order_exactly_once_and_can_leave(moves: list[tuple[
         assert len(queue.queue) == len(inside)
         refused = queue.queue.last_refusable()
         assert (refused is None) == (not inside)
+
+
+def test_a_tenant_that_is_far_behind_goes_first_though_its_request_is_late() -> None:
+    queue = Queue()
+    queue.add("late", "few", ttft_s=1.0)
+    for number in range(10):
+        queue.add(f"served{number}", "many", ttft_s=1.0)
+    queue.now = 1.5
+    queue.add("timely", "many", ttft_s=1.0)
+    assert queue.names()[0] == "timely"
+    for number in range(10):
+        waiter = queue.queue.get(f"served{number}")
+        assert waiter is not None
+        queue.queue.served(waiter, queue.now)
+        queue.counters.placed(waiter.place, 0.0)
+    assert queue.names() == ["late", "timely"]
+    late = queue.queue.get("late")
+    assert late is not None
+    assert (late.is_behind, late.claims_after_s) == (True, 0.0)
+
+
+def test_a_tenant_alone_is_never_behind() -> None:
+    queue = Queue()
+    queue.add("late", ttft_s=1.0)
+    late = queue.queue.get("late")
+    assert late is not None
+    for _ in range(10):
+        queue.counters.placed(late.place, 0.0)
+    queue.now = 1.5
+    queue.add("batch", priority=-1)
+    queue.add("timely")
+    assert queue.names() == ["timely", "late", "batch"]
+    assert not any(waiter.is_behind for waiter in queue.queue)
+
+
+def test_what_a_tenant_is_behind_stays_while_its_requests_run() -> None:
+    counters = ServiceCounters()
+    places = {name: Queue().add(name, name, tokens=100).place for name in ("few", "many")}
+    counters.placed(places["few"], 0.0)
+    for _ in range(3):
+        counters.placed(places["many"], 0.0)
+    counters.raise_floor("few", {"many": 1})
+    assert counters.of("few") == 100, "it runs"
+    counters.ended(places["few"])
+    counters.raise_floor("few", {"many": 1})
+    assert counters.of("few") == 300, "it had paused"
+
+
+def test_output_beyond_what_was_expected_is_charged_as_it_comes() -> None:
+    place = Queue().add("r").place
+    placement = Placement("f", place, Route("d"), 1, compute_tokens=100, charged_tokens=50.0)
+    assert [placement.charge_at_least(n) for n in (20, 60, 60, 75)] == [0.0, 10.0, 0.0, 15.0]
