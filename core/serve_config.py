@@ -44,7 +44,7 @@ class ServeConfig(Section):
     batch_dir_bytes: int = Field(default=10 << 30, ge=1 << 20)
     """What may lie there before uploads are refused."""
     batch_at_once: int = Field(default=32, ge=1, le=1024)
-    """Requests of one batch that run at a time."""
+    """Requests of one tenant's batches that an ingress runs at a time."""
     batch_slo_class: str = "batch"
     """Service class of a batch's requests, where their tenant may use it and they name none themselves."""
     max_connections: int = Field(default=4096, ge=1)

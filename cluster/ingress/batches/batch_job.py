@@ -27,10 +27,17 @@ MAX_WAIT_S = 30.0
 
 class BatchJob:
     def __init__(
-        self, record: Record, call: Call, files: FileStore, batches: BatchStore, at_once: int
+        self,
+        record: Record,
+        call: Call,
+        files: FileStore,
+        batches: BatchStore,
+        at_once: int,
+        slots: asyncio.Semaphore,
     ) -> None:
+        """Up to `at_once` of its requests run at a time, each in one of the `slots` that it shares with others."""
         self._record, self._call, self._files, self._batches = record, call, files, batches
-        self._at_once = at_once
+        self._at_once, self._slots = at_once, slots
         self._writing, self._is_full = asyncio.Lock(), False
         self._input = files.path(record["input_file_id"])
         self._ids = (
@@ -111,12 +118,18 @@ class BatchJob:
         return "completed"
 
     async def _work(self, left: Iterator[InputLine]) -> None:
-        for line in left:
-            body = await asyncio.to_thread(read_body, self._input, line)
-            status, headers, answer = await self._patiently(body)
-            response = {"status_code": status, "request_id": headers.get("x-request-id", ""), "body": answer}
-            file = self._answers if status == 200 else self._errors
-            await self._until_room(partial(file.add, _line(line.custom_id, response, None)))
+        while True:
+            async with self._slots:
+                if (line := next(left, None)) is None:
+                    return
+                await self._answer(line)
+
+    async def _answer(self, line: InputLine) -> None:
+        body = await asyncio.to_thread(read_body, self._input, line)
+        status, headers, answer = await self._patiently(body)
+        response = {"status_code": status, "request_id": headers.get("x-request-id", ""), "body": answer}
+        file = self._answers if status == 200 else self._errors
+        await self._until_room(partial(file.add, _line(line.custom_id, response, None)))
 
     async def _patiently(self, body: Json) -> tuple[int, Mapping[str, str], Any]:
         """Call until there is an answer that another try would not change."""

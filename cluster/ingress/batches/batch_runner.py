@@ -5,6 +5,7 @@ Requests go through the API itself, on their tenant's account, so that every che
 import asyncio
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,8 +23,8 @@ HOLDER = "baton.holder"
 """The key in the scope of a request that did not come over the network, under which stands who asks. No client can put it
 there."""
 _LOOK_S = 1.0
-_MAX_BATCHES = 4
-"""The most batches in one ingress at a time."""
+_MAX_BATCHES = 32
+"""The most batches of one tenant in one ingress at a time. Each keeps where its lines are in memory."""
 
 
 class BatchRunner:
@@ -37,11 +38,13 @@ class BatchRunner:
         at_once: int,
         slo_class: str,
     ) -> None:
-        """`at_once` is the number of requests of one batch that run at once. They have the class `slo_class`, where the tenant
-        may use it and the request names none."""
+        """`at_once` is the number of requests of one tenant's batches that run at once. They have the class `slo_class`, where
+        the tenant may use it and the request names none."""
         self._app, self._files, self._batches, self._access = app, files, batches, access
         self._at_once, self._slo_class = at_once, slo_class
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._slots: dict[str, asyncio.Semaphore] = {}
+        """By tenant, its requests that may run. Its batches take turns."""
 
     async def run(self) -> None:
         """Run until cancelled. Unfinished batches are left to other ingresses, or to the next start."""
@@ -59,10 +62,15 @@ class BatchRunner:
 
     async def _look(self) -> None:
         self._running = {batch_id: task for batch_id, task in self._running.items() if not task.done()}
-        for batch_id in await asyncio.to_thread(self._batches.unfinished):
-            if len(self._running) >= _MAX_BATCHES:
-                return
-            if batch_id not in self._running and (claim := self._batches.claim(batch_id)) is not None:
+        unfinished = await asyncio.to_thread(self._batches.unfinished)
+        num_running = Counter(record["tenant"] for record in unfinished if record["id"] in self._running)
+        begun = {tenant for tenant, count in num_running.items() if count >= _MAX_BATCHES}
+        for record in unfinished:
+            batch_id, tenant = record["id"], record["tenant"]
+            if batch_id in self._running or tenant in begun:
+                continue
+            if (claim := self._batches.claim(batch_id)) is not None:
+                begun.add(tenant)  # one at each look, so that other ingresses have their part
                 self._running[batch_id] = asyncio.create_task(self._run(batch_id, claim))
 
     async def _run(self, batch_id: str, claim: BatchClaim) -> None:
@@ -80,8 +88,9 @@ class BatchRunner:
             async def call(body: Json) -> tuple[int, Mapping[str, str], Any]:
                 return await self._call(record["endpoint"], body, holder)
 
+            slots = self._slots.setdefault(tenant.name, asyncio.Semaphore(self._at_once))
             try:
-                await BatchJob(record, call, self._files, self._batches, self._at_once).run()
+                await BatchJob(record, call, self._files, self._batches, self._at_once, slots).run()
             except Exception:
                 log.exception("batch %s is taken up again", batch_id)
 

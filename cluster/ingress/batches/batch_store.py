@@ -78,7 +78,7 @@ class BatchStore:
     def num_unfinished(self, tenant: str) -> int:
         return sum(record["status"] not in FINAL for record in self.of(tenant))
 
-    def unfinished(self) -> list[str]:
+    def unfinished(self) -> list[Record]:
         """Return the unfinished batches, the oldest first."""
         found: list[Record] = []
         for path in self._folder.glob("*.json"):
@@ -88,7 +88,7 @@ class BatchStore:
                 self._ended.add(path.stem)
             else:
                 found.append(record)
-        return [record["id"] for record in sorted(found, key=lambda record: record["created_at"])]
+        return sorted(found, key=lambda record: record["created_at"])
 
     def ask_to_cancel(self, batch_id: str) -> None:
         (self._folder / f"{batch_id}.cancel").touch()

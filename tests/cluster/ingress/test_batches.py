@@ -344,3 +344,44 @@ async def test_without_a_folder_it_is_said_what_is_missing() -> None:
             answer = await http.get(path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "batches_off")
             assert "serve.batch_dir" in answer.json()["error"]["message"]
+
+
+async def test_slow_batches_of_one_tenant_do_not_keep_anothers_waiting(tmp_path: Path) -> None:
+    tenants = {name: TenantRules((SecretStr(name),)) for name in ("slow", "quick")}
+
+    class Generator(FakeGenerator):
+        num_open, most_open = Counter[str](), Counter[str]()
+
+        async def generate(self, request: Request, shared: object = None):
+            self.num_open[request.tenant] += 1
+            self.most_open[request.tenant] = max(
+                self.most_open[request.tenant], self.num_open[request.tenant]
+            )
+            try:
+                if request.tenant == "slow":
+                    await asyncio.Event().wait()
+                async for token in super().generate(request, shared):
+                    yield token
+            finally:
+                self.num_open[request.tenant] -= 1
+
+    generator = Generator("fine")
+    rules = Rules(CLASSES, tenants)
+    slow, quick = (Server(tmp_path, generator, rules, key=key) for key in ("slow", "quick"))
+    async with slow.running():
+        held = [await slow.submit([line(n) for n in range(10)]) for _ in range(6)]
+        async with asyncio.timeout(PATIENCE_S):
+            while generator.num_open["slow"] < 4:
+                await asyncio.sleep(0.01)
+        done = await quick.ended((await quick.submit([line(0), line(1)])).id)
+        assert done.status == "completed"
+        assert generator.most_open["slow"] == 4, "all batches of a tenant share what it may have open"
+        assert (await slow.client.batches.retrieve(held[0].id)).status != "completed"
+
+
+async def test_a_tenants_batches_take_turns(tmp_path: Path) -> None:
+    async with Server(tmp_path, FakeGenerator(pause_s=0.005)).running() as server:
+        long = await server.submit([line(n) for n in range(400)])
+        short = await server.ended((await server.submit([line(0), line(1)])).id)
+        assert short.status == "completed"
+        assert (await server.client.batches.retrieve(long.id)).status == "in_progress"
