@@ -6,8 +6,8 @@ what it generates beyond that as it comes, and the rest is given back when it en
 Equal tokens do not serve the most requests: the tenant that asks for most could be served its cheapest ones only. So shares
 follow what waits, up to `slack` more than the least of them (`weighted`).
 
-Invariant: a tenant that comes back after a pause, in which nothing of it waits or runs, begins at no less than the smallest counter
-of those that wait. A pause earns nothing, and being the first to wait costs nothing."""
+Invariant: a tenant that comes back after a pause, in which nothing of it waits or runs, begins at no less than the smallest
+counter of those that wait. A pause earns nothing, and being the first to wait costs nothing."""
 
 from collections.abc import Collection, Mapping
 from math import inf
