@@ -1,7 +1,8 @@
 """How much service each tenant has had: virtual token counters (Sheng et al., Fairness in Serving LLMs, arXiv 2401.00588).
 
 A token of output counts as OUTPUT_WEIGHT tokens of a prompt. What a request is expected to generate is charged when it is placed,
-what it generates beyond that as it comes, and the rest is given back when it ends. Counters grow by charge / weight, so that equal counters mean service in proportion to the weights.
+what it generates beyond that as it comes, and what it does not is given back at its end. Counters grow by charge / weight, so that
+equal counters mean service in proportion to the weights.
 
 Equal tokens do not serve the most requests: the tenant that asks for most could be served its cheapest ones only. So shares
 follow what waits, up to `slack` more than the least of them (`weighted`).
