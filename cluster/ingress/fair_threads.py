@@ -87,7 +87,7 @@ class FairThreads:
         self._threads = ThreadPoolExecutor(self._num_long + 1, "bodies")
         self._max_waiting_bytes = max_waiting_bytes
         self._tenants: dict[str, _Tenant] = {}
-        """Those that have work, or had some a moment ago."""
+        """The tenants that have work, or had some a moment ago."""
         self._num_running = self._num_long_running = 0
 
     async def run(

@@ -1,8 +1,8 @@
 """How much service each tenant has had: virtual token counters (Sheng et al., Fairness in Serving LLMs, arXiv 2401.00588).
 
 A token of output counts as OUTPUT_WEIGHT tokens of a prompt. What a request is expected to generate is charged when it is placed,
-what it generates beyond that as it comes, and what it does not is given back at its end. Counters grow by charge / weight, so that
-equal counters mean service in proportion to the weights.
+what it generates beyond that as it comes, and what it does not is given back at its end. Counters grow by charge / weight, so
+that equal counters mean service in proportion to the weights.
 
 Equal tokens do not serve the most requests: the tenant that asks for most could be served its cheapest ones only. So shares
 follow what waits, up to `slack` more than the least of them (`weighted`).
@@ -23,7 +23,7 @@ _REMEMBERED_SHARE: Final = 0.98
 _MAX_REMEMBERED: Final = 4096
 
 
-class Balance:
+class ServiceGaps:
     """How far tenants whose requests wait are apart. Never changed."""
 
     __slots__ = ("_credit", "_least", "_most")
@@ -49,17 +49,17 @@ class ServiceCounters:
         self._num_running: dict[str, int] = {}
         """Tenant -> its placed requests, while there are any."""
         self._usual_charge = 0.0
-        """Of a request, by weight."""
+        """A request's charge, by weight, in the mean of the last ones."""
 
     def of(self, tenant: str) -> float:
         return self._counters.get(tenant, 0.0)
 
-    def balance(self, waiting: Collection[str]) -> Balance:
+    def gaps(self, waiting: Collection[str]) -> ServiceGaps:
         """Return how far the tenants `waiting` are apart. One alone is never ahead or behind."""
         counters = [self.of(tenant) for tenant in waiting]
         if len(counters) < 2 or not self._usual_charge:
-            return Balance(0.0, 0.0, inf)
-        return Balance(min(counters), max(counters), _CREDIT * self._usual_charge)
+            return ServiceGaps(0.0, 0.0, inf)
+        return ServiceGaps(min(counters), max(counters), _CREDIT * self._usual_charge)
 
     def weighted(self, waiting_work: Mapping[str, float]) -> dict[str, float]:
         """Set each tenant's factor on its weight: the ratio of its waiting work (by weight) to the least, at most 1 + slack.

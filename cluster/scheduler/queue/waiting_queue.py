@@ -21,7 +21,7 @@ from math import inf
 from typing import Final
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.queue.fairness import Balance, ServiceCounters, weight
+from cluster.scheduler.queue.fairness import ServiceCounters, ServiceGaps, weight
 from cluster.scheduler.queue.overload import Spending, dearest
 from core.lateness import YIELD_S
 from core.messages import Place
@@ -214,7 +214,7 @@ class WaitingQueue:
                 waiter.is_behind = False
                 yield waiter
             return
-        order = _Order(self._counters.balance(self._num_lines), now, self._aging_s)
+        order = _Order(self._counters.gaps(self._num_lines), now, self._aging_s)
         for line, waiters in lines:
             order.push(waiters, 0, self._counters.of(waiters[0].place.tenant), line.served_at)
         while order.heap:
@@ -253,8 +253,8 @@ class WaitingQueue:
 class _Order:
     """The next waiter of each line, the first of all in front."""
 
-    def __init__(self, balance: Balance, now: float, aging_s: float) -> None:
-        self._balance, self._now, self._aging_s = balance, now, aging_s
+    def __init__(self, gaps: ServiceGaps, now: float, aging_s: float) -> None:
+        self._gaps, self._now, self._aging_s = gaps, now, aging_s
         self.heap: list[tuple[float, int, int, float, int, int, float, list[Waiter]]] = []
 
     def push(self, waiters: list[Waiter], index: int, counter: float, served_at: float) -> None:
@@ -266,8 +266,8 @@ class _Order:
         if self._aging_s:
             level += (now - max(head.arrived_at, served_at)) // self._aging_s
         turn = 2 if now > head.start_by else 1 if head.deferred else 0
-        head.is_behind = self._balance.is_behind(counter)
-        ahead = self._balance.num_ahead(counter)
+        head.is_behind = self._gaps.is_behind(counter)
+        ahead = self._gaps.num_ahead(counter)
         heappush(self.heap, (-level, ahead, turn, counter, head.number, index, served_at, waiters))
 
 

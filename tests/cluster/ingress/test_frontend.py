@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from cluster.ingress.frontend import Frontend
-from cluster.ingress.readiness import COVERED_S
 from core.clock import WallClock
 from core.config import ScheduleConfig
 from core.errors import Overloaded, ReplicaLost, RequestError, TargetOutOfReach
@@ -391,24 +390,3 @@ async def test_a_retiring_frontend_is_not_ready_and_answers_all_the_same(world: 
     world.frontend.retire()
     assert (await world.frontend.ready())[0] is False
     assert len(await world.run(world.request())) == 6
-
-
-class ShiftedClock(WallClock):
-    shift_s = 0.0
-
-    def now(self) -> float:
-        return super().now() + self.shift_s
-
-
-async def test_a_frontend_stays_ready_while_its_scheduler_is_away_for_a_moment() -> None:
-    clock = ShiftedClock()
-    world = World(clock)
-    await asyncio.sleep(0.01)
-    assert await world.frontend.ready() == (True, "")
-    await world.scheduler.mail.close()
-    await asyncio.sleep(0.01)
-    assert await world.frontend.ready() == (True, "")
-    clock.shift_s = COVERED_S
-    assert await world.frontend.ready() == (False, "the scheduler is not known yet")
-    world.runner.cancel()
-    await world.frontend.close()

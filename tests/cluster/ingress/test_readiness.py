@@ -1,8 +1,12 @@
 """Readiness: at once at the start, through a short absence, and not to and fro."""
 
+import asyncio
+
 import pytest
 
 from cluster.ingress.readiness import COVERED_S, STEADY_S, Readiness
+from core.clock import WallClock
+from tests.cluster.ingress.test_frontend import World
 
 LOST = "the scheduler did not answer"
 
@@ -41,3 +45,24 @@ def test_after_a_long_absence_it_is_ready_once_all_has_been_well_for_a_while() -
 
 def test_one_look_after_a_long_silence_says_nothing_of_the_time_between() -> None:
     assert after((0.0, ""), (1000.0, LOST)) == ""
+
+
+class ShiftedClock(WallClock):
+    shift_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.shift_s
+
+
+async def test_a_frontend_stays_ready_while_its_scheduler_is_away_for_a_moment() -> None:
+    clock = ShiftedClock()
+    world = World(clock)
+    await asyncio.sleep(0.01)
+    assert await world.frontend.ready() == (True, "")
+    await world.scheduler.mail.close()
+    await asyncio.sleep(0.01)
+    assert await world.frontend.ready() == (True, "")
+    clock.shift_s = COVERED_S
+    assert await world.frontend.ready() == (False, "the scheduler is not known yet")
+    world.runner.cancel()
+    await world.frontend.close()
