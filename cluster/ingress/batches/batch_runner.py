@@ -88,7 +88,7 @@ class BatchRunner:
             async def call(body: Json) -> tuple[int, Mapping[str, str], Any]:
                 return await self._call(record["endpoint"], body, holder)
 
-            slots = self._slots.setdefault(tenant.name, asyncio.Semaphore(self._at_once))
+            slots = self._slots.setdefault(holder.tenant.name, asyncio.Semaphore(self._at_once))
             try:
                 await BatchJob(record, call, self._files, self._batches, self._at_once, slots).run()
             except Exception:
