@@ -35,6 +35,11 @@ class Slo:
     """What happens, under overload, to a prompt whose first token even an idle instance could not give in time: it runs, or is
     refused with what would be possible."""
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether it names a target for the first token."""
+        return self.ttft_s < inf
+
     def giving_way(self) -> "Slo":
         """Return the class as one whose requests give way to this one's: it has the next lower priority."""
         return replace(self, priority=self.priority - 1)

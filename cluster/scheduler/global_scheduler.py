@@ -284,7 +284,7 @@ class GlobalScheduler:
             return False
         if not self._admission.queue.num_ending_with_prompt and not self._roster.any_headroom(priority):
             return False
-        return not passed or self._placer.any_prompt_room(priority)
+        return not passed or self._placer.any_prompt_room(priority, timed=waiter.place.slo.is_timed)
 
     def _yields(self, waiter: Waiter, now: float) -> bool:
         """Return whether a request that is late or deferred must wait for others that can still be in time, whichever scheduler

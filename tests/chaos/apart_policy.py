@@ -23,7 +23,7 @@ class ApartPolicy:
         others = [m for m in prefills if m is not decode]
         return PlacementChoice(decode, min(others, key=lambda m: m.queued_tokens, default=None), 0.0)
 
-    def has_prompt_room(self, member: Member, *, late: bool) -> bool:
+    def has_prompt_room(self, member: Member, *, late: bool, timed: bool) -> bool:
         return member.tokens_before(late) < 4 * member.max_batch_tokens
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:

@@ -82,9 +82,9 @@ class PlacementPolicy(Protocol):
         """Return where a request that already holds its blocks on `decode` gets its prompt computed."""
         ...
 
-    def has_prompt_room(self, member: Member, *, late: bool) -> bool:
+    def has_prompt_room(self, member: Member, *, late: bool, timed: bool) -> bool:
         """Return whether the instance should be given another prompt, `late` or not, already. If not, the request waits and can
-        still go elsewhere."""
+        still go elsewhere. `timed`: its class names a target for the first token."""
         ...
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:

@@ -147,10 +147,11 @@ class Placer:
             return None
         return choice
 
-    def any_prompt_room(self, level: int) -> bool:
-        """Return whether any instance could be given a prompt of that level now."""
+    def any_prompt_room(self, level: int, *, timed: bool) -> bool:
+        """Return whether any instance could be given a prompt of that level now. `timed`: its class names a target for it."""
         return any(
-            self._policy.has_prompt_room(m.above(level), late=False) for m in self._roster.shortest_queues()
+            self._policy.has_prompt_room(m.above(level), late=False, timed=timed)
+            for m in self._roster.shortest_queues()
         )
 
     def can_wait(self, waiter: Waiter, now: float) -> bool:
@@ -294,7 +295,7 @@ class Placer:
         is_short = choice.prefill is None and ask.uncached(choice.decode) <= self._threshold
         if is_short and not place.ends_with_prompt:
             return True
-        return self._policy.has_prompt_room(choice.computes, late=ask.late)
+        return self._policy.has_prompt_room(choice.computes, late=ask.late, timed=place.slo.is_timed)
 
     def _claim_for(self, waiter: Waiter, usable: Sequence[Member], now: float) -> None:
         """Keep an instance for `waiter`, for which nothing has headroom, after a while."""

@@ -24,7 +24,7 @@ class Reserve:
     def asked(self, waiter: Waiter, now: float) -> float:
         """Note that a request asks for a place, and return its `share`."""
         if not waiter.has_missed(now):
-            if waiter.place.slo.ttft_s < inf:
+            if waiter.place.slo.is_timed:
                 self._came_at[waiter.place.slo.priority] = now
             return 0.0
         return self.share(waiter, now)

@@ -100,10 +100,13 @@ class SloPolicy:
         outlook = member.outlook = Outlook(member, self._paces)
         return outlook
 
-    def has_prompt_room(self, member: Member, *, late: bool) -> bool:
-        """Return whether the prompt work is less than the steps that are planned and a little more."""
+    def has_prompt_room(self, member: Member, *, late: bool, timed: bool) -> bool:
+        """Return whether the prompt work is less than the steps that are planned and a little more: a whole step where no target
+        is named, since nothing is lost by prompts that wait there."""
         outlook = self.outlook(member)
         room_s = self._model.room_s if outlook.is_learned else self._model.unlearned_room_s
+        if not timed:
+            room_s = max(room_s, member.step_s)
         return (outlook.all_s if late else outlook.queue_s) < room_s + outlook.lag_s
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:

@@ -82,3 +82,13 @@ def test_what_is_late_leaves_nothing_to_requests_that_cannot_be() -> None:
         world.placed(plain(name))
     late = ask("late", 100, ttft_s=1e-4)
     assert world.placed(late) == "d"
+
+
+def test_an_instance_has_prompts_for_a_whole_step_more() -> None:
+    """Its steps take a second: a prompt that came when the one before it was done would leave a part of each step empty."""
+    steps = replace(SLOW, prompt=replace(SLOW.prompt, token_s=0.002))
+    world = World(instance("d", "pd"))
+    world.on(report("d", steps=steps, step_s=1.0, num_running=1, num_decoding=1, context_tokens=100))
+    world.placed(plain("a", 500))
+    assert world.on(ask("timed", 500, ttft_s=100.0)) == []
+    assert world.placed(plain("b", 500)) == "d"
