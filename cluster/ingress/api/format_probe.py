@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import product, takewhile
 from typing import Final
 
 from cluster.ingress.api.chat_messages import MessageStyle, ReasoningKey
@@ -17,7 +17,7 @@ from cluster.ingress.api.template_probe import (
     TemplateUse,
     call_styles,
 )
-from cluster.ingress.parsers import harmony
+from cluster.ingress.parsers import deepseek, harmony, hermes, mistral, qwen_coder
 from cluster.ingress.parsers.model_formats import (
     THINK_MARKS,
     ModelFormats,
@@ -37,6 +37,15 @@ from cluster.ingress.parsers.output_events import (
 _TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (
     *("harmony", "deepseek_v3", "mistral", "qwen3_coder", "hermes", "llama3_json", "pythonic"),
 )
+_OPENINGS: Final[Mapping[ToolFormat, str]] = {
+    "harmony": harmony.CHANNEL,
+    "deepseek_v3": deepseek.CALL_BEGIN,
+    "mistral": mistral.BEGIN,
+    "qwen3_coder": qwen_coder.BEGIN,
+    "hermes": hermes.BEGIN,
+}
+"""What a turn of the format has in it. Parsers also read calls without their marks, which models leave out; templates do not. A
+call of the other formats begins the turn."""
 _MARKED: Final[tuple[ReasoningFormat, ...]] = ("mistral", "think")
 _REASONING_FORMATS: Final[tuple[ReasoningFormat, ...]] = ("harmony", *_MARKED)
 _BEFORE_CALLS: Final[tuple[ReasoningFormat, ...]] = ("none", "mistral", "think")
@@ -102,14 +111,22 @@ def find_reasoning(uses: Sequence[TemplateUse], plain: MessageStyle) -> tuple[Re
 def _format_of(written: str) -> ToolFormat | None:
     """Return the format whose parser reads the known call in a turn, and leaves nothing of it."""
     for tools, reasoning in product(_TOOL_FORMATS, _BEFORE_CALLS):
+        if _OPENINGS.get(tools, "") not in written:
+            continue
         events = _events(ModelFormats(tools, reasoning), written, opened=False)
         names = [event.name for event in events if isinstance(event, CallBegins)]
         arguments = "".join(event.text for event in events if isinstance(event, CallArguments))
         rest = "".join(event.text for event in events if isinstance(event, Text))
         is_whole = CALLED not in rest and str(ARGUMENTS["shade"]) not in rest
-        if names == [CALLED] and is_whole and _object(arguments) == ARGUMENTS:
+        leads = tools in _OPENINGS or not _text_before_calls(events).strip()
+        if names == [CALLED] and is_whole and leads and _object(arguments) == ARGUMENTS:
             return tools
     return None
+
+
+def _text_before_calls(events: Sequence[OutputEvent]) -> str:
+    before = takewhile(lambda event: not isinstance(event, CallBegins), events)
+    return "".join(event.text for event in before if isinstance(event, Text))
 
 
 def _reasoning_of(prompt: str, written: str) -> ReasoningFormat:

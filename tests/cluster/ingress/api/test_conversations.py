@@ -181,9 +181,8 @@ async def test_with_truncation_the_oldest_turns_are_left_out() -> None:
     assert (said[0]["content"], said[1]["role"], said[-1]["content"]) == ("Be brief.", "user", "Last.")
     assert 3 < len(said) < 40
     assert f"the first {len(turns) - len(said)} items" in answer.headers["x-baton-warning"]
-    longer = await api.openai.responses.input_tokens.count(
-        model=NAME, input=turns[len(turns) - len(said) - 1 :]
-    )
+    one_turn_more = [turns[0], *turns[len(turns) - len(said) - 1 :]]
+    longer = await api.openai.responses.input_tokens.count(model=NAME, input=one_turn_more)
     assert longer.input_tokens > 4000 - 20
     alone = {**body, "input": [*turns[:5], {"role": "user", "content": "x" * 5000}], "truncation": "auto"}
     refused = await api.post("/v1/responses", alone)
