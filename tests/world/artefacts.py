@@ -86,12 +86,15 @@ def _from_pypi(requirement: str, to: Path) -> None:
 
 
 def _run(command: list[str]) -> None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise Unreachable(f"no answer within {_PATIENCE_S:g} s") from None
-    if done.returncode:
-        raise Unreachable((done.stderr or done.stdout)[-300:])
+    for is_last in (False, True):  # a registry may fail once
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise Unreachable(f"no answer within {_PATIENCE_S:g} s") from None
+        if not done.returncode:
+            return
+        if is_last:
+            raise Unreachable((done.stderr or done.stdout)[-300:])
 
 
 def _cache() -> Path:
