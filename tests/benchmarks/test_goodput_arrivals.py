@@ -2,15 +2,18 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks.goodput_arrivals import MISSES, PLACES, by_name, main, run, shares, summary
-from core.types import STANDARD, Request, SamplingParams, Slo
+from core.types import Request, SamplingParams, Slo
 from sim.coarse.simulated_sequence import SimulatedRequest
 from tests.benchmarks.small_traces import write_traces
+
+TIMED = Slo(ttft_s=2.0, tpot_s=0.1)
 
 
 def shares_of(**by_arrivals: float) -> dict[str, dict[str, float]]:
@@ -68,7 +71,7 @@ def test_a_request_in_time_is_none_of_those_that_missed() -> None:
 
 
 def test_classes_have_shares_of_their_own_though_some_gave_way() -> None:
-    chat, batch = Slo(name="chat"), Slo(name="batch")
+    chat, batch = replace(TIMED, name="chat"), replace(TIMED, name="batch")
     made = [job("a", slo=chat), job("b", slo=chat.giving_way()), job("c", slo=batch)]
     for one in made[1:]:
         one.first_s, one.last_s, one.num_output = 0.5, 1.0, 11
@@ -76,7 +79,7 @@ def test_classes_have_shares_of_their_own_though_some_gave_way() -> None:
     assert (found["share of chat"], found["share of batch"]) == (0.5, 1.0)
 
 
-def job(name: str, *, slo: Slo = STANDARD, tenant: str = "") -> SimulatedRequest:
+def job(name: str, *, slo: Slo = TIMED, tenant: str = "") -> SimulatedRequest:
     request = Request(
         id=name,
         prompt=(),

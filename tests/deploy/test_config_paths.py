@@ -17,8 +17,11 @@ from cluster.local import LocalCluster
 from core.config import ClusterConfig, load
 from core.errors import ConfigError
 from tests.contract.test_transport_tls import Authority
+from tests.deploy.test_process_logs import restored
 from tests.ports import free_port
 
+__all__ = ["restored"]
+pytestmark = pytest.mark.usefixtures("restored")
 NOWHERE = "/nowhere/at/all"
 BY_CARD = {"model.path", "model.adapters"}
 """What `read_model_card` reads."""

@@ -83,7 +83,9 @@ def stage(
     )
     pool = Mock(device=torch.device("cpu"), is_told=False)
     comm: Any = behind
-    runner = StageRunner(model, pool, shard, comm, 2, sink, draws=Mock(spec=Draws), graphs=graphs)  # type: ignore[arg-type]
+    draws = Mock(spec=Draws)
+    draws.take_dead_ends.return_value = ()
+    runner = StageRunner(model, pool, shard, comm, 2, sink, draws=draws, graphs=graphs)  # type: ignore[arg-type]
     return runner, graphs, behind
 
 
