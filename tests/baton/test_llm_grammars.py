@@ -11,8 +11,9 @@ from core.types import Grammar
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
-DEAD_END = Grammar(text='start: "yes " X\nX: /b/ & /c/')
-"""Nothing is both."""
+DEAD_END = Grammar(text=f'start: "{"yes " * 20}" X\nX: /b/ & /c/')
+"""Nothing is both. It comes so late that nobody sees it before."""
+SOON = Grammar(text='start: "yes " X\nX: /b/ & /c/')
 GOOD = Grammar(text='start: "yes" | "no"')
 ARRANGEMENTS: Mapping[str, dict[str, Any]] = {
     "one instance": {},
@@ -24,9 +25,11 @@ ARRANGEMENTS: Mapping[str, dict[str, Any]] = {
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 def test_a_dead_end_is_an_error_that_says_where(arrangement: str) -> None:
     with LLM("embedded", **ARRANGEMENTS[arrangement]) as llm:
+        with pytest.raises(RequestError, match="grammar: the grammar cannot be completed: no token"):
+            llm.generate("Is it so?", params(SOON), progress=False)
         for _ in range(2):
             with pytest.raises(
-                RequestError, match=r"dead end after \d tokens of output, the last of which are '.*yes "
+                RequestError, match=r"dead end after \d+ tokens of output, the last of which are '.*yes "
             ):
                 llm.generate("Is it so?", params(DEAD_END), progress=False)
         (answer,) = llm.generate("Is it so?", params(GOOD), progress=False)
@@ -35,4 +38,4 @@ def test_a_dead_end_is_an_error_that_says_where(arrangement: str) -> None:
 
 
 def params(grammar: Grammar) -> SamplingParams:
-    return SamplingParams(max_tokens=20, grammar=grammar)
+    return SamplingParams(max_tokens=150, grammar=grammar)

@@ -32,6 +32,8 @@ _STACK_BYTES = 1 << 20
 """Less than a rank's threads have, so that what can be compiled here can be compiled there."""
 _NUM_STEPS = 8
 """How far a grammar is followed: the bounds on one mask's work show behind the first tokens."""
+_NO_TOKEN = "NoExtension"
+"""How llguidance calls the error of a matcher that allows no token."""
 _LIMITS = LLParserLimits(verbose_errors=False)
 _PR_SET_PDEATHSIG = 1
 
@@ -92,7 +94,8 @@ def _complaint(vocabulary: LLTokenizer, grammar: str) -> str:
         followed.append(token)
         matcher.consume_token(token)
     error = matcher.get_error().partition("\n")[0]
-    if error or len(followed) == _NUM_STEPS or matcher.is_accepting():
+    is_dead = error.startswith(_NO_TOKEN)
+    if not is_dead and (error or len(followed) == _NUM_STEPS or matcher.is_accepting()):
         return error
     where = f"after {vocabulary.decode_str(followed)!r}" if followed else "at its beginning"
     return f"the grammar cannot be completed: no token of this model goes on with it {where}"
