@@ -33,7 +33,7 @@ def test_every_process_lands_in_its_group_and_the_cluster_answers(tmp_path: Path
     assert done.returncode == 0, done.stderr[-20_000:]
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["placed"] == {
-        "Scheduler": ["ingress"],
+        "Scheduler": ["ingress", "ingress"],
         "Ingress": ["ingress"],
         "PrefillPool": ["prefill"],
         "DecodePool": ["decode", "decode"],
