@@ -61,6 +61,8 @@ class Agents:
 async def served(pools: tuple[int, int], **keys: Any) -> AsyncIterator[Agents]:
     values = {"prefill_instances": pools[0], "decode_instances": pools[1], "model.name": "m"}
     values |= {"engine.num_blocks": 48, "engine.block_size": 16}
+    # With targets prompts go to the prefill instance, wherever they would end soonest.
+    values |= {"slo_classes": {"standard": {"ttft_s": 2.0, "tpot_s": 0.1}}}
     config = load(None, {}, values | keys)
     async with LocalCluster.running(config) as cluster:
         app = build_app(
