@@ -9,6 +9,7 @@ from math import isfinite
 from typing import Any
 
 from cluster.ingress.parsers.json_text import JsonText, Malformed
+from cluster.ingress.parsers.schema_forms import pointed_at
 
 Schema = Mapping[str, Any]
 Schemas = Mapping[str, Schema]
@@ -149,7 +150,7 @@ def _kinds(schema: Any, root: Schema, known: dict[int, frozenset[str]]) -> froze
     known[id(one)] = _ALL
     found = _own_kinds(one)
     if isinstance(reference := one.get("$ref"), str):
-        found &= _kinds(_pointed_at(reference, root), root, known)
+        found &= _kinds(pointed_at(reference, root), root, known)
     for union in _UNIONS:
         if branches := _list(one.get(union)):
             found &= frozenset().union(*(_kinds(branch, root, known) for branch in branches))
@@ -207,22 +208,8 @@ def _branches(schema: Any, root: Schema) -> list[Schema]:
         found[id(branch)] = branch
         parts = [part for union in ("allOf", *_UNIONS) for part in _list(branch.get(union))]
         reference = branch.get("$ref")
-        left += parts[::-1] + ([_pointed_at(reference, root)] if isinstance(reference, str) else [])
+        left += parts[::-1] + ([pointed_at(reference, root)] if isinstance(reference, str) else [])
     return list(found.values())
-
-
-def _pointed_at(reference: str, root: Schema) -> Any:
-    """Return what a reference within the tool's schema points at; None where there is nothing."""
-    if not reference.startswith("#"):
-        return None
-    place: Any = root
-    for part in reference[1:].split("/")[1:]:
-        key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(place, list) and key.isdigit() and int(key) < len(place):  # type: ignore[reportUnknownArgumentType]
-            place = place[int(key)]
-        else:
-            place = place.get(key) if isinstance(place, Mapping) else None  # type: ignore[reportUnknownMemberType]
-    return place
 
 
 def _read(text: str, kinds: frozenset[str]) -> str | None:
