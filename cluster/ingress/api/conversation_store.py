@@ -3,11 +3,11 @@
 import json
 import time
 import uuid
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cluster.ingress.api.bounded_store import BoundedStore
 from core.errors import RequestError
 
 Json = dict[str, Any]
@@ -41,29 +41,23 @@ class ConversationStore:
     """Conversations within a bound. The least recently used make room for new ones."""
 
     def __init__(self, capacity_bytes: int) -> None:
-        self._capacity = capacity_bytes
-        self._stored: OrderedDict[str, tuple[Conversation, int]] = OrderedDict()
-        self._bytes = 0
+        self._stored = BoundedStore[Conversation](capacity_bytes)
 
     def put(self, conversation: Conversation) -> None:
-        """Store a conversation, in place of one with its id. Raises RequestError where it alone exceeds the bound."""
+        """Store a conversation, and remove an older one of its id. Raises RequestError where it alone exceeds the bound."""
         size = conversation.num_bytes
-        if size > self._capacity:
+        if size > self._stored.capacity_bytes:
             raise RequestError(
-                f"the conversation has {size} bytes, and this server keeps {self._capacity} "
+                f"the conversation has {size} bytes, and this server keeps {self._stored.capacity_bytes} "
                 "(serve.response_store_bytes): send its turns as input",
                 field="items",
             )
-        self.delete(conversation.id)
-        self._stored[conversation.id] = conversation, size
-        self._bytes += size
-        while self._bytes > self._capacity:
-            self.delete(next(iter(self._stored)))
+        self._stored.put(conversation.id, conversation, size)
 
     def get(self, conversation_id: str, tenant: str, field: str | None = None) -> Conversation:
         """Return a conversation. Raises RequestError, where `field` names what holds the id in the client's request."""
         found = self._stored.get(conversation_id)
-        if found is None or found[0].tenant != tenant:
+        if found is None or found.tenant != tenant:
             raise RequestError(
                 f"no conversation {conversation_id!r} is stored here: it was deleted, has made room for others, or is another "
                 "ingress's",
@@ -72,12 +66,11 @@ class ConversationStore:
                 code="conversation_not_found",
             )
         self._stored.move_to_end(conversation_id)
-        return found[0]
+        return found
 
     def delete(self, conversation_id: str) -> None:
         """Forget a conversation. One that is not there is no error."""
-        if found := self._stored.pop(conversation_id, None):
-            self._bytes -= found[1]
+        self._stored.forget(conversation_id)
 
     def add(self, conversation_id: str, tenant: str, items: Sequence[Json]) -> tuple[Json, ...]:
         """Add items to the end of a conversation, and return them as they are stored. Raises RequestError."""

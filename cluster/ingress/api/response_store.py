@@ -2,10 +2,10 @@
 
 import asyncio
 import json
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.ingress.api.bounded_store import BoundedStore
 from core.errors import RequestError
 
 Json = dict[str, Any]
@@ -26,33 +26,25 @@ class ResponseStore:
 
     def __init__(self, capacity_bytes: int) -> None:
         """With a bound of 0 nothing is kept."""
-        self._capacity = capacity_bytes
-        self._stored: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
+        self._stored = BoundedStore[StoredResponse](capacity_bytes, self._forgotten)
         self._holders: dict[str, str] = {}
         """By the id of an item of its output, the response."""
-        self._bytes = 0
         self._running: dict[str, asyncio.Task[None]] = {}
 
     @property
     def keeps(self) -> bool:
-        return self._capacity > 0
+        return self._stored.capacity_bytes > 0
 
     def put(self, response: StoredResponse) -> None:
         """Store a response, in place of one with the same id. One that alone exceeds the bound is not kept."""
-        self._forget(response.body["id"])
-        size = len(json.dumps([response.items, response.body]))
-        if size > self._capacity:
-            return
-        self._stored[response.body["id"]] = response, size
-        self._holders |= {item["id"]: response.body["id"] for item in response.body["output"]}
-        self._bytes += size
-        while self._bytes > self._capacity:
-            self._forget(next(iter(self._stored)))
+        response_id = response.body["id"]
+        if self._stored.put(response_id, response, len(json.dumps([response.items, response.body]))):
+            self._holders |= {item["id"]: response_id for item in response.body["output"]}
 
     def get(self, response_id: str, tenant: str, field: str | None = None) -> StoredResponse:
         """Return a response. Raises RequestError, where `field` names what holds the id in the client's request."""
         found = self._stored.get(response_id)
-        if found is None or found[0].tenant != tenant:
+        if found is None or found.tenant != tenant:
             raise RequestError(
                 f"no response {response_id!r} is stored here: it was not kept, was deleted, has made room for newer ones, or "
                 "was another ingress's; send the whole conversation as input",
@@ -60,12 +52,12 @@ class ResponseStore:
                 status=404,
                 code="response_not_found",
             )
-        return found[0]
+        return found
 
     def item(self, item_id: str, tenant: str) -> Json:
         """Return an item of a stored response's output. Raises RequestError."""
         holder = self._stored.get(self._holders.get(item_id, ""))
-        if holder is None or holder[0].tenant != tenant:
+        if holder is None or holder.tenant != tenant:
             raise RequestError(
                 f"no item {item_id!r} of a response is stored here: send the item itself, or the response's id as "
                 "previous_response_id to the ingress that gave it",
@@ -73,13 +65,13 @@ class ResponseStore:
                 status=404,
                 code="item_not_found",
             )
-        return next(item for item in holder[0].body["output"] if item["id"] == item_id)
+        return next(item for item in holder.body["output"] if item["id"] == item_id)
 
     async def delete(self, response_id: str, tenant: str) -> None:
         """Delete a response, and end it where it still runs. Raises RequestError."""
         self.get(response_id, tenant)
         await self.cancel(response_id)
-        self._forget(response_id)
+        self._stored.forget(response_id)
 
     def run(self, response_id: str, task: "asyncio.Task[None]") -> None:
         """Hold a background response's task until it has ended."""
@@ -92,8 +84,6 @@ class ResponseStore:
             task.cancel()
             await asyncio.wait([task])
 
-    def _forget(self, response_id: str) -> None:
-        if found := self._stored.pop(response_id, None):
-            self._bytes -= found[1]
-            for item in found[0].body["output"]:
-                self._holders.pop(item["id"], None)
+    def _forgotten(self, response: StoredResponse) -> None:
+        for item in response.body["output"]:
+            self._holders.pop(item["id"], None)
