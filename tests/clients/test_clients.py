@@ -6,15 +6,15 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cluster.ingress.api.http_server import HttpServer
-from core.types import Request
 from models.hub import resolve
 from tests.clients.run_client import install, said
 from tests.cluster.ingress.api.harness import SETTINGS, Api
-from tests.cluster.ingress.api.template_fakes import HERMES, TemplateTokenizer, TokenGenerator
+from tests.cluster.ingress.api.template_fakes import HERMES, ScriptedGenerator, TemplateTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 SCRIPTS = Path(__file__).parent
@@ -40,26 +40,12 @@ CALL = json.dumps({"name": "look_up", "arguments": {"word": "heliotrope"}})
 EXPECTED = ["Hello there.", "Hello there.", "So heliotrope is a flower."]
 
 
-class Scripted(TokenGenerator):
-    """Calls its tool once, where it has one, and then says what it was told."""
-
-    def __init__(self, tokenizer: TemplateTokenizer) -> None:
-        super().__init__("", tokenizer)
-        self._tokenizer = tokenizer
-
-    async def generate(self, request: Request, shared: object = None):
-        rendered = self._tokenizer.rendered[-1]
-        told = [message["content"] for message in rendered["messages"] if message["role"] == "tool"]
-        text = f"So {told[-1]}." if told else "Hello there."
-        if rendered["tools"] and not told:
-            text = f"<tool_call>\n{CALL}\n</tool_call>"
-        self.ids = self._tokenizer.encode(text)
-        stream = super().generate(request)
-        try:
-            async for token in stream:
-                yield token
-        finally:
-            await stream.aclose()
+def script(rendered: dict[str, Any]) -> str:
+    """Call the tool once, where there is one, and then say what it gave."""
+    told = [message["content"] for message in rendered["messages"] if message["role"] == "tool"]
+    if rendered["tools"] and not told:
+        return f"<tool_call>\n{CALL}\n</tool_call>"
+    return f"So {told[-1]}." if told else "Hello there."
 
 
 @pytest.fixture
@@ -72,7 +58,7 @@ async def url() -> AsyncIterator[str]:
         default_sampling={},
         tokenizer_folder=resolve("embedded"),  # for the grammars of strict tools
     )
-    api = Api(Scripted(tokenizer), settings, tokenizer=tokenizer)
+    api = Api(ScriptedGenerator(tokenizer, script), settings, tokenizer=tokenizer)
     server = HttpServer(api.app, "127.0.0.1", [0], shared=False)
     server.start()
     try:

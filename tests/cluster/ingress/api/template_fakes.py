@@ -114,6 +114,23 @@ class TokenGenerator(FakeGenerator):
             await stream.aclose()
 
 
+class ScriptedGenerator(TokenGenerator):
+    """Says what a script makes of the conversation that the template was given last."""
+
+    def __init__(self, tokenizer: TemplateTokenizer, script: Callable[[dict[str, Any]], str]) -> None:
+        super().__init__("", tokenizer)
+        self._tokenizer, self._script = tokenizer, script
+
+    async def generate(self, request: Any, shared: object = None):
+        self.ids = self._tokenizer.encode(self._script(self._tokenizer.rendered[-1]))
+        stream = super().generate(request)
+        try:
+            async for token in stream:
+                yield token
+        finally:
+            await stream.aclose()
+
+
 def served(text: str, template: str = HERMES, special: Sequence[str] = (), ending: str = "") -> Api:
     tokenizer = TemplateTokenizer(template, special, ending)
     settings = replace(SETTINGS, max_context_tokens=4000, vocab_size=400)
