@@ -55,7 +55,7 @@ def offline_request(
 def sampling_of(
     body: OfflineRequest, num_prompt: int, settings: ApiSettings, tokenizer: ChatTokenizer
 ) -> SamplingParams:
-    """Return the sampling parameters of a prompt of so many tokens. Raises RequestError, naming the field."""
+    """Return the sampling parameters of a prompt of `num_prompt` tokens. Raises RequestError, naming the field."""
     if body.max_tokens is None:
         room = settings.max_context_tokens - num_prompt
         body = body.model_copy(update={"max_tokens": max(1, min(DEFAULT_TOKENS, room))})

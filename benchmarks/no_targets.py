@@ -33,7 +33,7 @@ _SEEDS = (0, 1)
 
 
 def fleet(slowness: float, num_instances: int) -> CoarseConfig:
-    """A device whose full batch takes about 0.1 s a step, made so many times slower."""
+    """Return a fleet of a device whose full batch takes 0.1 s a step, made `slowness` times slower."""
     step = StepCost(
         overhead_s=0.004 * slowness,
         tokens_per_s=5000.0 / slowness,

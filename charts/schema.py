@@ -280,8 +280,9 @@ def schema() -> dict[str, Any]:
 
 
 def _without_infinity(node: Any) -> Any:
-    """Return `node` with null in place of infinite numbers, which JSON cannot write. Where infinity is the default null may be
-    given."""
+    """Return `node` with null instead of infinite numbers, which JSON cannot write.
+
+    Where infinity is the default, the schema also accepts null."""
     match node:
         case float() if node == inf:
             return None

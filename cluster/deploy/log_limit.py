@@ -1,6 +1,6 @@
-"""Bounds what strangers make this process log: so many lines of one place in the code, and fewer of them about one client.
+"""Bounds the log lines that strangers cause: per place in the code, and more tightly per client.
 
-What is left out is counted, and the next line of that place says how many they were. Metrics count all of them."""
+Lines beyond the bound are counted, and the next line of that place says how many were left out. Metrics count all of them."""
 
 import logging
 import threading

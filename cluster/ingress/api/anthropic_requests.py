@@ -136,7 +136,7 @@ MESSAGES_NEUTRAL: NeutralFields = {
     "context_management": (_keeps_everything, "the client edits its history"),
     "diagnostics": (is_one_of(), "/cluster and the metrics tell what happened"),
     "user_profile_id": (is_one_of(), "there are no profiles"),
-    "workspace_id": (is_one_of(), "tenants are told by their keys"),
+    "workspace_id": (is_one_of(), "a key says which tenant asks"),
     "compaction": (is_one_of(), "the client shortens its history"),
     "fallbacks": (is_one_of([]), "there is one model"),
     "fallback_credit_token": (anything, ""),

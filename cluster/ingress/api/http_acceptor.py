@@ -1,4 +1,4 @@
-"""Accepts clients' connections: so many in all, so many of each address, and none that takes too long.
+"""Accepts clients' connections within a bound in all, a bound per address, and a time for the handshake.
 
 Where there is no room, the address that has the most connections gives up the oldest one that does nothing. So nobody keeps
 others out by opening connections, and a load balancer, whose address has them all, needs no limit of its own."""
@@ -182,7 +182,7 @@ class Acceptor:
 
 
 def _network(host: str) -> str:
-    """Return what counts as one address: of IPv6 a whole network, since one customer has so many."""
+    """Return what counts as one address. For IPv6 it is a whole network, since one customer has one."""
     if ":" not in host:
         return host
     address = ipaddress.IPv6Address(host.partition("%")[0])

@@ -114,7 +114,7 @@ def _parts(message: Message) -> str:
 
 
 def marked_messages(shapes: Sequence[MessageShape]) -> tuple[list[Message], list[Mark]]:
-    """Return messages of these shapes with a mark in place of each text, and the marks that must not be lost."""
+    """Return messages of these shapes with a mark instead of each text, and the marks that must not be lost."""
     numbers, num_calls = count(), 0
     messages: list[Message] = []
     marks: list[Mark] = []

@@ -67,7 +67,7 @@ def reason_of(error: Exception) -> str:
 
 
 def as_refusal(error: Exception) -> Exception:
-    """Return what a client is told: a full disk is no failure of the server's code."""
+    """Return the error as the client gets it. A full disk becomes a 507: the server's code has not failed."""
     if not is_full(error):
         return error
     return RequestError(

@@ -206,7 +206,7 @@ class Message(Strict):
     reasoning_details: list[ReasoningDetail] | None = None
     thinking_blocks: list[ReasoningDetail] | None = None
     refusal: str | None = None
-    """What an assistant said in place of content."""
+    """The assistant's refusal, which stands instead of content."""
     cache_control: CacheControl | None = None
     # Clients send answers back as they got them, with these fields empty.
     audio: None = None

@@ -12,7 +12,7 @@ from cluster.ingress.api.responses_items import Item, MessageItem
 from cluster.ingress.api.responses_requests import ResponsesRequest, chat_of
 
 _ROOM_SHARE = 8
-"""With truncation, at least a context's share of one in so many stays for the answer, if that many tokens are wanted."""
+"""With truncation, up to 1 / `_ROOM_SHARE` of the context is kept for the answer, as far as the request wants it."""
 
 
 async def prepared_turn(
