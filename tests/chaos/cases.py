@@ -124,7 +124,8 @@ class Case:
         while not all(
             [(await node.status())["computed"] for role in ("prefill", "decode") for node in self.of(role)]
         ):
-            for stream in [await self.decoding("frontend1") for _ in range(4)]:
+            # At once: one after the other, all would go to the same idle instance.
+            for stream in await asyncio.gather(*(self.decoding("frontend1") for _ in range(4))):
                 await self.end(stream)
 
     def pause_after(self, stream: Stream, moment_s: float) -> float:
