@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WHEELS := $(VENV)/wheels
-SOURCES := baton benchmarks charts cluster core decode device docs engine examples kernels kvtransfer models net parallel prefill setup.py sim tests
+SOURCES := baton benchmarks charts cluster core decode device docs engine examples kernels kvtransfer models net parallel prefill setup.py sim tests tools
 
 .PHONY: help serve local chat test test-all lint docs format compiled config-page chart-schema gpu gpu-packages setup clean
 help:
@@ -77,7 +77,7 @@ docs:
 compiled: $(READY)
 	rm -rf build/compiled
 	BATON_COMPILE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/compiled .
-	@echo "==> run anything on it: PYTHONPATH=build/compiled:. $(BIN)/python -P -m benchmarks.decisions ..."
+	@echo "==> run anything on it: PYTHONPATH=build/compiled:. $(BIN)/python -P -m benchmarks.scheduler.decisions ..."
 
 # For a machine that has a GPU, PyTorch, Triton and no network: no .venv there. `gpu-packages`, run where there is a network, fetches
 # what else the GPU benchmarks import, for that machine's Python; the folder goes along with the checkout.

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from baton.llm import LLM, Completion
-    from core.config import ClusterConfig
+    from core.config.cluster_config import ClusterConfig
     from core.types import SamplingParams
 
 __all__ = ["LLM", "ClusterConfig", "Completion", "SamplingParams"]
@@ -15,7 +15,7 @@ __version__ = "0.2.0"
 _MODULES = {
     "LLM": "baton.llm",
     "Completion": "baton.llm",
-    "ClusterConfig": "core.config",
+    "ClusterConfig": "core.config.cluster_config",
     "SamplingParams": "core.types",
 }
 

@@ -6,8 +6,8 @@ from typing import Any
 from pydantic.fields import FieldInfo
 
 from baton.cli.serve_options import KEYS, flag
-from core.config import ClusterConfig
-from core.config_words import allowed, keys_of
+from core.config.cluster_config import ClusterConfig
+from core.config.config_words import allowed, keys_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "configuration.md"
 _BEGIN, _END = "<!-- keys -->\n", "<!-- /keys -->\n"

@@ -18,8 +18,8 @@ from cluster.preflight.nccl_tests import measure_node
 from cluster.preflight.node_checks import check_host
 from cluster.preflight.pods import check_as_rank
 from cluster.preflight.ray_nodes import check_room, living_nodes
-from core.config import ClusterConfig
-from core.pools import PoolName
+from core.config.cluster_config import ClusterConfig
+from core.config.pools import PoolName
 
 
 def backend_for(wanted: str) -> Backend:

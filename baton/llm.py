@@ -16,24 +16,24 @@ import uvloop
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from baton.offline_requests import OfflineRequest, Prompt, offline_request, sampling_of
-from cluster.ingress.api.api_factory import api_settings
-from cluster.ingress.api.body_model import validate
-from cluster.ingress.api.chat_format import ChatFormat
-from cluster.ingress.api.detokenize import TextStream
-from cluster.ingress.api.grammar_checker import GrammarChecker
-from cluster.ingress.api.openai_requests import ChatRequest
-from cluster.ingress.api.request_params import check_constrainable, check_generates, prompts_of
-from cluster.ingress.api.token_checks import check_tokens
-from cluster.ingress.fair_threads import finished
+from cluster.ingress.api_factory import api_settings
+from cluster.ingress.bodies.body_model import validate
+from cluster.ingress.bodies.request_bodies import ChatRequest
+from cluster.ingress.generation.chat_format import ChatFormat
+from cluster.ingress.generation.detokenize import TextStream
+from cluster.ingress.generation.request_params import check_constrainable, check_generates, prompts_of
+from cluster.ingress.generation.token_checks import check_tokens
+from cluster.ingress.grammar.grammar_checker import GrammarChecker
 from cluster.ingress.model_card import describe_adapter, read_model_card
 from cluster.ingress.parsers.stop_strings import StopStrings
+from cluster.ingress.tenants.fair_threads import finished
 from cluster.local import LocalCluster
-from core.config import ClusterConfig, load
+from core.config.cluster_config import ClusterConfig, load
 from core.errors import Overloaded, ReplicaLost, RequestError
 from core.prompt_pictures import Picture
 from core.request_checks import check_computable
 from core.types import FinishReason, Request, SamplingParams, Slo
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 
 _SLO = Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1)
 

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from cluster.ingress.api.body_model import validate
-from cluster.ingress.api.generator import ChatTokenizer
-from cluster.ingress.api.openai_requests import CompletionRequest, Ids
-from cluster.ingress.api.request_params import ApiSettings, max_new_tokens, to_sampling
+from cluster.ingress.bodies.body_model import validate
+from cluster.ingress.bodies.request_bodies import CompletionRequest, Ids
+from cluster.ingress.delivery.generator import ChatTokenizer
+from cluster.ingress.generation.request_params import ApiSettings, max_new_tokens, to_sampling
 from core.errors import RequestError
 from core.types import Grammar, SamplingParams, ThinkingBudget
 

@@ -10,8 +10,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from sim.plan_fleets import kind_of
-from sim.plan_trial import Trial
+from sim.planning.plan_fleets import kind_of
+from sim.planning.plan_trial import Trial
 
 _MARKERS = "osD^vP*X<>"
 _LEGEND_COLUMNS, _TITLE_COLUMNS = 30, 90

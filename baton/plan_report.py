@@ -3,9 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sim.plan_load import Columns, PeakLoad
-from sim.plan_trial import Trial
-from sim.planner import Demand, Plan
+from sim.planning.plan_load import Columns, PeakLoad
+from sim.planning.plan_trial import Trial
+from sim.planning.planner import Demand, Plan
 
 
 @dataclass(frozen=True, slots=True)

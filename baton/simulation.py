@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import Progress
 
 from baton.bench.traces import TraceRow
-from cluster.ingress import frontend
-from core.config import ClusterConfig
+from cluster.ingress.delivery import frontend
+from core.config.cluster_config import ClusterConfig
 from core.errors import ConfigError
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config, full_config

@@ -7,12 +7,12 @@ from rich.console import Console
 from rich.progress import Progress
 
 from cluster.instance.rank_memory import memory_of_replica
-from core.config import load
-from core.step_profile import Profile
-from core.steps import chunk_pairs, unread_decay
+from core.config.cluster_config import load
+from core.cost.step_profile import Profile
+from core.cost.steps import chunk_pairs, unread_decay
 from engine.execution.step_meter import PromptPiece, StepMeter
-from models.hub import resolve
-from sim.device_profile import Sample, as_profile, fit
+from models.files.hub import resolve
+from sim.catalogue.device_profile import Sample, as_profile, fit
 
 _CHUNKS = (16, 32, 64, 128, 256, 512)
 _STARTS = (0, 128, 512, 1024)

@@ -1,7 +1,7 @@
 """The chart's values as a model, and what is made from it: `values.schema.json`, and the server's defaults for the templates.
 
-`config` is core.config.ClusterConfig itself, so that the chart and the server cannot disagree about a key. No object takes
-an unknown key; what goes on to Kubernetes as it is (tolerations, affinity, ...) is left for Kubernetes to check."""
+`config` is core.config.cluster_config.ClusterConfig itself, so that the chart and the server cannot disagree about a key. No
+object takes an unknown key; what goes on to Kubernetes as it is (tolerations, affinity, ...) is left for Kubernetes to check."""
 
 import json
 import sys
@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from core.config import ClusterConfig
-from core.live_config import LiveConfig
+from core.config.cluster_config import ClusterConfig
+from core.config.live_config import LiveConfig
 
 CHART = Path(__file__).parent / "baton"
 SCHEMA, DEFAULTS = CHART / "values.schema.json", CHART / "files" / "defaults.json"

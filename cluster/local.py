@@ -10,16 +10,16 @@ from typing import TypeVar
 
 import uvloop
 
-from cluster.ingress.api.api_factory import build_app, run_batches
-from cluster.ingress.api.connection_limits import connection_limits
-from cluster.ingress.api.draining import drain
-from cluster.ingress.api.http_server import HttpServer
-from cluster.ingress.api.ingress_tls import follow_certificate, ingress_tls
-from cluster.ingress.api.live_rules import LiveRules
-from cluster.ingress.frontend import Frontend
+from cluster.ingress.api_factory import build_app, run_batches
+from cluster.ingress.delivery.frontend import Frontend
+from cluster.ingress.http.connection_limits import connection_limits
+from cluster.ingress.http.draining import drain
+from cluster.ingress.http.http_server import HttpServer
+from cluster.ingress.http.ingress_tls import follow_certificate, ingress_tls
 from cluster.ingress.model_card import ModelCard
-from cluster.ingress.observers import make_observers
-from cluster.ingress.timeline import Observe, nobody
+from cluster.ingress.telemetry.observers import make_observers
+from cluster.ingress.telemetry.timeline import Observe, nobody
+from cluster.ingress.tenants.live_rules import LiveRules
 from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import InstanceParts, LateSink, Role
 from cluster.instance.kept_instances import KeptInstances
@@ -28,15 +28,15 @@ from cluster.scheduler.adapter_file import AdapterFile
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
-from core.config import ClusterConfig, EngineConfig
-from core.device_transport import check_device_transport
+from core.config.cluster_config import ClusterConfig, EngineConfig
+from core.config.device_transport import check_device_transport
 from core.errors import ConfigError, ReplicaLost
 from core.garbage import leave_out_all_there_is
 from core.ports import LayerSink, Mail, WorkerGroup
 from core.reports import PoolStatus, Status
-from engine.execution.devices import choose_device
+from engine.sizing.devices import choose_device
 from kvtransfer.transport.loopback_transport import LoopbackFabric
-from models.hub import resolve as find_model
+from models.files.hub import resolve as find_model
 from net.loopback_mail import LoopbackNetwork
 
 M = TypeVar("M", bound=Mail)

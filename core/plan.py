@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from core.cost.steps import chunk_pairs
 from core.prompt_pictures import Picture
 from core.records import record
-from core.steps import chunk_pairs
 from core.types import PromptScore, SamplingParams, TokenId
 
 PROPOSED: TokenId = -1
@@ -97,7 +97,7 @@ class StepSize(NamedTuple):
     num_prompt: int
     """The tokens that are pieces of prompts; 0 where the step only decodes."""
     num_pairs: float
-    """As `core.steps.StepModel` counts them."""
+    """As `core.cost.steps.StepModel` counts them."""
     num_drafts: int
     num_plain: int
     """The works that compute one token, draw the next one, and have nothing else to them: nothing is pushed, and there are no

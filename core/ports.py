@@ -3,11 +3,11 @@
 from collections.abc import Awaitable, Callable, Collection, Sequence, Sized
 from typing import Protocol, TypeVar
 
-from core.adapter_config import HoldAdapters
+from core.config.adapter_config import HoldAdapters
+from core.cost.steps import StepModels
 from core.errors import Hung
 from core.messages import Message
 from core.plan import FailedSeq, StepPlan, StepResult
-from core.steps import StepModels
 from core.types import Request, TokenOut
 
 

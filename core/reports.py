@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from core.steps import UNKNOWN_STEPS, StepModels
+from core.cost.steps import UNKNOWN_STEPS, StepModels
 
 _LOADING = ("reading", "packing")
 """The phases of a start in which weights come from their files (`models/registry.py`)."""
@@ -85,7 +85,8 @@ class Register:
     state_blocks: int = 0
     """Blocks that each sequence takes for its recurrent state, before those of its tokens (`KVLayout.state_blocks`)."""
     lent_blocks: int = 0
-    """As many blocks more than its pool has its sequences may hold together, since some of them sit out (`core.lending`)."""
+    """As many blocks more than its pool has its sequences may hold together, since some of them sit out
+    (`core.pacing.overcommit`)."""
     card: str = ""
     """The GPU that it shares with others, with which it is lost; empty where it has its own."""
     start: StartTimes = StartTimes()
@@ -217,7 +218,7 @@ class LoadReport:
     late_tokens: int = 0
     """Prompt tokens still to be computed of prompts that are late, which let others of their class pass."""
     lendable_blocks: int = 0
-    """Blocks of sequences that are so far ahead of their pace that others may have them at once (`core.lending`)."""
+    """Blocks of sequences that are so far ahead of their pace that others may have them at once (`core.pacing.overcommit`)."""
     links: tuple[LinkSpeed, ...] = ()
     """How fast KV goes to each instance to which some has gone lately."""
     sent: tuple[str, ...] = ()

@@ -153,7 +153,8 @@ class Request:
     salt: str = ""
     """Prefixes are shared only between equal salts."""
     adapter: str = ""
-    """The adapter that changes the model for it, by name and revision (`core.adapter_config`); empty: the model as it is."""
+    """The adapter that changes the model for it, by name and revision (`core.config.adapter_config`); empty: the model as it
+    is."""
     arrival_s: float = 0.0
     attempt: int = 0
     emitted: tuple[TokenId, ...] = ()

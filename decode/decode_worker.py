@@ -6,7 +6,7 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 from core.errors import RequestError
 from core.messages import (
     Cancel,

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence as Seq
 
-from core.lateness import turn
-from core.pacing import tokens_in_time
+from core.pacing.lateness import turn
+from core.pacing.pacing import tokens_in_time
 from core.ports import S
 
 

@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
 
-from core.adapter_config import HoldAdapters
+from core.config.adapter_config import HoldAdapters
+from core.cost.steps import StepModels
 from core.errors import Bug, OutOfMemory, RequestError
 from core.messages import Grant
 from core.output_marks import MARKS
@@ -17,7 +18,6 @@ from core.plan import StepPlan, StepResult
 from core.ports import Clock, EngineEvents, WorkerGroup
 from core.reports import DroppedBlocks, LayerExperts, TierCounts, WorkCounts
 from core.request_checks import ANY_TOKEN, check_computable
-from core.steps import StepModels
 from core.types import Request, TokenOut
 from engine.planning.block_ledger import Reservation
 from engine.planning.expert_counts import ExpertCounts

@@ -7,10 +7,10 @@ import asyncio
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
+from core.cost.steps import UNKNOWN_STEPS, StepModels
 from core.errors import Hung
 from core.plan import StepPlan, StepResult
 from core.ports import WorkerGroup
-from core.steps import UNKNOWN_STEPS, StepModels
 from engine.planning.step_bounds import PATIENCE, StepBounds
 from engine.planning.step_time_fit import expected_s
 

@@ -10,10 +10,10 @@ from simulate_trace import made_up
 from baton.bench.traces import read_trace
 from baton.plan_report import PlanFinding
 from core.types import Slo
-from sim.plan_demand import trace_demand
-from sim.plan_fleets import Hardware
-from sim.plan_trial import Trial
-from sim.planner import Targets, plan
+from sim.planning.plan_demand import trace_demand
+from sim.planning.plan_fleets import Hardware
+from sim.planning.plan_trial import Trial
+from sim.planning.planner import Targets, plan
 
 
 def line(trial: Trial) -> str:

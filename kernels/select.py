@@ -16,11 +16,11 @@ from kernels.attention.installed import INSTALL, about
 from kernels.attention.remembered import ChoiceFile, default_path
 from kernels.attention.selecting import select_attention
 from kernels.attention.trial import device_timer
+from kernels.cpu.invariant_ops import invariant_ops
+from kernels.cpu.prepacked import WeightFormat, prepacked_ops
 from kernels.kv_parts import KVPart
 from kernels.ops import AttentionMeta, KVLayer, Ops
 from kernels.packed import FLOAT8_CAPABILITY
-from kernels.torch.invariant_ops import invariant_ops
-from kernels.torch.prepacked import WeightFormat, prepacked_ops
 from kernels.torch.reference import reference_ops
 
 Kernels = Literal["auto", "triton", "torch", "flashinfer", "flash_attention"]

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Ops
 from models.lora.low_rank import AdapterWeights
-from models.readout import Readout
-from models.spec import ModelSpec
+from models.pooling.readout import Readout
+from models.spec.model_spec import ModelSpec
 
 
 class CausalModel(Protocol):

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from kernels.collectives import ONE_RANK, Collectives
 from kernels.ops import AttentionMeta, ExpertWeights, FusedLayers, KVLayer, Ops
-from models.attention import ForwardStep
-from models.ended_layer import EndedLayer, scalar_of
-from models.kv_places import KVPlaces
-from models.layer import Layer, centred
-from models.layer_inputs import LayerInput, LayerInputs
-from models.norms import add_and_norm, read_norm
-from models.readout import NO_READOUT, Readout
-from models.rope import Rotations
-from models.spec import ModelSpec
-from models.weight_source import WeightSource
+from models.formats.weight_source import WeightSource
+from models.layers.attention import ForwardStep
+from models.layers.layer import Layer, centred
+from models.layers.norms import add_and_norm, read_norm
+from models.layers.per_layer_embeddings import LayerInput, LayerInputs
+from models.layers.rope import Rotations
+from models.layers.scaled_layer import EndedLayer, scalar_of
+from models.pooling.readout import NO_READOUT, Readout
+from models.spec.kv_places import KVPlaces
+from models.spec.model_spec import ModelSpec
 
 
 class Model:
@@ -98,7 +98,7 @@ class Model:
         self._inputs = None
         if spec.layer_inputs is not None:
             self._inputs = LayerInputs(spec, checkpoint, self.ops, self.collectives)
-        # A scorer's head is models/readout.py's.
+        # A scorer's head is models/pooling/readout.py's.
         checkpoint.ignore(*names, "model.norm.weight", "score.weight")
 
     def forward(

@@ -13,22 +13,22 @@ from core.start_timer import StartTimer
 from kernels.collectives import ONE_RANK, Collectives
 from kernels.cpu.attention import attends_heads_of
 from kernels.cpu.library import Isa, fastest_of_bfloat16, native
+from kernels.cpu.prepacked import WeightFormat
 from kernels.ops import Ops
 from kernels.select import Kernels, select_ops
-from kernels.torch.prepacked import WeightFormat
-from models.attention_cases import attention_cases
 from models.causal_model import CausalModel
-from models.dummy_weights import DummyWeights
-from models.families import read_spec
+from models.families.table import read_spec
+from models.formats.checkpoint import Checkpoint, Shard, whole
+from models.formats.dummy_weights import DummyWeights
+from models.layers.attention_cases import attention_cases
 from models.lora.adapter import read_adapters
 from models.lora.low_rank import AdapterWeights
 from models.model import Model
-from models.readout import Readout, load_readout
-from models.spec import DTYPES, Implementation, LoadFormat, ModelSpec
-from models.weights import Checkpoint, Shard, whole
+from models.pooling.readout import Readout, load_readout
+from models.spec.model_spec import DTYPES, Implementation, LoadFormat, ModelSpec
 
 Encode = Callable[[Sequence[Tensor], Sequence[int]], list[Tensor]]
-"""`models.encoder_model.EncoderModel.encode`."""
+"""`models.hf.encoder_model.EncoderModel.encode`."""
 
 
 def choose_dtype(spec: ModelSpec, wanted: str, device: torch.device) -> str:
@@ -190,7 +190,7 @@ def _foreign(
     collectives: Collectives,
 ) -> CausalModel:
     timer.begin("imports")
-    from models.transformers_model import TransformersModel  # noqa: PLC0415 (seconds, which Baton's own do not need)
+    from models.hf.transformers_model import TransformersModel  # noqa: PLC0415 (seconds, which Baton's own do not need)
 
     timer.begin("reading")
     on_read = partial(timer.begin, "checking")
@@ -223,7 +223,7 @@ def load_encoder(
     """The layers of an encoder, and what follows them. `timer`: see `load_model`. Raises ConfigError and UnsupportedModel."""
     timer = timer or StartTimer("imports")
     timer.begin("imports")
-    from models.encoder_model import EncoderModel  # noqa: PLC0415 (seconds, which Baton's own do not need)
+    from models.hf.encoder_model import EncoderModel  # noqa: PLC0415 (seconds, which Baton's own do not need)
 
     timer.begin("kernels")
     spec, readout, torch_dtype = read_spec(folder), load_readout(folder, device), getattr(torch, dtype)

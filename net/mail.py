@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from core.config.mail_config import MailConfig
 from core.errors import BatonError, ProtocolError, ReplicaLost
-from core.mail_config import MailConfig
 from core.messages import Message
 from net.channel import Channel, Identity, Listener, connect
 from net.codec import decode, encode

@@ -113,7 +113,7 @@ _GROUP = 32
 
 
 class Sharding:
-    """The `models.weights.Shard` of one rank. Call it with a name and a full shape."""
+    """The `models.formats.checkpoint.Shard` of one rank. Call it with a name and a full shape."""
 
     def __init__(
         self,

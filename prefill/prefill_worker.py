@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from core.errors import RequestError, TransferError
-from core.lateness import due_s
 from core.messages import Drained, Grant, Message, PrefillFailed, Revoke, StartPrefill, Tokens
+from core.pacing.lateness import due_s
 from core.plan import FailedSeq
 from core.ports import Mail
 from core.types import Request, TokenOut

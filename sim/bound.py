@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 
-from core.steps import chunk_pairs
+from core.cost.steps import chunk_pairs
+from sim.catalogue.cost import StepCost
 from sim.coarse.simulated_sequence import SimulatedRequest
-from sim.cost import StepCost
 
 _NUM_CHECKS = 24
 """The number of times at which the work that is due by then is checked. With fewer the bound is looser, and still holds."""

@@ -6,16 +6,16 @@ fewer writes. Blocks are larger than in production, since nothing in either depe
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from core.config import load
-from core.device_steps import GPU_BATCH_TOKENS, GPU_NUM_SEQS
+from core.config.cluster_config import load
+from core.config.device_steps import GPU_BATCH_TOKENS, GPU_NUM_SEQS
+from core.cost.step_profile import Profile
 from core.errors import ConfigError
-from core.step_profile import Profile
 from core.types import Slo
 from sim.bound import EngineBound
-from sim.catalogue import GPUS, MODELS, CatalogueModel, Gpu, link_cost, num_blocks, step_cost
+from sim.catalogue.catalogue import GPUS, MODELS, CatalogueModel, Gpu, link_cost, num_blocks, step_cost
+from sim.catalogue.cost import LinkCost, ModelledStep
+from sim.catalogue.device_profile import cost_of
 from sim.coarse.world import CoarseConfig, DeviceGroup
-from sim.cost import LinkCost, ModelledStep
-from sim.device_profile import cost_of
 from sim.shared_cards import CardShares, shared_cost
 from sim.simulated_run import SimConfig
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast, get_args
 from cluster.instance.instance_parts import Role
 from cluster.scheduler.scaling.autoscaler import Autoscaler, Facts
 from cluster.scheduler.scaling.scaler import PoolName
-from core.config import ScalingConfig
+from core.config.cluster_config import ScalingConfig
 from core.errors import ConfigError
 from core.ports import Clock
 

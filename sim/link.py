@@ -6,7 +6,7 @@ from core.messages import RegionKey
 from core.ports import Clock
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackSender
-from sim.cost import LinkCost
+from sim.catalogue.cost import LinkCost
 
 
 class ModelledLink:

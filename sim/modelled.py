@@ -3,11 +3,11 @@
 import asyncio
 import hashlib
 
-from core.adapter_config import HoldAdapters
+from core.config.adapter_config import HoldAdapters
 from core.errors import Hung
 from core.plan import NewSeq, Sampled, StepPlan, StepResult
 from core.ports import Clock, LayerSink, OnReady
-from sim.cost import ModelledStep, duration_s
+from sim.catalogue.cost import ModelledStep, duration_s
 
 
 def modelled_token(seed: int, position: int, vocab_size: int) -> int:

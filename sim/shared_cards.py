@@ -2,15 +2,15 @@
 
 Measured on one H200 with 8B, bfloat16, and bounds of 0.6 of the processors for prompts and 0.4 for tokens
 (`benchmarks/results/gpu.md`): a prompt of 2,048 tokens takes 1.44 of its time with the whole card, a step of 64 sequences 1.36,
-and beside each other they take 1.29 and 1.33 of that. The constants of `sim.cost.SharedCost` are chosen so that modelled steps
-do, too. Other shares go in proportion, and other cards are taken to be alike: neither was measured."""
+and beside each other they take 1.29 and 1.33 of that. The constants of `sim.catalogue.cost.SharedCost` are chosen so that
+modelled steps do, too. Other shares go in proportion, and other cards are taken to be alike: neither was measured."""
 
 from dataclasses import dataclass
 from math import ceil
 
-from core.memory_law import GPU_RESERVE_BYTES
-from sim.catalogue import MEMORY_SHARE, CatalogueModel, Gpu, step_cost
-from sim.cost import SharedCost
+from core.cost.memory_model import GPU_RESERVE_BYTES
+from sim.catalogue.catalogue import MEMORY_SHARE, CatalogueModel, Gpu, step_cost
+from sim.catalogue.cost import SharedCost
 
 PREFILL_PROCESSORS = (0.3, 0.5, 0.7)
 _PREFILL_KV_TOKENS = 16384

@@ -9,11 +9,11 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any
 
 from cluster.ingress.batches.batch_job import MAX_WAIT_S
-from cluster.ingress.frontend import Frontend
+from cluster.ingress.delivery.frontend import Frontend
 from cluster.instance.instance_parts import Role
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
-from core.config import ClusterConfig, load
+from core.config.cluster_config import ClusterConfig, load
 from core.errors import Overloaded, ReplicaLost, RequestError
 from core.types import Request, SamplingParams, Slo
 from net.loopback_mail import LoopbackNetwork

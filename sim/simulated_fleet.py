@@ -4,10 +4,10 @@ from math import inf
 
 from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import InstanceParts, Role
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
+from core.cost.steps import with_experts
 from core.kv import KVLayout, KVShard
 from core.ports import Clock, LayerSink, Mail, Resolve
-from core.steps import with_experts
 from kvtransfer.inbox import Inbox
 from kvtransfer.transport.base import Receiver, Sender
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from core.steps import UNKNOWN_STEPS, StepModels
+from core.cost.steps import UNKNOWN_STEPS, StepModels
 from core.types import Slo
-from sim.cost import LinkCost, ModelledStep, StepCost
+from sim.catalogue.cost import LinkCost, ModelledStep, StepCost
 from sim.fleet_changes import Failure, InstanceLife
 from sim.tenants import Tenants
 

@@ -1,4 +1,4 @@
-"""Tenants under simulation: what the configuration says of each, and what it may begin (as cluster/ingress/api/access.py).
+"""Tenants under simulation: what the configuration says of each, and what it may begin (as cluster/ingress/tenants/access.py).
 
 A tenant that the configuration does not name has weight 1, the class of everybody, and no limits. Output is paid for as it is
 delivered in the full simulation, and at its end in the coarse one."""
@@ -6,8 +6,8 @@ delivered in the full simulation, and at its end in the coarse one."""
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cluster.ingress.tenant_limits import Excess, Meter, TenantLimits
-from core.live_config import TenantConfig
+from cluster.ingress.tenants.tenant_limits import Excess, Meter, TenantLimits
+from core.config.live_config import TenantConfig
 from core.types import Request, Slo
 
 _UNKNOWN = TenantConfig()

@@ -40,7 +40,7 @@ _ONE_SERVER = "tests/cluster/ingress/observability/"
 """Files of tests that look at one server."""
 _NOTHING_SHARED = (
     "tests/benchmarks/test_smoke.py",
-    "tests/engine/execution/test_devices.py",
+    "tests/engine/sizing/test_devices.py",
     "tests/kernels/test_triton_aot.py",
     "tests/kernels/test_triton_interpreted.py",
     "tests/kernels/triton/",

@@ -11,7 +11,7 @@ from pathlib import Path
 from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.real_parts import local_parts
 from cluster.local import LocalCluster
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
 from core.plan import StepPlan, StepResult
 from core.ports import LayerSink, WorkerGroup
 from kvtransfer.transport.loopback_transport import LoopbackFabric

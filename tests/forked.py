@@ -7,7 +7,7 @@ PRELOADED = [
     "tests.transformers_code",
     "tests.chaos.node",
     "engine.ranks.rank_process",
-    "models.transformers_model",
+    "models.hf.transformers_model",
     "tests.contract.transports",
     "tests.models.checkpoints",
     "tests.parallel.memory_server_child",

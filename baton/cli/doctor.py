@@ -14,8 +14,8 @@ from rich.table import Table
 
 from baton.cli.yaml_file import read_yaml
 from cluster.preflight.findings import Finding, Verdict
-from core.config import load
-from core.pools import PoolName
+from core.config.cluster_config import load
+from core.config.pools import PoolName
 
 _STYLE = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.SKIP: "dim"}
 

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from baton.cli.output_files import check_picture, check_writable
-from sim.catalogue import GPUS, MODELS
+from sim.catalogue.catalogue import GPUS, MODELS
 
 
 def plan(

@@ -16,13 +16,13 @@ from baton.plan_report import PlanFinding, as_json
 from core.errors import ConfigError
 from core.types import Slo
 from sim.agent_sessions import SessionLoad, is_session_trace, read_sessions
-from sim.catalogue import GPUS
-from sim.model_config import named_model
-from sim.plan_demand import session_demand, trace_demand
-from sim.plan_effort import Effort
-from sim.plan_fleets import Hardware
-from sim.plan_trial import Trial
-from sim.planner import Demand, Targets, by_price, plan
+from sim.catalogue.catalogue import GPUS
+from sim.catalogue.model_config import named_model
+from sim.planning.plan_demand import session_demand, trace_demand
+from sim.planning.plan_effort import Effort
+from sim.planning.plan_fleets import Hardware
+from sim.planning.plan_trial import Trial
+from sim.planning.planner import Demand, Targets, by_price, plan
 
 _ROWS = 18
 _SESSIONS_START_WITHIN_S = 60.0
@@ -49,7 +49,7 @@ class PlanQuestion:
     attainment: float
     max_instances: int
     effort: float
-    """As `sim.plan_effort` has it."""
+    """As `sim.planning.plan_effort` has it."""
 
 
 def answer(question: PlanQuestion, output: Path | None, picture: Path | None) -> None:

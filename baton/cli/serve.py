@@ -14,8 +14,8 @@ from baton.cli.serve_options import overrides, signature
 from baton.cli.yaml_file import read_yaml
 from baton.own_tree import check_own_tree
 from cluster.deploy.process_logs import configure_logging
-from core.config import ClusterConfig, load
-from core.device_transport import check_device_transport
+from core.config.cluster_config import ClusterConfig, load
+from core.config.device_transport import check_device_transport
 from core.errors import ConfigError
 
 if TYPE_CHECKING:

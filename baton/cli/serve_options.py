@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from core.config import ClusterConfig
-from core.config_words import keys_of, title_of
+from core.config.cluster_config import ClusterConfig
+from core.config.config_words import keys_of, title_of
 
 KEYS: Final[Mapping[str, str]] = {
     "model": "model.path",

@@ -7,7 +7,7 @@ import typer
 
 from baton.cli.output_files import check_writable, make_folder
 from core.errors import ConfigError
-from sim.catalogue import GPUS, MODELS
+from sim.catalogue.catalogue import GPUS, MODELS
 
 
 def simulate(

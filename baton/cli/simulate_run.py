@@ -11,13 +11,13 @@ from rich.table import Table
 from baton.bench.traces import read_trace
 from baton.cli.yaml_file import read_yaml
 from baton.simulation import Study, TraceWorkload, Workload
-from core.config import load
-from core.step_profile import read_profile
+from core.config.cluster_config import load
+from core.cost.step_profile import read_profile
 from core.types import Slo
 from sim.agent_sessions import SessionLoad, is_session_trace, read_sessions
+from sim.catalogue.model_config import named_model
 from sim.catalogued import Fleet
 from sim.fleet_changes import read_failure
-from sim.model_config import named_model
 from sim.outcome_report import ServedRequest, by_tenant, figures
 
 _SHOWN_TENANTS = 12

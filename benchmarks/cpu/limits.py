@@ -12,7 +12,7 @@ import torch
 from benchmarks.cpu.shapes import Shape
 from kernels.cpu.library import fastest_exact, native
 from kernels.cpu.linear import Layout, packed
-from kernels.torch.prepacked import INT4_GROUP
+from kernels.cpu.prepacked import INT4_GROUP
 
 Limits = dict[str, float]
 _READ_BYTES = 512 << 20

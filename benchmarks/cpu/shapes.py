@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from models.hub import resolve
+from models.files.hub import resolve
 from tests.models.gguf_files import write_checkpoint
 
 

@@ -14,14 +14,14 @@ from typing import Any
 
 import uvloop
 
-from cluster.ingress.frontend import Frontend
+from cluster.ingress.delivery.frontend import Frontend
 from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import Role
 from cluster.instance.real_parts import remote_parts
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
-from core.config import ClusterConfig, load
+from core.config.cluster_config import ClusterConfig, load
 from core.errors import ReplicaLost
 from core.garbage import leave_out_all_there_is
 from device.mps import bound_processors
@@ -30,7 +30,7 @@ from net.mail import TcpMail
 ROOT = Path(__file__).parents[2]
 _START_S, _END_S = 80.0, 5.0
 Values = Mapping[str, Any]
-"""A configuration, as `core.config.load` takes it."""
+"""A configuration, as `core.config.cluster_config.load` takes it."""
 
 
 @contextlib.asynccontextmanager

@@ -19,9 +19,9 @@ from device.cuda import CudaDevice
 from device.poller import Poller
 from device.seam import Copy, Region, SharingDevice
 from device.simulated import SimulatedDevice
-from engine.execution.graph_capture import CudaCapture, again
-from engine.execution.graph_sizes import GraphSizes
-from engine.execution.make_graphs import make_graphs
+from engine.execution.graphs.graph_capture import CudaCapture, again
+from engine.execution.graphs.graph_sizes import GraphSizes
+from engine.execution.graphs.make_graphs import make_graphs
 from kernels.triton.platform import INTERPRETED
 
 _RUN_S = 0.0 if INTERPRETED else 2.0

@@ -28,10 +28,10 @@ from benchmarks.gpu.session import Results, Row, Verdict, begin, parser
 from benchmarks.gpu.shapes import SHAPES, Shape
 from core.kv import num_blocks_for
 from core.plan import StepPlan, StepResult
-from engine.execution.graph_capture import CudaCapture, again
-from engine.execution.graph_sizes import auto_sizes
+from engine.execution.graphs.graph_capture import CudaCapture, again
+from engine.execution.graphs.graph_sizes import auto_sizes
+from engine.execution.graphs.step_graphs import StepGraphs
 from engine.execution.runner import LaunchedStep, Runner
-from engine.execution.step_graphs import StepGraphs
 from kernels.triton.platform import INTERPRETED
 
 CONTEXT = 40 if INTERPRETED else 1024

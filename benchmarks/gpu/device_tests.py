@@ -24,7 +24,7 @@ RUNS = (
     else {
         "what needs a GPU": [
             *("-n", "8", "-m", "gpu", "tests/contract/test_device.py", "tests/contract/test_conversions.py"),
-            *("tests/engine/execution/test_devices.py", "tests/kernels/test_attention_backends.py"),
+            *("tests/engine/sizing/test_devices.py", "tests/kernels/test_attention_backends.py"),
         ],
         # Neighbours, which mostly need the same kernels, go to one process, so that no two compile them at once.
         "the Triton kernels'": ["-n", "15", "--dist", "worksteal", KERNELS],

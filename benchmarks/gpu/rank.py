@@ -19,11 +19,11 @@ from device.cuda import CudaDevice, has_cupy
 from device.poller import Poller
 from device.port import PoolMemory
 from device.simulated import SimulatedDevice
-from engine.execution.mirrored_pool import MirroredPool
-from engine.execution.resident_pool import ResidentPool
+from engine.execution.batch.step_memory import NUM_STEPS, StepMemory
+from engine.execution.graphs.step_graphs import StepGraphs
+from engine.execution.pools.mirrored_pool import MirroredPool
+from engine.execution.pools.resident_pool import ResidentPool
 from engine.execution.runner import LaunchedStep, Runner
-from engine.execution.step_graphs import StepGraphs
-from engine.execution.step_memory import NUM_STEPS, StepMemory
 from kernels.ops import ScaledKV
 from kernels.triton.platform import INTERPRETED
 from models.model import Model

@@ -33,7 +33,7 @@ from benchmarks.gpu import apart
 from benchmarks.gpu.mps_daemon import mps_daemon
 from benchmarks.gpu.session import Results, Row, Verdict, begin, parser
 from benchmarks.gpu.shapes import SHAPES, Shape, describe
-from cluster.ingress.frontend import Frontend
+from cluster.ingress.delivery.frontend import Frontend
 from core.types import Request, SamplingParams, Slo
 from kernels.triton.platform import INTERPRETED
 

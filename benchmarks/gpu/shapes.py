@@ -9,8 +9,8 @@ import torch
 
 from kernels.triton.ops import triton_ops
 from kernels.triton.platform import INTERPRETED
-from models.dummy_weights import DummyWeights
-from models.families import read_spec
+from models.families.table import read_spec
+from models.formats.dummy_weights import DummyWeights
 from models.model import Model
 
 DTYPE = torch.float32 if INTERPRETED else torch.bfloat16

@@ -7,7 +7,7 @@ import secrets
 
 from ray.experimental import internal_kv
 
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
 
 _NAME, _NAMESPACE = b"cluster_key", b"baton"
 

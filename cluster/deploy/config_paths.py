@@ -6,14 +6,14 @@ A process checks its own before anything else. Where all processes will be on th
 import ssl
 from pathlib import Path
 
-from cluster.ingress.api.ingress_tls import ingress_tls
-from cluster.ingress.api.live_rules import LiveRules
-from core.config import ClusterConfig, TransferConfig
-from core.draft_config import draft_path
+from cluster.ingress.http.ingress_tls import ingress_tls
+from cluster.ingress.tenants.live_rules import LiveRules
+from core.config.cluster_config import ClusterConfig, TransferConfig
+from core.config.draft_config import draft_path
+from core.config.path_checks import readable_file, readable_folder, writable_file, writable_folder
+from core.cost.step_profile import read_profile
 from core.errors import ConfigError
-from core.path_checks import readable_file, readable_folder, writable_file, writable_folder
-from core.step_profile import read_profile
-from models.hub import folder_of
+from models.files.hub import folder_of
 
 
 def check_paths(config: ClusterConfig) -> None:

@@ -22,9 +22,9 @@ from cluster.deploy.rank_bundles import no_room
 from cluster.deploy.ray_address import join_ray
 from cluster.deploy.ray_loopback import is_on_loopback
 from cluster.deploy.serve_app import ENVIRONMENT, build_application
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
+from core.config.pools import pools_of
 from core.errors import ConfigError
-from core.pools import pools_of
 
 _APP = "baton"
 _READY_TIMEOUT_S = 300.0

@@ -13,10 +13,10 @@ from cluster.deploy.kube.serving_mark import mark_serving, unmark_serving
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.deploy.shared_card import take_share
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
+from core.config.pools import PoolName
 from core.errors import ReplicaLost
 from core.garbage import leave_out_all_there_is
-from core.pools import PoolName
 from core.start_timer import StartTimer
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from cluster.instance.instance_parts import Role
 from cluster.instance.openmp_files import remove_openmp_files
 from cluster.instance.real_parts import remote_parts
 from core.clock import WallClock
-from core.config import ClusterConfig
-from core.device_transport import check_device_transport
+from core.config.cluster_config import ClusterConfig
+from core.config.device_transport import check_device_transport
 from core.start_timer import StartTimer
-from engine.execution.devices import choose_device
-from models.hub import resolve
+from engine.sizing.devices import choose_device
+from models.files.hub import resolve
 from net.mail import TcpMail
 
 

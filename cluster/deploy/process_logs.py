@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from cluster.deploy.log_limit import LogLimit, left_out_before
-from cluster.ingress import request_context
+from cluster.ingress.telemetry import request_context
 from core.errors import ConfigError
 
 _TEXT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
@@ -27,11 +27,11 @@ _OURS = (
 _THEIRS = ("asyncio", "python_multipart", "uvicorn.error")
 """Loggers of other people's code that writes about what clients send. Their warnings alone are written."""
 _ALWAYS = (
-    "cluster.ingress.api.audit",
-    "cluster.ingress.api.live_rules",
+    "cluster.ingress.http.audit",
+    "cluster.ingress.tenants.live_rules",
     "cluster.instance.instance",
-    "engine.execution.step_graphs",
-    "engine.execution.warm_up",
+    "engine.execution.graphs.step_graphs",
+    "engine.execution.graphs.warm_up",
 )
 """Loggers that log at any level: refused requests, changes of the rules, how an instance has started, and what keeps one on a GPU
 from it for long."""

@@ -28,15 +28,15 @@ from cluster.instance.instance_parts import Role
 from cluster.instance.real_parts import InstancePlace
 from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.instance.remote_memory.memory_server import serve_memory
-from core.config import ClusterConfig, TransferConfig
+from core.config.cluster_config import ClusterConfig, TransferConfig
+from core.config.serve_config import ServeConfig
+from core.cost.memory_model import DeviceMemory
 from core.errors import ConfigError, ReplicaLost
-from core.memory_law import DeviceMemory
-from core.serve_config import ServeConfig
 from device.cuda import has_cupy
-from engine.execution.devices import choose_device, host_memory, memory_of
 from engine.ranks.rank import Rank, Spawner, rank_name
 from engine.ranks.rank_messages import RankSetup
 from engine.ranks.rank_process import serve_instance
+from engine.sizing.devices import choose_device, host_memory, memory_of
 from net.channel import Channel, Identity, Listener, connect
 from parallel.mesh import Mesh
 

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
+from core.config.parallel_config import ParallelConfig
+from core.config.pools import PoolName, pools_of
 from core.errors import ConfigError
-from core.parallel_config import ParallelConfig
-from core.pools import PoolName, pools_of
 
 _GRAIN = 10_000
 """The unit of a share, since Ray counts in ten thousandths."""

@@ -18,7 +18,7 @@ from cluster.scheduler.scaling.autoscaler import Autoscaler
 from cluster.scheduler.scaling.pool_watch import PoolWatch
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
 from core.garbage import IdleCollector, leave_out_all_there_is
 from net.mail import TcpMail
 

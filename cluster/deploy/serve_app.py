@@ -18,8 +18,8 @@ from cluster.deploy.ingress_deployment import Ingress
 from cluster.deploy.pool_deployments import DecodePool, PrefillPool
 from cluster.deploy.rank_bundles import bundles_of, strategy_of
 from cluster.deploy.scheduler_deployment import Scheduler
-from core.config import ClusterConfig, load
-from core.parallel_config import ParallelConfig
+from core.config.cluster_config import ClusterConfig, load
+from core.config.parallel_config import ParallelConfig
 
 _LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -12,9 +12,9 @@ from ray.serve.schema import (
 )
 
 from cluster.deploy.rank_bundles import check_overrides
-from core.config import ClusterConfig, load
+from core.config.cluster_config import ClusterConfig, load
+from core.config.parallel_config import ParallelConfig
 from core.errors import ConfigError
-from core.parallel_config import ParallelConfig
 
 BUILDER = "cluster.deploy.serve_app:build"
 _DEPLOYMENTS = ("Ingress", "Scheduler", "PrefillPool", "DecodePool")

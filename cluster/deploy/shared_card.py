@@ -5,9 +5,9 @@ from typing import Any
 
 import ray
 
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
+from core.config.pools import PoolName
 from core.errors import ConfigError
-from core.pools import PoolName
 from device.mps import bound_processors
 
 

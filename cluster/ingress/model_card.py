@@ -6,19 +6,19 @@ from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 
-from core.adapter_config import ServedAdapter, check_name
-from core.config import ClusterConfig
+from core.config.adapter_config import ServedAdapter, check_name
+from core.config.cluster_config import ClusterConfig
+from core.config.pools import pools_of
 from core.errors import ConfigError
-from core.pools import pools_of
-from engine.execution.model_dims import check_mesh, mesh_of
 from engine.planning.whole_prompts import encoder_config
-from models.families import read_spec
-from models.hub import resolve
+from engine.sizing.model_dims import check_mesh, mesh_of
+from models.families.table import read_spec
+from models.files.hub import resolve
 from models.lora.adapter import read_adapters, read_within
 from models.lora.targets import targets_of
-from models.pooling import Pooling, read_pooling
-from models.scoring import is_scorer, read_scoring, vector_size
-from models.spec import ModelSpec, read_json
+from models.pooling.pooling import Pooling, read_pooling
+from models.pooling.scoring import is_scorer, read_scoring, vector_size
+from models.spec.model_spec import ModelSpec, read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Callable, Mapping
 
 from cluster.instance.pool_access import PoolAccess, tls_of
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 from core.errors import ConfigError, TransferError
 from device.poller import Poller
 from device.port import PoolMemory

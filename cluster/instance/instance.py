@@ -21,7 +21,7 @@ from cluster.instance.instance_parts import (
 from cluster.instance.openmp_files import remove_openmp_files
 from cluster.instance.reporting import Reporter
 from core.adapter_messages import AdapterList
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
 from core.errors import Hung
 from core.messages import (
     CacheDropped,

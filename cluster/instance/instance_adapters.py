@@ -4,8 +4,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Set
 
-from core.adapter_config import AdapterConfig, AdapterPlace, HoldAdapters
 from core.adapter_messages import EMPTY_LIST, AdapterList, AdaptersHeld
+from core.config.adapter_config import AdapterConfig, AdapterPlace, HoldAdapters
 from core.errors import ReplicaLost
 from core.ports import Clock
 

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cluster.instance.remote_memory.remote_host import RemoteHost
-from core.config import ClusterConfig, EngineConfig
-from core.draft_config import engine_of_role
+from core.config.cluster_config import ClusterConfig, EngineConfig
+from core.config.draft_config import engine_of_role
+from core.cost.steps import UNKNOWN_STEPS, StepModels
 from core.errors import Bug
 from core.kv import KVShard, RankPool
-from core.lending import lent_blocks
 from core.messages import Commit
+from core.pacing.overcommit import lent_blocks
 from core.plan import StepPlan
 from core.ports import Clock, LayerDone, LayerSink, Mail, SchedulerPolicy, WorkerGroup
 from core.reports import Register, Site
 from core.request_checks import ANY_TOKEN
 from core.start_timer import StartTimer
-from core.steps import UNKNOWN_STEPS, StepModels
 from decode.headroom_policy import HeadroomPolicy
 from decode.replicas import Replicator
 from engine.loop import Engine

@@ -10,7 +10,7 @@ from typing import Final, Generic, Protocol, TypeVar
 from cluster.instance.instance_parts import Role
 from core.garbage import collect_all
 from core.ports import Clock
-from engine.execution.devices import give_back_unused
+from engine.sizing.devices import give_back_unused
 
 log = logging.getLogger(__name__)
 

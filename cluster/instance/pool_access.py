@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.instance.shared_memory import take_memory
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 from core.errors import ConfigError
 from device.port import PoolMemory
 from kvtransfer.source import Source

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.mail_config import MailConfig
+from core.config.mail_config import MailConfig
 
 if TYPE_CHECKING:
     from cluster.instance.instance import Instance

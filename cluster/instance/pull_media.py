@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from cluster.instance.pool_access import has_rdma
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 from core.errors import ConfigError
 from device.port import PoolMemory
 from device.seam import SharingDevice

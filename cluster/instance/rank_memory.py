@@ -5,12 +5,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from cluster.instance.instance_parts import Role
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
+from core.config.parallel_config import ParallelConfig
+from core.config.pools import pools_of
+from core.cost.memory_model import MEMORY_SERVER_BYTES, DeviceMemory, Sharing
 from core.errors import ConfigError
-from core.memory_law import MEMORY_SERVER_BYTES, DeviceMemory, Sharing
-from core.parallel_config import ParallelConfig
-from core.pools import pools_of
-from engine.execution.devices import (
+from engine.ranks.rank import Spawner
+from engine.sizing.devices import (
     choose_device,
     host_cpus,
     host_gpus,
@@ -18,8 +19,7 @@ from engine.execution.devices import (
     keeps_pool,
     memory_of,
 )
-from engine.execution.pool_size import RankMemory
-from engine.ranks.rank import Spawner
+from engine.sizing.pool_size import RankMemory
 
 _SHARED_MEMORY = Path("/dev/shm")
 

@@ -16,21 +16,21 @@ from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.instance.remote_memory.remote_bytes import NUM_SLOTS, RemoteBytes
 from cluster.instance.remote_memory.remote_host import Keep, RemoteHost, start_memories
 from cluster.instance.shared_memory import take_memory
-from core.config import ClusterConfig
-from core.draft_config import engine_of_role
-from core.parallel_config import ParallelConfig
+from core.config.cluster_config import ClusterConfig
+from core.config.draft_config import engine_of_role
+from core.config.parallel_config import ParallelConfig
+from core.cost.step_profile import first_steps
 from core.ports import LayerSink, Mail, WorkerGroup
 from core.start_timer import StartTimer
-from core.step_profile import first_steps
 from device.cuda import CudaDevice
 from engine.execution.build_group import build_group
-from engine.execution.devices import bound_allocations, card_of, choose_device
-from engine.execution.model_dims import mesh_of
-from engine.execution.pool_size import PoolSize, RankMemory, size_pool
 from engine.ranks.child_ranks import children
 from engine.ranks.rank import Spawner
 from engine.ranks.rank_messages import MemoryPlace
 from engine.ranks.start_ranks import start_ranks
+from engine.sizing.devices import bound_allocations, card_of, choose_device
+from engine.sizing.model_dims import mesh_of
+from engine.sizing.pool_size import PoolSize, RankMemory, size_pool
 from engine.tiers.build_tiers import build_tiers
 from engine.tiers.layer_gate import LayerGate
 from engine.tiers.saved_first import SavedFirst
@@ -39,8 +39,8 @@ from kvtransfer.staging import STAGING_BYTES, HostStaging
 from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.transport.shm import host_id
-from models.families import read_spec
-from models.revision import weights_revision
+from models.families.table import read_spec
+from models.files.revision import weights_revision
 from net.mail import TcpMail
 from parallel.mesh import Mesh
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from cluster.preflight.findings import Finding, Verdict
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
 from device.mps import why_no_daemon
 
 

@@ -13,7 +13,7 @@ from cluster.preflight.measured_links import MeasuredLinks
 from cluster.preflight.nccl_tests import SENDRECV, measure_over_nodes
 from cluster.preflight.nodes import Node, NodeGpus, Ranks
 from cluster.preflight.rank_job import RankJob
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 
 Backend = Literal["nccl", "gloo", "auto"]
 """`auto`: nccl among the nodes that have GPUs, gloo where none has."""

@@ -27,7 +27,7 @@ from core.errors import BatonError
 from core.kv import KVLayout, KVShard
 from core.messages import RegionKey
 from device.cuda import CudaDevice
-from engine.execution.devices import keeps_pool
+from engine.sizing.devices import keeps_pool
 from kvtransfer.copies import CopyRun
 from kvtransfer.pusher import MAX_WRITES
 from kvtransfer.source import HostSource, Source

@@ -6,15 +6,15 @@ from pathlib import Path
 
 from cluster.instance.rank_memory import memory_of_replica, why_copied
 from cluster.preflight.findings import Finding, Verdict
-from core.config import ClusterConfig
-from core.draft_config import draft_path, engine_of_role
+from core.config.cluster_config import ClusterConfig
+from core.config.draft_config import draft_path, engine_of_role
+from core.config.parallel_config import ParallelConfig
+from core.config.pools import PoolName, pools_of
 from core.errors import ConfigError
-from core.parallel_config import ParallelConfig
-from core.pools import PoolName, pools_of
 from device.cuda import has_cupy
-from engine.execution.model_dims import mesh_of
-from engine.execution.pool_size import size_pool
-from models.hub import folder_of
+from engine.sizing.model_dims import mesh_of
+from engine.sizing.pool_size import size_pool
+from models.files.hub import folder_of
 
 
 def check_memory(where: str, config: ClusterConfig, names: Sequence[PoolName]) -> Iterator[Finding]:

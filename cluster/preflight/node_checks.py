@@ -11,7 +11,7 @@ import torch
 from cluster.preflight.findings import Finding, Verdict
 from cluster.scheduler.compiled import scheduler_is_compiled
 from core.errors import ConfigError
-from models.hub import folder_of
+from models.files.hub import folder_of
 
 _MIN_FILES = 4096
 _MIN_MEMLOCK_BYTES = 1 << 30

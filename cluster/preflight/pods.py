@@ -19,7 +19,7 @@ from cluster.preflight.findings import Finding, Verdict
 from cluster.preflight.local_node import LocalNode
 from cluster.preflight.nodes import NO_ANSWER, NodeGpus
 from cluster.preflight.rank_job import RankJob, another_connection, store_at
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 from core.errors import ConfigError
 
 _WORDS = {"--rmk": "user", "--launcher": "manual", "--demux": "poll"}

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from cluster.preflight.child_processes import started, told
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 from core.errors import ConfigError
 
 _ROOT = Path(__file__).parents[2]

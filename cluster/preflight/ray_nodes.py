@@ -21,9 +21,9 @@ from cluster.preflight.nccl_tests import NodeTests, measure_node
 from cluster.preflight.node_checks import check_host
 from cluster.preflight.nodes import NodeGpus
 from cluster.preflight.rank_job import RankJob
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
+from core.config.pools import PoolName
 from core.errors import ConfigError
-from core.pools import PoolName
 
 _START_S = 60.0
 _PINGS = 5

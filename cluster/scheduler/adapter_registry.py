@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from core.adapter_config import adapter_name
 from core.adapter_messages import (
     EMPTY_LIST,
     AdapterChanged,
@@ -24,6 +23,7 @@ from core.adapter_messages import (
     LoadAdapter,
     UnloadAdapter,
 )
+from core.config.adapter_config import adapter_name
 
 LOAD_S: Final = 120.0
 """The time that instances have to load an adapter."""

@@ -23,8 +23,7 @@ from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.waiting_queue import Waiter
 from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Send, Tick
 from cluster.scheduler.scheduler_peers import SchedulerPeers
-from core.config import ScheduleConfig
-from core.lateness import YIELD_S
+from core.config.cluster_config import ScheduleConfig
 from core.messages import (
     Finished,
     Leaving,
@@ -36,6 +35,7 @@ from core.messages import (
     PrefillAssigned,
     ReleasedByPeer,
 )
+from core.pacing.lateness import YIELD_S
 from core.reports import LoadReport, Register, Status
 from core.types import Route
 

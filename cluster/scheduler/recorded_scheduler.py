@@ -14,7 +14,7 @@ import msgpack
 from cluster.scheduler.fleet.roster import SCAN_UP_TO
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Send, Tick
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from core.errors import ConfigError
 from core.messages import NeedPrefill, Place
 from net.codec import decode, encode

@@ -6,35 +6,35 @@ from pathlib import Path
 
 import torch
 
-from core.config import EngineConfig, ModelConfig
+from core.config.cluster_config import EngineConfig, ModelConfig
 from core.kv import RankPool
 from core.ports import LayerSink, WorkerGroup
 from core.start_timer import StartTimer
 from device.port import PoolMemory
-from engine.execution.devices import choose_device
-from engine.execution.draft_setup import make_proposer
-from engine.execution.draws import Draws
+from engine.execution.batch.picture_rows import make_picture_rows
+from engine.execution.batch.step_memory import HostSteps, StepMemory
+from engine.execution.drafting.draft_setup import make_proposer
+from engine.execution.drafting.proposing import Proposing
 from engine.execution.encoder_runner import EncoderRunner
 from engine.execution.expert_load import counted
 from engine.execution.freeing import freeing
-from engine.execution.grammar_masks import GrammarMasks
-from engine.execution.graph_capture import cuda_capture
-from engine.execution.graph_sizes import GraphSizes
+from engine.execution.graphs.graph_capture import cuda_capture
+from engine.execution.graphs.graph_sizes import GraphSizes
+from engine.execution.graphs.make_graphs import make_graphs
+from engine.execution.graphs.warm_up import warm_up
 from engine.execution.held_adapters import HeldAdapters
 from engine.execution.inline_group import InlineGroup
-from engine.execution.kv_pool import DevicePool, KVPool
 from engine.execution.launching_group import LaunchingGroup
-from engine.execution.make_graphs import make_graphs
-from engine.execution.matching import GuidanceMatchers
-from engine.execution.mirrored_pool import MirroredPool
-from engine.execution.picture_rows import make_picture_rows
-from engine.execution.pool_size import PoolSize
-from engine.execution.proposing import Proposing
-from engine.execution.resident_pool import ResidentPool
+from engine.execution.pools.kv_pool import DevicePool, KVPool
+from engine.execution.pools.mirrored_pool import MirroredPool
+from engine.execution.pools.resident_pool import ResidentPool
 from engine.execution.runner import Runner
-from engine.execution.step_memory import HostSteps, StepMemory
-from engine.execution.warm_up import warm_up
-from models.families import read_spec
+from engine.execution.sampling.grammar_masks import GrammarMasks
+from engine.execution.sampling.grammar_matcher import GuidanceMatchers
+from engine.execution.sampling.step_sampling import Draws
+from engine.sizing.devices import choose_device
+from engine.sizing.pool_size import PoolSize
+from models.families.table import read_spec
 from models.registry import load_encoder, load_model
 
 _log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import torch
 
 from core.plan import NewSeq, Sampled, StepPlan, StepResult
-from engine.execution.prompt_outputs import pool, vector_bytes
-from models.readout import Readout
+from engine.execution.batch.prompt_outputs import pool, vector_bytes
+from models.pooling.readout import Readout
 from models.registry import Encode
 
 

@@ -2,7 +2,7 @@
 
 import logging
 
-from core.adapter_config import AdapterPlace, HoldAdapters, adapter_name
+from core.config.adapter_config import AdapterPlace, HoldAdapters, adapter_name
 from core.errors import BatonError, ConfigError
 from models.causal_model import CausalModel
 from models.lora.adapter import read_within

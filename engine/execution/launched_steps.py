@@ -16,9 +16,9 @@ from core.errors import OutOfMemory
 from core.plan import StepPlan, StepResult
 from device.poller import Poller
 from device.seam import Event
+from engine.execution.batch.step_memory import NUM_STEPS
 from engine.execution.out_of_memory import StepOrder
 from engine.execution.runner import LaunchedStep
-from engine.execution.step_memory import NUM_STEPS
 
 _log = logging.getLogger(__name__)
 

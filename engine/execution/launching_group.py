@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from core.adapter_config import HoldAdapters
+from core.config.adapter_config import HoldAdapters
 from core.errors import Hung
 from core.plan import StepPlan, StepResult
 from core.ports import OnReady
 from device.poller import Poller
-from engine.execution.grammar_masks import GrammarMasks, tell_on_loop
 from engine.execution.held_adapters import HeldAdapters
 from engine.execution.launched_steps import LaunchedSteps, Launcher
 from engine.execution.rank_thread import RankThread, StepAnswer
 from engine.execution.runner import LaunchedStep
+from engine.execution.sampling.grammar_masks import GrammarMasks, tell_on_loop
 
 
 class LaunchingGroup:

@@ -12,15 +12,15 @@ from core.ports import LayerDone, LayerSink
 from core.records import record
 from device.poller import Poller
 from device.seam import Event
-from engine.execution.batch import PackedBatch, RankSeq
-from engine.execution.draws import Draws, Launched
+from engine.execution.batch.batch import PackedBatch, RankSeq
+from engine.execution.batch.guessed_states import GuessedStates, guessed_states
+from engine.execution.batch.picture_rows import PictureRows
+from engine.execution.batch.prompt_outputs import read_lens, read_prompts
+from engine.execution.batch.step_memory import HostSteps, Pack, StepIO, Steps
 from engine.execution.freeing import freeing
-from engine.execution.guessed_states import GuessedStates, guessed_states
-from engine.execution.kv_pool import DevicePool
-from engine.execution.picture_rows import PictureRows
-from engine.execution.prompt_outputs import read_lens, read_prompts
-from engine.execution.step_graphs import Replay, StepGraphs
-from engine.execution.step_memory import HostSteps, Pack, StepIO, Steps
+from engine.execution.graphs.step_graphs import Replay, StepGraphs
+from engine.execution.pools.kv_pool import DevicePool
+from engine.execution.sampling.step_sampling import Draws, Launched
 from models.causal_model import CausalModel
 
 

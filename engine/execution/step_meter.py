@@ -9,13 +9,13 @@ import random
 from dataclasses import dataclass
 from pathlib import Path
 
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
 from core.errors import ConfigError
 from core.kv import num_blocks_for
 from core.plan import NewSeq, SeqWork, StepPlan
 from core.types import SamplingParams
 from engine.execution.build_group import build_group
-from engine.execution.pool_size import PoolSize, RankMemory, size_pool
+from engine.sizing.pool_size import PoolSize, RankMemory, size_pool
 
 
 @dataclass(frozen=True, slots=True)

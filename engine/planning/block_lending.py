@@ -1,10 +1,11 @@
-"""Lets sequences that are ahead of their pace sit out while others have their blocks (`core.lending`). Owned by StepScheduler.
+"""Lets sequences that are ahead of their pace sit out while others have their blocks (`core.pacing.overcommit`). Owned by
+StepScheduler.
 
 Only those lend whose KV lower tiers keep, so that they need not be computed again."""
 
 from math import inf
 
-from core.lending import COUNTS_S, ahead_s, lenders, rests
+from core.pacing.overcommit import COUNTS_S, ahead_s, lenders, rests
 from engine.planning.block_ledger import BlockLedger
 from engine.planning.returning import Returning
 from engine.planning.sequence import Sequence, State

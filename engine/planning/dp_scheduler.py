@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Sequence as SeqOf
 from dataclasses import replace
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
+from core.cost.steps import UNKNOWN_STEPS, StepModels
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.ports import SchedulerPolicy
-from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.cache.radix_cache import Kept
 from engine.cache.state_checkpoints import CheckpointKept

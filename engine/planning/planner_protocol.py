@@ -3,9 +3,9 @@
 from collections.abc import Sequence as SeqOf
 from typing import Protocol
 
+from core.cost.steps import UNKNOWN_STEPS, StepModels
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
-from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.cache.radix_cache import Kept
 from engine.cache.state_checkpoints import CheckpointKept

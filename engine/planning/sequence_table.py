@@ -5,11 +5,11 @@ Invariant: a sequence is listed as running, waiting or returning exactly while i
 import itertools
 from collections import Counter
 
+from core.cost.steps import StepModels
 from core.errors import Bug
 from core.kv import num_blocks_for
-from core.lateness import is_late
 from core.messages import Grant
-from core.steps import StepModels
+from core.pacing.lateness import is_late
 from core.types import Request
 from engine.planning.sequence import Sequence, State
 
@@ -76,7 +76,7 @@ class SequenceTable:
         return missing + sum(map(self._to_compute, self.waiting)) + sum(self.returning.values())
 
     def num_late_tokens(self, now: float, steps: StepModels) -> int:
-        """Return the tokens of `num_waiting_tokens` of prompts that are late, which let others pass (`core.lateness`)."""
+        """Return the tokens of `num_waiting_tokens` of prompts that are late, which let others pass (`core.pacing.lateness`)."""
         late = sum(s.num_missing for s in self.running if s.num_missing > 1 and is_late(s, now, steps))
         late += sum(count for seq, count in self.returning.items() if is_late(seq, now, steps))
         return late + sum(self._to_compute(seq) for seq in self.waiting if is_late(seq, now, steps))

@@ -1,7 +1,7 @@
 """How long a step may take before it counts as hung: a bound that an instance learns from its own steps.
 
-Steps grow at most in proportion (`core.steps`): k times the tokens, contexts, sequences and pairs take at most k times as long.
-So the longest of recent steps and the largest sizes among them bound every other step. Each of the four sizes may come from
+Steps grow at most in proportion (`core.cost.steps`): k times the tokens, contexts, sequences and pairs take at most k times as
+long. So the longest of recent steps and the largest sizes among them bound every other step. Each of the four sizes may come from
 another step, hence the factor of four. With it no step that keeps to such a law is ever late, whatever the four coefficients are.
 
 Recent means the last one or two windows of steps: a step that was held up for long is forgotten, and so is a size."""
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
+from core.cost.steps import StepModels
 from core.plan import StepPlan
-from core.steps import StepModels
 from engine.planning.step_time_fit import expected_s
 
 PATIENCE = 12.0

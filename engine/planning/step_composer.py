@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence as SeqOf
 
+from core.cost.steps import StepModels
+from core.pacing.priority import taking_part
 from core.plan import SeqWork
 from core.ports import SchedulerPolicy
-from core.precedence import taking_part
-from core.steps import StepModels
 from engine.cache.radix_cache import PrefixMatch
 from engine.planning.block_ledger import BlockLedger
 from engine.planning.block_lending import Lending

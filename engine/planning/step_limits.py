@@ -1,6 +1,6 @@
 """How much one step may compute: what the configuration allows, and less for a while where a device had no memory for that."""
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.plan import StepPlan
 
 _LEAST_TOKENS = 16

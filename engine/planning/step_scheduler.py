@@ -8,12 +8,12 @@ Invariant: a block is given back only when no planned, uncommitted step can writ
 from collections import deque
 from collections.abc import Sequence as SeqOf
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
+from core.cost.steps import UNKNOWN_STEPS, StepModels
 from core.errors import Bug, RequestError
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.ports import SchedulerPolicy
-from core.steps import UNKNOWN_STEPS, StepModels
 from core.types import Request, TokenOut
 from engine.cache.block_pool import BlockPool
 from engine.cache.radix_cache import Kept, PrefixMatch, RadixCache
@@ -147,11 +147,11 @@ class StepScheduler:
         return self._table.num_waiting_tokens
 
     def num_late_tokens(self, now: float, steps: StepModels) -> int:
-        """Return the tokens of `num_waiting_tokens` of prompts that are late, which let others pass (`core.lateness`)."""
+        """Return the tokens of `num_waiting_tokens` of prompts that are late, which let others pass (`core.pacing.lateness`)."""
         return self._table.num_late_tokens(now, steps)
 
     def lendable_blocks(self, now: float) -> int:
-        """Return the blocks of sequences so far ahead of their pace that others may have them (`core.lending`)."""
+        """Return the blocks of sequences so far ahead of their pace that others may have them (`core.pacing.overcommit`)."""
         return self._lending.lendable_blocks(now)
 
     @property

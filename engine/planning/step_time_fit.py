@@ -1,6 +1,6 @@
 """Learns how long this instance's steps take, from the steps themselves.
 
-A step with a prompt takes the longer of what it reads and what it computes (`core.steps`). Steps that only decode show what
+A step with a prompt takes the longer of what it reads and what it computes (`core.cost.steps`). Steps that only decode show what
 reading takes. A step that took longer than its reading shows what computing takes; one that took no longer shows only that
 computing takes no more, and teaches nothing where that is known. Where experts are routed, a part of what reading takes goes by
 how many of them a step's tokens are expected to draw.
@@ -9,8 +9,8 @@ Each of the two is learned by recursive least squares with forgetting, on relati
 duration, so that a short step counts as much as a long one. Invariant: what `model` gives has no negative part, and predicts the
 same for an average step as the raw fit."""
 
+from core.cost.steps import UNKNOWN_STEPS, StepModel, StepModels, read_share
 from core.plan import StepPlan
-from core.steps import UNKNOWN_STEPS, StepModel, StepModels, read_share
 from engine.planning.least_squares import Five, LeastSquares, dot, quotient
 
 _SCALES: Five = (1.0, 512.0, 65_536.0, 64.0, 4e6)

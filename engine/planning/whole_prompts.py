@@ -1,6 +1,6 @@
 """How an encoder's instance is configured: a text is computed in one step, and nothing of it is kept."""
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.errors import ConfigError
 
 _KEEPS_KV = ("kv_bytes", "host_cache_bytes", "disk_cache_bytes")

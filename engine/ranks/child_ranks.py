@@ -17,12 +17,12 @@ from pathlib import Path
 
 import torch
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.errors import ConfigError
-from engine.execution.devices import choose_device, host_memory, unused_gpu
 from engine.ranks.rank import Rank, Spawner, rank_name
 from engine.ranks.rank_logs import log_line_of
 from engine.ranks.rank_messages import RankSetup
+from engine.sizing.devices import choose_device, host_memory, unused_gpu
 from parallel.mesh import Mesh
 
 log = logging.getLogger(__name__)

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from core.start_timer import StartTimer
-from engine.execution.graph_capture import Launch
-from engine.execution.model_dims import dims_of, rules_of
+from engine.execution.graphs.graph_capture import Launch
+from engine.sizing.model_dims import dims_of, rules_of
+from kernels.cpu.prepacked import WeightFormat
 from kernels.select import Kernels
-from kernels.torch.prepacked import WeightFormat
 from models.causal_model import CausalModel
-from models.families import read_spec
+from models.families.table import read_spec
 from models.registry import load_model
-from models.spec import Implementation, LoadFormat
+from models.spec.model_spec import Implementation, LoadFormat
 from parallel.balance import first_placement
 from parallel.comm import Backend, Comm, connect
 from parallel.expert import Spread

@@ -13,15 +13,15 @@ import torch
 from core.kv import KVShard
 from core.plan import FailedSeq, Sampled, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
-from engine.execution.batch import RankSeq, build_batch
-from engine.execution.draws import Draws, by_work, tokens_of
-from engine.execution.guessed_states import GuessedStates, guessed_states
-from engine.execution.kv_pool import DevicePool
-from engine.execution.picture_rows import PictureRows
-from engine.execution.prompt_outputs import read_prompts
+from engine.execution.batch.batch import RankSeq, build_batch
+from engine.execution.batch.guessed_states import GuessedStates, guessed_states
+from engine.execution.batch.picture_rows import PictureRows
+from engine.execution.batch.prompt_outputs import read_prompts
+from engine.execution.batch.step_memory import HostSteps, Pack
+from engine.execution.graphs.step_graphs import StepGraphs
+from engine.execution.pools.kv_pool import DevicePool
 from engine.execution.runner import begin_step, layer_hook
-from engine.execution.step_graphs import StepGraphs
-from engine.execution.step_memory import HostSteps, Pack
+from engine.execution.sampling.step_sampling import Draws, by_work, tokens_of
 from engine.ranks.microbatches import micro_batches
 from models.causal_model import CausalModel
 from parallel.comm import Comm

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from core.adapter_config import HoldAdapters
+from core.config.adapter_config import HoldAdapters
+from core.config.mail_config import MailConfig
 from core.errors import Hung, ProtocolError, ReplicaLost
-from core.mail_config import MailConfig
 from core.plan import ExpertLoad, FailedSeq, Sampled, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink, OnReady
 from engine.ranks.expert_balancer import Balancer

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from core.cost.memory_model import DeviceMemory
 from core.errors import ConfigError, ReplicaLost
-from core.memory_law import DeviceMemory
 from engine.ranks.rank_messages import FROM_RANK, RankFailed, RankSetup, Ready, frame, read_frame
 
 

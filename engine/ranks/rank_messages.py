@@ -11,13 +11,13 @@ from asyncio import StreamReader, StreamWriter
 from dataclasses import dataclass
 from typing import Any
 
-from core.adapter_config import HoldAdapters
+from core.config.adapter_config import HoldAdapters
 from core.errors import ProtocolError
 from core.kv import RankPool
 from core.plan import StepPlan, StepResult
 from core.reports import StartTimes
-from engine.execution.graph_sizes import NO_GRAPHS, GraphSizes
-from engine.execution.head_setup import HeadSetup
+from engine.execution.graphs.graph_sizes import NO_GRAPHS, GraphSizes
+from engine.sizing.head_setup import HeadSetup
 from net.codec import decode_one_of, encode
 from parallel.mesh import Mesh
 from parallel.moves import Move

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import torch
 
-from core.adapter_config import HoldAdapters
+from core.config.adapter_config import HoldAdapters
 from core.garbage import leave_out_all_there_is
 from core.plan import StepResult
 from core.ports import LayerSink
@@ -27,23 +27,23 @@ from device.cuda import cuda_device
 from device.poller import Poller
 from device.port import PoolMemory
 from device.seam import DeviceOf
+from engine.execution.batch.picture_rows import PictureRows, make_picture_rows
+from engine.execution.batch.step_memory import StepMemory
 from engine.execution.build_group import make_pool
-from engine.execution.draws import Draws, Peers
+from engine.execution.drafting.load_head import load_head
+from engine.execution.drafting.proposing import Proposer, Proposing
 from engine.execution.expert_load import counted
-from engine.execution.grammar_masks import GrammarMasks
-from engine.execution.graph_capture import Capture, CaptureOn, cuda_capture
+from engine.execution.graphs.graph_capture import Capture, CaptureOn, cuda_capture
+from engine.execution.graphs.make_graphs import make_graphs
+from engine.execution.graphs.step_graphs import StepGraphs
+from engine.execution.graphs.warm_up import Step, meeting, warm_up
 from engine.execution.held_adapters import HeldAdapters
-from engine.execution.kv_pool import DevicePool
-from engine.execution.load_head import load_head
-from engine.execution.make_graphs import make_graphs
-from engine.execution.matching import GuidanceMatchers
-from engine.execution.picture_rows import PictureRows, make_picture_rows
-from engine.execution.proposing import Proposer, Proposing
-from engine.execution.resident_pool import ResidentPool
+from engine.execution.pools.kv_pool import DevicePool
+from engine.execution.pools.resident_pool import ResidentPool
 from engine.execution.runner import Runner
-from engine.execution.step_graphs import StepGraphs
-from engine.execution.step_memory import StepMemory
-from engine.execution.warm_up import Step, meeting, warm_up
+from engine.execution.sampling.grammar_masks import GrammarMasks
+from engine.execution.sampling.grammar_matcher import GuidanceMatchers
+from engine.execution.sampling.step_sampling import Draws, Peers
 from engine.ranks.layer_news import LayerNews
 from engine.ranks.model_part import ModelPart, load_part
 from engine.ranks.pipeline_stage import StageRunner
@@ -64,10 +64,10 @@ from engine.ranks.rank_messages import (
 from engine.ranks.rank_share import share_of
 from engine.ranks.rank_steps import RankSteps, StepsAhead, StepsInTurn, Word
 from engine.ranks.rendezvous import join, wait_for_all
+from kernels.cpu.prepacked import WeightFormat
 from kernels.select import Kernels
-from kernels.torch.prepacked import WeightFormat
-from models.families import read_spec
-from models.spec import Implementation, LoadFormat
+from models.families.table import read_spec
+from models.spec.model_spec import Implementation, LoadFormat
 
 _PR_SET_PDEATHSIG = 1
 

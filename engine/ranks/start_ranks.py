@@ -4,19 +4,19 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from core.config import EngineConfig, MailConfig
-from core.parallel_config import ParallelConfig
+from core.config.cluster_config import EngineConfig, MailConfig
+from core.config.parallel_config import ParallelConfig
 from core.ports import LayerSink
 from core.reports import of_all_ranks
 from core.start_timer import StartTimer
-from engine.execution.graph_sizes import GraphSizes
-from engine.execution.model_dims import expert_bytes, mesh_of
-from engine.execution.pool_size import PoolSize
+from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.ranks.expert_balancer import Balancer
 from engine.ranks.process_group import ProcessGroup
 from engine.ranks.rank import Companion, Spawner
 from engine.ranks.rank_messages import MemoryPlace, RankSetup
-from models.families import read_spec
+from engine.sizing.model_dims import expert_bytes, mesh_of
+from engine.sizing.pool_size import PoolSize
+from models.families.table import read_spec
 from parallel.balance import first_placement
 from parallel.mesh import Mesh
 

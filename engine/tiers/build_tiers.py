@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.errors import ConfigError
 from core.kv import RankPool
 from device.port import PoolMemory

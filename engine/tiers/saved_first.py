@@ -5,7 +5,7 @@ Ranks on GPUs write pools that their memory servers read, in other processes: no
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from core.adapter_config import HoldAdapters
+from core.config.adapter_config import HoldAdapters
 from core.errors import Hung
 from core.plan import StepPlan, StepResult
 from core.ports import OnReady, WorkerGroup

@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 from safetensors import SafetensorError, safe_open
 
-from core.adapter_config import adapter_key
+from core.config.adapter_config import adapter_key
 from core.errors import ConfigError, UnsupportedModel
-from models.hub import folder_of
+from models.files.hub import folder_of
+from models.files.revision import weights_revision
+from models.files.tensor_names import decoders_name
 from models.lora.peft_config import NAME as CONFIG
 from models.lora.peft_config import PeftConfig, read_peft_config
 from models.lora.targets import Targets, targets_of
-from models.revision import weights_revision
-from models.spec import ModelSpec
-from models.tensor_names import decoders_name
+from models.spec.model_spec import ModelSpec
 
 FILE = "adapter_model.safetensors"
 _TENSOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.(?:default\.)?weight")

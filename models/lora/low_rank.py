@@ -9,13 +9,13 @@ from torch import Tensor
 from kernels.ops import Rows
 from kernels.packed import LinearWeight
 from kernels.rounding import Activations, as_floats
+from models.files.cuts import indices
 from models.lora.adapter import Adapter, open_adapter
-from models.quantised import indices
 
 Linear = Callable[[Activations, LinearWeight, Tensor | None], Tensor]
 """`Ops.linear`"""
 Shard = Callable[[str, tuple[int, ...]], Sequence[Sequence[slice]]]
-"""`models.weights.Shard`"""
+"""`models.formats.checkpoint.Shard`"""
 
 
 @dataclass(frozen=True, slots=True)

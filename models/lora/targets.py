@@ -1,7 +1,7 @@
 """The modules of a model beside which adapters may have matrices."""
 
 from core.errors import UnsupportedModel
-from models.spec import ModelSpec
+from models.spec.model_spec import ModelSpec
 
 Targets = dict[str, tuple[int, int]]
 """By a module's name in the checkpoint, its outputs and inputs."""

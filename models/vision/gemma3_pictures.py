@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import UnsupportedModel
-from models.spec import read_json
+from models.spec.model_spec import read_json
 
 NAME = "Gemma3Processor"
 _USUAL_ROWS = 256

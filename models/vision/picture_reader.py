@@ -10,7 +10,7 @@ from typing import Any
 from PIL import Image, ImageOps
 
 from core.errors import ConfigError, UnsupportedModel
-from models.spec import read_json
+from models.spec.model_spec import read_json
 from models.vision import gemma3_pictures, pixtral_processor
 from models.vision.without_videos import processor_without_videos
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from models.spec import read_json
+from models.spec.model_spec import read_json
 
 NAME = "PixtralProcessor"
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils import logging as transformers_logging
 
 from core.errors import UnsupportedModel
-from models.spec import ModelSpec, VisionSpec
+from models.spec.model_spec import ModelSpec, VisionSpec
 from models.vision.picture_reader import PictureReader
 
 _DECODERS = ("language_model", "text_model")

@@ -12,7 +12,7 @@ from cluster.scheduler.fleet.prefix_index import PrefixIndex
 from cluster.scheduler.fleet.promise import Promise
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
 from cluster.scheduler.scheduler_events import Event, RequestArrived, Send
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from core.kv import num_blocks_for
 from core.messages import Finished, Place, Placed, Rejected
 from core.reports import LoadReport, Register

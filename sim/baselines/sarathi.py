@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.placement_policy import PlacementChoice
-from core.steps import chunk_pairs
+from core.cost.steps import chunk_pairs
 from sim.baselines.dispatch import Offer, decodes
-from sim.cost import ModelledStep
+from sim.catalogue.cost import ModelledStep
 
 _BUDGETS = (4096, 2048, 1024, 512, 256, 128)
 

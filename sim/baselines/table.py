@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from core.errors import ConfigError
 from sim.baselines.arrow import Arrow
 from sim.baselines.dispatch import Dispatcher, Router

@@ -5,8 +5,8 @@ Invariant: step j (from 0) takes `first_s + j * slope_s`, so `elapsed_s` and its
 import math
 from dataclasses import dataclass
 
+from sim.catalogue.cost import ModelledStep
 from sim.coarse.decode_batch import DecodeBatch
-from sim.cost import ModelledStep
 
 
 @dataclass(slots=True)

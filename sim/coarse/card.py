@@ -1,7 +1,7 @@
 """A card that devices of the coarse simulation share: whether another one runs beside a step."""
 
+from sim.catalogue.cost import SharedCost, SharedStep
 from sim.coarse.device import Device
-from sim.cost import SharedCost, SharedStep
 
 
 class Card:

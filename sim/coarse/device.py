@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
+from core.cost.steps import chunk_pairs
 from core.ports import SchedulerPolicy
 from core.reports import LoadReport, Register
-from core.steps import chunk_pairs
 from engine.planning.sequence import Sequence
 from sim.coarse.blocks import FINE_BLOCK_TOKENS, Blocks
 from sim.coarse.burst import Burst, decoding_burst

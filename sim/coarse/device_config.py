@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from core.steps import StepModels
+from core.cost.steps import StepModels
+from sim.catalogue.cost import ModelledStep
 from sim.coarse.outlink import Link
-from sim.cost import ModelledStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,10 +4,10 @@ Invariant: each sequence that is here is in exactly one of the five; all but tho
 
 from math import inf
 
-from core.lateness import is_late
-from core.lending import COUNTS_S, ahead_s, lenders, rests
+from core.pacing.lateness import is_late
+from core.pacing.overcommit import COUNTS_S, ahead_s, lenders, rests
+from core.pacing.priority import taking_part
 from core.ports import SchedulerPolicy
-from core.precedence import taking_part
 from core.reports import Register
 from core.types import Request
 from sim.coarse.blocks import FINE_BLOCK_TOKENS, Blocks

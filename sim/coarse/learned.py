@@ -2,9 +2,9 @@
 
 import random
 
-from core.steps import UNKNOWN_STEPS, StepModels, chunk_pairs, with_experts
+from core.cost.steps import UNKNOWN_STEPS, StepModels, chunk_pairs, with_experts
 from engine.planning.step_time_fit import StepFits
-from sim.cost import ModelledStep
+from sim.catalogue.cost import ModelledStep
 
 _NUM_STEPS = 300
 

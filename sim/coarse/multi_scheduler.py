@@ -9,7 +9,7 @@ from zlib import crc32
 
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, RequestArrived, Send, Tick
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from core.messages import Finished, PeersChanged
 from core.reports import LoadReport
 from core.turns import TURN_S, in_turn

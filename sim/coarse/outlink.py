@@ -4,7 +4,7 @@ from typing import Protocol
 
 
 class Link(Protocol):
-    """sim.cost.LinkCost is one."""
+    """sim.catalogue.cost.LinkCost is one."""
 
     def duration_s(self, num_bytes: float) -> float: ...
 

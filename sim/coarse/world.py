@@ -14,27 +14,27 @@ from typing import Protocol
 
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, RequestArrived, Send, Tick
-from core.config import ScheduleConfig
-from core.lending import lent_blocks
+from core.config.cluster_config import ScheduleConfig
 from core.messages import Finished, Place, Placed, Rejected
+from core.pacing.overcommit import lent_blocks
 from core.ports import SchedulerPolicy
 from core.reports import Register
 from decode.headroom_policy import HeadroomPolicy
 from prefill.deadline_policy import DeadlinePolicy
+from sim.catalogue.cost import LinkCost, ModelledStep, SharedCost, StepCost
 from sim.coarse.card import Card
 from sim.coarse.device import Device
 from sim.coarse.device_config import DeviceConfig
 from sim.coarse.learned import learned
 from sim.coarse.sending_device import SendingDevice
 from sim.coarse.simulated_sequence import SimulatedRequest, SimulatedSequence
-from sim.cost import LinkCost, ModelledStep, SharedCost, StepCost
 from sim.simulated_run import HOST, SETTLE_S, STAGGER_S
 
 _TICK_S = 0.1
 _ASK_S = 1.0
 _LOOKS_OF_AN_EVENT = 4
 """An event takes as long as so many looks of the scheduler at requests that wait: measured with the loads of
-`benchmarks.plan_questions`."""
+`benchmarks.goodput.plan_questions`."""
 _MOST_LOOKED_AT = 32
 """The number of those that it looks at with an event, at most."""
 _FRONTEND = "frontend"
@@ -69,7 +69,7 @@ class DeviceGroup:
     link: LinkCost
     cards: str = ""
     """The first instances of all groups with this name share a card, and so do the second ones, and so on. Their steps are
-    `sim.cost.SharedCost`. Without a name instances have cards of their own."""
+    `sim.catalogue.cost.SharedCost`. Without a name instances have cards of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from cluster.ingress.api.http_server import HttpServer
+from cluster.ingress.http.http_server import HttpServer
 from tests.patience import PATIENCE_S
 
 

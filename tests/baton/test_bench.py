@@ -18,7 +18,7 @@ from baton.bench.measure import goodput, percentiles, summarise
 from baton.bench.pictures import draw
 from baton.bench.sse import SseReader
 from baton.bench.traces import RateWindow, read_rate_curve, read_trace
-from cluster.ingress.api.http_server import HttpServer
+from cluster.ingress.http.http_server import HttpServer
 from core.errors import ConfigError
 from tests.patience import until
 

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 
 from baton import LLM, SamplingParams
 from core.errors import ConfigError, RequestError
-from models.hub import resolve
+from models.files.hub import resolve
 from tests.e2e.reference import corpus_prompts, greedy, greedy_text
 from tests.models.continuation import continuation
 from tests.models.peft_adapters import make_adapter

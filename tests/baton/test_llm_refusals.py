@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from baton import LLM, SamplingParams
-from cluster.ingress.api.api_factory import api_settings
+from cluster.ingress.api_factory import api_settings
 from core.errors import ReplicaLost, RequestError
 from core.types import Grammar, ThinkingBudget
 from engine.loop import Engine
-from models.hub import resolve
+from models.files.hub import resolve
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import COMPLETIONS, Api
-from tests.cluster.ingress.api.test_embeddings import checkpoint
+from tests.cluster.ingress.openai.test_embeddings import checkpoint
 from tests.processes import children
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

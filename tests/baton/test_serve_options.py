@@ -9,8 +9,8 @@ import pytest
 from baton.cli.main import _MODULES  # pyright: ignore[reportPrivateUsage]
 from baton.cli.serve_options import KEYS, overrides, signature
 from baton.config_page import PAGE, page
-from core.config import ClusterConfig, load
-from core.config_words import keys_of
+from core.config.cluster_config import ClusterConfig, load
+from core.config.config_words import keys_of
 from core.errors import ConfigError
 
 FILE = {"serve": {"port": 18765}, "prefill_instances": 2, "model": {"dtype": "float32"}}

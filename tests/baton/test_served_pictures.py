@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from cluster.local import LocalCluster
-from core.config import load
+from core.config.cluster_config import load
 from tests.models.seeing_checkpoints import (
     data_url,
     encoded,

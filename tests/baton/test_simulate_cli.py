@@ -12,7 +12,7 @@ from baton.bench.traces import read_trace
 from baton.cli.simulate import simulate
 from baton.simulation import Study, TraceWorkload
 from baton.simulation_pictures import holds_until, why_missed
-from core.config import load
+from core.config.cluster_config import load
 from core.errors import ConfigError
 from core.types import Slo
 from sim.catalogued import Fleet

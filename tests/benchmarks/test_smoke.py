@@ -24,10 +24,10 @@ from tests.parallel.forked_ranks import start_forked
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 SLOW = {
-    "benchmarks.cluster_memory", "benchmarks.cold_start", "benchmarks.cpu.run", "benchmarks.cpu.servers", "benchmarks.expert_balance", "benchmarks.fidelity",
-    "benchmarks.first_minutes", "benchmarks.load_balancer", "benchmarks.parallel_ranks", "benchmarks.perplexity", "benchmarks.plan_questions",
-    "benchmarks.quantised_weights", "benchmarks.remote_memory", "benchmarks.served_grid", "benchmarks.serving_overhead",
-    "benchmarks.soak", "benchmarks.streaming", "benchmarks.transport", "benchmarks.transport_overlap", "tests.chaos.matrix",
+    "benchmarks.serving.cluster_memory", "benchmarks.engine.cold_start", "benchmarks.cpu.run", "benchmarks.cpu.servers", "benchmarks.parallel.expert_balance", "benchmarks.simulator.fidelity",
+    "benchmarks.serving.first_minutes", "benchmarks.serving.load_balancer", "benchmarks.parallel.parallel_ranks", "benchmarks.engine.perplexity", "benchmarks.goodput.plan_questions",
+    "benchmarks.engine.quantised_weights", "benchmarks.transfer.remote_memory", "benchmarks.parallel.served_grid", "benchmarks.serving.serving_overhead",
+    "benchmarks.serving.soak", "benchmarks.serving.streaming", "benchmarks.transfer.transport", "benchmarks.transfer.transport_overlap", "tests.chaos.matrix",
 }  # fmt: skip
 """These start processes that take long to start, or make checkpoints."""
 
@@ -99,7 +99,7 @@ def commands() -> Iterator[Any]:
     for file, rows in by_file().items():
         (command,) = {row.command for row in rows}
         marks = [pytest.mark.slow] if command[0] in SLOW else []
-        if command[0] == "benchmarks.load_balancer":
+        if command[0] == "benchmarks.serving.load_balancer":
             there = shutil.which("haproxy") and shutil.which("nginx")
             marks.append(pytest.mark.skipif(not there, reason="haproxy and nginx are not installed"))
         yield pytest.param(file, command, id=command[0], marks=marks)
@@ -150,7 +150,7 @@ def test_each_other_command_of_the_pages_runs(
 def run(command: tuple[str, ...], out: Path, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, in smoke mode, on small traces. Processes that it spawns are forked from one with the code loaded."""
     monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: FORKED)
-    monkeypatch.setattr("benchmarks.parallel_ranks.start_children", start_forked)
+    monkeypatch.setattr("benchmarks.parallel.parallel_ranks.start_children", start_forked)
     profile = out.with_name("profile.json")
     profile.write_text(
         json.dumps(json.loads((RESULTS / "fidelity.json").read_text())["local"]["setup"]["profile"])

@@ -23,7 +23,7 @@ def simulated_memory(num_blocks: int, seed: int) -> tuple[PoolMemory, SimulatedD
 
 
 class DeviceWitnessRank(WitnessRank):
-    """Its steps wait for what `engine.execution.resident_pool.ResidentPool` has a step wait for."""
+    """Its steps wait for what `engine.execution.pools.resident_pool.ResidentPool` has a step wait for."""
 
     def __init__(self, memory: PoolMemory, num_blocks: int, sink: LayerSink | None, layer_s: float) -> None:
         pool = np.asarray(memory.device.array(memory.region))

@@ -26,8 +26,8 @@ from typing import Any
 
 import torch
 
-from cluster.ingress.frontend import Frontend
-from cluster.ingress.timeline import Attempt, Timeline
+from cluster.ingress.delivery.frontend import Frontend
+from cluster.ingress.telemetry.timeline import Attempt, Timeline
 from cluster.instance.device_access import device_access
 from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import InstanceParts, Role
@@ -39,11 +39,11 @@ from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.placement.slo_policy import SloPolicy
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
-from core.config import ClusterConfig, load
+from core.config.cluster_config import ClusterConfig, load
+from core.cost.steps import StepModel, StepModels
 from core.kv import RankPool
 from core.plan import StepPlan, StepResult
 from core.ports import LayerSink
-from core.steps import StepModel, StepModels
 from core.types import Grammar, Request, SamplingParams
 from device.simulated import SimulatedDevice
 from engine.execution.inline_group import InlineGroup

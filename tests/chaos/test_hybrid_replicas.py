@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from models.families import read_spec
+from models.families.table import read_spec
 from tests.chaos.hybrid import HybridModel
 from tests.chaos.world import OVERRIDES, World
 from tests.models.checkpoints import HYBRID

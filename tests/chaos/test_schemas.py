@@ -12,10 +12,10 @@ import jsonschema
 import pytest
 from hypothesis import Phase, given, settings
 
-from cluster.ingress.api.structured import schema_grammar
+from cluster.ingress.bodies.structured import schema_grammar
 from tests.chaos.world import Stream, World
-from tests.engine.execution.test_grammar_masks import SCHEMAS, VOCAB, text
-from tests.engine.execution.test_schema_keywords import TAKEN
+from tests.engine.execution.sampling.test_grammar_masks import SCHEMAS, VOCAB, text
+from tests.engine.execution.sampling.test_schema_keywords import TAKEN
 from tests.models.served import make_served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from cluster.deploy.kube.worker_groups import offered_resources
-from core.config import ClusterConfig
-from core.memory_law import DeviceMemory
-from engine.execution.model_dims import mesh_of
-from engine.execution.pool_size import PoolSize, RankMemory, size_pool
-from models.hub import resolve
-from sim.catalogue import GPUS
+from core.config.cluster_config import ClusterConfig
+from core.cost.memory_model import DeviceMemory
+from engine.sizing.model_dims import mesh_of
+from engine.sizing.pool_size import PoolSize, RankMemory, size_pool
+from models.files.hub import resolve
+from sim.catalogue.catalogue import GPUS
 from tests.charts.rendering import EXAMPLES, cluster_spec, container, example, serve_config
 from tests.models.real_configs import write_config
 

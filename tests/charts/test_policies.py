@@ -14,7 +14,7 @@ from helm_python import HelmError
 from cluster.deploy.kube.serving_mark import FOLDER, mark_serving, unmark_serving
 from cluster.deploy.kube.worker_groups import offered_resources
 from cluster.deploy.rank_bundles import BundleShare, shares
-from core.config import ClusterConfig, overlay
+from core.config.cluster_config import ClusterConfig, overlay
 from tests.charts.rendering import (
     CHART,
     EXAMPLES,

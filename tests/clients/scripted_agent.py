@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
-from cluster.ingress.api.http_server import HttpServer
+from cluster.ingress.http.http_server import HttpServer
 from tests.cluster.ingress.api.harness import SETTINGS, Api
 from tests.cluster.ingress.api.template_fakes import HERMES, ScriptedGenerator, TemplateTokenizer
 

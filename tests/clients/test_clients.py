@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cluster.ingress.api.http_server import HttpServer
-from models.hub import resolve
+from cluster.ingress.http.http_server import HttpServer
+from models.files.hub import resolve
 from tests.clients.run_client import install, said
 from tests.cluster.ingress.api.harness import SETTINGS, Api
 from tests.cluster.ingress.api.template_fakes import HERMES, ScriptedGenerator, TemplateTokenizer

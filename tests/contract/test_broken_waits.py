@@ -16,8 +16,8 @@ from device.port import HostPort, PoolMemory
 from device.ring import PinnedRing, Slot
 from device.seam import Copy, Event
 from device.simulated import SimulatedDevice, SimulatedStream
-from engine.execution.resident_pool import ResidentPool
-from engine.execution.step_memory import Pack, StepMemory
+from engine.execution.batch.step_memory import Pack, StepMemory
+from engine.execution.pools.resident_pool import ResidentPool
 from kvtransfer.copies import CopyRun
 from kvtransfer.source import DeviceSource
 from kvtransfer.transport.collective import CollectiveMedium

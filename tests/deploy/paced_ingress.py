@@ -12,12 +12,12 @@ from collections.abc import AsyncGenerator
 
 import uvloop
 
-from cluster.ingress.api.access import Access
-from cluster.ingress.api.draining import drain
-from cluster.ingress.api.http_app import create_app
-from cluster.ingress.api.http_server import HttpServer
-from cluster.ingress.api.request_params import ApiSettings
-from cluster.ingress.observers import make_observers
+from cluster.ingress.generation.request_params import ApiSettings
+from cluster.ingress.http.draining import drain
+from cluster.ingress.http.http_server import HttpServer
+from cluster.ingress.http_app import create_app
+from cluster.ingress.telemetry.observers import make_observers
+from cluster.ingress.tenants.access import Access
 from core.reports import DroppedBlocks, Status
 from core.types import FinishReason, Request, TokenOut
 from tests.cluster.ingress.api.fakes import END, NAME, ByteTokenizer, FakeAdapters

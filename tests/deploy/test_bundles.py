@@ -9,7 +9,7 @@ from cluster.deploy.launch import Cluster
 from cluster.deploy.rank_bundles import BundleShare, bundles_of, most_kv_bytes, no_room, shares
 from cluster.deploy.serve_app import build_application
 from cluster.deploy.serve_file import check_serve_file
-from core.config import ClusterConfig, load
+from core.config.cluster_config import ClusterConfig, load
 from core.errors import ConfigError
 
 

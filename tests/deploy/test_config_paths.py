@@ -14,7 +14,7 @@ from baton.cli.main import app
 from cluster.deploy.config_paths import check_paths
 from cluster.deploy.deployment_phases import is_refused
 from cluster.local import LocalCluster
-from core.config import ClusterConfig, load
+from core.config.cluster_config import ClusterConfig, load
 from core.errors import ConfigError
 from tests.contract.test_transport_tls import Authority
 from tests.deploy.test_process_logs import restored

@@ -9,7 +9,7 @@ from pydantic import SecretStr
 
 from cluster.deploy.log_limit import LogLimit
 from cluster.deploy.process_logs import JsonFormatter, configure_logging
-from cluster.ingress.api.access import Rules, TenantRules
+from cluster.ingress.tenants.access import Rules, TenantRules
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import CLASSES, SETTINGS, Api
 from tests.deploy.test_process_logs import restored

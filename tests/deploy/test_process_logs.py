@@ -6,7 +6,7 @@ import pytest
 
 from cluster.deploy import process_logs
 from cluster.deploy.process_logs import JsonFormatter, configure_logging
-from cluster.ingress import request_context
+from cluster.ingress.telemetry import request_context
 from core.errors import ConfigError
 from tests.e2e.cluster_process import ROOT
 
@@ -45,8 +45,8 @@ def test_refusals_and_starts_are_logged_at_any_level(
     restored: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
     configure_logging("error", "json")
-    logging.getLogger("cluster.ingress.frontend").warning("not shown")
-    logging.getLogger("cluster.ingress.api.audit").warning("refused", extra={"audit": {"tenant": "acme"}})
+    logging.getLogger("cluster.ingress.delivery.frontend").warning("not shown")
+    logging.getLogger("cluster.ingress.http.audit").warning("refused", extra={"audit": {"tenant": "acme"}})
     logging.getLogger("cluster.instance.instance").info("started")
     refused, started = map(json.loads, capfd.readouterr().err.splitlines())
     assert refused["audit"] == {"tenant": "acme"}

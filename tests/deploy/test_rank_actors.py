@@ -21,9 +21,9 @@ from cluster.deploy import rank_actors as module
 from cluster.deploy.rank_actors import ActorRank, dial, meet, rank_actors
 from cluster.deploy.rank_bundles import BundleShare
 from cluster.instance.real_parts import InstancePlace
-from core.config import load
+from core.config.cluster_config import load
+from core.cost.memory_model import DeviceMemory
 from core.errors import ConfigError, ProtocolError, ReplicaLost
-from core.memory_law import DeviceMemory
 from parallel.mesh import Mesh
 
 NAMES = ["rank 0 of 2", "rank 1 of 2"]

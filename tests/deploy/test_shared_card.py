@@ -13,7 +13,7 @@ from cluster.deploy.serve_file import check_serve_file
 from cluster.deploy.shared_card import take_share
 from cluster.preflight.card_check import check_card
 from cluster.preflight.findings import Verdict
-from core.config import ClusterConfig, load
+from core.config.cluster_config import ClusterConfig, load
 from core.errors import ConfigError
 from device.mps import PIPE_DIRECTORY, THREAD_PERCENTAGE
 

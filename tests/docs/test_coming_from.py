@@ -15,7 +15,7 @@ ROWS = [
     for line in PAGE.splitlines()
     if line.startswith("| ") and "`" in line
 ]
-KNOWN_KEYS = set(json.loads((ROOT / "tests/core/config_keys.json").read_text()))
+KNOWN_KEYS = set(json.loads((ROOT / "tests/core/config/config_keys.json").read_text()))
 FLAGS = {*map(flag, KEYS), "--set", "--local", "--config"}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.ingress.observers import make_observers
+from cluster.ingress.telemetry.observers import make_observers
 from core.reports import InstanceStatus, PoolStatus, Status
 
 ROOT = Path(__file__).parents[2]

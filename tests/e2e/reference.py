@@ -7,7 +7,7 @@ from itertools import takewhile
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from models.hub import resolve
+from models.files.hub import resolve
 
 
 @cache

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from transformers import AutoModelForCausalLM
 
-from models.hub import resolve
+from models.files.hub import resolve
 from tests.e2e.cluster_process import ServeProcess, serving
 from tests.e2e.reference import corpus_prompts
 from tests.models.continuation import continuation

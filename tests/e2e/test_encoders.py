@@ -7,7 +7,7 @@ import numpy as np
 import openai
 import pytest
 
-from tests.cluster.ingress.api.test_encoders import TEXTS, checkpoint
+from tests.cluster.ingress.generation.test_encoders import TEXTS, checkpoint
 from tests.e2e.cluster_process import ServeProcess, serving
 
 pytestmark = pytest.mark.slow

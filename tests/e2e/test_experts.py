@@ -12,7 +12,7 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 from parallel.balance import first_placement, imbalance
 from tests.e2e.cluster_process import ServeProcess, serving
 from tests.models.served import greedy, make_served_as, some_prompts

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 from parallel.comm import TIMEOUT_S
 from tests.e2e.cluster_process import ROOT
 from tests.models.served import greedy, make_served, some_prompts

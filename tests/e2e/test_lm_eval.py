@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models.hub import resolve
+from models.files.hub import resolve
 from tests.clients.run_client import install
 from tests.e2e.cluster_process import ServeProcess
 from tests.e2e.reference import last_states, tokenizer

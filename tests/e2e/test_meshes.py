@@ -13,7 +13,7 @@ import openai
 import psutil
 import pytest
 
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 from parallel.comm import TIMEOUT_S
 from tests.e2e.cluster_process import ServeProcess, serving
 from tests.models.served import greedy, make_served, some_prompts

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence as Seq
 
+from core.cost.steps import StepModels
 from core.ports import S, ServedSequence
-from core.steps import StepModels
 
 
 class FifoPolicy:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Container, Iterable, Sequence
 
 from core.clock import WallClock
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.errors import OutOfMemory
 from core.kv import KVShard
 from core.plan import FailedSeq, StepPlan, StepResult
@@ -13,16 +13,16 @@ from core.types import Request, TokenOut
 from device.poller import Poller
 from device.seam import Event
 from device.simulated import SimulatedDevice
-from engine.execution.draws import Draws
-from engine.execution.grammar_masks import GrammarMasks
-from engine.execution.graph_capture import again
+from engine.execution.batch.step_memory import StepMemory
+from engine.execution.graphs.graph_capture import again
+from engine.execution.graphs.step_graphs import StepGraphs
 from engine.execution.inline_group import InlineGroup
-from engine.execution.kv_pool import KVPool
 from engine.execution.launching_group import LaunchingGroup
-from engine.execution.matching import Matchers
+from engine.execution.pools.kv_pool import KVPool
 from engine.execution.runner import LaunchedStep, Runner
-from engine.execution.step_graphs import StepGraphs
-from engine.execution.step_memory import StepMemory
+from engine.execution.sampling.grammar_masks import GrammarMasks
+from engine.execution.sampling.grammar_matcher import Matchers
+from engine.execution.sampling.step_sampling import Draws
 from engine.loop import Engine
 from engine.planning.speculation.speculator import make_speculator
 from engine.planning.step_scheduler import StepScheduler

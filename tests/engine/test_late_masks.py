@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from core.clock import WallClock
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.kv import KVShard
 from core.plan import FailedSeq, NewSeq
 from core.types import Grammar, Request, SamplingParams, TokenId, TokenOut
-from engine.execution.draws import Draws
-from engine.execution.grammar_masks import GrammarMasks
 from engine.execution.inline_group import InlineGroup
-from engine.execution.kv_pool import KVPool
-from engine.execution.matching import Mask, Matchers
+from engine.execution.pools.kv_pool import KVPool
 from engine.execution.runner import Runner
+from engine.execution.sampling.grammar_masks import GrammarMasks
+from engine.execution.sampling.grammar_matcher import Mask, Matchers
+from engine.execution.sampling.step_sampling import Draws
 from engine.loop import Engine
 from engine.planning.step_scheduler import StepScheduler
 from models.causal_model import CausalModel

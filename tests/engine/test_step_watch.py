@@ -10,9 +10,9 @@ from math import inf
 from types import SimpleNamespace
 from typing import Any
 
-from core.adapter_config import HoldAdapters
 from core.clock import WallClock
-from core.config import EngineConfig
+from core.config.adapter_config import HoldAdapters
+from core.config.cluster_config import EngineConfig
 from core.errors import Hung, OutOfMemory
 from core.plan import FailedSeq, StepPlan, StepResult
 from core.ports import Clock, OnReady, WorkerGroup

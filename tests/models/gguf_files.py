@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from models.hub import resolve
+from models.files.hub import resolve
 from tests.models.checkpoints import FAMILIES, make
 
 _LAYER = {

@@ -12,7 +12,7 @@ import transformers
 from PIL import Image
 from transformers import AutoTokenizer
 
-from models.hub import resolve
+from models.files.hub import resolve
 from tests.models import seeing_qwens
 from tests.models.published_qwen import publish_experts
 from tests.models.seeing_parts import TEXT, VISION, tokenizer_with

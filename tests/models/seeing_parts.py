@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from models.hub import resolve
+from models.files.hub import resolve
 
 TEXT: dict[str, Any] = {
     "hidden_size": 32,

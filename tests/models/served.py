@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from models.hub import resolve
+from models.files.hub import resolve
 from tests.models.checkpoints import FAMILIES, make
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

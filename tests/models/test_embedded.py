@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from models.families import read_spec
-from models.hub import resolve
-from models.tokenizer import load_tokenizer
-from models.vocabulary import check_same_vocabulary
+from models.families.table import read_spec
+from models.files.hub import resolve
+from models.text.tokenizer import load_tokenizer
+from models.text.vocabulary import check_same_vocabulary
 
 FOLDER = resolve("embedded")
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from core.config import MailConfig
+from core.config.cluster_config import MailConfig
 from core.messages import Cancel, Replica, Replicas
 from net.channel import Channel
 from net.mail import TcpMail

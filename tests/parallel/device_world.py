@@ -11,8 +11,8 @@ from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.real_parts import InstancePlace, remote_parts
 from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.local import LocalCluster
-from core.config import ClusterConfig
-from core.memory_law import DeviceMemory
+from core.config.cluster_config import ClusterConfig
+from core.cost.memory_model import DeviceMemory
 from engine.ranks.rank import Rank, Spawner, rank_name
 from engine.ranks.rank_messages import RankSetup
 from net.mail import TcpMail

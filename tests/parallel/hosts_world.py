@@ -12,9 +12,9 @@ from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.real_parts import InstancePlace, remote_parts
 from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.local import LocalCluster
-from core.config import ClusterConfig, TransferConfig
-from engine.execution.devices import host_memory
+from core.config.cluster_config import ClusterConfig, TransferConfig
 from engine.ranks.rank import Rank, Spawner
+from engine.sizing.devices import host_memory
 from net.mail import TcpMail
 from parallel.mesh import Mesh
 from tests.parallel.forked_child import ForkedChild, forked_children

@@ -5,7 +5,7 @@ import signal
 import socket
 
 from cluster.instance.remote_memory.memory_server import serve_memory
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 from kvtransfer.transport import shm
 
 

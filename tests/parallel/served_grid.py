@@ -4,7 +4,7 @@ Each pair is a whole server: the HTTP app, frontend, scheduler, a prefill and a 
 processes, and the hand-over between them. Over a family's pairs each of its meshes occurs once; families are paired by different
 rounds of a round-robin tournament, so that over all families nearly every two meshes meet. Pairs with stages of recurrent layers
 come beside that. Models have three layers, or five, and heads that divide unevenly (`families.py`). `python -m
-benchmarks.served_grid` tries them all."""
+benchmarks.parallel.served_grid` tries them all."""
 
 import asyncio
 import contextlib
@@ -16,14 +16,14 @@ from typing import Any
 
 import openai
 
-from cluster.ingress.api.api_factory import build_app
-from cluster.ingress.api.http_server import HttpServer
-from cluster.ingress.api.live_rules import LiveRules
+from cluster.ingress.api_factory import build_app
+from cluster.ingress.http.http_server import HttpServer
 from cluster.ingress.model_card import read_model_card
-from cluster.ingress.observers import make_observers
+from cluster.ingress.telemetry.observers import make_observers
+from cluster.ingress.tenants.live_rules import LiveRules
 from cluster.local import LocalCluster
-from core.config import ClusterConfig, load
-from models.tokenizer import load_tokenizer
+from core.config.cluster_config import ClusterConfig, load
+from models.text.tokenizer import load_tokenizer
 from parallel.mesh import Mesh
 from tests.models.checkpoints import DENSE, HYBRID, SPARSE, UNSTAGED
 from tests.models.served import greedy, make_served_as, some_prompts

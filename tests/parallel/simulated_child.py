@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 
 from cluster.instance.remote_memory.memory_server import serve_memory
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 from device.simulated import SimulatedDevice
-from engine.execution.graph_capture import again, cuda_capture
+from engine.execution.graphs.graph_capture import again, cuda_capture
 from engine.ranks.rank_process import serve_instance
 from kernels.ops import Ops
 from models import registry

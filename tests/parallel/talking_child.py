@@ -5,7 +5,7 @@ import sys
 
 from engine.ranks.rank_logs import log_to_instance
 
-log = logging.getLogger("models.weights")
+log = logging.getLogger("models.formats.checkpoint")
 
 
 def main() -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.ingress.api.structured import schema_grammar
+from cluster.ingress.bodies.structured import schema_grammar
 from cluster.local import LocalCluster
 from core.errors import RequestError
 from core.types import Grammar, SamplingParams
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 from tests.models.served import make_served, some_prompts
 from tests.parallel.test_served import answer, settings
 

@@ -15,9 +15,9 @@ from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.real_parts import local_parts
 from cluster.local import LocalCluster
-from core.adapter_config import HoldAdapters
 from core.clock import WallClock
-from core.config import ClusterConfig
+from core.config.adapter_config import HoldAdapters
+from core.config.cluster_config import ClusterConfig
 from core.errors import ConfigError, RequestError
 from core.ports import LayerSink, WorkerGroup
 from core.types import Request, SamplingParams, TokenOut

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.execution.model_dims import dims_of, shards_of
 from engine.ranks.model_part import load_part
+from engine.sizing.model_dims import dims_of, shards_of
 from kernels.ops import AttentionMeta
-from models.families import read_spec
+from models.families.table import read_spec
 from parallel.balance import first_placement, place
 from parallel.mesh import Mesh
 from parallel.moves import Move, moved, next_moves

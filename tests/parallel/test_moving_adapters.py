@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from cluster.ingress.model_card import read_model_card
 from cluster.local import LocalCluster
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
 from core.reports import InstanceStatus
 from core.types import Request
 from tests.models.continuation import continuation
@@ -129,7 +129,7 @@ async def test_a_disk_below_gives_each_adapter_its_own_kv_also_after_a_restart(
 async def test_guesses_are_made_without_adapters_and_checked_with_them(
     source: str, llama: Served, tmp_path: Path
 ) -> None:
-    """How many are made is up to the machine; `tests/engine/execution/test_draft_model.py` makes them all."""
+    """How many are made is up to the machine; `tests/engine/execution/drafting/test_draft_model.py` makes them all."""
     model = of_an_eagle(tmp_path, llama.prompts) if source == "eagle" else llama
     where = {"draft": f"draft:{model.folder / 'base'}", "eagle": f"eagle:{tmp_path / 'head'}"}
     config = model.config(prefill_instances=0, **{"engine.speculate": where.get(source, source)})

@@ -14,8 +14,8 @@ def test_what_a_rank_logs_is_in_its_instances_log_at_its_own_level(
         rank.end()
     said = [(record.levelname, record.getMessage()) for record in caplog.records]
     assert said == [
-        ("INFO", "rank 1 of 2: models.weights: loaded"),
-        ("WARNING", "rank 1 of 2: models.weights: slow disk"),
+        ("INFO", "rank 1 of 2: models.formats.checkpoint: loaded"),
+        ("WARNING", "rank 1 of 2: models.formats.checkpoint: slow disk"),
         ("WARNING", "rank 1 of 2: RuntimeError: no luck"),
     ]
     assert how.endswith("RuntimeError: no luck")

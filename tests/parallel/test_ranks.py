@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from cluster.instance.shared_memory import take_memory
-from core.config import EngineConfig, MailConfig, ModelConfig
+from core.config.cluster_config import EngineConfig, MailConfig, ModelConfig
 from core.errors import ConfigError, Hung, ReplicaLost
-from engine.execution.pool_size import size_pool
 from engine.ranks.child_ranks import Child, start_children
 from engine.ranks.process_group import ProcessGroup
 from engine.ranks.rank_messages import MemoryPlace, RankSetup
 from engine.ranks.start_ranks import setups_of
+from engine.sizing.pool_size import size_pool
 from parallel.mesh import Mesh
 from tests.parallel.forked_ranks import forked_ranks, start_forked
 from tests.parallel.test_served import checkpoint, ranks

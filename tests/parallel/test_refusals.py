@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.ingress.model_card import read_model_card
-from core.config import load
+from core.config.cluster_config import load
 from core.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.local import LocalCluster
-from core.config import load
+from core.config.cluster_config import load
 from core.errors import RequestError
 from core.types import Grammar, Request, SamplingParams, ThinkingBudget
 

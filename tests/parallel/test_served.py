@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from cluster.instance.instance import Instance
 from cluster.local import LocalCluster
-from core.config import ClusterConfig, load
+from core.config.cluster_config import ClusterConfig, load
 from core.types import Request, SamplingParams, ThinkingBudget
 from parallel.comm import TIMEOUT_S
 from tests.even_steps import cluster_of_even_steps

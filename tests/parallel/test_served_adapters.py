@@ -11,7 +11,7 @@ import pytest
 
 from cluster.ingress.model_card import read_model_card
 from cluster.local import LocalCluster
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
 from core.errors import ConfigError, ReplicaLost
 from core.types import Request, SamplingParams, TokenOut
 from tests.models.checkpoints import FAMILIES, VOCAB, make

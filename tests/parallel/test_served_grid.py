@@ -6,8 +6,8 @@ from pathlib import Path
 import openai
 import pytest
 
-from core.config import load
-from models.tokenizer import load_tokenizer
+from core.config.cluster_config import load
+from models.text.tokenizer import load_tokenizer
 from parallel.mesh import Mesh
 from tests.models.checkpoints import DENSE, HYBRID, SPARSE, UNSTAGED
 from tests.models.served import greedy, make_served_as

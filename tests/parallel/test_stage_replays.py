@@ -12,7 +12,7 @@ import torch
 from core.plan import KVPush, NewSeq, SeqWork, StepPlan
 from core.ports import LayerDone
 from core.types import SamplingParams
-from engine.execution.draws import Draws
+from engine.execution.sampling.step_sampling import Draws
 from engine.ranks.pipeline_stage import StageRunner
 
 HIDDEN = 3

@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 import torch
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.plan import Drawn, Sampled, SeqWork, StepPlan, StepResult
 from core.types import Request, SamplingParams
-from engine.execution.draws import Draws
-from engine.execution.kv_pool import KVPool
-from engine.execution.mirrored_pool import MirroredPool
-from engine.execution.model_dims import shards_of
+from engine.execution.pools.kv_pool import KVPool
+from engine.execution.pools.mirrored_pool import MirroredPool
+from engine.execution.sampling.step_sampling import Draws
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
 from engine.ranks.model_part import load_part
 from engine.ranks.pipeline_stage import StageRunner
-from models.families import read_spec
+from engine.sizing.model_dims import shards_of
+from models.families.table import read_spec
 from parallel.mesh import Mesh
-from tests.engine.execution.test_speculation import Adversary
+from tests.engine.execution.drafting.test_speculation import Adversary
 from tests.engine.fifo_policy import FifoPolicy
 from tests.models.checkpoints import BLOCK, CPU, HYBRID, VOCAB, make
 from tests.models.continuation import continuation

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel
 
-from cluster.ingress.metrics import InstanceMetrics
+from cluster.ingress.telemetry.metrics import InstanceMetrics
 from cluster.local import LocalCluster
 from core.reports import Status
 from tests.models.checkpoints import FAMILIES, make

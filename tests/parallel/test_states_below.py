@@ -19,7 +19,7 @@ from core.reports import InstanceStatus
 from core.types import Request, SamplingParams
 from engine.planning.checkpointing import blocks_apart
 from engine.tiers.block_digests import prefix_digests, root_digest, state_digests
-from models.families import read_spec
+from models.families.table import read_spec
 from tests.models.checkpoints import VOCAB, make
 from tests.models.continuation import continuation
 from tests.parallel.families import awkward

@@ -10,11 +10,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.kv import KVShard
 from core.plan import StepPlan, StepResult
 from core.types import Request, SamplingParams
-from engine.execution.kv_pool import KVPool
+from engine.execution.pools.kv_pool import KVPool
 from engine.execution.runner import Runner
 from engine.planning.step_scheduler import StepScheduler
 from models.model import Model

@@ -8,7 +8,7 @@ from typing import Literal
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.kv import KVLayout, KVShard, lay_out
 from core.messages import Grant
 from core.plan import StepPlan, StepResult

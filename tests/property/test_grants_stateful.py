@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 from core.kv import RankPool
 from core.messages import ChunkDone, Message, PrefillAssigned, Submit
 from core.types import FinishReason, Request, Route, SamplingParams, TokenOut

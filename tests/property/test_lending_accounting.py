@@ -7,7 +7,7 @@ from typing import Literal
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.types import Slo
 from engine.planning.sequence import Sequence
 from engine.planning.step_scheduler import StepScheduler

@@ -5,7 +5,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.ingress.tenant_limits import Excess, Meter, TenantLimits, go_duration
+from cluster.ingress.tenants.tenant_limits import Excess, Meter, TenantLimits, go_duration
 
 steps = st.lists(
     st.tuples(st.floats(0, 20, allow_nan=False), st.integers(1, 40), st.integers(0, 60)),

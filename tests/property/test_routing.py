@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Send, Tick
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from core.messages import Finished, NeedPrefill, Placed, PrefillAssigned, Rejected
 from tests.cluster.scheduler.routing_world import ask, instance, report
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.types import Request

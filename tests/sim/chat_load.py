@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from baton.bench.traces import TraceRow
 from core.types import Slo
+from sim.catalogue.cost import StepCost
 from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseConfig
-from sim.cost import StepCost
 from sim.outcome_report import served_job
 
 

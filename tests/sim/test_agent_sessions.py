@@ -11,10 +11,10 @@ from core.errors import ConfigError
 from core.types import Slo
 from sim.agent_sessions import SessionLoad, is_session_trace, read_sessions
 from sim.baselines.table import entry_of
+from sim.catalogue.cost import StepCost
 from sim.catalogued import Fleet
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseConfig, production, simulate
-from sim.cost import StepCost
 from sim.goodput import attained
 from sim.simulated_cluster import simulate as simulate_in_full
 from sim.simulated_run import SimConfig

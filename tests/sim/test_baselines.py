@@ -6,9 +6,9 @@ import pytest
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.placement_policy import PlacementQuery
+from core.cost.steps import StepModel, StepModels
 from core.errors import ConfigError
 from core.reports import LoadReport, Register
-from core.steps import StepModel, StepModels
 from core.types import Slo
 from sim.baselines.arrow import Arrow
 from sim.baselines.dispatch import Offer
@@ -23,9 +23,9 @@ from sim.baselines.ray_affinity import RayAffinity
 from sim.baselines.round_robin import RoundRobin
 from sim.baselines.sarathi import Sarathi, token_budget
 from sim.baselines.table import OURS, SCHEDULERS, entry_of
+from sim.catalogue.cost import StepCost
 from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.world import CoarseConfig, simulate
-from sim.cost import StepCost
 from tests.sim.random_rows import random_rows
 
 BLOCK = 16

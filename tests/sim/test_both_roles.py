@@ -3,7 +3,7 @@
 import math
 
 from core.types import Slo
-from sim.cost import StepCost
+from sim.catalogue.cost import StepCost
 from sim.simulated_cluster import simulate
 from sim.simulated_run import SimConfig
 from sim.trace_workload import arrivals

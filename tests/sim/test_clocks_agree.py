@@ -3,7 +3,7 @@
 import asyncio
 from dataclasses import replace
 
-from sim.cost import StepCost
+from sim.catalogue.cost import StepCost
 from sim.fleet_changes import read_failure
 from sim.simulated_cluster import simulate
 from sim.simulated_run import Arrival, Outcome, SimConfig

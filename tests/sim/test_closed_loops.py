@@ -5,7 +5,7 @@ import random
 import pytest
 
 from core.types import Slo
-from sim.cost import StepCost
+from sim.catalogue.cost import StepCost
 from sim.simulated_cluster import simulate
 from sim.simulated_run import Arrival, SimConfig
 from sim.virtual_loop import run_virtual

@@ -11,17 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.bench.traces import TraceRow
-from core.config import load
+from core.config.cluster_config import load
 from core.kv import block_hashes
 from core.types import Slo
 from sim.baselines.table import SCHEDULERS
+from sim.catalogue.cost import StepCost
 from sim.coarse.burst import Burst
 from sim.coarse.coarse_workload import Load, arriving, jobs
 from sim.coarse.learned import learned
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseConfig, CoarseOutcome
 from sim.coarse.world import simulate as coarse
-from sim.cost import StepCost
 from sim.simulated_cluster import simulate as full
 from sim.simulated_run import Outcome, SimConfig
 from sim.trace_workload import arrivals

@@ -2,8 +2,8 @@
 
 import pytest
 
-from benchmarks.fairness import good, jain, offered, run, services
-from core.config import ScheduleConfig
+from benchmarks.goodput.fairness import good, jain, offered, run, services
+from core.config.cluster_config import ScheduleConfig
 from sim.outcome_report import served_coarsely
 
 SECONDS = 20.0

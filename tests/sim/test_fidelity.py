@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fidelity import (
+from benchmarks.simulator.fidelity import (
     SLO,
     Trip,
     figures,
@@ -16,9 +16,9 @@ from benchmarks.fidelity import (
     summary,
     together_work,
 )
-from core.step_profile import Profile, ProfilePart
+from core.cost.step_profile import Profile, ProfilePart
+from sim.catalogue.cost import PacedCost
 from sim.catalogued import Fleet, full_config
-from sim.cost import PacedCost
 
 PART = ProfilePart(fixed_s=0.004, token_s=5e-5, context_s=1e-7, seq_s=1e-4, error=0.0, num_steps=100)
 PROFILE = Profile(

@@ -6,7 +6,7 @@ from math import inf
 import pytest
 
 from core.errors import ConfigError
-from sim.cost import StepCost
+from sim.catalogue.cost import StepCost
 from sim.fleet_changes import read_failure
 from sim.simulated_cluster import simulate
 from sim.simulated_run import Arrival, Outcome, SimConfig

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from baton.bench.traces import TraceRow
-from benchmarks.goodput_report import summarise
+from benchmarks.goodput.goodput_report import summarise
 from core.types import Slo
 from sim.baselines.table import SCHEDULERS
 from sim.bound import EngineBound, Needs
+from sim.catalogue.cost import StepCost
 from sim.catalogued import Fleet, engine_of
 from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.simulated_sequence import SimulatedRequest
-from sim.cost import StepCost
 from sim.goodput import Curve, Window, attained, highest
 from tests.sim.random_rows import random_rows
 

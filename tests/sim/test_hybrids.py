@@ -7,11 +7,11 @@ import pytest
 from baton.bench.traces import TraceRow
 from core.errors import ConfigError
 from core.types import Slo
-from sim.catalogue import GPUS, MODELS, num_blocks, step_cost
+from sim.catalogue.catalogue import GPUS, MODELS, num_blocks, step_cost
+from sim.catalogue.cost import StepCost
 from sim.catalogued import Fleet, engine_of, full_config
 from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.world import CoarseConfig, simulate
-from sim.cost import StepCost
 
 SLO = Slo(name="t", ttft_s=1e9, tpot_s=1e9)
 GPU, PLAIN = GPUS["H100"], MODELS["llama-3.1-8b"]

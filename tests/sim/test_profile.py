@@ -9,10 +9,10 @@ import pytest
 from typer.testing import CliRunner
 
 from baton.cli.main import app
+from core.cost.step_profile import read_profile
+from core.cost.steps import StepModel, StepModels
 from core.errors import ConfigError
-from core.step_profile import read_profile
-from core.steps import StepModel, StepModels
-from sim.device_profile import ProfiledCost, Sample, as_profile, cost_of, fit
+from sim.catalogue.device_profile import ProfiledCost, Sample, as_profile, cost_of, fit
 
 LAW = ProfiledCost(
     StepModels(

@@ -9,10 +9,10 @@ from baton.bench.traces import TraceRow
 from cluster.scheduler.recorded_scheduler import RecordedScheduler, read
 from core.reports import LoadReport
 from core.types import Slo
+from sim.catalogue.cost import StepCost
 from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.world import CoarseConfig, MakeScheduler
 from sim.coarse.world import simulate as simulate_coarsely
-from sim.cost import StepCost
 from sim.simulated_cluster import simulate
 from sim.simulated_run import Arrival, SimConfig
 from sim.virtual_loop import run_virtual

@@ -6,13 +6,13 @@ from collections import Counter
 import pytest
 
 from cluster.scheduler.fleet.roster import SCAN_UP_TO
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from core.kv import block_hashes
 from core.types import Request, SamplingParams, Slo
+from sim.catalogue.cost import StepCost
 from sim.coarse.multi_scheduler import several
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseConfig, CoarseOutcome, simulate
-from sim.cost import StepCost
 from sim.outcome_report import attainment, served_coarsely
 
 SLO = Slo(name="standard", ttft_s=2.0, tpot_s=0.1)

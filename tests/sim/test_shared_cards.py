@@ -8,21 +8,21 @@ import pytest
 from baton.bench.traces import TraceRow
 from baton.plan_picture import draw_plan
 from baton.plan_report import PlanFinding, as_json
-from core.config import load
+from core.config.cluster_config import load
+from core.cost.memory_model import GPU_RESERVE_BYTES
+from core.cost.steps import chunk_pairs
 from core.errors import ConfigError
-from core.memory_law import GPU_RESERVE_BYTES
-from core.steps import chunk_pairs
 from core.types import Slo
-from sim.catalogue import GPUS, MODELS, num_blocks, step_cost
+from sim.catalogue.catalogue import GPUS, MODELS, num_blocks, step_cost
+from sim.catalogue.cost import BESIDE
 from sim.catalogued import Fleet, coarse_config, full_config
 from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import CoarseConfig, simulate
-from sim.cost import BESIDE
-from sim.plan_demand import trace_demand
-from sim.plan_fleets import Hardware
-from sim.plan_trial import stand_in
-from sim.planner import Targets, plan
+from sim.planning.plan_demand import trace_demand
+from sim.planning.plan_fleets import Hardware
+from sim.planning.plan_trial import stand_in
+from sim.planning.planner import Targets, plan
 from sim.shared_cards import CardShare, CardShares, possible_shares, shared_cost
 
 GPU, MODEL = GPUS["H100"], MODELS["llama-3.1-8b"]

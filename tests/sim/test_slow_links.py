@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 from core.types import Slo
+from sim.catalogue.cost import LinkCost, StepCost
 from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.world import CoarseConfig, simulate
-from sim.cost import LinkCost, StepCost
 from sim.outcome_report import attainment, served_coarsely
 from sim.simulated_cluster import simulate as simulate_in_full
 from sim.simulated_run import Arrival, SimConfig

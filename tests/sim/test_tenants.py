@@ -7,7 +7,7 @@ import pytest
 
 from baton.bench.traces import TraceRow
 from baton.simulation import Study, TraceWorkload
-from core.config import load
+from core.config.cluster_config import load
 from core.types import Slo
 from sim.catalogued import Fleet
 from sim.outcome_report import ServedRequest, by_tenant

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from baton.bench.traces import TraceRow
 from baton.cli.main import app
 from core.errors import ConfigError
-from sim.catalogue import GPUS, MODELS, num_blocks, step_cost
+from sim.catalogue.catalogue import GPUS, MODELS, num_blocks, step_cost
 from sim.trace_workload import arrivals
 
 ROWS = [

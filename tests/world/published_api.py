@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from core.types import FinishReason, Request, TokenOut
-from models.tokenizer import Tokenizer
+from models.text.tokenizer import Tokenizer
 from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import SETTINGS, Api
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 from tests.world.artefacts import artefact
 
 TOKENIZERS = ("qwen3", "deepseek_v3", "gemma3", "gptoss", "llama2", "llama3_1")

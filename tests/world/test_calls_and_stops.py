@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 from tests.cluster.ingress.api.fakes import NAME
 from tests.cluster.ingress.api.harness import COMPLETIONS, SETTINGS, Api
 from tests.cluster.ingress.api.template_fakes import TOOLS, TokenGenerator
-from tests.cluster.ingress.api.test_stops import chat
-from tests.cluster.ingress.api.test_tools import TWO, called
+from tests.cluster.ingress.generation.test_stops import chat
+from tests.cluster.ingress.openai.test_tools import TWO, called
 from tests.cluster.ingress.parsers.family_markup import MARKUPS
 from tests.cluster.ingress.parsers.family_templates import FAMILIES
 from tests.cluster.ingress.parsers.written_calls import CALL, TIME

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cluster.ingress.api.reasoning_effort import ReasoningEfforts
-from models.tokenizer import load_tokenizer
+from cluster.ingress.templates.reasoning_effort import ReasoningEfforts
+from models.text.tokenizer import load_tokenizer
 from tests.world.artefacts import artefact
 
 

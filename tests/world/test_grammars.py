@@ -11,17 +11,17 @@ import jinja2
 import numpy as np
 import pytest
 
-from cluster.ingress.api.body_model import validate
-from cluster.ingress.api.chat_format import ChatFormat, PreparedChat
-from cluster.ingress.api.openai_requests import ChatRequest
-from cluster.ingress.api.structured import StructuredOutputs, grammar_of
+from cluster.ingress.bodies.body_model import validate
+from cluster.ingress.bodies.request_bodies import ChatRequest
+from cluster.ingress.bodies.structured import StructuredOutputs, grammar_of
+from cluster.ingress.generation.chat_format import ChatFormat, PreparedChat
 from cluster.ingress.parsers.model_formats import ToolFormat
 from core.plan import NewSeq
 from core.types import Grammar, SamplingParams
-from engine.execution.matching import GuidanceMatchers, Matching
-from models.decoded_tokens import bytes_of_tokens
-from models.grammar_vocabulary import load_vocabulary
-from models.tokenizer import Tokenizer, load_tokenizer
+from engine.execution.sampling.grammar_matcher import GuidanceMatchers, Matching
+from models.text.decoded_tokens import bytes_of_tokens
+from models.text.grammar_vocabulary import load_vocabulary
+from models.text.tokenizer import Tokenizer, load_tokenizer
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import SETTINGS, Api
 from tests.cluster.ingress.parsers.family_templates import FAMILIES

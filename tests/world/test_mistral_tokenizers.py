@@ -14,7 +14,7 @@ from tokenizers import Tokenizer as Fast
 from tokenizers import pre_tokenizers
 
 from core.errors import ConfigError
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 from tests.world.artefacts import artefact
 
 pytestmark = pytest.mark.slow
@@ -57,7 +57,7 @@ def test_tekken_gives_the_ids_of_mistrals_own_library(tmp_path: Path, their_libr
         f"""
 import json
 from mistral_common.tokens.tokenizers.tekken import Tekkenizer
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 tokenizer, texts = load_tokenizer({str(folder)!r}), {TEXTS!r}
 reference = Tekkenizer.from_file({str(folder / "tekken.json")!r})
 ours = [tokenizer.encode(text) for text in texts]
@@ -78,7 +78,7 @@ def test_tokenizer_json_is_read_also_where_mistral_common_is_installed(
         shutil.copy(path, folder / path.name)
     code = f"""
 import json
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 tokenizer = load_tokenizer({str(folder)!r})
 print(json.dumps([tokenizer.encode("Hello world"), sorted(tokenizer.special_tokens)]))
 """
@@ -93,7 +93,7 @@ def test_a_sentencepiece_model_gives_the_ids_of_its_own_library(tmp_path: Path, 
         their_library,
         f"""
 import json, sentencepiece
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 tokenizer, texts = load_tokenizer({str(folder)!r}), {TEXTS[:1]!r}
 reference = sentencepiece.SentencePieceProcessor(model_file={str(folder / "tokenizer.model")!r})
 ours = [tokenizer.encode(text, add_special_tokens=False) for text in texts]

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from cluster.ingress.api.body_model import validate
-from cluster.ingress.api.openai_requests import ChatRequest
+from cluster.ingress.bodies.body_model import validate
+from cluster.ingress.bodies.request_bodies import ChatRequest
 from core.errors import RequestError
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 from tests.cluster.ingress.api.templated import ASK, SYSTEM, TOOL, Chat, call, calling, result
 from tests.world.artefacts import artefact
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from cluster.ingress.api.token_texts import TokenTexts
-from models.tokenizer import load_tokenizer
+from cluster.ingress.generation.token_texts import TokenTexts
+from models.text.tokenizer import load_tokenizer
 from tests.world.artefacts import artefact
 from tests.world.published_api import NAME, api_of
 

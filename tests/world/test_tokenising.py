@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from models.tokenizer import load_tokenizer
+from models.text.tokenizer import load_tokenizer
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import SETTINGS, Api
 from tests.world.artefacts import artefact

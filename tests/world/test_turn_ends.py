@@ -3,7 +3,7 @@
 import pytest
 from transformers import AutoTokenizer
 
-from models.turn_ends import turn_ends
+from models.text.turn_ends import turn_ends
 from tests.world.artefacts import artefact
 
 

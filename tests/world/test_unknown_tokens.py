@@ -10,12 +10,12 @@ import pytest
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from baton import LLM, SamplingParams
-from cluster.ingress.api.api_factory import build_app
-from cluster.ingress.api.live_rules import LiveRules
+from cluster.ingress.api_factory import build_app
 from cluster.ingress.model_card import read_model_card
-from cluster.ingress.observers import make_observers
+from cluster.ingress.telemetry.observers import make_observers
+from cluster.ingress.tenants.live_rules import LiveRules
 from cluster.local import LocalCluster
-from core.config import ClusterConfig, load
+from core.config.cluster_config import ClusterConfig, load
 from core.errors import RequestError
 from tests.world.artefacts import model_folder
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.cpu.peers import SLACK, Loaded, Stamp, now
 from cluster.local import LocalCluster
-from core.config import load as load_config
+from core.config.cluster_config import load as load_config
 from core.types import Request, SamplingParams, Slo
 
 QUANTIZATION = {16: "none", 8: "int8", 4: "int4"}

@@ -11,10 +11,10 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message
 
-from cluster.ingress.api.access import Access, KeyHolder, Tenant
 from cluster.ingress.batches.batch_job import BatchJob, Json
 from cluster.ingress.batches.batch_store import FINAL, BatchClaim, BatchStore
 from cluster.ingress.batches.file_store import FileStore
+from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
 from core.errors import RequestError
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from cluster.ingress.api.api_keys import may_see
+from cluster.ingress.tenants.api_keys import may_see
 from core.errors import RequestError
 from core.whole_files import remove_abandoned, replace_file
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.ingress.api.api_keys import may_see
+from cluster.ingress.tenants.api_keys import may_see
 from core.errors import RequestError
 from core.whole_files import remove_abandoned, replace_file
 

@@ -44,7 +44,7 @@ from cluster.instance.remote_memory.memory_messages import (
     WhenIdle,
 )
 from cluster.instance.shared_memory import take_memory
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import memory_bytes
 from core.messages import RegionKey

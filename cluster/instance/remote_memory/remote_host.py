@@ -34,7 +34,7 @@ from cluster.instance.remote_memory.memory_messages import (
     Sync,
     WhenIdle,
 )
-from core.config import MailConfig
+from core.config.cluster_config import MailConfig
 from core.errors import ConfigError, ProtocolError, ReplicaLost, TransferError
 from core.kv import RankPool
 from core.messages import RegionKey

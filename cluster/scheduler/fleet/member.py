@@ -20,10 +20,10 @@ from cluster.scheduler.fleet.out_links import OutLinks
 from cluster.scheduler.fleet.prefix_index import PrefixHolders
 from cluster.scheduler.fleet.promise import Promise, PromiseSum, Turnover, growth_blocks
 from cluster.scheduler.fleet.promised_prefixes import PromisedPrefixes
+from core.cost.steps import UNKNOWN_STEPS
 from core.kv import num_blocks_for
 from core.messages import Place
 from core.reports import InstanceStatus, LayerExperts, LoadReport, Register, TierCounts, WorkCounts
-from core.steps import UNKNOWN_STEPS
 
 DEFAULT_TOKENS_PER_S: Final = 4000.0
 """The prompt rate (tokens per second) that is assumed of an instance until anything was measured anywhere."""
@@ -56,7 +56,7 @@ class Member:
         """It can be given requests of which nothing follows their prompt."""
         self.num_blocks, self.block_size = info.num_blocks, info.block_size
         self.all_blocks = info.num_blocks + info.lent_blocks
-        """As many blocks as sequences may hold here together, with those that sit out (`core.lending`)."""
+        """As many blocks as sequences may hold here together, with those that sit out (`core.pacing.overcommit`)."""
         self.state_blocks = info.state_blocks
         self.max_batch_tokens, self.max_num_seqs = info.max_batch_tokens, info.max_num_seqs
         self.kv_token_bytes, self.spot = info.kv_token_bytes, Spot(info)
@@ -289,8 +289,8 @@ class Member:
         return known
 
     def _without_below(self, level: int) -> "Member":
-        """Return the instance without its lower classes. Their sequences are preempted or left out of steps (`core.precedence`),
-        and their prompts come later. The step that runs is not stopped."""
+        """Return the instance without its lower classes. Their sequences are preempted or left out of steps
+        (`core.pacing.priority`), and their prompts come later. The step that runs is not stopped."""
         lower, tightest_s = PromiseSum(), inf
         for promise in (*self._unsettled.values(), *self._settled.values()):
             if promise.level < level:

@@ -5,7 +5,7 @@ A decode instance may have computed no prompt yet, a prefill instance decodes no
 from typing import Final
 
 from cluster.scheduler.fleet.member import DEFAULT_TOKENS_PER_S, Member
-from core.steps import LEARNED_STEPS, UNKNOWN_STEPS, StepModel
+from core.cost.steps import LEARNED_STEPS, UNKNOWN_STEPS, StepModel
 
 _RECENT_SHARE: Final = 0.05
 

@@ -12,8 +12,8 @@ from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.learned_paces import LearnedPaces
 from cluster.scheduler.placement.placement_policy import PlacementQuery
 from cluster.scheduler.queue.hopeless import IdleEstimate
-from core.pacing import prompt_tokens
-from core.steps import LEARNED_STEPS, StepModel, StepModels, chunk_pairs
+from core.cost.steps import LEARNED_STEPS, StepModel, StepModels, chunk_pairs
+from core.pacing.pacing import prompt_tokens
 
 _LAG_STEPS: Final = 1.5
 
@@ -47,7 +47,7 @@ class Outlook:
         self.batch_tokens = (
             prompt_tokens(steps, num_seqs, context, tpot_s, budget_tokens=room) if num_seqs else room
         )
-        """Prompt tokens of one step, as many as the decoding sequences' targets allow (`core.pacing`)."""
+        """Prompt tokens of one step, as many as the decoding sequences' targets allow (`core.pacing.pacing`)."""
         law = steps.beside(num_seqs, context, 0.0)
         self._law = replace(law, compute_s=model.token_s, bend_s=0.0)
         """The law of steps there, without the attention of prompts, which `prompt_s` adds."""

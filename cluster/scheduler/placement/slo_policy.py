@@ -35,8 +35,8 @@ from cluster.scheduler.placement.placement import Placement
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
 from cluster.scheduler.placement.prompt_load import PromptLoad
 from cluster.scheduler.placement.transfer import transfer_s
-from core.pacing import AHEAD_S
-from core.steps import StepModel, errors_of_mean
+from core.cost.steps import StepModel, errors_of_mean
+from core.pacing.pacing import AHEAD_S
 
 _SHORTLIST: Final = 4
 

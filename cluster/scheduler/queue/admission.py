@@ -11,7 +11,7 @@ from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.hopeless import HopelessRule, IdleEstimate
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
 from cluster.scheduler.scheduler_events import Send
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from core.messages import Place, Rejected
 
 _MARGIN: Final = 0.3

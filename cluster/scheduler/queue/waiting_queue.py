@@ -23,8 +23,8 @@ from typing import Final
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.queue.fairness import ServiceCounters, ServiceGaps, weight
 from cluster.scheduler.queue.overload import Spending, dearest
-from core.lateness import YIELD_S
 from core.messages import Place
+from core.pacing.lateness import YIELD_S
 
 EARLY_S: Final = 0.4
 """A prompt that must be begun this soon is computed before a slot is free for its sequence."""
@@ -103,7 +103,7 @@ class Waiter:
         return 0.0 if self.is_behind else PATIENCE_S
 
     def is_late(self, now: float) -> bool:
-        """Return whether it misses its first token for certain, and lets others pass on its instance (`core.lateness`)."""
+        """Return whether it misses its first token for certain, and lets others pass on its instance (`core.pacing.lateness`)."""
         return self.has_missed(now) and now <= self.due_at + YIELD_S
 
     def has_missed(self, now: float) -> bool:

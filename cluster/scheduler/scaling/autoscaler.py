@@ -10,7 +10,7 @@ from typing import Protocol
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.scaling.pool_loads import UseMeter, pool_of
 from cluster.scheduler.scaling.scaler import PoolLimits, PoolName, Resize, Scaler, ScalingRules
-from core.config import ScalingConfig
+from core.config.cluster_config import ScalingConfig
 from core.ports import Clock
 from core.reports import PoolStatus
 

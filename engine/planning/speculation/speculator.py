@@ -11,10 +11,10 @@ from collections import deque
 from collections.abc import Sequence as SeqOf
 from math import inf
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
+from core.cost.steps import StepModels
 from core.plan import PROPOSED, StepPlan, StepResult
 from core.prompt_pictures import FIRST_ROW
-from core.steps import StepModels
 from core.types import TokenId
 from engine.planning.sequence import Sequence
 from engine.planning.sequence_table import SequenceTable

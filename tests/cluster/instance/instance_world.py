@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from cluster.ingress.frontend import Frontend
+from cluster.ingress.delivery.frontend import Frontend
 from cluster.instance.instance import Instance
 from cluster.instance.real_parts import local_parts
 from core.clock import WallClock
-from core.config import ClusterConfig, load
+from core.config.cluster_config import ClusterConfig, load
 from core.messages import Message, NeedPrefill, Place, Placed, PrefillAssigned
 from core.plan import StepPlan, StepResult
 from core.ports import DeviceWork, LayerDone, LayerSink, WorkerGroup

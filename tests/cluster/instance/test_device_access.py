@@ -12,7 +12,7 @@ import torch
 from cluster.instance.device_access import device_access, loopback_access, take_device_memory
 from cluster.instance.pool_access import PoolAccess
 from cluster.instance.pull_media import device_media
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 from core.errors import ConfigError, OutOfMemory, TransferError
 from core.kv import KVShard
 from core.messages import Commit, RegionKey
@@ -21,8 +21,8 @@ from core.types import TokenOut
 from device.port import PoolMemory
 from device.seam import Event
 from device.simulated import SimulatedDevice
-from engine.execution.kv_pool import KVPool
-from engine.execution.resident_pool import ResidentPool
+from engine.execution.pools.kv_pool import KVPool
+from engine.execution.pools.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from kvtransfer.copies import CopyRun
 from kvtransfer.inbox import Inbox

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from cluster.local import LocalCluster
-from core.config import load
+from core.config.cluster_config import load
+from core.cost.step_profile import first_steps
 from core.errors import ConfigError
 from core.kv import KVLayout
-from core.step_profile import first_steps
 
 LAYOUT = KVLayout(num_layers=6, num_kv_heads=4, head_dim=32, block_size=16, dtype="float32")
 DECODE = {"fixed_s": 0.004, "token_s": 0.0, "context_s": 1e-7, "seq_s": 3e-4, "error": 0.02, "num_steps": 40}

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from cluster.instance.instance_adapters import InstanceAdapters
-from core.adapter_config import AdapterConfig, HoldAdapters
 from core.adapter_messages import AdapterList, AdaptersHeld, ListedAdapter, ListVersion
 from core.clock import WallClock
+from core.config.adapter_config import AdapterConfig, HoldAdapters
 from tests.patience import until
 
 CONFIG = AdapterConfig(folders=("/adapters",), slots=2, max_rank=8)

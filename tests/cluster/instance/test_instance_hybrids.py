@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.messages import Buddy, NeedPrefill, Place, PrefillFailed
-from models.families import read_spec
+from models.families.table import read_spec
 from tests.cluster.instance.instance_world import world
 from tests.models.checkpoints import HYBRID
 from tests.models.continuation import continuation

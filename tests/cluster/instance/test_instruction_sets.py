@@ -10,9 +10,9 @@ import pytest
 import torch
 import transformers
 
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
 from core.types import TokenOut
-from engine.execution.pool_size import size_pool
+from engine.sizing.pool_size import size_pool
 from kernels.cpu.library import Isa
 from tests.cluster.instance.instance_world import World, world
 from tests.instruction_sets import up_to

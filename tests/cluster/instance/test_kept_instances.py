@@ -16,11 +16,11 @@ from cluster.instance.instance_parts import InstanceParts
 from cluster.instance.kept_instances import MAX_FAILURES, STEADY_S, KeptInstances
 from cluster.instance.real_parts import local_parts
 from cluster.local import LocalCluster
-from core.config import load
+from core.config.cluster_config import load
 from core.errors import ConfigError, ReplicaLost
 from core.types import Request, SamplingParams
 from kvtransfer.transport.loopback_transport import LoopbackFabric
-from models.hub import resolve
+from models.files.hub import resolve
 from net.loopback_mail import LoopbackNetwork
 from sim.virtual_loop import LoopClock, run_virtual
 from tests.cluster.instance.instance_world import Breakable

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.instance.pool_access import remote_access
 from cluster.instance.pull_media import MEDIA
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 from core.errors import ConfigError
 from core.kv import KVLayout, KVShard
 from kvtransfer.inbox import Inbox

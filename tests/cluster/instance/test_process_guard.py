@@ -23,7 +23,7 @@ SCRIPT = """
     import asyncio, ctypes, sys, threading
     from types import SimpleNamespace
     from cluster.instance.process_guard import ProcessGuard
-    from core.config import MailConfig
+    from core.config.cluster_config import MailConfig
 
     async def main():
         instance = SimpleNamespace(stuck=asyncio.Event(), failure="step 7 has not ended")

@@ -10,12 +10,12 @@ import torch
 
 from cluster.instance import rank_memory
 from cluster.instance.rank_memory import memory_in_process, memory_of_replica, why_copied
-from core.config import EngineConfig, ModelConfig, load
+from core.config.cluster_config import EngineConfig, ModelConfig, load
+from core.cost.memory_model import DeviceMemory
 from core.errors import ConfigError
-from core.memory_law import DeviceMemory
-from engine.execution.pool_size import RankMemory, size_pool
 from engine.ranks.rank import Rank, Spawner
 from engine.ranks.rank_messages import RankSetup
+from engine.sizing.pool_size import RankMemory, size_pool
 from parallel.mesh import Mesh
 from tests.models.checkpoints import CPU, FAMILIES, make
 

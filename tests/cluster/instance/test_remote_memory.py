@@ -14,7 +14,7 @@ import pytest
 from cluster.instance.remote_memory.memory_messages import MemoryReady, MemorySetup
 from cluster.instance.remote_memory.memory_server import serve_memory
 from cluster.instance.remote_memory.remote_host import RemoteHost, start_memories
-from core.config import MailConfig, TransferConfig
+from core.config.cluster_config import MailConfig, TransferConfig
 from core.errors import ConfigError, ReplicaLost, TransferError
 from core.kv import RankPool
 from device.simulated import SimulatedDevice

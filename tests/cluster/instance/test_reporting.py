@@ -5,9 +5,9 @@ from typing import Any
 
 from cluster.instance.reporting import Reporter
 from core.clock import WallClock
+from core.cost.steps import UNKNOWN_STEPS
 from core.messages import Leaving, Message
 from core.reports import LoadReport, Register, TierCounts, WorkCounts
-from core.steps import UNKNOWN_STEPS
 from engine.loop import EngineLoad
 from net.loopback_mail import LoopbackMail, LoopbackNetwork
 from tests.cluster.scheduler.routing_world import instance

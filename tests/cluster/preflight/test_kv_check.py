@@ -15,7 +15,7 @@ from cluster.preflight.kv_check import judge_kv
 from cluster.preflight.kv_rank import SHARD, measure, pool_bytes
 from cluster.preflight.measured_links import MeasuredLinks
 from cluster.preflight.rank_job import RankJob, meet
-from core.config import TransferConfig
+from core.config.cluster_config import TransferConfig
 from device.simulated import SimulatedDevice
 from net.channel import Identity
 from tests.ports import free_port

@@ -8,8 +8,8 @@ import pytest
 from cluster.instance import rank_memory
 from cluster.preflight.findings import Verdict
 from cluster.preflight.memory_check import check_memory
-from core.config import load
-from engine.execution.devices import host_memory
+from core.config.cluster_config import load
+from engine.sizing.devices import host_memory
 
 
 def test_each_pool_that_has_instances_is_judged_by_what_its_engine_would_take() -> None:

@@ -4,7 +4,7 @@ import zlib
 
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, RequestArrived, Send
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from core.messages import Place, Placed, Rejected
 from core.reports import LoadReport, Register
 from core.types import Slo

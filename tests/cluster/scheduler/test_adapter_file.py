@@ -20,7 +20,7 @@ from core.adapter_messages import (
     LoadAdapter,
     UnloadAdapter,
 )
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from tests.cluster.scheduler.test_scheduler_node import Net, Peer
 
 NOBODY_ELSE = ()

@@ -11,10 +11,10 @@ from cluster.scheduler.scaling.autoscaler import Autoscaler
 from cluster.scheduler.scaling.pool_loads import WAIT_S, UseMeter
 from cluster.scheduler.scaling.pool_watch import PERIOD_S, PoolWatch
 from cluster.scheduler.scaling.scaler import PoolName
-from core.config import ScalingConfig, load
+from core.config.cluster_config import ScalingConfig, load
+from core.cost.steps import StepModel, StepModels
 from core.errors import ConfigError
 from core.reports import PoolStatus, WorkCounts
-from core.steps import StepModel, StepModels
 from tests.cluster.scheduler.routing_world import instance, report
 
 

@@ -15,7 +15,7 @@ from baton.own_tree import PACKAGES
 from cluster.scheduler.compiled import scheduler_is_compiled
 from cluster.scheduler.recorded_scheduler import RecordedScheduler, replay
 from cluster.scheduler.scheduler_events import PeerLost, PrefillNeeded, Tick
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from core.messages import Leaving, NeedPrefill, PeerRequest, PeersChanged, PlacedByPeer, ReleasedByPeer
 from core.types import Route, Slo
 from sim.coarse.coarse_workload import Load, jobs

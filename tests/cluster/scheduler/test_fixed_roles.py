@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from core.steps import StepModel, StepModels
+from core.cost.steps import StepModel, StepModels
 from tests.cluster.scheduler.routing_world import World, instance
 from tests.cluster.scheduler.test_slo_policy import STEPS, told, wants
 

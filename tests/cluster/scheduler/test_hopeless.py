@@ -12,8 +12,8 @@ from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.outlook import late_if_idle
 from cluster.scheduler.placement.placement_policy import PlacementQuery
 from cluster.scheduler.scheduler_events import RequestArrived, Tick
+from core.cost.steps import StepModel, StepModels, chunk_pairs
 from core.messages import Finished, Placed, Rejected
-from core.steps import StepModel, StepModels, chunk_pairs
 from core.types import Slo
 from tests.cluster.scheduler.routing_world import World, ask, instance, report
 

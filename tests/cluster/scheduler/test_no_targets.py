@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.scheduler.scheduler_events import RequestArrived, Tick
+from core.cost.steps import StepModel, StepModels
 from core.messages import Finished, Placed, Rejected
-from core.steps import StepModel, StepModels
 from core.types import Slo
 from tests.cluster.scheduler.routing_world import World, ask, instance, report
 

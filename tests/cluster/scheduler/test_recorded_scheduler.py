@@ -10,7 +10,7 @@ from baton import LLM, SamplingParams
 from baton.cli.main import app
 from cluster.scheduler.recorded_scheduler import make_scheduler, replay
 from cluster.scheduler.scheduler_events import PeerLost, Tick
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from core.errors import ConfigError
 from core.messages import Finished
 from tests.cluster.scheduler.routing_world import ask, instance, report

@@ -7,9 +7,9 @@ import pytest
 from cluster.scheduler.placement.reserve import Reserve
 from cluster.scheduler.queue.waiting_queue import Waiter
 from cluster.scheduler.scheduler_events import RequestArrived, Send
+from core.cost.steps import UNKNOWN_STEPS, StepModel, StepModels
 from core.messages import Finished, Placed
 from core.reports import LoadReport
-from core.steps import UNKNOWN_STEPS, StepModel, StepModels
 from core.types import Slo
 from tests.cluster.scheduler.routing_world import World, ask, instance, report
 

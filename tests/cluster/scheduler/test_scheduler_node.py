@@ -12,7 +12,7 @@ from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.adapter_messages import EMPTY_LIST, AdapterChanged, AdapterList, AdaptersHeld, LoadAdapter
 from core.clock import WallClock
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from core.messages import AskStatus, Cancel, Finished, Message, Placed, Rejected
 from core.reports import Status
 from net.loopback_mail import LoopbackNetwork

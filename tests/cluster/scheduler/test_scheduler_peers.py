@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from baton import LLM
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, PeerLost, Send, Tick
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from core.errors import ConfigError
 from core.kv import num_blocks_for
 from core.messages import Buddy, Finished, PeerRequest, PeersChanged, Placed, PlacedByPeer

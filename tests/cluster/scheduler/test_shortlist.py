@@ -13,7 +13,7 @@ from cluster.scheduler.fleet.rng import RequestRng
 from cluster.scheduler.fleet.roster import SCAN_UP_TO
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import PeerLost, RequestArrived, Send
-from core.config import ScheduleConfig
+from core.config.cluster_config import ScheduleConfig
 from core.messages import Finished, Leaving, Placed
 from tests.cluster.scheduler.routing_world import ask, instance, report, route_of
 

@@ -7,8 +7,8 @@ import pytest
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.scheduler_events import RequestArrived
+from core.cost.steps import StepModel, StepModels
 from core.messages import Finished
-from core.steps import StepModel, StepModels
 from core.types import Slo
 from tests.cluster.scheduler.routing_world import World, ask, instance, report, route_of
 

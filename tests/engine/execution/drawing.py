@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import torch
 
 from core.plan import Sampled
-from engine.execution.batch import History
-from engine.execution.grammar_masks import RowMasks
-from engine.execution.sampler import RowDraws
-from engine.execution.step_memory import HostSteps, Pack
+from engine.execution.batch.batch import History
+from engine.execution.batch.step_memory import HostSteps, Pack
+from engine.execution.sampling.grammar_masks import RowMasks
+from engine.execution.sampling.sampler import RowDraws
 from kernels.ops import Ops
 
 

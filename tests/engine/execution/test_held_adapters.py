@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from core.adapter_config import AdapterPlace, HoldAdapters
+from core.config.adapter_config import AdapterPlace, HoldAdapters
 from engine.execution.held_adapters import HeldAdapters
-from models.families import read_spec
+from models.families.table import read_spec
 from models.lora.adapter import read_within
 from models.registry import load_model
 from tests.models.checkpoints import CPU, FAMILIES, Paged, make

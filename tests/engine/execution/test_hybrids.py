@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from core.config import EngineConfig, ModelConfig
+from core.config.cluster_config import EngineConfig, ModelConfig
 from core.errors import ConfigError
 from core.kv import KVShard
 from core.types import Request, SamplingParams
-from engine.execution.kv_pool import KVPool
-from engine.execution.model_dims import check_mesh
-from engine.execution.pool_size import size_pool
-from models.families import read_spec
+from engine.execution.pools.kv_pool import KVPool
+from engine.sizing.model_dims import check_mesh
+from engine.sizing.pool_size import size_pool
+from models.families.table import read_spec
 from models.registry import load_model
 from parallel.mesh import Mesh
+from tests.engine.execution.drafting.test_speculation import Adversary
 from tests.engine.execution.test_runner import Instance, prompts
-from tests.engine.execution.test_speculation import Adversary
 from tests.models.checkpoints import CPU, HYBRID, VOCAB, make
 from tests.models.continuation import continuation
 from tests.parallel.families import awkward

@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from baton import LLM, SamplingParams
-from core.config import EngineConfig, ModelConfig
+from core.config.cluster_config import EngineConfig, ModelConfig
 from core.errors import ConfigError
 from core.kv import KVShard
 from core.messages import Commit
 from core.plan import KVPush, NewSeq, SeqWork, StepPlan
 from core.types import Request, TokenOut
-from engine.execution.kv_pool import KVPool
-from engine.execution.pool_size import size_pool
+from engine.execution.pools.kv_pool import KVPool
 from engine.execution.runner import Runner
+from engine.sizing.pool_size import size_pool
 from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import Pusher
 from kvtransfer.staging import STAGING_BYTES, HostStaging

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.kv import KVLayout, KVShard
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
@@ -18,22 +18,22 @@ from core.types import Request, SamplingParams, TokenOut
 from device.poller import Poller
 from device.port import PoolMemory
 from device.simulated import SimulatedDevice
-from engine.execution.draft_head import DraftHead
-from engine.execution.draft_kv import draft_layers
-from engine.execution.draft_model import DraftModel
-from engine.execution.graph_capture import again
-from engine.execution.kv_pool import KVPool
-from engine.execution.mirrored_pool import MirroredPool
-from engine.execution.proposing import Proposer, Proposing
-from engine.execution.resident_pool import ResidentPool
+from engine.execution.drafting.draft_head import DraftHead
+from engine.execution.drafting.draft_kv import draft_layers
+from engine.execution.drafting.draft_model import DraftModel
+from engine.execution.drafting.proposing import Proposer, Proposing
+from engine.execution.graphs.graph_capture import again
+from engine.execution.graphs.step_graphs import StepGraphs
+from engine.execution.pools.kv_pool import KVPool
+from engine.execution.pools.mirrored_pool import MirroredPool
+from engine.execution.pools.resident_pool import ResidentPool
 from engine.execution.runner import Runner
-from engine.execution.step_graphs import StepGraphs
 from engine.planning.speculation.drafter import Drafter
 from engine.planning.speculation.speculator import Speculator, make_speculator
 from engine.planning.step_scheduler import StepScheduler
 from kernels.ops import ScaledKV
 from models.causal_model import CausalModel
-from models.drafting_head import DraftingHead
+from models.drafting.drafting_head import DraftingHead
 from models.registry import load_model
 from tests.engine.fifo_policy import FifoPolicy
 from tests.models.checkpoints import CPU, DENSE, FAMILIES, VOCAB, make

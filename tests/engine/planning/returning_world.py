@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.plan import StepPlan, StepResult
 from core.types import Request, SamplingParams, Slo
 from engine.planning.block_ledger import Restore

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.types import FinishReason, Request, SamplingParams, TokenOut
 from engine.planning.step_scheduler import StepScheduler
 from tests.engine.fifo_policy import FifoPolicy

@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.errors import RequestError
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams

@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.messages import Grant
 from core.plan import FailedSeq, Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams

@@ -6,15 +6,15 @@ from itertools import pairwise
 
 import pytest
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
+from core.cost.steps import LEARNED_STEPS, StepModels
 from core.plan import Sampled, StepPlan, StepResult
-from core.steps import LEARNED_STEPS, StepModels
 from core.types import Request, SamplingParams, Slo
 from decode.headroom_policy import HeadroomPolicy
 from engine.planning.step_scheduler import StepScheduler
 from engine.planning.step_time_fit import StepFits
-from sim.catalogue import GPUS, MODELS, step_cost
-from sim.cost import StepCost, duration_s
+from sim.catalogue.catalogue import GPUS, MODELS, step_cost
+from sim.catalogue.cost import StepCost, duration_s
 
 H100 = step_cost(GPUS["H100"], MODELS["llama-3.1-8b"])
 LENGTH = 3000

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from core.lending import COUNTS_S, LENDS_S, RETURNS_S
+from core.pacing.overcommit import COUNTS_S, LENDS_S, RETURNS_S
 from core.types import Request, Slo
 from engine.planning.sequence import Sequence, State
 from engine.planning.step_scheduler import StepScheduler

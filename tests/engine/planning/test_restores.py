@@ -1,6 +1,6 @@
 """Restores of prefixes that begin alike, at once."""
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.types import Request, SamplingParams
 from engine.planning.step_scheduler import StepScheduler
 from tests.engine.fifo_policy import FifoPolicy

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams, TokenOut
 from engine.cache.block_pool import BlockPool

@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.cost.steps import UNKNOWN_STEPS, StepModel, StepModels
 from core.plan import SeqWork, StepPlan
-from core.steps import UNKNOWN_STEPS, StepModel, StepModels
 from engine.planning.step_bounds import PATIENCE, UNSEEN_S, WINDOW, YOUNG_STEPS, StepBounds
 from engine.planning.step_time_fit import StepFits, expected_s
 

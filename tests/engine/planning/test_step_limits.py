@@ -1,6 +1,6 @@
 """What becomes of plans for which the ranks find no memory: the next one is smaller, and later ones grow again."""
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.plan import Sampled, StepPlan, StepResult
 from core.types import Request, SamplingParams, Slo
 from engine.planning.dp_scheduler import make_planner

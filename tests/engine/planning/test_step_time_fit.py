@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.cost.steps import UNKNOWN_STEPS, StepModel, StepModels, chunk_pairs, with_experts
 from core.plan import SeqWork, StepPlan
-from core.steps import UNKNOWN_STEPS, StepModel, StepModels, chunk_pairs, with_experts
 from engine.planning.least_squares import LeastSquares
 from engine.planning.step_time_fit import StepFit, StepFits, expected_s
-from sim.catalogue import GPUS, MODELS, step_cost
-from sim.cost import StepCost
+from sim.catalogue.catalogue import GPUS, MODELS, step_cost
+from sim.catalogue.cost import StepCost
 
 LAW = StepModel(fixed_s=0.008, token_s=30e-6, context_s=25e-9, seq_s=10e-6)
 

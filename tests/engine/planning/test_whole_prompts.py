@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.errors import RequestError
 from core.plan import Sampled, StepResult
 from core.types import Request, SamplingParams

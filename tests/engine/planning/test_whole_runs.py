@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import pytest
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
+from core.cost.steps import StepModels
 from core.plan import Sampled, SeqWork, StepPlan, StepResult
 from core.ports import ServedSequence
 from core.prompt_pictures import Picture
-from core.steps import StepModels
 from core.types import Request, SamplingParams
 from engine.planning.step_scheduler import StepScheduler
 from engine.planning.whole_runs import missing_runs, uncut

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.errors import DeviceError
 from core.kv import KVLayout, KVShard, RankPool
 from device.poller import Poller

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.clock import WallClock
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.errors import Bug
 from core.kv import RankPool
 from core.plan import FailedSeq, StepPlan

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from core.adapter_config import HoldAdapters
+from core.config.adapter_config import HoldAdapters
 from core.errors import Hung
 from core.plan import StepPlan, StepResult
 from core.ports import OnReady

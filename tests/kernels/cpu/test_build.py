@@ -21,8 +21,8 @@ WITHOUT = """
 import logging, torch
 logging.basicConfig(format="%(message)s")
 from core.errors import UnsupportedModel
-from models.families import read_spec
-from models.hub import resolve
+from models.families.table import read_spec
+from models.files.hub import resolve
 from models.registry import choose_weights, load_model
 
 folder, cpu = resolve("embedded"), torch.device("cpu")

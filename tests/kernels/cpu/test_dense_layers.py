@@ -14,9 +14,9 @@ from kernels.cpu.attention import attend
 from kernels.cpu.dense_layers import fuse
 from kernels.cpu.elementwise import add_norm_with, gate_with, norm_with, turn_with
 from kernels.cpu.linear import Layout, Panels, packed, packed_int4, packed_int8
+from kernels.cpu.prepacked import in_panels
 from kernels.ops import AttentionMeta, AttentionPart, DenseLayer, Gate, KVLayer, MlpPart, ScaledKV
 from kernels.packed import LinearWeight, Prepacked
-from kernels.torch.prepacked import in_panels
 from tests.kernels.paged_step import make_step
 
 pytestmark = pytest.mark.skipif(not library.instruction_sets(), reason="there are no native kernels here")
@@ -116,7 +116,7 @@ def one_by_one(
     meta: AttentionMeta,
     isa: library.Isa,
 ) -> tuple[Tensor, Tensor]:
-    """As `models.layer.Layer` computes them."""
+    """As `models.layers.layer.Layer` computes them."""
     norm, add_norm, turn = norm_with(isa, never), add_norm_with(isa, never), turn_with(isa, never)
     gates = {"silu": gate_with(isa, 0, never), "gelu_tanh": gate_with(isa, 1, never)}
     added: Tensor | None = None

@@ -12,10 +12,10 @@ from kernels.cpu.dense_layers import GATES
 from kernels.cpu.elementwise import gate_with
 from kernels.cpu.feed_forward import native_feed_forward
 from kernels.cpu.linear import Layout
+from kernels.cpu.prepacked import feed_forward, in_panels, linear
 from kernels.ops import Gate, GatedBlock
 from kernels.packed import Prepacked
 from kernels.torch import reference
-from kernels.torch.prepacked import feed_forward, in_panels, linear
 from tests.kernels.cpu.test_dense_layers import panels_of
 
 pytestmark = pytest.mark.skipif(not library.instruction_sets(), reason="there are no native kernels here")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from kernels.cpu.invariant_ops import invariant_ops
+from kernels.cpu.prepacked import prepacked_ops
 from kernels.head_places import HeadPlaces
-from kernels.torch.invariant_ops import invariant_ops
-from kernels.torch.prepacked import prepacked_ops
 from kernels.torch.reference import reference_ops
 from tests.kernels.kv_part_step import PLACES, check_attention, check_writing
 

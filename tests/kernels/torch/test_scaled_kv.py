@@ -8,9 +8,9 @@ import torch
 
 from core.kv import KVLayout
 from device.convert import convert
+from kernels.cpu.invariant_ops import invariant_ops
 from kernels.ops import AttentionMeta, Ops, ScaledKV
 from kernels.rounding import rounded
-from kernels.torch.invariant_ops import invariant_ops
 from kernels.torch.reference import reference_ops
 
 DTYPES = {"float8_e4m3fn": torch.float8_e4m3fn, "int8": torch.int8}

@@ -12,7 +12,7 @@ from benchmarks.gpu.interpreter import replace_once
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 collect_ignore_glob = ["test_graphs.py"] if torch.cuda.is_available() else ["test_*.py"]
-"""Graphs are repeated launches of the interpreter there; real ones are in tests/engine/execution/test_devices.py."""
+"""Graphs are repeated launches of the interpreter there; real ones are in tests/engine/sizing/test_devices.py."""
 
 if INTERPRETED:
     collect_ignore_glob = []

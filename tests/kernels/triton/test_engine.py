@@ -11,14 +11,14 @@ import torch
 from core.kv import KVShard
 from core.plan import NewSeq, SeqWork, StepPlan
 from core.types import SamplingParams
-from engine.execution.mirrored_pool import MirroredPool
+from engine.execution.pools.mirrored_pool import MirroredPool
 from engine.execution.runner import Runner
 from kernels.ops import Ops
 from kernels.torch.reference import reference_ops
 from kernels.triton.ops import invariant_triton_ops, triton_ops
-from models.families import read_spec
+from models.families.table import read_spec
+from models.formats.checkpoint import Checkpoint
 from models.model import Model
-from models.weights import Checkpoint
 from tests.kernels.triton.places import need_equal_places
 from tests.models.checkpoints import FAMILIES, make
 

@@ -11,18 +11,18 @@ import torch
 from core.plan import KVPush, NewSeq, Sampled, SeqWork, StepPlan, StepResult
 from core.prompt_pictures import Picture
 from core.types import Request, SamplingParams
-from engine.execution.graph_capture import Launch, again
-from engine.execution.graph_sizes import auto_sizes
-from engine.execution.step_graphs import StepGraphs
+from engine.execution.graphs.graph_capture import Launch, again
+from engine.execution.graphs.graph_sizes import auto_sizes
+from engine.execution.graphs.step_graphs import StepGraphs
 from kernels.ops import Ops
 from kernels.triton.ops import invariant_ops_split_at, triton_ops
-from models.families import read_spec
+from models.families.table import read_spec
+from models.formats.checkpoint import Checkpoint, whole
 from models.lora.adapter import read_adapters
 from models.lora.low_rank import AdapterWeights
 from models.model import Model
-from models.weights import Checkpoint, whole
-from tests.engine.execution.test_layer_marks import Endless
-from tests.engine.execution.test_prompt_outputs import NUM_TOP, agree, answers, expected
+from tests.engine.execution.batch.test_prompt_outputs import NUM_TOP, agree, answers, expected
+from tests.engine.execution.pools.test_layer_marks import Endless
 from tests.engine.execution.test_runner import Instance, Sink
 from tests.engine.launching import Launching
 from tests.kernels.triton.places import need_equal_places

@@ -10,9 +10,9 @@ import torch
 from kernels.ops import Ops
 from kernels.torch.reference import reference_ops
 from kernels.triton.ops import invariant_triton_ops, triton_ops
-from models.families import read_spec
+from models.families.table import read_spec
+from models.formats.checkpoint import Checkpoint
 from models.model import Model
-from models.weights import Checkpoint
 from tests.kernels.triton.places import need_equal_places
 from tests.models.checkpoints import FAMILIES, VOCAB, Paged, make
 

@@ -16,9 +16,9 @@ from kernels.packed import EightBit, FourBit, Weight
 from kernels.rounding import Activations, Rounded
 from kernels.torch.reference import reference_ops
 from kernels.triton.ops import triton_ops
-from models.families import read_spec
+from models.families.table import read_spec
+from models.formats.checkpoint import Checkpoint, whole
 from models.model import Model
-from models.weights import Checkpoint, whole
 from tests.models.checkpoints import Paged
 from tests.models.stored import (
     BLOCKS,

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from core.types import SamplingParams
-from engine.execution.sampler import uniform
+from engine.execution.sampling.sampler import uniform
 from kernels.sampling import DrawShapes, Masks, Penalties
 from kernels.torch import sampling as reference
 from kernels.torch.sampling import distribution

@@ -8,8 +8,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 
-from cluster.ingress import request_context
-from core.adapter_config import ServedAdapter, adapter_name
+from cluster.ingress.telemetry import request_context
+from core.config.adapter_config import ServedAdapter, adapter_name
 from core.errors import RequestError
 from core.reports import DroppedBlocks, Status
 from core.types import FinishReason, PromptScore, Request, TokenOut

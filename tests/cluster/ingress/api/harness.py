@@ -8,10 +8,10 @@ from typing import Any
 import httpx
 import openai
 
-from cluster.ingress.api.access import Access, Rules, TenantRules
-from cluster.ingress.api.http_app import create_app
-from cluster.ingress.api.request_params import ApiSettings
-from cluster.ingress.observers import make_observers
+from cluster.ingress.generation.request_params import ApiSettings
+from cluster.ingress.http_app import create_app
+from cluster.ingress.telemetry.observers import make_observers
+from cluster.ingress.tenants.access import Access, Rules, TenantRules
 from core.types import Slo
 from tests.cluster.ingress.api.fakes import END, NAME, ByteTokenizer, FakeGenerator
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from cluster.ingress.api.body_model import validate
-from cluster.ingress.api.chat_format import ChatFormat
-from cluster.ingress.api.openai_requests import ChatRequest
-from models.tokenizer import Tokenizer, load_tokenizer
+from cluster.ingress.bodies.body_model import validate
+from cluster.ingress.bodies.request_bodies import ChatRequest
+from cluster.ingress.generation.chat_format import ChatFormat
+from models.text.tokenizer import Tokenizer, load_tokenizer
 from tests.cluster.ingress.api.harness import SETTINGS
 
 EMBEDDED = Path(__file__).parents[4] / "models" / "embedded"

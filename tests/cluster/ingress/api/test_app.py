@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.ingress.api.request_params import ApiSettings
+from cluster.ingress.generation.request_params import ApiSettings
 from core.errors import Overloaded, ReplicaLost, TargetOutOfReach
 from tests.cluster.ingress.api.fakes import END, NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, COMPLETIONS, OK, Api

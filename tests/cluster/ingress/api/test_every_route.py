@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from cluster.ingress.api.access import Rules, TenantRules
-from cluster.ingress.tenant_limits import TenantLimits
+from cluster.ingress.tenants.access import Rules, TenantRules
+from cluster.ingress.tenants.tenant_limits import TenantLimits
 from core.errors import Overloaded
 from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, CLASSES, COMPLETIONS, OK, SETTINGS, Api

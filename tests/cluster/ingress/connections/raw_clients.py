@@ -7,8 +7,8 @@ import ssl
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from cluster.ingress.api.connection_limits import ConnectionLimits
-from cluster.ingress.api.http_server import HttpServer
+from cluster.ingress.http.connection_limits import ConnectionLimits
+from cluster.ingress.http.http_server import HttpServer
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import Api
 from tests.patience import PATIENCE_S

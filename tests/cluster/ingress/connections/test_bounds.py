@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from cluster.ingress.api.access import Rules, TenantRules
-from cluster.ingress.api.connection_limits import (
+from cluster.ingress.http.connection_limits import (
     MAX_HEADERS,
     MAX_OUTSIDE_BYTES,
     ConnectionLimits,
     connection_limits,
 )
-from cluster.ingress.api.http_server import HttpServer
-from cluster.ingress.api.ingress_tls import ingress_tls
-from core.serve_config import ServeConfig
+from cluster.ingress.http.http_server import HttpServer
+from cluster.ingress.http.ingress_tls import ingress_tls
+from cluster.ingress.tenants.access import Rules, TenantRules
+from core.config.serve_config import ServeConfig
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import CLASSES, COMPLETIONS, SETTINGS, Api
 from tests.cluster.ingress.connections.raw_clients import CHUNKED, GET, Client, serving

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, generate_latest
 
-from cluster.ingress.metrics import InstanceMetrics
+from cluster.ingress.telemetry.metrics import InstanceMetrics
 from core.reports import LayerExperts
 from tests.cluster.scheduler.routing_world import World, instance, report
 

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from cluster.ingress.metrics import InstanceMetrics
+from cluster.ingress.telemetry.metrics import InstanceMetrics
 from core.reports import InstanceStatus, PoolStatus, Status
 
 

@@ -14,7 +14,7 @@ from llguidance import LLMatcher
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from cluster.ingress.api.structured import schema_grammar
+from cluster.ingress.bodies.structured import schema_grammar
 from cluster.ingress.parsers import harmony
 from cluster.ingress.parsers.call_grammars import CallableTool
 from cluster.ingress.parsers.harmony_grammar import harmony_grammar
@@ -22,9 +22,9 @@ from cluster.ingress.parsers.model_formats import ModelFormats, make_parser
 from cluster.ingress.parsers.output_events import CallArguments, CallBegins, OutputEvent, Reasoning, Text
 from core.plan import NewSeq, StepPlan
 from core.types import Grammar, SamplingParams
-from engine.execution.batch import RankSeq
-from engine.execution.grammar_masks import GrammarMasks
-from engine.execution.matching import GuidanceMatchers, load_vocabulary
+from engine.execution.batch.batch import RankSeq
+from engine.execution.sampling.grammar_masks import GrammarMasks
+from engine.execution.sampling.grammar_matcher import GuidanceMatchers, load_vocabulary
 from kernels.torch.reference import reference_ops
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, SETTINGS, Api

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from cluster.ingress.api.structured import ResponseFormat, SchemaFormat, grammar_of, schema_grammar
+from cluster.ingress.bodies.structured import ResponseFormat, SchemaFormat, grammar_of, schema_grammar
 from cluster.ingress.parsers.call_grammars import AnswerSchema, CallableTool, call_grammar
 from cluster.ingress.parsers.call_markups import markup_of
 from cluster.ingress.parsers.model_formats import ModelFormats, ToolFormat
-from tests.cluster.ingress.api.test_structured import VOCABULARY, accepts, calls_of
-from tests.engine.execution.test_grammar_masks import generated, params, text
+from tests.cluster.ingress.bodies.test_structured import VOCABULARY, accepts, calls_of
+from tests.engine.execution.sampling.test_grammar_masks import generated, params, text
 
 FORMATS: list[ToolFormat] = ["hermes", "llama3_json", "mistral", "deepseek_v3", "pythonic", "qwen3_coder"]
 COLOUR = {"enum": ["red", "blue"]}

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
 from core.plan import PROPOSED, Drawn, Sampled, SeqWork, StepPlan, StepResult
 from core.types import Request, SamplingParams
 from engine.planning.sequence import Sequence

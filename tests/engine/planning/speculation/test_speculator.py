@@ -4,9 +4,9 @@ from collections.abc import Sequence as SeqOf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.config import EngineConfig
+from core.config.cluster_config import EngineConfig
+from core.cost.steps import StepModel, StepModels
 from core.plan import Drawn, Sampled, StepPlan, StepResult
-from core.steps import StepModel, StepModels
 from core.types import Request, SamplingParams
 from engine.planning.sequence import Sequence
 from engine.planning.speculation.acceptance import Acceptance

@@ -1,0 +1,1 @@
+"""Benchmarks of prefix caches and their tiers."""

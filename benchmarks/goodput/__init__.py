@@ -1,0 +1,1 @@
+"""Which load a fleet serves within its targets, on simulated devices."""

@@ -1,0 +1,1 @@
+"""Benchmarks of ranks: processes, grids and the balance of experts."""

@@ -1,0 +1,1 @@
+"""Benchmarks of whole servers: doors, processes, start and memory."""

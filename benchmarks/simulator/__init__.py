@@ -1,0 +1,1 @@
+"""How fast and how true the simulator is."""

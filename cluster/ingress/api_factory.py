@@ -1,0 +1,91 @@
+"""The API of one ingress, from the cluster's configuration and the model's card."""
+
+from collections import ChainMap
+from functools import partial
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from cluster.ingress.batches.batch_runner import BatchRunner
+from cluster.ingress.batches.batch_store import BatchStore
+from cluster.ingress.batches.file_store import FileStore
+from cluster.ingress.delivery.generator import Generator
+from cluster.ingress.generation.request_params import ApiSettings
+from cluster.ingress.http_app import create_app
+from cluster.ingress.images.image_fetching import PictureFetcher
+from cluster.ingress.images.image_intake import PictureIntake
+from cluster.ingress.model_card import ModelCard, describe_adapter
+from cluster.ingress.telemetry.observers import Observers
+from cluster.ingress.tenants.access import Access
+from core.config.adapter_config import ServedAdapter
+from core.config.cluster_config import ClusterConfig
+from core.errors import ConfigError
+from models.text.tokenizer import load_tokenizer
+from models.vision.picture_reader import PictureReader
+
+
+def build_app(
+    generator: Generator, config: ClusterConfig, card: ModelCard, access: Access, observers: Observers
+) -> FastAPI:
+    settings = api_settings(config, card, generator.adapters.served)
+    tokenizer = load_tokenizer(card.folder)
+    serve = config.serve
+    if not serve.batch_dir:
+        return create_app(generator, tokenizer, settings, access, observers)
+    stores = _stores(Path(serve.batch_dir).expanduser(), serve.batch_dir_bytes)
+    app = create_app(generator, tokenizer, settings, access, observers, stores)
+    app.state.batches = BatchRunner(
+        app, *stores, access, at_once=serve.batch_at_once, slo_class=serve.batch_slo_class
+    )
+    return app
+
+
+def api_settings(
+    config: ClusterConfig, card: ModelCard, live: dict[str, ServedAdapter] | None = None
+) -> ApiSettings:
+    """Return what requests are judged by. `live` are adapters beside the configuration's, which may change. Raises ConfigError
+    where pictures' processor is missing."""
+    pictures = fetcher = None
+    if card.picture_token >= 0:
+        pictures = PictureIntake(PictureReader(Path(card.folder), card.picture_token), config.pictures)
+        fetcher = PictureFetcher(config.pictures) if config.pictures.url_hosts else None
+    return ApiSettings(
+        model_name=card.name,
+        aliases=config.model.aliases,
+        adapters=ChainMap({} if live is None else live, dict(card.adapters)),
+        max_adapters=len(card.adapters) + config.adapters.num_slots,
+        describe_adapter=partial(describe_adapter, config, card) if config.adapters.folders else None,
+        allowed_origins=config.serve.allowed_origins,
+        max_context_tokens=card.max_context_tokens,
+        vocab_size=card.vocab_size,
+        eos_token_ids=card.eos_token_ids,
+        default_sampling=card.default_sampling,
+        unknown_fields=config.serve.unknown_fields,
+        max_body_bytes=config.serve.max_body_bytes,
+        body_timeout_s=config.serve.body_timeout_s,
+        keep_alive_s=config.serve.keep_alive_s,
+        response_store_bytes=config.serve.response_store_bytes,
+        tool_call_parser=config.model.tool_call_parser,
+        reasoning_parser=config.model.reasoning_parser,
+        tokenizer_folder=Path(card.folder),
+        pooling=card.pooling,
+        generates=card.generates,
+        embedding_size=card.embedding_size,
+        pictures=pictures,
+        picture_fetcher=fetcher,
+    )
+
+
+async def run_batches(app: FastAPI) -> None:
+    """Run the batches that clients of `app` hand in, until cancelled. Returns at once where batches are off."""
+    runner: BatchRunner | None = getattr(app.state, "batches", None)
+    if runner is not None:
+        await runner.run()
+
+
+def _stores(folder: Path, capacity_bytes: int) -> tuple[FileStore, BatchStore]:
+    """Make the stores of batches. Raises ConfigError."""
+    try:
+        return FileStore(folder, capacity_bytes), BatchStore(folder)
+    except OSError as error:
+        raise ConfigError(f"serve.batch_dir: cannot use {folder}: {error}") from None

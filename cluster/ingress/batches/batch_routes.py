@@ -1,0 +1,211 @@
+"""OpenAI's /v1/files and /v1/batches."""
+
+import asyncio
+import time
+from typing import Annotated, ClassVar, Literal
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import FileResponse, JSONResponse, Response
+from pydantic import Field
+
+from cluster.ingress.batches.batch_store import FINAL, BatchStore, Record
+from cluster.ingress.batches.file_store import FileStore, StoredFile
+from cluster.ingress.batches.upload_form import UploadForm
+from cluster.ingress.bodies.body_model import NeutralFields, Strict, is_one_of
+from cluster.ingress.generation.answering import Answering
+from cluster.ingress.http.http_route import HttpRoute
+from cluster.ingress.http.list_pages import page_of
+from core.errors import Overloaded, RequestError
+
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
+_MAX_FILE_BYTES = 200 << 20
+_FORM_BYTES = 64 << 10
+"""The bytes that the form around a file may add."""
+_SECONDS_PER_BYTE = 1e-6
+_MAX_UNFINISHED = 1000
+"""Batches of one tenant that may wait or run."""
+_WINDOW_S = 24 * 3600
+_FILE, _BATCH = "/v1/files/{id}", "/v1/batches/{id}"
+
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
+]
+
+
+BATCH_NEUTRAL: NeutralFields = {"output_expires_after": (is_one_of(), "files stay until they are deleted")}
+
+
+class BatchRequest(Strict):
+    neutral: ClassVar[NeutralFields] = BATCH_NEUTRAL
+
+    input_file_id: str
+    endpoint: Endpoint
+    completion_window: Literal["24h"]
+    metadata: Metadata | None = None
+
+
+class BatchRoutes:
+    def __init__(self, answering: Answering, files: FileStore, batches: BatchStore) -> None:
+        self._answering, self._files, self._batches = answering, files, batches
+
+    def routes(self) -> list[HttpRoute]:
+        return [
+            HttpRoute("POST", "/v1/files", self.upload),
+            HttpRoute("GET", "/v1/files", self.files),
+            HttpRoute("GET", _FILE, self.file),
+            HttpRoute("GET", _FILE + "/content", self.content),
+            HttpRoute("DELETE", _FILE, self.delete_file),
+            HttpRoute("POST", "/v1/batches", self.create, BatchRequest),
+            HttpRoute("GET", "/v1/batches", self.batches),
+            HttpRoute("GET", _BATCH, self.batch),
+            HttpRoute("POST", _BATCH + "/cancel", self.cancel),
+        ]
+
+    async def upload(self, http: HttpRequest) -> Response:
+        """Read a multipart form with `file` and `purpose`, which is `batch`."""
+        announced = http.headers.get("content-length", "")
+        if not announced.isdigit():
+            raise RequestError("an upload must say its content-length", status=411)
+        if int(announced[:20]) > _MAX_FILE_BYTES + _FORM_BYTES:
+            raise RequestError(f"a file has {_MAX_FILE_BYTES} bytes at the most", field="file", status=413)
+        if not http.headers.get("content-type", "").startswith("multipart/form-data"):
+            raise RequestError("content-type must be multipart/form-data", status=415)
+        timeout_s = self._answering.settings.body_timeout_s + int(announced) * _SECONDS_PER_BYTE
+        try:
+            async with asyncio.timeout(timeout_s):
+                return JSONResponse((await self._received(http, int(announced))).public())
+        except TimeoutError:
+            raise RequestError(f"the body did not come within {timeout_s:.0f} s", status=408) from None
+
+    async def _received(self, http: HttpRequest, announced: int) -> StoredFile:
+        file_id = self._files.new_id()
+        with await asyncio.to_thread(self._files.begin, file_id, max(0, announced - _FORM_BYTES)) as upload:
+            form = UploadForm(http.headers["content-type"], upload.write)
+            async for piece in http.stream():
+                await asyncio.to_thread(form.feed, piece)
+            form.end()
+            _check_form(form)
+            described = StoredFile(
+                id=file_id,
+                tenant=http.state.holder.owner,
+                filename=form.filename or "file",
+                purpose="batch",
+                bytes=upload.num_bytes,
+                created_at=int(time.time()),
+            )
+            return await asyncio.to_thread(upload.keep, described)
+
+    async def files(self, http: HttpRequest) -> Response:
+        purpose = http.query_params.get("purpose")
+        found = await asyncio.to_thread(self._files.of, http.state.holder.owner)
+        return page_of(http, [file.public() for file in found if purpose in (None, file.purpose)])
+
+    async def file(self, http: HttpRequest) -> Response:
+        return JSONResponse((await self._stored(http)).public())
+
+    async def content(self, http: HttpRequest) -> Response:
+        file = await self._stored(http)
+        return FileResponse(self._files.path(file.id), media_type="application/octet-stream")
+
+    async def delete_file(self, http: HttpRequest) -> Response:
+        file = await self._stored(http)
+        own = await asyncio.to_thread(self._batches.of, file.tenant)
+        for batch in own:
+            if batch["input_file_id"] == file.id and batch["status"] not in FINAL:
+                raise RequestError(f"the batch {batch['id']} reads {file.id}: cancel it first", status=409)
+        await asyncio.to_thread(self._files.delete, file.id, file.tenant)
+        return JSONResponse({"id": file.id, "object": "file", "deleted": True})
+
+    async def create(self, http: HttpRequest) -> Response:
+        body = await self._answering.read(http, BatchRequest)
+        tenant = http.state.holder.owner
+        file = await asyncio.to_thread(self._files.get, body.input_file_id, tenant, "input_file_id")
+        if file.purpose != "batch":
+            raise RequestError(
+                f"the purpose of {file.id} is {file.purpose!r}, not 'batch'", field="input_file_id"
+            )
+        if await asyncio.to_thread(self._batches.num_unfinished, tenant) >= _MAX_UNFINISHED:
+            raise Overloaded(f"{_MAX_UNFINISHED} batches wait or run already", retry_after_s=60.0)
+        now = int(time.time())
+        record: Record = {
+            "id": self._batches.new_id(),
+            "object": "batch",
+            "endpoint": body.endpoint,
+            "model": self._answering.settings.model_name,
+            "errors": None,
+            "input_file_id": body.input_file_id,
+            "completion_window": body.completion_window,
+            "status": "validating",
+            "output_file_id": None,
+            "error_file_id": None,
+            "created_at": now,
+            "in_progress_at": None,
+            "expires_at": now + _WINDOW_S,
+            **{
+                f"{name}_at": None
+                for name in ("finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
+            },
+            "request_counts": {"total": 0, "completed": 0, "failed": 0},
+            "metadata": body.metadata,
+            "tenant": tenant,
+        }
+        await asyncio.to_thread(self._batches.save, record)
+        return _batch(record)
+
+    async def batch(self, http: HttpRequest) -> Response:
+        return _batch(await self._record(http))
+
+    async def batches(self, http: HttpRequest) -> Response:
+        found = await asyncio.to_thread(self._batches.of, http.state.holder.owner)
+        return page_of(http, [_public(record) for record in found])
+
+    async def cancel(self, http: HttpRequest) -> Response:
+        record = await self._record(http)
+        if record["status"] in FINAL:
+            raise RequestError(f"the batch {record['id']} is {record['status']} already", status=409)
+        await asyncio.to_thread(self._batches.ask_to_cancel, record["id"])
+        return _batch(await self._record(http))
+
+    async def _stored(self, http: HttpRequest) -> StoredFile:
+        return await asyncio.to_thread(self._files.get, http.path_params["id"], http.state.holder.owner)
+
+    async def _record(self, http: HttpRequest) -> Record:
+        return await asyncio.to_thread(self._batches.get, http.path_params["id"], http.state.holder.owner)
+
+
+class NoBatchRoutes:
+    """The same routes where no folder is named. They say what is missing."""
+
+    def routes(self) -> list[HttpRoute]:
+        paths = ("/v1/files", "/v1/files/{id:path}", "/v1/batches", "/v1/batches/{id:path}")
+        return [
+            HttpRoute(method, path, self.refuse) for path in paths for method in ("GET", "POST", "DELETE")
+        ]
+
+    async def refuse(self, http: HttpRequest) -> Response:
+        """Refused: this server keeps no files."""
+        raise RequestError(
+            "this server keeps no files: start it with serve.batch_dir=FOLDER, which all ingresses share",
+            status=404,
+            code="batches_off",
+        )
+
+
+def _check_form(form: UploadForm) -> None:
+    """Raise RequestError where it is not what an upload has."""
+    if more := set(form.fields) - {"file", "purpose"}:
+        raise RequestError(
+            f"{min(more)!r} is not supported: files stay until they are deleted", field=min(more)
+        )
+    if form.filename is None:
+        raise RequestError("the form has no file", field="file")
+    if (purpose := form.fields.get("purpose")) != "batch":
+        raise RequestError(f"purpose must be 'batch', not {purpose!r}", field="purpose")
+
+
+def _public(record: Record) -> Record:
+    return {name: value for name, value in record.items() if name != "tenant"}
+
+
+def _batch(record: Record) -> Response:
+    return JSONResponse(_public(record))

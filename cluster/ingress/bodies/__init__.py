@@ -1,0 +1,1 @@
+"""What clients' bodies have in common, whichever API they are for."""

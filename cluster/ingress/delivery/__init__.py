@@ -1,0 +1,1 @@
+"""Requests on their way through the cluster, and the tokens that come back."""

@@ -1,0 +1,175 @@
+"""The attempts that one frontend runs: it has each placed, hands it to its instance, hears of it, and ends it everywhere."""
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from zlib import crc32
+
+from cluster.ingress.delivery.running_attempt import Lost, Moved, RunningAttempt
+from core.config.cluster_config import ScheduleConfig
+from core.errors import BatonError, Overloaded, ReplicaLost
+from core.kv import block_hashes
+from core.messages import Cancel, Finished, HandedOver, Place, Placed, Submit
+from core.ports import Clock, Mail
+from core.types import Request, TokenOut
+from net.schedulers import Schedulers
+
+log = logging.getLogger(__name__)
+
+_GRACE_S = 5.0
+"""How much longer than the scheduler's own limit the frontend waits for its answer."""
+
+
+class Attempts:
+    def __init__(
+        self,
+        mail: Mail,
+        clock: Clock,
+        config: ScheduleConfig,
+        block_size: int,
+        schedulers: Schedulers,
+        *,
+        timeout_s: float,
+    ) -> None:
+        """`timeout_s` is what a request may take at the most."""
+        self._mail, self._clock, self._config = mail, clock, config
+        self._block_size, self._schedulers, self.timeout_s = block_size, schedulers, timeout_s
+        self._running: dict[str, RunningAttempt] = {}
+        self._moves: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def begin(self, request: Request, *, is_whole: bool) -> RunningAttempt:
+        """`is_whole` is as in `RunningAttempt`. The caller calls `end`."""
+        running = self._running[request.key] = RunningAttempt(request, self._clock, is_whole=is_whole)
+        return running
+
+    def place(
+        self, request: Request, exclude: tuple[str, ...] = (), *, source: str = "", prefer: str = ""
+    ) -> Place:
+        """Return what a scheduler is to be asked for."""
+        return Place(
+            request_id=request.id,
+            attempt=request.attempt,
+            num_tokens=len(request.tokens),
+            max_new_tokens=request.sampling.max_tokens - len(request.emitted),
+            block_hashes=block_hashes(request.tokens, self._block_size, request.prefix_salt)
+            if request.reuses_prefix
+            else (),
+            slo=request.slo,
+            exclude=exclude,
+            source=source,
+            prefer=prefer,
+            tenant=request.tenant,
+            weight=request.weight,
+        )
+
+    async def start(self, running: RunningAttempt, place: Place, deadline: float) -> None:
+        """Have it placed, and hand it to its instance. It fails at `deadline`. Raises Overloaded, or the attempt's failure."""
+        running.wanted = place
+        self._ask(running)
+        try:
+            async with asyncio.timeout(self._config.max_queue_wait_s + _GRACE_S):
+                route = await running.placed()
+        except TimeoutError:
+            raise Overloaded("the scheduler did not find a place in time", retry_after_s=1.0) from None
+        self._mail.send(route.decode, Submit(running.request, route))
+        late = ReplicaLost(f"the request took longer than {self.timeout_s:g} s")
+        running.fail_in(deadline - self._clock.now(), late)
+
+    def end(self, running: RunningAttempt) -> None:
+        """End it everywhere, also before its last token."""
+        running.end()
+        request = running.request
+        del self._running[request.key]
+        if running.route is not None and not running.finished:
+            self._mail.send(running.route.decode, Cancel(request.id, request.attempt))
+        if running.scheduler in self._schedulers.living:
+            num_output = len(running.known) - len(request.emitted)
+            complete = running.finished and running.is_whole
+            self._mail.send(running.scheduler, Finished(request.id, request.attempt, num_output, complete))
+
+    def receive(self, sender: str, tokens: Iterable[TokenOut]) -> None:
+        for token in tokens:
+            if (running := self._running.get(token.key)) is not None:
+                running.receive(token)
+                running.hear_from(sender)
+
+    def placed(self, scheduler: str, placed: Placed) -> None:
+        """Take a placement. One that no attempt here asked this scheduler for is given back to it."""
+        running = self._running.get(f"{placed.request_id}#{placed.attempt}")
+        if running is None or running.scheduler != scheduler:
+            self._mail.send(scheduler, Finished(placed.request_id, placed.attempt))
+        elif running.route is None:
+            running.place(placed.route, placed.slo)
+
+    def handed_over(self, message: HandedOver) -> None:
+        if (running := self._running.get(f"{message.request_id}#{message.attempt}")) is not None:
+            running.record.handed_over = message
+
+    def fail(self, request_id: str, attempt: int, failure: Exception) -> None:
+        if (running := self._running.get(f"{request_id}#{attempt}")) is not None:
+            running.fail(failure)
+
+    def lose(self, instance: str) -> None:
+        """Let what an instance decoded, which is lost, go on elsewhere."""
+        for running in self._running.values():
+            if running.route is not None and running.route.decode == instance:
+                running.fail(Lost(instance))
+
+    def leave(self, instance: str) -> None:
+        """Move what an instance, which will end, generates for us."""
+        for running in self._running.values():
+            if running.route is not None and running.route.decode == instance:
+                move = asyncio.create_task(self._move(running, instance))
+                self._moves.add(move)
+                move.add_done_callback(self._moves.discard)
+
+    def ask_all(self) -> None:
+        """Ask for all attempts whose scheduler was lost, or that never had one."""
+        for running in self._running.values():
+            if running.route is None and running.scheduler not in self._schedulers.living:
+                self._ask(running)
+
+    def close(self) -> None:
+        for move in self._moves:
+            move.cancel()
+        for running in list(self._running.values()):
+            running.fail(ReplicaLost("the server is shutting down"))
+
+    def _ask(self, running: RunningAttempt) -> None:
+        """Ask one of the schedulers for a place, requests in turn, or later, where no scheduler is known. One that was asked and
+        lost may come back, and knows nothing of it then."""
+        if running.wanted is None:
+            return
+        living = self._schedulers.living
+        running.scheduler = living[crc32(running.request.id.encode()) % len(living)] if living else ""
+        if living:
+            self._mail.send(running.scheduler, running.wanted)
+
+    async def _move(self, running: RunningAttempt, leaving: str) -> None:
+        """Migrate live: a copy of the KV goes elsewhere while tokens go on; then the rest is done between two tokens.
+
+        The copy is made by a request of one token for all that is known so far, whose KV comes from the instance that ends. What
+        it leaves in the other's prefix cache is what the next attempt finds there: whole blocks, and a recurrent state if it
+        stands where a block ends."""
+        request, known = running.request, running.whole_blocks(self._block_size)
+        if len(running.known) + 1 >= request.sampling.max_tokens:
+            return
+        sampling = replace(request.sampling, max_tokens=len(known) + 1)
+        copy = replace(request, id=f"{request.id}~", emitted=known, sampling=sampling)
+        copying = self.begin(copy, is_whole=False)
+        try:
+            place = self.place(copy, (leaving,), source=leaving)
+            await self.start(copying, place, self._clock.now() + self.timeout_s)
+            while await copying.take():
+                pass
+        except (Lost, BatonError) as error:
+            log.info("request %s stays on %s, which ends: %s", request.id, leaving, error)
+        finally:
+            self.end(copying)
+        if copying.finished and copying.route is not None:
+            running.moved_to = copying.route.decode
+            running.fail(Moved(leaving))

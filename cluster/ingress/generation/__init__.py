@@ -1,0 +1,1 @@
+"""From a checked request to an answer, whichever API asked for it."""

@@ -1,0 +1,376 @@
+"""Turns a checked body and its prompts into an answer, for every route that generates."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+from fastapi import Request as HttpRequest
+from fastapi.responses import Response
+from pydantic import BaseModel
+
+from cluster.ingress.bodies.cache_hints import hints_of
+from cluster.ingress.bodies.request_bodies import ChatRequest, Common, ModelRequest
+from cluster.ingress.delivery.beam_search import BeamParams
+from cluster.ingress.delivery.generator import ChatTokenizer, Generator
+from cluster.ingress.delivery.shared_prompt import SharedPrompt
+from cluster.ingress.generation import request_params
+from cluster.ingress.generation.body_shape import BodyShape, Json
+from cluster.ingress.generation.body_work import BodyWork
+from cluster.ingress.generation.chat_format import ChatFormat, PreparedChat
+from cluster.ingress.generation.choices import ChoiceRunner, ChoiceStream
+from cluster.ingress.generation.detokenize import TextStream
+from cluster.ingress.generation.http_responses import events, gathered, streamed, unless_gone, whole
+from cluster.ingress.generation.prompt_length import check_counted
+from cluster.ingress.generation.request_params import ApiSettings
+from cluster.ingress.generation.token_checks import check_tokens
+from cluster.ingress.generation.truncation import most_tokens, shortened
+from cluster.ingress.grammar.grammar_checker import GrammarChecker
+from cluster.ingress.http.http_errors import describe
+from cluster.ingress.images.image_intake import pictures_of
+from cluster.ingress.parsers.output_events import PlainParser
+from cluster.ingress.parsers.stop_strings import StopStrings
+from cluster.ingress.telemetry.metrics import IngressMetrics
+from cluster.ingress.tenants.access import Access, Tenant
+from cluster.ingress.tenants.fair_threads import Steps, at_once
+from core.errors import RequestError
+from core.types import Grammar, Request, SamplingParams, Slo
+
+log = logging.getLogger(__name__)
+
+_VECTORS_AT_ONCE = 32
+"""The number of texts of one request that are embedded at a time, so that others' requests come in between."""
+
+T = TypeVar("T")
+B = TypeVar("B", bound=BaseModel)
+
+
+class Answering:
+    def __init__(
+        self,
+        generator: Generator,
+        tokenizer: ChatTokenizer,
+        settings: ApiSettings,
+        access: Access,
+        metrics: IngressMetrics,
+    ) -> None:
+        self._generator, self._access = generator, access
+        self.tokenizer, self.settings = tokenizer, settings
+        self._runner = ChoiceRunner(generator, tokenizer, metrics)
+        folder = settings.tokenizer_folder
+        self._grammars = GrammarChecker(folder, settings.vocab_size) if folder is not None else None
+        self.chat_format = ChatFormat(tokenizer, settings)
+        self._work = BodyWork(settings)
+
+    async def read(self, http: HttpRequest, kind: type[B]) -> B:
+        """Return the body, validated. Raises RequestError, naming the field."""
+        return await self._work.read(http, kind)
+
+    async def aside(self, http: HttpRequest, work: Callable[[], Steps[T]]) -> T:
+        """Return the result of `work` on the body that was read. Raises what it raises."""
+        return await self._work.do(http, work)
+
+    async def prepare(self, http: HttpRequest, body: ChatRequest) -> PreparedChat:
+        """Prepare what is to be generated. Raises RequestError."""
+        chat = await self._with_pictures(http, body, self.chat_format.prepare)
+        if body.reasoning_effort is not None:
+            http.state.effort = chat.effort.taken or "default"
+            http.state.notes += [chat.effort.note] if chat.effort.note else []
+        await self.check_grammar(body, chat.grammar)
+        return chat
+
+    async def prompt_of(self, http: HttpRequest, body: ChatRequest) -> tuple[int, ...]:
+        """Return a conversation's tokens, which the tenant pays for. Raises RequestError."""
+        _check_account(http)
+        prompt = await self._with_pictures(http, body, self.chat_format.prompt_of)
+        http.state.tenant.spend(len(prompt))
+        return prompt
+
+    async def tokens_of(self, http: HttpRequest, text: str, *, special: bool) -> list[int]:
+        """Return a text's tokens, which the tenant pays for. `special`: with those that begin every text. Raises RequestError."""
+        check_counted(text, "prompt", self.settings.max_context_tokens)
+        _check_account(http)
+        encode = partial(self.tokenizer.encode, text, add_special_tokens=special)
+        tokens = await self.aside(http, at_once(encode))
+        http.state.tenant.spend(len(tokens))
+        return tokens
+
+    async def text_of(self, http: HttpRequest, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, which the tenant pays for. Raises RequestError."""
+        _check_account(http)
+        decode = partial(self.tokenizer.decode, tokens, skip_special_tokens=False)
+        text = await self.aside(http, at_once(decode))
+        http.state.tenant.spend(len(tokens))
+        return text
+
+    async def _with_pictures(
+        self, http: HttpRequest, body: ChatRequest, work: Callable[[ChatRequest], T]
+    ) -> T:
+        """Do `work` on the body once its pictures are there."""
+        fetcher = self.settings.picture_fetcher
+        if fetcher is not None:
+            messages = await unless_gone(http, fetcher.with_data(body.messages))
+            if messages is not None:
+                body = body.model_copy(update={"messages": messages})
+        num_more = sum(len(picture.url) for _, picture in pictures_of(body.messages))
+        return await self._work.do(http, at_once(lambda: work(body)), num_more)
+
+    async def answer(
+        self,
+        http: HttpRequest,
+        body: Common,
+        choices: list[ChoiceStream],
+        num_prompts: int,
+        shape: BodyShape,
+        beams: BeamParams | None = None,
+    ) -> Response:
+        """`beams`: the choices are the best that a beam search finds."""
+        tenant: Tenant = http.state.tenant
+        if beams is None:
+            pieces = self._runner.run(choices, num_prompts, tenant)
+        else:
+            pieces = self._runner.search(choices, num_prompts, tenant, beams)
+        if not body.stream:
+            return await whole(http, pieces, choices, num_prompts, shape)
+        begun = asyncio.Event()
+        source = events(pieces, choices, num_prompts, shape, http.state.request_id, begun)
+        return await streamed(http, source, begun, self.settings.keep_alive_s)
+
+    async def whole_body(
+        self, http: HttpRequest, choices: list[ChoiceStream], num_prompts: int, shape: BodyShape
+    ) -> Json:
+        """Return the answer's body, for a route that makes another of it. Raises ClientGone."""
+        pieces = self._runner.run(choices, num_prompts, http.state.tenant)
+        return await unless_gone(http, gathered(pieces, choices, num_prompts, shape))
+
+    async def answer_aside(
+        self, http: HttpRequest, choices: list[ChoiceStream], num_prompts: int, shape: BodyShape
+    ) -> None:
+        """Answer where no connection waits. `shape` is told the end, also of what fails."""
+        try:
+            await gathered(
+                self._runner.run(choices, num_prompts, http.state.tenant), choices, num_prompts, shape
+            )
+        except Exception as error:
+            request_id = http.state.request_id
+            status, body, _ = describe(error, request_id)
+            log.warning("request %s ended in the background: %r", request_id, error)
+            shape.error(status, body, request_id)
+
+    def fitting(self, body: ChatRequest, prompt: Sequence[int]) -> ChatRequest:
+        """Return `body` where the context has room for as many tokens as it asks for; else a copy that asks for as many as there
+        is room for."""
+        room = self.settings.max_context_tokens - len(prompt)
+        wanted = body.max_completion_tokens
+        return (
+            body
+            if wanted is None or wanted <= room
+            else body.model_copy(update={"max_completion_tokens": max(1, room)})
+        )
+
+    async def choices(
+        self,
+        http: HttpRequest,
+        body: Common,
+        prompts: list[tuple[int, ...]],
+        n: int,
+        chat: PreparedChat | None = None,
+        *,
+        grammar: Grammar | None,
+        ends: tuple[int, ...] = (),
+    ) -> list[ChoiceStream]:
+        """Return the choices to generate. `ends` are token ids that end the answers beside those that the model and the body
+        name. Raises RequestError."""
+        request_params.check_generates(self.settings)
+        make = partial(self._choices, http, body, prompts, n, chat=chat, grammar=grammar, ends=ends)
+        return await self.aside(http, at_once(make))
+
+    def _choices(
+        self,
+        http: HttpRequest,
+        body: Common,
+        prompts: list[tuple[int, ...]],
+        n: int,
+        *,
+        chat: PreparedChat | None,
+        grammar: Grammar | None,
+        ends: tuple[int, ...],
+    ) -> list[ChoiceStream]:
+        tenant: Tenant = http.state.tenant
+        slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
+        hints, retain = hints_of(body.hints, body.prompt_cache_key, body.prompt_cache_retention)
+        choices: list[ChoiceStream] = []
+        field = "prompt" if chat is None else "messages"
+        common = self._sampling(body, chat, grammar, ends)
+        for prompt in self._shortened(body, prompts):
+            max_tokens = request_params.max_new_tokens(body, len(prompt), self.settings)
+            seed = request_params.seed_of_prompt(body)
+            sampling = replace(common, max_tokens=max_tokens, seed=seed)
+            shared = SharedPrompt() if n > 1 else None
+            for choice in range(n):
+                if choice:  # the prompt's tokens are scored once
+                    sampling = replace(sampling, num_prompt_logprobs=-1)
+                seeded = replace(sampling, seed=request_params.seed_of_choice(sampling.seed or 0, choice))
+                request = self._request(http, body, slo, prompt, seeded, field, retain=retain)
+                request = replace(request, hints=hints, pictures=chat.pictures if chat is not None else ())
+                choices.append(self._choice(len(choices), request, body, chat, shared))
+        log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
+        return choices
+
+    def _shortened(self, body: Common, prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Return the ends of the prompts, as far as the body wants them. Raises RequestError."""
+        if body.truncate_prompt_tokens is None:
+            return prompts
+        num_wanted = max(1, request_params.wanted_tokens(body) or 1)
+        longest = max(1, self.settings.max_context_tokens - num_wanted)
+        most = most_tokens(body.truncate_prompt_tokens, longest)
+        around = self.tokenizer.encode("")
+        return [shortened(prompt, most, around, keep_end=True) for prompt in prompts]
+
+    def _sampling(
+        self, body: Common, chat: PreparedChat | None, grammar: Grammar | None, ends: tuple[int, ...]
+    ) -> SamplingParams:
+        """Return what the sampling of all prompts has in common."""
+        sampling = request_params.to_sampling(body, self.settings, self.tokenizer)
+        return replace(
+            sampling,
+            grammar=grammar,
+            stop_token_ids=sampling.stop_token_ids + tuple(e for e in ends if e < self.settings.vocab_size),
+            thinking=sampling.thinking if chat is None else chat.thinking,
+        )
+
+    def _choice(
+        self,
+        index: int,
+        request: Request,
+        body: Common,
+        chat: PreparedChat | None,
+        shared: SharedPrompt | None,
+    ) -> ChoiceStream:
+        hidden = chat.hidden_tokens if chat else None
+        skips_special = body.skip_special_tokens and hidden is None
+        stops = self._stops(body, hidden, skips_special)
+        return ChoiceStream(
+            index,
+            request,
+            TextStream(
+                self.tokenizer,
+                request.prompt,
+                skip_special_tokens=skips_special,
+                hidden_tokens=hidden or (),
+                placeholders=stops.placeholders,
+            ),
+            parser=chat.new_parser(stops) if chat else PlainParser(stops),
+            stops=stops,
+            prompt_only=body.max_tokens == 0,
+            shared=shared,
+        )
+
+    def _stops(self, body: Common, hidden: frozenset[int] | None, skips_special: bool) -> StopStrings:
+        """Return a sequence's stop strings. The special tokens that its text leaves out can be named in them."""
+        special = self.tokenizer.special_tokens.items() if body.stops else ()
+        return StopStrings(
+            body.stops,
+            hidden={text: token for text, token in special if skips_special or token in (hidden or ())},
+            include=body.include_stop_str_in_output,
+            min_tokens=body.min_tokens,
+        )
+
+    async def vectors(
+        self,
+        http: HttpRequest,
+        body: ModelRequest,
+        prompts: Sequence[tuple[int, ...]],
+        field: str,
+        seconds: Sequence[int] = (),
+    ) -> list[np.ndarray]:
+        """Return what the model makes of each prompt: (embedding_size,) float32, not normalised. `field` is the field of the body
+        where the prompts stand. `seconds` says where in each the second text of a pair begins. Raises RequestError, and
+        ClientGone when nobody waits for them any more."""
+        settings, tenant = self.settings, http.state.tenant
+        if settings.pooling is None:
+            raise RequestError(
+                f"the model {settings.model_name!r} does not embed texts: its folder has no modules.json; started with "
+                "model.pooling=last (or mean, or cls) it would",
+                field="model",
+            )
+        limit = settings.longest_text
+        longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
+        if len(prompts[longest]) > limit:
+            raise RequestError(
+                f"{field}[{longest}] has {len(prompts[longest])} tokens; this model takes {limit}",
+                field=field,
+                code="context_length_exceeded",
+            )
+        slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
+        sampling = SamplingParams(temperature=0.0, seed=0, max_tokens=1, pooling=settings.pooling.kind)
+        choices = [
+            ChoiceStream(
+                index,
+                self._request(
+                    http, body, slo, prompt, replace(sampling, second_text_at=second), field, retain=False
+                ),
+                TextStream(self.tokenizer, ()),
+                prompt_only=True,
+            )
+            for index, (prompt, second) in enumerate(zip(prompts, seconds or [0] * len(prompts), strict=True))
+        ]
+        return await unless_gone(http, self._vectors(choices, tenant))
+
+    def _request(
+        self,
+        http: HttpRequest,
+        body: ModelRequest,
+        slo: Slo,
+        prompt: tuple[int, ...],
+        sampling: SamplingParams,
+        prompt_field: str,
+        *,
+        retain: bool,
+    ) -> Request:
+        """Return one sequence on the account of the tenant that asks. Raises RequestError where the model does not have its
+        tokens."""
+        tenant: Tenant = http.state.tenant
+        request = Request(
+            id=self._generator.new_request_id(),
+            prompt=prompt,
+            sampling=sampling,
+            reply_to=self._generator.address,
+            slo=slo,
+            salt=tenant.salt(body.cache_salt),
+            adapter=request_params.adapter_of(body.model, self.settings),
+            arrival_s=http.state.arrival_s,
+            tenant=tenant.name,
+            weight=tenant.rules.weight,
+            retain=retain,
+        )
+        check_tokens(request, prompt_field, self.tokenizer, self.settings.vocab_size)
+        return request
+
+    async def _vectors(self, choices: Sequence[ChoiceStream], tenant: Tenant) -> list[np.ndarray]:
+        found: dict[int, np.ndarray] = {}
+        async with aclosing(self._runner.run(choices, len(choices), tenant, _VECTORS_AT_ONCE)) as pieces:
+            async for piece in pieces:
+                assert piece.token is not None
+                found[piece.index] = np.frombuffer(piece.token.embedding, "<f4")
+        return [found[index] for index in range(len(choices))]
+
+    async def check_grammar(self, body: Common, grammar: Grammar | None) -> None:
+        """Raise RequestError where the answer cannot be held to the grammar."""
+        if grammar is None:
+            return
+        field = request_params.constrained_by(body)
+        request_params.check_constrainable(body, field, self.settings)
+        if self._grammars is None:
+            raise RequestError(f"{field}: this server's tokenizer cannot be constrained", field=field)
+        await self._grammars.check(grammar.text, field)
+
+
+def _check_account(http: HttpRequest) -> None:
+    """Raise Overloaded where the tenant has had more tokens than it may."""
+    with http.state.tenant.running(0, 0):
+        pass

@@ -1,0 +1,262 @@
+"""Runs the choices of one HTTP request and turns their tokens into pieces of text, in the order in which they come."""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+
+from cluster.ingress.delivery.beam_search import BeamParams
+from cluster.ingress.delivery.generator import ChatTokenizer, Generator
+from cluster.ingress.delivery.search_steps import Found, all_of
+from cluster.ingress.delivery.shared_prompt import SharedPrompt
+from cluster.ingress.generation.detokenize import TextStream
+from cluster.ingress.parsers.output_events import OutputEvent, OutputParser, PlainParser, Text
+from cluster.ingress.parsers.stop_strings import StopStrings
+from cluster.ingress.telemetry.metrics import IngressMetrics
+from cluster.ingress.tenants.access import Tenant
+from core.clock import now_s
+from core.errors import Overloaded, TargetOutOfReach
+from core.types import FinishReason, PromptScore, Request, TokenOut
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceStream:
+    """One sequence to generate: the `index`-th choice of the response."""
+
+    index: int
+    request: Request
+    text: TextStream
+    parser: OutputParser = field(default_factory=PlainParser)
+    stops: StopStrings = field(default_factory=StopStrings)
+    """What the parser ends the text at."""
+    prompt_only: bool = False
+    """Whether only the prompt is of interest, and not the token that is drawn."""
+    shared: SharedPrompt | None = None
+    """With the other choices of its prompt; None: it is the only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """What one token adds to a choice. `token` is None for text that was held back until the end."""
+
+    index: int
+    token: TokenOut | None
+    finish: FinishReason | None
+    events: tuple[OutputEvent, ...] = ()
+    is_reasoning: bool = False
+    """Whether the token belongs to the reasoning or its marks."""
+    leads: bool = False
+    """Whether the token is the first with a text, from which some decoders drop a space."""
+
+    @property
+    def text(self) -> str:
+        return "".join(event.text for event in self.events if isinstance(event, Text))
+
+
+def num_prompt_tokens(choices: Sequence[ChoiceStream], num_prompts: int) -> int:
+    """The number of prompt tokens. Each prompt counts once, not for each of its choices."""
+    per_prompt = len(choices) // num_prompts
+    return sum(len(choice.request.prompt) for choice in choices[::per_prompt])
+
+
+class ChoiceRunner:
+    def __init__(self, generator: Generator, tokenizer: ChatTokenizer, metrics: IngressMetrics) -> None:
+        self._generator, self._metrics = generator, metrics
+        self.tokenizer = tokenizer
+
+    async def run(
+        self, choices: Sequence[ChoiceStream], num_prompts: int, tenant: Tenant, at_once: int = sys.maxsize
+    ) -> AsyncGenerator[TextPiece, None]:
+        """Yield the pieces of all choices, `at_once` of them interleaved, on `tenant`'s account.
+
+        Closing it, or an error in one choice, cancels every choice. Raises Overloaded or RequestError before the first piece when
+        that is more than the tenant may have now."""
+        num_prompt = num_prompt_tokens(choices, num_prompts)
+        with tenant.running(min(len(choices), at_once), num_prompt):
+            self._metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
+            self._metrics.num_choices.observe(len(choices) // num_prompts)
+            output = self._metrics.tenant_tokens.labels(tenant.name, "output")
+            per_prompt = len(choices) // num_prompts
+            async with aclosing(_with_scores(self._all(choices, at_once), choices, per_prompt)) as pieces:
+                async for piece in pieces:
+                    if piece.token is not None and not choices[piece.index].prompt_only:
+                        tenant.spend(1)
+                        output.inc()
+                    yield piece
+
+    async def search(
+        self, choices: Sequence[ChoiceStream], num_prompts: int, tenant: Tenant, beams: BeamParams
+    ) -> AsyncGenerator[TextPiece, None]:
+        """Pieces of the answers that a beam search finds to each prompt, best first, once all are known. As `run` otherwise. The
+        tenant pays for each beam's tokens, also where the beam is not among the answers."""
+        num_prompt, metrics = num_prompt_tokens(choices, num_prompts), self._metrics
+        per_prompt = len(choices) // num_prompts
+        groups = [choices[first : first + per_prompt] for first in range(0, len(choices), per_prompt)]
+        with tenant.running(beams.width * num_prompts, num_prompt):
+            metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
+            metrics.num_choices.observe(per_prompt)
+            found = await all_of(self._search(group, beams) for group in groups)
+            num_drawn = sum(one.num_drawn for one in found)
+            tenant.spend(num_drawn)
+            metrics.tenant_tokens.labels(tenant.name, "output").inc(num_drawn)
+        for group, one in zip(groups, found, strict=True):
+            for choice, tokens in zip(group, one.beams, strict=True):
+                for token in tokens:
+                    yield _piece(choice, token)
+
+    async def _search(self, group: Sequence[ChoiceStream], beams: BeamParams) -> Found:
+        metrics, request = self._metrics, group[0].request
+        metrics.running.inc(beams.width)
+        try:
+            found = await self._generator.search(request, beams, len(group))
+        except asyncio.CancelledError:
+            metrics.cancelled.inc()
+            metrics.finished.labels("abort").inc()
+            raise
+        except Exception as error:
+            _count(metrics, error)
+            raise
+        finally:
+            metrics.running.dec(beams.width)
+        metrics.prompt_tokens.inc(len(request.prompt))
+        metrics.e2e_s.observe(now_s() - request.arrival_s)
+        for tokens in found.beams:
+            metrics.output_tokens.inc(len(tokens))
+            if (finish := tokens[-1].finish) is not None:
+                metrics.finished.labels(finish.value).inc()
+        return found
+
+    def _all(self, choices: Sequence[ChoiceStream], at_once: int) -> AsyncGenerator[TextPiece, None]:
+        return self._one(choices[0]) if len(choices) == 1 else self._merged(choices, at_once)
+
+    async def _merged(self, choices: Sequence[ChoiceStream], at_once: int) -> AsyncGenerator[TextPiece, None]:
+        queue: asyncio.Queue[TextPiece | Exception | None] = asyncio.Queue()
+        gate = asyncio.Semaphore(at_once)
+        tasks = [asyncio.create_task(self._feed(choice, queue, gate)) for choice in choices]
+        try:
+            left = len(tasks)
+            while left:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                if item is None:
+                    left -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _feed(
+        self,
+        choice: ChoiceStream,
+        queue: "asyncio.Queue[TextPiece | Exception | None]",
+        gate: asyncio.Semaphore,
+    ) -> None:
+        try:
+            async with gate, aclosing(self._one(choice)) as pieces:
+                async for piece in pieces:
+                    queue.put_nowait(piece)
+            queue.put_nowait(None)
+        except Exception as error:
+            queue.put_nowait(error)
+
+    async def _one(self, choice: ChoiceStream) -> AsyncGenerator[TextPiece, None]:
+        metrics = self._metrics
+        last: float | None = None
+        finished = False
+        metrics.running.inc()
+        try:
+            async with aclosing(self._generator.generate(choice.request, choice.shared)) as tokens:
+                async for token in tokens:
+                    now = now_s()
+                    if last is None:
+                        metrics.prompt_tokens.inc(len(choice.request.prompt))
+                        metrics.ttft_s.observe(now - choice.request.arrival_s)
+                    else:
+                        metrics.itl_s.observe(now - last)
+                    metrics.output_tokens.inc()
+                    last = now
+                    piece = _piece(choice, token)
+                    if finished := piece.finish is not None:
+                        metrics.finished.labels(piece.finish.value).inc()
+                        metrics.e2e_s.observe(now - choice.request.arrival_s)
+                    yield piece
+                    if finished:
+                        return
+        except Exception as error:
+            _count(metrics, error)
+            raise
+        except (asyncio.CancelledError, GeneratorExit):
+            if not finished:
+                metrics.cancelled.inc()
+                metrics.finished.labels("abort").inc()
+            raise
+        finally:
+            metrics.running.dec()
+
+
+async def _with_scores(
+    pieces: AsyncGenerator[TextPiece, None], choices: Sequence[ChoiceStream], per_prompt: int
+) -> AsyncGenerator[TextPiece, None]:
+    """Yield the pieces so that each choice's first token has the scores of its prompt, where those are wanted. Only a prompt's
+    first choice computes them. The others' pieces wait for them."""
+    scores: dict[int, tuple[PromptScore, ...]] = {}
+    waiting: dict[int, list[TextPiece]] = {}
+    async with aclosing(pieces):
+        async for piece in pieces:
+            prompt, choice = divmod(piece.index, per_prompt)
+            if choices[prompt * per_prompt].request.sampling.num_prompt_logprobs < 0:
+                yield piece
+            elif prompt in scores:
+                yield _scored(piece, scores[prompt])
+            elif choice or piece.token is None:
+                waiting.setdefault(prompt, []).append(piece)
+            else:
+                scores[prompt] = piece.token.prompt_scores
+                yield piece
+                for other in waiting.pop(prompt, ()):
+                    yield _scored(other, scores[prompt])
+
+
+def _scored(piece: TextPiece, scores: tuple[PromptScore, ...]) -> TextPiece:
+    """Return the piece with its prompt's scores, if it is a choice's first."""
+    if piece.token is None or piece.token.index:
+        return piece
+    return replace(piece, token=replace(piece.token, prompt_scores=scores))
+
+
+def _count(metrics: IngressMetrics, error: Exception) -> None:
+    """Count a sequence that ended in an error."""
+    match error:
+        case Overloaded():
+            metrics.rejected.inc()
+        case TargetOutOfReach():
+            metrics.hopeless.inc()
+        case _:
+            metrics.failed.inc()
+
+
+def _piece(choice: ChoiceStream, token: TokenOut) -> TextPiece:
+    """Return a token's piece. A stop token ends the text and is no part of it. A stop string, or the last call allowed, ends it
+    where it was found."""
+    if choice.prompt_only:
+        return TextPiece(choice.index, token, FinishReason.LENGTH)
+    text, parser, was_reasoning = choice.text, choice.parser, choice.parser.is_reasoning
+    finish, leads = token.finish, not text.has_begun
+    choice.stops.begin_token()
+    if finish is FinishReason.STOP:
+        new = text.finish(token.token)
+    else:
+        new = text.push(token.token) + ("" if finish is None else text.finish())
+    events = parser.push(new)
+    if choice.stops.found is not None or parser.is_complete:
+        finish = FinishReason.STOP
+    is_reasoning = was_reasoning or parser.is_reasoning
+    if finish is not None:
+        events += parser.finish(cut=finish is FinishReason.LENGTH)
+        if choice.stops.found is not None:
+            finish = FinishReason.STOP
+    return TextPiece(choice.index, token, finish, events, is_reasoning, leads)

@@ -1,0 +1,212 @@
+"""How an answer leaves: as one JSON body, or as server-sent events. A client that disconnects ends the generation at once.
+
+A stream that has nothing to say for a while sends a comment, which clients pass over, so that no balancer between takes the
+connection for idle (ADR 061)."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from math import inf
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import Send
+
+from cluster.ingress.generation.body_shape import BodyShape, Json
+from cluster.ingress.generation.choices import ChoiceStream, TextPiece, num_prompt_tokens
+from cluster.ingress.http.http_errors import describe
+
+log = logging.getLogger(__name__)
+
+Usage = dict[str, Any]
+
+
+class ClientGone(Exception):
+    pass
+
+
+class UsageCounter:
+    """Counts what an answer uses, piece by piece."""
+
+    def __init__(self, choices: Sequence[ChoiceStream], num_prompts: int) -> None:
+        self._choices, self._num_prompts = choices, num_prompts
+        self._per_prompt = len(choices) // num_prompts
+        self._num_output = self._num_reasoning = self._num_cached = 0
+
+    def count(self, piece: TextPiece) -> None:
+        self._num_output += piece.token is not None
+        self._num_reasoning += piece.is_reasoning
+        # The first choice of a prompt is the one for which it is computed.
+        if piece.token is not None and piece.token.index == 0 and piece.index % self._per_prompt == 0:
+            self._num_cached += piece.token.num_cached
+
+    @property
+    def usage(self) -> Usage:
+        num_prompt = num_prompt_tokens(self._choices, self._num_prompts)
+        num_output = 0 if self._choices[0].prompt_only else self._num_output
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached},
+            "completion_tokens_details": {"reasoning_tokens": self._num_reasoning},
+        }
+
+
+async def whole(
+    http: HttpRequest,
+    stream: AsyncGenerator[TextPiece, None],
+    choices: Sequence[ChoiceStream],
+    num_prompts: int,
+    shape: BodyShape,
+) -> JSONResponse:
+    """Return the whole answer. Raises ClientGone when no client waits for it any more."""
+    return JSONResponse(await unless_gone(http, gathered(stream, choices, num_prompts, shape)))
+
+
+async def gathered(
+    stream: AsyncGenerator[TextPiece, None],
+    choices: Sequence[ChoiceStream],
+    num_prompts: int,
+    shape: BodyShape,
+) -> Json:
+    pieces: list[list[TextPiece]] = [[] for _ in choices]
+    used = UsageCounter(choices, num_prompts)
+    async with contextlib.aclosing(stream):
+        async for piece in stream:
+            pieces[piece.index].append(piece)
+            used.count(piece)
+    return shape.body(pieces, used.usage)
+
+
+async def unless_gone(http: HttpRequest, work: Awaitable[Any]) -> Any:
+    async def gone() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientGone
+        return working.result()
+    finally:
+        await _ended(working, leaving)
+
+
+async def _ended(*tasks: "asyncio.Future[Any] | None") -> None:
+    """Cancel what is not done, and wait for its end."""
+    left = [task for task in tasks if task is not None]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+
+
+async def events(
+    stream: AsyncGenerator[TextPiece, None],
+    choices: Sequence[ChoiceStream],
+    num_prompts: int,
+    shape: BodyShape,
+    request_id: str,
+    begun: asyncio.Event,
+) -> AsyncGenerator[str, None]:
+    """Yield server-sent events up to the answer's last. An error after the first of them, or once the stream has `begun` with a
+    comment, is an event of its own."""
+    used = UsageCounter(choices, num_prompts)
+    opened: set[int] = set()
+    try:
+        async with contextlib.aclosing(stream):
+            async for piece in stream:
+                used.count(piece)
+                if piece.index not in opened:
+                    opened.add(piece.index)
+                    for chunk in shape.opening(piece):
+                        yield shape.frame(chunk)
+                for chunk in shape.chunks(piece):
+                    yield shape.frame(chunk)
+    except Exception as error:
+        if not opened and not begun.is_set():
+            raise
+        status, body, _ = describe(error, request_id)
+        log.log(
+            logging.ERROR if status == 500 else logging.WARNING,
+            "request %s ended in its stream: %r",
+            request_id,
+            error,
+        )
+        yield shape.frame(shape.error(status, body, request_id))
+        return
+    for chunk in shape.closing(used.usage):
+        yield shape.frame(chunk)
+
+
+class EventResponse(StreamingResponse):
+    """A response of server-sent events whose source is closed the moment the client is gone."""
+
+    def __init__(
+        self, first: "asyncio.Future[str]", rest: AsyncGenerator[str, None], keep_alive_s: float
+    ) -> None:
+        """`first` is the event before `rest`. A comment is sent where `keep_alive_s` have passed without an event; 0: never."""
+        super().__init__(
+            rest,
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
+        )
+        self._first, self._rest, self._keep_alive_s = first, rest, keep_alive_s
+        self._sent_s = 0.0
+
+    async def stream_response(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        clock = asyncio.get_running_loop().time
+        beats: asyncio.Task[None] | None = None
+        try:
+            await send(start)
+            self._sent_s = clock() if self._first.done() else -inf
+            if self._keep_alive_s:
+                beats = asyncio.create_task(self._beat(send))
+            await send(_part(await self._first))
+            self._sent_s = clock()
+            async for event in self._rest:
+                self._sent_s = clock()
+                await send(_part(event))
+        finally:
+            await _ended(self._first, beats)
+            await self._rest.aclose()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _beat(self, send: Send) -> None:
+        """Send a comment whenever nothing else has been sent for a while."""
+        clock = asyncio.get_running_loop().time
+        while True:
+            left_s = self._sent_s + self._keep_alive_s - clock()
+            if left_s <= 0:
+                self._sent_s, left_s = clock(), self._keep_alive_s
+                await send(_part(_COMMENT))
+            await asyncio.sleep(left_s)
+
+
+_COMMENT = ": keep-alive\n\n"
+
+
+def _part(event: str) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": event.encode(), "more_body": True}
+
+
+async def streamed(
+    http: HttpRequest, source: AsyncGenerator[str, None], begun: asyncio.Event, keep_alive_s: float
+) -> EventResponse:
+    """Return the response once the first event is there, so that a failure before it still gets a status of its own; or after
+    `keep_alive_s`, in which case the stream has `begun` with a comment. 0: it waits for the event as long as that takes."""
+    first = asyncio.ensure_future(anext(source))
+    try:
+        await unless_gone(http, asyncio.wait([first], timeout=keep_alive_s or None))
+        if first.done():
+            first.result()
+    except BaseException:
+        await _ended(first)
+        await source.aclose()
+        raise
+    begun.set()
+    return EventResponse(first, source, keep_alive_s)

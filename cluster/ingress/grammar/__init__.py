@@ -1,0 +1,1 @@
+"""Checks clients' grammars in a process of its own."""

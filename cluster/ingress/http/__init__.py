@@ -1,0 +1,1 @@
+"""Connections, requests' bytes and errors: HTTP without any API's bodies."""

@@ -1,0 +1,1 @@
+"""Images of requests: fetched, checked and made tokens."""

@@ -1,0 +1,143 @@
+"""Pictures of a request, from the data URLs that messages have to the tokens that stand for them. What cannot be served is
+refused here: nothing larger than configured is decoded."""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from cluster.ingress.bodies.request_bodies import ImagePart, ImageUrl, Message
+from core.config.image_config import PictureConfig
+from core.errors import RequestError
+from core.prompt_pictures import Picture
+from models.vision.picture_reader import (
+    LOW_DETAIL_PIXELS,
+    PictureLayout,
+    PictureReader,
+    UnreadablePicture,
+    at_low_detail,
+    open_picture,
+)
+
+_BASE64 = ";base64"
+_FIELD = "messages"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A prompt in which each picture has its tokens."""
+
+    prompt: tuple[int, ...]
+    pictures: tuple[Picture, ...]
+
+
+class PictureIntake:
+    def __init__(self, reader: PictureReader, limits: PictureConfig) -> None:
+        self._reader, self._limits = reader, limits
+
+    def in_text(self, text: str) -> str:
+        """Return a conversation's text as it is tokenized: with what the model has around each picture."""
+        return self._reader.in_text(text)
+
+    def take_in(self, messages: Sequence[Message], prompt: Sequence[int]) -> Seen:
+        """Return the prompt with its pictures. `prompt` has one token for each of them, as the chat template writes it. Raises
+        RequestError."""
+        shown = checked_pictures(messages, self._limits)
+        marks = {self._reader.placeholder_id, self._reader.token_id}
+        places = [at for at, token in enumerate(prompt) if token in marks]
+        if len(places) != len(shown):
+            raise RequestError(
+                f"the chat template makes {len(places)} placeholders of {len(shown)} pictures: a message has text that stands "
+                "for a picture, or a picture where this model takes none",
+                field=_FIELD,
+            )
+        taken = [self._taken(where, picture) for where, picture in shown]
+        return _spliced(prompt, places, taken, self._reader.token_id)
+
+    def _taken(self, where: str, shown: ImageUrl) -> tuple[bytes, PictureLayout]:
+        """Return the picture and how it stands in a prompt."""
+        data = self._data(where, shown.url)
+        try:
+            image = open_picture(data, self._limits.max_pixels)
+            if shown.detail == "low" and max(image.size) > LOW_DETAIL_PIXELS:
+                data, image = at_low_detail(image)
+            return data, self._reader.layout(image)
+        except UnreadablePicture as error:
+            raise refused(where, f"the picture cannot be read: {error}") from None
+
+    def _data(self, where: str, url: str) -> bytes:
+        head, comma, text = url.partition(",")
+        if not head.lower().startswith("data:"):
+            raise refused(
+                where,
+                "send the picture itself, as data:image/png;base64,...: this server fetches none (pictures.url_hosts)"
+                if not self._limits.url_hosts
+                else "a picture's URL begins with data:, http:// or https://",
+            )
+        if not comma or not head.lower().endswith(_BASE64):
+            raise refused(where, "a data URL must be data:image/...;base64,...")
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, ValueError):
+            raise refused(where, "the data URL is no valid base64") from None
+        if len(data) > (limit := self._limits.max_bytes):
+            raise refused(
+                where,
+                f"the picture has {len(data)} bytes, more than this server's limit of {limit} (pictures.max_bytes)",
+            )
+        return data
+
+
+def checked_pictures(messages: Sequence[Message], limits: PictureConfig) -> list[tuple[str, ImageUrl]]:
+    """Return each picture behind the place of its URL, in order. Raises RequestError where there are too many."""
+    found = pictures_of(messages)
+    if len(found) > limits.max_per_request:
+        raise RequestError(
+            f"{len(found)} pictures exceed this server's limit of {limits.max_per_request} (pictures.max_per_request)",
+            field=_FIELD,
+        )
+    return found
+
+
+def pictures_of(messages: Sequence[Message]) -> list[tuple[str, ImageUrl]]:
+    """Return each picture behind the place of its URL, in order."""
+    return [
+        (f"messages[{index}].content[{number}].image_url.url", part.image_url)
+        for index, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for number, part in enumerate(message.content)
+        if isinstance(part, ImagePart)
+    ]
+
+
+def _spliced(
+    prompt: Sequence[int], places: Sequence[int], taken: Sequence[tuple[bytes, PictureLayout]], token_id: int
+) -> Seen:
+    out: list[int] = []
+    pictures: list[Picture] = []
+    end = 0
+    for at, (data, layout) in zip(places, taken, strict=True):
+        out += prompt[end:at]
+        runs = _runs(layout.tokens, token_id, len(out))
+        pictures.append(Picture(data, runs, layout.columns, layout.both_ways))
+        out += layout.tokens
+        end = at + 1
+    out += prompt[end:]
+    return Seen(tuple(out), tuple(pictures))
+
+
+def _runs(tokens: Sequence[int], token_id: int, first: int) -> tuple[tuple[int, int], ...]:
+    """Return (first, count) of each run of `token_id`, counted from `first`."""
+    runs: list[tuple[int, int]] = []
+    for at, token in enumerate(tokens, first):
+        if token != token_id:
+            continue
+        if runs and sum(runs[-1]) == at:
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((at, 1))
+    return tuple(runs)
+
+
+def refused(where: str, why: str) -> RequestError:
+    return RequestError(f"{where}: {why}", field=_FIELD)

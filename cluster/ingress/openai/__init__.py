@@ -1,0 +1,1 @@
+"""OpenAI's API, and llama.cpp's and vLLM's routes beside it."""

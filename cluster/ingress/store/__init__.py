@@ -1,0 +1,1 @@
+"""What an ingress keeps for clients, within bounds."""

@@ -1,0 +1,1 @@
+"""What an ingress records of its requests: metrics, traces and timelines."""

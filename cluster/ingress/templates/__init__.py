@@ -1,0 +1,1 @@
+"""Chat templates: what a model's own template makes of a conversation."""

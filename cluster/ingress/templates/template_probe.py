@@ -1,0 +1,106 @@
+"""Renders made-up conversations with a model's chat template, to see what it keeps of them and how it writes it."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any, Final
+
+from cluster.ingress.bodies.request_bodies import Message
+from cluster.ingress.bodies.tool_bodies import CalledFunction, ToolCall
+from cluster.ingress.delivery.generator import ChatTokenizer
+from cluster.ingress.templates.chat_messages import MessageStyle, template_messages
+from cluster.ingress.templates.message_repairs import AS_IS, Repairs
+from core.errors import RequestError
+
+CALLED: Final = "probe_paint"
+ARGUMENTS: Final = {"shade": "probe blue", "count": 3}
+PARAMETERS: Final = {
+    "type": "object",
+    "properties": {
+        "shade": {"type": "string", "description": "A shade."},
+        "count": {"type": "integer", "description": "How many."},
+    },
+    "required": ["shade", "count"],
+}
+_SHOWN = "probe_brush"
+_TOOL = {
+    "type": "function",
+    "function": {"name": _SHOWN, "description": "Finds a brush.", "parameters": PARAMETERS},
+}
+_ID = "call_0123456789abcdef01234567"
+ASKED: Final = Message(role="user", content="probe question")
+_TOLD: Final = Message(role="system", content="probe order")
+_CALL = ToolCall(id=_ID, function=CalledFunction(name=CALLED, arguments=json.dumps(ARGUMENTS)))
+CALLING: Final = Message(role="assistant", tool_calls=[_CALL])
+_NAME, _RESULT = "probename", Message(role="tool", content="probe result", tool_call_id=_ID)
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateUse:
+    """One way to use a model's templates."""
+
+    tokenizer: ChatTokenizer
+    with_tools: bool
+    name: str = ""
+    """The template of this name; empty: the one that transformers chooses."""
+
+    def rendered(
+        self,
+        messages: Sequence[Message],
+        style: MessageStyle,
+        repairs: Repairs = AS_IS,
+        *,
+        adds_prompt: bool = False,
+        **arguments: Any,
+    ) -> str | None:
+        """Return the conversation's text, None where the template refuses it."""
+        try:
+            return self.tokenizer.render_chat(
+                template_messages(messages, style, repairs),
+                tools=[_TOOL] if self.with_tools else None,
+                add_generation_prompt=adds_prompt,
+                template_name=self.name,
+                keeps_null=style.null_content,
+                **arguments,
+            )
+        except RequestError:
+            return None
+
+    def turn(self, answer: Message, style: MessageStyle) -> tuple[str, str]:
+        """Return the prompt for an answer, and what the template adds to it where the answer is known."""
+        prompt = self.rendered([ASKED], style, adds_prompt=True) or ""
+        whole = self.rendered([ASKED, answer], style) or ""
+        pairs = enumerate(zip(prompt, whole, strict=False))
+        shared = next((at for at, (one, other) in pairs if one != other), min(len(prompt), len(whole)))
+        return prompt[:shared], whole[shared:]
+
+    def shows_tools(self, style: MessageStyle) -> bool:
+        return _SHOWN in (self.rendered([ASKED], style, adds_prompt=True) or "")
+
+    def keeps_calls(self, style: MessageStyle) -> bool:
+        text = self.rendered([ASKED, CALLING, _RESULT], style) or ""
+        return CALLED in text and str(ARGUMENTS["shade"]) in text
+
+    def puts_system_in_user(self, style: MessageStyle) -> bool:
+        """Return whether the system's text is where the user's would begin."""
+        told = self.rendered([_TOLD, ASKED], style) or ""
+        asked = self.rendered([ASKED], style) or ""
+        before, found, _ = told.partition(_TOLD.text or "")
+        return bool(found) and before == asked.partition(ASKED.text or "")[0]
+
+    def with_names(self, style: MessageStyle) -> MessageStyle:
+        """Return the style with what the template does with names."""
+        named = [each.model_copy(update={"name": _NAME}) for each in (ASKED, _RESULT)]
+        user = self.rendered([named[0]], style) or ""
+        tool = self.rendered([ASKED, CALLING, named[1]], style) or ""
+        return replace(style, shows_names=_NAME in user, names_results=_NAME in tool)
+
+
+def call_styles(plain: MessageStyle, *, short_ids: bool) -> Iterator[MessageStyle]:
+    """Yield the styles of calls. Families' own ways are tried first: arguments as an object, and null content."""
+    contents = {}, {"text_content": True}, {"null_content": True}
+    for short, content, arguments in product(
+        (True,) if short_ids else (False, True), contents, (False, True)
+    ):
+        yield replace(plain, short_ids=short, text_arguments=arguments, **content)

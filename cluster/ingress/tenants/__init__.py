@@ -1,0 +1,1 @@
+"""Who may ask for how much: keys, tenants, limits and fair shares."""

@@ -1,0 +1,228 @@
+"""Who may ask, for which service class and how much: keys, tenants and their limits.
+
+Invariant: no key is compared or logged as it is. Only its digest under a secret of this process is compared."""
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from math import isfinite
+
+from pydantic import SecretStr
+
+from cluster.ingress.tenants.api_keys import ALL_SCOPES, Key, Scope, key_of, read_keys, tenant_of_owner
+from cluster.ingress.tenants.tenant_limits import Excess, Meter, TenantLimits, go_duration
+from core.config.cluster_config import ClusterConfig
+from core.errors import ConfigError, Overloaded, RequestError
+from core.types import Slo
+
+_DEFAULT_CLASS = "standard"
+
+
+@dataclass(frozen=True, slots=True)
+class TenantRules:
+    keys: tuple[SecretStr, ...] = ()
+    """As they are written, perhaps with scopes."""
+    slo_classes: tuple[str, ...] = ()
+    limits: TenantLimits = field(default_factory=TenantLimits)
+    weight: float = 1.0
+
+    def parsed_keys(self, name: str) -> Sequence[Key]:
+        """Return the keys of the tenant of this name. One that is written twice has the scopes of both."""
+        found: dict[str, Key] = {}
+        for written in self.keys:
+            key = key_of(written, of_tenant=bool(name))
+            scopes = found[key.text].scopes if key.text in found else frozenset[Scope]()
+            found[key.text] = replace(key, scopes=key.scopes | scopes)
+        return [*found.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the configuration says; may be replaced while the server runs."""
+
+    slo_classes: Mapping[str, Slo]
+    tenants: Mapping[str, TenantRules]
+    """By name. The empty name stands for the holders of keys that belong to no tenant."""
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return any(tenant.keys for tenant in self.tenants.values())
+
+
+def read_rules(config: ClusterConfig) -> Rules:
+    """Read the rules, and the key files. Raises ConfigError."""
+    serve = config.serve
+    tenants = {"": TenantRules(read_keys("serve.api_keys_file", serve.api_keys, serve.api_keys_file))}
+    for name, tenant in config.tenants.items():
+        limits = TenantLimits(tenant.max_requests_per_min, tenant.max_tokens_per_min, tenant.max_concurrent)
+        keys = read_keys(f"tenants.{name}.keys_file", tenant.keys, tenant.keys_file)
+        tenants[name] = TenantRules(keys, tenant.slo_classes, limits, tenant.weight)
+    holders: dict[str, str] = {}
+    for name, tenant in tenants.items():
+        for key in tenant.parsed_keys(name):
+            if holders.setdefault(key.text, name) != name:
+                raise ConfigError(f"tenants {holders[key.text]!r} and {name!r} share a key")
+    return Rules(config.slo_classes, tenants)
+
+
+class Tenant:
+    """A tenant, with what it has used in this process. Its name and rules show in no answer but its own."""
+
+    def __init__(self, name: str, rules: TenantRules, now: Callable[[], float]) -> None:
+        self.name, self.rules, self._now = name, rules, now
+        self.meter = Meter(rules.limits, now())
+
+    def salt(self, wanted: str) -> str:
+        """Return the salt of the tenant's prefixes. They are never shared between tenants; within one, `wanted` separates
+        further."""
+        return f"{self.name}/{wanted}" if self.name or wanted else ""
+
+    def count_request(self) -> None:
+        """Count one more request. Raises Overloaded."""
+        if (excess := self.meter.request(self._now())) is not None:
+            raise _refusal(excess)
+
+    @contextmanager
+    def running(self, num_sequences: int, num_prompt_tokens: int) -> Generator[None]:
+        """Count sequences while they run. Raises Overloaded, or RequestError for what would never be allowed."""
+        excess = self.meter.begin(num_sequences, num_prompt_tokens, self._now())
+        if excess is not None:
+            raise _refusal(excess)
+        try:
+            yield
+        finally:
+            self.meter.end(num_sequences)
+
+    def spend(self, num_tokens: int) -> None:
+        """Count output that was delivered."""
+        self.meter.spend(num_tokens, self._now())
+
+    def headers(self) -> dict[str, str]:
+        """Return OpenAI's x-ratelimit headers, for the limits that there are."""
+        found: dict[str, str] = {}
+        for balance in self.meter.balances(self._now()):
+            found[f"x-ratelimit-limit-{balance.name}"] = str(balance.limit)
+            found[f"x-ratelimit-remaining-{balance.name}"] = str(balance.remaining)
+            found[f"x-ratelimit-reset-{balance.name}"] = go_duration(balance.reset_s)
+        return found
+
+
+class KeyHolder:
+    """Who asks: a tenant, by one of its keys."""
+
+    def __init__(self, tenant: Tenant, key: Key | None, owner: str = "") -> None:
+        """Without a key, everything is allowed: none is asked for, or the server itself asks on behalf of an `owner`."""
+        self.tenant, self._key, self._owner = tenant, key, owner
+
+    @property
+    def owner(self) -> str:
+        """Who owns what is stored for this holder: a tenant, or a key that belongs to none."""
+        return self.tenant.name or (self._key.owner if self._key else self._owner)
+
+    def check_scope(self, path: str, needed: Scope) -> None:
+        """Raise RequestError (403) where the key is not for such routes."""
+        scopes = self._key.scopes if self._key else ALL_SCOPES
+        if needed not in scopes:
+            raise RequestError(
+                f"{path} needs a key with the scope {needed}; this one has {', '.join(sorted(scopes))}. Keys with more are among "
+                "serve.api_keys",
+                status=403,
+                code="insufficient_scope",
+            )
+
+
+class Access:
+    """`rules` may be replaced at any time; tenants that stay keep what they have used."""
+
+    def __init__(self, rules: Rules, now: Callable[[], float] = time.monotonic) -> None:
+        self._secret, self._now = secrets.token_bytes(32), now
+        self._tenants: dict[str, Tenant] = {}
+        self.replace(rules)
+
+    def replace(self, rules: Rules) -> None:
+        old = self._tenants
+        self._rules = rules
+        self._tenants = {
+            name: old.get(name) or Tenant(name, rules.tenants[name], self._now) for name in rules.tenants
+        }
+        self._holders: dict[bytes, KeyHolder] = {}
+        for name, tenant in self._tenants.items():
+            tenant.rules = rules.tenants[name]
+            tenant.meter.change(tenant.rules.limits, self._now())
+            self._holders |= {
+                self._digest(key.text.encode()): KeyHolder(tenant, key)
+                for key in tenant.rules.parsed_keys(name)
+            }
+
+    @property
+    def asks_for_keys(self) -> bool:
+        return self._rules.asks_for_keys
+
+    def holder_of(self, authorization: str) -> KeyHolder:
+        """Return the holder of the key in an Authorization header. Raises RequestError (401).
+
+        Keys are found by a digest that no client can steer, so the time that it takes tells nothing about them."""
+        if not self._rules.asks_for_keys:
+            return KeyHolder(self._tenants[""], None)
+        scheme, _, given = authorization.partition(" ")
+        holder = self._holders.get(self._digest(given.strip().encode("latin-1")))
+        if scheme.lower() != "bearer" or holder is None:
+            raise RequestError(
+                "a valid API key is required: Authorization: Bearer <key>, or x-api-key: <key>",
+                status=401,
+                code="invalid_api_key",
+            )
+        return holder
+
+    def holder_named(self, owner: str) -> KeyHolder | None:
+        """Return who goes on with what an owner has begun; None where there is no such tenant any more."""
+        tenant = self._tenants.get(tenant_of_owner(owner))
+        return None if tenant is None else KeyHolder(tenant, None, owner)
+
+    def slo(self, tenant: Tenant, header: str | None, service_tier: str | None, priority: int = 0) -> Slo:
+        """Return the class that was asked for, or the tenant's default, put before others (`priority` < 0) or behind them.
+
+        No request gets above the highest class that the tenant may use, nor below the lowest that there is. Raises
+        RequestError."""
+        slo = self._class(tenant, header, service_tier)
+        if not priority:
+            return slo
+        classes = self._rules.slo_classes
+        allowed = {
+            name: classes[name].priority for name in tenant.rules.slo_classes or classes if name in classes
+        }
+        highest, wanted = max((slo.priority, *allowed.values())), slo.priority - priority
+        if wanted > highest:
+            raise RequestError(
+                f"priority {priority} is above what this tenant may have: {slo.priority - highest} is the least for the "
+                f"class {slo.name!r}",
+                field="priority",
+            )
+        lowest = min((slo.priority, *(one.priority for one in classes.values())))
+        return replace(slo, priority=max(wanted, lowest))
+
+    def _class(self, tenant: Tenant, header: str | None, service_tier: str | None) -> Slo:
+        classes = self._rules.slo_classes
+        allowed = tenant.rules.slo_classes or tuple(classes)
+        tier = None if service_tier in (None, "auto", "default") else service_tier
+        name, field = (header, "x-slo-class") if header is not None else (tier, "service_tier")
+        if name is None:
+            default = tenant.rules.slo_classes[0] if tenant.rules.slo_classes else _DEFAULT_CLASS
+            return classes.get(default, Slo())
+        if name not in allowed or name not in classes:
+            raise RequestError(f"unknown {field} {name!r}; there are {', '.join(allowed)}", field=field)
+        return classes[name]
+
+    def _digest(self, key: bytes) -> bytes:
+        return hmac.digest(self._secret, key, hashlib.sha256)
+
+
+def _refusal(excess: Excess) -> Overloaded | RequestError:
+    if isfinite(excess.retry_after_s):
+        return Overloaded(f"rate limit: {excess.reason}", excess.retry_after_s, "rate_limit_exceeded")
+    message = f"this request alone exceeds the rate limit: {excess.reason}"
+    return RequestError(message, status=429, code="rate_limit_exceeded")

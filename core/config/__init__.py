@@ -1,0 +1,1 @@
+"""The cluster's configuration, a module per section."""

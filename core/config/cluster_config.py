@@ -1,0 +1,386 @@
+"""The cluster's configuration: frozen, every field with unit, range and default. Loaded once; a constructor gets its own part."""
+
+import json
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
+
+from core.config.adapter_config import AdapterConfig, Adapters, check_adapters
+from core.config.config_section import Section
+from core.config.config_words import sentence
+from core.config.device_steps import with_steps_of_device
+from core.config.device_transport import check_device_transport
+from core.config.image_config import PictureConfig
+from core.config.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
+from core.config.mail_config import MailConfig
+from core.config.parallel_config import ParallelConfig, check_shares
+from core.config.serve_config import ServeConfig
+from core.errors import ConfigError
+from core.types import Slo
+
+ENV_PREFIX = "BATON_"
+_SECRETS = frozenset({"api_keys", "cluster_key", "keys"})
+
+
+C = TypeVar("C", bound=BaseModel)
+
+
+class ModelConfig(Section):
+    path: str = "embedded"
+    """A Hugging Face folder or hub id, or a GGUF file; `embedded` is the model that ships with Baton."""
+    name: str = ""
+    """The name clients use; empty: the folder's or hub id's own."""
+    aliases: tuple[str, ...] = ()
+    """More names by which clients may ask for it."""
+    adapters: Adapters = {}  # noqa: RUF012 - pydantic copies defaults
+    """LoRA adapters, each a folder that PEFT has written, by the name that a request's `model` then gives."""
+    implementation: Literal["auto", "baton", "transformers"] = "auto"
+    """Whose code computes the model's layers; `auto`: Baton's own, or that of transformers where Baton has none."""
+    load_format: Literal["auto", "dummy"] = "auto"
+    """`auto`: the folder's safetensors files. `dummy`: random weights, for measurements; the folder needs no files of weights."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto`: the checkpoint's on GPUs; on CPUs float32, with matrices as they are stored, and rows rounded for bfloat16's where
+    that is quicker. `float16` is exact for checkpoints of float16, and ends at 65,504."""
+    quantization: Literal["none", "int8", "int4"] = "none"
+    """How many bits CPUs keep of the matrices of a full-precision checkpoint; what is multiplied with them is rounded to 8."""
+    max_context_tokens: int = Field(default=0, ge=0)
+    """Prompt and output together; 0: what the model was made for."""
+    tool_call_parser: Literal[
+        "auto",
+        "none",
+        "hermes",
+        "qwen3_coder",
+        "llama3_json",
+        "pythonic",
+        "mistral",
+        "deepseek_v3",
+        "harmony",
+    ] = "auto"
+    """The markup in which the model calls tools; `auto`: what its chat template shows."""
+    reasoning_parser: Literal["auto", "none", "think", "mistral", "harmony"] = "auto"
+    """The markup around the model's reasoning; `auto`: what its chat template shows."""
+    pooling: Literal["auto", "none", "last", "mean", "cls"] = "auto"
+    """What `/v1/embeddings` makes a vector of: the hidden state of the last, of all or of the first token (cls). `auto`: what the
+    files of sentence-transformers beside the checkpoint say; with them the model embeds and does not generate."""
+
+
+class EngineConfig(Section):
+    _steps = model_validator(mode="before")(with_steps_of_device)
+
+    block_size: int = Field(default=16, ge=1, le=256)
+    """Tokens of one KV block."""
+    num_blocks: int = Field(default=0, ge=0)
+    """KV blocks of one instance; 0: as many as `kv_bytes` holds."""
+    kv_bytes: int = Field(default=0, ge=0)
+    """Memory for one instance's KV pool, in bytes, when `num_blocks` is 0. 0: what `memory_utilization` leaves beside weights and
+    the largest step; on CPUs half of that, and no more than all sequences at their longest need."""
+    memory_utilization: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory that instances may use; on CPUs share of the host's, divided among the ranks for which it has
+    processors, as far as it is free."""
+    kv_dtype: Literal["auto", "float8", "int8"] = "auto"
+    """What keys and values are stored as; `auto`: what the model computes in, but bfloat16 on CPUs that multiply it faster and
+    round rows to it. 8 bits come with a scale for each vector."""
+    max_batch_tokens: int = Field(default=512, ge=1)
+    """Tokens computed in one step: the budget that chunked prefill fills. Unless set, 8192 on GPUs."""
+    max_num_seqs: int = Field(default=64, ge=1)
+    """Sequences in one step. Unless set, 512 on GPUs."""
+    lookahead: bool = True
+    """Plan the next step while one runs."""
+    speculate: (
+        Literal["none", "ngram", "suffix", "mtp"]
+        | Annotated[str, Field(title="draft:PATH", pattern="^draft:.+")]
+        | Annotated[str, Field(title="eagle:PATH", pattern="^eagle:.+")]
+    ) = "none"
+    """How to guess a sequence's next tokens, so that one step may draw several: `ngram` by what followed its last few tokens
+    before, `suffix` by its longest suffix that it or an output of its tenant had before, `draft:PATH` by a small model with the
+    same vocabulary, a folder or a hub id, `mtp` by the layer for multi-token prediction of DeepSeek-V3, GLM-4-MoE and
+    Qwen3-Next, `eagle:PATH` by an EAGLE-3 head that was made for the model. No answer changes by it."""
+    speculate_tokens: int = Field(default=8, ge=1, le=64)
+    """Guesses of one sequence in one step at the most; there are fewer the less they gain."""
+    prefix_cache: bool = True
+    """Keep the KV of ended sequences for prompts that begin alike; what was not used for longest is given up first."""
+    pinned_share: float = Field(default=0.5, ge=0, le=1)
+    """The share of an instance's KV blocks that all tenants together may keep there by asking for it (`cache_hints`). Each tenant
+    has a part of it by its `weight`. Sequences that run get these blocks, too, when no others are left."""
+    longest_pin_s: float = Field(default=3600.0, ge=0)
+    """No request's KV is kept for longer after its end because the client asked for it."""
+    host_cache_bytes: int = Field(default=0, ge=0)
+    """Host memory of one instance for KV of prefixes that its pool has no room for; 0: none."""
+    longest_pause_s: float = Field(default=5.0, ge=0, le=60)
+    """A sequence that is ahead of its class's pace may sit out for so long while others have its blocks, if `host_cache_bytes`
+    keeps its KV; 0: none sits out."""
+    disk_cache_bytes: int = Field(default=0, ge=0)
+    """The same on a local disk, below the host memory; it survives a restart. 0: none."""
+    disk_cache_path: str = ""
+    """Folder of the disk cache; instances on one host may share it, each takes a file of its own."""
+    num_threads: int = Field(default=0, ge=0)
+    """Compute threads of one rank on a CPU; 0: the physical cores that it may use, divided among the ranks on its host."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where an instance computes; `auto`: on the first GPU that its process sees, or on the CPU without one."""
+    kernels: Literal["auto", "triton", "torch", "flashinfer", "flash_attention"] = "auto"
+    """Which operations run on a GPU; `auto`: Triton's where it is installed, and attention by FlashInfer or FlashAttention where
+    they are installed and measured to be faster; either name forces that one for attention. CPUs have PyTorch's."""
+    cuda_graphs: Literal["auto", "off"] | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
+    """Numbers of tokens for which a step's launches are captured as a CUDA graph; fewer are padded to the next one.
+    `auto`: some up to 2048, or `max_num_seqs`, on a GPU whose kernels can be captured; `off`: none."""
+    step_grace_s: float = Field(default=0.0, ge=0)
+    """A step that takes so many seconds longer than its instance has learned to expect counts as hung. The instance is then lost,
+    and its requests go on elsewhere. 0: `mail.peer_timeout_s`."""
+    profile: str = ""
+    """File of `baton profile`, measured with this model: how long steps take until an instance has learned it from its own."""
+    deterministic: bool = False
+    """Logits have the same bits whatever a request is batched with and however its prompt is chunked; slower."""
+
+
+class TransferConfig(Section):
+    transport: Literal["auto", "shm", "tcp", "nixl", "gloo", "nccl", "cuda_ipc", "loopback"] = "auto"
+    """`auto`: of shared memory, TCP and (on hosts with RDMA) NIXL the one that is measured to be the fastest between two
+    instances; loopback within a process."""
+    tcp_streams: int = Field(default=0, ge=0, le=32)
+    """TCP connections from one instance to another; 0: four, or as many as there are cores if those are fewer."""
+    tls_cert: str = ""
+    """PEM file of this instance's certificate: KV goes over TLS, both sides verified. Needs `tls_key` and `tls_ca`."""
+    tls_key: str = ""
+    """PEM file of the certificate's private key."""
+    tls_ca: str = ""
+    """PEM file of the authority that has signed every instance's certificate."""
+    checksum: bool = False
+    """CRC-32 over each chunk of KV, compared where it arrives; a damaged one is sent once more."""
+    grant_ttl_s: float = Field(default=120.0, gt=0)
+    """How long a prefill instance may take for a prompt before it is told to stop and another one is asked."""
+    kv_replicas: int = Field(default=0, ge=0, le=1)
+    """1: sealed decode blocks are copied to another decode instance's host memory, so that a lost instance's requests go on there
+    without computing their KV again. Needs `engine.host_cache_bytes`."""
+    drain_timeout_s: float = Field(default=30.0, gt=0)
+    """How long to wait for a writer's Drained before its connection is cut (a fence)."""
+
+
+class ScheduleConfig(Section):
+    max_queued_requests: int = Field(default=1024, ge=1)
+    """Requests that wait for a place; one more is refused with 429."""
+    max_queue_wait_s: float = Field(default=60.0, gt=0)
+    """Predicted or actual waiting beyond this is refused with 429; a class whose first token may take longer has that long."""
+    aging_s: float = Field(default=10.0, ge=0)
+    """A tenant's requests of one class rank one priority higher for each time so long in which none was placed; 0: never."""
+    local_threshold_tokens: int = Field(default=32, ge=0)
+    """Uncached prompt tokens up to which decode computes the prompt itself, however busy it is, while it has a slot."""
+    link_bytes_per_s: float = Field(default=1.2e9, gt=0)
+    """What KV is taken to move at, in bytes per second, between hosts whose network cards are not known, until some has been
+    moved; `baton doctor` measures it."""
+    report_interval_s: float = Field(default=0.05, gt=0)
+    """How often instances report their load while they are busy."""
+    fairness_slack: float = Field(default=0.0, ge=0)
+    """How much more than the least served tenant, by weight, one may get for which more waits; 0: shares are as the weights."""
+    record_path: str = ""
+    """File to which the scheduler writes everything it is told and decides, begun anew at each start, which puts `.before` behind
+    the name of the last one; `baton replay` reads it. Of several schedulers each has its own: the path, a dot and its address."""
+
+
+class ScalingConfig(Section):
+    """Pools that grow and shrink with their load."""
+
+    enabled: bool = False
+    """Sizes begin as configured and follow the load. In a Serve file the application needs `external_scaler_enabled: true`."""
+    interval_s: float = Field(default=5.0, gt=0)
+    """Between two looks at the load."""
+    prefill_min: int = Field(default=1, ge=1)
+    """Prefill instances at the least."""
+    prefill_max: int = Field(default=64, ge=1)
+    """Prefill instances at the most."""
+    decode_min: int = Field(default=1, ge=1)
+    """Decode instances at the least."""
+    decode_max: int = Field(default=64, ge=1)
+    """Decode instances at the most."""
+    target: float = Field(default=0.7, gt=0, le=1)
+    """Share of a pool's time, blocks or slots that it is sized for."""
+    shrink_below: float = Field(default=0.5, gt=0, le=1)
+    """Share that the smaller pool may have in use when one instance is taken away; less than `target`."""
+    calm_s: float = Field(default=60.0, gt=0)
+    """How long that must have been so, each time."""
+    cold_start_s: float = Field(default=60.0, gt=0)
+    """From the decision until a new instance serves, until it has been measured."""
+
+
+class ClusterConfig(Section):
+    model: ModelConfig = ModelConfig()
+    engine: EngineConfig = EngineConfig()
+    transfer: TransferConfig = TransferConfig()
+    mail: MailConfig = MailConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+    serve: ServeConfig = ServeConfig()
+    pictures: PictureConfig = PictureConfig()
+    adapters: AdapterConfig = AdapterConfig()
+    scaling: ScalingConfig = ScalingConfig()
+    prefill: ParallelConfig = ParallelConfig()
+    decode: ParallelConfig = ParallelConfig()
+    prefill_instances: int = Field(default=1, ge=0)
+    """Instances that compute prompts alone."""
+    decode_instances: int = Field(default=1, ge=1)
+    """Instances that generate, and compute the prompts that are not worth handing over."""
+    any_role: bool = False
+    """The decode instances compute prompts for each other, too: the scheduler says for each request who does what.
+    `prefill_instances` must be 0."""
+    ingress_instances: int = Field(default=1, ge=1)
+    """Processes that listen for HTTP."""
+    cpus_per_instance: float = Field(default=0.25, gt=0)
+    """What each rank of an instance asks of Ray; it does not bound its threads."""
+    cluster_key: SecretStr | None = None
+    """Shared secret of the cluster's processes; None: one is made for each Ray cluster."""
+    slo_classes: SloClasses = {  # noqa: RUF012 - pydantic copies defaults
+        "interactive": Slo(name="interactive", ttft_s=0.45, tpot_s=0.04, priority=2),
+        "chat": Slo(name="chat", ttft_s=1.0, tpot_s=0.05, priority=1),
+        "standard": Slo(),
+        "long-context": Slo(name="long-context", ttft_s=10.0, tpot_s=0.1, priority=0),
+        "batch": Slo(name="batch", ttft_s=3600.0, tpot_s=10.0, priority=-1),
+    }
+    """Service classes: targets for the first token and for each further one in seconds, priority, weight, and what happens to a
+    prompt that cannot keep them. A class that names no target is served in the order of arrival."""
+    tenants: Mapping[TenantName, TenantConfig] = {}
+    """Who holds certain keys, and what they may ask."""
+
+    def cpus_of(self, pool: ParallelConfig) -> float:
+        """What an instance of this pool asks of Ray; its ranks are processes within its share."""
+        return self.cpus_per_instance * pool.num_ranks
+
+
+def overlay(config: ClusterConfig, content: Mapping[str, Any]) -> ClusterConfig:
+    """`config` with the service classes and tenants of `content` beside or in place of its own. Raises ConfigError."""
+    if unknown := [name for name in content if name not in LiveConfig.model_fields]:
+        raise ConfigError(f"{unknown[0]!r} cannot change while the server runs; slo_classes and tenants can")
+    live = _validated(LiveConfig, {name: value or {} for name, value in content.items()})
+    changed = {
+        "slo_classes": {**config.slo_classes, **live.slo_classes},
+        "tenants": {**config.tenants, **live.tenants},
+    }
+    return _consistent(config.model_copy(update=changed))
+
+
+def load(
+    content: Mapping[str, Any] | None,
+    env: Mapping[str, str],
+    overrides: Mapping[str, Any] | None = None,
+) -> ClusterConfig:
+    """The configuration from a YAML file's content, then `BATON_SECTION__FIELD` (or `BATON_FIELD`) variables, then `overrides`
+    (dotted keys). Other variables that begin with BATON_ mean nothing here.
+
+    Raises ConfigError, in one line, naming the key."""
+    values: dict[str, Any] = deepcopy(dict(content or {}))
+    for name, text in env.items():
+        keys = name.removeprefix(ENV_PREFIX).lower().split("__")
+        if name.startswith(ENV_PREFIX) and (len(keys) > 1 or keys[0] in ClusterConfig.model_fields):
+            _put(values, keys, text if keys == ["cluster_key"] else _parse(text))
+    for dotted, value in (overrides or {}).items():
+        _put(values, dotted.split("."), value)
+    return _consistent(_validated(ClusterConfig, values))
+
+
+def _validated(kind: type[C], values: Mapping[str, Any]) -> C:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        secret = bool(_SECRETS.intersection(first["loc"]))
+        raise ConfigError(sentence(kind, first, secret)) from None
+
+
+def _consistent(config: ClusterConfig) -> ClusterConfig:
+    """Keys that need each other. Raises ConfigError."""
+    engine = config.engine
+    _check_scaling(config)
+    check_device_transport(config.transfer.transport, engine.device, engine.device)
+    _check_card(config)
+    if config.any_role and config.prefill_instances:
+        raise ConfigError(
+            f"any_role leaves no instance for prefill alone: set prefill_instances to 0 (it is {config.prefill_instances})"
+        )
+    if config.transfer.kv_replicas and not engine.host_cache_bytes:
+        raise ConfigError(
+            "transfer.kv_replicas keeps copies in host memory: set engine.host_cache_bytes, too"
+        )
+    if config.serve.batch_dir and not Path(config.serve.batch_dir).expanduser().is_absolute():
+        raise ConfigError(
+            f"serve.batch_dir is {config.serve.batch_dir!r}: give a whole path, since ingresses have working folders of their own"
+        )
+    check_adapters(config.adapters)
+    if engine.disk_cache_bytes and not engine.disk_cache_path:
+        raise ConfigError("engine.disk_cache_bytes is set: say where with engine.disk_cache_path")
+    if config.serve.num_ports > 1 and not 0 < config.serve.port <= 65536 - config.serve.num_ports:
+        raise ConfigError("serve.num_ports counts ports from serve.port on: they must be 1 to 65535")
+    if (engine.host_cache_bytes or engine.disk_cache_bytes) and not engine.prefix_cache:
+        raise ConfigError("host_cache_bytes and disk_cache_bytes keep prefixes: set engine.prefix_cache")
+    for role, pool in (("prefill", config.prefill), ("decode", config.decode)):
+        if pool.hosts > 1:
+            _check_hosts(config, role, pool)
+        if engine.deterministic and (pool.ep_redundant_experts or pool.ep_balance_interval_s):
+            raise ConfigError(
+                f"engine.deterministic adds an expert's part up where it lies: it needs {role}.ep_redundant_experts and "
+                f"ep_balance_interval_s of 0"
+            )
+    for name, slo in config.slo_classes.items():
+        for figure in ("ttft_s", "tpot_s", "weight"):
+            if getattr(slo, figure) <= 0:
+                raise ConfigError(f"slo_classes.{name}.{figure} must be greater than 0")
+    for name, tenant in config.tenants.items():
+        if unknown := [one for one in tenant.slo_classes if one not in config.slo_classes]:
+            raise ConfigError(f"tenants.{name}.slo_classes: {unknown[0]!r} is not among slo_classes")
+        if not tenant.keys and not tenant.keys_file:
+            raise ConfigError(f"tenants.{name} has neither keys nor a keys_file: nobody could be it")
+    return config
+
+
+def _check_card(config: ClusterConfig) -> None:
+    """Check what instances that share a card need."""
+    check_shares(config.prefill, config.decode)
+    if not config.decode.shares_card:
+        return
+    here = f"decode.gpu_share is {config.decode.gpu_share:g}"
+    if not config.prefill_instances:
+        raise ConfigError(f"{here}: its card is for a prefill instance, too, and prefill_instances is 0")
+    if config.engine.device != "cuda":
+        raise ConfigError(f"{here}: set engine.device to cuda (it is {config.engine.device})")
+    if config.transfer.transport == "nccl":
+        raise ConfigError(f"{here}, and NCCL joins no two processes on one card: use auto, cuda_ipc or tcp")
+
+
+def _check_hosts(config: ClusterConfig, role: str, pool: ParallelConfig) -> None:
+    here, groups, engine = f"{role}.hosts is {pool.hosts}", pool.num_ranks // pool.tp, config.engine
+    if pool.hosts > groups:
+        raise ConfigError(f"{here}: its tensor parallel groups stay together, and an instance has {groups}")
+    if config.transfer.transport in ("shm", "cuda_ipc", "loopback"):
+        raise ConfigError(f"{here}, and transfer.transport {config.transfer.transport} leaves no host")
+    if engine.host_cache_bytes or engine.disk_cache_bytes:
+        raise ConfigError(f"{here}: host_cache_bytes and disk_cache_bytes need ranks on one host")
+
+
+def _check_scaling(config: ClusterConfig) -> None:
+    scaling = config.scaling
+    if not scaling.enabled:
+        return
+    if scaling.shrink_below >= scaling.target:
+        raise ConfigError(
+            f"scaling.shrink_below must be less than scaling.target ({scaling.target:g}), not {scaling.shrink_below:g}"
+        )
+    pools = [("decode", config.decode_instances, scaling.decode_min, scaling.decode_max)]
+    if config.prefill_instances:
+        pools.append(("prefill", config.prefill_instances, scaling.prefill_min, scaling.prefill_max))
+    for name, size, at_least, at_most in pools:
+        if not at_least <= size <= at_most:
+            raise ConfigError(
+                f"{name}_instances is {size}, outside scaling.{name}_min to scaling.{name}_max ({at_least} to {at_most})"
+            )
+
+
+def _parse(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _put(values: dict[str, Any], keys: list[str], value: Any) -> None:
+    for key in keys[:-1]:
+        values = values.setdefault(key, {})
+    values[keys[-1]] = value

@@ -1,0 +1,74 @@
+"""The section `serve` of the configuration: how clients reach the ingress, and what it allows them."""
+
+from typing import Literal
+
+from pydantic import Field, SecretStr
+
+from core.config.config_section import Section
+
+
+class ServeConfig(Section):
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 opens it to the network."""
+    port: int = Field(default=8000, ge=0, le=65535)
+    """Port to listen on; 0: one that is free."""
+    num_ports: int = Field(default=1, ge=1, le=64)
+    """1: the ingresses of one host share `port`. More: each takes the first free one of so many from `port` on, so that a load
+    balancer sees every one by itself."""
+    api_keys: tuple[SecretStr, ...] = ()
+    """Clients must present one of these, or one of a tenant's; no key anywhere: none is asked for. `KEY SCOPE,SCOPE` says what a
+    key is for: `inference`, `metrics`, `operator`; without scopes: all."""
+    api_keys_file: str = ""
+    """More of them, one a line, in a file that the ingress can read; `#` begins a comment line."""
+    schedulers: int = Field(default=1, ge=1, le=16)
+    """Global schedulers that place requests at once, each a part of them. When one is lost the others go on without it."""
+    allowed_origins: tuple[str, ...] = ()
+    """Origins, such as https://chat.example.com, whose pages may ask from a browser (CORS); `*`: all. Empty: none."""
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    """Seconds that a request may take before it is ended."""
+    drain_notice_s: float = Field(default=3.0, ge=0)
+    """How long an ingress that will stop still takes requests while /ready says 503: load balancers turn away meanwhile."""
+    drain_timeout_s: float = Field(default=30.0, gt=0)
+    """How long running requests may go on after that."""
+    unknown_fields: Literal["reject", "warn", "ignore"] = "warn"
+    """What becomes of a request with a field that Baton does not know. `warn`: the field is left out, and the answer's header
+    x-baton-warning names it. `ignore`: it is left out. `reject`: 400. A field that is known and not supported is refused."""
+    max_body_bytes: int = Field(default=8 << 20, ge=1024)
+    """A longer body is refused with 413."""
+    response_store_bytes: int = Field(default=64 << 20, ge=0)
+    """What each ingress may keep of responses for `previous_response_id` and GET /v1/responses; the oldest make room. 0: none.
+    Conversations may take as much again."""
+    batch_dir: str = ""
+    """Folder for uploaded files and batches, which every ingress must see and which outlives the cluster; empty: /v1/files and
+    /v1/batches are off."""
+    batch_dir_bytes: int = Field(default=10 << 30, ge=1 << 20)
+    """What may lie there before uploads are refused."""
+    batch_at_once: int = Field(default=32, ge=1, le=1024)
+    """Requests of one tenant's batches that an ingress runs at a time."""
+    batch_slo_class: str = "batch"
+    """Service class of a batch's requests, where their tenant may use it and they name none themselves."""
+    max_connections: int = Field(default=4096, ge=1)
+    """Connections that an ingress has at once, as far as it may open files. One more takes the place of one that does nothing, of
+    the address that has the most. Where all do something, it is refused."""
+    max_connections_per_address: int = Field(default=0, ge=0)
+    """Connections of one address (of IPv6: of one /64) at once; 0: as many as there are. Behind a load balancer all have its."""
+    body_timeout_s: float = Field(default=30.0, gt=0)
+    """A client that has not sent its request's body by then gets 408."""
+    keep_alive_s: float = Field(default=25.0, ge=0)
+    """A stream that has sent nothing for so long sends a comment, which clients pass over and balancers do not take for idleness.
+    What fails later than that, before the first token, is an event of the stream and has no status of its own. 0: never."""
+    live_file: str = ""
+    """A YAML file with `slo_classes` and `tenants`, which are added to those here or replace them; each ingress reads it again
+    whenever it or a file of keys has changed. A change that is not valid is refused as a whole."""
+    tls_cert: str = ""
+    """PEM file of the certificate that the ingress shows; it then speaks HTTPS only. Needs `tls_key`."""
+    tls_key: str = ""
+    """PEM file of the certificate's private key."""
+    tls_client_ca: str = ""
+    """PEM file of the authority that must have signed every client's certificate; empty: clients need none."""
+    log_level: Literal["debug", "info", "warning", "error"] = "warning"
+    """What is logged at the least."""
+    log_format: Literal["text", "json"] = "text"
+    """`json`: one object a line, with request ids."""
+    otlp_endpoint: str = ""
+    """Where the spans of requests go (OTLP over HTTP, e.g. http://collector:4318/v1/traces); empty: nowhere."""

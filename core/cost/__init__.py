@@ -1,0 +1,1 @@
+"""How long steps take and how much memory ranks need: models without a device."""

@@ -1,0 +1,126 @@
+"""How much of a prompt a step may compute beside sequences that decode, so that all of them are in time.
+
+This lets any instance prefill, decode or do both. Without sequences that decode the whole step is for prompts. Beside them a step
+computes what it can while it reads weights and KV, which costs nearly nothing. It gets longer where prompts need it for their
+first tokens, up to the instant at which the first of the decoding sequences must have its next token. What a sequence got early
+it may spend later; one that is behind gets the shortest steps in which prompts still go on.
+
+Prompts that no deadline hurries may still keep others waiting, in the scheduler, which sends no more than these before they are
+computed. So where there are more than it sends ahead, steps get longer as well, as far as that computes more in the same time and
+all keep their pace. What prompts gain is known no better than steps' times, so a step may always take a small share of the pace:
+work without haste is computed in full steps."""
+
+from collections.abc import Sequence as Seq
+from math import inf
+from typing import Final
+
+from core.cost.steps import SURE, ChunkLaw, StepModels
+from core.pacing.lateness import due_s
+from core.ports import ServedSequence
+
+GAINFUL: Final = 3.0
+"""Where all have time, prompts get so many times a step's overhead beside what decoding takes. That is three quarters of the full
+rate."""
+AHEAD_S: Final = 0.1
+"""The scheduler sends an instance prompts for so long ahead. More are there while others wait behind them."""
+BACKLOG_GAIN: Final = 9.0
+"""Prompts that take longer than that get up to so many times a step's overhead: nine tenths of the full rate."""
+CATCH_UP_GAIN: Final = 1.0
+"""Prompts get so many times a step's overhead beside a sequence that is behind, which may be so for good: half the full rate.
+Where a step reads for longer than that takes, they get what it computes meanwhile, and it gets no longer."""
+EASY_SHARE: Final = 0.1
+"""Prompts get such a share of the tightest time per token, whatever they gain by it: no pace suffers from so short a step."""
+MIN_TOKENS: Final = 64
+"""Prompts continue with this many tokens even where decoding alone takes too long: waiting for it to end would hold them for
+ever."""
+
+
+def tokens_in_time(
+    decoding: Seq[ServedSequence],
+    context_tokens: int,
+    prompts: Seq[ServedSequence],
+    steps: StepModels,
+    budget_tokens: int,
+    starts_s: float,
+) -> int:
+    """Return the prompt tokens, at most `budget_tokens`, with which a step that begins at `starts_s` leaves all in time.
+
+    `prompts` are all that are here, those that have been begun first, in the order in which they get them. What the first has
+    behind it is what their attention reads."""
+    if not decoding or not steps.prompt.num_steps:
+        return budget_tokens
+    law = steps.beside(len(decoding), context_tokens, prompts[0].num_computed if prompts else 0)
+    pace_s = _sure(steps) * min(seq.request.slo.tpot_s for seq in decoding)
+    works_s = [steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed) for seq in prompts]
+    needed_s = max(
+        _needed_s(prompts, works_s, law, starts_s),
+        min(_backlog_s(sum(works_s), law, steps), pace_s),
+        EASY_SHARE * pace_s,
+    )
+    return _tokens(
+        law,
+        steps,
+        budget_tokens,
+        needed_s=needed_s,
+        slack_s=min(slack_s(seq, starts_s) for seq in decoding),
+    )
+
+
+def slack_s(seq: ServedSequence, now: float) -> float:
+    """Return how long a step that begins now may take for the sequence's next token to be in time."""
+    tpot_s = seq.request.slo.tpot_s
+    if inf in (seq.first_token_s, tpot_s):
+        return tpot_s
+    return seq.first_token_s + seq.num_after_first * tpot_s - now
+
+
+def _needed_s(prompts: Seq[ServedSequence], works_s: Seq[float], law: ChunkLaw, starts_s: float) -> float:
+    """Return how long a step must be so that all prompts that can be in time are. `works_s` is what each takes. Up to one of
+    them, prompts need a share of the time that is left; each step spends what decoding computes beside them, and none is longer
+    than they need."""
+    least_s, work_s, share, most_s = law.step_s(0), 0.0, 0.0, 0.0
+    dues_s = [due_s(seq.request) for seq in prompts]
+    for due, own_s in sorted(zip(dues_s, works_s, strict=True), key=_due):
+        if due == inf:
+            break  # nothing hurries these
+        left_s = due - starts_s - least_s
+        if own_s > left_s:
+            continue  # it is late already
+        work_s += own_s
+        if work_s > share * left_s:
+            share, most_s = work_s / left_s, work_s
+    prompts_s = law.computes_s * share / (1 - share) if share < 1 else inf
+    return law.computes_s + min(prompts_s, most_s)
+
+
+def _backlog_s(work_s: float, law: ChunkLaw, steps: StepModels) -> float:
+    """Return how long a step is with which prompts that keep others waiting get nearly the full rate; 0 where none do."""
+    return law.step_s(0) + BACKLOG_GAIN * steps.prompt.fixed_s if work_s > AHEAD_S else 0.0
+
+
+def _due(pair: tuple[float, float]) -> float:
+    return pair[0]
+
+
+def prompt_tokens(
+    steps: StepModels, num_decoding: int, context_tokens: float, tpot_s: float, *, budget_tokens: int
+) -> int:
+    """Return the prompt tokens of one step beside sequences that keep their pace and no more, where no prompt is in a hurry."""
+    if not steps.prompt.num_steps:
+        return budget_tokens
+    law = steps.beside(num_decoding, context_tokens, 0.0)
+    return _tokens(law, steps, budget_tokens, needed_s=EASY_SHARE * _sure(steps) * tpot_s, slack_s=tpot_s)
+
+
+def _tokens(law: ChunkLaw, steps: StepModels, budget_tokens: int, *, needed_s: float, slack_s: float) -> int:
+    reads_s, fixed_s = law.step_s(0), steps.prompt.fixed_s
+    wanted_s = max(needed_s, law.step_s(law.free_tokens), reads_s + GAINFUL * fixed_s)
+    limit_s = max(min(wanted_s, _sure(steps) * slack_s), law.computes_s + CATCH_UP_GAIN * fixed_s)
+    tokens = max(law.free_tokens, law.tokens_within(limit_s))
+    return max(min(MIN_TOKENS, budget_tokens), int(min(budget_tokens, tokens)))
+
+
+def _sure(steps: StepModels) -> float:
+    """Return the share of a time up to which steps may be predicted to take it. It is never nothing: a law that is far off mostly
+    predicts too much."""
+    return 1 / (1 + SURE * steps.prompt.error)

@@ -1,0 +1,1 @@
+"""A step's packed tensors, and how they reach the device."""

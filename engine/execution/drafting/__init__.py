@@ -1,0 +1,1 @@
+"""Draft models and draft heads, and the proposal of draft tokens."""

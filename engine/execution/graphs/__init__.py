@@ -1,0 +1,1 @@
+"""Captured steps, and the steps computed before serving."""

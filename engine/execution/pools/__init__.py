@@ -1,0 +1,1 @@
+"""KV pools in a device's memory."""

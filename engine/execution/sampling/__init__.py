@@ -1,0 +1,1 @@
+"""From logits to tokens: grammars, logit processors, sampling, verification."""

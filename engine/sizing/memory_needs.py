@@ -1,0 +1,309 @@
+"""What each rank of a model needs beside its KV pool, worked out from the model's description alone: no weight is read."""
+
+from dataclasses import dataclass
+
+import torch
+
+from core.config.cluster_config import EngineConfig
+from core.cost.memory_model import RankNeeds
+from core.kv import DTYPE_BYTES
+from engine.sizing.model_dims import dims_of, input_table, mixer_weights
+from kernels.cpu.attention import attends_heads_of
+from kernels.cpu.library import instruction_sets
+from kernels.cpu.prepacked import WeightFormat, bytes_per_number, kept, reads_back
+from models.spec.model_spec import ModelSpec
+from models.spec.quantisation import Quantisation
+from models.spec.recurrent_spec import RecurrentSpec
+from parallel.mesh import Mesh
+from parallel.plans import ModelShare, even_part, part_of
+
+_FLOAT, _DOUBLE, _PLACE = 4, 8, 8
+_GPU_SCORES, _CPU_NUMBERS = 1 << 24, 1 << 19
+"""Scores of tokens, or numbers on the way to them, that exist at one time (`kernels/triton/token_index.py` and
+`kernels/torch/token_index.py`), unless one query takes more."""
+_SCORE_BYTES = 24
+"""A score, and what is chosen by: whether it is among the highest, which of them it is, and its token."""
+_MXFP4_BYTES = 0.5 + 1 / 32
+"""Four bits a number, and an exponent of one byte for each 32 numbers."""
+_SCALE_BYTES = 4
+"""A group's scale and zero point, at the most where scales have 16 bits."""
+_CHUNK_TOKENS = 64
+"""The number of tokens between which a recurrent layer computes products (`kernels/torch/recurrent.py`)."""
+_TILE_TOKENS = 128
+"""The number of queries that PyTorch's attention computes at once on a CPU."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """How a rank keeps a model, in bytes for each number."""
+
+    matrix: float
+    """Bytes of a number in the projections."""
+    head: float
+    expert: float
+    embedding: float
+    other: int
+    """Bytes of a number in activations and biases: those of the dtype that the model computes in."""
+    on_cpu: bool
+    shares_head: bool = True
+    """Whether a head that is tied to the embedding is the same matrix."""
+    attends_natively: bool = False
+    """Whether attention writes out no scores: a CPU's native kernels read K and V where they lie."""
+    draws_natively: bool = False
+    """Whether tokens are drawn from the logits where they lie."""
+
+
+def stored_as(
+    spec: ModelSpec, dtype: str, weights: WeightFormat, device: torch.device, deterministic: bool
+) -> Stored:
+    """Return how weights are kept where the model computes in `dtype`. A GPU keeps quantised weights as they are unless it is
+    `deterministic`; a CPU with `half`, but for FP8."""
+    wide, how = DTYPE_BYTES[dtype], spec.quantisation
+    if device.type == "cpu":
+        head = matrix = bytes_per_number(weights, getattr(torch, dtype))
+        expert, native = float(wide), _is_native(spec)
+        if how is not None and weights == "half":
+            matrix = expert = wide if how.kind == "scaled" and not how.is_int8 else quantised_bytes(how)
+        return Stored(
+            matrix=matrix,
+            head=head,
+            expert=expert,
+            embedding=_embedding_bytes(spec, weights, wide),
+            other=wide,
+            on_cpu=True,
+            shares_head=reads_back(weights, getattr(torch, dtype)) and not _is_gguf(spec),
+            attends_natively=native,
+            draws_natively=bool(instruction_sets()),
+        )
+    matrix = wide if how is None or how.kind == "gguf" or deterministic else quantised_bytes(how)
+    is_mxfp4 = spec.moe is not None and spec.moe.mxfp4 and not deterministic
+    expert = _MXFP4_BYTES if is_mxfp4 else matrix
+    return Stored(matrix=matrix, head=wide, expert=expert, embedding=wide, other=wide, on_cpu=False)
+
+
+def _embedding_bytes(spec: ModelSpec, weights: WeightFormat, wide: int) -> int:
+    """Return the bytes of each number of an embedding that is no head: the 16 bits that a checkpoint has it in stay, and what is
+    made of fewer bits has 8. A GGUF file's is made floats."""
+    if weights in ("int8", "int4"):
+        return 1
+    is_half = spec.dtype in ("bfloat16", "float16") and "half" in kept(weights)
+    return 2 if is_half and not _is_gguf(spec) else wide
+
+
+def _is_gguf(spec: ModelSpec) -> bool:
+    """A file's head may have more or fewer bits than can be read back, so that its embedding is counted beside it."""
+    return spec.quantisation is not None and spec.quantisation.kind == "gguf"
+
+
+def quantised_bytes(how: Quantisation) -> float:
+    """Return the bytes of each number, with its share of the scales."""
+    if how.kind == "scaled":
+        return 1.0
+    if how.kind == "gguf":
+        return how.bytes_each
+    return how.bits / 8 + (_SCALE_BYTES / how.group if how.group else 0)
+
+
+def needs_of(
+    spec: ModelSpec,
+    engine: EngineConfig,
+    mesh: Mesh,
+    stored: Stored,
+    *,
+    context_tokens: int,
+    num_spare: int = 0,
+    num_weights: int = 0,
+) -> list[RankNeeds]:
+    """Return the needs of each rank. `context_tokens` is the length of the longest sequence and `num_spare` is as in
+    `parallel.plans.check`. `num_weights` is the number of weights of a model whose layers its description does not tell."""
+    dims = dims_of(spec)
+    shares = [part_of(dims, mesh, rank) for rank in range(mesh.size)]
+    return [
+        RankNeeds(
+            weight_bytes=_counted_bytes(spec, num_weights, mesh.tp, share, stored)
+            if num_weights
+            else _weight_bytes(spec, mesh, rank, share, stored, num_spare),
+            step_bytes=_step_bytes(spec, engine, mesh, share, stored, context_tokens),
+        )
+        for rank, share in enumerate(shares)
+    ]
+
+
+def _counted_bytes(spec: ModelSpec, num_weights: int, tp: int, share: ModelShare, stored: Stored) -> int:
+    """Count all weights but the embedding as matrices of layers that are alike, which `tp` ranks share. A head that is tied to
+    the embedding is packed beside it."""
+    table = spec.vocab_size * spec.hidden_size
+    rest = num_weights - table * (1 if spec.tied else 2)
+    if spec.encodes:
+        return int(rest * stored.matrix + table * stored.other)
+    matrices = rest * stored.matrix * _size(share.layers) / spec.num_layers
+    if share.layers[1] == spec.num_layers:
+        matrices += table * stored.head
+    return int(matrices / tp + table * stored.other * (share.layers[0] == 0))
+
+
+def _weight_bytes(
+    spec: ModelSpec, mesh: Mesh, rank: int, share: ModelShare, stored: Stored, num_spare: int
+) -> int:
+    total = 0.0
+    for layer in range(*share.layers):
+        total += mixer_weights(spec, layer, _size(share.heads), _size(share.kv_heads)) * stored.matrix
+        total += _feed_forward_bytes(spec, mesh, mesh.place(rank).tp, layer, stored, num_spare)
+    table = _size(share.vocab) * spec.hidden_size
+    is_first, is_last = share.layers[0] == 0, share.layers[1] == spec.num_layers
+    total += table * stored.embedding * is_first
+    if spec.layer_inputs is not None:
+        total += input_table(spec) * _size(share.vocab) / spec.vocab_size * stored.embedding
+        total += spec.layer_inputs.size * spec.num_layers * spec.hidden_size * stored.matrix
+    shares_head = spec.tied and is_first and stored.shares_head
+    if is_last and not shares_head:
+        total += table * stored.head
+    return int(total)
+
+
+def _feed_forward_bytes(
+    spec: ModelSpec, mesh: Mesh, tp: int, layer: int, stored: Stored, num_spare: int
+) -> float:
+    hidden, moe = spec.hidden_size, spec.moe
+    dense = 3 * hidden * _size(even_part(spec.mlp_size(layer), mesh.tp, tp)) * stored.matrix
+    inputs = 0 if spec.layer_inputs is None else 2 * hidden * spec.layer_inputs.size * stored.matrix
+    if moe is None or not moe.sparse[layer]:
+        return dense + inputs
+    slots = (moe.num_experts + num_spare) / mesh.num_expert_ranks
+    width = _size(even_part(moe.intermediate_size, mesh.tp, tp))
+    shared = _size(even_part(moe.shared_size, mesh.tp, tp)) if moe.shared_size else 0
+    beside = hidden * moe.num_experts * _FLOAT + dense * moe.beside_dense + inputs
+    return 3 * hidden * (slots * width * stored.expert + shared * stored.matrix) + beside
+
+
+def _step_bytes(
+    spec: ModelSpec, engine: EngineConfig, mesh: Mesh, share: ModelShare, stored: Stored, context_tokens: int
+) -> int:
+    """Return the bytes of tensors that live at once in the largest step: the residual stream, and the most that a layer's two
+    halves and the drawing of tokens have beside it."""
+    tokens, wide = engine.max_batch_tokens, stored.other
+    residual = tokens * spec.hidden_size * (3 * wide + _FLOAT)
+    # Cosines and sines, where layers rotate in several ways; those of one way are among attention's vectors.
+    ways = sum(rope not in spec.layer_ropes[:at] for at, rope in enumerate(spec.layer_ropes))
+    residual += tokens * ways * 2 * _widest(spec) * _FLOAT
+    if spec.layer_inputs is not None:
+        # The layers' inputs, the two that they are sums of, and what these were before they were scaled.
+        residual += tokens * spec.num_layers * spec.layer_inputs.size * (4 * wide + _FLOAT)
+    halves = [_attention_bytes(spec, tokens, share, stored, context_tokens)]
+    halves += [_inner_bytes(spec, tokens, mesh, wide)]
+    if spec.recurrent is not None:
+        halves.append(_recurrent_bytes(spec.recurrent, mesh.tp, engine.max_num_seqs, tokens, wide))
+    if share.layers[1] == spec.num_layers and not spec.encodes:
+        rows = min(engine.max_num_seqs, tokens)
+        # Logits, those as the model gave them, and their log-probabilities; PyTorch draws by probabilities' running sums.
+        drawing = 0 if stored.draws_natively else 2 * _DOUBLE
+        halves.append(rows * spec.vocab_size * (wide + 3 * _FLOAT + drawing))
+    return residual + max(halves) + _kept_bytes(spec, engine, mesh, share, wide)
+
+
+def _attention_bytes(
+    spec: ModelSpec, tokens: int, share: ModelShare, stored: Stored, context_tokens: int
+) -> int:
+    heads, kv_heads, dim = _size(share.heads), _size(share.kv_heads), _widest(spec)
+    if spec.kv is not None:
+        # As many of the widest heads as the layer with the most keys would have; a row is copied once more.
+        kv_heads = -(-spec.kv.pool_heads * spec.kv.vector_dim * kv_heads // (spec.kv.cut_heads * dim))
+    copies = int(spec.kv is not None)
+    vectors = tokens * ((3 + copies) * heads + (4 + 2 * copies) * kv_heads) * dim * stored.other
+    if spec.qk_norm != "none":
+        vectors += tokens * (heads + kv_heads) * dim * 2 * _FLOAT
+    vectors += _choosing_bytes(spec, tokens, heads, stored, context_tokens)
+    if not stored.on_cpu:
+        return vectors
+    if stored.attends_natively:
+        # Queries before and behind their turn, and results, as floats; and a pool of float8 made floats.
+        floats = 3 * tokens * heads + 2 * context_tokens * kv_heads
+        return vectors + floats * dim * _FLOAT
+    if spec.mla is not None and spec.mla.index is not None:
+        # Queries that see more tokens than they may choose do not attend to all of them.
+        context_tokens = min(context_tokens, spec.mla.index.top_k)
+    # One sequence's context is gathered. Where PyTorch's own attention has no name for the scores, they are written out for a
+    # tile of queries, from keys and values repeated for each query head.
+    latent = 0 if spec.mla is None else spec.mla.latent_size
+    gathered = context_tokens * (latent or 2 * (1 + copies) * kv_heads * dim) * stored.other
+    scores = min(tokens, _TILE_TOKENS) * context_tokens * _FLOAT
+    masks = 2 * len(set(spec.windows)) * scores
+    if spec.mla is None and not spec.sinks and not spec.attention_soft_cap:
+        return vectors + gathered + masks
+    if spec.mla is not None:
+        return vectors + gathered + masks + 3 * heads * scores
+    repeated = 2 * heads * context_tokens * dim * stored.other
+    return vectors + gathered + masks + repeated + 4 * heads * scores
+
+
+def _choosing_bytes(spec: ModelSpec, tokens: int, heads: int, stored: Stored, context_tokens: int) -> int:
+    """Return the bytes that choosing tokens takes: index queries, queries and results in the latent space, scores of a run of
+    queries with what is chosen by, and on a CPU their products of each index head, and what a run of queries has chosen."""
+    if (mla := spec.mla) is None or (index := mla.index) is None:
+        return 0
+    rows = index.num_heads * (index.head_dim * 3 * stored.other + 2 * _FLOAT)
+    rows += index.top_k * 2 * _PLACE + 2 * heads * mla.latent_size * stored.other
+    if not stored.on_cpu:
+        scores = max(context_tokens, min(tokens * context_tokens, _GPU_SCORES))
+        return tokens * rows + scores * _SCORE_BYTES
+    keys = context_tokens * index.head_dim * (stored.other + _FLOAT)
+    scored = _run(tokens, index.num_heads * context_tokens) * context_tokens
+    scores = scored * (2 * index.num_heads * _FLOAT + _SCORE_BYTES)
+    chosen = _run(tokens, index.top_k * mla.latent_size) * index.top_k
+    return tokens * rows + keys + max(scores, chosen * (mla.latent_size * stored.other + 2 * heads * _FLOAT))
+
+
+def _run(tokens: int, numbers: int) -> int:
+    """Return how many queries of so many numbers each a CPU takes at once."""
+    return max(1, min(tokens, _CPU_NUMBERS // numbers))
+
+
+def _recurrent_bytes(kept: RecurrentSpec, num_ranks: int, num_seqs: int, tokens: int, wide: int) -> int:
+    """Return the bytes of a recurrent layer's rows, which are floats from the convolution on, with what each says of the others
+    of its chunk, and of its sequences' states, which are read, made anew and written. A state space has no keys and queries of
+    each head. `num_ranks`: among which heads are shared out."""
+    shape = kept.held(kept.shape.num_value_heads // num_ranks)
+    if "state_space" in kept.kinds:
+        heads = shape.num_value_heads * (4 * shape.value_dim + 2 * _CHUNK_TOKENS)
+    else:
+        heads = 4 * shape.num_value_heads * (2 * shape.key_dim + shape.value_dim + _CHUNK_TOKENS)
+    rows = 2 * wide * (shape.conv_channels + shape.value_size) + _FLOAT * (3 * shape.conv_channels + heads)
+    return tokens * rows + 4 * min(num_seqs, tokens) * shape.num_floats * _FLOAT
+
+
+def _kept_bytes(spec: ModelSpec, engine: EngineConfig, mesh: Mesh, share: ModelShare, wide: int) -> int:
+    """Return the bytes that recurrent layers keep of guesses until it is known which were right: what goes into their states."""
+    if (kept := spec.recurrent) is None:
+        return 0
+    shape = kept.held(kept.shape.num_value_heads // mesh.tp)
+    num_layers = sum(kind != "kv" for kind in kept.kinds[slice(*share.layers)])
+    guesses = min(max(engine.max_num_seqs, engine.speculate_tokens), engine.max_batch_tokens)
+    return num_layers * guesses * (wide * shape.conv_channels + 2 * _FLOAT * shape.num_value_heads)
+
+
+def _inner_bytes(spec: ModelSpec, tokens: int, mesh: Mesh, wide: int) -> int:
+    """Return the bytes of the inner rows of the widest MLP: gates and ups beside their product, for each chosen expert of a
+    mixture."""
+    inner = -(-max(spec.mlp_sizes, default=spec.intermediate_size) // mesh.tp) * 3
+    if (moe := spec.moe) is None:
+        return tokens * inner * wide
+    width = -(-moe.intermediate_size // mesh.tp)
+    chosen = moe.routing.top_k * (3 * width + 2 * spec.hidden_size)
+    shared = 3 * -(-moe.shared_size // mesh.tp)
+    dense = 0 if all(moe.sparse) and not moe.beside_dense else inner
+    return tokens * (max(dense, chosen + shared) * wide + 2 * spec.hidden_size * _FLOAT)
+
+
+def _is_native(spec: ModelSpec) -> bool:
+    """Return whether a CPU's native kernels attend in all layers."""
+    if spec.mla is not None or (spec.kv is not None and any(spec.kv.places)):
+        return False
+    return attends_heads_of(spec.head_dim)
+
+
+def _widest(spec: ModelSpec) -> int:
+    return spec.head_dim if spec.kv is None else max(heads.head_dim for heads in spec.kv.heads)
+
+
+def _size(span: tuple[int, int]) -> int:
+    return span[1] - span[0]

@@ -1,0 +1,1 @@
+"""Draft heads: MTP layers and EAGLE-3."""

@@ -1,0 +1,1 @@
+"""The supported families: each reads its config.json into a `ModelSpec`."""

@@ -1,0 +1,1 @@
+"""Finds a model's files, and names what they contain."""

@@ -1,0 +1,50 @@
+"""Finds a model's files: the embedded one or its draft model, a folder, a GGUF file, or a Hugging Face hub id."""
+
+from pathlib import Path
+
+from core.errors import ConfigError
+
+_EMBEDDED = Path(__file__).resolve().parents[1] / "embedded"
+_OURS = {"embedded": _EMBEDDED, "embedded-draft": _EMBEDDED / "draft"}
+_IGNORED = ["consolidated*", "original/*"]
+"""The same weights in other formats, which some repositories hold too."""
+_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model*", "*.txt"]
+
+
+def resolve(path_or_id: str) -> Path:
+    """Return the model's folder. A hub id is downloaded (or found in the local cache). Raises ConfigError."""
+    if (folder := folder_of(path_or_id)) is not None:
+        return folder
+    # Half a second of processor time, which a model in a folder does not need.
+    from huggingface_hub import snapshot_download  # noqa: PLC0415
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    try:
+        return Path(snapshot_download(path_or_id, allow_patterns=_PATTERNS, ignore_patterns=_IGNORED))
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(
+            f"cannot get the model {path_or_id!r} from the hub, and no such folder exists: {reason}"
+        ) from None
+
+
+def folder_of(path_or_id: str) -> Path | None:
+    """Return the folder if it is on this machine, without asking the hub; None for a hub id. Raises ConfigError for what is
+    neither."""
+    if path_or_id in _OURS:
+        return _OURS[path_or_id]
+    if not path_or_id:
+        raise ConfigError("the model is empty: give a folder, a hub id (owner/name) or `embedded`")
+    path = Path(path_or_id).expanduser()
+    if path.is_dir():
+        return path
+    if path.suffix == ".gguf" and path.is_file():
+        # It needs numpy, which a command line that only says its help does not.
+        from models.files.gguf_folder import folder_of_gguf  # noqa: PLC0415
+
+        return folder_of_gguf(path)
+    if path.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") != 1:
+        raise ConfigError(
+            f"there is no model folder or GGUF file {path_or_id} (a hub id looks like owner/name; `embedded` ships with Baton)"
+        )
+    return None

@@ -1,0 +1,341 @@
+"""Reads a checkpoint's tensors by name, and only the part of each that this rank holds.
+
+A tensor that no model asks for, or that is missing, is an error that names it."""
+
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from core.errors import ConfigError, UnsupportedModel
+from kernels.cpu.pages import give_back_freed
+from kernels.packed import Kind, Weight, on_device, tensors_of
+from models.files.cuts import indices
+from models.files.gguf_folder import WEIGHTS
+from models.files.tensor_names import decoders_name
+from models.formats.gguf_file import BLOCK, BLOCKS, GgufFile, GgufTensor
+from models.formats.packed import divided, eight_bit_kind, eight_bits, whole_numbers, without_rounding
+from models.formats.packed_words import MARKS, SUFFIXES, from_words
+from models.formats.quantised import from_scaled
+from models.lora.low_rank import AdapterWeights, no_adapters
+from models.spec.model_spec import read_json
+from models.spec.quantisation import Quantisation
+
+Cut = Sequence[Sequence[slice]]
+"""For each dimension of a tensor the runs that a rank holds, joined in this order. All have a start and a stop, and no step."""
+Shard = Callable[[str, tuple[int, ...]], Cut]
+"""(name in the checkpoint, full shape) -> what this rank holds of it."""
+MOST_MAPPED_BYTES = 64 << 20
+"""What is read of files before they are mapped anew."""
+_log = logging.getLogger(__name__)
+_SCALES = ("_scale_inv", "_scale")
+_SCALED = ("F8_E4M3", "I8")
+_STORED = {
+    torch.float32: ("F32", "F16", "BF16", "F64"),
+    torch.bfloat16: ("F32", "F16", "BF16", "F64"),
+    torch.float16: ("F32", "F16", "BF16", "F64"),
+    torch.uint8: ("U8",),
+}
+_HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
+_IGNORED_SUFFIXES = (
+    "rotary_emb.inv_freq",
+    *(f".{what}_scale" for what in ("input", "activation", "output", "q", "k", "v")),
+)
+"""Suffixes that are not read: scales of activations (read only with weights that stay as they are stored), and of a quantised KV
+cache."""
+
+
+def whole(name: str, shape: tuple[int, ...]) -> Cut:
+    """The `Shard` of a rank that holds everything."""
+    del name
+    return [[slice(0, size)] for size in shape]
+
+
+def held_rows(shard: Shard, name: str, count: int) -> list[int]:
+    """Which of `count` rows of a tensor `name` the shard holds."""
+    return [row for run in shard(name, (count,))[0] for row in range(run.start, run.stop)]
+
+
+class Checkpoint:
+    """The safetensors files of a folder, single or sharded, or its GGUF file. `close` checks that everything was used."""
+
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        shard: Shard = whole,
+        quantisation: Quantisation | None = None,
+        keeps: frozenset[Kind] = frozenset(),
+        *,
+        adapters: AdapterWeights | None = None,
+    ) -> None:
+        """`keeps` says what `matrix` leaves as it is stored (`Ops.keeps`)."""
+        self.adapters = no_adapters() if adapters is None else adapters
+        self._folder, self.dtype, self.device, self._shard = folder, dtype, device, shard
+        self._quantisation, self.keeps = quantisation, keeps
+        self._files = {path: _open(path) for path in _files(folder)}
+        places = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
+        is_headless = "embed_tokens.weight" in places
+        self._where = {decoders_name(name, is_headless): (path, name) for name, path in places.items()}
+        """The file of each tensor, and its name there, which may not be a decoder's."""
+        self._unused = set(self._where)
+        self._mapped_bytes, self._mapped_files = 0, set[Path]()
+        """What was read of the files since they were mapped."""
+        self.bytes_read = 0
+        """Bytes of tensors, as they are in the files."""
+        self._num_floats = 0
+        """Matrices that are stored in fewer bits."""
+        self._num_halves = 0
+        """Matrices of K-quants that have 16 bits here."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._where
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """This rank's part of the tensor, in `dtype` or the model's; `shape` is the whole tensor's.
+
+        Raises UnsupportedModel when it is missing or has another shape."""
+        wanted, cut, how = dtype or self.dtype, self._shard(name, shape), self._quantisation
+        if how is not None and how.kind in MARKS and f"{_stem(name)}.{MARKS[how.kind]}" in self._where:
+            matrix = from_words(how, partial(self._beside, name), _stem(name), shape)
+            rows, columns = indices(cut)
+            self._num_floats += 1
+            return matrix[rows][:, columns].to(self.device, wanted)
+        stored = self._stored(name, shape)
+        tensor = self._read(name, cut)
+        if how is not None and how.kind == "scaled" and stored in _SCALED:
+            tensor = from_scaled(tensor, *self._scales(name, shape, how.block), cut)
+            self._num_floats += 1
+        elif stored not in _STORED[wanted]:
+            raise UnsupportedModel(f"tensor {name!r} is stored as {stored}, which is not supported")
+        return tensor.to(self.device, wanted)
+
+    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
+        """Return the part as `take` does, but as it is stored where that is among `keeps`."""
+        packed = self._packed(name, shape)
+        return self.take(name, shape, self._half(name)) if packed is None else on_device(packed, self.device)
+
+    def _half(self, name: str) -> torch.dtype | None:
+        """Return the dtype of a matrix that stays in 16 bits; None for others."""
+        if "half" not in self.keeps or name not in self._where:
+            return None
+        return _HALVES.get(self._slice(name).get_dtype())
+
+    def _packed(self, name: str, shape: tuple[int, int]) -> Weight | None:
+        how = self._quantisation
+        if how is None or not self.keeps - {"half"}:
+            return None
+        if how.kind == "scaled":
+            stored = self._stored(name, shape)
+            kind = eight_bit_kind(how, stored, shape)
+            if kind not in self.keeps or stored not in _SCALED:
+                return None
+            cut = self._shard(name, shape)
+            scales, block = self._scales(name, shape, how.block)
+            read, given = partial(self._read, name, cut), self._input_scale(name)
+            found = eight_bits(name, read, scales, block, shape=shape, cut=cut, input_scale=given)
+            return without_rounding(found) if found is not None and kind == "int8_groups" else found
+        if how.kind == "gguf":
+            return self._from_gguf(name, shape)
+        kind = "four_bit" if how.bits == 4 else "int8_groups"
+        if kind not in self.keeps or f"{_stem(name)}.{MARKS[how.kind]}" not in self._where:
+            return None
+        return whole_numbers(how, _stem(name), partial(self._beside, name), shape, self._shard(name, shape))
+
+    def _from_gguf(self, name: str, shape: tuple[int, int]) -> Weight | None:
+        """K-quants get 16 bits on CPUs, which have no kernel for them, where all others keep what they have."""
+        self._stored(name, shape)
+        stored, cut = self._slice(name), self._shard(name, shape)
+        assert isinstance(stored, GgufTensor)
+        if stored.becomes_16_bits() and "int8_groups" in self.keeps:
+            self._num_halves += 1
+            return self.take(name, shape).half().to(self.dtype)
+        if stored.type not in BLOCKS:
+            return None
+        packed = stored.packed(cut[0], divided(name, cut[1], shape[1], BLOCK), self.keeps)
+        if packed is not None:
+            self._count(name, sum(tensor.nbytes for tensor in tensors_of(packed)))
+        return packed
+
+    def _stored(self, name: str, shape: tuple[int, ...]) -> str:
+        """Return safetensors' name of its dtype. Raises UnsupportedModel."""
+        if name not in self._where:
+            raise UnsupportedModel(f"the checkpoint in {self._folder} lacks the tensor {name!r}")
+        stored = self._slice(name)
+        if tuple(stored.get_shape()) != shape:
+            raise UnsupportedModel(
+                f"tensor {name!r} is {tuple(stored.get_shape())}; config.json says {shape}"
+            )
+        return stored.get_dtype()
+
+    def _read(self, name: str, cut: Cut) -> Tensor:
+        tensor = _read(self._slice(name), cut)
+        self._count(name, tensor.nbytes)
+        return tensor
+
+    def _read_whole(self, name: str) -> Tensor:
+        path, stored = self._where[name]
+        tensor = self._files[path].get_tensor(stored)
+        self._count(name, tensor.nbytes)
+        return tensor
+
+    def _slice(self, name: str) -> Any:
+        path, stored = self._where[name]
+        return self._files[path].get_slice(stored)
+
+    def _count(self, name: str, num_bytes: int) -> None:
+        """Count what was read. Tensors lie in a file's mapping, which goes when none does any more: where they are copied, or
+        packed one after the other, this rank has little of the files in its memory."""
+        self.bytes_read += num_bytes
+        self._unused.discard(name)
+        self._mapped_bytes += num_bytes
+        self._mapped_files.add(self._where[name][0])
+        if self._mapped_bytes > MOST_MAPPED_BYTES:
+            self._files |= {path: _mapped_anew(path, self._files[path]) for path in self._mapped_files}
+            self._mapped_bytes, self._mapped_files = 0, set()
+            give_back_freed()
+
+    def _scales(
+        self, name: str, shape: tuple[int, ...], block: tuple[int, int] | None
+    ) -> tuple[Tensor, tuple[int, int]]:
+        """Return the scales of the whole matrix, and how many rows and columns share one."""
+        if len(shape) != 2:
+            raise UnsupportedModel(f"tensor {name!r} has 8 bits and is no matrix, which is not supported")
+        own = next((name + end for end in _SCALES if name + end in self._where), None)
+        if own is None:
+            raise UnsupportedModel(f"the checkpoint in {self._folder} lacks the tensor {name + _SCALES[0]!r}")
+        scales = self._read_whole(own)
+        if scales.numel() == 1:
+            return scales.view(1, 1), shape
+        rows, columns = block or (1, shape[1])
+        blocks = -(-shape[0] // rows), -(-shape[1] // columns)
+        if tuple(scales.shape) != blocks and (block or scales.shape != blocks[:1]):
+            raise UnsupportedModel(f"tensor {own!r} is {tuple(scales.shape)}; it must be {blocks}")
+        return scales.view(blocks), (rows, columns)
+
+    def _input_scale(self, name: str) -> Tensor | None:
+        """Return (1,) float32, the scale of everything that is multiplied with the matrix, if the checkpoint has one."""
+        names = (f"{_stem(name)}.{what}_scale" for what in ("input", "activation"))
+        own = next((found for found in names if found in self._where), None)
+        if own is None:
+            return None
+        scale = self._read_whole(own)
+        return scale.float().view(1) if scale.numel() == 1 else None
+
+    def _beside(self, name: str, suffix: str, cut: Cut | None = None) -> Tensor | None:
+        """Return one of the tensors of a packed matrix: the part of it that `cut` says, or all."""
+        own = f"{_stem(name)}.{suffix}"
+        if own not in self._where:
+            return None
+        self._unused.difference_update(_parts(name))
+        return self._read(own, cut) if cut else self._read_whole(own)
+
+    def held(self, name: str, count: int) -> list[int]:
+        """Return which of `count` things that have tensors of their own this rank holds. The `Shard` is asked for rows of a
+        tensor `name`, which need not exist."""
+        return held_rows(self._shard, name, count)
+
+    def ignore(self, *names: str) -> None:
+        """Ignore tensors that are not this model's, or not this rank's."""
+        self._unused.difference_update(names, *map(_parts, names))
+
+    def ignore_under(self, *prefixes: str) -> None:
+        self._unused = {name for name in self._unused if not name.startswith(prefixes)}
+
+    def close(self) -> None:
+        """Close the files. Raises UnsupportedModel when a tensor was not read."""
+        left = sorted(name for name in self._unused if not name.endswith(_IGNORED_SUFFIXES))
+        if self.keeps - {"half"} and self._num_floats:
+            _log.info(
+                "%d matrices of few bits are floats here: no kernel reads them as they are stored",
+                self._num_floats,
+            )
+        if self._num_halves:
+            _log.info(
+                "%d matrices of K-quants have 16 bits here: no kernel reads them as they are stored",
+                self._num_halves,
+            )
+        self._files.clear()
+        self._where.clear()
+        give_back_freed()
+        if left:
+            raise UnsupportedModel(
+                f"no rule says what to do with {len(left)} tensors of the checkpoint, e.g. {left[0]!r}"
+            )
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".weight")
+
+
+def _parts(name: str) -> list[str]:
+    """Return the names under which a matrix may be stored in place of, or beside, `name`."""
+    return [*(name + end for end in _SCALES), *(f"{_stem(name)}.{suffix}" for suffix in SUFFIXES)]
+
+
+def _read(stored: Any, cut: Cut, chosen: tuple[slice, ...] = ()) -> Tensor:
+    """Read a part. `stored` is safetensors' slice: indexing it reads just those bytes."""
+    if len(chosen) == len(cut):
+        return stored[chosen]
+    parts = [_read(stored, cut, (*chosen, run)) for run in cut[len(chosen)]]
+    return parts[0] if len(parts) == 1 else torch.cat(parts, len(chosen))
+
+
+def read_tensors(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Whole tensors by name, those that the folder's safetensors files have. Raises ConfigError."""
+    found: dict[str, Tensor] = {}
+    for file in map(_open, _files(folder)):
+        found |= {name: file.get_tensor(name) for name in set(names).intersection(file.keys())}
+    return found
+
+
+def holds_tensor(folder: Path, name: str) -> bool:
+    """Return whether a checkpoint's files have this tensor, by their headers. Raises ConfigError."""
+    return any(name in file.keys() for file in map(_open, _files(folder)))  # noqa: SIM118
+
+
+def count_weights(folder: Path, prefixes: tuple[str, ...] = ("",)) -> int:
+    """Count the numbers in a checkpoint's files, by their headers, of the tensors whose names begin so. Raises ConfigError."""
+    return sum(
+        prod(file.get_slice(name).get_shape())
+        for file in map(_open, _files(folder))
+        for name in file.keys()  # noqa: SIM118
+        if name.startswith(prefixes)
+    )
+
+
+def _open(path: Path) -> Any:
+    if path.suffix == ".gguf":
+        return GgufFile(path)
+    try:
+        return safe_open(path, "pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"cannot read {path}: {error} (an incomplete download?)") from None
+
+
+def _mapped_anew(path: Path, file: Any) -> Any:
+    if isinstance(file, GgufFile):
+        file.give_back()
+        return file
+    return _open(path)
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    names = [WEIGHTS if (folder / WEIGHTS).exists() else "model.safetensors"]
+    if index.exists():
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ConfigError(f"{index} has no weight_map")
+        names = sorted({str(name) for name in weight_map.values()})
+    for name in names:
+        if not (folder / name).exists():
+            raise ConfigError(f"{folder} has no {name}: the model's weights are missing (safetensors only)")
+    return [folder / name for name in names]

@@ -1,0 +1,1 @@
+"""Models whose layers transformers computes."""

@@ -1,0 +1,1 @@
+"""The layers of Baton's own forward pass."""

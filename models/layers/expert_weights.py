@@ -1,0 +1,101 @@
+"""Reads a layer's experts in any of the forms that checkpoints have, as far as this rank holds them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from kernels.ops import ExpertWeights
+from kernels.packed import Weight, joined, stacked
+from kernels.packing import from_mxfp4 as packed_mxfp4
+from models.formats.quantised import MXFP4_GROUP, from_mxfp4
+from models.formats.weight_source import WeightSource
+from models.spec.model_spec import MoeSpec
+
+_STACKED = (
+    ("experts.gate_up_proj", "experts.down_proj"),
+    ("input_linear.weight", "output_linear.weight"),
+)
+"""Names of gates and ups, and of downs, where all experts are in one tensor: as transformers 5 keeps them in memory, and as
+Granite's checkpoints do."""
+
+
+def read_experts(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
+    """`prefix` ends in `experts`. Raises UnsupportedModel."""
+    if moe.by_turns:
+        return _by_turns(checkpoint, prefix, moe, hidden)
+    block = prefix.removesuffix("experts")
+    if moe.transposed and f"{prefix}.gate_up_proj" in checkpoint:
+        return _transposed(checkpoint, prefix, moe, hidden)
+    for gate_up, down in _STACKED:
+        if f"{block}{gate_up}" in checkpoint:
+            return _stacked(checkpoint, f"{block}{gate_up}", f"{block}{down}", moe, hidden)
+    return _separate(checkpoint, prefix, moe, hidden)
+
+
+def _stacked(checkpoint: WeightSource, gate_up: str, down: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
+    """Read experts that are in two tensors of these names."""
+    inner = moe.intermediate_size
+    return ExpertWeights(
+        checkpoint.take(gate_up, (moe.num_experts, 2 * inner, hidden)),
+        checkpoint.take(down, (moe.num_experts, hidden, inner)),
+    )
+
+
+def _transposed(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
+    """Read experts as Llama 4's and Qwen3-VL's checkpoints have them."""
+    num, inner = moe.num_experts, moe.intermediate_size
+    gate_up = checkpoint.take(f"{prefix}.gate_up_proj", (num, hidden, 2 * inner))
+    down = checkpoint.take(f"{prefix}.down_proj", (num, inner, hidden))
+    return ExpertWeights(gate_up.mT.contiguous(), down.mT.contiguous())
+
+
+def _separate(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
+    """Read three matrices for each expert. The `Shard` is asked under the name `prefix` which are held."""
+    inner = moe.intermediate_size
+    gate, up, down = moe.projections
+    held = checkpoint.held(prefix, moe.num_experts)
+
+    def rows(expert: int) -> Weight:
+        parts = [
+            checkpoint.matrix(f"{prefix}.{expert}.{name}.weight", (inner, hidden)) for name in (gate, up)
+        ]
+        return joined(parts, checkpoint.dtype)
+
+    gate_up = stacked([rows(expert) for expert in held], checkpoint.dtype)
+    downs = [checkpoint.matrix(f"{prefix}.{expert}.{down}.weight", (hidden, inner)) for expert in held]
+    others = set(range(moe.num_experts)).difference(held)
+    checkpoint.ignore(*(f"{prefix}.{i}.{name}.weight" for i in others for name in moe.projections))
+    return ExpertWeights(gate_up, stacked(downs, checkpoint.dtype))
+
+
+def _by_turns(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
+    """Read gpt-oss's experts. down_proj's biases are not part of an expert: see `Moe`."""
+    num, inner = moe.num_experts, moe.intermediate_size
+    gate_up: Weight
+    down: Weight
+    if moe.mxfp4:
+        gate_up = _mxfp4(checkpoint, f"{prefix}.gate_up_proj", (num, 2 * inner, hidden), _gates_first)
+        down = _mxfp4(checkpoint, f"{prefix}.down_proj", (num, hidden, inner), lambda rows: rows)
+    else:
+        gate_up = _gates_first(checkpoint.take(f"{prefix}.gate_up_proj", (num, hidden, 2 * inner)).mT)
+        down = checkpoint.take(f"{prefix}.down_proj", (num, inner, hidden)).mT.contiguous()
+    bias = checkpoint.take(f"{prefix}.gate_up_proj_bias", (num, 2 * inner))
+    return ExpertWeights(gate_up, down, _gates_first(bias))
+
+
+def _gates_first(rows: Tensor) -> Tensor:
+    """Put each expert's gates first, where gates and ups alternate."""
+    return torch.cat((rows[:, ::2], rows[:, 1::2]), 1)
+
+
+def _mxfp4(
+    checkpoint: WeightSource, name: str, shape: tuple[int, int, int], ordered: Callable[[Tensor], Tensor]
+) -> Weight:
+    *rows, inputs = shape
+    groups = inputs // MXFP4_GROUP
+    blocks = ordered(checkpoint.take(f"{name}_blocks", (*rows, groups, MXFP4_GROUP // 2), torch.uint8))
+    scales = ordered(checkpoint.take(f"{name}_scales", (*rows, groups), torch.uint8))
+    if "mxfp4" in checkpoint.keeps:
+        return packed_mxfp4(blocks.flatten(-2), scales)
+    return from_mxfp4(blocks, scales, checkpoint.dtype)

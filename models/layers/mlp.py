@@ -1,0 +1,102 @@
+"""The gated feed-forward block that every token passes."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
+
+from kernels.collectives import ONE_RANK, Collectives
+from kernels.ops import Gate, GatedBlock, MlpPart, Ops, Rows
+from kernels.packed import Weight, joined
+from kernels.rounding import Activations
+from models.formats.weight_source import WeightSource
+from models.layers.attention import ForwardStep
+from models.spec.model_spec import ModelSpec
+
+_NO_ROWS: Mapping[str, Rows] = {}
+
+
+def activation_of(spec: ModelSpec, ops: Ops) -> Callable[[Tensor], Tensor]:
+    """(T, 2N), gates and then ups -> (T, N)"""
+    match spec.activation:
+        case "silu":
+            return ops.silu_mul
+        case "gelu_tanh":
+            return ops.gelu_tanh_mul
+        case "clamped_swiglu":
+            alpha, limit = spec.swiglu
+            return lambda x: ops.clamped_swiglu(x, alpha, limit)
+
+
+def activation_for(spec: ModelSpec, ops: Ops, weight: Weight) -> Callable[[Tensor], Activations]:
+    """Return the activation in the form that the product with `weight` behind it takes."""
+    how = ops.rounds(weight)
+    if how is None or spec.activation == "clamped_swiglu":
+        return activation_of(spec, ops)
+    gate: Gate = spec.activation
+    return lambda x: ops.gated_rounded(x, gate, how)
+
+
+class Mlp:
+    """An MLP with `spec.projections` under `prefix`. `inner` is their full inner size."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        checkpoint: WeightSource,
+        prefix: str,
+        inner: int,
+        ops: Ops,
+        collectives: Collectives,
+    ) -> None:
+        hidden, bias = spec.hidden_size, spec.mlp_bias
+        self._linear, self._sum = ops.linear, collectives.sum_partial
+        self._gate: Gate | None = None if spec.activation == "clamped_swiglu" else spec.activation
+        *names, last = (f"{prefix}{name}" for name in spec.projections)
+        rows = 2 * inner // len(names)
+        gate_up = [checkpoint.matrix(f"{name}.weight", (rows, hidden)) for name in names]
+        ups, self._gate_up_bias = joined(gate_up, checkpoint.dtype), None
+        down = checkpoint.matrix(f"{last}.weight", (hidden, inner))
+        self.takes, self._activate = ops.rounds(ups), activation_for(spec, ops, down)
+        self._gate_up, self._down = ops.pack(ups, checkpoint.dtype), ops.pack(down, checkpoint.dtype)
+        beside = checkpoint.adapters.beside
+        self._gate_up_adapters = beside(dict.fromkeys(names, (rows, hidden)))
+        self._down_adapters = beside({last: (hidden, inner)})
+        self._down_bias = None
+        if bias:
+            self._gate_up_bias = torch.cat([checkpoint.take(f"{name}.bias", (rows,)) for name in names])
+            self._down_bias = checkpoint.take(f"{last}.bias", (hidden,))
+        block = GatedBlock(
+            gate_up=self._gate_up, gate_up_bias=self._gate_up_bias, gate=self._gate, down=self._down
+        )
+        self._computed = ops.feed_forward(block, self._in_order)
+
+    def __call__(self, x: Activations, step: ForwardStep) -> Tensor:
+        """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
+        adapters = step.meta.adapters
+        out = self._sum(self._in_order(x, adapters) if adapters else self._computed(x))
+        return out if self._down_bias is None else out + self._down_bias
+
+    def _in_order(self, x: Activations, adapters: Mapping[str, Rows] = _NO_ROWS) -> Tensor:
+        """Compute one operation after the other, with what `adapters` add to both products for their rows."""
+        gate_up = self._linear(x, self._gate_up, self._gate_up_bias)
+        self._gate_up_adapters.add(gate_up, x, adapters, self._linear)
+        inner = self._activate(gate_up)
+        out = self._linear(inner, self._down, None)
+        self._down_adapters.add(out, inner, adapters, self._linear)
+        return out
+
+    def part(self, norm: Tensor, norm_behind: Tensor | None) -> MlpPart | None:
+        """Return the layer's half as data, with the norms before and behind it. None where ranks share it, or where its gate is
+        another one."""
+        if self._gate is None or self._sum is not ONE_RANK.sum_partial:
+            return None
+        return MlpPart(
+            norm=norm,
+            gate_up=self._gate_up,
+            gate_up_bias=self._gate_up_bias,
+            gate=self._gate,
+            down=self._down,
+            down_bias=self._down_bias,
+            norm_behind=norm_behind,
+        )

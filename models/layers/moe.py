@@ -1,0 +1,95 @@
+"""The feed-forward block in which a router sends every token to some of many experts, and perhaps through shared ones."""
+
+import torch
+from torch import Tensor
+
+from kernels.collectives import Collectives
+from kernels.ops import AttentionMeta, Ops
+from kernels.rounding import Activations, Rounding
+from models.formats.weight_source import WeightSource
+from models.layers.attention import ForwardStep
+from models.layers.expert_weights import read_experts
+from models.layers.mlp import Mlp, activation_of
+from models.spec.model_spec import ModelSpec
+
+
+class Moe:
+    """A mixture of all experts of the layer under `prefix`. It adds each token's choices to `load` ((num_experts,) int64)."""
+
+    takes: Rounding | None = None
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        index: int,
+        checkpoint: WeightSource,
+        prefix: str,
+        *,
+        load: Tensor,
+        ops: Ops,
+        collectives: Collectives,
+    ) -> None:
+        moe, hidden = spec.moe, spec.hidden_size
+        assert moe is not None
+        self._ops, self._collectives, self._index, self._load = ops, collectives, index, load
+        self._routing, self._activate = moe.routing, activation_of(spec, ops)
+        self._weighs_inputs = moe.weighs_inputs
+        old = f"{prefix}block_sparse_moe."
+        block = old if f"{old}{moe.router}.weight" in checkpoint else f"{prefix}{moe.block_name}."
+        router, shape = f"{block}{moe.router}", (moe.num_experts, hidden)
+        self._router, self._router_bias = checkpoint.take(f"{router}.weight", shape, torch.float32), None
+        if moe.router_bias:
+            self._router_bias = checkpoint.take(f"{router}.bias", shape[:1], torch.float32)
+        self._choice_bias = None
+        if moe.choice_bias:
+            stored = (1, moe.num_experts) if moe.choice_bias_is_matrix else shape[:1]
+            self._choice_bias = checkpoint.take(f"{block}{moe.choice_bias}", stored, torch.float32).flatten()
+        self.held = ops.pack_experts(read_experts(checkpoint, f"{block}experts", moe, hidden))
+        """The experts in this rank's slots. Between steps others may be put there (`kernels.collectives` sends rows
+        accordingly)."""
+        self._down_bias = None
+        if moe.by_turns:
+            biases = checkpoint.take(f"{block}experts.down_proj_bias", shape, torch.float32)
+            self._down_bias = biases.T.contiguous()
+        self._shared = self._shared_gate = None
+        shared = f"{prefix}{moe.shared_name}"
+        if moe.shared_size:
+            self._shared = Mlp(spec, checkpoint, f"{shared}.", moe.shared_size, ops, collectives)
+        if moe.shared_gate:
+            self._shared_gate = checkpoint.take(f"{shared}_gate.weight", (1, hidden))
+
+    def __call__(self, x: Activations, step: ForwardStep) -> Tensor:
+        """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
+        assert isinstance(x, Tensor), "the router and the experts take floats"
+        logits = self._ops.linear(x.float(), self._router, self._router_bias)
+        experts, weights = self._ops.route(logits, self._choice_bias, self._routing)
+        count_choices(self._load, experts, step.meta)
+        taken = x
+        if self._weighs_inputs:
+            taken, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
+        out = self._collectives.experts(self._index, taken, experts, weights, self._local)
+        if self._down_bias is not None:
+            out = out + self._weighted(self._down_bias, experts, weights).to(out.dtype)
+        if self._shared is None:
+            return out
+        shared = self._shared(x, step)
+        if self._shared_gate is not None:
+            share = self._ops.linear(x, self._shared_gate, None)
+            shared = self._ops.by_rows(torch.sigmoid, share) * shared
+        return out + shared
+
+    def _local(self, x: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
+        return self._ops.experts(x, slots, weights, self.held, self._activate)
+
+    def _weighted(self, biases: Tensor, experts: Tensor, weights: Tensor) -> Tensor:
+        """(hidden, E) -> (T, hidden). Every rank has all of these biases and adds them behind the joins, so that none counts
+        twice where several ranks hold parts of one expert."""
+        shares = torch.zeros(len(experts), biases.shape[1], device=weights.device)
+        return self._ops.linear(shares.scatter_(1, experts, weights), biases, None)
+
+
+def count_choices(load: Tensor, experts: Tensor, meta: AttentionMeta) -> None:
+    """Add a step's choices (T, K) to `load` ((num_experts,) int64), but those of rows that only fill it up."""
+    counted = meta.counted
+    times = torch.ones_like(experts) if counted is None else counted[:, None].expand_as(experts)
+    load.index_add_(0, experts.flatten(), times.flatten())

@@ -1,0 +1,1 @@
+"""What devices and models of the catalogue cost."""

@@ -1,0 +1,1 @@
+"""Answers which fleet serves a load within its targets."""

@@ -1,0 +1,89 @@
+"""No body gives a 500, whichever of its places holds whatever: each is answered, or refused with a reason."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.ingress.batches.batch_store import BatchStore
+from cluster.ingress.batches.file_store import FileStore
+from cluster.ingress.http_app import create_app
+from cluster.ingress.telemetry.observers import make_observers
+from cluster.ingress.tenants.access import Access
+from core.config.adapter_config import ServedAdapter
+from core.errors import ConfigError, RequestError
+from models.pooling.pooling import Pooling
+from tests.cluster.ingress.api.fakes import NAME
+from tests.cluster.ingress.api.harness import OPEN, SETTINGS
+from tests.cluster.ingress.api.mutations import BODIES, mutated, valid_bodies
+from tests.cluster.ingress.api.template_fakes import HERMES, TemplateTokenizer
+from tests.cluster.ingress.openai.test_beams import Searcher
+from tests.cluster.ingress.openai.test_embeddings import VectorGenerator
+from tests.cluster.ingress.openai.test_fill_in_middle import FAMILIES, Beginning
+
+_SAMPLE = 120
+_LACKS = (
+    "reads no pictures",
+    "cannot be constrained",
+    "no adapter",
+    "no file",
+    "no such",
+    "no tokens for text",
+)
+"""What the model of these tests has not, as refusals of valid bodies say."""
+_EMBEDS = ("/v1/embeddings", "/v1/rerank", "/v1/score")
+
+
+def _adapter(name: str, path: str) -> ServedAdapter:
+    raise ConfigError(f"{path}: no adapter lies there")
+
+
+def client(route: str, folder: Path) -> httpx.AsyncClient:
+    settings = replace(SETTINGS, max_context_tokens=4000, vocab_size=400, describe_adapter=_adapter)
+    generator = VectorGenerator() if route in _EMBEDS else Searcher()
+    generator.adapters.refusal = RequestError("no adapter is called that", field="lora_name", status=404)
+    if route in _EMBEDS:
+        settings = replace(settings, pooling=Pooling(kind="last"), embedding_size=4)
+    stores = FileStore(folder, 1 << 20), BatchStore(folder)
+    tokenizer = Beginning(FAMILIES["Qwen2.5-Coder"][0]) if route == "/infill" else TemplateTokenizer(HERMES)
+    app = create_app(generator, tokenizer, settings, Access(OPEN), make_observers(NAME), stores)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api")
+
+
+async def all_are_answered(route: str, bodies: list[bytes], folder: Path) -> None:
+    async with client(route, folder) as http:
+        for body in bodies:
+            answer = await http.post(route, content=body, headers={"content-type": "application/json"})
+            assert answer.status_code < 500, (body, answer.text)
+            if answer.status_code >= 400:
+                error: Any = answer.json()["error"]
+                assert error["message"], body
+                assert "error:" not in error["message"], (body, error)
+                assert route.startswith("/v1/messages") or error["param"] or body[:1] != b"{", (body, error)
+            elif "event-stream" in answer.headers["content-type"]:
+                assert '"internal"' not in answer.text, (body, answer.text)
+
+
+@pytest.mark.parametrize("route", BODIES)
+async def test_a_valid_body_is_understood(route: str, tmp_path: Path) -> None:
+    async with client(route, tmp_path) as http:
+        for body in valid_bodies(route):
+            answer = await http.post(route, json=body)
+            assert answer.status_code == 200 or any(each in answer.text for each in _LACKS), answer.text
+
+
+@pytest.mark.parametrize("route", BODIES)
+async def test_no_mutated_body_fails(route: str, tmp_path: Path) -> None:
+    bodies = [each for body in valid_bodies(route) for each in mutated(body)]
+    chosen = random.Random(route).sample(bodies, min(_SAMPLE, len(bodies)))
+    await all_are_answered(route, chosen, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("route", BODIES)
+async def test_none_of_all_mutated_bodies_fails(route: str, tmp_path: Path) -> None:
+    await all_are_answered(route, [each for body in valid_bodies(route) for each in mutated(body)], tmp_path)
