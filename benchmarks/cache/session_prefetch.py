@@ -36,7 +36,6 @@ from engine.execution.inline_group import InlineGroup
 from engine.loop import Engine
 from engine.planning.step_scheduler import StepScheduler
 from engine.tiers.build_tiers import build_tiers
-from engine.tiers.layer_gate import GatedSink, LayerGate
 from engine.tiers.restoring import Restoring
 
 LAYOUT = KVLayout(num_layers=32, num_kv_heads=8, head_dim=128, block_size=16, dtype="bfloat16")
@@ -65,11 +64,6 @@ class Case:
         return CacheHints(session=name, prefetch_s=inf if self.mode == "never" else None)
 
 
-class _Nobody:
-    def step_started(self, plan: StepPlan) -> None:
-        return None
-
-
 class _Answers(Undisturbed):
     """Hears when each request's token has been drawn. `engine.loop` calls it."""
 
@@ -86,12 +80,8 @@ class _Answers(Undisturbed):
                 each.set_exception(error)
 
 
-def _step(sink: GatedSink, plan: StepPlan) -> StepResult:
-    layer_done = sink.step_started(plan)
-    for layer in range(LAYOUT.num_layers):
-        time.sleep(STEP_S / LAYOUT.num_layers)
-        if layer_done is not None:
-            layer_done(0, layer)
+def _step(plan: StepPlan) -> StepResult:
+    time.sleep(STEP_S)
     return StepResult(
         step=plan.step, sampled=tuple(Sampled(work.key, 1) for work in plan.work if work.samples)
     )
@@ -128,10 +118,9 @@ def _instance(case: Case, num_turns: int, folder: str) -> _Instance:
     pool = memoryview(mmap.mmap(-1, SHARD.pool_bytes(num_blocks)))
     store = build_tiers(config, pool, [RankPool(shard=SHARD, num_blocks=num_blocks)], "benchmark")
     assert store is not None
-    scheduler, gate = StepScheduler(config, num_blocks, 1 << 16, HeadroomPolicy()), LayerGate()
-    tiers = Restoring(scheduler, store, LAYOUT.block_size, gate)
-    sink = GatedSink(gate, _Nobody())
-    group = InlineGroup(lambda plan: _step(sink, plan))
+    scheduler = StepScheduler(config, num_blocks, 1 << 16, HeadroomPolicy())
+    tiers = Restoring(scheduler, store, LAYOUT.block_size)
+    group = InlineGroup(_step)
     return _Instance(scheduler, Engine(scheduler, group, WallClock(), tiers=tiers), tiers)
 
 

@@ -25,7 +25,6 @@ from engine.planning.planner_protocol import Planner
 from engine.planning.sequence import Sequence
 from engine.planning.step_bounds import StepBounds
 from engine.planning.step_time_fit import StepFits
-from engine.tiers.layer_gate import GatedSink, LayerGate
 from engine.tiers.restoring import Restoring
 from engine.tiers.tier_store import TierStore
 from kvtransfer.inbox import Inbox
@@ -55,9 +54,6 @@ class InstanceParts:
     """Where KV is converted for holders that store it otherwise. None means that those are refused."""
     tiers: TierStore | None = None
     """Where KV goes that the pool has no room for."""
-    gate: LayerGate | None = None
-    """For ranks that ask their sink before a layer reads the pool. Without it a prefix from the tiers is there before its
-    step."""
     model: str = ""
     """The weights' revision. Both sides of a hand-over must have the same. An empty one is not compared."""
     site: Site = field(default_factory=Site)
@@ -126,20 +122,20 @@ def make_pusher(mail: Mail, clock: Clock, parts: InstanceParts) -> Pusher:
 def make_engine(
     config: ClusterConfig, scheduler: Planner, pusher: Pusher, clock: Clock, parts: InstanceParts
 ) -> Engine:
-    tiers, gate, engine = parts.tiers, parts.gate, config.engine
+    tiers, engine = parts.tiers, config.engine
     grace_s = engine.step_grace_s or config.mail.peer_timeout_s
     return Engine(
         scheduler,
-        parts.make_group(GatedSink(gate, pusher) if tiers and gate else pusher),
+        parts.make_group(pusher),
         clock,
         lookahead=engine.lookahead,
-        tiers=Restoring(scheduler, tiers, engine.block_size, gate, parts.shard.layout.state_blocks)
+        tiers=Restoring(scheduler, tiers, engine.block_size, parts.shard.layout.state_blocks)
         if tiers
         else None,
         fits=StepFits(parts.steps),
         vocab_size=parts.vocab_size,
         bounds=StepBounds(grace_s, compiles=parts.compiles),
-        held_up=lambda: pusher.room.is_awaited or (gate is not None and gate.holds_a_step_up),
+        held_up=lambda: pusher.room.is_awaited,
     )
 
 

@@ -32,7 +32,6 @@ from engine.sizing.devices import bound_allocations, card_of, choose_device
 from engine.sizing.model_dims import mesh_of
 from engine.sizing.pool_size import PoolSize, RankMemory, size_pool
 from engine.tiers.build_tiers import build_tiers
-from engine.tiers.layer_gate import LayerGate
 from engine.tiers.saved_first import SavedFirst
 from kernels.cpu.library import native
 from kvtransfer.staging import STAGING_BYTES, HostStaging
@@ -305,7 +304,6 @@ def _parts(
         source=access.source,
         staging=access.staging,
         tiers=tiers,
-        gate=_gate(config, parallel),
         model=revision,
         pools=size.pools,
         steps=first_steps(
@@ -325,11 +323,3 @@ def _parts(
 def _device_of(config: ClusterConfig, spawner: Spawner | None) -> torch.device:
     """Return what its first rank computes on."""
     return torch.device(spawner.devices[0]) if spawner else choose_device(config.engine.device)
-
-
-def _gate(config: ClusterConfig, parallel: ParallelConfig) -> LayerGate | None:
-    """Return what steps wait at for blocks, layer by layer. A GPU's host code runs ahead of its layers, and a rank in another
-    process cannot wait here: they have none."""
-    if parallel.num_ranks > 1 or choose_device(config.engine.device).type != "cpu":
-        return None
-    return LayerGate()

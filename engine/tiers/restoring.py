@@ -1,8 +1,8 @@
 """Reads a request's blocks first when its prefix lies in a lower tier; then the request goes on like any other. So does a
 sequence that was preempted.
 
-With a gate (`layer_gate.py`) it goes on while the blocks are being copied into the device's pool, layer by layer. Without one it
-waits until they are there. Damage is noticed on reading, before anything is computed from it, and the prefix ends there."""
+The request waits until its blocks are in the device's pool. Damage is noticed on reading, before anything is computed from it,
+and the prefix ends there."""
 
 import asyncio
 import itertools
@@ -18,7 +18,6 @@ from engine.planning.returning import PrefixPlace
 from engine.tiers.block_digests import child_digest, prefix_digests, root_digest, state_digests
 from engine.tiers.held_blocks import HeldBlocks
 from engine.tiers.held_checkpoints import HeldCheckpoints
-from engine.tiers.layer_gate import Fill, LayerGate
 from engine.tiers.tier_store import TierStore
 
 log = logging.getLogger(__name__)
@@ -36,12 +35,10 @@ class Restoring:
         scheduler: Planner,
         store: TierStore,
         block_size: int,
-        gate: LayerGate | None = None,
         num_state_blocks: int = 0,
     ) -> None:
-        """`gate` is what the ranks' steps wait at. `num_state_blocks`: of each sequence's recurrent state, without which a prefix
-        is of no use."""
-        self._scheduler, self._store, self._block_size, self._gate = scheduler, store, block_size, gate
+        """`num_state_blocks`: of each sequence's recurrent state, without which a prefix is of no use."""
+        self._scheduler, self._store, self._block_size = scheduler, store, block_size
         self._num_state_blocks = num_state_blocks
         self._roots: dict[str, bytes] = {}
         self._digests: dict[int, bytes] = {}
@@ -52,7 +49,6 @@ class Restoring:
         """What is being read for preempted sequences, which the scheduler knows."""
         self._reading: dict[bytes, asyncio.Task[None]] = {}
         """By the first block that it reads, what reads a prefix. Whoever goes on from there waits for it."""
-        self._filling: set[asyncio.Task[None]] = set()
         self._cancelled: set[str] = set()
         self._closing = False
         self._freed: Callable[[], None] = lambda: None
@@ -129,7 +125,6 @@ class Restoring:
     async def settled(self) -> None:
         """Wait until nothing is being loaded any more."""
         await asyncio.gather(*self._under_way.values(), *self._returning, return_exceptions=True)
-        await asyncio.gather(*self._filling, return_exceptions=True)
 
     def _bring_back(self, place: PrefixPlace, request: Request, then: Callable[[bool], None]) -> int:
         """An `engine.planning.returning.ReadBack`."""
@@ -219,8 +214,7 @@ class Restoring:
         self._reading.setdefault(digests[0], task)
         try:
             contents = await self._store.fetch(digests)
-            if self._gate is None:
-                await self._store.fill(restore.fresh[: len(contents)], contents, lambda _: None)
+            await self._store.fill(restore.fresh[: len(contents)], contents)
         except Exception:
             contents = []
             log.exception("request %s: loading its prefix failed; it is computed", key)
@@ -228,36 +222,14 @@ class Restoring:
             if self._reading.get(digests[0]) is task:
                 del self._reading[digests[0]]
         blocks = restore.fresh[: len(contents)]
-        if self._gate is None:
-            self._publish(restore, len(blocks))
-            self._end(restore)
-        else:
-            fill = self._gate.begin(blocks)
-            self._publish(restore, len(blocks))
-            task = asyncio.create_task(self._fill(self._gate, restore, fill, contents))
-            self._filling.add(task)
-            task.add_done_callback(self._filling.discard)
-            task.add_done_callback(self._done)
+        self._publish(restore, len(blocks))
+        self._scheduler.end_restore(restore)
+        self._freed()
         return len(blocks) == len(restore.fresh) or (bool(blocks) and not restore.state)
-
-    async def _fill(self, gate: LayerGate, restore: Restore, fill: Fill, contents: list[bytes]) -> None:
-        try:
-            await self._store.fill(fill.blocks, contents, fill.done)
-        except Exception as error:
-            # The steps that wait at the gate fail, and the instance with them, so nobody reads the blocks.
-            fill.end(error)
-            raise
-        fill.end()
-        gate.end(fill)
-        self._end(restore)
 
     def _done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self._failed(error)
-
-    def _end(self, restore: Restore) -> None:
-        self._scheduler.end_restore(restore)
-        self._freed()
 
     def _publish(self, restore: Restore, count: int) -> None:
         self._publishing = True

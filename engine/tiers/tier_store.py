@@ -112,12 +112,9 @@ class TierStore:
                 self._save(digest, content)
         return contents
 
-    async def fill(
-        self, blocks: Sequence[int], contents: Sequence[bytes], layer_done: Callable[[int], None]
-    ) -> None:
-        """Put contents into device blocks, layer by layer, on a thread, which calls `layer_done`."""
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._filler, self._fill, blocks, contents, layer_done)
+    async def fill(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
+        """Put contents into device blocks, on a thread."""
+        await asyncio.get_running_loop().run_in_executor(self._filler, self._fill, blocks, contents)
 
     async def close(self) -> None:
         """Close, after what is on its way to the disk."""
@@ -137,14 +134,11 @@ class TierStore:
             contents.append(content)
         return contents
 
-    def _fill(
-        self, blocks: Sequence[int], contents: Sequence[bytes], layer_done: Callable[[int], None]
-    ) -> None:
+    def _fill(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
         views = [memoryview(content) for content in contents]
         for layer in self._pieces.layers:
             for block, content in zip(blocks, views, strict=True):
                 self._pieces.scatter_layer(layer, block, content)
-            layer_done(layer)
 
     def _find(self, digest: bytes) -> bytes | None:
         if (content := self._host.get(digest) or self._unwritten.get(digest)) is not None:

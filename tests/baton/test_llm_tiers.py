@@ -1,9 +1,11 @@
-"""A real model whose prefixes come back from host memory under the steps that read them: the same text as when they never left."""
+"""A real model whose prefixes come back from host memory: the same text as when they never left."""
+
+from collections.abc import Sequence
 
 import pytest
 
 from baton import LLM, SamplingParams
-from engine.tiers.layer_gate import LayerGate
+from engine.tiers.tier_store import TierStore
 
 pytestmark = pytest.mark.slow
 
@@ -19,12 +21,12 @@ def answers(host_cache_bytes: int) -> list[str]:
 def test_restored_prefixes_give_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = answers(0)
     filled: list[int] = []
-    begin = LayerGate.begin
+    fill = TierStore.fill
 
-    def counted(self: LayerGate, blocks: tuple[int, ...]):
+    async def counted(self: TierStore, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
         filled.extend(blocks)
-        return begin(self, blocks)
+        await fill(self, blocks, contents)
 
-    monkeypatch.setattr(LayerGate, "begin", counted)
+    monkeypatch.setattr(TierStore, "fill", counted)
     assert answers(500_000_000) == expected
     assert len(filled) > 5 * len(PROMPTS), "little came back from below"

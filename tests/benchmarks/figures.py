@@ -250,7 +250,6 @@ FIGURES: dict[str, list[Figures]] = {
     "load_balancer.json": [lambda d, _: [d["gaps_ms"]["haproxy"]["p50"]]],
     "prefix_cache.json": [_closed_gap],
     "prefix_tree.json": [lambda d, _: [d["ms"]["find"]]],
-    "tier_restore.json": [lambda d, find: [100 * find(d["rows"], prefix_tokens=512)["hidden"]]],
     "tier_placement.json": [
         lambda d, _: [100 * d["results"][told]["spared"] for told in ("the device alone", "tiers too")]
     ],

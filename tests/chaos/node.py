@@ -49,7 +49,6 @@ from device.simulated import SimulatedDevice
 from engine.execution.inline_group import InlineGroup
 from engine.tiers import disk_tier
 from engine.tiers.build_tiers import build_tiers
-from engine.tiers.layer_gate import LayerGate
 from kvtransfer.handoff import DecodeHandoff, PushHandoff
 from kvtransfer.transport.base import Sender
 from kvtransfer.transport.shm import host_id
@@ -191,7 +190,6 @@ class Node:
             source=access.source,
             staging=None,
             tiers=tiers,
-            gate=None if self.on_device else LayerGate(),
             model="witness",
             steps=STEPS,
         )

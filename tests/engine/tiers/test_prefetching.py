@@ -28,7 +28,7 @@ async def take_turn(served: Served, prompt: tuple[int, ...], hints: CacheHints) 
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize(("host", "disk"), [(500, 0), (0, 500)], ids=["host", "disk"])
 async def test_a_session_is_back_before_its_turn(tmp_path: Path, host: int, disk: int, groups: int) -> None:
-    served = Served(config(tmp_path, host, disk), gated=groups == 1, num_groups=groups)
+    served = Served(config(tmp_path, host, disk), num_groups=groups)
     await take_turn(served, FIRST, CacheHints(session="s", prefetch_s=1e9))
     for other in OTHERS:
         await served.ask(other)
@@ -47,12 +47,11 @@ async def test_a_session_is_back_before_its_turn(tmp_path: Path, host: int, disk
     await served.close()
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["before the step", "under it"])
 @pytest.mark.parametrize("aborted", [False, True])
 async def test_a_turn_that_comes_while_it_is_read_back_waits_for_that(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gated: bool, aborted: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aborted: bool
 ) -> None:
-    served = Served(config(tmp_path, 500), gated=gated)
+    served = Served(config(tmp_path, 500))
     await take_turn(served, FIRST, CacheHints(session="s", prefetch_s=1e9))
     for other in OTHERS:
         await served.ask(other)

@@ -12,14 +12,13 @@ from core.clock import WallClock
 from core.config.cluster_config import EngineConfig
 from core.errors import Bug
 from core.kv import RankPool
-from core.plan import FailedSeq, StepPlan
+from core.plan import FailedSeq
 from core.types import CacheHints, Request, SamplingParams, TokenOut
 from engine.execution.inline_group import InlineGroup
 from engine.loop import Engine
 from engine.planning.dp_scheduler import make_planner
 from engine.tiers.block_pieces import BlockPieces
 from engine.tiers.build_tiers import build_tiers
-from engine.tiers.layer_gate import GatedSink, LayerGate
 from engine.tiers.restoring import Restoring
 from engine.tiers.tier_store import TierStore
 from tests.chaos.witness import SHARD, WitnessRank, undisturbed
@@ -28,13 +27,6 @@ from tests.patience import PATIENCE_S
 
 NUM_BLOCKS = 40
 BLOCK_BYTES = SHARD.pool_bytes(1)
-
-
-class Nobody:
-    """A core.ports.LayerSink that wants to hear nothing."""
-
-    def step_started(self, plan: StepPlan) -> None:
-        return None
 
 
 class HeldBack(BlockPieces):
@@ -49,23 +41,23 @@ class HeldBack(BlockPieces):
 
 
 class Served:
-    """An engine over the witness device. `gated`: a prefix is filled in while its step runs. `num_groups` share the pool."""
+    """An engine over the witness device. `num_groups` share the pool."""
 
-    def __init__(self, config: EngineConfig, gated: bool = True, num_groups: int = 1) -> None:
+    def __init__(self, config: EngineConfig, num_groups: int = 1) -> None:
         pool = memoryview(mmap.mmap(-1, SHARD.pool_bytes(NUM_BLOCKS)))
         self.store: TierStore = build_tiers(
             config, pool, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)], "witness"
         )  # type: ignore[assignment]
         self.scheduler = make_planner(config, NUM_BLOCKS, 1000, FifoPolicy(), num_groups)
         self.num_computed = 0
-        self.memory, gate = pool, LayerGate() if gated else None
-        rank = WitnessRank(pool, NUM_BLOCKS, GatedSink(gate, Nobody()) if gate else None, 0.0)
+        self.memory = pool
+        rank = WitnessRank(pool, NUM_BLOCKS, None, 0.0)
 
         def step(plan):
             self.num_computed += plan.num_tokens
             return rank.step(plan)
 
-        self.restoring = Restoring(self.scheduler, self.store, config.block_size, gate)
+        self.restoring = Restoring(self.scheduler, self.store, config.block_size)
         self.engine = Engine(
             self.scheduler,
             InlineGroup(step),
@@ -135,41 +127,17 @@ def prompts(count: int, size: int = 41) -> list[tuple[int, ...]]:
     return [tuple(1000 * i + j for j in range(size)) for i in range(1, count + 1)]
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["before the step", "under it"])
 @pytest.mark.parametrize(("host", "disk"), [(500, 0), (0, 500), (30, 500)], ids=["host", "disk", "both"])
 async def test_prefixes_come_back_from_below_instead_of_being_computed(
-    tmp_path: Path, host: int, disk: int, gated: bool
+    tmp_path: Path, host: int, disk: int
 ) -> None:
-    served = Served(config(tmp_path, host, disk), gated)
+    served = Served(config(tmp_path, host, disk))
     for prompt in prompts(12):  # 12 x 11 blocks through a pool of 40
         assert await served.ask(prompt) > 40
     for prompt in prompts(12):
         computed = await served.ask(prompt)
         assert computed <= 5, "its prefix was computed again"
     assert served.engine.tier_counts().host_hits + served.engine.tier_counts().disk_hits >= 80
-    await served.close()
-
-
-async def test_a_step_begins_while_its_prefix_is_filled_in_and_waits_where_it_reads_it(
-    tmp_path: Path,
-) -> None:
-    served = Served(config(tmp_path, 500))
-    for prompt in prompts(12):
-        await served.ask(prompt)
-    served.store._pieces = HeldBack(served.memory, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
-    HeldBack.may.clear()
-    before, first = served.num_computed, prompts(1)[0]
-    name, other = served.add(first), served.add((*first[:30], 7, 8, 9))
-    async with asyncio.timeout(PATIENCE_S):
-        while served.num_computed == before:
-            await asyncio.sleep(0.001)
-    await asyncio.sleep(0.05)
-    assert not served.tokens[name], "a token was drawn from KV that is not there"
-    HeldBack.may.set()
-    async with asyncio.timeout(PATIENCE_S):
-        await asyncio.gather(served.ends[name].wait(), served.ends[other].wait())
-    assert tuple(served.tokens[name]) == undisturbed(first, 3)
-    assert tuple(served.tokens[other]) == undisturbed((*first[:30], 7, 8, 9), 3)
     await served.close()
 
 
@@ -276,7 +244,7 @@ async def test_a_prefix_that_cannot_be_filled_in_is_computed(
     async def fails(*_: object) -> None:
         raise OSError("no memory")
 
-    served = Served(config(tmp_path, 500), gated=False)
+    served = Served(config(tmp_path, 500))
     for prompt in prompts(12):
         await served.ask(prompt)
     monkeypatch.setattr(served.store, "fill", fails)
@@ -284,16 +252,15 @@ async def test_a_prefix_that_cannot_be_filled_in_is_computed(
     await served.close()
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["before the step", "under it"])
 async def test_a_restore_that_cannot_end_ends_the_engine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gated: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its request would wait for ever otherwise, and its blocks would stay in use."""
 
     def fails(*_: object) -> None:
         raise Bug("the restore is unknown")
 
-    served = Served(config(tmp_path, 500), gated=gated)
+    served = Served(config(tmp_path, 500))
     for prompt in prompts(12):
         await served.ask(prompt)
     monkeypatch.setattr(served.scheduler, "end_restore", fails)

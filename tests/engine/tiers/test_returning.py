@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from core.kv import RankPool
 from engine.planning.step_scheduler import StepScheduler
-from tests.chaos.witness import SHARD, undisturbed
-from tests.engine.tiers.test_restoring import NUM_BLOCKS, HeldBack, Served, config, prompts
+from tests.chaos.witness import undisturbed
+from tests.engine.tiers.test_restoring import Served, config, prompts
 from tests.patience import PATIENCE_S
 
 SIZE, COUNT = 21, 40
@@ -34,12 +33,11 @@ async def emptied(served: Served) -> None:
 
 
 @pytest.mark.parametrize("num_groups", [1, 2], ids=["one pool", "a pool for each of two groups"])
-@pytest.mark.parametrize("gated", [False, True], ids=["before the step", "under it"])
 @pytest.mark.parametrize(("host", "disk"), [(500, 0), (8, 500)], ids=["host", "both"])
 async def test_what_lies_behind_the_last_full_block_is_computed_again(
-    tmp_path: Path, host: int, disk: int, gated: bool, num_groups: int
+    tmp_path: Path, host: int, disk: int, num_groups: int
 ) -> None:
-    served = Served(config(tmp_path, host, disk), gated, num_groups)
+    served = Served(config(tmp_path, host, disk), num_groups)
     await answered(served, ask_all(served))
     work = served.engine.work_counts()
     assert work.preempted >= work.returned > 0
@@ -70,11 +68,10 @@ class Slow:
         return next(iter(self._table.returning)).key
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["before the step", "under it"])
 async def test_one_that_is_aborted_meanwhile_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gated: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    served = Served(config(tmp_path, 500), gated)
+    served = Served(config(tmp_path, 500))
     slow, names = Slow(served, monkeypatch), ask_all(served)
     key = await slow.key()
     served.engine.abort(key)
@@ -110,34 +107,8 @@ async def test_the_engine_is_woken_when_all_that_is_here_returns(
     await served.close()
 
 
-async def test_its_step_begins_while_its_blocks_are_filled_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_closing_waits_for_what_is_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served = Served(config(tmp_path, 500))
-    slow, names = Slow(served, monkeypatch), ask_all(served, 3)
-    await slow.key()
-    await until_none_runs(served)
-    served.store._pieces = HeldBack(served.memory, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
-    HeldBack.may.clear()
-    before, num_said = served.num_computed, sum(map(len, served.tokens.values()))
-    slow.may.set()
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            while served.num_computed == before:
-                await asyncio.sleep(0.001)
-        await asyncio.sleep(0.02)
-        assert sum(map(len, served.tokens.values())) == num_said
-    finally:
-        HeldBack.may.set()
-    await answered(served, names)
-    await served.close()
-
-
-@pytest.mark.parametrize("gated", [False, True], ids=["before the step", "under it"])
-async def test_closing_waits_for_what_is_being_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gated: bool
-) -> None:
-    served = Served(config(tmp_path, 500), gated)
     slow = Slow(served, monkeypatch)
     ask_all(served)
     await slow.key()
@@ -152,9 +123,8 @@ async def test_closing_waits_for_what_is_being_read(
     assert not served.scheduler._ledger.num_restores  # type: ignore[attr-defined]  # pyright: ignore
 
 
-@pytest.mark.parametrize("gated", [False, True], ids=["before the step", "under it"])
 async def test_what_cannot_be_read_is_computed_and_asked_for_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gated: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_asked = 0
 
@@ -163,7 +133,7 @@ async def test_what_cannot_be_read_is_computed_and_asked_for_once(
         num_asked += 1
         raise OSError("the disk is gone")
 
-    served = Served(config(tmp_path, 500), gated)
+    served = Served(config(tmp_path, 500))
     monkeypatch.setattr(served.store, "fetch", fails)
     await answered(served, ask_all(served))
     work = served.engine.work_counts()
