@@ -1,6 +1,5 @@
 # Everything a newcomer needs: `make serve`, `make test`. Both set up .venv by themselves, once.
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
 MODEL ?= embedded
 PREFILL ?= 1
 DECODE ?= 1
@@ -11,70 +10,81 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WHEELS := $(VENV)/wheels
-SOURCES := baton benchmarks charts cluster core decode device docs engine examples kernels kvtransfer models net parallel prefill setup.py sim tests tools
+SOURCES := .ci baton benchmarks charts cluster core decode device docs engine examples kernels kvtransfer locks models net parallel prefill setup.py sim tests tools
 
-.PHONY: help serve local chat test test-all lint docs format compiled config-page chart-schema gpu gpu-packages setup clean
-help:
-	@echo "make serve [MODEL=embedded] [PREFILL=1] [DECODE=1] [PORT=8000] [ARGS='...']   start a cluster on this machine"
-	@echo "make local                                             the same in one process, without Ray"
-	@echo "make chat                                              talk to it"
-	@echo "make test (minutes) | test-all (what CI runs) | lint | docs | format | compiled | clean"
-	@echo "make gpu-packages, then make gpu [OUT=build/gpu]        on a machine with a GPU: everything that only a GPU can show"
+.PHONY: help serve local chat setup test test-all lint docs format lock lock-check compiled config-page chart-schema gpu gpu-packages clean
+# A target's line in `make help` is what follows its two hashes.
+help: ## what can be made
+	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
 
-setup: $(READY)
+setup: $(READY) ## .venv with what locks/ pins, and the native kernels; other targets do it by themselves
 
 # $(call phase,WHAT,COMMAND): one line with the seconds that COMMAND took, and whatever it had to say.
 phase = @printf '==> %-22s' '$(1)'; from=$$(date +%s); said=$$( { $(2); } 2>&1 ); code=$$?; \
 	echo "$$(($$(date +%s) - from)) s"; [ -z "$$said" ] || echo "$$said"; exit $$code
 
 # uv installs in a fifth of pip's time. pip does it where uv cannot be had, or cannot reach what pip is told to use.
+# Everything that comes from an index is named in locks/, with its hashes; locks are complete, so nothing is resolved here.
 PIP := $(BIN)/python -m pip -qq --disable-pip-version-check
-install = $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) || $(PIP) install $(1)
+install = $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps $(1) || $(PIP) install --no-deps $(1)
+locked = --require-hashes $(foreach name,$(1),--requirement locks/$(name).txt)
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Baton needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(call phase,$(VENV),$(PYTHON) -m venv $(VENV))
-	$(call phase,uv,$(PIP) install uv || echo 'uv cannot be installed here: pip takes its place')
+	$(call phase,uv,$(PIP) install $(call locked,uv) || echo 'uv cannot be installed here: pip takes its place')
 
-# pip alone fetches torch, and uv gets the file: an index of uv's choice may offer a build for other devices, gigabytes larger.
-# Without its cache, which would keep the half gigabyte of each clone for ever.
-$(READY): pyproject.toml | $(BIN)/python
-	$(call phase,torch,rm -rf $(WHEELS) && $(PIP) download --no-deps --dest $(WHEELS) "$(TORCH)" && $(call install,--no-cache --no-deps $(WHEELS)/torch-*.whl))
-	$(call phase,Baton and the rest,$(call install,--editable ".[dev]"))
-	$(call phase,NIXL,$(call install,--no-deps nixl-cu12==1.5.1) || echo 'NIXL cannot be installed here: its transport and the tests of it are left out')
+# pip alone fetches torch, and uv gets the file: an index of uv's choice may offer a build for other devices, gigabytes larger. For the
+# same reason pip is not told its hashes, by which it would choose: the file is compared with them afterwards.
+# Without uv's cache, which would keep the half gigabyte of each clone for ever.
+TORCH := $(shell sed -nE 's/^(torch==[^ ]+).*/\1/p' locks/torch.txt)
+$(READY): pyproject.toml $(foreach name,torch dev triton cuda,locks/$(name).txt) | $(BIN)/python
+	$(call phase,torch,rm -rf $(WHEELS) && $(PIP) download --no-deps --dest $(WHEELS) $(TORCH) && $(BIN)/python locks/verify.py locks/torch.txt $(WHEELS)/*)
+	$(call phase,torch is installed,$(call install,--no-cache $(WHEELS)/*))
+	$(call phase,what Baton needs,$(call install,$(call locked,dev triton)))
+	$(call phase,CUDA for torch,! $(BIN)/python locks/torch_has_cuda.py || $(call install,$(call locked,cuda)))
+	$(call phase,Baton,$(call install,--no-build-isolation --editable .))
 	$(call phase,native kernels,$(BIN)/python -m kernels.cpu.build)
 	@rm -rf $(WHEELS)
 	@touch $(READY)
 
-serve: $(READY)
+serve: $(READY) ## a cluster on this machine: [MODEL=embedded] [PREFILL=1] [DECODE=1] [PORT=8000] [ARGS='...']
 	@exec $(BIN)/baton serve --model "$(MODEL)" --prefill $(PREFILL) --decode $(DECODE) --port $(PORT) $(ARGS)
 
-local: $(READY)
+local: $(READY) ## the same in one process, without Ray: [MODEL=embedded] [PORT=8000] [ARGS='...']
 	@exec $(BIN)/baton serve --local --model "$(MODEL)" --port $(PORT) $(ARGS)
 
-chat: $(READY)
+chat: $(READY) ## talk to it: [PORT=8000] [ARGS='...']
 	@exec $(BIN)/baton chat --base-url http://127.0.0.1:$(PORT) $(ARGS)
 
 # Two workers, long tests first. `test` leaves out what is slow, but for one whole cluster; `test-all` is what CI runs.
 PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
-test: $(READY)
+test: $(READY) ## tests of minutes: [ARGS='tests/core -k name']
 	$(PYTEST) -m "not slow or essential" $(ARGS)
 
-test-all: $(READY)
+test-all: $(READY) ## all tests, as CI runs them: [ARGS='...']
 	$(PYTEST) $(ARGS)
 
-lint: $(READY)
+lint: $(READY) ## ruff, pyright, import-linter, and the locks against pyproject.toml
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/lock.py check
+	$(BIN)/python -m pip check --disable-pip-version-check
 
-docs:
+docs: ## links and names in pages
 	@$(PYTHON) docs/check.py
 
+lock: $(READY) ## locks/ anew from pyproject.toml: [ARGS=--upgrade] takes the newest releases that fit
+	$(BIN)/python .ci/lock.py make $(ARGS)
+
+lock-check: $(READY) ## whether locks/ agrees with pyproject.toml; needs no network
+	$(BIN)/python .ci/lock.py check
+
 # The scheduler and the coarse simulation as machine code, in a folder of its own. -P keeps the sources of the working folder from being found first.
-compiled: $(READY)
+compiled: $(READY) ## the scheduler as machine code, into build/compiled
 	rm -rf build/compiled
 	BATON_COMPILE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --target build/compiled .
 	@echo "==> run anything on it: PYTHONPATH=build/compiled:. $(BIN)/python -P -m benchmarks.scheduler.decisions ..."
@@ -86,25 +96,25 @@ compiled: $(READY)
 OUT ?= build/gpu
 GPU_PYTHON ?= 3.12
 GPU_PACKAGES := build/gpu-packages
-gpu-packages:
+gpu-packages: ## what `make gpu` needs beside PyTorch and Triton, into build/gpu-packages: [GPU_PYTHON=3.12]
 	rm -rf $(GPU_PACKAGES)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile --target $(GPU_PACKAGES) --only-binary=:all: \
 		--python-version $(GPU_PYTHON) --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
 		"pydantic>=2.14,<3" "fastapi>=0.165" "uvicorn>=0.54" httptools python-multipart "llguidance>=1.9,<2" \
 		opentelemetry-sdk opentelemetry-exporter-otlp-proto-http "pytest>=9.2" pytest-asyncio $(GPU_MORE)
 
-gpu:
+gpu: ## everything that only a GPU can show, on a machine that has one: [OUT=build/gpu] [ARGS='...']
 	PYTHONPATH=$(GPU_PACKAGES) $(PYTHON) -m benchmarks.gpu --out "$(OUT)" $(ARGS)
 
-config-page: $(READY)
+config-page: $(READY) ## docs/configuration.md from the code
 	$(BIN)/python -m baton.config_page
 
-chart-schema: $(READY)
+chart-schema: $(READY) ## the chart's values.schema.json from the code
 	$(BIN)/python charts/schema.py
 
-format: $(READY)
+format: $(READY) ## ruff's fixes and format
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-clean:
+clean: ## remove .venv and what builds leave
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
