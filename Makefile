@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 WHEELS := $(VENV)/wheels
 SOURCES := .ci baton benchmarks charts cluster core decode device docs engine examples kernels kvtransfer locks models net parallel prefill setup.py sim tests tools
 
-.PHONY: help serve local chat setup test test-all lint docs format lock lock-check compiled config-page chart-schema gpu gpu-packages clean
+.PHONY: help serve local chat setup test test-all lint docs format lock lock-check audit sbom compiled config-page chart-schema gpu gpu-packages clean
 # A target's line in `make help` is what follows its two hashes.
 help: ## what can be made
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -82,6 +82,22 @@ lock: $(READY) ## locks/ anew from pyproject.toml: [ARGS=--upgrade] takes the ne
 
 lock-check: $(READY) ## whether locks/ agrees with pyproject.toml; needs no network
 	$(BIN)/python .ci/lock.py check
+
+# In a folder of its own: what checks packages is not among those that it checks.
+AUDIT := build/audit
+$(AUDIT)/.ready: locks/audit.txt | $(BIN)/python
+	@rm -rf $(AUDIT)
+	$(call phase,pip-audit,$(call install,--target $(AUDIT) $(call locked,audit)))
+	@touch $@
+
+audit: $(READY) $(AUDIT)/.ready ## known vulnerabilities in what locks/ pins: fails if there is one, or if nobody can be asked
+	$(BIN)/python .ci/audit.py --tool $(AUDIT)
+
+SBOM ?= build/baton.cdx.json
+sbom: $(AUDIT)/.ready ## every Python release that an image may have, in CycloneDX: [SBOM=build/baton.cdx.json]
+	@mkdir -p $(dir $(SBOM))
+	cat $(foreach name,torch cuda triton image image-gpu,locks/$(name).txt) | PYTHONPATH=$(AUDIT) $(BIN)/python -m cyclonedx_py requirements \
+		--pyproject pyproject.toml --mc-type application --output-reproducible --output-file "$(SBOM)" -
 
 # The scheduler and the coarse simulation as machine code, in a folder of its own. -P keeps the sources of the working folder from being found first.
 compiled: $(READY) ## the scheduler as machine code, into build/compiled
