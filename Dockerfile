@@ -4,9 +4,8 @@ ARG PYTHON=python:3.11.14-slim-bookworm
 
 # MPICH, whose mpiexec starts NVIDIA's collective tests over nodes (docs/adr/053). Its libraries find each other.
 FROM ${PYTHON} AS mpich
-ARG MPICH=mpich==5.0.2
-# hadolint ignore=DL3013
-RUN pip install --no-cache-dir --no-deps --prefix /opt/mpich "$MPICH"
+COPY locks/image-mpich.txt /locks/
+RUN pip install --no-cache-dir --no-deps --require-hashes --prefix /opt/mpich --requirement /locks/image-mpich.txt
 
 # NVIDIA's collective tests, for `baton doctor`. They keep the NCCL, CUDA and MPI libraries that they were built with beside them.
 FROM nvidia/cuda:13.0.0-devel-ubuntu22.04 AS nccl-tests
@@ -28,21 +27,24 @@ RUN make --jobs="$(nproc)" NVCC_GENCODE="$GENCODE" MPI=1 MPI_HOME=/opt/mpich \
  && patchelf --set-rpath "\$ORIGIN/../lib" /opt/nccl-tests/bin/*_perf
 
 FROM ${PYTHON} AS build
-ARG TORCH=torch==2.13.0
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # Compilers for the scheduler (docs/adr/013) and the native kernels (docs/adr/020).
 # hadolint ignore=DL3008
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends g++ gcc libc6-dev \
  && rm -rf /var/lib/apt/lists/* \
+ && python -m venv /opt/build \
  && python -m venv /opt/baton
-ENV PATH=/opt/baton/bin:$PATH
 WORKDIR /src
+# Each release with its hashes (docs/supply-chain.md). The locks are complete: nothing is resolved here.
+COPY locks locks
+RUN /opt/baton/bin/pip install --no-deps --require-hashes --requirement locks/torch.txt --requirement locks/cuda.txt \
+    --requirement locks/triton.txt --requirement locks/image.txt --requirement locks/image-gpu.txt \
+ && /opt/build/bin/pip install --no-deps --require-hashes --requirement locks/build.txt
 COPY . .
-# TORCH names its version; NIXL's own metadata asks for an unpinned torch.
-# hadolint ignore=DL3013
-RUN BATON_COMPILE=1 pip install "$TORCH" ".[k8s,gpu]" \
- && pip install --no-deps nixl-cu13==1.5.1
+RUN BATON_COMPILE=1 /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir /wheels . \
+ && /opt/baton/bin/pip install --no-deps --no-index /wheels/*.whl \
+ && /opt/baton/bin/pip check
 
 FROM ${PYTHON}
 LABEL org.opencontainers.image.title="Baton" org.opencontainers.image.licenses="Apache-2.0"
