@@ -90,7 +90,7 @@ $(AUDIT)/.ready: locks/audit.txt | $(BIN)/python
 	$(call phase,pip-audit,$(call install,--target $(AUDIT) $(call locked,audit)))
 	@touch $@
 
-audit: $(READY) $(AUDIT)/.ready ## known vulnerabilities in what locks/ pins: fails if there is one, or if nobody can be asked
+audit: $(AUDIT)/.ready ## known vulnerabilities in what locks/ pins: fails if there is one, or if nobody can be asked
 	$(BIN)/python .ci/audit.py --tool $(AUDIT)
 
 SBOM ?= build/baton.cdx.json

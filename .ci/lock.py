@@ -55,6 +55,7 @@ LOCKS = (
     Lock("build", ("build",)),
     Lock("audit", ("audit",)),
     Lock("actionlint", ("actionlint",)),
+    Lock("actionlint-build", ("actionlint-build",)),
 )
 """In this order: a lock comes after those that it leaves out."""
 

@@ -15,11 +15,17 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".github" / "workflows"
 FILES = sorted(FOLDER.glob("*.yml"))
+SIGNS = {"id-token": "write", "attestations": "write"}
 WRITES = {
-    "images": {"contents": "read", "packages": "write"},
-    "chart": {"contents": "read", "packages": "write"},
-    "release": {"contents": "write"},
+    "images": {"contents": "read", "packages": "write", **SIGNS},
+    "chart": {"contents": "read", "packages": "write", "id-token": "write"},
+    "release": {"contents": "write", **SIGNS},
 }
+ACTIONS = {
+    *("actions/checkout", "actions/setup-python", "actions/upload-artifact", "actions/download-artifact"),
+    *("actions/attest-build-provenance", "anchore/sbom-action", "sigstore/cosign-installer"),
+}
+"""Whose code may run with our permissions."""
 ACTIONLINT = shutil.which("actionlint", path=str(Path(sys.executable).parent)) or shutil.which("actionlint")
 
 
@@ -43,13 +49,31 @@ def test_jobs_may_read_and_only_those_that_publish_may_write(path: Path) -> None
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_actions_are_pinned_and_keep_no_credentials(path: Path) -> None:
+def test_actions_are_known_and_pinned_by_commit_and_checkouts_keep_no_credentials(path: Path) -> None:
+    for line in re.findall(r"uses: (?!\./)(.*)", path.read_text()):
+        assert (pinned := re.fullmatch(r"([\w-]+/[\w-]+)@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)), line
+        assert pinned[1] in ACTIONS
     for job in jobs(path.name).values():
         for step in job.get("steps", []):
-            if used := step.get("uses"):
-                assert re.fullmatch(r"actions/[a-z-]+@(v\d+|[0-9a-f]{40})", used)
-            if used and used.startswith("actions/checkout@"):
+            if step.get("uses", "").startswith("actions/checkout@"):
                 assert step["with"]["persist-credentials"] is False
+
+
+def test_an_action_has_one_commit_in_all_workflows() -> None:
+    used = {line for path in FILES for line in re.findall(r"uses: (?!\./)(.*)", path.read_text())}
+    assert len({line.partition("@")[0] for line in used}) == len(used), sorted(used)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_what_a_workflow_installs_is_in_a_lock(path: Path) -> None:
+    for job in jobs(path.name).values():
+        for step in job.get("steps", []):
+            for line in re.findall(r".*pip (?:install|wheel).*", step.get("run", "")):
+                assert "--no-deps" in line, line
+                assert any(
+                    word in line for word in ("--require-hashes", "--no-index", "--no-build-isolation")
+                ), line
+                assert all((ROOT / name).is_file() for name in re.findall(r"locks/\S+", line)), line
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -62,7 +86,7 @@ def test_no_expression_is_pasted_into_a_script_and_every_job_ends(path: Path) ->
 
 def test_a_release_needs_checks_wheels_images_and_chart() -> None:
     release = jobs("release.yml")
-    assert release["release"]["needs"] == ["ci", "images", "chart"]
+    assert release["release"]["needs"] == ["ci", "images", "sbom", "chart"]
     assert release["ci"]["uses"] == "./.github/workflows/ci.yml"
     assert {"lint", "tests", "wheels"} <= set(jobs("ci.yml"))
     assert {one["file"] for one in release["images"]["strategy"]["matrix"]["include"]} == {
@@ -75,4 +99,32 @@ def test_wheels_are_compiled_for_every_python_from_3_11_to_3_13() -> None:
     wheels = jobs("ci.yml")["wheels"]
     assert wheels["strategy"]["matrix"]["python"] == ["3.11", "3.12", "3.13"]
     [build] = [step for step in wheels["steps"] if "pip wheel" in step.get("run", "")]
+    assert "--require-hashes --requirement locks/build.txt" in build["run"]
     assert build["env"] == {"BATON_COMPILE": "1"}
+
+
+def test_images_are_signed_listed_and_attested_by_digest() -> None:
+    steps = jobs("release.yml")["images"]["steps"]
+    image = "${{ steps.image.outputs.name }}@${{ steps.image.outputs.digest }}"
+    [listed] = [step for step in steps if step.get("uses", "").startswith("anchore/sbom-action@")]
+    assert (listed["with"]["image"], listed["with"]["format"]) == (image, "cyclonedx-json")
+    [signed] = [step for step in steps if "cosign sign" in step.get("run", "")]
+    assert signed["env"]["IMAGE"] == image
+    assert "cosign attest --yes --type cyclonedx" in signed["run"]
+    [attested] = [
+        step for step in steps if step.get("uses", "").startswith("actions/attest-build-provenance@")
+    ]
+    assert attested["with"]["subject-digest"] == "${{ steps.image.outputs.digest }}"
+
+
+def test_everything_of_a_release_is_attested_before_it_is_published() -> None:
+    attested, published = jobs("release.yml")["release"]["steps"][-2:]
+    assert attested["with"] == {"subject-path": "dist/*"}
+    assert published["run"].endswith("dist/*")
+
+
+def test_the_locks_are_audited_each_day() -> None:
+    """YAML 1.1 reads the key `on` as true."""
+    workflow = yaml.safe_load((FOLDER / "audit.yml").read_text())
+    assert re.fullmatch(r"\d+ \d+ \* \* \*", workflow[True]["schedule"][0]["cron"])
+    assert workflow["jobs"]["audit"]["steps"][-1]["run"] == "make audit PYTHON=python"
