@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,10 @@ class Lock:
     """Locks whose packages this file leaves out."""
     only: str = ""
     """Matches the names of the packages that the file has, where it does not have all."""
+    is_alone: bool = False
+    """Its releases need not be those of other locks: it is installed into a folder of its own."""
+    is_shallow: bool = False
+    """It has what is asked for and nothing that this needs, which the installed packages have."""
 
 
 LOCKS = (
@@ -56,8 +60,18 @@ LOCKS = (
     Lock("audit", ("audit",)),
     Lock("actionlint", ("actionlint",)),
     Lock("actionlint-build", ("actionlint-build",)),
+    *(
+        Lock(f"test-{name}", (f"test-{name}",), is_alone=True)
+        for name in (
+            *("langchain", "litellm", "litellm-proxy", "llama-index", "lm-eval"),
+            *("openai-agents", "openai-harmony", "pydantic-ai"),
+        )
+    ),
+    Lock("test-mistral-common", ("test-mistral-common",), is_alone=True, is_shallow=True),
 )
 """In this order: a lock comes after those that it leaves out."""
+GROUPS = (tuple(lock for lock in LOCKS if not lock.is_alone), *((lock,) for lock in LOCKS if lock.is_alone))
+"""A package has one release in all locks of a group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,27 +117,38 @@ def header(lock: Lock, root: Path) -> str:
 
 
 def make(root: Path, *, upgrade: bool) -> None:
-    """Resolve all locks as one, so that a package has the same release in each, and write them."""
-    files = {lock.name: root / "locks" / f"{lock.name}.txt" for lock in LOCKS}
-    texts: dict[str, str] = {}
+    texts = {path: text for group in GROUPS for path, text in made(group, root, upgrade=upgrade).items()}
+    for path, text in texts.items():
+        path.write_text(text)
+
+
+def made(group: Sequence[Lock], root: Path, *, upgrade: bool) -> dict[Path, str]:
+    """Resolve a group of locks as one, and return what their files hold."""
+    files = {lock.name: path_of(lock, root) for lock in group}
+    texts: dict[Path, str] = {}
     packages: dict[str, set[str]] = {}
     with tempfile.TemporaryDirectory() as scratch:
         together = Path(scratch) / "all.txt"
         if not upgrade:
             together.write_text("".join(path.read_text() for path in files.values() if path.exists()))
-        resolve({one for lock in LOCKS for one in requirements(lock, root)}, "--output-file", str(together))
-        for lock in LOCKS:
-            asked, same = requirements(lock, root), ("--constraints", str(together))
-            needed = {pin.name for pin in read(resolve(asked, *same), lock.name)}
+        resolve({one for lock in group for one in requirements(lock, root)}, "--output-file", str(together))
+        for lock in group:
+            asked = requirements(lock, root)
+            options = ["--constraints", str(together), *(["--no-deps"] if lock.is_shallow else [])]
+            needed = {pin.name for pin in read(resolve(asked, *options), lock.name)}
             kept = {name for name in needed if re.match(lock.only, name)}
             packages[lock.name] = kept - {name for other in lock.beside for name in packages[other]}
-            omitted = [
-                word for name in sorted(needed - packages[lock.name]) for word in ("--no-emit-package", name)
-            ]
-            hashed = resolve(asked, *same, *omitted, "--generate-hashes", "--annotation-style", "line")
-            texts[lock.name] = header(lock, root) + with_other_builds(without_scratch(hashed, together))
-    for name, text in texts.items():
-        files[name].write_text(text)
+            omitted = sorted(needed - packages[lock.name])
+            options += [word for name in omitted for word in ("--no-emit-package", name)]
+            hashed = resolve(asked, *options, "--generate-hashes", "--annotation-style", "line")
+            texts[files[lock.name]] = header(lock, root) + with_other_builds(
+                without_scratch(hashed, together)
+            )
+    return texts
+
+
+def path_of(lock: Lock, root: Path) -> Path:
+    return root / "locks" / f"{lock.name}.txt"
 
 
 def resolve(asked: Iterable[str], *options: str) -> str:
@@ -168,20 +193,30 @@ def _pin(line: str, lock: str) -> Pin:
 
 def disagreements(root: Path) -> Iterator[str]:
     """Yield a sentence per way in which the locks and pyproject.toml disagree."""
-    pins: list[Pin] = []
-    for lock in LOCKS:
-        path = root / "locks" / f"{lock.name}.txt"
-        text = path.read_text() if path.exists() else ""
-        pins += read(text, lock.name)
-        if not text.startswith(header(lock, root)):
-            yield f"locks/{path.name} was made from other requirements than pyproject.toml has now: run `make lock`"
-        if "://" in text:
-            yield f"locks/{path.name} names an address: a package comes from the index that the installer is told"
-    yield from _unhashed(pins)
-    for environment in environments():
-        here = [pin for pin in pins if pin.is_for(environment)]
-        yield from _unmet(here, root, environment)
-        yield from _doubled(here, environment)
+    for group in GROUPS:
+        pins: list[Pin] = []
+        for lock in group:
+            path = path_of(lock, root)
+            text = path.read_text() if path.exists() else ""
+            pins += read(text, lock.name)
+            if not text.startswith(header(lock, root)):
+                yield f"locks/{path.name} was made from other requirements than pyproject.toml has now: run `make lock`"
+            if "://" in text:
+                yield f"locks/{path.name} names an address: a package comes from the index that the installer is told"
+        yield from _unhashed(pins)
+        asked = sorted({one for lock in group for one in requirements(lock, root)})
+        for environment in environments():
+            here = [pin for pin in pins if pin.is_for(environment)]
+            yield from _unmet(here, asked, environment)
+            yield from _doubled(here, environment)
+    yield from _unknown(root)
+
+
+def _unknown(root: Path) -> Iterator[str]:
+    known = {path_of(lock, root) for lock in LOCKS}
+    for path in sorted((root / "locks").glob("*.txt")):
+        if path not in known:
+            yield f"locks/{path.name} is made from nothing: remove it, or name it in .ci/lock.py"
 
 
 def environments() -> Iterator[dict[str, str]]:
@@ -202,15 +237,15 @@ def _unhashed(pins: Iterable[Pin]) -> Iterator[str]:
             yield f"locks/{pin.lock}.txt misses the other build of {pin.name} {pin.version}: run `make lock`"
 
 
-def _unmet(pins: list[Pin], root: Path, environment: Mapping[str, str]) -> Iterator[str]:
+def _unmet(pins: list[Pin], asked: list[str], environment: Mapping[str, str]) -> Iterator[str]:
     versions = {pin.name: pin.version for pin in pins}
-    for asked in sorted({one for lock in LOCKS for one in requirements(lock, root)}):
-        requirement = Requirement(asked)
+    for one in asked:
+        requirement = Requirement(one)
         if requirement.marker and not requirement.marker.evaluate(dict(environment)):
             continue
         found = versions.get(canonicalize_name(requirement.name))
         if found is None or not requirement.specifier.contains(found, prereleases=True):
-            yield f"pyproject.toml asks for {asked}, the locks have {found or 'none'} ({_said(environment)})"
+            yield f"pyproject.toml asks for {one}, the locks have {found or 'none'} ({_said(environment)})"
 
 
 def _doubled(pins: list[Pin], environment: Mapping[str, str]) -> Iterator[str]:

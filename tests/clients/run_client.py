@@ -1,12 +1,34 @@
-"""Other people's programs, installed for a test and run beside it."""
+"""Other people's programs, installed for a test and run beside it.
+
+Which releases, and their hashes, is in `npm/` beside this file and in `locks/test-*.txt`."""
 
 import asyncio
 import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
+
+NPM = Path(__file__).parent / "npm"
+LOCKS = Path(__file__).parents[2] / "locks"
+
+
+def install_npm(name: str, folder: Path) -> None:
+    """Install the packages of `npm/NAME` below `folder`."""
+    for file in ("package.json", "package-lock.json"):
+        shutil.copy(NPM / name / file, folder)
+    install(["npm", "ci", "--no-audit", "--no-fund"], folder)
+
+
+def install_python(name: str, folder: Path, patience_s: float = 200) -> None:
+    """Install what `locks/test-NAME.txt` pins into `folder`, beside what it may have."""
+    folder.mkdir(exist_ok=True)
+    wanted = ["--no-deps", "--require-hashes", "--requirement", str(LOCKS / f"test-{name}.txt")]
+    uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", str(folder)]
+    install([*uv, *wanted], folder, patience_s)
 
 
 def install(command: Sequence[str], folder: Path, patience_s: float = 200) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.clients.run_client import install, said
+from tests.clients.run_client import install_npm, install_python, said
 from tests.clients.scripted_agent import SAID, SECRET, served_agent
 from tests.cluster.ingress.api.fakes import NAME
 from tests.cluster.ingress.api.template_fakes import last_rendered
@@ -21,14 +21,12 @@ pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed"),
 ]
-CODEX, CLAUDE = "@openai/codex@0.171.0", "@anthropic-ai/claude-code@2.1.197"
-PROXY = "litellm[proxy]==1.108.1"
 _PATIENCE_S = 120
 
 
 def installed(package: str, program: str, folder: Path) -> Path:
     folder.mkdir()
-    install(["npm", "install", "--no-audit", "--no-fund", package], folder)
+    install_npm(package, folder)
     return folder / "node_modules" / ".bin" / program
 
 
@@ -48,7 +46,7 @@ async def asked(claude: Path, folder: Path, url: str) -> str:
 
 
 async def test_codex_runs_a_command_though_it_sends_a_search_tool(tmp_path: Path) -> None:
-    codex = installed(CODEX, "codex", tmp_path / "npm")
+    codex = installed("codex", "codex", tmp_path / "npm")
     (home := tmp_path / "home").mkdir()
     (work := tmp_path / "work").mkdir()
     (work / "note.txt").write_text(SECRET)
@@ -64,7 +62,7 @@ async def test_codex_runs_a_command_though_it_sends_a_search_tool(tmp_path: Path
 
 
 async def test_claude_code_reads_a_file(tmp_path: Path) -> None:
-    claude = installed(CLAUDE, "claude", tmp_path / "npm")
+    claude = installed("claude-code", "claude", tmp_path / "npm")
     (tmp_path / "note.txt").write_text(SECRET)
     async with served_agent("Read", {"file_path": str(tmp_path / "note.txt")}) as (api, url):
         assert SAID in await asked(claude, tmp_path, url)
@@ -73,11 +71,9 @@ async def test_claude_code_reads_a_file(tmp_path: Path) -> None:
 
 async def test_claude_code_reads_a_file_through_litellms_proxy(tmp_path: Path) -> None:
     """LiteLLM makes a chat of its messages, and asks for a reasoning effort."""
-    claude = installed(CLAUDE, "claude", tmp_path / "npm")
+    claude = installed("claude-code", "claude", tmp_path / "npm")
     packages = tmp_path / "packages"
-    install(
-        [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", str(packages), PROXY], tmp_path
-    )
+    install_python("litellm-proxy", packages)
     (tmp_path / "note.txt").write_text(SECRET)
     async with (
         served_agent("Read", {"file_path": str(tmp_path / "note.txt")}) as (api, url),

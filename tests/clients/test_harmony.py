@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.run_client import install, said
+from tests.clients.run_client import install_npm, install_python, said
 from tests.cluster.ingress.parsers.test_harmony_grammar import WISHES, TinyHarmony, turns
 
 pytestmark = [
@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed"),
 ]
-PACKAGE, RANKS = "openai-harmony==0.0.8", "js-tiktoken@1.0.21"
 
 
 def write_vocabulary(ranks: Path, to: Path) -> None:
@@ -36,11 +35,8 @@ def write_vocabulary(ranks: Path, to: Path) -> None:
 
 async def test_openais_parser_finds_what_was_wished_for(tmp_path: Path) -> None:
     packages, vocabularies = tmp_path / "packages", tmp_path / "vocabularies"
-    install(
-        [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", str(packages), PACKAGE],
-        tmp_path,
-    )
-    install(["npm", "install", "--no-audit", "--no-fund", RANKS], tmp_path)
+    install_python("openai-harmony", packages)
+    install_npm("js-tiktoken", tmp_path)
     vocabularies.mkdir()
     write_vocabulary(
         tmp_path / "node_modules" / "js-tiktoken" / "dist" / "ranks" / "o200k_base.js",

@@ -18,7 +18,7 @@ import openai
 import pytest
 from pydantic import BaseModel, Field, StringConstraints
 
-from tests.clients.run_client import install, said
+from tests.clients.run_client import install_npm, said
 from tests.e2e.cluster_process import ROOT, ServeProcess, serving
 from tests.e2e.reference import (
     beams,
@@ -34,7 +34,7 @@ from tests.processes import command
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 MODEL = "baton-embedded"
-NODE_CLIENT, NODE_PACKAGE = Path(__file__).with_name("node_client.mjs"), "openai@7.57.0"
+NODE_CLIENT = Path(__file__).with_name("node_client.mjs")
 JOIN = """
 import sys, ray
 ray.init(address=sys.argv[1], log_to_driver=False)
@@ -225,7 +225,7 @@ async def test_the_node_sdk_hears_what_the_python_sdk_does(
     client: openai.AsyncOpenAI, server: ServeProcess, tmp_path: Path
 ) -> None:
     shutil.copy(NODE_CLIENT, tmp_path)
-    install(["npm", "install", "--no-audit", "--no-fund", NODE_PACKAGE], tmp_path)
+    install_npm("openai", tmp_path)
     asked: Any = {"model": MODEL, "temperature": 0, "max_tokens": 24}
     chat = await client.chat.completions.create(**asked, messages=[{"role": "user", "content": "Tell"}])
     text = chat.choices[0].message.content

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from models.files.hub import resolve
-from tests.clients.run_client import install
+from tests.clients.run_client import install_python
 from tests.e2e.cluster_process import ServeProcess
 from tests.e2e.reference import last_states, tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-PACKAGE = "lm-eval[api]==0.4.13"
 TASK = """
 task: words
 dataset_path: json
@@ -40,11 +39,7 @@ QUESTIONS = [
 @pytest.fixture(scope="module")
 def harness(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lm_eval")
-    install(
-        [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", str(folder), PACKAGE],
-        folder,
-        300,
-    )
+    install_python("lm-eval", folder, 300)
     return folder
 
 

@@ -1,5 +1,6 @@
 """The lock files: they agree with pyproject.toml, everything in them has a hash, and what disagrees is said."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -79,3 +80,18 @@ def test_the_locks_of_working_trees_leave_torchs_builds_to_their_own_files() -> 
             == []
         )
     assert {"cuda.txt", "torch.txt", "triton.txt"} <= set(LOCKS)
+
+
+NPM = sorted((ROOT / "tests" / "clients" / "npm").iterdir())
+
+
+@pytest.mark.parametrize("folder", NPM, ids=lambda path: path.name)
+def test_every_npm_package_of_the_tests_has_one_version_and_a_hash(folder: Path) -> None:
+    asked = json.loads((folder / "package.json").read_text())["dependencies"]
+    lock = json.loads((folder / "package-lock.json").read_text())["packages"]
+    assert lock[""]["dependencies"] == asked
+    for name, version in asked.items():
+        assert lock[f"node_modules/{name}"]["version"] == version
+    for name, package in lock.items():
+        assert name == "" or package["integrity"].startswith("sha512-"), name
+        assert "resolved" not in package, "npm takes it from the registry that it is told"

@@ -1,7 +1,6 @@
 """Mistral's tokenizers load from the files that Mistral publishes, and give the ids that its own library gives."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from tokenizers import pre_tokenizers
 
 from core.errors import ConfigError
 from models.text.tokenizer import load_tokenizer
+from tests.clients.run_client import install_python
 from tests.world.artefacts import artefact
 
 pytestmark = pytest.mark.slow
@@ -27,12 +27,7 @@ CONFIG = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "tra
 def their_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """mistral-common and sentencepiece, in a folder of their own: an instance does not need them."""
     folder = tmp_path_factory.mktemp("packages")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
-    wanted = ["mistral-common==1.13.1", "sentencepiece", "tiktoken", "pycountry", "pydantic-extra-types"]
-    done = subprocess.run([*pip, *wanted], capture_output=True, text=True, check=False)
-    if done.returncode:
-        give_up = pytest.fail if os.environ.get("CI") else pytest.skip
-        give_up(f"mistral-common cannot be installed here: {done.stderr[-200:]}")
+    install_python("mistral-common", folder)
     return folder
 
 
