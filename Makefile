@@ -77,8 +77,9 @@ lint: $(READY) ## ruff, pyright, import-linter, and the locks against pyproject.
 docs: ## links and names in pages
 	@$(PYTHON) docs/check.py
 
-lock: $(READY) ## locks/ anew from pyproject.toml: [ARGS=--upgrade] takes the newest releases that fit
+lock: $(READY) ## locks/ anew from pyproject.toml, npm's from package.json: [ARGS=--upgrade] takes the newest Python releases that fit
 	$(BIN)/python .ci/lock.py make $(ARGS)
+	for one in tests/clients/npm/*/; do npm install --prefix "$$one" --package-lock-only --omit-lockfile-registry-resolved --no-audit --no-fund || exit 1; done
 
 lock-check: $(READY) ## whether locks/ agrees with pyproject.toml; needs no network
 	$(BIN)/python .ci/lock.py check
