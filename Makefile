@@ -66,11 +66,12 @@ test: $(READY) ## tests of minutes: [ARGS='tests/core -k name']
 test-all: $(READY) ## all tests, as CI runs them: [ARGS='...']
 	$(PYTEST) $(ARGS)
 
-lint: $(READY) ## ruff, pyright, import-linter, and the locks against pyproject.toml
+lint: $(READY) ## ruff, pyright, import-linter, mypy for what is compiled, and the locks against pyproject.toml
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/check_compiled.py
 	$(BIN)/python .ci/lock.py check
 	$(BIN)/python -m pip check --disable-pip-version-check
 

@@ -54,7 +54,7 @@ def test_hooks_are_ours_so_that_they_have_the_releases_of_the_locks() -> None:
 
 
 def test_hooks_run_every_check_of_make_lint_and_make_docs() -> None:
-    """But `pip check`, which finds no change of a file."""
+    """`pip check` alone is left out: no change of a file makes it fail."""
     rules = dict(re.findall(r"^(lint|docs):[^\n]*\n((?:\t[^\n]*\n)+)", MAKEFILE, re.MULTILINE))
     commands = "".join(rules.values())
     entries = [hook["entry"].removesuffix(" --force-exclude") for hook in HOOKS[0]["hooks"]]
