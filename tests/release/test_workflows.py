@@ -123,6 +123,21 @@ def test_everything_of_a_release_is_attested_before_it_is_published() -> None:
     assert published["run"].endswith("dist/*")
 
 
+def test_security_says_by_whom_a_release_was_signed() -> None:
+    page = (ROOT / "SECURITY.md").read_text()
+    [identity] = set(
+        re.findall(r"--certificate-identity https://github.com/REPOSITORY/(\S+)@refs/tags/v", page)
+    )
+    workflow = yaml.safe_load((ROOT / identity).read_text())
+    assert workflow[True] == {"push": {"tags": ["v*"]}}
+    assert any("cosign sign" in step.get("run", "") for step in workflow["jobs"]["images"]["steps"])
+    assert page.count("cosign verify") == 2
+    assert re.findall(r"gh attestation verify (oci:|\S+\.whl)", page) == [
+        "oci:",
+        "baton_serve-VERSION-cp311-cp311-linux_x86_64.whl",
+    ]
+
+
 def test_the_locks_are_audited_each_day() -> None:
     """YAML 1.1 reads the key `on` as true."""
     workflow = yaml.safe_load((FOLDER / "audit.yml").read_text())
