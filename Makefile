@@ -109,17 +109,15 @@ compiled: $(READY) ## the scheduler as machine code, into build/compiled
 
 # For a machine that has a GPU, PyTorch, Triton and no network: no .venv there. `gpu-packages`, run where there is a network, fetches
 # what else the GPU benchmarks import, for that machine's Python; the folder goes along with the checkout.
-# What the image of such a machine mostly has is left out, since what travels with a checkout may be bounded: GPU_MORE='uvloop msgpack
-# prometheus-client hypothesis pytest-timeout pytest-xdist' fetches it, too.
+# What the image of such a machine mostly has is left out, since what travels with a checkout may be bounded: GPU_MORE=yes fetches it, too.
 OUT ?= build/gpu
 GPU_PYTHON ?= 3.12
 GPU_PACKAGES := build/gpu-packages
-gpu-packages: ## what `make gpu` needs beside PyTorch and Triton, into build/gpu-packages: [GPU_PYTHON=3.12]
+gpu-packages: ## what `make gpu` needs beside PyTorch and Triton, into build/gpu-packages: [GPU_PYTHON=3.12] [GPU_MORE=yes]
 	rm -rf $(GPU_PACKAGES)
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile --target $(GPU_PACKAGES) --only-binary=:all: \
 		--python-version $(GPU_PYTHON) --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
-		"pydantic>=2.14,<3" "fastapi>=0.165" "uvicorn>=0.54" httptools python-multipart "llguidance>=1.9,<2" \
-		opentelemetry-sdk opentelemetry-exporter-otlp-proto-http "pytest>=9.2" pytest-asyncio $(GPU_MORE)
+		--no-deps $(call locked,gpu-machine $(if $(GPU_MORE),gpu-machine-more))
 
 gpu: ## everything that only a GPU can show, on a machine that has one: [OUT=build/gpu] [ARGS='...']
 	PYTHONPATH=$(GPU_PACKAGES) $(PYTHON) -m benchmarks.gpu --out "$(OUT)" $(ARGS)

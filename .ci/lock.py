@@ -57,6 +57,8 @@ LOCKS = (
     Lock("image-gpu", ("dependencies", "gpu", "image-gpu"), beside=("torch", "cuda", "triton", "image")),
     Lock("image-mpich", ("image-mpich",)),
     Lock("build", ("build",)),
+    Lock("gpu-machine", ("gpu-machine",)),
+    Lock("gpu-machine-more", ("gpu-machine-more",), beside=("gpu-machine",)),
     Lock("audit", ("audit",)),
     Lock("actionlint", ("actionlint",)),
     Lock("actionlint-build", ("actionlint-build",)),
