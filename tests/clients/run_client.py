@@ -24,9 +24,13 @@ def install_npm(name: str, folder: Path) -> None:
 
 
 def install_python(name: str, folder: Path, patience_s: float = 200) -> None:
-    """Install what `locks/test-NAME.txt` pins into `folder`, beside what it may have."""
+    """Install what `locks/test-NAME.txt` pins into `folder`."""
+    install_locked(f"test-{name}", folder, patience_s)
+
+
+def install_locked(lock: str, folder: Path, patience_s: float = 200) -> None:
     folder.mkdir(exist_ok=True)
-    wanted = ["--no-deps", "--require-hashes", "--requirement", str(LOCKS / f"test-{name}.txt")]
+    wanted = ["--no-deps", "--require-hashes", "--requirement", str(LOCKS / f"{lock}.txt")]
     uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--target", str(folder)]
     install([*uv, *wanted], folder, patience_s)
 
