@@ -2,6 +2,7 @@
 
 This module stays light, because the process that deploys the application imports it too."""
 
+import asyncio
 import contextlib
 import os
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ray import serve
 
 from cluster.deploy.config_paths import check_instance_paths
-from cluster.deploy.kube.serving_mark import mark_serving, unmark_serving
+from cluster.deploy.kube.serving_mark import ServingMark
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.deploy.shared_card import take_share
@@ -48,15 +49,16 @@ class _Pool:
         leave_out_all_there_is()
         self._instance.run()
         self._guard = ProcessGuard(self._instance, config.mail)
-        mark_serving(os.environ)
+        mark = ServingMark(os.environ)
+        self._marking = asyncio.create_task(mark.follow(lambda: self._instance.computes))
 
     async def check_health(self) -> None:
         if self._instance.failure is not None:
             raise ReplicaLost(f"this {self._role} instance has stopped: {self._instance.failure}")
 
     async def __del__(self) -> None:
-        unmark_serving(os.environ)
         with contextlib.suppress(AttributeError):  # the constructor failed
+            self._marking.cancel()
             await self._instance.drain(self._drain_timeout_s)
             await self._instance.close()
             await self._guard.close()

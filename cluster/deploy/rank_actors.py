@@ -21,7 +21,7 @@ import ray.util
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.deploy.kube.serving_mark import mark_serving
+from cluster.deploy.kube.serving_mark import ServingMark
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.rank_bundles import BundleShare, shares
 from cluster.instance.instance_parts import Role
@@ -194,17 +194,16 @@ class BatonRank:
     """A rank's process. Ray ends it with the replica that has made it."""
 
     def __init__(self, serve: ServeConfig, alone: bool) -> None:
-        """`alone`: its replica, which knows when the instance serves, is on another host."""
+        """`alone`: its replica, which says that the instance computes, is on another host. Its beats say so here."""
         configure_logging(serve.log_level, serve.log_format)
-        if alone:
-            mark_serving(os.environ)
+        self._mark = ServingMark(os.environ if alone else {})
 
     def visible_devices(self) -> str:
         return os.environ.get("CUDA_VISIBLE_DEVICES", "")
 
     def serve(self, address: str, secret: bytes, number: int) -> None:
         """Serve. Returns when the instance has ended the conversation."""
-        serve_instance(asyncio.run(dial(address, secret, number)))
+        serve_instance(asyncio.run(dial(address, secret, number)), on_beat=self._mark.renew)
 
 
 @ray.remote(max_restarts=0)

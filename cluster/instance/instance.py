@@ -132,6 +132,12 @@ class Instance:
         own = self._decode or self._prompts
         return self._prefill.num_jobs + (own.num_jobs if own else 0)
 
+    @property
+    def computes(self) -> bool:
+        """Whether a request that is placed here now would be computed. False until a scheduler knows this instance, from a drain
+        on, and once the engine has stopped, also because a rank or a step hangs."""
+        return self.failure is None and not self._draining and self._reporter.is_known
+
     def _adapters_in_use(self) -> set[str]:
         own = self._decode or self._prompts
         return self._prefill.adapters | (own.adapters if own else set())

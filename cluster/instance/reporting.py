@@ -60,6 +60,11 @@ class Reporter:
         """A scheduler that lives; empty where none is known."""
         return self._schedulers.first
 
+    @property
+    def is_known(self) -> bool:
+        """Whether some scheduler has been told of the instance. Its end makes no difference: the next one is told, too."""
+        return self._last is not None
+
     def started(self, start: StartTimes) -> None:
         """Introduce the instance with how long it has taken to start. For before `run`."""
         self._info = replace(self._info, start=start)

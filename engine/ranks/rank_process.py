@@ -75,8 +75,8 @@ _PR_SET_PDEATHSIG = 1
 class _Line:
     """The connection to the instance, for any thread."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock, self._lock = sock, threading.Lock()
+    def __init__(self, sock: socket.socket, on_beat: Callable[[], None]) -> None:
+        self._sock, self._lock, self._on_beat = sock, threading.Lock(), on_beat
 
     def say(
         self, message: Ready | LayerReady | MaskReady | Beat | StepResult | AdaptersRefused | RankFailed
@@ -96,6 +96,7 @@ class _Line:
             with contextlib.suppress(OSError):
                 while True:
                     self.say(Beat())
+                    self._on_beat()
                     time.sleep(every_s)
 
         threading.Thread(target=run, name="beats", daemon=True).start()
@@ -113,11 +114,15 @@ def main() -> None:
 
 
 def serve_instance(
-    sock: socket.socket, device_of: DeviceOf = cuda_device, capture_on: CaptureOn = cuda_capture
+    sock: socket.socket,
+    device_of: DeviceOf = cuda_device,
+    capture_on: CaptureOn = cuda_capture,
+    on_beat: Callable[[], None] = lambda: None,
 ) -> int:
     """Until the instance ends the stream, or something fails here. Returns the process' exit code. `device_of` returns the device
-    of a name that a pool lies on, and `capture_on` what captures on the device that computes."""
-    line = _Line(sock)
+    of a name that a pool lies on, and `capture_on` what captures on the device that computes. A thread calls `on_beat` at each
+    Beat."""
+    line = _Line(sock, on_beat)
     try:
         setup = read_frame(sock, TO_RANK)
         if setup is not None:

@@ -1,17 +1,13 @@
 """What the chart promises of a cluster, asserted on the rendered objects: places, sizes, probes, ends, upgrades, checks."""
 
 import json
-import os
 import re
-import subprocess
 from collections import Counter
-from pathlib import Path
 
 import pytest
 import yaml
 from helm_python import HelmError
 
-from cluster.deploy.kube.serving_mark import FOLDER, mark_serving, unmark_serving
 from cluster.deploy.kube.worker_groups import offered_resources
 from cluster.deploy.rank_bundles import BundleShare, shares
 from core.config.cluster_config import ClusterConfig, overlay
@@ -155,28 +151,6 @@ def test_ready_and_alive_are_two_questions() -> None:
         assert ray["livenessProbe"]["httpGet"]["path"] == "/api/healthz"
         assert ray["startupProbe"]["failureThreshold"] * ray["startupProbe"]["periodSeconds"] >= 600
     assert container(made["head"])["readinessProbe"]["httpGet"]["path"] == "/api/healthz"
-
-
-def test_a_pod_is_ready_while_a_process_in_it_serves(tmp_path: Path) -> None:
-    ray = container(pods(render())["decode"])
-    assert ray["readinessProbe"]["exec"] == container(pods(render())["prefill"])["readinessProbe"]["exec"]
-    [folder] = [one["value"] for one in ray["env"] if one["name"] == FOLDER]
-    env = {FOLDER: f"{tmp_path}{folder}", "PATH": os.environ["PATH"]}
-
-    def is_ready() -> bool:
-        command = ray["readinessProbe"]["exec"]["command"]
-        return subprocess.run(command, env=env, capture_output=True, check=False).returncode == 0
-
-    assert not is_ready(), "its model is being loaded"
-    mark_serving(env)
-    assert is_ready()
-    unmark_serving(env)
-    assert not is_ready(), "it drains"
-    with subprocess.Popen(["sleep", "600"]) as other:
-        Path(env[FOLDER], str(other.pid)).touch()
-        assert is_ready(), "another instance of the pod serves"
-        other.kill()
-    assert not is_ready(), "it was killed, and has left its mark"
 
 
 def test_a_pod_has_the_longest_requests_time_to_leave() -> None:

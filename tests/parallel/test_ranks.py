@@ -3,23 +3,29 @@
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from cluster.deploy.kube.serving_mark import FOLDER, ServingMark
 from cluster.instance.shared_memory import take_memory
 from core.config.cluster_config import EngineConfig, MailConfig, ModelConfig
 from core.errors import ConfigError, Hung, ReplicaLost
 from engine.ranks.child_ranks import Child, start_children
 from engine.ranks.process_group import ProcessGroup
+from engine.ranks.rank import Rank, rank_name
 from engine.ranks.rank_messages import MemoryPlace, RankSetup
+from engine.ranks.rank_process import serve_instance
 from engine.ranks.start_ranks import setups_of
 from engine.sizing.pool_size import size_pool
 from parallel.mesh import Mesh
+from tests.parallel.forked_child import ForkedChild, forked_children
 from tests.parallel.forked_ranks import forked_ranks, start_forked
 from tests.parallel.test_served import checkpoint, ranks
 from tests.patience import PATIENCE_S
@@ -74,6 +80,32 @@ async def test_a_rank_that_is_stopped_between_steps_is_noticed_and_all_are_ended
     assert isinstance(error, Hung)
     assert str(error) == f"rank {stopped} of 2 (pp0 dp0 ep0 tp{stopped}) sent nothing for 1 s"
     assert forked_ranks() == []
+    await group.close()
+
+
+def rank_with_mark(sock: socket.socket) -> int:
+    return serve_instance(sock, on_beat=ServingMark(os.environ).renew)
+
+
+@pytest.mark.slow
+async def test_a_rank_that_is_stopped_renews_its_pods_mark_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a rank on another host than its replica."""
+    checkpoint(tmp_path)
+    monkeypatch.setenv(FOLDER, str(tmp_path / "marks"))
+
+    def start(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
+        return [ForkedChild(rank_name(setup), rank_with_mark) for setup in setups]
+
+    group = ProcessGroup(setups(tmp_path, Mesh(tp=2)), None, start, mail=MAIL)
+    stopped, other = (tmp_path / "marks" / str(one.pid) for one in forked_children(rank_with_mark))
+    async with asyncio.timeout(PATIENCE_S):
+        while not (stopped.exists() and other.exists()):
+            await asyncio.sleep(0.01)
+        forked_children(rank_with_mark)[0].send_signal(signal.SIGSTOP)
+        await group.lost()
+    assert other.stat().st_mtime - stopped.stat().st_mtime > MAIL.peer_timeout_s / 2
     await group.close()
 
 

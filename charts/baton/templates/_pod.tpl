@@ -257,8 +257,8 @@ resources:
 {{- end -}}
 
 {{/*
-Alive: the node's raylet answers. Ready: an ingress would have a request answered now; an instance of a prefill or decode pod has
-loaded its model and lives (cluster/deploy/kube/serving_mark.py); the head is part of the cluster.
+Alive: the node's raylet answers. Ready: an ingress would have a request answered now; an instance of a prefill or decode pod
+computes, and has said so within 10 s (cluster/deploy/kube/serving_mark.py); the head is part of the cluster.
 */}}
 {{- define "baton.probes" -}}
 {{- $alive := dict "path" "/api/healthz" "port" 52365 -}}
@@ -278,8 +278,9 @@ readinessProbe:
   failureThreshold: 1
   {{- else if .pool }}
   exec:
-    command: [sh, -c, 'for one in "$BATON_SERVING_FOLDER"/*; do kill -0 "${one##*/}" && exit 0; done; exit 1']
+    command: [sh, -c, 'test -n "$(find "$BATON_SERVING_FOLDER" -type f -newermt "-10 seconds" -print -quit)"']
   periodSeconds: 5
+  failureThreshold: 2
   {{- else }}
   httpGet: {{ toJson $alive }}
   periodSeconds: 10

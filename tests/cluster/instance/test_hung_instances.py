@@ -8,12 +8,14 @@ import pytest
 
 from core.errors import Hung
 from core.messages import Leaving
+from core.reports import LoadReport
 from tests.cluster.instance.instance_world import world
 from tests.cluster.instance.test_instances import (
     of_transformers,
     prompts,
     reference,  # noqa: F401
 )
+from tests.patience import PATIENCE_S
 
 
 @pytest.mark.parametrize("victim", ["prefill", "decode"])
@@ -34,9 +36,27 @@ async def test_a_step_that_hangs_costs_its_instance_and_no_token_and_nothing_of_
         assert sink.waits.is_set()
         assert isinstance(hung.failure, Hung)
         assert hung.stuck.is_set(), "its process is to end"
+        assert not hung.computes
+        assert all(one.computes for one in (*w.prefills, *w.decodes) if one is not hung)
         assert Leaving(hung.address, hung=True) in w.messages
         sink.goes_on.set()
         again = await asyncio.gather(*(w.run(p, 40) for p in batch))
         assert again == got
         await w.kill(hung)
         await w.idle()
+
+
+async def test_an_instance_computes_from_its_registration_until_its_drain(
+    reference: tuple[Path, Any],  # noqa: F811
+) -> None:
+    async with world(reference[0]) as w:
+        [decode] = w.decodes
+        known = w.messages  # by the scheduler
+        async with asyncio.timeout(PATIENCE_S):
+            while not decode.computes:
+                assert not any(
+                    isinstance(each, LoadReport) and each.address == decode.address for each in known
+                )
+                await asyncio.sleep(0.001)
+        await decode.drain(0.0)
+        assert not decode.computes
