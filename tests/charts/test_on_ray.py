@@ -34,7 +34,7 @@ def test_every_process_lands_in_its_group_and_the_cluster_answers(tmp_path: Path
     seen = json.loads((tmp_path / "seen.json").read_text())
     assert seen["placed"] == {
         "Scheduler": ["ingress", "ingress"],
-        "Ingress": ["ingress"],
+        "Ingress": ["ingress", "ingress"],
         "PrefillPool": ["prefill"],
         "DecodePool": ["decode", "decode"],
     }

@@ -59,8 +59,8 @@ def test_there_are_two_schedulers_unless_told_otherwise() -> None:
         [application] = serve_config(render({"config": given}))["applications"]
         assert application["args"]["serve"]["schedulers"] == number
     [group] = [one for one in cluster_spec(render({}))["workerGroupSpecs"] if one["groupName"] == "ingress"]
-    assert offered_resources(group) == {"ingress": 6}, (
-        "one pod: an ingress, two schedulers, and their next versions"
+    assert (group["replicas"], offered_resources(group)) == (2, {"ingress": 4}), (
+        "each pod: an ingress, a scheduler, and their next versions"
     )
 
 
@@ -77,6 +77,7 @@ def test_gpus_rdma_and_shared_memory_of_a_pool() -> None:
     decode = container(groups["decode"]["template"])
     assert decode["resources"]["limits"] == {
         "memory": "1600Gi",
+        "ephemeral-storage": "20Gi",
         "nvidia.com/gpu": 8,
         "rdma/hca_shared_devices_a": 1,
     }
@@ -276,10 +277,10 @@ def test_a_job_deploys_to_a_cluster_that_nothing_else_watches() -> None:
     spec = job["spec"]["template"]["spec"]
     [deploy] = spec["containers"]
     assert deploy["command"][:4] == ["baton", "deploy", "--address", "http://demo-baton-head-svc:8265"]
-    [mount] = deploy["volumeMounts"]
+    [mount] = [one for one in deploy["volumeMounts"] if one["name"] == "serve-config"]
     assert deploy["command"][-1] == f"{mount['mountPath']}/serve.yaml"
     assert {"name": "RAY_AUTH_MODE", "value": "token"} in deploy["env"]
-    [volume] = spec["volumes"]
+    [volume] = [one for one in spec["volumes"] if one["name"] == "serve-config"]
     assert volume["configMap"]["name"] in of_kind(objects, "ConfigMap")
     everybody = of_kind(objects, "NetworkPolicy")["demo-baton"]["spec"]["podSelector"]["matchLabels"]
     assert everybody.items() <= job["spec"]["template"]["metadata"]["labels"].items(), "it may reach the head"

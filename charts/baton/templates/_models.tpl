@@ -24,6 +24,7 @@ Every model of the release, as a JSON list. Each has
   {{- $_ := set $defaults.config.serve "drain_notice_s" 10.0 -}}
   {{- /* One that is lost is not missed: Serve takes seconds to start another. */}}
   {{- $_ := set $defaults.config.serve "schedulers" 2 -}}
+  {{- $_ := set $defaults.config "ingress_instances" 2 -}}
   {{- $effective := mergeOverwrite $defaults.config (deepCopy (default (dict) $model.values.config)) -}}
   {{- $_ := set $model "effective" $effective -}}
   {{- range $kind := list "ingress" "prefill" "decode" -}}

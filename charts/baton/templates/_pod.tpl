@@ -21,23 +21,12 @@ spec:
   terminationGracePeriodSeconds: {{ add (include "baton.drainSeconds" $root | int) 30 }}
   securityContext:
     {{- toYaml (mergeOverwrite (include "baton.podSecurity" . | fromYaml) (deepCopy .pod.podSecurityContext)) | nindent 4 }}
-  {{- with $root.Values.image.pullSecrets }}
-  imagePullSecrets:
-    {{- range . }}
-    - name: {{ . }}
-    {{- end }}
-  {{- end }}
+  {{- include "baton.pullSecrets" $root | nindent 2 }}
   {{- if and .pool .pod.hostNetwork }}
   hostNetwork: true
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
-  {{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" "schedulerName" }}
-  {{- with index $.pod $key }}
-  {{ $key }}: {{ toJson . }}
-  {{- end }}
-  {{- end }}
-  topologySpreadConstraints:
-    {{- include "baton.spread" . | nindent 4 }}
+  {{- include "baton.placement" (dict "placement" .pod "labels" (include "baton.podLabels" . | fromYaml)) | nindent 2 }}
   {{- if or .pod.initContainers (and .pool $root.Values.preflight.initContainers) }}
   initContainers:
     {{- if and .pool $root.Values.preflight.initContainers }}
@@ -74,14 +63,33 @@ baton/model: {{ .model.name }}
 {{- end }}
 {{- end -}}
 
-{{- define "baton.spread" -}}
-{{- $labels := dict "matchLabels" (include "baton.podLabels" . | fromYaml) -}}
-{{- $default := list (dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway") -}}
-{{- $constraints := list -}}
-{{- range default $default .pod.topologySpread -}}
-  {{- $constraints = append $constraints (merge (deepCopy .) (dict "labelSelector" $labels)) -}}
+{{/* Which nodes a pod may be on. `labels` are those of the pods that it is spread among. */}}
+{{- define "baton.placement" -}}
+{{- range $key := list "nodeSelector" "tolerations" "affinity" "priorityClassName" "runtimeClassName" "schedulerName" }}
+{{- with index $.placement $key }}
+{{ $key }}: {{ toJson . }}
+{{- end }}
+{{- end }}
+{{- $default := list (dict "maxSkew" 1 "topologyKey" "kubernetes.io/hostname" "whenUnsatisfiable" "ScheduleAnyway") }}
+topologySpreadConstraints:
+  {{- range default $default .placement.topologySpread }}
+  - {{ merge (deepCopy .) (dict "labelSelector" (dict "matchLabels" $.labels)) | toJson }}
+  {{- end }}
 {{- end -}}
-{{- toYaml $constraints -}}
+
+{{/* What the chart's small pods have in common: those that run no part of Ray. `component` names them. */}}
+{{- define "baton.smallPodLabels" -}}
+{{ include "baton.selector" .root }}
+app.kubernetes.io/component: {{ .component }}
+{{- end -}}
+
+{{- define "baton.pullSecrets" -}}
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
 {{- end -}}
 
 {{- define "baton.podSecurity" -}}
@@ -94,6 +102,7 @@ seccompProfile: {type: RuntimeDefault}
 
 {{- define "baton.containerSecurity" -}}
 allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
   {{- if and .pool .pod.rdma }}
@@ -119,14 +128,22 @@ resources:
   {{- include "baton.resources" . | nindent 2 }}
 {{- end -}}
 
+{{/*
+Where models are on a volume of their own, the rest of the disk is bounded, too. A pod that downloads them keeps them among its
+ephemeral storage, and nobody knows how large they are.
+*/}}
 {{- define "baton.resources" -}}
 {{- $resources := deepCopy (default (dict) .pod.resources) -}}
+{{- $scratch := dict "ephemeral-storage" .pod.scratchSize -}}
+{{- $devices := dict -}}
 {{- if .pool -}}
-  {{- $devices := deepCopy (default (dict) .pod.rdma) -}}
+  {{- $devices = deepCopy (default (dict) .pod.rdma) -}}
   {{- if .pool.podGpus -}}{{- $_ := set $devices .pod.gpuResource (int .pool.podGpus) -}}{{- end -}}
-  {{- range $part := list "limits" "requests" -}}
-    {{- $_ := set $resources $part (mergeOverwrite (default (dict) (index $resources $part)) $devices) -}}
-  {{- end -}}
+{{- end -}}
+{{- range $part := list "limits" "requests" -}}
+  {{- $disk := ternary (dict) $scratch (and (eq $part "limits") (not $.root.Values.modelCache.enabled)) -}}
+  {{- $made := mergeOverwrite (deepCopy $disk) (default (dict) (index $resources $part)) $devices -}}
+  {{- if $made -}}{{- $_ := set $resources $part $made -}}{{- end -}}
 {{- end -}}
 {{- toYaml $resources -}}
 {{- end -}}
@@ -135,6 +152,9 @@ resources:
 - {name: OMP_NUM_THREADS, value: "1"}
 - {name: TOKENIZERS_PARALLELISM, value: "false"}
 - {name: RAY_worker_niceness, value: "0"}
+# Ray keeps so much of what each process logs, and one file from before.
+- {name: RAY_ROTATION_MAX_BYTES, value: "67108864"}
+- {name: RAY_ROTATION_BACKUP_COUNT, value: "1"}
 - name: BATON_CLUSTER_KEY
   valueFrom:
     secretKeyRef: {name: {{ include "baton.clusterKeySecret" .root }}, key: cluster-key}
@@ -167,7 +187,12 @@ resources:
 {{- define "baton.mounts" -}}
 - {name: shm, mountPath: /dev/shm}
 - {name: models, mountPath: /models}
+- {name: tmp, mountPath: /tmp}
+- {name: home, mountPath: /home/baton}
 {{- if eq .kind "ingress" }}
+{{- if .root.Values.files.enabled }}
+- {name: files, mountPath: /files}
+{{- end }}
 {{- if .root.Values.apiKeys.enabled }}
 - {name: api-keys, mountPath: /etc/baton/api-keys, readOnly: true}
 {{- end }}
@@ -203,7 +228,16 @@ resources:
   {{- else }}
   emptyDir: {}
   {{- end }}
+{{- range list "tmp" "home" }}
+- name: {{ . }}
+  emptyDir: {sizeLimit: {{ $.pod.scratchSize | quote }}}
+{{- end }}
 {{- if eq .kind "ingress" }}
+{{- if .root.Values.files.enabled }}
+- name: files
+  persistentVolumeClaim:
+    claimName: {{ default (printf "%s-files" (include "baton.fullname" .root)) .root.Values.files.existingClaim }}
+{{- end }}
 {{- if .root.Values.apiKeys.enabled }}
 - name: api-keys
   secret:

@@ -21,6 +21,8 @@ Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", 
 _MAX_FILE_BYTES = 200 << 20
 _FORM_BYTES = 64 << 10
 """The bytes that the form around a file may add."""
+MAX_UPLOAD_BYTES = _MAX_FILE_BYTES + _FORM_BYTES
+"""What is in front of an ingress must let so much through."""
 _SECONDS_PER_BYTE = 1e-6
 _MAX_UNFINISHED = 1000
 """Batches of one tenant that may wait or run."""
@@ -66,7 +68,7 @@ class BatchRoutes:
         announced = http.headers.get("content-length", "")
         if not announced.isdigit():
             raise RequestError("an upload must say its content-length", status=411)
-        if int(announced[:20]) > _MAX_FILE_BYTES + _FORM_BYTES:
+        if int(announced[:20]) > MAX_UPLOAD_BYTES:
             raise RequestError(f"a file has {_MAX_FILE_BYTES} bytes at the most", field="file", status=413)
         if not http.headers.get("content-type", "").startswith("multipart/form-data"):
             raise RequestError("content-type must be multipart/form-data", status=415)

@@ -16,15 +16,14 @@ from tests.charts.rendering import cluster_spec, render
 from tests.deploy.kube.fake_api import FakeApi
 
 CLUSTER = "demo-baton-raycluster-x"
+SIZES = {"ingress_instances": 1, "prefill_instances": 1, "decode_instances": 2}
 
 
 @pytest.fixture
 def api() -> FakeApi:
     """What the chart makes, with the pods that KubeRay would have made of it."""
     fake = FakeApi()
-    spec = cluster_spec(
-        render({"config": {"prefill_instances": 1, "decode_instances": 2}, "decode": {"maxReplicas": 4}})
-    )
+    spec = cluster_spec(render({"config": SIZES, "decode": {"maxReplicas": 4}}))
     for group in spec["workerGroupSpecs"]:
         group["minReplicas"] = 0
         group["maxReplicas"] = 4
