@@ -194,6 +194,30 @@ class Autoscaling(_Values):
     resources: Raw = {}
 
 
+class Valkey(Placement):
+    """One pod with a disk, which the chart brings. Ray needs neither a cluster nor replicas of it."""
+
+    image: str = "valkey/valkey:8.1.8-alpine"
+    size: Quantity = "2Gi"
+    storageClass: str = ""
+    resources: Raw = {
+        "requests": {"cpu": "100m", "memory": "256Mi", "ephemeral-storage": "64Mi"},
+        "limits": {"memory": "512Mi", "ephemeral-storage": "256Mi"},
+    }
+
+
+class GcsFaultTolerance(_Values):
+    """The state of Ray's head is kept outside of it: it may restart without ending the cluster."""
+
+    enabled: bool = False
+    address: Annotated[str, Field(pattern=r"^((rediss?://)?[A-Za-z0-9.-]+:[0-9]{1,5})?$")] = ""
+    """HOST:PORT of a Redis or Valkey of yours; empty: the chart's own."""
+    username: str = ""
+    existingSecret: str = ""
+    """With the entry `redis-password`. Empty: one is made and kept for the chart's own; with `address`, no password is used."""
+    valkey: Valkey = Valkey()
+
+
 class Topology(_Values):
     enabled: bool = True
     """Instances read where their node stands from its labels, and the scheduler prefers near ones."""
@@ -216,6 +240,38 @@ def _pods(name: str) -> Raw:
     return {"namespaceSelector": {}, "podSelector": {"matchLabels": {"app.kubernetes.io/name": name}}}
 
 
+_PUBLIC: list[Raw] = [
+    {
+        "ipBlock": {
+            "cidr": "0.0.0.0/0",
+            "except": ["10.0.0.0/8", "100.64.0.0/10", "169.254.0.0/16", "172.16.0.0/12", "192.168.0.0/16"],
+        }
+    },
+    {"ipBlock": {"cidr": "::/0", "except": ["fc00::/7", "fe80::/10"]}},
+]
+"""NetworkPolicyPeers: every public address, and so neither the cluster nor a cloud's metadata."""
+
+
+class Egress(_Values):
+    """What pods of the release may reach outside of it. Each list is of NetworkPolicyPeers but for `others`."""
+
+    enabled: bool = False
+    dns: list[Raw] = [
+        {
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+            "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
+        }
+    ]
+    kubernetesApi: list[Raw] = []
+    """For those that ask it, at ports 443 and 6443; empty: any address, since it is no pod."""
+    hub: list[Raw] = _PUBLIC
+    """For those that download models, at port 443. With `modelCache.fetch` that is its Job alone."""
+    images: list[Raw] = _PUBLIC
+    """For ingresses, at the ports of the hosts in `config.pictures.url_hosts`; where that is empty, nothing."""
+    others: list[Raw] = []
+    """NetworkPolicyEgressRules for every pod, e.g. to a collector of traces."""
+
+
 class NetworkPolicy(_Values):
     enabled: bool = True
     clients: list[Raw] = []
@@ -224,6 +280,7 @@ class NetworkPolicy(_Values):
     """Who may reach the head's dashboard port: KubeRay deploys the application through it."""
     prometheus: list[Raw] = [_pods("prometheus")]
     """Who may read metrics."""
+    egress: Egress = Egress()
 
 
 class Monitoring(_Values):
@@ -281,8 +338,7 @@ class ChartValues(Model):
     """Ray's own token, without which nobody talks to its control plane; the entry `auth_token`. Empty: one is made and kept."""
     topology: Topology = Topology()
     controller: Controller = Controller()
-    gcsFaultTolerance: Raw = {}
-    """KubeRay's gcsFaultToleranceOptions: the head may restart without ending the cluster."""
+    gcsFaultTolerance: GcsFaultTolerance = GcsFaultTolerance()
     networkPolicy: NetworkPolicy = NetworkPolicy()
     monitoring: Monitoring = Monitoring()
     preflight: Preflight = Preflight()

@@ -65,3 +65,18 @@ def pods(objects: list[Object]) -> dict[str, Object]:
 def container(template: Object) -> Object:
     [ray] = [one for one in template["spec"]["containers"] if one["name"] == "ray"]
     return ray
+
+
+def all_pods(objects: list[Object]) -> list[Object]:
+    """Every pod template, those outside of the Ray cluster too."""
+    others = [made for made in objects if made["kind"] in ("Job", "Deployment", "StatefulSet")]
+    return [*pods(objects).values(), *(made["spec"]["template"] for made in others)]
+
+
+def selects(selector: Object, labels: dict[str, str]) -> bool:
+    """Whether a label selector chooses a pod with these labels."""
+    rules = selector.get("matchExpressions", [])
+    assert all(rule["operator"] == "In" for rule in rules)
+    return selector.get("matchLabels", {}).items() <= labels.items() and all(
+        labels.get(rule["key"]) in rule["values"] for rule in rules
+    )

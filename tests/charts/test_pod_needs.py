@@ -12,6 +12,7 @@ from core.config import ClusterConfig
 from tests.charts.rendering import (
     EXAMPLES,
     Object,
+    all_pods,
     container,
     example,
     of_kind,
@@ -30,16 +31,6 @@ PLACES: Object = {
         {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "ScheduleAnyway"}
     ],
 }
-
-
-def all_pods(objects: list[Object]) -> list[Object]:
-    others = [made for made in objects if made["kind"] in ("Job", "Deployment", "StatefulSet")]
-    return [*pods(objects).values(), *(made["spec"]["template"] for made in others)]
-
-
-def containers(template: Object) -> list[Object]:
-    spec = template["spec"]
-    return [*spec["containers"], *spec.get("initContainers", [])]
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

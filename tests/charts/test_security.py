@@ -11,6 +11,7 @@ from cluster.deploy.kube.topology import label_names
 from tests.charts.rendering import (
     EXAMPLES,
     Object,
+    all_pods,
     cluster_spec,
     container,
     example,
@@ -24,9 +25,7 @@ from tests.charts.rendering import (
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_nothing_runs_as_root(name: str) -> None:
     objects = example(name)
-    others = [*of_kind(objects, "Job").values(), *of_kind(objects, "Deployment").values()]
-    templates = [*pods(objects).values(), *(made["spec"]["template"] for made in others)]
-    for template in templates:
+    for template in all_pods(objects):
         spec = template["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

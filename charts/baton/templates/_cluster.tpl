@@ -15,8 +15,16 @@ autoscalerOptions:
   {{- end }}
 {{- end }}
 {{- with .Values.gcsFaultTolerance }}
+{{- if .enabled }}
 gcsFaultToleranceOptions:
-  {{- toYaml . | nindent 2 }}
+  redisAddress: {{ include "baton.redisAddress" $ }}
+  {{- with .username }}
+  redisUsername: {value: {{ . | quote }}}
+  {{- end }}
+  {{- with include "baton.redisSecret" $ }}
+  redisPassword: {valueFrom: {secretKeyRef: {name: {{ . }}, key: redis-password}}}
+  {{- end }}
+{{- end }}
 {{- end }}
 headGroupSpec:
   serviceType: ClusterIP

@@ -46,6 +46,17 @@ labels:
 {{ default (printf "%s-ray-token" (include "baton.fullname" .)) .Values.rayAuth.existingSecret }}
 {{- end -}}
 
+{{/* Where Ray's head keeps its state. */}}
+{{- define "baton.redisAddress" -}}
+{{ default (printf "%s-valkey:6379" (include "baton.fullname" .)) .Values.gcsFaultTolerance.address }}
+{{- end -}}
+
+{{/* Empty: it has no password. */}}
+{{- define "baton.redisSecret" -}}
+{{- $own := ternary (printf "%s-valkey" (include "baton.fullname" .)) "" (empty .Values.gcsFaultTolerance.address) -}}
+{{ default $own .Values.gcsFaultTolerance.existingSecret }}
+{{- end -}}
+
 {{/* The environment of whoever talks to Ray's dashboard. */}}
 {{- define "baton.rayToken" -}}
 - {name: RAY_AUTH_MODE, value: token}
