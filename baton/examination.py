@@ -16,10 +16,11 @@ from cluster.preflight.local_node import LocalNode, num_gpus_here
 from cluster.preflight.memory_check import check_memory
 from cluster.preflight.nccl_tests import measure_node
 from cluster.preflight.node_checks import check_host
+from cluster.preflight.pod_memory import check_pod
 from cluster.preflight.pods import check_as_rank
 from cluster.preflight.ray_nodes import check_room, living_nodes
 from core.config.cluster_config import ClusterConfig
-from core.config.pools import PoolName
+from core.config.pools import PoolName, pools_of
 
 
 def backend_for(wanted: str) -> Backend:
@@ -31,17 +32,24 @@ def backend_for(wanted: str) -> Backend:
 
 
 async def examine(
-    config: ClusterConfig, ray_address: str, ask: Ask, pools: Sequence[PoolName] = ()
+    config: ClusterConfig,
+    ray_address: str,
+    ask: Ask,
+    pools: Sequence[PoolName] = (),
+    num_each: int = 0,
 ) -> list[Finding]:
-    """Examine. This node is asked whether an instance of each of `pools` fits. A Ray cluster's nodes are asked by what they could
-    hold."""
+    """Examine. This node is asked whether an instance of each of `pools` fits, and this pod whether `num_each` do, unless that is
+    0. A Ray cluster's nodes are asked by what they could hold."""
     if not ray_address:
         here = LocalNode()
         tests = await measure_node(here.name, num_gpus_here())
         fabric = await check_fabric([here], ask, within={here.name: tests.sendrecv_bytes_per_s})
-        host = check_host(here.name, all_kv_bytes(config), config.model.path)
+        own = [pool for pool in pools_of(config) if pool.name in pools and pool.num_instances]
+        kv_bytes = config.engine.kv_bytes * num_each * len(own) if num_each else all_kv_bytes(config)
+        host = check_host(here.name, kv_bytes, config.model.path)
         card = check_card(here.name, config, os.environ)
-        return [*host, *check_memory(here.name, config, pools), *card, *tests.findings, *fabric]
+        pod = [check_pod(here.name, config, own, num_each, on_gpus=bool(num_gpus_here()))] if num_each else []
+        return [*host, *check_memory(here.name, config, pools), *pod, *card, *tests.findings, *fabric]
     join_ray(ray_address)
     try:
         nodes = living_nodes()

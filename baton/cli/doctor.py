@@ -33,6 +33,16 @@ def doctor(
     config: Annotated[
         Path | None, typer.Option(help="The cluster's YAML file, for the sizes it asks for.")
     ] = None,
+    pool: Annotated[
+        list[str] | None,
+        typer.Option(help="Instances of which pool of --config are here; may be repeated. Default: both."),
+    ] = None,
+    instances: Annotated[
+        int,
+        typer.Option(
+            min=0, help="How many of each --pool this pod has: is its memory limit enough? 0: don't ask."
+        ),
+    ] = 0,
     rank: Annotated[
         int,
         typer.Option(
@@ -66,8 +76,10 @@ def doctor(
         if world > 1:
             findings = asyncio.run(examine_as_rank(settings, rank, world, rendezvous, ask, wait_s))
         else:
-            pools: Sequence[PoolName] = ("prefill", "decode") if config else ()
-            findings = asyncio.run(examine(settings, ray_address, ask, pools))
+            pools: Sequence[PoolName] = (
+                [_pool(name) for name in pool or ("prefill", "decode")] if config else []
+            )
+            findings = asyncio.run(examine(settings, ray_address, ask, pools, instances))
     if as_json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=1))
     else:
@@ -75,6 +87,14 @@ def doctor(
     failed = sum(finding.verdict is Verdict.FAIL for finding in findings)
     console.print(f"[bold red]{failed} not fit[/]" if failed else "[green]fit to serve[/]")
     sys.exit(1 if failed else 0)
+
+
+def _pool(name: str) -> PoolName:
+    match name:
+        case "prefill" | "decode":
+            return name
+        case _:
+            raise typer.BadParameter(f"{name}: use prefill or decode", param_hint="--pool")
 
 
 def _table(findings: list[Finding]) -> Table:

@@ -28,6 +28,7 @@ _MODULES: Final = {
     "deploy": "deploy",
     "top": "top",
     "rollout": "rollout",
+    "pods": "pods",
 }
 """By command, the module of `baton.cli` that has the function of that name."""
 

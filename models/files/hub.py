@@ -13,6 +13,15 @@ _PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model*", "*.txt"]
 
 def resolve(path_or_id: str) -> Path:
     """Return the model's folder. A hub id is downloaded (or found in the local cache). Raises ConfigError."""
+    return _found(path_or_id, _PATTERNS)
+
+
+def describe(path_or_id: str) -> Path:
+    """Return a folder with the model's configuration; of a hub id that is all that is downloaded. Raises ConfigError."""
+    return _found(path_or_id, ["*.json"])
+
+
+def _found(path_or_id: str, patterns: list[str]) -> Path:
     if (folder := folder_of(path_or_id)) is not None:
         return folder
     # Half a second of processor time, which a model in a folder does not need.
@@ -20,7 +29,7 @@ def resolve(path_or_id: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
     try:
-        return Path(snapshot_download(path_or_id, allow_patterns=_PATTERNS, ignore_patterns=_IGNORED))
+        return Path(snapshot_download(path_or_id, allow_patterns=patterns, ignore_patterns=_IGNORED))
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(

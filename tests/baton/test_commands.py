@@ -27,6 +27,7 @@ COMMANDS = [
     "deploy",
     "top",
     "rollout",
+    "pods",
 ]
 
 

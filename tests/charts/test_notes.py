@@ -30,3 +30,10 @@ def test_they_are_silent_about_an_image_of_your_own() -> None:
     said = notes({"image": {"repository": "registry.example/baton"}})
     assert "published" not in said
     assert said.startswith("Baton starts.")
+
+
+def test_they_name_the_pods_without_a_memory_limit() -> None:
+    limited = {"resources": {"limits": {"memory": "8Gi"}}}
+    assert "These pods have no memory limit: decode, prefill." in notes({})
+    assert "These pods have no memory limit: prefill." in notes({"decode": limited})
+    assert "memory limit" not in notes({"prefill": limited, "decode": limited})

@@ -203,6 +203,9 @@ ephemeral storage, and nobody knows how large they are.
 - {name: live, mountPath: /etc/baton/live, readOnly: true}
 {{- end }}
 {{- end }}
+{{- if .pool }}
+- {name: config, mountPath: /etc/baton/config, readOnly: true}
+{{- end }}
 {{- if and .pool .root.Values.kvTls.existingSecret }}
 - {name: kv-tls, mountPath: /etc/baton/kv-tls, readOnly: true}
 {{- end }}
@@ -254,6 +257,8 @@ ephemeral storage, and nobody knows how large they are.
 {{- end }}
 {{- end }}
 {{- if .pool }}
+- name: config
+  configMap: {name: {{ include "baton.fullname" .root }}-config}
 {{- with .root.Values.kvTls.existingSecret }}
 - name: kv-tls
   secret: {secretName: {{ . }}}
@@ -322,10 +327,10 @@ readinessProbe:
   timeoutSeconds: 5
 {{- end -}}
 
-{{/* Limits, shared memory, RDMA ports, GPUs and the links between them: a node that is not fit never becomes ready. */}}
+{{/* Memory, limits, RDMA ports, GPUs and the links between them: a pod that is not fit never becomes ready. */}}
 {{- define "baton.doctorContainer" -}}
-{{- $pod := mergeOverwrite (deepCopy .pod) (dict "env" (append .pod.env (dict "name" "BATON_ENGINE__KV_BYTES" "value" .pool.kvBytes))) -}}
 - name: doctor
-  {{- include "baton.container" (merge (dict "pod" $pod) .) | nindent 2 }}
-  command: [baton, doctor]
+  {{- include "baton.container" . | nindent 2 }}
+  command: [baton, doctor, --config, /etc/baton/config/{{ .model.name }}.yaml, --instances, {{ .pool.perPod | quote }}, --pool, {{ .kind }}
+    {{- if .pool.shares }}, --pool, prefill{{ end }}]
 {{- end -}}

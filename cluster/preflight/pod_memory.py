@@ -1,0 +1,141 @@
+"""Host memory that a Kubernetes pod of instances needs. Pools are sized as the engine does it; no weight is read.
+
+A limit below this floor ends the pod by the kernel's hand, while it loads or on its first long prompt."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from cluster.instance.rank_memory import why_copied
+from cluster.preflight.findings import Finding, Verdict
+from core.config import ClusterConfig, EngineConfig
+from core.draft_config import engine_of_role
+from core.errors import ConfigError
+from core.kv import num_blocks_for
+from core.memory_law import DeviceMemory, gib
+from core.parallel_config import ParallelConfig
+from core.pools import Pool
+from engine.execution.devices import host_memory
+from engine.execution.model_dims import mesh_of
+from engine.execution.pool_size import PoolSize, RankMemory, size_pool
+from models.hub import describe
+
+GIB = 1 << 30
+NODE_BYTES = GIB
+"""Ray's raylet and agents, its object store (256 MiB), and what is on /dev/shm besides pools."""
+PROCESS_BYTES = GIB // 2
+"""An instance's process, and each rank's on a CPU, beside weights and KV. One with the embedded model has 0.29 GiB."""
+GPU_PROCESS_BYTES = 4 * GIB
+"""The same of a rank on a GPU: CUDA's libraries and pinned buffers. An assumption."""
+_ENDLESS_BYTES = 1 << 50
+
+
+@dataclass(frozen=True, slots=True)
+class PodMemory:
+    """By what takes it, in bytes."""
+
+    parts: tuple[tuple[str, int], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(size for _, size in self.parts)
+
+    @property
+    def num_gib(self) -> int:
+        """Return the whole GiB that a limit should have."""
+        return math.ceil(self.num_bytes / GIB)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{gib(size)} {what}" for what, size in self.parts if size)
+
+
+def pod_memory(config: ClusterConfig, pools: Sequence[Pool], num_each: int, *, on_gpus: bool) -> PodMemory:
+    """Return what a pod needs that has `num_each` instances of each of `pools`. A pool without `engine.kv_bytes` has at least the
+    KV of one whole context. Raises ConfigError where the model cannot be described."""
+    folder = describe(config.model.path)
+    parts = [_instance(config, folder, pool, on_gpus=on_gpus) for pool in pools]
+    sums = {what: sum(dict(part)[what] for part in parts) * num_each for what, _ in parts[0]}
+    return PodMemory((*sums.items(), ("for Ray", NODE_BYTES)))
+
+
+def check_pod(
+    where: str, config: ClusterConfig, pools: Sequence[Pool], num_each: int, *, on_gpus: bool
+) -> Finding:
+    """Compare this pod's limit with what its instances need."""
+    names = " and ".join(pool.name for pool in pools)
+    try:
+        needed = pod_memory(config, pools, num_each, on_gpus=on_gpus)
+    except ConfigError as error:
+        return Finding(where=where, check="pod memory", verdict=Verdict.SKIP, measured=str(error))
+    limit = host_memory().total_bytes
+    enough = limit >= needed.num_bytes
+    return Finding(
+        where=where,
+        check="pod memory",
+        verdict=Verdict.OK if enough else Verdict.FAIL,
+        measured=f"the pod may use {gib(limit)}",
+        expected=f"{gib(needed.num_bytes)} for {num_each} x {names}: {needed}",
+        fix=""
+        if enough
+        else f"give the {names} pods a memory request and limit of {needed.num_gib}Gi (`baton pods` prints them), or lower "
+        "engine.kv_bytes, engine.host_cache_bytes or engine.max_batch_tokens",
+    )
+
+
+def _instance(config: ClusterConfig, folder: Path, pool: Pool, *, on_gpus: bool) -> list[tuple[str, int]]:
+    """Return what one instance takes of each pod that it is on."""
+    parallel, engine = pool.parallel, engine_of_role(config.engine, pool.name)
+    size = _size(config, engine, folder, pool, on_gpus=on_gpus)
+    num_here = -(-parallel.num_ranks // parallel.hosts)
+    is_copied = on_gpus and parallel.num_ranks > 1 and bool(why_copied(config))
+    weights = 0 if on_gpus else sum(need.weight_bytes for need in size.needs)
+    steps = 0 if on_gpus else sum(need.step_bytes for need in size.needs)
+    kv_bytes = size.num_bytes if is_copied or not on_gpus else 0
+    if not on_gpus and not (engine.kv_bytes or engine.num_blocks):
+        # Of what memory_utilization leaves beside weights and steps, a pool on a CPU takes half.
+        needs = weights + steps
+        kv_bytes = math.ceil((needs + 2 * kv_bytes) / engine.memory_utilization) - needs
+    own = PROCESS_BYTES * (parallel.num_ranks > 1)
+    each = GPU_PROCESS_BYTES if on_gpus else PROCESS_BYTES
+    return [
+        ("of weights", weights // parallel.hosts),
+        ("for the largest step", steps // parallel.hosts),
+        ("for KV", kv_bytes // parallel.hosts),
+        ("for host_cache_bytes", config.engine.host_cache_bytes),
+        ("of processes", own + each * num_here),
+    ]
+
+
+def _size(
+    config: ClusterConfig, engine: EngineConfig, folder: Path, pool: Pool, *, on_gpus: bool
+) -> PoolSize:
+    """Size the pool. Where the configuration leaves its size open, it has room for one whole context."""
+    size = _sized(config, engine, folder, pool, on_gpus=on_gpus)
+    if engine.kv_bytes or engine.num_blocks:
+        return size
+    own = size.shard.layout.state_blocks + num_blocks_for(size.max_context_tokens, engine.block_size)
+    least = engine.model_copy(update={"num_blocks": (own + 2) * pool.parallel.dp})
+    return _sized(config, least, folder, pool, on_gpus=on_gpus)
+
+
+def _sized(
+    config: ClusterConfig, engine: EngineConfig, folder: Path, pool: Pool, *, on_gpus: bool
+) -> PoolSize:
+    parallel: ParallelConfig = pool.parallel
+    memory = DeviceMemory(
+        name="a pod", total_bytes=_ENDLESS_BYTES, free_bytes=_ENDLESS_BYTES, is_host=not on_gpus
+    )
+    return size_pool(
+        folder,
+        config.model,
+        engine,
+        mesh_of(parallel),
+        role=pool.name,
+        num_spare=parallel.ep_redundant_experts,
+        device=torch.device("cuda" if on_gpus else "cpu"),
+        found=RankMemory(devices=(memory,) * parallel.num_ranks),
+        slots=config.adapters,
+    )

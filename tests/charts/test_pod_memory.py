@@ -1,0 +1,128 @@
+"""Requests and limits follow Baton's memory model: `baton pods` prints them, and each pod compares its own before it joins."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click import Context
+from typer.main import get_command
+
+from baton.cli.main import app
+from baton.cli.pods import resources_of
+from core.config import ClusterConfig, load
+from tests.charts.rendering import (
+    EXAMPLES,
+    Object,
+    cluster_spec,
+    container,
+    example,
+    of_kind,
+    pods,
+    render,
+    serve_config,
+)
+from tests.models.real_configs import write_config
+
+UNITS = {"Gi": 2**30, "Ti": 2**40}
+
+
+def num_bytes(quantity: Any) -> int:
+    text = str(quantity)
+    return int(text[:-2]) * UNITS[text[-2:]] if text[-2:] in UNITS else int(text)
+
+
+@pytest.fixture
+def described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Models' configurations are at hand, as the hub has them."""
+
+    def describe(path: str) -> Path:
+        if path == "embedded":
+            return Path("models/embedded").resolve()
+        return write_config(tmp_path / path.strip("/"), path)
+
+    monkeypatch.setattr("cluster.preflight.pod_memory.describe", describe)
+
+
+def commands(objects: list[Object]) -> list[list[str]]:
+    made = [one for template in pods(objects).values() for one in template["spec"].get("initContainers", [])]
+    jobs = [job["spec"]["template"]["spec"]["containers"] for job in of_kind(objects, "Job").values()]
+    found = [one["command"] for one in (*made, *(one for job in jobs for one in job)) if "command" in one]
+    return [command for command in found if command[:2] == ["baton", "doctor"]]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_doctor_takes_the_options_that_it_is_given(name: str) -> None:
+    doctor = get_command(app).commands["doctor"]  # type: ignore[attr-defined]
+    given = commands(example(name))
+    assert given
+    for command in given:
+        doctor.make_context("doctor", [part.replace("$(JOB_COMPLETION_INDEX)", "0") for part in command[2:]])
+
+
+def test_each_pod_knows_its_configuration_and_how_many_instances_it_has() -> None:
+    objects = render(
+        {"decode": {"instancesPerPod": 3}, "models": {"two": {"config": {"decode_instances": 1}}}}
+    )
+    made = of_kind(objects, "ConfigMap")["demo-baton-config"]["data"]
+    for application in serve_config(objects)["applications"]:
+        told = load(yaml.safe_load(made[f"{application['name']}.yaml"]), {})
+        assert told == ClusterConfig.model_validate(application["args"])
+    for group, asked in {
+        "decode": "--config /etc/baton/config/baton.yaml --instances 3 --pool decode",
+        "two-prefill": "--config /etc/baton/config/two.yaml --instances 1 --pool prefill",
+    }.items():
+        first = pods(objects)[group]["spec"]["initContainers"][0]
+        assert shlex.join(first["command"][2:]) == asked
+        mounts = {one["name"]: one["mountPath"] for one in first["volumeMounts"]}
+        assert mounts["config"] == "/etc/baton/config"
+    shared = pods(example("shared-card"))["decode"]["spec"]["initContainers"][0]
+    assert shared["command"][-4:] == ["--pool", "decode", "--pool", "prefill"]
+
+
+def test_a_change_of_the_configuration_changes_no_pod() -> None:
+    before, after = render(), render({"config": {"engine": {"max_num_seqs": 7}}})
+    assert pods(before) == pods(after)
+
+
+@pytest.mark.usefixtures("described")
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "ray-cluster"])
+def test_what_an_example_gives_its_pods_is_at_least_what_baton_pods_prints(name: str) -> None:
+    objects = example(name)
+    printed = resources_of(yaml.safe_load(EXAMPLES[name].read_text()))
+    groups = {group["groupName"]: group for group in cluster_spec(objects)["workerGroupSpecs"]}
+    asked = {**printed, **_named(printed.get("models", {}))}
+    asked.pop("models", None)
+    assert set(asked) == {group for group in groups if not group.endswith("ingress")}
+    for group, values in asked.items():
+        given = container(groups[group]["template"])["resources"].get("limits", {})
+        if "memory" in given:
+            least = num_bytes(values["resources"]["limits"]["memory"])
+            assert num_bytes(given["memory"]) >= least, group
+
+
+def _named(models: Object) -> Object:
+    return {f"{model}-{pool}": found for model, pools in models.items() for pool, found in pools.items()}
+
+
+@pytest.mark.usefixtures("described")
+def test_what_is_printed_is_values_of_the_chart() -> None:
+    values = {
+        "config": {"engine": {"kv_bytes": 8 << 30}, "decode_instances": 4},
+        "decode": {"instancesPerPod": 2},
+    }
+    printed = resources_of(values)
+    limits = {name: printed[name]["resources"]["limits"]["memory"] for name in ("prefill", "decode")}
+    assert num_bytes(limits["prefill"]) >= (8 << 30) + (1 << 30)
+    assert num_bytes(limits["decode"]) - num_bytes(limits["prefill"]) >= 8 << 30, "one pool more"
+    made = pods(render({**values, "decode": {**values["decode"], **printed["decode"]}}))
+    assert container(made["decode"])["resources"]["limits"]["memory"] == limits["decode"]
+
+
+def test_baton_pods_is_a_command() -> None:
+    command = get_command(app).commands["pods"]  # type: ignore[attr-defined]
+    assert "resources" in command.get_short_help_str(200) or "memory" in command.get_short_help_str(200)
+    assert [param.name for param in command.get_params(Context(command)) if param.name != "help"] == [
+        "values"
+    ]

@@ -1,0 +1,104 @@
+"""What `baton doctor` says of a pod's memory limit."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster.preflight import pod_memory as module
+from cluster.preflight.findings import Verdict
+from cluster.preflight.pod_memory import PROCESS_BYTES, check_pod, pod_memory
+from core.config import ClusterConfig, load
+from core.memory_law import DeviceMemory
+from core.pools import Pool, pools_of
+from engine.execution.devices import host_memory
+from engine.execution.model_dims import mesh_of
+from engine.execution.pool_size import RankMemory, size_pool
+from tests.models.real_configs import write_config
+
+QWEN = "Qwen/Qwen3-8B"
+
+
+@pytest.fixture(autouse=True)
+def qwen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    folder = write_config(tmp_path / "qwen", QWEN)
+    monkeypatch.setattr(module, "describe", lambda path: folder if path == QWEN else Path(path))
+    return folder
+
+
+def config_of(**values: object) -> ClusterConfig:
+    return load(None, {}, {"model.path": QWEN, **values})
+
+
+def pool(config: ClusterConfig, name: str) -> Pool:
+    [found] = [each for each in pools_of(config) if each.name == name]
+    return found
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_cpu_pod_at_the_floor_holds_the_model_and_one_whole_context(qwen: Path, tp: int) -> None:
+    config = config_of(**{"decode.tp": tp, "model.dtype": "bfloat16"})
+    decode = pool(config, "decode")
+    needed = pod_memory(config, [decode], 1, on_gpus=False)
+    left = needed.num_bytes - sum(size for what, size in needed.parts if "processes" in what or "Ray" in what)
+    memory = DeviceMemory(name="pod", total_bytes=left, free_bytes=left, is_host=True)
+    size = size_pool(
+        qwen,
+        config.model,
+        config.engine,
+        mesh_of(decode.parallel),
+        device=torch.device("cpu"),
+        found=RankMemory(devices=(memory,) * tp, num_sharers=tp),
+    )
+    assert size.num_blocks * config.engine.block_size >= size.max_context_tokens
+
+
+def test_everything_that_an_instance_keeps_in_host_memory_is_counted() -> None:
+    base = config_of(**{"engine.kv_bytes": 4 << 30})
+    small = pod_memory(base, [pool(base, "decode")], 1, on_gpus=False).num_bytes
+    cached = config_of(**{"engine.kv_bytes": 4 << 30, "engine.host_cache_bytes": 3 << 30})
+    assert pod_memory(cached, [pool(cached, "decode")], 1, on_gpus=False).num_bytes - small == 3 << 30
+    larger = config_of(**{"engine.kv_bytes": 6 << 30})
+    assert pod_memory(larger, [pool(larger, "decode")], 1, on_gpus=False).num_bytes - small == pytest.approx(
+        2 << 30, rel=0.01
+    )
+    two = pod_memory(base, [pool(base, "decode")], 2, on_gpus=False).num_bytes
+    assert two - small == pytest.approx(small - (1 << 30), rel=0.01), "all but what Ray takes"
+    both = pod_memory(base, pools_of(base), 1, on_gpus=False).num_bytes
+    assert both > small + (4 << 30)
+
+
+def test_weights_and_kv_of_gpus_are_not_in_the_pods_memory_unless_they_are_copied_there() -> None:
+    config = config_of(**{"engine.kv_bytes": 16 << 30, "decode.tp": 4})
+    on_device = pod_memory(config, [pool(config, "decode")], 1, on_gpus=True)
+    assert dict(on_device.parts)["of weights"] == dict(on_device.parts)["for KV"] == 0
+    copied = config_of(**{"engine.kv_bytes": 16 << 30, "decode.tp": 4, "transfer.transport": "gloo"})
+    kv = dict(pod_memory(copied, [pool(copied, "decode")], 1, on_gpus=True).parts)["for KV"]
+    assert kv == pytest.approx(16 << 30, rel=0.01)
+    assert dict(on_device.parts)["of processes"] > 4 * PROCESS_BYTES
+
+
+def test_a_limit_that_is_too_small_is_refused_with_the_one_that_is_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = config_of(**{"engine.kv_bytes": 4 << 30})
+    decode = [pool(config, "decode")]
+    needed = pod_memory(config, decode, 1, on_gpus=False)
+    enough = replace(host_memory(), total_bytes=needed.num_gib << 30)
+    monkeypatch.setattr(module, "host_memory", lambda: enough)
+    assert check_pod("pod", config, decode, 1, on_gpus=False).verdict is Verdict.OK
+    monkeypatch.setattr(module, "host_memory", lambda: replace(enough, total_bytes=8 << 30))
+    found = check_pod("pod", config, decode, 1, on_gpus=False)
+    assert found.verdict is Verdict.FAIL
+    assert found.measured == "the pod may use 8.00 GiB"
+    assert f"limit of {needed.num_gib}Gi" in found.fix
+    assert "GiB of weights" in found.expected
+
+
+def test_a_model_that_cannot_be_described_is_left_to_the_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    config = load(None, {}, {"model.path": "/nowhere/model"})
+    found = check_pod("pod", config, [pool(config, "decode")], 1, on_gpus=False)
+    assert found.verdict is Verdict.SKIP
+    assert "/nowhere/model" in found.measured
