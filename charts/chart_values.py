@@ -168,10 +168,23 @@ class Claim(_Values):
     accessModes: list[str] = ["ReadWriteMany"]
 
 
+class ModelFetch(Placement):
+    """A Job downloads models into the volume. Pods wait for it, and ask no hub themselves."""
+
+    enabled: bool = False
+    timeoutSeconds: int = Field(default=7200, ge=60)
+    """How long a pod waits for it."""
+    resources: Raw = {
+        "requests": {"cpu": "1", "memory": "2Gi", "ephemeral-storage": "1Gi"},
+        "limits": {"memory": "4Gi", "ephemeral-storage": "2Gi"},
+    }
+
+
 class ModelCache(Claim):
     """Without it each pod downloads for itself, into its own disk."""
 
     size: Quantity = "500Gi"
+    fetch: ModelFetch = ModelFetch()
 
 
 class Files(Claim):

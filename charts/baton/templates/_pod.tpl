@@ -27,8 +27,12 @@ spec:
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
   {{- include "baton.placement" (dict "placement" .pod "labels" (include "baton.podLabels" . | fromYaml)) | nindent 2 }}
-  {{- if or .pod.initContainers (and .pool $root.Values.preflight.initContainers) }}
+  {{- $fetched := and .model $root.Values.modelCache.fetch.enabled }}
+  {{- if or .pod.initContainers $fetched (and .pool $root.Values.preflight.initContainers) }}
   initContainers:
+    {{- if $fetched }}
+    {{- include "baton.waitContainer" . | nindent 4 }}
+    {{- end }}
     {{- if and .pool $root.Values.preflight.initContainers }}
     {{- include "baton.doctorContainer" . | nindent 4 }}
     {{- end }}
@@ -158,12 +162,10 @@ ephemeral storage, and nobody knows how large they are.
 - name: BATON_CLUSTER_KEY
   valueFrom:
     secretKeyRef: {name: {{ include "baton.clusterKeySecret" .root }}, key: cluster-key}
-{{- with .root.Values.huggingFace.existingSecret }}
-- name: HF_TOKEN
-  valueFrom:
-    secretKeyRef: {name: {{ . }}, key: token}
+{{- include "baton.hubEnv" .root | nindent 0 }}
+{{- if .root.Values.modelCache.fetch.enabled }}
+- {name: HF_HUB_OFFLINE, value: "1"}
 {{- end }}
-- {name: HF_HOME, value: /models}
 {{- if and .pool .root.Values.topology.enabled }}
 - name: BATON_KUBE_NODE
   valueFrom:
@@ -182,6 +184,20 @@ ephemeral storage, and nobody knows how large they are.
 {{- with .pod.env }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* Where models are, and who may have them. */}}
+{{- define "baton.hubEnv" -}}
+- {name: HF_HOME, value: /models}
+{{- with .Values.huggingFace.existingSecret }}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef: {name: {{ . }}, key: token}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.modelsClaim" -}}
+{{ default (printf "%s-models" (include "baton.fullname" .)) .Values.modelCache.existingClaim }}
 {{- end -}}
 
 {{- define "baton.mounts" -}}
@@ -203,7 +219,7 @@ ephemeral storage, and nobody knows how large they are.
 - {name: live, mountPath: /etc/baton/live, readOnly: true}
 {{- end }}
 {{- end }}
-{{- if .pool }}
+{{- if .model }}
 - {name: config, mountPath: /etc/baton/config, readOnly: true}
 {{- end }}
 {{- if and .pool .root.Values.kvTls.existingSecret }}
@@ -226,8 +242,7 @@ ephemeral storage, and nobody knows how large they are.
     {{- end }}
 - name: models
   {{- if .root.Values.modelCache.enabled }}
-  persistentVolumeClaim:
-    claimName: {{ default (printf "%s-models" (include "baton.fullname" .root)) .root.Values.modelCache.existingClaim }}
+  persistentVolumeClaim: {claimName: {{ include "baton.modelsClaim" .root }}}
   {{- else }}
   emptyDir: {}
   {{- end }}
@@ -256,9 +271,11 @@ ephemeral storage, and nobody knows how large they are.
   configMap: {name: {{ include "baton.fullname" .root }}-live}
 {{- end }}
 {{- end }}
-{{- if .pool }}
+{{- if .model }}
 - name: config
   configMap: {name: {{ include "baton.fullname" .root }}-config}
+{{- end }}
+{{- if .pool }}
 {{- with .root.Values.kvTls.existingSecret }}
 - name: kv-tls
   secret: {secretName: {{ . }}}
@@ -333,4 +350,22 @@ readinessProbe:
   {{- include "baton.container" . | nindent 2 }}
   command: [baton, doctor, --config, /etc/baton/config/{{ .model.name }}.yaml, --instances, {{ .pool.perPod | quote }}, --pool, {{ .kind }}
     {{- if .pool.shares }}, --pool, prefill{{ end }}]
+{{- end -}}
+
+{{/* The model is on its volume, whole. */}}
+{{- define "baton.waitContainer" -}}
+- name: model
+  image: {{ include "baton.image" .root }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  securityContext:
+    {{- include "baton.containerSecurity" (dict) | nindent 4 }}
+  command: [python, -m, cluster.deploy.kube.model_files, wait, --volume=/models,
+    --config=/etc/baton/config/{{ .model.name }}.yaml, --timeout-s={{ .root.Values.modelCache.fetch.timeoutSeconds }}]
+  resources:
+    requests: {cpu: 50m, memory: 256Mi, ephemeral-storage: 64Mi}
+    limits: {memory: 512Mi, ephemeral-storage: 64Mi}
+  volumeMounts:
+    - {name: models, mountPath: /models, readOnly: true}
+    - {name: config, mountPath: /etc/baton/config, readOnly: true}
+    - {name: tmp, mountPath: /tmp}
 {{- end -}}
