@@ -51,7 +51,7 @@ def memory_in(group: dict[str, Any], num_gpus: float, num_ranks: int) -> RankMem
     limits = container(group["template"])["resources"].get("limits", {})
     if num_gpus:
         product = group["template"]["spec"].get("nodeSelector", {}).get("nvidia.com/gpu.product", "H100")
-        size = int(GPUS[product.removeprefix("NVIDIA-")].memory_bytes)
+        size = int(GPUS[product.removeprefix("NVIDIA-").partition("-")[0]].memory_bytes)
         memory = DeviceMemory(name=product, total_bytes=size, free_bytes=size, is_host=False)
         return RankMemory(devices=(memory,) * num_ranks, card_share=min(1.0, num_gpus))
     number = str(limits.get("memory", "16Gi"))

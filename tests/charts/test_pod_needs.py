@@ -36,7 +36,7 @@ PLACES: Object = {
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_the_root_is_read_only_and_temporary_files_and_caches_have_a_place(name: str) -> None:
     for template in all_pods(example(name)):
-        volumes = {one["name"]: one for one in template["spec"]["volumes"]}
+        volumes = {one["name"]: one for one in template["spec"].get("volumes", [])}
         for one in template["spec"]["containers"]:
             if "baton" not in one["image"]:
                 continue
