@@ -93,6 +93,12 @@ class Pool(Group):
     instancesPerPod: int = Field(default=1, ge=1)
     """For instances on CPUs."""
     gpuResource: str = "nvidia.com/gpu"
+    gpuDeviceClass: str = ""
+    """GPUs are claimed as devices of this class, e.g. `gpu.nvidia.com`, instead of as `gpuResource` (DRA, Kubernetes 1.34)."""
+    imex: bool = False
+    """The pods share an IMEX channel of a ComputeDomain, in which all pools of the model are: NVLink between nodes."""
+    resourceClaims: list[Raw] = []
+    """More claims of the pod, which its containers get."""
     rdma: dict[str, Quantity] = {}
     """Resources of the node's RDMA device plug-in, e.g. `rdma/hca_shared_devices_a: 1`. With any the pod gets IPC_LOCK."""
     shmSize: Quantity | None = None

@@ -13,6 +13,8 @@ import pytest
 from tests.charts.rendering import Object
 
 KUBERNETES = "1.32.0"
+NEWER = {"resource.k8s.io/v1": "1.34.0"}
+"""The first version of Kubernetes that has these."""
 KUBERAY = Path(__file__).parents[3] / "shared" / "kuberay"
 
 _TEXTS = {"type": "object", "additionalProperties": {"type": "string"}}
@@ -73,6 +75,12 @@ def _spec(*required: str, **properties: Any) -> Object:
 
 
 OTHERS: dict[tuple[str, str], Object] = {
+    ("resource.nvidia.com/v1beta1", "ComputeDomain"): _spec(
+        "numNodes",
+        "channel",
+        numNodes={"type": "integer", "minimum": 0},
+        channel=_spec("resourceClaimTemplate", resourceClaimTemplate=_spec("name", name={"type": "string"})),
+    ),
     ("monitoring.coreos.com/v1", "PodMonitor"): _spec(
         "selector",
         "podMetricsEndpoints",
@@ -120,7 +128,9 @@ def check_pod(template: Object) -> None:
 @cache
 def _kubernetes(made: str) -> None:
     """Examples have many objects in common, and the schemas of all are read again for each that is checked."""
-    kubernetes_validate.validate(json.loads(made), KUBERNETES, strict=True)
+    content = json.loads(made)
+    version = NEWER.get(content["apiVersion"], KUBERNETES)
+    kubernetes_validate.validate(content, version, strict=True)
 
 
 @cache

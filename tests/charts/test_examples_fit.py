@@ -49,9 +49,9 @@ def asked_of(deployment: dict[str, Any]) -> dict[str, float]:
 def memory_in(group: dict[str, Any], num_gpus: float, num_ranks: int) -> RankMemory:
     """Eighty-gigabyte H100s, where an example names no other product."""
     limits = container(group["template"])["resources"].get("limits", {})
-    if num_gpus:
+    if num_gpus:  # Superchips have the GPU's memory.
         product = group["template"]["spec"].get("nodeSelector", {}).get("nvidia.com/gpu.product", "H100")
-        size = int(GPUS[product.removeprefix("NVIDIA-").partition("-")[0]].memory_bytes)
+        size = int(GPUS[product.removeprefix("NVIDIA-").removeprefix("G").partition("-")[0]].memory_bytes)
         memory = DeviceMemory(name=product, total_bytes=size, free_bytes=size, is_host=False)
         return RankMemory(devices=(memory,) * num_ranks, card_share=min(1.0, num_gpus))
     number = str(limits.get("memory", "16Gi"))

@@ -35,7 +35,8 @@ def test_what_serve_asks_for_the_groups_have(name: str) -> None:
         limits = container(group["template"])["resources"].get("limits", {})
         for resource, number in offered_resources(group).items():
             offered[resource] += number * num_pods
-        offered["GPU"] += limits.get("nvidia.com/gpu", 0) * num_pods
+        num_gpus = int(group["rayStartParams"].get("num-gpus", 0)) or limits.get("nvidia.com/gpu", 0)
+        offered["GPU"] += num_gpus * num_pods
     asked: Counter[str] = Counter()
     for application in serve_config(objects)["applications"]:
         config = ClusterConfig.model_validate(application["args"])

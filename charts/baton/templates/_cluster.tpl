@@ -61,6 +61,9 @@ workerGroupSpecs:
 {{/* KubeRay puts these on a shell's command line: the resources are quoted for the shell and for JSON. */}}
 {{- define "baton.rayStart" -}}
 object-store-memory: {{ include "baton.objectStoreBytes" . | quote }}
+{{- if and .pool .pod.gpuDeviceClass }}
+num-gpus: {{ .pool.podGpus | quote }}
+{{- end }}
 {{- with .resources }}
 resources: {{ toJson . | toJson | squote }}
 {{- end }}

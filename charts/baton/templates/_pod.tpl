@@ -27,6 +27,9 @@ spec:
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
   {{- include "baton.placement" (dict "placement" .pod "labels" (include "baton.podLabels" . | fromYaml)) | nindent 2 }}
+  {{- with include "baton.claims" . | fromJsonArray }}
+  resourceClaims: {{ toJson . }}
+  {{- end }}
   {{- $fetched := and .model $root.Values.modelCache.fetch.enabled }}
   {{- if or .pod.initContainers $fetched (and .pool $root.Values.preflight.initContainers) }}
   initContainers:
@@ -142,14 +145,32 @@ ephemeral storage, and nobody knows how large they are.
 {{- $devices := dict -}}
 {{- if .pool -}}
   {{- $devices = deepCopy (default (dict) .pod.rdma) -}}
-  {{- if .pool.podGpus -}}{{- $_ := set $devices .pod.gpuResource (int .pool.podGpus) -}}{{- end -}}
+  {{- if and .pool.podGpus (not .pod.gpuDeviceClass) -}}{{- $_ := set $devices .pod.gpuResource (int .pool.podGpus) -}}{{- end -}}
 {{- end -}}
+{{- $claims := list -}}
+{{- range include "baton.claims" . | fromJsonArray -}}{{- $claims = append $claims (dict "name" .name) -}}{{- end -}}
+{{- if $claims -}}{{- $_ := set $resources "claims" $claims -}}{{- end -}}
 {{- range $part := list "limits" "requests" -}}
   {{- $disk := ternary (dict) $scratch (and (eq $part "limits") (not $.root.Values.modelCache.enabled)) -}}
   {{- $made := mergeOverwrite (deepCopy $disk) (default (dict) (index $resources $part)) $devices -}}
   {{- if $made -}}{{- $_ := set $resources $part $made -}}{{- end -}}
 {{- end -}}
 {{- toYaml $resources -}}
+{{- end -}}
+
+{{/* The claims of a pod, as a JSON list: GPUs, an IMEX channel, and what the values add. */}}
+{{- define "baton.claims" -}}
+{{- $claims := list -}}
+{{- if .pool -}}
+  {{- if .pod.gpuDeviceClass -}}
+    {{- $claims = append $claims (dict "name" "gpus" "resourceClaimTemplateName" (printf "%s-%s-gpus" .model.fullname .kind)) -}}
+  {{- end -}}
+  {{- if .pod.imex -}}
+    {{- $claims = append $claims (dict "name" "imex" "resourceClaimTemplateName" (printf "%s-imex" .model.fullname)) -}}
+  {{- end -}}
+  {{- $claims = concat $claims .pod.resourceClaims -}}
+{{- end -}}
+{{- toJson $claims -}}
 {{- end -}}
 
 {{- define "baton.env" -}}
