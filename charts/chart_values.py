@@ -237,6 +237,18 @@ class GcsFaultTolerance(_Values):
     valkey: Valkey = Valkey()
 
 
+class Keda(_Values):
+    """ScaledObjects that size the groups of pools by `baton_pool_wanted_instances`. For `kind: LeaderWorkerSet`."""
+
+    enabled: bool = False
+    prometheus: str = ""
+    """Its address, e.g. `http://prometheus-operated.monitoring:9090`."""
+    authenticationRef: str = ""
+    """The name of a TriggerAuthentication for it."""
+    pollingSeconds: int = Field(default=15, ge=1)
+    cooldownSeconds: int = Field(default=300, ge=0)
+
+
 class Topology(_Values):
     enabled: bool = True
     """Instances read where their node stands from its labels, and the scheduler prefers near ones."""
@@ -331,8 +343,9 @@ class Preflight(_Values):
 class ChartValues(Model):
     """Values of the Baton chart. The first model is described at the top level."""
 
-    kind: Literal["RayService", "RayCluster"] = "RayService"
-    """RayService: KubeRay watches and upgrades the application. RayCluster: a cluster, and a Job that deploys to it."""
+    kind: Literal["RayService", "RayCluster", "LeaderWorkerSet"] = "RayService"
+    """RayService: KubeRay watches and upgrades the application. RayCluster: a cluster, and a Job that deploys to it.
+    LeaderWorkerSet: the same without KubeRay; the pods of an instance that spans several are a group."""
     nameOverride: str = ""
     fullnameOverride: str = ""
     image: Image = Image()
@@ -353,6 +366,7 @@ class ChartValues(Model):
     files: Files = Files()
     upgrade: Upgrade = Upgrade()
     autoscaling: Autoscaling = Autoscaling()
+    keda: Keda = Keda()
     rayAuth: ExistingSecret = ExistingSecret()
     """Ray's own token, without which nobody talks to its control plane; the entry `auth_token`. Empty: one is made and kept."""
     topology: Topology = Topology()

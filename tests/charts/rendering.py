@@ -1,5 +1,7 @@
 """The chart as Helm's own engine renders it, and the examples that are rendered."""
 
+import json
+import shlex
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,13 +37,39 @@ def of_kind(objects: list[Object], kind: str) -> dict[str, Object]:
 
 
 def cluster_spec(objects: list[Object]) -> Object:
-    """The one Ray cluster's."""
+    """The one Ray cluster's; of LeaderWorkerSets as KubeRay would be told."""
     for made in objects:
         if made["kind"] == "RayService":
             return made["spec"]["rayClusterConfig"]
         if made["kind"] == "RayCluster":
             return made["spec"]
-    raise AssertionError("no Ray cluster")
+    sets = of_kind(objects, "LeaderWorkerSet")
+    head = sets.pop("demo-baton-head")["spec"]["leaderWorkerTemplate"]["workerTemplate"]
+    env = {one["name"]: one for one in container(head)["env"]}
+    token = env["RAY_AUTH_TOKEN"]["valueFrom"]["secretKeyRef"]["name"]
+    return {
+        "authOptions": {"mode": env["RAY_AUTH_MODE"]["value"], "secretName": token},
+        "headGroupSpec": {"template": head},
+        "workerGroupSpecs": [_worker_group(name, made["spec"]) for name, made in sets.items()],
+    }
+
+
+def _worker_group(name: str, spec: Object) -> Object:
+    groups, template = spec["leaderWorkerTemplate"], spec["leaderWorkerTemplate"]["workerTemplate"]
+    parts = shlex.split(container(template)["command"][-1])
+    params = dict(
+        part.removeprefix("--").split("=", 1) for part in parts if part.startswith("--") and "=" in part
+    )
+    params["resources"] = json.dumps(params["resources"])
+    num_groups = spec.get("replicas")
+    if num_groups is None:  # KEDA's; as many as the chart would begin with
+        num_groups = 2
+    return {
+        "groupName": name.removeprefix("demo-baton-"),
+        "replicas": num_groups * groups["size"],
+        "rayStartParams": params,
+        "template": template,
+    }
 
 
 def serve_config(objects: list[Object]) -> Object:

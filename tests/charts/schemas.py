@@ -74,7 +74,43 @@ def _spec(*required: str, **properties: Any) -> Object:
     }
 
 
+_TRIGGER = _spec(
+    "type",
+    "metadata",
+    type={"const": "prometheus"},
+    metricType={"enum": ["AverageValue", "Value"]},
+    metadata=_TEXTS,
+    authenticationRef=_spec("name", name={"type": "string"}),
+)
 OTHERS: dict[tuple[str, str], Object] = {
+    ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): _spec(
+        "leaderWorkerTemplate",
+        replicas={"type": "integer", "minimum": 0},
+        startupPolicy={"enum": ["LeaderCreated", "LeaderReady"]},
+        rolloutStrategy=_spec(
+            "type",
+            type={"const": "RollingUpdate"},
+            rollingUpdateConfiguration=_spec(
+                maxUnavailable={"type": "integer"}, maxSurge={"type": "integer"}
+            ),
+        ),
+        leaderWorkerTemplate=_spec(
+            "workerTemplate",
+            size={"type": "integer", "minimum": 1},
+            restartPolicy={"enum": ["RecreateGroupOnPodRestart", "RecreateGroupAfterStart", "None"]},
+            workerTemplate={"type": "object"},
+        ),
+    ),
+    ("keda.sh/v1alpha1", "ScaledObject"): _spec(
+        "scaleTargetRef",
+        "triggers",
+        scaleTargetRef=_spec("name", **{key: {"type": "string"} for key in ("apiVersion", "kind", "name")}),
+        minReplicaCount={"type": "integer", "minimum": 0},
+        maxReplicaCount={"type": "integer", "minimum": 1},
+        pollingInterval={"type": "integer"},
+        cooldownPeriod={"type": "integer"},
+        triggers={"type": "array", "minItems": 1, "items": _TRIGGER},
+    ),
     ("resource.nvidia.com/v1beta1", "ComputeDomain"): _spec(
         "numNodes",
         "channel",

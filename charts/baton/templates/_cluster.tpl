@@ -33,18 +33,27 @@ headGroupSpec:
   template:
     {{- include "baton.pod" (dict "root" . "kind" "head" "pod" $head) | nindent 4 }}
 workerGroupSpecs:
-{{- range $model := include "baton.models" . | fromJsonArray }}
-  {{- /* Room for an ingress, the pod's share of the schedulers, and the next version of each beside it while Serve rolls one out. */}}
-  {{- $pods := max 1 $model.ingressReplicas | int }}
-  {{- $schedulers := div (add ($model.effective.serve.schedulers | int) (sub $pods 1)) $pods }}
-  {{- $resources := dict (printf "%singress" $model.prefix) (mul 2 (add 1 $schedulers) | int) }}
-  {{- include "baton.group" (dict "root" $ "kind" "ingress" "pod" $model.values.ingress "model" $model "resources" $resources "replicas" $model.ingressReplicas) }}
-  {{- range $role, $pool := $model.groups }}
-  {{- $resources := dict $pool.resource $pool.offered }}
-  {{- if $pool.shares }}{{- $_ := set $resources $model.pools.prefill.resource $model.pools.prefill.offered }}{{- end }}
-  {{- include "baton.group" (dict "root" $ "kind" $role "pod" (index $model.values $role) "model" $model "pool" $pool "resources" $resources "replicas" $pool.replicas) }}
-  {{- end }}
+{{- range include "baton.groups" . | fromJsonArray }}
+  {{- include "baton.group" (merge (dict "root" $) .) }}
 {{- end }}
+{{- end -}}
+
+{{/* Every worker group of every model, as a JSON list: kind, pod, model, resources, replicas, size (pods of one instance) and, of pools, pool. */}}
+{{- define "baton.groups" -}}
+{{- $groups := list -}}
+{{- range $model := include "baton.models" . | fromJsonArray -}}
+  {{- /* Room for an ingress, the pod's share of the schedulers, and the next version of each beside it while Serve rolls one out. */ -}}
+  {{- $pods := max 1 $model.ingressReplicas | int -}}
+  {{- $schedulers := div (add ($model.effective.serve.schedulers | int) (sub $pods 1)) $pods -}}
+  {{- $resources := dict (printf "%singress" $model.prefix) (mul 2 (add 1 $schedulers) | int) -}}
+  {{- $groups = append $groups (dict "kind" "ingress" "pod" $model.values.ingress "model" $model "resources" $resources "replicas" $model.ingressReplicas "size" 1) -}}
+  {{- range $role, $pool := $model.groups -}}
+    {{- $resources := dict $pool.resource $pool.offered -}}
+    {{- if $pool.shares -}}{{- $_ := set $resources $model.pools.prefill.resource $model.pools.prefill.offered -}}{{- end -}}
+    {{- $groups = append $groups (dict "kind" $role "pod" (index $model.values $role) "model" $model "pool" $pool "resources" $resources "replicas" $pool.replicas "size" $pool.podsEach) -}}
+  {{- end -}}
+{{- end -}}
+{{- toJson $groups -}}
 {{- end -}}
 
 {{- define "baton.group" }}
@@ -67,4 +76,22 @@ num-gpus: {{ .pool.podGpus | quote }}
 {{- with .resources }}
 resources: {{ toJson . | toJson | squote }}
 {{- end }}
+{{- end -}}
+
+{{/* What KubeRay would put together: how a pod of a LeaderWorkerSet starts Ray. */}}
+{{- define "baton.rayCommand" -}}
+{{- $params := include "baton.rayStart" . | fromYaml -}}
+{{- if eq .kind "head" -}}
+  {{- $params = mergeOverwrite $params (dict "port" "6379" "num-cpus" "0" "dashboard-host" "0.0.0.0") -}}
+  {{- if .root.Values.gcsFaultTolerance.enabled -}}
+    {{- with .root.Values.gcsFaultTolerance.username }}{{ $_ := set $params "redis-username" (quote .) }}{{ end -}}
+    {{- with include "baton.redisSecret" .root }}{{ $_ := set $params "redis-password" "\"$REDIS_PASSWORD\"" }}{{ end -}}
+  {{- end -}}
+{{- else -}}
+  {{- $_ := set $params "address" (printf "%s-head-svc:6379" (include "baton.fullname" .root)) -}}
+  {{- with .pool }}{{ $_ := set $params "num-gpus" (.podGpus | toString) }}{{ end -}}
+{{- end -}}
+{{- $params = mergeOverwrite $params .pod.rayStartParams -}}
+ulimit -n 65536; exec ray start{{ if eq .kind "head" }} --head{{ end }} --block --metrics-export-port=8080 --dashboard-agent-listen-port=52365
+{{- range $name, $value := $params }} --{{ $name }}={{ $value }}{{ end }}
 {{- end -}}

@@ -46,7 +46,7 @@ Every model of the release, as a JSON list. Each has
 {{- end -}}
 
 {{/*
-One pool: perPod (instances of one pod), podGpus, replicas (of the worker group), shmBytes, and what one instance asks of Ray:
+One pool: perPod (instances of one pod), podsEach (pods of one instance), podGpus, replicas (of the worker group), shmBytes, and what one instance asks of Ray:
 its replica (actor) and, where it has several ranks, a placement group (bundles, one for each tensor parallel group). `offered` is
 what a pod offers of the pool's resource. An instance's ranks are in one pod, with a GPU each; with `hosts` in the mesh in as many pods,
 where one has too few GPUs. With `gpu_share` an instance of each pool is in one pod of one GPU, which is described among `decode`'s.
@@ -98,7 +98,7 @@ where one has too few GPUs. With `gpu_share` an instance of each pool is in one 
 {{- $kv := mul (int64 $config.engine.kv_bytes) $perPod -}}
 {{- dict "shares" $shares "perPod" $perPod "podGpus" (ternary (mul $podRanks $perPod) 0 (gt $gpus 0) | int) "actor" $actor "bundles" $bundles "resource" $resource
     "strategy" (ternary "STRICT_PACK" "PACK" (eq (int $mesh.hosts) 1))
-    "offered" (mul $perPod $groupsPerPod | int)
+    "offered" (mul $perPod $groupsPerPod | int) "podsEach" $podsEach
     "replicas" (ternary $needed ($pool.replicas | int) (kindIs "invalid" $pool.replicas))
     "kvBytes" ($kv | toString)
     "shmBytes" (add $kv (include "baton.objectStoreBytes" . | int64) 1073741824 | int64 | toString) | toJson -}}

@@ -31,8 +31,12 @@ spec:
   resourceClaims: {{ toJson . }}
   {{- end }}
   {{- $fetched := and .model $root.Values.modelCache.fetch.enabled }}
-  {{- if or .pod.initContainers $fetched (and .pool $root.Values.preflight.initContainers) }}
+  {{- $joins := and .model (eq $root.Values.kind "LeaderWorkerSet") }}
+  {{- if or .pod.initContainers $fetched $joins (and .pool $root.Values.preflight.initContainers) }}
   initContainers:
+    {{- if $joins }}
+    {{- include "baton.headContainer" . | nindent 4 }}
+    {{- end }}
     {{- if $fetched }}
     {{- include "baton.waitContainer" . | nindent 4 }}
     {{- end }}
@@ -46,6 +50,9 @@ spec:
   containers:
     - name: ray
       {{- include "baton.container" . | nindent 6 }}
+      {{- if eq $root.Values.kind "LeaderWorkerSet" }}
+      command: [sh, -c, {{ include "baton.rayCommand" . | toJson }}]
+      {{- end }}
       ports:
         {{- include "baton.ports" . | nindent 8 }}
       {{- include "baton.probes" . | nindent 6 }}
@@ -202,6 +209,21 @@ ephemeral storage, and nobody knows how large they are.
 - {name: CUDA_MPS_PIPE_DIRECTORY, value: /tmp/nvidia-mps}
 - {name: CUDA_MPS_LOG_DIRECTORY, value: /tmp/nvidia-mps}
 {{- end }}
+{{- if eq .root.Values.kind "LeaderWorkerSet" }}
+{{ include "baton.rayToken" .root }}
+{{- if .root.Values.gcsFaultTolerance.enabled }}
+- {name: RAY_gcs_rpc_server_reconnect_timeout_s, value: "600"}
+{{- if eq .kind "head" }}
+- {name: RAY_REDIS_ADDRESS, value: {{ include "baton.redisAddress" .root }}}
+- {name: RAY_external_storage_namespace, value: {{ include "baton.fullname" .root }}}
+{{- with include "baton.redisSecret" .root }}
+- name: REDIS_PASSWORD
+  valueFrom:
+    secretKeyRef: {name: {{ . }}, key: redis-password}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- with .pod.env }}
 {{ toYaml . }}
 {{- end }}
@@ -246,7 +268,7 @@ ephemeral storage, and nobody knows how large they are.
 {{- if and .pool .root.Values.kvTls.existingSecret }}
 - {name: kv-tls, mountPath: /etc/baton/kv-tls, readOnly: true}
 {{- end }}
-{{- if and (eq .kind "head") (eq .root.Values.kind "RayCluster") }}
+{{- if and (eq .kind "head") (ne .root.Values.kind "RayService") }}
 - {name: serve-config, mountPath: /etc/baton/serve, readOnly: true}
 {{- end }}
 {{- with .pod.volumeMounts }}
@@ -302,7 +324,7 @@ ephemeral storage, and nobody knows how large they are.
   secret: {secretName: {{ . }}}
 {{- end }}
 {{- end }}
-{{- if and (eq .kind "head") (eq .root.Values.kind "RayCluster") }}
+{{- if and (eq .kind "head") (ne .root.Values.kind "RayService") }}
 - name: serve-config
   configMap: {name: {{ include "baton.fullname" .root }}-serve}
 {{- end }}
@@ -388,5 +410,22 @@ readinessProbe:
   volumeMounts:
     - {name: models, mountPath: /models, readOnly: true}
     - {name: config, mountPath: /etc/baton/config, readOnly: true}
+    - {name: tmp, mountPath: /tmp}
+{{- end -}}
+
+{{/* Ray's head answers: without it a worker would end and be started again. */}}
+{{- define "baton.headContainer" -}}
+- name: head
+  image: {{ include "baton.image" .root }}
+  imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+  securityContext:
+    {{- include "baton.containerSecurity" (dict) | nindent 4 }}
+  command: [sh, -c, "until ray health-check --address {{ include "baton.fullname" .root }}-head-svc:6379; do sleep 3; done"]
+  env:
+    {{- include "baton.rayToken" .root | nindent 4 }}
+  resources:
+    requests: {cpu: 50m, memory: 256Mi, ephemeral-storage: 64Mi}
+    limits: {memory: 1Gi, ephemeral-storage: 256Mi}
+  volumeMounts:
     - {name: tmp, mountPath: /tmp}
 {{- end -}}

@@ -1,8 +1,8 @@
 """`python -m cluster.deploy.kube.controller` does for a cluster that KubeRay runs what KubeRay does not do.
 
-It writes events on the RayService (or RayCluster) when instances join, drain or are fenced. With `--scale`, where Ray's own
-autoscaler is off, it keeps each worker group as large as what Serve wants to run there. It can learn all of its state again, and
-the cluster serves without it."""
+It writes events on the RayService (RayCluster, LeaderWorkerSet) when instances join, drain or are fenced. With `--scale`, where
+Ray's own autoscaler is off, it keeps each worker group as large as what Serve wants to run there. It can learn all of its state
+again, and the cluster serves without it."""
 
 import argparse
 import logging
@@ -25,15 +25,19 @@ from core.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-_RAY = ("ray.io", "v1")
-_PLURALS = {"RayService": "rayservices", "RayCluster": "rayclusters"}
+_KINDS = {
+    "RayService": ("ray.io", "v1", "rayservices"),
+    "RayCluster": ("ray.io", "v1", "rayclusters"),
+    "LeaderWorkerSet": ("leaderworkerset.x-k8s.io", "v1", "leaderworkersets"),
+}
+"""By kind: its API's group, version and plural."""
 _CONFLICT, _TEST_FAILED = 409, 422
 _ATTEMPTS = 3
 _TIMEOUT_S = 10.0
 
 
 class Owner:
-    """The RayService or RayCluster `name`, through the Kubernetes API."""
+    """The RayService, RayCluster or head's LeaderWorkerSet `name`, through the Kubernetes API."""
 
     def __init__(self, api: Any, namespace: str, kind: str, name: str) -> None:
         self._core, self._objects = client.CoreV1Api(api), client.CustomObjectsApi(api)
@@ -58,11 +62,13 @@ class Owner:
     def apply(self, cluster: str, change: Change, resource_version: str) -> bool:
         """Patch the cluster. Returns False where somebody else was faster, and nothing was changed."""
         body = patch(change, resource_version)
+        group, version, plural = _KINDS["RayCluster"]
         try:
             self._objects.patch_namespaced_custom_object(
-                *_RAY,
+                group,
+                version,
                 self._namespace,
-                _PLURALS["RayCluster"],
+                plural,
                 cluster,
                 body,
                 _content_type="application/json-patch+json",
@@ -79,7 +85,7 @@ class Owner:
         event = client.CoreV1Event(
             metadata=client.V1ObjectMeta(generate_name=f"{self._name}-", namespace=self._namespace),
             involved_object=client.V1ObjectReference(
-                api_version="/".join(_RAY),
+                api_version="/".join(_KINDS[self._kind][:2]),
                 kind=self._kind,
                 name=self._name,
                 namespace=self._namespace,
@@ -96,8 +102,9 @@ class Owner:
         self._core.create_namespaced_event(self._namespace, event, _request_timeout=_TIMEOUT_S)
 
     def _get(self, kind: str, name: str) -> dict[str, Any]:
+        group, version, plural = _KINDS[kind]
         found: Any = self._objects.get_namespaced_custom_object(
-            *_RAY, self._namespace, _PLURALS[kind], name, _request_timeout=_TIMEOUT_S
+            group, version, self._namespace, plural, name, _request_timeout=_TIMEOUT_S
         )
         return found
 
@@ -154,7 +161,7 @@ def watch(owner: Owner, http: httpx.Client, endpoint: str, seen: Instances) -> N
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__)
     made.add_argument("--namespace", required=True)
-    made.add_argument("--kind", choices=_PLURALS, required=True)
+    made.add_argument("--kind", choices=_KINDS, required=True)
     made.add_argument("--name", required=True)
     made.add_argument("--endpoint", action="append", default=[], help="a model's API; may be repeated")
     made.add_argument("--ca", default="", help="PEM file of the authority of the endpoints' certificates")

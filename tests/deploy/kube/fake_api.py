@@ -62,7 +62,7 @@ class FakeApi:
 
     def _app(self) -> web.Application:
         app = web.Application()
-        ray = "/apis/ray.io/v1/namespaces/{namespace}/{plural}/{name}"
+        ray = "/apis/{group}/v1/namespaces/{namespace}/{plural}/{name}"
         app.add_routes(
             [
                 web.get("/api/v1/nodes/{name}", self._node),

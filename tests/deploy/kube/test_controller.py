@@ -186,3 +186,20 @@ def test_an_event_is_about_the_service(api: FakeApi, owner: Owner) -> None:
     }
     assert (event["type"], event["reason"]) == ("Warning", "InstanceFenced")
     assert event["metadata"]["generateName"] == "demo-baton-"
+
+
+def test_without_kuberay_an_event_is_about_the_heads_set(api: FakeApi) -> None:
+    api.put("leaderworkersets", {"metadata": {"name": "demo-baton-head", "uid": "h"}, "spec": {}})
+    with api.serving() as url:
+        configuration = client.Configuration(host=url)
+        owner = Owner(client.ApiClient(configuration), "llm", "LeaderWorkerSet", "demo-baton-head")
+        owner.tell(
+            Notice("Normal", "InstanceJoined", "decode instance a:1 takes requests"), datetime.now(UTC)
+        )
+    [event] = api.events
+    about = event["involvedObject"]
+    assert (about["apiVersion"], about["kind"], about["uid"]) == (
+        "leaderworkerset.x-k8s.io/v1",
+        "LeaderWorkerSet",
+        "h",
+    )
