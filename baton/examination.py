@@ -49,7 +49,14 @@ async def examine(
         host = check_host(here.name, kv_bytes, config.model.path)
         card = check_card(here.name, config, os.environ)
         pod = [check_pod(here.name, config, own, num_each, on_gpus=bool(num_gpus_here()))] if num_each else []
-        return [*host, *check_memory(here.name, config, pools), *pod, *card, *tests.findings, *fabric]
+        return [
+            *host,
+            *check_memory(here.name, config, pools, num_each * len(own)),
+            *pod,
+            *card,
+            *tests.findings,
+            *fabric,
+        ]
     join_ray(ray_address)
     try:
         nodes = living_nodes()

@@ -21,6 +21,9 @@ from engine.sizing.devices import choose_device
 from models.files.hub import resolve
 from net.mail import TcpMail
 
+INSTANCES = "BATON_KUBE_INSTANCES"
+"""How many instances a pod of the chart has. They alone share its memory and processors."""
+
 
 async def make_instance(
     config: ClusterConfig, key: bytes, role: Role, scheduler: Any, one_host: bool, *, timer: StartTimer
@@ -33,7 +36,10 @@ async def make_instance(
     mail = TcpMail(key, host, config=config.mail)
     timer.begin("files")
     folder, place = resolve(config.model.path), partial(rank_actors, config, role, key, host)
-    parts = await asyncio.to_thread(remote_parts, config, folder, role, mail, key, place, timer=timer)
+    num_instances = int(os.environ.get(INSTANCES, "0"))
+    parts = await asyncio.to_thread(
+        remote_parts, config, folder, role, mail, key, place, timer=timer, num_instances=num_instances
+    )
     parts = replace(parts, site=await asyncio.to_thread(read_site, os.environ))
     return Instance(config, role, mail, WallClock(), scheduler_resolver(scheduler), parts)
 

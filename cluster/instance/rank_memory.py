@@ -50,9 +50,11 @@ def memory_of_replica(
     spawner: Spawner | None,
     *,
     ranks_keep: bool = False,
+    num_instances: int = 0,
 ) -> RankMemory:
     """Return the memory where the instance has its process, and its GPUs, for itself. As many others may be beside it as the host
-    has processors and GPUs for. `ranks_keep` says that several ranks on GPUs have their pools there and nowhere else."""
+    has processors and GPUs for. `ranks_keep` says that several ranks on GPUs have their pools there and nowhere else.
+    `num_instances` are those that share this host, or pod, where whoever places them says so; 0: nobody does."""
     memories = spawner.memories if spawner else ()
     own = max(map(memories.count, memories)) if memories else -(-parallel.num_ranks // parallel.hosts)
     with_room = [
@@ -61,6 +63,8 @@ def memory_of_replica(
     ]
     if num_gpus := host_gpus():
         with_room.append(num_gpus)
+    if num_instances:
+        with_room.append(num_instances * own)
     on_host = max(own, min(with_room))
     found = _found(config, parallel, spawner, num_on_host=on_host, num_in_process=1, ranks_keep=ranks_keep)
     if role == "prefill" or config.transfer.transport not in ("auto", "shm") or found.on_device:

@@ -115,15 +115,24 @@ def remote_parts(
     place: Callable[[Mesh], InstancePlace],
     *,
     timer: StartTimer | None = None,
+    num_instances: int = 0,
 ) -> InstanceParts:
     """Return the parts of an instance in a process of its own, reached by shared memory on this host and by TCP from others.
-    `place` starts the ranks of one that has several. `timer` has timed what was before this; None: nothing was."""
+    `place` starts the ranks of one that has several. `timer` has timed what was before this; None: nothing was. `num_instances`
+    as in `memory_of_replica`."""
     timer = timer or StartTimer("sizes")
     timer.begin("sizes")
     parallel = config.prefill if role == "prefill" else config.decode
     placement = place(mesh_of(parallel)) if parallel.num_ranks > 1 else None
     spawner = placement.ranks if placement else None
-    found = memory_of_replica(config, role, parallel, spawner, ranks_keep=_ranks_keep(config, placement))
+    found = memory_of_replica(
+        config,
+        role,
+        parallel,
+        spawner,
+        ranks_keep=_ranks_keep(config, placement),
+        num_instances=num_instances,
+    )
     size = _size(config, folder, role, parallel, spawner=spawner, found=found, timer=timer)
     timer.begin("pool")
     card = _keep_to_share(config, parallel, found, size) if parallel.shares_card else ""

@@ -17,8 +17,11 @@ from engine.sizing.pool_size import size_pool
 from models.files.hub import folder_of
 
 
-def check_memory(where: str, config: ClusterConfig, names: Sequence[PoolName]) -> Iterator[Finding]:
-    """Return one finding for each of these pools that has instances; none where a model's folder is not on this node."""
+def check_memory(
+    where: str, config: ClusterConfig, names: Sequence[PoolName], num_instances: int = 0
+) -> Iterator[Finding]:
+    """Return one finding for each of these pools that has instances; none where a model's folder is not on this node.
+    `num_instances` of all of them together share it; 0: as many as it has room for."""
     try:
         folder = folder_of(config.model.path)
     except ConfigError:
@@ -27,7 +30,7 @@ def check_memory(where: str, config: ClusterConfig, names: Sequence[PoolName]) -
         return
     for pool in pools_of(config):
         if pool.num_instances and pool.name in names:
-            yield _check_pool(where, config, folder, pool.name, pool.parallel)
+            yield _check_pool(where, config, folder, pool.name, pool.parallel, num_instances)
 
 
 def _is_elsewhere(path: str) -> bool:
@@ -39,7 +42,12 @@ def _is_elsewhere(path: str) -> bool:
 
 
 def _check_pool(
-    where: str, config: ClusterConfig, folder: Path, name: PoolName, parallel: ParallelConfig
+    where: str,
+    config: ClusterConfig,
+    folder: Path,
+    name: PoolName,
+    parallel: ParallelConfig,
+    num_instances: int,
 ) -> Finding:
     try:
         size = size_pool(
@@ -50,7 +58,12 @@ def _check_pool(
             role=name,
             num_spare=parallel.ep_redundant_experts,
             found=memory_of_replica(
-                config, name, parallel, None, ranks_keep=has_cupy() and not why_copied(config)
+                config,
+                name,
+                parallel,
+                None,
+                ranks_keep=has_cupy() and not why_copied(config),
+                num_instances=num_instances,
             ),
             slots=config.adapters,
         )

@@ -11,6 +11,8 @@ from typer.main import get_command
 
 from baton.cli.main import app
 from baton.cli.pods import resources_of
+from cluster.deploy.kube.worker_groups import offered_resources
+from cluster.deploy.pool_instance import INSTANCES
 from core.config import ClusterConfig, load
 from tests.charts.rendering import (
     EXAMPLES,
@@ -79,6 +81,18 @@ def test_each_pod_knows_its_configuration_and_how_many_instances_it_has() -> Non
         assert mounts["config"] == "/etc/baton/config"
     shared = pods(example("shared-card"))["decode"]["spec"]["initContainers"][0]
     assert shared["command"][-4:] == ["--pool", "decode", "--pool", "prefill"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_instances_share_a_pods_memory_with_those_of_the_same_pod_alone(name: str) -> None:
+    objects = example(name)
+    for group in cluster_spec(objects)["workerGroupSpecs"]:
+        env = {one["name"]: one.get("value") for one in container(group["template"])["env"]}
+        offered = sum(offered_resources(group).values())
+        if group["groupName"].endswith("ingress"):
+            assert INSTANCES not in env
+        else:
+            assert 1 <= int(env[INSTANCES]) <= offered
 
 
 def test_a_change_of_the_configuration_changes_no_pod() -> None:

@@ -204,6 +204,7 @@ ephemeral storage, and nobody knows how large they are.
 {{- end }}
 {{- if .pool }}
 - {name: BATON_SERVING_FOLDER, value: /tmp/baton-serving}
+- {name: BATON_KUBE_INSTANCES, value: {{ mul .pool.perPod (ternary 2 1 .pool.shares) | quote }}}
 {{- end }}
 {{- if and .pool .pool.shares }}
 - {name: CUDA_MPS_PIPE_DIRECTORY, value: /tmp/nvidia-mps}

@@ -39,6 +39,19 @@ def test_pools_on_gpus_leave_room_for_memory_servers_and_ask_nothing_of_the_host
     assert copied.most_pool_bytes is not None
 
 
+def test_where_it_is_known_how_many_instances_share_a_host_they_share_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A pod of Kubernetes has its own, and sees the processors of its whole node."""
+    monkeypatch.setattr(rank_memory, "host_cpus", lambda: 64)
+    config = load(None, {}, {"decode_instances": 16, "decode.tp": 2, "transfer.transport": "tcp"})
+    found = [
+        memory_of_replica(config, "decode", config.decode, None, num_instances=number).num_sharers
+        for number in (0, 1, 3)
+    ]
+    assert found == [33, 2, 6]
+
+
 def test_instances_on_one_card_have_a_share_of_it_each_but_not_within_one_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
