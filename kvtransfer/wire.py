@@ -6,14 +6,14 @@ as a msgpack map with names, so that releases may add to it. A reader skips name
 them in `requires`. Both sides say which versions of the rules they speak and use the highest that both do."""
 
 import importlib.metadata
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 import msgpack
 
 from core.errors import TransferError
 from core.kv import DTYPE_BYTES, KVShard
 from core.messages import Grant, RegionKey
+from net.codec import read_fields
 
 POOL_FORMAT = "baton-kv-1"
 """How a pool's bytes are laid out (`core/kv.py`); another layout gets another name. Travels as `RegionKey.name`."""
@@ -46,9 +46,6 @@ class KVContent:
     requires: tuple[str, ...] = ()
     state_tokens: int = 0
     """The number of tokens whose place a sequence's recurrent state takes, before the others."""
-
-
-_NAMES = [field.name for field in fields(KVContent)]
 
 
 def software() -> str:
@@ -87,18 +84,9 @@ def pack(content: KVContent) -> bytes:
 def unpack(data: bytes) -> KVContent:
     """Read a description. Raises TransferError for what no release can have written."""
     try:
-        found: Any = msgpack.unpackb(data)
-        values = {name: _tupled(found[name]) for name in _NAMES if name in found}
-        content = KVContent(**values)
-        if not all(len(pair) == 2 for pair in (content.speaks, content.layers, content.heads)):
-            raise ValueError("a range has two ends")
+        return read_fields(KVContent, msgpack.unpackb(data))
     except (ValueError, TypeError, IndexError, KeyError, msgpack.UnpackException) as error:
         raise TransferError(f"unreadable description of a KV pool: {error}") from error
-    return content
-
-
-def _tupled(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def agree(ours: KVContent, theirs: KVContent, us: str = "prefill", them: str = "decode") -> int:
@@ -211,6 +199,8 @@ def check_grant(grant: Grant) -> None:
         )
     for region in grant.regions:
         size = region.shard.layout.block_size
+        if size <= 0:
+            raise TransferError(f"grant {grant.id} is of blocks that hold {size} tokens")
         if grant.first_token % size or len(grant.block_ids) * size < grant.num_tokens:
             raise TransferError(
                 f"grant {grant.id} covers tokens {grant.first_token} to {grant.first_token + grant.num_tokens}, "

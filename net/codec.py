@@ -13,7 +13,7 @@ from enum import Enum
 from functools import cache
 from itertools import takewhile
 from operator import attrgetter
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
@@ -21,6 +21,7 @@ from core.errors import ProtocolError
 from core.messages import Message
 
 Convert = Callable[[Any], Any]
+D = TypeVar("D")
 _AS_THEY_ARE = (int, str, bool, bytes)
 """Types whose values are what msgpack gives."""
 
@@ -46,6 +47,17 @@ def decode_one_of(kinds: Mapping[str, type[Any]], data: bytes | memoryview) -> A
         raise ProtocolError(
             f"unreadable message of {len(data)} bytes: {type(error).__name__}: {error}"
         ) from error
+
+
+def read_fields(kind: type[D], plain: Any) -> D:
+    """Return a dataclass from a map of its fields by name, checked against their types. Names that it lacks are ignored. Raises
+    KeyError, TypeError or ValueError."""
+    return kind(**{name: read(plain[name]) for name, read in _readers(kind).items() if name in plain})
+
+
+@cache
+def _readers(kind: type[Any]) -> dict[str, Convert]:
+    return {name: _from_plain(hint) for name, hint in get_type_hints(kind).items()}
 
 
 _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}

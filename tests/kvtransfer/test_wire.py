@@ -121,10 +121,44 @@ def test_a_description_that_contradicts_the_layout_is_refused() -> None:
         check_compatible(SHARD, region(content=lie))
 
 
-@pytest.mark.parametrize("data", [b"\xc1", msgpack.packb([1]), msgpack.packb({"model": "x"})])
+def with_value(name: str, value: object) -> bytes:
+    return msgpack.packb({**msgpack.unpackb(pack(OURS)), name: value})
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"\xc1", msgpack.packb([1]), msgpack.packb("model"), msgpack.packb({"model": "x"})),
+        *(with_value("speaks", pair) for pair in ([1, "1"], [1], [None, None], 1)),
+        *(with_value("requires", names) for names in ([[]], [None], "base", [{}])),
+        *(
+            with_value(name, value)
+            for name, value in (("num_heads", "4"), ("heads", [0, [4]]), ("dtype", []))
+        ),
+    ],
+)
 def test_rubbish_is_a_transfer_error(data: bytes) -> None:
     with pytest.raises(TransferError):
         content_of_region(region(content=data))
+
+
+def test_a_grant_of_blocks_that_hold_nothing_is_refused() -> None:
+    empty = region(replace(SHARD, layout=replace(LAYOUT, block_size=0)))
+    with pytest.raises(TransferError, match="hold 0 tokens"):
+        check_grant(
+            Grant(
+                id="g",
+                key="k",
+                epoch=0,
+                holder="h",
+                incarnation="i",
+                regions=(empty,),
+                block_ids=(1,),
+                first_token=0,
+                num_tokens=1,
+                ttl_s=1.0,
+            )
+        )
 
 
 @pytest.mark.parametrize(
