@@ -309,7 +309,11 @@ def _read_identity(packed: bytes) -> Identity:
         address, incarnation, pid = msgpack.unpackb(packed)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise ProtocolError(f"unreadable identity: {error}") from error
-    return Identity(str(address), str(incarnation), int(pid))
+    if not (isinstance(address, str) and isinstance(incarnation, str) and isinstance(pid, int)):
+        raise ProtocolError(
+            f"an identity is two texts and a number, not {[address, incarnation, pid]!r:.200}"
+        )
+    return Identity(address, incarnation, pid)
 
 
 async def _exactly(sock: socket.socket, num_bytes: int) -> bytes:

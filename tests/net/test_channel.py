@@ -1,5 +1,6 @@
 import asyncio
 import os
+from typing import Any
 
 import msgpack
 import pytest
@@ -76,6 +77,16 @@ async def test_a_wrong_key_is_refused_on_both_sides(server: Server) -> None:
         while not server.refused:
             await asyncio.sleep(0.01)
     assert server.channels.empty()
+
+
+@pytest.mark.parametrize("pid", ["x", None, [1], float("inf")])
+async def test_a_peer_whose_identity_cannot_be_read_is_refused(server: Server, pid: Any) -> None:
+    ours = await connect(server.listener.address, KEY, Identity("a:1", "x", pid))
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(ReplicaLost):
+            await ours.recv()
+    assert ["identity" in why for why in server.refused] == [True]
+    ours.close()
 
 
 async def test_a_stranger_that_reflects_our_proof_is_refused() -> None:
