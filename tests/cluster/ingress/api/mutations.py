@@ -175,36 +175,36 @@ def valid_bodies(route: str) -> list[dict[str, Any]]:
 
 def mutated(body: dict[str, Any]) -> Iterator[bytes]:
     """Yield the body with each of its places replaced, left out, or written twice."""
-    yield from map(_encoded, VALUES)
-    for path in _paths(body):
+    yield from map(encoded, VALUES)
+    for path in paths(body):
         for value in VALUES:
-            yield _encoded(_with(body, path, value))
-        yield _encoded(_without(body, path))
+            yield encoded(replaced(body, path, value))
+        yield encoded(without(body, path))
     for name in body:
         twice = f'{{"{name}": {{}}, '.encode()
-        yield twice + _encoded(body)[1:]
+        yield twice + encoded(body)[1:]
 
 
-def _encoded(value: Any) -> bytes:
+def encoded(value: Any) -> bytes:
     return json.dumps(value).replace(f'"{_BIG}"', "1e400").encode()
 
 
-def _paths(value: Any) -> Iterator[tuple[Any, ...]]:
+def paths(value: Any) -> Iterator[tuple[Any, ...]]:
     inner: Any = (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     )
     for key, child in inner:
         yield (key,)
-        yield from ((key, *path) for path in _paths(child))
+        yield from ((key, *path) for path in paths(child))
 
 
-def _with(body: Any, path: tuple[Any, ...], value: Any) -> Any:
+def replaced(body: Any, path: tuple[Any, ...], value: Any) -> Any:
     out = copy.deepcopy(body)
     _holder(out, path)[path[-1]] = value
     return out
 
 
-def _without(body: Any, path: tuple[Any, ...]) -> Any:
+def without(body: Any, path: tuple[Any, ...]) -> Any:
     out = copy.deepcopy(body)
     del _holder(out, path)[path[-1]]
     return out

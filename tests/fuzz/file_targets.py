@@ -1,0 +1,60 @@
+"""Files that clients or operators bring: pictures, batches, API keys."""
+
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from cluster.ingress.api.api_keys import key_of, read_keys
+from cluster.ingress.batches.batch_lines import read_body, read_input
+from core.errors import ConfigError
+from models.vision.picture_reader import UnreadablePicture, at_low_detail, open_picture
+
+_MAX_PIXELS = 1 << 16
+
+
+@cache
+def _folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="baton-fuzz-"))
+
+
+def _written(name: str, data: bytes) -> Path:
+    path = _folder() / name
+    path.write_bytes(data)
+    return path
+
+
+def fuzz_pictures(data: bytes) -> None:
+    """A picture is opened, or it is refused; nothing larger than allowed is decoded."""
+    try:
+        image = open_picture(data, _MAX_PIXELS)
+    except UnreadablePicture:
+        return
+    assert image.mode == "RGB"
+    assert image.width * image.height <= _MAX_PIXELS
+    small, _ = at_low_detail(image)
+    open_picture(small)
+
+
+def fuzz_batch_lines(data: bytes) -> None:
+    """Each line of a batch is a request, or is named as what is wrong."""
+    path = _written("batch", data)
+    lines, errors = read_input(path, "/v1/completions")
+    for line in lines:
+        assert isinstance(read_body(path, line), dict)
+    json.dumps(errors).encode()
+    assert lines or errors
+
+
+def fuzz_api_keys(data: bytes) -> None:
+    """A file of keys is read, or refused without a word of what is in it."""
+    path = _written("keys", data)
+    for where in ("serve.api_keys_file", "tenants.a.keys_file"):
+        try:
+            keys = read_keys(where, [], str(path))
+        except ConfigError:
+            continue
+        for key in keys:
+            assert key_of(SecretStr(key.get_secret_value()), of_tenant=where.startswith("tenants."))
