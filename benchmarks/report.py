@@ -2,7 +2,9 @@
 
 import argparse
 import json
+import subprocess
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,5 +48,21 @@ def show_steps(
 def write(path: Path | None, command: str, content: dict[str, Any]) -> None:
     """Write `content` to `path`, if there is one. `command` makes such results again; it names no path of this machine."""
     if path:
-        whole = {"command": f"python -m {command}", "machine": machine(), **content}
+        made = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit()}
+        whole = {"command": f"python -m {command}", **made, "machine": machine(), **content}
         path.write_text(json.dumps(whole, indent=2) + "\n")
+
+
+def commit() -> str:
+    """Return the commit of this checkout, with a plus where files differ from it; empty where there is none."""
+    words = [
+        "git",
+        "-C",
+        str(Path(__file__).parent),
+        "describe",
+        "--always",
+        "--dirty=+",
+        "--exclude=*",
+        "--abbrev=12",
+    ]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()

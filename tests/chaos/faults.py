@@ -100,6 +100,14 @@ def no_space(*_: Any) -> int:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+_TIME = time.time
+
+
+def step_clock(offset_s: float) -> None:
+    """Have the wall clock of this process be so far off. A host's other clock, which counts from its start, never jumps."""
+    time.time = lambda: _TIME() + offset_s
+
+
 class SlowSender:
     def __init__(self, inner: Sender) -> None:
         self._inner = inner

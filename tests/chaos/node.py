@@ -1,4 +1,4 @@
-"""One process of a chaos cluster: the production scheduler, frontend or instance, over the witness device or a real model.
+"""One process of a chaos cluster: the production scheduler, frontend, ingress or instance, over the witness device or a real model.
 
 Commands come as JSON lines on standard input; `obeyed` and other events go to standard output. It ends with its input and parent.
 
@@ -6,6 +6,7 @@ Commands come as JSON lines on standard input; `obeyed` and other events go to s
     {"do": "fate", "message": "Commit", "kind": "drop"}  treat the next outgoing message of that type badly, below the numbering
     {"do": "corrupt", "frames": 2}                      so many writes of KV carry a wrong checksum
     {"do": "full disk"}                                 nothing more can be written to the disk tier
+    {"do": "step clock", "offset_s": 3600}              the wall clock is so far off from now on; 0: it is right again
     {"do": "slow", "write_s": 0.02}                     every write of KV takes so much longer
     {"do": "hang", "how": "step"}                       the next step does not end; "interpreter": and keeps that; "": no next one
     {"do": "generate", "id": .., "prompt": .., "max_tokens": .., "grammar": .., "seed": ..}  {"do": "cancel", "id": ..}
@@ -47,6 +48,7 @@ from core.ports import LayerSink
 from core.types import Grammar, Request, SamplingParams
 from device.simulated import SimulatedDevice
 from engine.execution.inline_group import InlineGroup
+from engine.ranks.child_ranks import children
 from engine.tiers import disk_tier
 from engine.tiers.build_tiers import build_tiers
 from kvtransfer.handoff import DecodeHandoff, PushHandoff
@@ -56,7 +58,7 @@ from net.mail import TcpMail
 from parallel.mesh import Mesh
 from tests.chaos.apart_policy import ApartPolicy
 from tests.chaos.device_witness import DeviceWitnessRank, simulated_memory
-from tests.chaos.faults import FAULTS, SlowSender, no_space, tell, watch, wrong_checksums
+from tests.chaos.faults import FAULTS, SlowSender, no_space, step_clock, tell, watch, wrong_checksums
 from tests.chaos.witness import SHARD, WitnessRank
 from tests.net.faulty import FaultyChannel
 
@@ -100,6 +102,8 @@ class Node:
             config=self.config.mail,
             wrap=lambda channel: FaultyChannel(channel, FAULTS.fate, 0.3),  # type: ignore[arg-type,return-value]
         )
+        self.http = 0
+        """The port of an ingress."""
         self.num_placed = 0
         """Requests for which this scheduler has found a place."""
         self.num_computed = 0
@@ -140,6 +144,12 @@ class Node:
                     num_schedulers=self.config.serve.schedulers,
                 )
                 self.keep("run", self.frontend.run())
+            case "ingress":
+                from tests.chaos.ingress_node import IngressNode
+
+                ingress = IngressNode(self.config, self.mail, self.resolve)
+                self.frontend, self.http = ingress.frontend, ingress.port
+                self.keep("run", ingress.run())
             case _:
                 self.instance = Instance(
                     self.config, self.role, self.mail, WallClock(), self.resolve, self.parts(self.role)
@@ -152,7 +162,7 @@ class Node:
 
     def parts(self, role: Role) -> InstanceParts:
         if self.has_model:
-            made = remote_parts(self.config, Path(self.config.model.path), role, self.mail, KEY, no_ranks)
+            made = remote_parts(self.config, Path(self.config.model.path), role, self.mail, KEY, self.ranks)
         else:
             made = self.witness_parts(role)
 
@@ -160,6 +170,9 @@ class Node:
             return [SlowSender(sender) for sender in made.make_senders()]  # type: ignore[misc]
 
         return replace(made, make_senders=senders)
+
+    def ranks(self, mesh: Mesh) -> InstancePlace:
+        return InstancePlace(children(self.config.engine, mesh))
 
     def witness_parts(self, role: Role) -> InstanceParts:
         num_blocks = self.config.engine.num_blocks
@@ -245,6 +258,8 @@ class Node:
                 FAULTS.corrupt = frames
             case {"do": "full disk"}:
                 disk_tier.os.pwritev = no_space  # type: ignore[assignment]
+            case {"do": "step clock", "offset_s": offset_s}:
+                step_clock(offset_s)
             case {"do": "slow", "write_s": write_s}:
                 FAULTS.write_s = write_s
             case {"do": "hang", "how": how}:
@@ -276,7 +291,7 @@ class Node:
                     "peers": self.scheduler.peer_schedulers,
                     "placed": self.num_placed,
                 }
-            case "frontend":
+            case "frontend" | "ingress":
                 return {"held": self.frontend.num_running}
             case _:
                 self.instance.check_integrity()
@@ -284,14 +299,20 @@ class Node:
                 kept: list[Any] = [instance.num_jobs, instance.num_used_blocks, instance.num_grants]
                 kept += self.device.violations if self.device else []
                 held = kept if any(kept) else 0
-                return {"held": held, "computed": self.num_computed, "hung": FAULTS.is_hung}
+                failure = str(instance.failure or "")
+                return {
+                    "held": held,
+                    "computed": self.num_computed,
+                    "hung": FAULTS.is_hung,
+                    "failed": failure,
+                }
 
     def keep(self, name: str, work: Any) -> None:
         self.tasks[name] = asyncio.create_task(work)
 
     async def run(self) -> None:
         self.start()
-        tell(event="ready", address=self.mail.address)
+        tell(event="ready", address=self.mail.address, http=self.http)
         reader = asyncio.StreamReader()
         await asyncio.get_running_loop().connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
@@ -303,10 +324,6 @@ class Node:
         if self.role in ("prefill", "decode"):
             await self.instance.close()
         os._exit(0)
-
-
-def no_ranks(mesh: Mesh) -> InstancePlace:
-    raise AssertionError(f"an instance here has one rank, and {mesh} has more")
 
 
 def main(spec: str) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ class Process:
     role: str
     process: ForkedNode
     address: str = ""
+    http: int = 0
+    """The port of an ingress."""
     events: "asyncio.Queue[dict[str, Any]]" = field(default_factory=asyncio.Queue)
     reader: "asyncio.Task[None] | None" = None
     num_commands: int = 0
@@ -128,11 +130,14 @@ class World:
         apart: bool = True,
         places: Mapping[str, NetworkEnd] | None = None,
         model: Model = WITNESS,
+        *,
+        roles: Sequence[str] = ROLES,
+        own: Mapping[str, dict[str, Any]] | None = None,
     ) -> None:
         """`apart`: every prompt is computed by a prefill instance as long as there is one, whatever it costs. `places`: where on a
-        network each node is, by its name."""
+        network each node is, by its name. `own`: what a node has in its configuration beside what all have."""
         self.folder, self.apart, self.model = folder, apart, model
-        self.places = places or {}
+        self.places, self.roles, self.own = places or {}, roles, own or {}
         folder.mkdir(parents=True, exist_ok=True)
         self.overrides = OVERRIDES | model.overrides | wanted
         self.nodes: dict[str, Process] = {}
@@ -143,7 +148,7 @@ class World:
         """By node that was killed: what keeps others from taking its port, should it start again."""
 
     async def __aenter__(self) -> "World":
-        names = [f"{role}{i % 2}" for i, role in enumerate(ROLES)]
+        names = [f"{role}{i % 2}" for i, role in enumerate(self.roles)]
         count = self.overrides.get("serve.schedulers", 1)
         try:
             for name in ["scheduler"] if count == 1 else [f"scheduler{i}" for i in range(count)]:
@@ -183,7 +188,8 @@ class World:
             "role": role,
             "folder": str(self.folder),
             "port": port,
-            "overrides": {key: value for key, value in self.overrides.items() if key != ON_DEVICE},
+            "overrides": {key: value for key, value in self.overrides.items() if key != ON_DEVICE}
+            | self.own.get(name, {}),
             "on_device": self.overrides.get(ON_DEVICE, False),
             "apart": self.apart,
         }
@@ -192,7 +198,8 @@ class World:
         node = self.nodes[name] = Process(name=name, role=role, process=process)
         self.pids.add(process.pid)
         node.reader = asyncio.create_task(self._read(node, output))
-        node.address = (await node.wait_for("ready", _READY_S))["address"]
+        ready = await node.wait_for("ready", _READY_S)
+        node.address, node.http = ready["address"], ready["http"]
         if (kept := self._kept.pop(name, None)) is not None:
             kept.close()
         return node
