@@ -1,5 +1,6 @@
 """Texts that models write, or that clients describe: outputs, schemas, templates, streams."""
 
+import copy
 import json
 from typing import Any, get_args
 
@@ -19,6 +20,7 @@ from cluster.ingress.parsers.schema_forms import enforceable, moved, part_of
 from cluster.ingress.parsers.stop_strings import StopStrings
 from core.errors import RequestError
 from tests.cluster.ingress.api.fakes import ByteTokenizer
+from tests.cluster.ingress.api.mutations import VALUES, paths, replaced
 from tests.cluster.ingress.parsers.recorded_texts import SCHEMAS
 from tests.fuzz.choices import Choices, split
 
@@ -28,6 +30,47 @@ _MARKS = {
     mark: 300 + i
     for i, mark in enumerate(("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"))
 }
+
+_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "a": {"type": ["string", "null"], "enum": ["x", None], "description": "d"},
+        "b": {"anyOf": [{"$ref": "#/$defs/x"}, {"const": 1}], "minimum": 0},
+        "c": {"type": "array", "items": {"type": "integer"}, "prefixItems": [True]},
+    },
+    "required": ["a", "b"],
+    "allOf": [{"required": ["c"]}, {"$ref": "#/definitions/y"}],
+    "patternProperties": {"^(e|f)$": {"type": "string"}, "(?=g)": False},
+    "propertyNames": {"enum": ["a", "b"]},
+    "$defs": {"x": {"type": "string", "pattern": "^a"}},
+    "definitions": {"y": {"oneOf": [{"properties": {"h": True}}, {}]}},
+}
+_KEYWORDS = (
+    "a",
+    "0",
+    "type",
+    "$ref",
+    "$id",
+    *_SCHEMA,
+    "anyOf",
+    "oneOf",
+    "enum",
+    "const",
+    "additionalProperties",
+    "not",
+)
+_REFERENCES = (
+    "#",
+    "#/",
+    "#/properties/a",
+    "#/allOf/0",
+    "#/allOf/²",
+    f"#/allOf/{'9' * 5000}",
+    "#/~1~0",
+    "x#/a",
+    "#a",
+)
+_MAX_CHANGES = 8
 
 
 def fuzz_outputs(data: bytes) -> None:
@@ -103,10 +146,25 @@ def fuzz_template_calls(data: bytes) -> None:
     assert find_reasoning([use], plain)[0] in _REASONING
 
 
+def _changed_schema(choices: Choices) -> dict[str, Any]:
+    """Return a schema in which values stand where no schema has them."""
+    schema: dict[str, Any] = copy.deepcopy(_SCHEMA)
+    for _ in range(_MAX_CHANGES):
+        if not choices.num_left:
+            break
+        place = choices.pick(list(paths(schema)))
+        value = choices.pick((*VALUES, *_SCHEMA.values(), *_REFERENCES))
+        if choices.below(2) and isinstance(place[-1], str):
+            place = (*place[:-1], choices.pick(_KEYWORDS))
+        schema = replaced(schema, place, value)
+    return schema
+
+
 def fuzz_schemas(data: bytes) -> None:
     """A client's schema becomes a grammar in every place and markup, or it is refused."""
+    choices = Choices(data)
     try:
-        schema = parse_json(data)
+        schema = parse_json(choices.rest()) if data[:1] == b"{" else _changed_schema(choices)
     except RequestError:
         return
     for strict in (True, False):

@@ -6,7 +6,7 @@ so that all of the schema holds where it only says which properties there are, a
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.ingress.parsers.schema_forms import Schema, part_of, pointed_at
 
@@ -16,6 +16,7 @@ _SAYS_PROPERTIES = frozenset(
 _SAYS_NOTHING = frozenset(("title", "description", "$comment", "default", "examples", "deprecated"))
 _BINDS_TEXT = frozenset(("pattern", "format", "minLength", "maxLength"))
 
+T = TypeVar("T")
 JsonPart = Callable[[Schema], str]
 """Makes a part of a Lark rule: JSON of a schema."""
 
@@ -46,7 +47,9 @@ def argument_rules(
     rules: list[str] = []
     for number, (key, value) in enumerate(possible.items()):
         writer = _ArgumentWriter(schema, markup, json_part, strict)
-        rules += writer.rules(key, {} if value is True else value, f"{rule}_{number}")
+        if value is not True and not isinstance(value, Mapping):
+            raise ValueError(f"the schema of the property {key!r} must be an object")
+        rules += writer.rules(key, {} if value is True else value, f"{rule}_{number}")  # type: ignore[reportUnknownArgumentType]
     return [*rules, *_in_order([key in required for key in possible], markup.separator, rule)]
 
 
@@ -63,13 +66,29 @@ def _members(
     unknown = set(one) - _SAYS_PROPERTIES - _SAYS_NOTHING - ({"$ref"} if pointed is not None else set())
     if strict and unknown:
         raise ValueError(f"{min(unknown)} cannot be kept to where arguments are written one by one")
-    named, required = dict[str, Any](one.get("properties") or {}), set[str](one.get("required") or ())
-    for part in (pointed, *(one.get("allOf") or ())):
+    named, required = dict[str, Any](_given(one, "properties", dict)), _names(one)
+    for part in (pointed, *_given(one, "allOf", list)):
         more, needed = _members(part, root, known, strict=strict)
         named, required = {**more, **named}, required | needed
-    for branch in (*(one.get("anyOf") or ()), *(one.get("oneOf") or ())):
+    for branch in (*_given(one, "anyOf", list), *_given(one, "oneOf", list)):
         named = {**_members(branch, root, known, strict=strict)[0], **named}
     return named, required
+
+
+def _names(schema: Schema) -> set[str]:
+    """Return the arguments that must be there. Raises ValueError."""
+    names: list[Any] = _given(schema, "required", list)
+    if not all(isinstance(name, str) for name in names):
+        raise ValueError("required must be a list of names")
+    return {*names}
+
+
+def _given(schema: Schema, keyword: str, kind: type[T]) -> T:
+    """Return the list, or the object, that a keyword has; an empty one where there is none. Raises ValueError."""
+    value = schema.get(keyword) or kind()
+    if not isinstance(value, kind):
+        raise ValueError(f"{keyword} must be {'a list' if kind is list else 'an object'}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +172,10 @@ class _ArgumentWriter:
         if (values := _values_of(schema)) is None:
             yield f"{self._json(schema)} {_text(tail)}"
             return
-        kinds = schema.get("type", ())
-        kinds = {kinds} if isinstance(kinds, str) else {*kinds}
+        said = schema.get("type")
+        kinds: set[str] = (
+            {said} if isinstance(said, str) else {*map(str, said if isinstance(said, list) else ())}
+        )  # type: ignore[reportUnknownArgumentType]
         values = [value for value in values if not kinds or kinds & _kinds_of(value)]
         yield from (_text(f"{word}{tail}") for word in values if isinstance(word, str) and end not in word)
         is_text = schema.get("type") == "string"  # whose quotes would be a part of it

@@ -17,6 +17,8 @@ _NAMES = re.compile(r"\^(?:([\w -]+)|\((?:\?:)?([\w -]+(?:\|[\w -]+)*)\))\$")
 _BEYOND = re.compile(r"\(\?(?:[=!]|<[=!])|\\[1-9bB]")
 """What no automaton follows: a look around, a reference to a group, the border of a word."""
 _ROOT = "__root__"
+_MOST_DIGITS = 10
+"""No list has so many items that its numbers are as long, and Python reads no number of any length."""
 
 
 def moved(schema: Schema, to: str) -> dict[str, Any]:
@@ -35,7 +37,8 @@ def part_of(schema: Schema, root: Schema) -> dict[str, Any]:
         return {**schema, **definitions}
     place = f"#/$defs/{_ROOT}"
     inner = _mapped(schema, partial(_moved_reference, place), own=True)
-    return {**inner, "$defs": {**inner.get("$defs", {}), _ROOT: moved(root, place)}}
+    own = inner.get("$defs")
+    return {**inner, "$defs": {**(own if isinstance(own, Mapping) else {}), _ROOT: moved(root, place)}}
 
 
 def _points_to_definition(reference: object) -> bool:
@@ -49,11 +52,15 @@ def pointed_at(reference: object, root: Schema) -> Any:
     place: Any = root
     for part in reference[1:].split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(place, list) and key.isdigit() and int(key) < len(place):  # type: ignore[reportUnknownArgumentType]
+        if isinstance(place, list) and _is_index(key) and int(key) < len(place):  # type: ignore[reportUnknownArgumentType]
             place = place[int(key)]
         else:
             place = place.get(key) if isinstance(place, Mapping) else None  # type: ignore[reportUnknownMemberType]
     return place if reference in ("#", "#/") or "/" in reference else None
+
+
+def _is_index(key: str) -> bool:
+    return key.isdecimal() and len(key) < _MOST_DIGITS
 
 
 def enforceable(schema: Schema, *, lenient: bool) -> dict[str, Any]:
@@ -105,7 +112,9 @@ def _enforceable(lenient: bool, schema: dict[str, Any]) -> dict[str, Any]:
         del schema["pattern"]
     if lenient and isinstance(names := schema.get("propertyNames"), Mapping):
         schema = _with_names(schema, names)  # type: ignore[reportUnknownArgumentType]
-    patterns = schema.get("patternProperties")
+    patterns, properties = schema.get("patternProperties"), schema.get("properties") or {}
+    if not isinstance(properties, Mapping):
+        return schema  # no schema: the grammar's compiler says so
     if isinstance(patterns, Mapping) and not schema.keys() & {"minProperties", "maxProperties"}:
         schema = _with_patterns(schema, patterns, lenient=lenient)  # type: ignore[reportUnknownArgumentType]
     return schema

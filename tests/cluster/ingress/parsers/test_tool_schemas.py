@@ -1,5 +1,6 @@
 """Schemas of tools within the grammars of their calls: references point to where they did, and values are written as models do."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -7,9 +8,11 @@ import pytest
 from llguidance import LLMatcher
 
 from cluster.ingress.bodies.structured import ResponseFormat, SchemaFormat, grammar_of, schema_grammar
+from cluster.ingress.parsers.argument_values import kinds_of
 from cluster.ingress.parsers.call_grammars import AnswerSchema, CallableTool, call_grammar
 from cluster.ingress.parsers.call_markups import markup_of
 from cluster.ingress.parsers.model_formats import ModelFormats, ToolFormat
+from core.errors import RequestError
 from tests.cluster.ingress.bodies.test_structured import VOCABULARY, accepts, calls_of
 from tests.engine.execution.sampling.test_grammar_masks import generated, params, text
 
@@ -205,3 +208,41 @@ def test_schemas_that_refer_to_each_other_without_end_are_no_burden(family: Tool
     circle = {"x": {"anyOf": [*many, {"$ref": "#/$defs/y"}]}, "y": {"anyOf": [*many, {"type": "integer"}]}}
     wanted = grammar(family, {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": circle}, strict=False)
     assert len(wanted) < 10_000
+
+
+NO_SCHEMAS: list[dict[str, Any]] = [
+    {"properties": {"a": "string"}},
+    {"properties": {"a": {"$ref": "#/properties/b"}, "b": 3}},
+    {"properties": ["a"]},
+    {"properties": ["a"], "patternProperties": {"^a$": {}}},
+    {"properties": [["a", 1, 2]], "patternProperties": {"^a$": {}}},
+    *({"required": names} for names in (True, 3, {"a": 1}, [["a"]], [None], [{}])),
+    *({union: value} for union in ("allOf", "anyOf", "oneOf") for value in (3, True, {"a": 1})),
+    *({"properties": {"a": {"enum": ["x"], "type": kinds}}} for kinds in (3, [{}], [["string"]], {"a": 1})),
+    *({"$defs": no, "properties": {"a": {"items": {"$ref": "#/required"}}}} for no in (3, [1], "x")),
+    *({"allOf": [{}], "properties": {"a": {"$ref": f"#/allOf/{at}"}}} for at in ("²", "9" * 5000)),
+]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("schema", NO_SCHEMAS, ids=lambda schema: json.dumps(schema)[:60])
+def test_what_is_no_schema_is_refused_with_a_reason_or_left_to_the_compiler(
+    schema: dict[str, Any], strict: bool
+) -> None:
+    for family in FORMATS:
+        with contextlib.suppress(ValueError):
+            grammar(family, schema, strict=strict)
+    with contextlib.suppress(RequestError):
+        schema_grammar(schema, strict=strict)
+    assert kinds_of(held(schema), schema)
+
+
+def test_the_reason_names_what_is_wrong() -> None:
+    for schema, reason in (
+        ({"properties": {"a": "string"}}, "the schema of the property 'a' must be an object"),
+        ({"properties": ["a"]}, "properties must be an object"),
+        ({"required": True}, "required must be a list"),
+        ({"required": [["a"]]}, "required must be a list of names"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            grammar("qwen3_coder", schema, strict=False)
