@@ -1,5 +1,6 @@
 """Errors in the shape that OpenAI's clients understand."""
 
+import errno
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ _HEADERS = {
     507: {"x-should-retry": "false"},
 }
 """Headers of what the client must change before it asks again, by status."""
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -67,7 +69,10 @@ def reason_of(error: Exception) -> str:
 
 
 def as_refusal(error: Exception) -> Exception:
-    """Return the error as the client gets it. A full disk becomes a 507: the server's code has not failed."""
+    """Return the error as the client gets it. A full disk becomes a 507, and no free file descriptor a 503: the server's code has
+    not failed."""
+    if isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR:
+        return ReplicaLost("the server has as many files and connections open as it may: try again")
     if not is_full(error):
         return error
     return RequestError(
