@@ -134,3 +134,16 @@ format: $(READY) ## ruff's fixes and format
 
 clean: ## remove .venv and what builds leave
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+
+# Every kind of request with a fault every few seconds; its report and picture are written to build/soak.
+MINUTES ?= 60
+.PHONY: soak fuzz
+soak: $(READY)
+	@mkdir -p build/soak
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --json build/soak/soak.json $(ARGS)
+
+# Search for inputs that a parser does not expect: make fuzz TARGET=http SECONDS=60. Without a target it names them.
+SECONDS ?= 60
+fuzz: $(READY)
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(call install,--editable ".[fuzz]")
+	$(BIN)/python -m tests.fuzz $(TARGET) --seconds $(SECONDS)
