@@ -71,6 +71,8 @@ _REFERENCES = (
     "#a",
 )
 _MAX_CHANGES = 8
+_MOST_TEMPLATE = 400
+"""Dozens of conversations are rendered with it, and each is parsed in every format."""
 
 
 def fuzz_outputs(data: bytes) -> None:
@@ -138,7 +140,8 @@ class _Rendering(ByteTokenizer):
 def fuzz_template_calls(data: bytes) -> None:
     """Whatever a chat template writes, its formats are found, or none is."""
     choices = Choices(data)
-    pieces = [piece.decode(errors="ignore") for piece in split(choices.rest(), choices.piece(3))]
+    cuts = choices.piece(3)
+    pieces = [piece.decode(errors="ignore") for piece in split(choices.take(_MOST_TEMPLATE), cuts)]
     use = TemplateUse(_Rendering(pieces), with_tools=True)
     plain = MessageStyle()
     found = find_calls(use, plain, short_ids=False)
