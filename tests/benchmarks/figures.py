@@ -266,7 +266,7 @@ FIGURES: dict[str, list[Figures]] = {
     "remote_memory.json": [lambda d, _: [d["p50 ms"]["1 MiB"][whose] for whose in ("remote", "own")]],
     "chaos.json": [_failed_cases],
     "chaos_hybrid.json": [_failed_cases],
-    "soak.json": [lambda d, _: [d["failed_requests"], d["wrong_tokens"], d["requests"]]],
+    "soak.json": [lambda d, _: [d["failed_requests"], d["wrong_answers"], d["answers"], d["faults"]]],
     "parallel_ranks.json": [lambda d, _: [d["results"]["collectives, ms"]["all_reduce, 64 rows"]]],
     "served_grid.json": [lambda d, _: [d["wrong"], d["servers"]]],
     "served_grid_hybrid.json": [lambda d, _: [d["wrong"], d["servers"]]],
