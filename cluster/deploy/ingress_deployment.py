@@ -1,8 +1,7 @@
 """The deployment of the HTTP endpoint. Several replicas may run, also on one host; each request lives in one of them.
 
-A replica listens itself: Serve's proxy would cost each token another 0.2 ms of CPU (docs/adr/003)."""
+This module stays light, because the process that deploys the application imports it too."""
 
-import asyncio
 import contextlib
 import os
 import sys
@@ -10,26 +9,9 @@ from typing import Any
 
 from ray import serve
 
-from cluster.deploy.addresses import mail_host, scheduler_resolver
-from cluster.deploy.config_paths import check_ingress_paths
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
-from cluster.ingress.api_factory import build_app, run_batches
-from cluster.ingress.delivery.frontend import Frontend
-from cluster.ingress.http.connection_limits import connection_limits
-from cluster.ingress.http.draining import drain
-from cluster.ingress.http.http_server import HttpServer
-from cluster.ingress.http.ingress_tls import follow_certificate, ingress_tls
-from cluster.ingress.model_card import read_model_card
-from cluster.ingress.telemetry.observers import make_observers
-from cluster.ingress.tenants.live_rules import LiveRules
-from core.clock import WallClock
 from core.config.cluster_config import ClusterConfig
-from core.garbage import leave_out_all_there_is
-from net.mail import TcpMail
-
-_SWITCH_S = 0.001
-"""How long a thread that works on a body keeps Python's lock when the event loop, and so everybody's tokens, wait for it."""
 
 
 @serve.deployment
@@ -42,74 +24,31 @@ class Ingress:
         configure_logging(config.serve.log_level, config.serve.log_format)
         if one_host:
             keep_replica_to_loopback()
-        _leave_out_torch()
-        sys.setswitchinterval(_SWITCH_S)
-        await asyncio.to_thread(check_ingress_paths, config)
-        self._config = config.serve
-        card = await asyncio.to_thread(read_model_card, config)
-        observers = make_observers(card.name, config.serve.otlp_endpoint)
-        self._finish = observers.close
-        self._frontend = Frontend(
-            TcpMail(key, mail_host(one_host), config=config.mail),
-            WallClock(),
-            config.schedule,
-            config.engine.block_size,
-            resolve_schedulers=scheduler_resolver(scheduler),
-            request_timeout_s=config.serve.request_timeout_s,
-            observe=observers.observe,
-            num_schedulers=config.serve.schedulers,
-            loads_adapters=bool(config.adapters.folders),
-        )
-        self._running = asyncio.create_task(self._frontend.run())
-        live = LiveRules(config)
-        self._watching = asyncio.create_task(live.run(observers.ingress.rules_changed))
-        app = build_app(self._frontend, config, card, live.access, observers)
-        ports = range(config.serve.port, config.serve.port + config.serve.num_ports)
-        tls = ingress_tls(config.serve)
-        self._server = HttpServer(
-            app,
-            config.serve.host,
-            ports,
-            shared=len(ports) == 1,
-            tls=tls,
-            limits=connection_limits(config.serve),
-        )
-        self._following = asyncio.create_task(follow_certificate(tls, config.serve))
-        leave_out_all_there_is()
-        self._serving = self._server.start()
-        self._batches = asyncio.create_task(run_batches(app))
-        self._drained: asyncio.Task[None] | None = None
+        leave_out_torch()
+        # It brings the API, for this process alone.
+        from cluster.deploy.ingress_process import make_ingress  # noqa: PLC0415
+
+        self._ingress = await make_ingress(config, key, scheduler, one_host)
         del pools  # bound here only so that Serve deploys them with this application
 
     async def drain(self) -> None:
         """Wait until nothing runs any more, or until the deadline. Another call waits for the same end."""
-        if self._drained is None:
-            self._batches.cancel()
-            self._drained = asyncio.create_task(
-                drain(self._frontend, self._server, self._config.drain_notice_s, self._config.drain_timeout_s)
-            )
-        await asyncio.shield(self._drained)
+        await self._ingress.drain()
 
     async def why_not(self) -> str:
         """Return why a request would not be answered now; empty where it would be."""
-        _, reason = await self._frontend.ready()
-        return reason
+        return await self._ingress.why_not()
 
     async def check_health(self) -> None:
-        if self._serving.done() and self._drained is None:
+        if self._ingress.has_stopped:
             raise RuntimeError("this ingress has stopped listening")
 
     async def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # the constructor failed
-            await self.drain()
-            self._running.cancel()
-            self._watching.cancel()
-            self._following.cancel()
-            await self._frontend.close()
-            self._finish()
+            await self._ingress.close()
 
 
-def _leave_out_torch() -> None:
+def leave_out_torch() -> None:
     """Keep transformers from importing torch: its tokenizers do without, but it imports torch wherever that is installed, which
     takes 3 s and 300 MB."""
     assert "torch" not in sys.modules
