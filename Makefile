@@ -46,6 +46,7 @@ $(READY): pyproject.toml $(foreach name,torch dev triton cuda,locks/$(name).txt)
 	$(call phase,CUDA for torch,! $(BIN)/python locks/torch_has_cuda.py || $(call install,$(call locked,cuda)))
 	$(call phase,Baton,$(call install,--no-build-isolation --editable .))
 	$(call phase,native kernels,$(BIN)/python -m kernels.cpu.build)
+	$(call phase,bytecode,$(BIN)/python -m baton.bytecode)
 	@rm -rf $(WHEELS)
 	@touch $(READY)
 

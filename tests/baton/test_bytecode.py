@@ -1,0 +1,42 @@
+"""Bytecode that is kept once, for processes that may not write any."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_MODULES = (
+    "baton.cli.serve",
+    "cluster.deploy.launch",
+    "cluster.deploy.scheduler_deployment",
+    "cluster.deploy.ingress_process",
+    "cluster.deploy.pool_instance",
+    "ray._private.workers.default_worker",
+    "ray._private.runtime_env.agent.main",
+)
+_LEFT = """
+import importlib, os, sys
+importlib.import_module(sys.argv[1])
+files = [vars(module).get("__cached__") for module in list(sys.modules.values()) if module]
+print(*[file for file in files if file and not os.path.exists(file)])
+"""
+
+
+@pytest.mark.slow
+def test_no_process_of_a_cluster_compiles_what_it_imports(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(tmp_path)}
+    assert _left_to_compile("baton.cli.serve", environment), "a new checkout has no bytecode"
+    subprocess.run([sys.executable, "-m", "baton.bytecode"], env=environment, check=True)
+    assert {module: _left_to_compile(module, environment) for module in _MODULES} == dict.fromkeys(
+        _MODULES, ""
+    )
+
+
+def _left_to_compile(module: str, environment: dict[str, str]) -> str:
+    """Return the bytecode files that an interpreter which imports `module` looks for, and that are not there."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LEFT, module], env=environment, check=True, capture_output=True, text=True
+    )
+    return done.stdout.strip()
