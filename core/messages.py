@@ -188,6 +188,8 @@ class PeersChanged:
 
     me: str
     others: tuple[str, ...]
+    num_spares: int = 0
+    """The number of schedulers, `me` included, that are asked for places only once others are lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,12 +27,23 @@ class _Absence:
 
 
 class Schedulers:
-    """Finds schedulers while `run` runs. It looks for `count` of them."""
+    """Finds schedulers while `run` runs. It looks for `count` of them and for `num_spares` more."""
 
-    def __init__(self, resolve: Resolve, count: int, clock: Clock, found: Callable[[str], None]) -> None:
-        self._resolve, self._count, self._clock, self._found = resolve, count, clock, found
+    def __init__(
+        self,
+        resolve: Resolve,
+        count: int,
+        clock: Clock,
+        found: Callable[[str], None],
+        *,
+        num_spares: int = 0,
+    ) -> None:
+        self._resolve, self._clock, self._found = resolve, clock, found
+        self._count, self._num_spares = count + num_spares, num_spares
         self.living: tuple[str, ...] = ()
         """The living schedulers, by address."""
+        self._in_order: list[str] = []
+        """The living schedulers, in the order in which they were found."""
         self._away: dict[str, _Absence] = {}
         """The lost ones."""
         self._missing = asyncio.Event()
@@ -42,6 +53,14 @@ class Schedulers:
     def first(self) -> str:
         """The scheduler that leads, as far as is known here; empty where none lives."""
         return self.living[0] if self.living else ""
+
+    @property
+    def placing(self) -> tuple[str, ...]:
+        """The living schedulers that are asked for places. Those found last are the spares: one that has just come in place of a
+        lost one has the most to learn."""
+        if not self._num_spares:
+            return self.living
+        return tuple(sorted(self._in_order[: max(1, len(self._in_order) - self._num_spares)]))
 
     async def run(self) -> None:
         """Run for as long as its owner lives, until cancelled."""
@@ -66,6 +85,7 @@ class Schedulers:
         if len(self._away) > _MAX_AWAY:
             del self._away[next(iter(self._away))]
         self.living = tuple(other for other in self.living if other != address)
+        self._in_order.remove(address)
         self._missing.set()
         return True
 
@@ -78,6 +98,7 @@ class Schedulers:
         for address in sorted(addresses):
             if address not in self.living and not self._stays_away(address):
                 self.living = tuple(sorted((*self.living, address)))
+                self._in_order.append(address)
                 self._found(address)
 
     def _stays_away(self, address: str) -> bool:

@@ -41,7 +41,15 @@ async def make_instance(
         remote_parts, config, folder, role, mail, key, place, timer=timer, num_instances=num_instances
     )
     parts = replace(parts, site=await asyncio.to_thread(read_site, os.environ))
-    return Instance(config, role, mail, WallClock(), scheduler_resolver(scheduler), parts)
+    return Instance(
+        config,
+        role,
+        mail,
+        WallClock(),
+        scheduler_resolver(scheduler),
+        parts,
+        num_spare_schedulers=config.serve.num_spare_schedulers,
+    )
 
 
 def _check_device(config: ClusterConfig, role: Role) -> None:

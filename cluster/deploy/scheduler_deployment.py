@@ -1,5 +1,5 @@
-"""The deployment of the global scheduler: one, or several that act at once (`scheduler_peers`). Each can learn all of its state
-again from the instances' reports and the other schedulers."""
+"""The deployment of the global scheduler: one and its spare, or several that act at once (`scheduler_peers`). Each can learn all
+of its state again from the instances' reports and the other schedulers."""
 
 import asyncio
 import contextlib
@@ -31,14 +31,20 @@ class Scheduler:
             keep_replica_to_loopback()
         await asyncio.to_thread(check_scheduler_paths, config)
         self._mail = TcpMail(key, mail_host(one_host), config=config.mail)
-        context, count = serve.get_replica_context(), config.serve.schedulers
-        name = "" if count == 1 else self._mail.address
-        scheduler, resolve = make_scheduler(config.schedule, name), None
-        if count > 1:
-            resolve = scheduler_resolver(serve.get_deployment_handle(context.deployment, context.app_name))
+        context = serve.get_replica_context()
+        scheduler = make_scheduler(config.schedule, self._mail.address)
+        resolve = scheduler_resolver(serve.get_deployment_handle(context.deployment, context.app_name))
         path = config.adapters.list_file
         kept = await asyncio.to_thread(AdapterFile, Path(path)) if path else None
-        self._node = SchedulerNode(self._mail, WallClock(), scheduler, resolve, count, kept)
+        self._node = SchedulerNode(
+            self._mail,
+            WallClock(),
+            scheduler,
+            resolve,
+            config.serve.schedulers,
+            kept,
+            num_spares=config.serve.num_spare_schedulers,
+        )
         leave_out_all_there_is()
         collector = IdleCollector(lambda: not scheduler.num_placed and not scheduler.num_queued)
         self._collecting = asyncio.create_task(collector.run())

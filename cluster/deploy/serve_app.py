@@ -53,8 +53,8 @@ def build_application(
     `one_host`: all of them run on this machine, so they need not listen to any other. `environment`: what replicas have besides
     that of Ray's processes."""
     options = partial(_options, config, {"env_vars": environment} if environment else {})
-    schedulers = options(Scheduler, config.serve.schedulers, 0.1, surge_percent=100)
-    scheduler = schedulers.bind(config, key, one_host)
+    num_schedulers = config.serve.schedulers + config.serve.num_spare_schedulers
+    scheduler = options(Scheduler, num_schedulers, 0.1, surge_percent=100).bind(config, key, one_host)
     pools = [_pool(options, DecodePool, config, config.decode_instances, config.decode)]
     if config.prefill_instances:
         pools.append(_pool(options, PrefillPool, config, config.prefill_instances, config.prefill))

@@ -102,9 +102,11 @@ def _check_schedulers(application: ServeApplicationSchema, config: ClusterConfig
     """Check that there are as many schedulers as the configuration says: processes look for that many."""
     for deployment in application.deployments:
         given = deployment.model_dump(exclude_unset=True).get("num_replicas")
-        if deployment.name == "Scheduler" and given not in (None, config.serve.schedulers):
+        wanted = config.serve.schedulers + config.serve.num_spare_schedulers
+        if deployment.name == "Scheduler" and given not in (None, wanted):
             raise ConfigError(
-                f"{application.name}: num_replicas of Scheduler is {given}, serve.schedulers {config.serve.schedulers}"
+                f"{application.name}: num_replicas of Scheduler is {given}, and serve.schedulers "
+                f"{config.serve.schedulers} needs {wanted}. Leave num_replicas out"
             )
 
 

@@ -60,6 +60,8 @@ class Instance:
         clock: Clock,
         resolve: Resolve,
         parts: InstanceParts,
+        *,
+        num_spare_schedulers: int = 0,
     ) -> None:
         self.role: Role = role
         self.failure: BaseException | None = None
@@ -86,7 +88,7 @@ class Instance:
             mail,
             clock,
             resolve=resolve,
-            num_schedulers=config.serve.schedulers,
+            num_schedulers=config.serve.schedulers + num_spare_schedulers,
             interval_s=config.schedule.report_interval_s,
             check=self.check_integrity,
             count=self._counts,

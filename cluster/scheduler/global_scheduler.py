@@ -189,7 +189,7 @@ class GlobalScheduler:
     def _meet(self, peer_schedulers: PeersChanged) -> list[Send]:
         """Tell new schedulers of everything that was placed here."""
         news = self._peers.meet(peer_schedulers)
-        self._admission.num_schedulers = self._peers.size
+        self._admission.num_schedulers = self._peers.num_placing
         words: list[PlacedByPeer | PeerRequest] = [
             self._taken(placed) for placed in self._placer.placements if not placed.scheduler
         ]
@@ -337,7 +337,7 @@ class GlobalScheduler:
         self._placer.unclaim(address)
         queued = [waiter.key for waiter in self._admission.queue if waiter.frontend == address]
         self._peers.lose(address)
-        self._admission.num_schedulers = self._peers.size
+        self._admission.num_schedulers = self._peers.num_placing
         return [send for key in self._placer.at(address) + queued for send in self._finish(key)]
 
 

@@ -45,8 +45,8 @@ _NOTHING_WAITS = PeerBacklog(0, 0)
 class SchedulerNode:
     """Serves frontends and workers on `mail`. `run` must be running; `close` ends its mail.
 
-    With `num_schedulers` > 1 it looks for the others (`resolve`), and tells them what it tells its frontends. Without
-    `adapter_file` the list of the adapters that are loaded ends with the cluster."""
+    With `resolve` it looks for the others and tells them what it tells its frontends: there are `num_schedulers`, and
+    `num_spares` more. Without `adapter_file` the list of the adapters that are loaded ends with the cluster."""
 
     def __init__(
         self,
@@ -56,12 +56,15 @@ class SchedulerNode:
         resolve: Resolve | None = None,
         num_schedulers: int = 1,
         adapter_file: AdapterFile | None = None,
+        *,
+        num_spares: int = 0,
     ) -> None:
         self._mail, self._clock, self._scheduler = mail, clock, scheduler
+        self._num_spares, num_others = num_spares, num_schedulers + num_spares - 1
         self._others = (
             None
             if resolve is None
-            else Schedulers(partial(_but, mail.address, resolve), num_schedulers - 1, clock, self._on_found)
+            else Schedulers(partial(_but, mail.address, resolve), num_others, clock, self._on_found)
         )
         self._backlogs: dict[str, PeerBacklog] = {}
         """The other schedulers' backlogs."""
@@ -179,7 +182,7 @@ class SchedulerNode:
 
     def _on_found(self, other: str) -> None:
         if self._others is not None:
-            self._feed(PeersChanged(self.address, self._others.living))
+            self._feed(PeersChanged(self.address, self._others.living, self._num_spares))
             self._tell(self._adapters.greet(other))
 
     async def _tick(self) -> None:

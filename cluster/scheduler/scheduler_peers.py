@@ -14,6 +14,7 @@ class SchedulerPeers:
     def __init__(self) -> None:
         self.me = ""
         self.others: tuple[str, ...] = ()
+        self._num_spares = 0
         self._requests: dict[str, PeerRequest] = {}
         """By scheduler, what it asked its peers for last."""
 
@@ -22,13 +23,15 @@ class SchedulerPeers:
         return all(self.me < other for other in self.others)
 
     @property
-    def size(self) -> int:
-        return 1 + len(self.others)
+    def num_placing(self) -> int:
+        """How many of all are asked for places: spares are not, while the others live."""
+        return max(1, 1 + len(self.others) - self._num_spares)
 
     def meet(self, peer_schedulers: PeersChanged) -> list[str]:
         """Return those that were not known before."""
         news = [other for other in peer_schedulers.others if other not in self.others]
         self.me, self.others = peer_schedulers.me, peer_schedulers.others
+        self._num_spares = peer_schedulers.num_spares
         return news
 
     def lose(self, address: str) -> None:

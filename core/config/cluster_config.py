@@ -176,7 +176,8 @@ class ScheduleConfig(Section):
     """How much more than the least served tenant, by weight, one may get for which more waits; 0: shares are as the weights."""
     record_path: str = ""
     """File to which the scheduler writes everything it is told and decides, begun anew at each start, which puts `.before` behind
-    the name of the last one; `baton replay` reads it. Of several schedulers each has its own: the path, a dot and its address."""
+    the name of the last one; `baton replay` reads it. On Ray each scheduler, a spare too, has its own: the path,
+    a dot and its address."""
 
 
 class ScalingConfig(Section):

@@ -21,7 +21,8 @@ class ServeConfig(Section):
     api_keys_file: str = ""
     """More of them, one a line, in a file that the ingress can read; `#` begins a comment line."""
     schedulers: int = Field(default=1, ge=1, le=16)
-    """Global schedulers that place requests at once, each a part of them. When one is lost the others go on without it."""
+    """Global schedulers that place requests at once, each a part of them. When one is lost the others go on without it. Next to a
+    single one there is a spare: a second process that knows the same and places requests once the first is lost."""
     allowed_origins: tuple[str, ...] = ()
     """Origins, such as https://chat.example.com, whose pages may ask from a browser (CORS); `*`: all. Empty: none."""
     request_timeout_s: float = Field(default=600.0, gt=0)
@@ -72,3 +73,8 @@ class ServeConfig(Section):
     """`json`: one object a line, with request ids."""
     otlp_endpoint: str = ""
     """Where the spans of requests go (OTLP over HTTP, e.g. http://collector:4318/v1/traces); empty: nowhere."""
+
+    @property
+    def num_spare_schedulers(self) -> int:
+        """Processes of schedulers beyond `schedulers`. Several schedulers cover for each other; a single one needs a spare."""
+        return 1 if self.schedulers == 1 else 0

@@ -90,7 +90,7 @@ class Node:
     def __init__(self, spec: dict[str, Any]) -> None:
         self.has_model = "model.path" in spec["overrides"]
         self.name, self.role = spec["name"], spec["role"]
-        self.folder, self.apart = Path(spec["folder"]), spec["apart"]
+        self.folder, self.apart, self.num_spares = Path(spec["folder"]), spec["apart"], spec["num_spares"]
         self.config: ClusterConfig = load(None, {}, spec["overrides"])
         self.host, self.on_device = spec["host"], spec["on_device"]
         """Whether KV pools lie on simulated devices."""
@@ -126,7 +126,12 @@ class Node:
                 self.scheduler = GlobalScheduler(self.config.schedule, policy, self.decided)
                 count = self.config.serve.schedulers
                 node = SchedulerNode(
-                    self.mail, WallClock(), self.scheduler, self.resolve if count > 1 else None, count
+                    self.mail,
+                    WallClock(),
+                    self.scheduler,
+                    self.resolve if count + self.num_spares > 1 else None,
+                    count,
+                    num_spares=self.num_spares,
                 )
                 self.keep("run", node.run())
                 new = self.folder / f"{self.name}.{os.getpid()}"
@@ -142,6 +147,7 @@ class Node:
                     request_timeout_s=REQUEST_TIMEOUT_S,
                     observe=self.observe,
                     num_schedulers=self.config.serve.schedulers,
+                    num_spare_schedulers=self.num_spares,
                 )
                 self.keep("run", self.frontend.run())
             case "ingress":
@@ -152,7 +158,13 @@ class Node:
                 self.keep("run", ingress.run())
             case _:
                 self.instance = Instance(
-                    self.config, self.role, self.mail, WallClock(), self.resolve, self.parts(self.role)
+                    self.config,
+                    self.role,
+                    self.mail,
+                    WallClock(),
+                    self.resolve,
+                    self.parts(self.role),
+                    num_spare_schedulers=self.num_spares,
                 )
                 self.instance.run()
                 ProcessGuard(self.instance, self.config.mail)

@@ -1,4 +1,5 @@
-"""Two schedulers at once: one that dies under streams is not missed, and what both fill at once loses and starves nobody."""
+"""Two schedulers at once: one that dies under streams is not missed, and what both fill at once loses and starves nobody. And a
+single one, whose spare takes over."""
 
 import asyncio
 from pathlib import Path
@@ -13,6 +14,7 @@ TWO = {"serve.schedulers": 2, "engine.num_blocks": 400}
 PATIENT = TWO | {"mail.peer_timeout_s": PATIENCE_S / 2, "engine.num_blocks": 800}
 """Nobody who only waits for a processor is given up, and there is room for all, so that nothing is computed twice. A process that is
 killed is missed at once."""
+ONE = {"engine.num_blocks": 800, "mail.peer_timeout_s": PATIENCE_S / 2}
 PROMPT, OUTPUT, LONG = 30, 60, 150
 NUM_STREAMS = 12
 
@@ -96,4 +98,53 @@ async def test_what_both_fill_at_once_is_served(tmp_path: Path) -> None:
         streams = begin(world, 16, num_prompt=60, max_tokens=30)
         large = begin(world, 2, num_prompt=200, max_tokens=30)
         await end(streams + large)
+        await world.settled()
+
+
+async def num_placed(world: World) -> list[int]:
+    return [(await world.nodes[name].status())["placed"] for name in ("scheduler0", "scheduler1")]
+
+
+async def test_the_only_scheduler_is_killed_beneath_streams_and_new_requests(tmp_path: Path) -> None:
+    async with World(tmp_path, ONE, num_spares=1) as world:
+        running = begin(world, NUM_STREAMS, max_tokens=LONG)
+        async with asyncio.timeout(PATIENCE_S):
+            while min(len(stream.tokens) for stream in running) < 5:
+                await asyncio.sleep(0.01)
+        placed = await num_placed(world)
+        assert sorted(placed) == [0, NUM_STREAMS], "one scheduler places everything, and its spare nothing"
+        only, spare = (f"scheduler{placed.index(count)}" for count in (NUM_STREAMS, 0))
+        during = begin(world, 4)
+        killed = asyncio.create_task(world.kill(only))
+        during += begin(world, 8)
+        await killed
+        during += begin(world, 8)
+        await end(running + during)
+        assert (await world.nodes[spare].status())["placed"] >= 8
+        await world.start(only)
+        await world.settled()
+        before = (await world.nodes[spare].status())["placed"]
+        await end(begin(world, 8))
+        assert (await world.nodes[spare].status())["placed"] == before + 8, "what took over goes on"
+        assert (await world.nodes[only].status())["placed"] == 0, "what comes in its place is the spare"
+
+
+async def test_the_only_scheduler_is_stopped_and_comes_back_as_the_spare(tmp_path: Path) -> None:
+    """Both place requests for a while, as two schedulers do."""
+    async with World(tmp_path, ONE | {"mail.peer_timeout_s": 1.0}, num_spares=1) as world:
+        await end(begin(world, 4))
+        placed = await num_placed(world)
+        only, spare = (f"scheduler{placed.index(count)}" for count in (4, 0))
+        running = begin(world, 4, max_tokens=LONG)
+        while min(len(stream.tokens) for stream in running) < 5:
+            await asyncio.sleep(0.01)
+        world.freeze(only)
+        during = begin(world, 8)
+        await end(during)
+        world.thaw(only)
+        await end(running + begin(world, 8))
+        await world.settled()
+        before = (await world.nodes[spare].status())["placed"]
+        await end(begin(world, 6))
+        assert (await world.nodes[spare].status())["placed"] == before + 6
         await world.settled()

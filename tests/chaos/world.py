@@ -133,10 +133,12 @@ class World:
         *,
         roles: Sequence[str] = ROLES,
         own: Mapping[str, dict[str, Any]] | None = None,
+        num_spares: int = 0,
     ) -> None:
         """`apart`: every prompt is computed by a prefill instance as long as there is one, whatever it costs. `places`: where on a
-        network each node is, by its name. `own`: what a node has in its configuration beside what all have."""
-        self.folder, self.apart, self.model = folder, apart, model
+        network each node is, by its name. `own`: what a node has in its configuration beside what all have. `num_spares`: of
+        schedulers, beyond `serve.schedulers`."""
+        self.folder, self.apart, self.model, self.num_spares = folder, apart, model, num_spares
         self.places, self.roles, self.own = places or {}, roles, own or {}
         folder.mkdir(parents=True, exist_ok=True)
         self.overrides = OVERRIDES | model.overrides | wanted
@@ -149,7 +151,7 @@ class World:
 
     async def __aenter__(self) -> "World":
         names = [f"{role}{i % 2}" for i, role in enumerate(self.roles)]
-        count = self.overrides.get("serve.schedulers", 1)
+        count = self.overrides.get("serve.schedulers", 1) + self.num_spares
         try:
             for name in ["scheduler"] if count == 1 else [f"scheduler{i}" for i in range(count)]:
                 await self.start(name)
@@ -192,6 +194,7 @@ class World:
             | self.own.get(name, {}),
             "on_device": self.overrides.get(ON_DEVICE, False),
             "apart": self.apart,
+            "num_spares": self.num_spares,
         }
         process = await asyncio.to_thread(ForkedNode, spec, self.folder / "log")
         output = await process.connect()

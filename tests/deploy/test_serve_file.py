@@ -46,7 +46,7 @@ def changed(path: str, value: Any) -> dict[str, Any]:
         ("applications.0.import_path", "cluster.deploy.serve_app.build", "cluster.deploy.serve_app:build"),
         ("proxy_location", "EveryNode", "proxy_location"),
         ("applications.0.deployments.0.name", "DecodePol", "DecodePol"),
-        ("applications.0.deployments", [{"name": "Scheduler", "num_replicas": 2}], "serve.schedulers 1"),
+        ("applications.0.deployments", [{"name": "Scheduler", "num_replicas": 3}], "serve.schedulers 1"),
         ("applications.0.args.scaling", {"enabled": True}, "needs external_scaler_enabled: true"),
     ],
 )

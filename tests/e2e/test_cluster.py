@@ -361,6 +361,28 @@ async def test_a_killed_process_costs_no_client_a_token(
     await asyncio.to_thread(server.wait_idle, 3)
 
 
+async def test_the_only_scheduler_is_killed_beneath_streams_and_new_requests(
+    client: openai.AsyncOpenAI, server: ServeProcess
+) -> None:
+    """Its spare places what comes. Whichever of the two processes is killed, no client sees it."""
+    prompts = corpus_prompts(6, min_tokens=150, max_tokens=420)
+    expected = await asyncio.to_thread(greedy_texts, prompts, 48)
+    async with asyncio.timeout(SILENCE_S):  # another test may have killed one
+        while len(victims := server.replicas("Scheduler")) < 2:
+            await asyncio.sleep(0.1)
+    await asyncio.to_thread(server.wait_idle, 3)
+    for victim in victims:
+        streams = [asyncio.create_task(stream_text(client, prompt, 48)) for prompt in prompts]
+        await asyncio.sleep(0.25)
+        victim.kill()
+        new = [stream_text(client, prompt, 48) for prompt in prompts]
+        assert await asyncio.gather(*streams, *new) == [*expected, *expected]
+        async with asyncio.timeout(SILENCE_S):
+            while len({p.pid for p in server.replicas("Scheduler")} - {victim.pid}) < 2:
+                await asyncio.sleep(0.1)
+        await asyncio.to_thread(server.wait_idle, 3)
+
+
 async def test_embeddings_and_the_prompts_log_probabilities(client: openai.AsyncOpenAI) -> None:
     prompts = corpus_prompts(6)
     want = [last_states(prompt) for prompt in prompts]

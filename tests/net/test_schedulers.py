@@ -22,13 +22,13 @@ class Time:
 
 
 class World:
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, num_spares: int = 0) -> None:
         self.listed: list[str] = []
         self.found: list[tuple[str, float]] = []
         self.num_asked = 0
         self.broken = False
         self.clock = Time()
-        self.schedulers = Schedulers(self._resolve, count, self.clock, self._found)
+        self.schedulers = Schedulers(self._resolve, count, self.clock, self._found, num_spares=num_spares)
 
     @contextlib.asynccontextmanager
     async def running(self):
@@ -107,6 +107,30 @@ async def test_one_that_keeps_away_is_left_alone_longer_and_longer() -> None:
         world.schedulers.lose("a")
         await world.turns()
         assert world.schedulers.living == ("b", "c"), "another has come for it, and is not made to wait"
+
+
+async def test_a_spare_is_asked_for_places_once_the_first_is_lost() -> None:
+    async with World(1, num_spares=1).running() as world:
+        world.listed = ["b"]
+        await world.turns()
+        assert world.schedulers.placing == ("b",)
+        world.listed = ["a", "b"]
+        await world.turns(100)
+        assert world.schedulers.living == ("a", "b")
+        assert world.schedulers.placing == ("b",), "what was found first stays"
+        world.schedulers.lose("b")
+        assert world.schedulers.placing == ("a",)
+        world.listed = ["0", "a"]
+        await world.turns(100)
+        assert world.schedulers.living == ("0", "a")
+        assert world.schedulers.placing == ("a",), "what comes in its place is the spare"
+
+
+async def test_of_several_schedulers_all_are_asked_for_places() -> None:
+    async with World(2).running() as world:
+        world.listed = ["b", "c"]
+        await world.turns()
+        assert world.schedulers.placing == world.schedulers.living == ("b", "c")
 
 
 def test_turns_go_round() -> None:

@@ -42,9 +42,9 @@ workerGroupSpecs:
 {{- define "baton.groups" -}}
 {{- $groups := list -}}
 {{- range $model := include "baton.models" . | fromJsonArray -}}
-  {{- /* Room for an ingress, the pod's share of the schedulers, and the next version of each beside it while Serve rolls one out. */ -}}
+  {{- /* Room for an ingress, the pod's share of the schedulers (a single one has a spare), and the next version of each beside it while Serve rolls one out. */ -}}
   {{- $pods := max 1 $model.ingressReplicas | int -}}
-  {{- $schedulers := div (add ($model.effective.serve.schedulers | int) (sub $pods 1)) $pods -}}
+  {{- $schedulers := div (add (max 2 ($model.effective.serve.schedulers | int)) (sub $pods 1)) $pods -}}
   {{- $resources := dict (printf "%singress" $model.prefix) (mul 2 (add 1 $schedulers) | int) -}}
   {{- $groups = append $groups (dict "kind" "ingress" "pod" $model.values.ingress "model" $model "resources" $resources "replicas" $model.ingressReplicas "size" 1) -}}
   {{- range $role, $pool := $model.groups -}}

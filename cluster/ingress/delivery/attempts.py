@@ -144,9 +144,9 @@ class Attempts:
         lost may come back, and knows nothing of it then."""
         if running.wanted is None:
             return
-        living = self._schedulers.living
-        running.scheduler = living[crc32(running.request.id.encode()) % len(living)] if living else ""
-        if living:
+        placing = self._schedulers.placing
+        running.scheduler = placing[crc32(running.request.id.encode()) % len(placing)] if placing else ""
+        if placing:
             self._mail.send(running.scheduler, running.wanted)
 
     async def _move(self, running: RunningAttempt, leaving: str) -> None:

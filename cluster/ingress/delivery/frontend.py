@@ -58,10 +58,13 @@ class Frontend:
         request_timeout_s: float,
         observe: Observe = nobody,
         num_schedulers: int = 1,
+        num_spare_schedulers: int = 0,
         loads_adapters: bool = False,
     ) -> None:
         self._mail, self._clock, self._observe = mail, clock, observe
-        self._schedulers = Schedulers(resolve_schedulers, num_schedulers, clock, self._on_scheduler)
+        self._schedulers = Schedulers(
+            resolve_schedulers, num_schedulers, clock, self._on_scheduler, num_spares=num_spare_schedulers
+        )
         self._attempts = Attempts(
             mail, clock, config, block_size, self._schedulers, timeout_s=request_timeout_s
         )

@@ -13,7 +13,7 @@ from cluster.scheduler.scheduler_events import Event, PeerLost, Send, Tick
 from core.config.cluster_config import ScheduleConfig
 from core.errors import ConfigError
 from core.kv import num_blocks_for
-from core.messages import Buddy, Finished, PeerRequest, PeersChanged, Placed, PlacedByPeer
+from core.messages import Buddy, Finished, PeerRequest, PeersChanged, Placed, PlacedByPeer, Rejected
 from tests.cluster.scheduler.routing_world import ask, instance, report, route_of
 
 NAMES = ("s1", "s2", "s3")
@@ -214,6 +214,18 @@ def test_they_share_what_may_wait() -> None:
     ring.on("s1", instance("d0", max_num_seqs=1))
     refused = [bool(ring.on("s1", ask(f"r{n}"))) for n in range(5)]
     assert refused == [True, False, False, True, True], "the first is placed, two wait, the rest is refused"
+
+
+def test_a_spare_takes_nothing_of_what_may_wait() -> None:
+    alone = GlobalScheduler(ScheduleConfig(max_queued_requests=4))
+    alone.on(PeersChanged("s1", ("s2",), num_spares=1), 1.0)
+    alone.on(instance("d0", max_num_seqs=1), 1.0)
+    refused = [
+        any(isinstance(send.message, Rejected) for send in alone.on(ask(f"r{n}"), 1.0)) for n in range(6)
+    ]
+    assert refused == [False, False, False, False, False, True], "one is placed, four wait, one is refused"
+    alone.on(PeerLost("s2"), 2.0)
+    assert any(isinstance(send.message, Rejected) for send in alone.on(ask("r6"), 2.0))
 
 
 @settings(max_examples=60, deadline=None)
