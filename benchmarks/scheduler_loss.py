@@ -2,9 +2,9 @@
 
     python -m benchmarks.scheduler_loss [--json FILE] [--rounds 10] [--smoke]
 
-Each round kills the scheduler that places requests, sends a request in the same moment and waits for the answer. `with spare`: the
-spare lives, as it does unless both are lost within seconds. `without`: both are killed, so Serve must notice, start a process and
-load the code. A round begins when both are there again. The costs are those of each process while `streams` streams run."""
+Each round kills the scheduler that places requests, sends a request in the same moment and waits for the answer. `with spare`:
+the spare lives, as it does unless both are lost within seconds. `without`: both are killed, so Serve must notice, start a process
+and load the code. A round begins when both are there again. The costs are those of each process while `streams` streams run."""
 
 import os
 import statistics
@@ -22,8 +22,8 @@ from benchmarks.report import parser, write
 from tests.e2e.cluster_process import SILENCE_S, ServeProcess, serving
 
 PREDICTION = (
-    "with the spare a request waits 0.2 s, most of which is its own answer; without, 2 to 3 s on an idle machine; the spare takes "
-    "100 MB, and as much of a processor as the scheduler itself: what both do is to read reports"
+    "with the spare a request waits 0.2 s, most of which is its own answer; without, 2 to 3 s on an idle machine; the spare "
+    "takes 100 MB, and less of a processor than the scheduler: both read reports, and one places"
 )
 _STREAMS = 16
 _BODY = {"model": "baton-embedded", "prompt": "import os\n", "max_tokens": 4, "temperature": 0}

@@ -265,6 +265,13 @@ FIGURES: dict[str, list[Figures]] = {
     "transport_overlap.json": [_overlap],
     "remote_memory.json": [lambda d, _: [d["p50 ms"]["1 MiB"][whose] for whose in ("remote", "own")]],
     "chaos.json": [_failed_cases],
+    "scheduler_loss.json": [
+        lambda d, _: [
+            d["with spare"]["median_s"],
+            d["with spare"]["longest_s"],
+            d["without"]["median_s"],
+        ]
+    ],
     "chaos_hybrid.json": [_failed_cases],
     "soak.json": [lambda d, _: [d["failed_requests"], d["wrong_answers"], d["answers"], d["faults"]]],
     "parallel_ranks.json": [lambda d, _: [d["results"]["collectives, ms"]["all_reduce, 64 rows"]]],

@@ -19,7 +19,7 @@ import pytest
 from pydantic import BaseModel, Field, StringConstraints
 
 from tests.clients.run_client import install_npm, said
-from tests.e2e.cluster_process import ROOT, ServeProcess, serving
+from tests.e2e.cluster_process import ROOT, SILENCE_S, ServeProcess, serving
 from tests.e2e.reference import (
     beams,
     corpus_prompts,
