@@ -141,7 +141,7 @@ MINUTES ?= 60
 .PHONY: soak fuzz
 soak: $(READY)
 	@mkdir -p build/soak
-	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --json build/soak/soak.json $(ARGS)
+	$(BIN)/python -m benchmarks.soak.soak --minutes $(MINUTES) --json build/soak/soak.json $(ARGS)
 
 # Search for inputs that a parser does not expect: make fuzz TARGET=http SECONDS=60. Without a target it names them.
 SECONDS ?= 60

@@ -16,7 +16,7 @@ PROCESSES = {
         "from cluster.deploy.ingress_deployment import leave_out_torch; leave_out_torch(); "
         "import baton.cli.main, baton.cli.serve, cluster.deploy.launch, cluster.deploy.ingress_process, "
         "pydantic.v1, ray.dashboard.optional_deps, ray.serve._private.controller, rich.console, rich.table; "
-        "from models.hub import resolve; from models.tokenizer import load_tokenizer; "
+        "from models.files.hub import resolve; from models.text.tokenizer import load_tokenizer; "
         "load_tokenizer(resolve('embedded'))"
     ),
 }

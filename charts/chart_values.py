@@ -1,4 +1,6 @@
-"""The chart's values as a model. `config` is core.config.ClusterConfig itself, so that the chart and the server cannot disagree
+"""The chart's values as a model.
+
+`config` is core.config.cluster_config.ClusterConfig itself, so that the chart and the server cannot disagree
 about a key. What goes on to Kubernetes as it is (tolerations, affinity, ...) is left for Kubernetes to check."""
 
 import sys
@@ -8,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from core.config import ClusterConfig
-from core.live_config import LiveConfig
+from core.config.cluster_config import ClusterConfig
+from core.config.live_config import LiveConfig
 
 Quantity = str | int
 Raw = dict[str, Any]

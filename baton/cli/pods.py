@@ -9,9 +9,9 @@ import typer
 import yaml
 
 from baton.cli.yaml_file import read_yaml
-from core.config import ClusterConfig, load
+from core.config.cluster_config import ClusterConfig, load
+from core.config.pools import Pool, pools_of
 from core.errors import ConfigError
-from core.pools import Pool, pools_of
 
 
 def pods(

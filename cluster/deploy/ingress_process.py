@@ -8,17 +8,17 @@ from typing import Any
 
 from cluster.deploy.addresses import mail_host, scheduler_resolver
 from cluster.deploy.config_paths import check_ingress_paths
-from cluster.ingress.api.api_factory import build_app, run_batches
-from cluster.ingress.api.connection_limits import connection_limits
-from cluster.ingress.api.draining import drain
-from cluster.ingress.api.http_server import HttpServer
-from cluster.ingress.api.ingress_tls import follow_certificate, ingress_tls
-from cluster.ingress.api.live_rules import LiveRules
-from cluster.ingress.frontend import Frontend
+from cluster.ingress.api_factory import build_app, run_batches
+from cluster.ingress.delivery.frontend import Frontend
+from cluster.ingress.http.connection_limits import connection_limits
+from cluster.ingress.http.draining import drain
+from cluster.ingress.http.http_server import HttpServer
+from cluster.ingress.http.ingress_tls import follow_certificate, ingress_tls
 from cluster.ingress.model_card import ModelCard, read_model_card
-from cluster.ingress.observers import Observers, make_observers
+from cluster.ingress.telemetry.observers import Observers, make_observers
+from cluster.ingress.tenants.live_rules import LiveRules
 from core.clock import WallClock
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
 from core.garbage import leave_out_all_there_is
 from net.mail import TcpMail
 

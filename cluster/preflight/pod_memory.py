@@ -11,17 +11,17 @@ import torch
 
 from cluster.instance.rank_memory import why_copied
 from cluster.preflight.findings import Finding, Verdict
-from core.config import ClusterConfig, EngineConfig
-from core.draft_config import engine_of_role
+from core.config.cluster_config import ClusterConfig, EngineConfig
+from core.config.draft_config import engine_of_role
+from core.config.parallel_config import ParallelConfig
+from core.config.pools import Pool
+from core.cost.memory_model import DeviceMemory, gib
 from core.errors import ConfigError
 from core.kv import num_blocks_for
-from core.memory_law import DeviceMemory, gib
-from core.parallel_config import ParallelConfig
-from core.pools import Pool
-from engine.execution.devices import host_memory
-from engine.execution.model_dims import mesh_of
-from engine.execution.pool_size import PoolSize, RankMemory, size_pool
-from models.hub import describe
+from engine.sizing.devices import host_memory
+from engine.sizing.model_dims import mesh_of
+from engine.sizing.pool_size import PoolSize, RankMemory, size_pool
+from models.files.hub import describe
 
 GIB = 1 << 30
 NODE_BYTES = GIB

@@ -3,15 +3,15 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from cluster.ingress.api.api_factory import build_app, run_batches
-from cluster.ingress.api.connection_limits import connection_limits
-from cluster.ingress.api.http_server import HttpServer
-from cluster.ingress.api.live_rules import LiveRules
-from cluster.ingress.frontend import Frontend
+from cluster.ingress.api_factory import build_app, run_batches
+from cluster.ingress.delivery.frontend import Frontend
+from cluster.ingress.http.connection_limits import connection_limits
+from cluster.ingress.http.http_server import HttpServer
 from cluster.ingress.model_card import read_model_card
-from cluster.ingress.observers import make_observers
+from cluster.ingress.telemetry.observers import make_observers
+from cluster.ingress.tenants.live_rules import LiveRules
 from core.clock import WallClock
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
 from core.ports import Mail
 
 

@@ -10,7 +10,7 @@ from helm_python import HelmError
 from ray.scripts.scripts import start
 
 from cluster.deploy.kube.controller import parser
-from cluster.ingress.pool_metrics import pool_metrics
+from cluster.ingress.telemetry.pool_metrics import pool_metrics
 from core.reports import PoolStatus, Status
 from tests.charts.rendering import Object, container, example, of_kind, pods, render
 from tests.charts.schemas import check, check_pod

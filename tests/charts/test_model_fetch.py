@@ -9,7 +9,7 @@ import yaml
 from helm_python import HelmError
 
 from cluster.deploy.kube import model_files
-from core.config import load
+from core.config.cluster_config import load
 from core.errors import ConfigError
 from tests.charts.rendering import Object, container, of_kind, pods, render
 from tests.charts.schemas import check, check_pod

@@ -13,7 +13,7 @@ from baton.cli.main import app
 from baton.cli.pods import resources_of
 from cluster.deploy.kube.worker_groups import offered_resources
 from cluster.deploy.pool_instance import INSTANCES
-from core.config import ClusterConfig, load
+from core.config.cluster_config import ClusterConfig, load
 from tests.charts.rendering import (
     EXAMPLES,
     Object,

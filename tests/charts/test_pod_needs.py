@@ -7,8 +7,8 @@ import pytest
 from helm_python import HelmError
 
 from cluster.deploy.kube import controller as controller_module
-from cluster.ingress.api.batch_routes import MAX_UPLOAD_BYTES
-from core.config import ClusterConfig
+from cluster.ingress.batches.batch_routes import MAX_UPLOAD_BYTES
+from core.config.cluster_config import ClusterConfig
 from tests.charts.rendering import (
     EXAMPLES,
     Object,

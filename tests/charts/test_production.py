@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.config import ClusterConfig
+from core.config.cluster_config import ClusterConfig
 from tests.charts.rendering import (
     Object,
     all_pods,

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 _MODELS = ("torch", "transformers")
-_API = ("cluster.ingress.api.http_app", "httpx", "prometheus_client", "PIL")
+_API = ("cluster.ingress.http_app", "httpx", "prometheus_client", "PIL")
 _TOKENIZERS = ("tokenizers", "llguidance", "jinja2")
 _ENGINE = ("engine.loop", "kernels.ops", "kvtransfer.pusher")
 _TOOLS = ("matplotlib", "openai", "pandas", "scipy", "sympy", "torch._dynamo", "torch._inductor", "triton")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from cluster.ingress.api.api_keys import key_of, read_keys
 from cluster.ingress.batches.batch_lines import read_body, read_input
+from cluster.ingress.tenants.api_keys import key_of, read_keys
 from core.errors import ConfigError
 from models.vision.picture_reader import UnreadablePicture, at_low_detail, open_picture
 

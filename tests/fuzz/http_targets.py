@@ -14,10 +14,10 @@ import httpx
 import uvicorn
 from uvicorn.server import ServerState
 
-from cluster.ingress.api.connection_limits import ConnectionLimits
-from cluster.ingress.api.http_connection import Connection
-from cluster.ingress.api.request_json import parse_json
 from cluster.ingress.batches.upload_form import UploadForm
+from cluster.ingress.http.connection_limits import ConnectionLimits
+from cluster.ingress.http.http_connection import Connection
+from cluster.ingress.http.request_json import parse_json
 from core.errors import RequestError
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import Api
@@ -30,7 +30,7 @@ from tests.cluster.ingress.api.mutations import (
     valid_bodies,
     without,
 )
-from tests.cluster.ingress.api.test_mutated_bodies import client
+from tests.cluster.ingress.bodies.test_mutated_bodies import client
 from tests.fuzz.choices import Choices, split
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")

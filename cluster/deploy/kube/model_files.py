@@ -14,10 +14,10 @@ from urllib.parse import quote
 
 import yaml
 
-from core.config import ClusterConfig, load
-from core.draft_config import draft_path
+from core.config.cluster_config import ClusterConfig, load
+from core.config.draft_config import draft_path
 from core.errors import ConfigError
-from models.hub import folder_of, resolve
+from models.files.hub import folder_of, resolve
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tests.cluster.ingress.api.fakes import FakeGenerator
-from tests.cluster.ingress.test_batches import Server
+from tests.cluster.ingress.batches.test_batches import Server
 
 
 @contextlib.contextmanager

@@ -9,12 +9,12 @@ import torch
 from cluster.preflight import pod_memory as module
 from cluster.preflight.findings import Verdict
 from cluster.preflight.pod_memory import PROCESS_BYTES, check_pod, pod_memory
-from core.config import ClusterConfig, load
-from core.memory_law import DeviceMemory
-from core.pools import Pool, pools_of
-from engine.execution.devices import host_memory
-from engine.execution.model_dims import mesh_of
-from engine.execution.pool_size import RankMemory, size_pool
+from core.config.cluster_config import ClusterConfig, load
+from core.config.pools import Pool, pools_of
+from core.cost.memory_model import DeviceMemory
+from engine.sizing.devices import host_memory
+from engine.sizing.model_dims import mesh_of
+from engine.sizing.pool_size import RankMemory, size_pool
 from tests.models.real_configs import write_config
 
 QWEN = "Qwen/Qwen3-8B"

@@ -1,6 +1,6 @@
 """What a cluster's start takes of the processors, by process, with bytecode that is kept and without.
 
-    python -m benchmarks.cluster_start [--json FILE] [--rounds 3] [--smoke]
+    python -m benchmarks.serving.cluster_start [--json FILE] [--rounds 3] [--smoke]
 
 `imports`: a process that only imports, in seconds of a processor (user and system), the least of the rounds; both ways take
 turns. `cluster`: all processes of `baton serve` from their beginning up to the first answer, and what they then occupy. `kept` is
@@ -111,7 +111,7 @@ def main() -> None:
         "kept / without": round(clusters["kept"]["processor_s"] / clusters["without"]["processor_s"], 2),
     }
     sys.stdout.write(f"{content}\n")
-    write(args.json, f"benchmarks.cluster_start --rounds {rounds}", content)
+    write(args.json, f"benchmarks.serving.cluster_start --rounds {rounds}", content)
 
 
 if __name__ == "__main__":

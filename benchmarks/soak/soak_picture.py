@@ -11,8 +11,8 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-from benchmarks.soak_faults import SURVIVORS, Happened
-from benchmarks.soak_watch import Sample, Watch
+from benchmarks.soak.soak_faults import SURVIVORS, Happened
+from benchmarks.soak.soak_watch import Sample, Watch
 
 _BIN_S = 5.0
 _WARM = "#999999"

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from benchmarks.soak_requests import Streamed, lasting, requests
-from benchmarks.soak_watch import Sample, growth
+from benchmarks.soak.soak_requests import Streamed, lasting, requests
+from benchmarks.soak.soak_watch import Sample, growth
 
 MIB = 1 << 20
 

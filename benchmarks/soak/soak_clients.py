@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from benchmarks.soak_requests import Asked, Streamed, lasting
+from benchmarks.soak.soak_requests import Asked, Streamed, lasting
 
 Ports = Callable[[], list[int]]
 """The ports of all ingresses that listen now."""

@@ -1,6 +1,6 @@
 """A whole cluster under every kind of request, with a fault every few seconds.
 
-    python -m benchmarks.serving.soak --minutes 60 --json benchmarks/results/soak.json     (make soak)
+    python -m benchmarks.soak.soak --minutes 60 --json benchmarks/results/soak.json     (make soak)
 
 What carries it: the chaos tests' world of forked processes, each a production scheduler, instance or HTTP ingress over TCP.
 Ray Serve would take 6 to 15 s and seconds of a processor to replace a process, so a fault every few seconds would leave little
@@ -27,11 +27,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import AutoModelForCausalLM
 
 from benchmarks.report import parser, write
-from benchmarks.soak_clients import Client, NoAnswer, Tally
-from benchmarks.soak_faults import SURVIVORS, Faults, SmallDisk
-from benchmarks.soak_picture import draw
-from benchmarks.soak_requests import ADAPTER, MODEL, Asked, requests
-from benchmarks.soak_watch import Growth, Traces, Watch, growth
+from benchmarks.soak.soak_clients import Client, NoAnswer, Tally
+from benchmarks.soak.soak_faults import SURVIVORS, Faults, SmallDisk
+from benchmarks.soak.soak_picture import draw
+from benchmarks.soak.soak_requests import ADAPTER, MODEL, Asked, requests
+from benchmarks.soak.soak_watch import Growth, Traces, Watch, growth
 from models.files.hub import resolve
 from tests.chaos.world import World
 from tests.forked import FORKED, PRELOADED
@@ -326,7 +326,7 @@ def main() -> None:
     print(json.dumps(content, indent=1))
     write(
         args.json,
-        f"benchmarks.serving.soak --minutes {args.minutes:g} --seed {args.seed} --transport {args.transport}",
+        f"benchmarks.soak.soak --minutes {args.minutes:g} --seed {args.seed} --transport {args.transport}",
         content,
     )
     if args.json:

@@ -1,6 +1,6 @@
 """How long new requests wait when the only scheduler is killed, with its spare and without, and what the spare costs.
 
-    python -m benchmarks.scheduler_loss [--json FILE] [--rounds 10] [--smoke]
+    python -m benchmarks.serving.scheduler_loss [--json FILE] [--rounds 10] [--smoke]
 
 Each round kills the scheduler that places requests, sends a request in the same moment and waits for the answer. `with spare`:
 the spare lives, as it does unless both are lost within seconds. `without`: both are killed, so Serve must notice, start a process
@@ -112,7 +112,7 @@ def main() -> None:
         loads.append(os.getloadavg()[0])
     content["load_average"] = {"before": loads[0], "after": loads[1]}
     sys.stdout.write(f"{content}\n")
-    write(args.json, f"benchmarks.scheduler_loss --rounds {rounds}", content)
+    write(args.json, f"benchmarks.serving.scheduler_loss --rounds {rounds}", content)
 
 
 if __name__ == "__main__":
