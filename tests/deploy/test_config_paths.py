@@ -76,7 +76,7 @@ KEYS = [
 
 def test_no_path_is_forgotten() -> None:
     """A new key that looks like one belongs here, and into `check_paths`."""
-    known = json.loads((Path(__file__).parents[1] / "core" / "config_keys.json").read_text())
+    known = json.loads((Path(__file__).parents[1] / "core" / "config" / "config_keys.json").read_text())
     looks = re.compile(r"(path|file|dir|folder|folders|cert|key|ca|profile|adapters|speculate)$")
     others = {"cluster_key", "transfer.checksum", "serve.batch_dir_bytes"}
     found = {key for key in known if looks.search(key)} - BY_CARD - others

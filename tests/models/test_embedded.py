@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -14,12 +15,13 @@ from models.files.hub import resolve
 from models.text.tokenizer import load_tokenizer
 from models.text.vocabulary import check_same_vocabulary
 
+ROOT = Path(__file__).parents[2]
 FOLDER = resolve("embedded")
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("train", FOLDER / "train.py")
+    spec = importlib.util.spec_from_file_location("train", ROOT / "tools" / "train_embedded.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
