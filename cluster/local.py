@@ -151,10 +151,11 @@ class LocalCluster:
         """Wait for instances that take the place of others, if no request could be answered without. Raises ReplicaLost where
         none will."""
         while True:
+            given_up = self._kept.given_up  # before the look, which says why then
             ready, why_not = await self.frontend.ready()
             if ready:
                 return
-            if self._kept.given_up:
+            if given_up:
                 raise ReplicaLost(why_not)
             await asyncio.sleep(_LOOK_EVERY_S)
 

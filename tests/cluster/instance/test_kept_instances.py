@@ -78,10 +78,10 @@ def _no_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cluster.instance.kept_instances.collect_all", lambda: None)
 
 
-virtually = pytest.mark.usefixtures("_no_garbage")
+without_garbage = pytest.mark.usefixtures("_no_garbage")
 
 
-@virtually
+@without_garbage
 def test_another_instance_takes_the_place_of_one_that_has_failed() -> None:
     world = after(100, 10.0, None)
     assert [fake.address for fake in world.kept.running] == ["both-1"]
@@ -91,7 +91,7 @@ def test_another_instance_takes_the_place_of_one_that_has_failed() -> None:
     assert not world.kept.given_up
 
 
-@virtually
+@without_garbage
 def test_pauses_grow_and_a_failure_loop_ends_with_its_reason() -> None:
     world = after(3600, *[0.0] * MAX_FAILURES)
     times = [at for at, _ in world.made]
@@ -101,7 +101,7 @@ def test_pauses_grow_and_a_failure_loop_ends_with_its_reason() -> None:
     assert world.troubles[-1] == world.kept.given_up
 
 
-@virtually
+@without_garbage
 def test_one_that_cannot_be_started_counts_as_a_failure() -> None:
     world = after(100, 1.0, ConfigError("the weights are gone"), None)
     assert len(world.made) == 2
@@ -111,7 +111,7 @@ def test_one_that_cannot_be_started_counts_as_a_failure() -> None:
     )
 
 
-@virtually
+@without_garbage
 def test_one_that_cannot_be_closed_is_replaced_all_the_same() -> None:
     async def main() -> World:
         world = World(10.0, None)
@@ -123,7 +123,7 @@ def test_one_that_cannot_be_closed_is_replaced_all_the_same() -> None:
     assert [fake.address for fake in run_virtual(main()).kept.running] == ["both-1"]
 
 
-@virtually
+@without_garbage
 def test_failures_far_apart_are_no_loop() -> None:
     world = after(1e5, *[STEADY_S] * (2 * MAX_FAILURES), None)
     assert len(world.made) == 2 * MAX_FAILURES + 1
@@ -200,6 +200,7 @@ async def test_a_process_that_lost_its_only_instance_is_not_ready_until_another_
         assert old() is None
 
 
+@without_garbage
 @pytest.mark.slow
 async def test_a_process_answers_while_another_instance_loads_its_model() -> None:
     world = Breaking()
@@ -214,6 +215,7 @@ async def test_a_process_answers_while_another_instance_loads_its_model() -> Non
         assert await running == want
 
 
+@without_garbage
 @pytest.mark.slow
 async def test_a_process_whose_instances_all_fail_says_so_and_stays_not_ready(
     monkeypatch: pytest.MonkeyPatch,
