@@ -1,5 +1,6 @@
 """The lock files: they agree with pyproject.toml, everything in them has a hash, and what disagrees is said."""
 
+import hashlib
 import json
 import re
 import shutil
@@ -95,3 +96,58 @@ def test_every_npm_package_of_the_tests_has_one_version_and_a_hash(folder: Path)
     for name, package in lock.items():
         assert name == "" or package["integrity"].startswith("sha512-"), name
         assert "resolved" not in package, "npm takes it from the registry that it is told"
+
+
+def verified(folder: Path, content: bytes | None, **environment: str) -> tuple[int, str]:
+    """The exit status and words of locks/verify.py for a lock that lists the digest of `torch`."""
+    (lock := folder / "torch.txt").write_text(
+        f"torch==9 \\\n    --hash=sha256:{hashlib.sha256(b'torch').hexdigest()}\n"
+    )
+    if content is not None:
+        (folder / "torch-9.whl").write_bytes(content)
+    done = subprocess.run(
+        [sys.executable, ROOT / "locks" / "verify.py", lock, *folder.glob("*.whl")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+def test_a_wheel_that_the_lock_lists_is_let_through(tmp_path: Path) -> None:
+    assert verified(tmp_path, b"torch") == (0, "")
+
+
+def test_another_wheel_is_refused_unless_its_digest_is_trusted(tmp_path: Path) -> None:
+    other = hashlib.sha256(b"other").hexdigest()
+    code, said = verified(tmp_path, b"other")
+    assert code == 1
+    assert f"torch-9.whl is not installed: {tmp_path}/torch.txt does not list its SHA-256" in said
+    assert f"set TORCH_SHA256={other}" in said
+    assert verified(tmp_path, b"other", TORCH_SHA256=other) == (0, "")
+
+
+def test_no_wheel_at_all_is_refused(tmp_path: Path) -> None:
+    assert verified(tmp_path, None)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("needs", "expected"),
+    [
+        ("sympy>=1.13", 1),
+        ("nvidia-cublas==13.1; platform_system == 'Linux'", 0),
+        ("cuda-toolkit[nvrtc]==13.0; platform_system == 'Linux'", 0),
+    ],
+)
+def test_cudas_libraries_are_needed_by_a_torch_that_asks_for_them(
+    tmp_path: Path, needs: str, expected: int
+) -> None:
+    (info := tmp_path / "torch-9.dist-info").mkdir()
+    (info / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: torch\nVersion: 9\nRequires-Dist: {needs}\n"
+    )
+    command = [sys.executable, ROOT / "locks" / "torch_has_cuda.py"]
+    done = subprocess.run(command, env={"PYTHONPATH": str(tmp_path)}, timeout=60, check=False)
+    assert done.returncode == expected
