@@ -98,6 +98,10 @@ def test_a_typo_fails(values: dict[str, object]) -> None:
             "16 ranks, which need a GPU each in 2 pods, but decode.gpusPerPod is 4",
         ),
         ({"controller": {"scale": True}, "autoscaling": {"enabled": True}}, "choose one"),
+        ({"networkPolicy": {"enabled": False, "egress": {"enabled": True}}}, "needs networkPolicy.enabled"),
+        ({"apiKeys": {"enabled": False, "existingSecret": "keys"}}, "Set apiKeys.enabled"),
+        ({"decode": {"minReplicas": 3, "maxReplicas": 2}}, "minReplicas is 3 and maxReplicas 2"),
+        ({"ingress": {"minReplicas": 3, "maxReplicas": 2}}, "minReplicas is 3 and maxReplicas 2"),
     ],
 )
 def test_what_cannot_be_right_is_refused(values: dict[str, object], why: str) -> None:

@@ -34,6 +34,14 @@ def test_nothing_runs_as_root(name: str) -> None:
             assert "privileged" not in one["securityContext"]
 
 
+def test_the_container_that_kuberay_adds_for_scaling_has_no_rights_either() -> None:
+    options = cluster_spec(example("everything"))["autoscalerOptions"]
+    assert options["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
 def allows(policy: Object, port: str) -> list[Any] | None:
     """Return what may reach `port` by this policy: peers, an empty list for everything, None for nothing."""
     peers: list[Any] | None = None

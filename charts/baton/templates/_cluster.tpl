@@ -9,6 +9,8 @@ enableInTreeAutoscaling: {{ .Values.autoscaling.enabled }}
 autoscalerOptions:
   version: v2
   upscalingMode: Default
+  # KubeRay adds this container itself.
+  securityContext: {allowPrivilegeEscalation: false, capabilities: {drop: [ALL]}}
   idleTimeoutSeconds: {{ .Values.autoscaling.idleTimeoutSeconds }}
   {{- with .Values.autoscaling.resources }}
   resources: {{ toJson . }}
@@ -92,6 +94,6 @@ resources: {{ toJson . | toJson | squote }}
   {{- with .pool }}{{ $_ := set $params "num-gpus" (.podGpus | toString) }}{{ end -}}
 {{- end -}}
 {{- $params = mergeOverwrite $params .pod.rayStartParams -}}
-ulimit -n 65536; exec ray start{{ if eq .kind "head" }} --head{{ end }} --block --metrics-export-port=8080 --dashboard-agent-listen-port=52365
+ulimit -n 65536 2>/dev/null; exec ray start{{ if eq .kind "head" }} --head{{ end }} --block --metrics-export-port=8080 --dashboard-agent-listen-port=52365
 {{- range $name, $value := $params }} --{{ $name }}={{ $value }}{{ end }}
 {{- end -}}
