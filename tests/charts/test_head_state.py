@@ -42,6 +42,31 @@ def test_the_chart_brings_a_valkey_with_a_disk_and_a_password() -> None:
     assert {"name": claim["metadata"]["name"], "mountPath": "/data"} in container["volumeMounts"]
 
 
+def test_it_is_as_large_and_where_it_is_told_to_be() -> None:
+    values = {
+        "image": "mirror.example/valkey:9",
+        "size": "7Gi",
+        "storageClass": "ssd",
+        "resources": {"limits": {"memory": "3Gi"}},
+        "tolerations": [{"operator": "Exists"}],
+        "priorityClassName": "serving",
+    }
+    objects = render({"gcsFaultTolerance": {"enabled": True, "valkey": values}})
+    [valkey] = of_kind(objects, "StatefulSet").values()
+    check(valkey)
+    pod = valkey["spec"]["template"]["spec"]
+    assert (pod["tolerations"], pod["priorityClassName"]) == ([{"operator": "Exists"}], "serving")
+    [container] = pod["containers"]
+    assert container["image"] == "mirror.example/valkey:9"
+    assert (container["resources"]["limits"]["memory"], container["resources"]["requests"]["cpu"]) == (
+        "3Gi",
+        "100m",
+    )
+    [claim] = valkey["spec"]["volumeClaimTemplates"]
+    assert claim["spec"]["storageClassName"] == "ssd"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "7Gi"
+
+
 def test_its_password_is_on_no_command_line(tmp_path: Path) -> None:
     """The server's stand-in writes down what it is given."""
     [valkey] = of_kind(render(OWN), "StatefulSet").values()

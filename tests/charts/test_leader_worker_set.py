@@ -20,7 +20,12 @@ SCALED: Object = {
     "kind": "LeaderWorkerSet",
     "config": {"scaling": {"enabled": True}, "decode_instances": 4},
     "decode": {"instancesPerPod": 2, "minReplicas": 1, "maxReplicas": 8},
-    "keda": {"enabled": True, "prometheus": "http://prometheus:9090", "authenticationRef": "token"},
+    "keda": {
+        "enabled": True,
+        "prometheus": "http://prometheus:9090",
+        "authenticationRef": "token",
+        "cooldownSeconds": 60,
+    },
 }
 
 
@@ -127,6 +132,7 @@ def test_keda_sizes_groups_by_what_baton_wants() -> None:
     target = of_kind(objects, "LeaderWorkerSet")[spec["scaleTargetRef"]["name"]]
     assert "replicas" not in target["spec"], "helm upgrade leaves KEDA's size alone"
     assert (spec["minReplicaCount"], spec["maxReplicaCount"]) == (1, 8)
+    assert (spec["pollingInterval"], spec["cooldownPeriod"]) == (15, 60)
     [trigger] = spec["triggers"]
     assert trigger["metadata"] == {
         "serverAddress": "http://prometheus:9090",

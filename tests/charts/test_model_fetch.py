@@ -126,6 +126,14 @@ def test_the_job_and_the_pods_share_a_volume_and_only_the_job_asks_the_hub() -> 
         assert models["persistentVolumeClaim"]["claimName"] == "demo-baton-models"
 
 
+def test_pods_wait_as_long_and_the_job_has_as_much_as_is_said() -> None:
+    fetch = {"enabled": True, "timeoutSeconds": 60, "resources": {"limits": {"memory": "9Gi"}}}
+    objects = render({**FETCHED, "modelCache": {"enabled": True, "fetch": fetch}})
+    [job] = of_kind(objects, "Job").values()
+    assert job["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["memory"] == "9Gi"
+    assert "--timeout-s=60" in pods(objects)["decode"]["spec"]["initContainers"][0]["command"]
+
+
 def test_other_models_are_another_job() -> None:
     other = {**FETCHED, "config": {"model": {"path": "owner/larger"}}}
     same = {**FETCHED, "config": {**FETCHED["config"], "decode_instances": 4}}
