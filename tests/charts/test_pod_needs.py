@@ -126,6 +126,32 @@ def test_the_controller_and_the_deploying_job_run_where_they_are_told_to() -> No
         assert spread["labelSelector"]["matchLabels"] == labels
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"controller": {"tolerations": [{"operator": "Exists"}]}},
+        {"image": {"pullSecrets": ["mine"]}},
+        {"modelCache": {"existingClaim": "mine"}},
+        {"huggingFace": {"existingSecret": "mine"}},
+        {"models": {"two": {}}},
+        {"rayAuth": {"existingSecret": "mine"}},
+    ],
+)
+def test_a_job_whose_pod_changes_has_another_name(changed: Object) -> None:
+    """Kubernetes lets nobody change one that is there."""
+    values: Object = {
+        "kind": "RayCluster",
+        "config": {"model": {"path": "owner/name"}},
+        "modelCache": {"enabled": True, "fetch": {"enabled": True}},
+    }
+    merged = {**values, **changed, "modelCache": {**values["modelCache"], **changed.get("modelCache", {})}}
+    before, after = (of_kind(render(each), "Job") for each in (values, merged))
+    assert len(before) == len(after) == 2
+    for name in set(before) & set(after):
+        assert before[name]["spec"] == after[name]["spec"]
+    assert set(before) != set(after)
+
+
 class _EnoughError(Exception):
     pass
 
