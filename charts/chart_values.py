@@ -253,7 +253,9 @@ class Keda(_Values):
 
 class Topology(_Values):
     enabled: bool = True
-    """Instances read where their node stands from its labels, and the scheduler prefers near ones."""
+    """Instances read where their node stands from labels, and the scheduler prefers near ones."""
+    labelsOf: Literal["nodes", "pods"] = "nodes"
+    """Whose labels: nodes' need a ClusterRole. Pods have the zone's from Kubernetes 1.35 on, and what their `labels` say."""
     labels: dict[Literal["zone", "rack", "nvlink_domain", "nic_gbit_per_s"], str] = {}
     """The label of each fact, where it is not the usual one (docs/kubernetes.md)."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster.deploy.kube.controller import parser
-from cluster.deploy.kube.topology import label_names
+from cluster.deploy.kube.topology import LABELS, OWN, label_names, read_site
 from tests.charts.rendering import (
     EXAMPLES,
     Object,
@@ -20,6 +20,7 @@ from tests.charts.rendering import (
     render,
     serve_config,
 )
+from tests.charts.schemas import check_pod
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -124,6 +125,30 @@ def test_who_may_ask_the_kubernetes_api_and_what() -> None:
     off = render({"topology": {"enabled": False}, "controller": {"enabled": False}})
     assert not any(made["kind"].endswith(("Role", "RoleBinding")) for made in off)
     assert not any(template["spec"]["automountServiceAccountToken"] for template in pods(off).values())
+
+
+def test_topology_by_the_pods_own_labels_needs_no_right_at_all() -> None:
+    values = {
+        "topology": {"labelsOf": "pods", "labels": {"rack": "example.com/rack"}},
+        "decode": {"labels": {"example.com/rack": "r7"}},
+    }
+    objects = render(values)
+    assert not any(made["kind"].startswith("ClusterRole") for made in objects)
+    for template in pods(objects).values():
+        assert template["spec"]["automountServiceAccountToken"] is False
+        check_pod(template)
+    decode = pods(objects)["decode"]
+    env = {one["name"]: one for one in container(decode)["env"]}
+    assert "BATON_KUBE_NODE" not in env
+    asked = {
+        fact: env[f"{OWN}{fact.upper()}"]["valueFrom"]["fieldRef"]["fieldPath"].split("'")[1]
+        for fact in LABELS
+    }
+    assert asked == LABELS | {"rack": "example.com/rack"}
+    said = {
+        f"{OWN}{fact.upper()}": decode["metadata"]["labels"].get(label, "") for fact, label in asked.items()
+    }
+    assert read_site({**said, "BATON_KUBE_LABELS": env["BATON_KUBE_LABELS"]["value"]}).rack == "r7"
 
 
 @pytest.mark.parametrize("scale", [True, False])

@@ -69,3 +69,14 @@ labels:
 {{- define "baton.scheme" -}}
 {{ ternary "https" "http" (not (empty .Values.ingressTls.existingSecret)) }}
 {{- end -}}
+
+{{/* Not empty: instances ask the Kubernetes API for their node's labels. */}}
+{{- define "baton.readsNodes" -}}
+{{- if and .Values.topology.enabled (eq .Values.topology.labelsOf "nodes") }}yes{{ end -}}
+{{- end -}}
+
+{{/* The label of each fact, as cluster/deploy/kube/topology.py has them. */}}
+{{- define "baton.topologyLabels" -}}
+{{- $usual := dict "zone" "topology.kubernetes.io/zone" "rack" "topology.kubernetes.io/rack" "nvlink_domain" "nvidia.com/gpu.clique" "nic_gbit_per_s" "baton/nic-gbit-per-s" -}}
+{{- toYaml (merge (deepCopy .Values.topology.labels) $usual) -}}
+{{- end -}}

@@ -16,7 +16,7 @@ metadata:
   {{- end }}
 spec:
   serviceAccountName: {{ include "baton.fullname" $root }}{{ if .pool }}-instances{{ end }}
-  automountServiceAccountToken: {{ or (and .pool $root.Values.topology.enabled) (and (eq .kind "head") $root.Values.autoscaling.enabled) | ternary true false }}
+  automountServiceAccountToken: {{ or (and .pool (include "baton.readsNodes" $root)) (and (eq .kind "head") $root.Values.autoscaling.enabled) | empty | not }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ add (include "baton.drainSeconds" $root | int) 30 }}
   securityContext:
@@ -195,9 +195,17 @@ ephemeral storage, and nobody knows how large they are.
 - {name: HF_HUB_OFFLINE, value: "1"}
 {{- end }}
 {{- if and .pool .root.Values.topology.enabled }}
+{{- if include "baton.readsNodes" .root }}
 - name: BATON_KUBE_NODE
   valueFrom:
     fieldRef: {fieldPath: spec.nodeName}
+{{- else }}
+{{- range $fact, $label := include "baton.topologyLabels" .root | fromYaml }}
+- name: BATON_KUBE_POD_{{ upper $fact }}
+  valueFrom:
+    fieldRef: {fieldPath: "metadata.labels['{{ $label }}']"}
+{{- end }}
+{{- end }}
 {{- with .root.Values.topology.labels }}
 - {name: BATON_KUBE_LABELS, value: {{ toJson . | quote }}}
 {{- end }}

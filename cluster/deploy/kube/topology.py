@@ -1,6 +1,7 @@
-"""Where this pod's node stands, from the node's labels; read once, when an instance starts.
+"""Where this pod's node stands, from the node's labels or from the pod's own; read once, when an instance starts.
 
-Which label says what differs between clusters: `BATON_KUBE_LABELS` (JSON) names them."""
+Which label says what differs between clusters: `BATON_KUBE_LABELS` (JSON) names them. The pod's own come in variables, and need
+no right to read anything."""
 
 import importlib
 import json
@@ -19,15 +20,16 @@ LABELS = {
     "nvlink_domain": "nvidia.com/gpu.clique",
     "nic_gbit_per_s": "baton/nic-gbit-per-s",
 }
-NODE, NAMES = "BATON_KUBE_NODE", "BATON_KUBE_LABELS"
+NODE, NAMES, OWN = "BATON_KUBE_NODE", "BATON_KUBE_LABELS", "BATON_KUBE_POD_"
+"""`OWN` and a fact in capitals have the pod's label."""
 
 
 def read_site(env: Mapping[str, str]) -> Site:
     """Return where the node stands. Nothing is known outside of Kubernetes, nor of a node that cannot be read. Raises
     ConfigError."""
-    if not env.get(NODE):
-        return Site()
     names = label_names(env)
+    if not env.get(NODE):
+        return site_of({name: env.get(OWN + fact.upper(), "") for fact, name in names.items()}, names)
     try:
         labels = node_labels(_in_cluster(), env[NODE])
     except Exception as error:

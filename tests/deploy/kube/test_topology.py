@@ -32,6 +32,18 @@ def test_labels_of_another_name() -> None:
         site_of({"baton/nic-gbit-per-s": "fast"}, LABELS)
 
 
+def test_the_pods_own_labels_do_without_the_api() -> None:
+    env = {
+        "BATON_KUBE_POD_ZONE": "eu-1a",
+        "BATON_KUBE_POD_RACK": "",
+        "BATON_KUBE_POD_NVLINK_DOMAIN": "fabric.3",
+        "BATON_KUBE_POD_NIC_GBIT_PER_S": "400",
+    }
+    assert read_site(env) == Site("eu-1a", "", "fabric.3", 50e9)
+    with pytest.raises(ConfigError, match="fast"):
+        read_site({"BATON_KUBE_POD_NIC_GBIT_PER_S": "fast"})
+
+
 def test_nothing_is_known_elsewhere_or_without_the_right_to_read() -> None:
     assert read_site({}) == Site()
     assert read_site({"BATON_KUBE_NODE": "n1"}) == Site(), "this process is in no cluster"
