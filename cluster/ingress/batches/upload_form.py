@@ -34,19 +34,26 @@ class UploadForm:
             "on_part_end": self._on_part_end,
             "on_end": self._on_end,
         }
+        if not (boundary := options.get(b"boundary", b"")):
+            raise _unreadable("its content-type names no boundary")
         try:
-            self._parser = MultipartParser(options.get(b"boundary", b""), callbacks)
+            self._parser = MultipartParser(boundary, callbacks)
         except Exception as error:
             raise _unreadable(error) from None
         self._write = write
         self._num_parts = 0
-        self._is_over = False
+        self._has_begun = self._is_over = False
         self.fields: dict[str, str] = {}
         self.filename: str | None = None
         """The file's name; None where the form has no file so far."""
 
     def feed(self, piece: bytes) -> None:
         """Read a piece of the body. Raises RequestError."""
+        if not self._has_begun:
+            piece = piece.lstrip(
+                b"\r\n"
+            )  # the parser would take what follows them for a part of the first boundary
+            self._has_begun = bool(piece)
         try:
             self._parser.write(piece)
         except (RequestError, OSError):
