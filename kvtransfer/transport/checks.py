@@ -1,9 +1,17 @@
-"""The checksum of KV chunks: CRC-32, as zlib computes it (without the GIL)."""
+"""What a holder checks of a write: its header, and the CRC-32 of its bytes, as zlib computes it (without the GIL)."""
 
 import zlib
 from collections.abc import Sequence
 
+from core.errors import ProtocolError
 from kvtransfer.copies import CopyRun
+
+
+def check_header(grant_id: object, crc: object, attempt: object, *numbers: object) -> None:
+    """Raise ProtocolError for a header whose fields have other types than a writer sends. Nothing of such a write may begin."""
+    known = isinstance(grant_id, str) and isinstance(attempt, int) and (crc is None or isinstance(crc, int))
+    if not known or not all(isinstance(each, list) and {*map(type, each)} <= {int} for each in numbers):  # type: ignore[reportUnknownArgumentType]
+        raise ProtocolError("the header of a write has fields of other types")
 
 
 def crc_of(pieces: Sequence[memoryview], value: int = 0) -> int:

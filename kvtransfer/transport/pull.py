@@ -23,7 +23,7 @@ from core.kv import KVShard
 from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport.base import PROBE
-from kvtransfer.transport.checks import destination_crc, source_crc
+from kvtransfer.transport.checks import check_header, destination_crc, source_crc
 from kvtransfer.transport.write_admission import WriteAdmission
 from kvtransfer.wire import POOL_FORMAT
 from net.channel import Channel, Identity, Listener, connect
@@ -195,6 +195,7 @@ class _Incoming:
 
     async def _take(self, intake: Intake, message: Any) -> None:
         grant_id, sources, destinations, sizes, crc, attempt = message
+        check_header(grant_id, crc, attempt, sources, destinations, sizes)
         runs = [CopyRun(*run) for run in zip(sources, destinations, sizes, strict=True)]
         if any(min(run.source, run.destination, run.num_bytes) < 0 for run in runs):
             raise ProtocolError("a run with negative numbers")

@@ -27,7 +27,7 @@ from device.port import PoolMemory
 from kvtransfer.copies import CopyRun, split_runs
 from kvtransfer.landing import Landing, landing_in
 from kvtransfer.transport.base import PROBE, Carried
-from kvtransfer.transport.checks import source_crc
+from kvtransfer.transport.checks import check_header, source_crc
 from kvtransfer.transport.lanes import Job, Lane, LaneLink
 from kvtransfer.transport.streams import Stream, TlsContexts, cut
 from kvtransfer.transport.write_admission import WriteAdmission
@@ -167,6 +167,7 @@ class _Reader:
         stream.receive([memoryview(header)])
         frame: Any = msgpack.unpackb(header)
         grant_id, offsets, sizes, crc, attempt = frame
+        check_header(grant_id, crc, attempt, offsets, sizes)
         if sum(sizes) != num_bytes or min(sizes) < 0 or min(offsets) < 0:
             raise ProtocolError("run sizes do not add up to the payload")
         if grant_id == PROBE:

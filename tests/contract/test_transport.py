@@ -15,7 +15,7 @@ from kvtransfer.transport import shm
 from kvtransfer.transport.shm import ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
-from net.channel import Identity
+from net.channel import Identity, connect
 from tests.contract.transports import (
     BLOCKS,
     KEY,
@@ -288,4 +288,24 @@ async def test_many_streams_and_many_runs_arrive_whole() -> None:
         pool[at * size : (at + 1) * size] == source[i * size : (i + 1) * size] for i, at in enumerate(order)
     )
     await sender.close()
+    await receiver.close()
+
+
+@pytest.mark.parametrize("attempt", [None, "1", [1]])
+async def test_a_damaged_frame_whose_header_has_other_types_does_not_hold_its_grant(attempt: Any) -> None:
+    pool = memoryview(bytearray(64))
+    admission = WriteAdmission(lambda *_: True, lambda *_: None, lambda _: None)
+    me = Identity("holder", "h1", os.getpid())
+    receiver = TcpReceiver(KEY, me, "127.0.0.1", pool, admission)
+    channel = await connect(receiver.region(SHARD, BLOCKS).endpoint, KEY, WRITER)
+    wrong_crc = 1
+    await channel.send(["g", [0], [4], wrong_crc, attempt], [memoryview(b"abcd")])
+    with pytest.raises(ReplicaLost):
+        await channel.recv()
+    await receiver.fence(WRITER.address, "g")
+    idle: list[bool] = []
+    admission.when_idle("g", lambda: idle.append(True))
+    assert idle, "the grant's blocks would never be freed"
+    assert not any(pool)
+    channel.close()
     await receiver.close()

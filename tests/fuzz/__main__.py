@@ -1,7 +1,8 @@
 """Search for inputs that a parser does not expect.
 
     python -m tests.fuzz http --seconds 60          what it finds is written to build/fuzz/http
-    python -m tests.fuzz http --keep 20             keep up to 20 more of the inputs that reach most, each below 512 bytes
+    python -m tests.fuzz http --reach               find the fewest of its inputs that reach all that was reached
+    python -m tests.fuzz http --keep 20             keep the 20 shortest of those that are not kept yet, each below 512 bytes
 
 Needs atheris: pip install atheris."""
 
@@ -18,6 +19,7 @@ import atheris
 _PARSERS = [
     "baton.bench.sse",
     "cluster.ingress",
+    "kvtransfer.transport.tcp",
     "kvtransfer.wire",
     "models.vision",
     "net",
@@ -74,7 +76,7 @@ def main() -> None:
     )
     options.add_argument("--keep", type=int, metavar="NUMBER", help="keep so many of those")
     args = options.parse_args()
-    logging.disable(logging.CRITICAL)
+    logging.lastResort = None  # targets look at what is logged, and nobody else does
     warnings.simplefilter("ignore")
     corpus = _WORK / args.target / "corpus"
     if args.keep:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tests.fuzz.file_targets import fuzz_api_keys, fuzz_batch_lines, fuzz_pictures
+from tests.fuzz.frame_targets import fuzz_kv_frames
 from tests.fuzz.http_targets import fuzz_bodies, fuzz_http, fuzz_json, fuzz_upload
 from tests.fuzz.peer_targets import fuzz_kv, fuzz_mail, fuzz_messages, fuzz_session
 from tests.fuzz.text_targets import fuzz_outputs, fuzz_schemas, fuzz_sse, fuzz_structured, fuzz_template_calls
@@ -16,7 +17,7 @@ from tests.fuzz.text_targets import fuzz_outputs, fuzz_schemas, fuzz_sse, fuzz_s
 Target = Callable[[bytes], None]
 _FUNCTIONS: tuple[Target, ...] = (
     *(fuzz_http, fuzz_json, fuzz_bodies, fuzz_upload),
-    *(fuzz_messages, fuzz_session, fuzz_mail, fuzz_kv),
+    *(fuzz_messages, fuzz_session, fuzz_mail, fuzz_kv, fuzz_kv_frames),
     *(fuzz_outputs, fuzz_schemas, fuzz_structured, fuzz_sse, fuzz_template_calls),
     *(fuzz_pictures, fuzz_batch_lines, fuzz_api_keys),
 )
