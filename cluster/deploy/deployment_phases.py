@@ -3,8 +3,10 @@
 import time
 from collections.abc import Callable, Iterable
 from math import inf
+from typing import Any
 
-from ray import serve
+import ray
+from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
 from core.errors import ConfigError, UnsupportedModel
 
@@ -22,20 +24,29 @@ _REFUSALS = (ConfigError, UnsupportedModel)
 def wait_running(app: str, on_phase: Callable[[str], None]) -> None:
     """Wait until all deployments of `app` run. Raises ConfigError where one cannot start."""
     left, refused_at = dict(_PHASES), inf
+    controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
     while True:
-        found = serve.status().applications[app]
-        starting = {name for name, one in found.deployments.items() if one.status != "HEALTHY"}
-        messages = [found.message, *(one.message for one in found.deployments.values())]
+        found = _application(controller, app)
+        deployments: dict[str, dict[str, Any]] = found["deployments"]
+        starting = {name for name, one in deployments.items() if one["status"] != "HEALTHY"}
+        messages = [found["message"], *(one["message"] for one in deployments.values())]
         now = time.monotonic()
         refused_at = min(refused_at, now) if is_refused(messages) else inf
-        if found.status == "DEPLOY_FAILED" or now - refused_at > _REFUSED_S:
+        if found["status"] == "DEPLOY_FAILED" or now - refused_at > _REFUSED_S:
             raise ConfigError(f"the cluster did not start: {failure_cause(messages)}")
-        for phase in [phase for phase, names in left.items() if found.deployments and not names & starting]:
+        for phase in [phase for phase, names in left.items() if deployments and not names & starting]:
             del left[phase]
             on_phase(phase)
-        if found.status == "RUNNING":
+        if found["status"] == "RUNNING":
             return
         time.sleep(_POLL_S)
+
+
+def _application(controller: Any, app: str) -> dict[str, Any]:
+    """Return what Serve's controller says of `app`. `serve.status` says the same in 24 ms of a processor, which the processes
+    that start need; this takes 0.5 ms."""
+    details: Any = ray.get(controller.get_serve_instance_details.remote())
+    return details["applications"][app]
 
 
 def is_refused(messages: Iterable[str]) -> bool:
