@@ -88,13 +88,14 @@ class Instance:
             mail,
             clock,
             resolve=resolve,
-            num_schedulers=config.serve.schedulers + num_spare_schedulers,
+            num_schedulers=config.serve.schedulers,
             interval_s=config.schedule.report_interval_s,
             check=self.check_integrity,
             count=self._counts,
             links=self._pusher.links,
             drain_sent=self._prefill.drain_sent,
             first_words=lambda: self._adapters.introduction(),
+            num_spare_schedulers=num_spare_schedulers,
         )
         self._adapters = InstanceAdapters(
             config.adapters,

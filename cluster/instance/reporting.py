@@ -38,13 +38,16 @@ class Reporter:
         links: Callable[[], tuple[LinkSpeed, ...]],
         drain_sent: Callable[[], tuple[str, ...]],
         first_words: Callable[[], tuple[Message, ...]] = tuple,
+        num_spare_schedulers: int = 0,
     ) -> None:
         """`first_words` are what a scheduler that knows nothing is told before all else."""
         self._info, self._engine, self._mail, self._clock = info, engine, mail, clock
         self._interval_s = interval_s
         self._check, self._count, self._links, self._drain_sent = check, count, links, drain_sent
         self._first_words = first_words
-        self._schedulers = Schedulers(resolve, num_schedulers, clock, self._found)
+        self._schedulers = Schedulers(
+            resolve, num_schedulers, clock, self._found, num_spares=num_spare_schedulers
+        )
         self._new: set[str] = set()
         """Schedulers that have been told nothing yet."""
         self._any_new = asyncio.Event()
@@ -153,9 +156,10 @@ class Reporter:
             log.exception("the idle self-check failed")
 
     async def _report(self, load: EngineLoad) -> float:
-        """Report to each scheduler in turn, and return the time that this has taken."""
-        report = self._compose(load)
-        turns = in_turn(self._schedulers.living, self._info.address, report.seq)
+        """Report to each scheduler in turn, to a spare last, and return the time that this has taken."""
+        report, placing = self._compose(load), self._schedulers.placing
+        turns = in_turn(placing, self._info.address, report.seq)
+        turns += [spare for spare in self._schedulers.living if spare not in placing]
         for turn, scheduler in enumerate(turns):
             if turn:
                 await self._clock.sleep(TURN_S)

@@ -7,6 +7,7 @@ from cluster.instance.reporting import Reporter
 from core.clock import WallClock
 from core.cost.steps import UNKNOWN_STEPS
 from core.messages import Leaving, Message
+from core.ports import Resolve
 from core.reports import LoadReport, Register, TierCounts, WorkCounts
 from engine.loop import EngineLoad
 from net.loopback_mail import LoopbackMail, LoopbackNetwork
@@ -89,6 +90,65 @@ class Scheduler:
                 await asyncio.sleep(0.001)
 
 
+def reporter_of(
+    engine: Any, mail: LoopbackMail, resolve: Resolve, *, num_schedulers: int, num_spares: int = 0
+) -> Reporter:
+    return Reporter(
+        instance(mail.address),
+        engine,
+        mail,
+        WallClock(),
+        resolve=resolve,
+        num_schedulers=num_schedulers,
+        interval_s=0.002,
+        check=lambda: None,
+        count=WorkCounts,
+        links=tuple,
+        drain_sent=tuple,
+        num_spare_schedulers=num_spares,
+    )
+
+
+async def test_a_spare_hears_each_report_after_the_scheduler_that_places() -> None:
+    network, engine = LoopbackNetwork(), Cache()
+    heard: list[str] = []
+    listed: list[Scheduler] = []
+
+    def join(name: str) -> None:
+        listed.append(scheduler := Scheduler(network, name))
+        scheduler.mail.listen(
+            lambda _, message: heard.append(name) if isinstance(message, LoadReport) else None, lambda _: None
+        )
+
+    async def resolve() -> list[str]:
+        return [scheduler.mail.address for scheduler in listed]
+
+    async def hears(count: int) -> list[str]:
+        heard.clear()
+        async with asyncio.timeout(PATIENCE_S):
+            while len(heard) < count:
+                engine.learn(len(engine.cached))
+                await asyncio.sleep(0.001)
+        return heard
+
+    join("b")
+    mail = network.join("i")
+    reporter = reporter_of(engine, mail, resolve, num_schedulers=1, num_spares=1)
+    mail.listen(lambda *_: None, reporter.peer_lost)
+    running = asyncio.create_task(reporter.run())
+    await hears(2)
+    join("a")
+    while "a" not in await hears(2):
+        pass
+    order = (await hears(20))[:20]
+    assert order[order.index("b") :][:16] == ["b", "a"] * 8
+    await listed[0].mail.close()
+    while "b" in await hears(2):
+        pass
+    assert set(await hears(4)) == {"a"}
+    running.cancel()
+
+
 async def test_all_hear_the_same_and_a_new_one_everything() -> None:
     network, engine = LoopbackNetwork(), Cache()
     first, second = Scheduler(network, "a"), Scheduler(network, "b")
@@ -98,20 +158,7 @@ async def test_all_hear_the_same_and_a_new_one_everything() -> None:
     async def resolve() -> list[str]:
         return [scheduler.mail.address for scheduler in listed]
 
-    anything: Any = engine
-    reporter = Reporter(
-        instance(mail.address),
-        anything,
-        mail,
-        WallClock(),
-        resolve=resolve,
-        num_schedulers=2,
-        interval_s=0.002,
-        check=lambda: None,
-        count=WorkCounts,
-        links=tuple,
-        drain_sent=tuple,
-    )
+    reporter = reporter_of(engine, mail, resolve, num_schedulers=2)
     mail.listen(lambda *_: None, reporter.peer_lost)
     running = asyncio.create_task(reporter.run())
     for block in (1, 2, 3):
