@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 WHEELS := $(VENV)/wheels
 SOURCES := .ci baton benchmarks charts cluster core decode device docs engine examples kernels kvtransfer locks models net parallel prefill setup.py sim tests tools
 
-.PHONY: help serve local chat setup test test-all lint docs format lock lock-check audit sbom compiled config-page chart-schema gpu gpu-packages clean
+.PHONY: help serve local chat setup test test-all lint docs format lock lock-check audit sbom compiled config-page chart-schema gpu gpu-packages soak fuzz clean
 # A target's line in `make help` is what follows its two hashes.
 help: ## what can be made
 	@sed -nE 's/^([a-z-]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | awk -F '|' '{ printf "%-18s %s\n", $$1, $$2 }'
@@ -136,15 +136,12 @@ format: $(READY) ## ruff's fixes and format
 clean: ## remove .venv and what builds leave
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 
-# Every kind of request with a fault every few seconds; its report and picture are written to build/soak.
 MINUTES ?= 60
-.PHONY: soak fuzz
-soak: $(READY)
+soak: $(READY) ## every kind of request with a fault every few seconds: [MINUTES=60]; the report is written to build/soak
 	@mkdir -p build/soak
 	$(BIN)/python -m benchmarks.soak.soak --minutes $(MINUTES) --json build/soak/soak.json $(ARGS)
 
-# Search for inputs that a parser does not expect: make fuzz TARGET=http SECONDS=60. Without a target it names them.
 SECONDS ?= 60
-fuzz: $(READY)
-	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(call install,--editable ".[fuzz]")
+fuzz: $(READY) ## search for inputs that a parser does not expect: [TARGET=http] [SECONDS=60]; names targets without one
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(call install,$(call locked,fuzz))
 	$(BIN)/python -m tests.fuzz $(TARGET) --seconds $(SECONDS)

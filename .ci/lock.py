@@ -60,6 +60,7 @@ LOCKS = (
     Lock("gpu-machine", ("gpu-machine",)),
     Lock("gpu-machine-more", ("gpu-machine-more",), beside=("gpu-machine",)),
     Lock("audit", ("audit",)),
+    Lock("fuzz", ("fuzz",)),
     Lock("actionlint", ("actionlint",)),
     Lock("actionlint-build", ("actionlint-build",)),
     *(

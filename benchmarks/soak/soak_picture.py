@@ -1,5 +1,6 @@
 """The picture of a soak: answers and faults over time, and what the processes that lived through have taken."""
 
+import io
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,7 +35,9 @@ def draw(
     _draw_holdings(axes[2], axes[3], watch, began, warm_at)
     axes[3].set_xlabel("seconds")
     figure.tight_layout()
-    figure.savefig(path, metadata={"Date": None})
+    drawn = io.StringIO()
+    figure.savefig(drawn, format="svg", metadata={"Date": None})
+    path.write_text("".join(f"{line.rstrip()}\n" for line in drawn.getvalue().splitlines()))
     pyplot.close(figure)
 
 
