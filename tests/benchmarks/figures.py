@@ -264,6 +264,7 @@ FIGURES: dict[str, list[Figures]] = {
     ],
     "transport_overlap.json": [_overlap],
     "remote_memory.json": [lambda d, _: [d["p50 ms"]["1 MiB"][whose] for whose in ("remote", "own")]],
+    "cluster_start.json": [lambda d, _: [d["kept / without"], d["cluster"]["kept"]["pss_mb"]]],
     "chaos.json": [_failed_cases],
     "scheduler_loss.json": [
         lambda d, _: [
