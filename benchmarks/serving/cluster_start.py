@@ -46,7 +46,9 @@ def import_s(program: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def imports(folders: dict[str, Path], names: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
+def imports(
+    folders: dict[str, Path | None], names: Sequence[str], rounds: int
+) -> dict[str, dict[str, float]]:
     """Return {process: {way: seconds}}."""
     found = {name: {str(way): float("inf") for way in WAYS} for name in names}
     for _ in range(rounds):
@@ -57,8 +59,11 @@ def imports(folders: dict[str, Path], names: Sequence[str], rounds: int) -> dict
 
 
 @contextlib.contextmanager
-def bytecode_in(folder: Path) -> Generator[None]:
-    """Have processes that are started meanwhile look for bytecode in `folder` alone, and write none."""
+def bytecode_in(folder: Path | None) -> Generator[None]:
+    """Have processes that are started meanwhile look for bytecode in `folder` alone, and write none. None: where it always is."""
+    if folder is None:
+        yield
+        return
     changed = {"PYTHONPYCACHEPREFIX": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     before = {name: os.environ.get(name) for name in changed}
     os.environ.update(changed)
@@ -72,7 +77,7 @@ def bytecode_in(folder: Path) -> Generator[None]:
                 os.environ[name] = value
 
 
-def start_cluster(folder: Path, log: Path) -> dict[str, float]:
+def start_cluster(folder: Path | None, log: Path) -> dict[str, float]:
     begun_at = time.perf_counter()
     with bytecode_in(folder), serving("--prefill", "1", "--decode", "1", log=log) as server:
         body = {"model": "baton-embedded", "prompt": "import os\n", "max_tokens": 1}
@@ -100,9 +105,12 @@ def main() -> None:
     rounds = 1 if args.smoke else args.rounds
     names, ways = (("Ray",), ("kept",)) if args.smoke else (tuple(PROGRAMS), WAYS)
     with tempfile.TemporaryDirectory() as name:
-        folders = {way: Path(name) / way for way in WAYS}
-        kept = os.environ | {"PYTHONPYCACHEPREFIX": str(folders["kept"])}
-        subprocess.run([sys.executable, "-m", "baton.bytecode"], check=True, env=kept)
+        folders: dict[str, Path | None] = {way: Path(name) / way for way in WAYS}
+        if args.smoke:
+            folders["kept"] = None
+        else:
+            kept = os.environ | {"PYTHONPYCACHEPREFIX": str(folders["kept"])}
+            subprocess.run([sys.executable, "-m", "baton.bytecode"], check=True, env=kept)
         by_process = imports(folders, names, rounds)
         clusters = {way: start_cluster(folders[way], Path(name) / "log") for way in ways}
     kept_s, without_s = (sum(by_process[name][way] for name in names) for way in WAYS)

@@ -26,6 +26,8 @@ PREDICTION = (
     "takes 100 MB, and less of a processor than the scheduler: both read reports, and one places"
 )
 _STREAMS = 16
+_SETTLE_S = 8.0
+"""Whoever misses a scheduler looks for it every 5 s at the latest."""
 _BODY = {"model": "baton-embedded", "prompt": "import os\n", "max_tokens": 4, "temperature": 0}
 
 
@@ -36,32 +38,32 @@ def answered_s(server: ServeProcess) -> float:
     return time.perf_counter() - begun
 
 
-def both(server: ServeProcess) -> list[psutil.Process]:
-    """Return the scheduler that places requests and its spare, once both are known to all. The older one has been placing since
-    the other came."""
+def both(server: ServeProcess, settle_s: float) -> list[psutil.Process]:
+    """Return the scheduler that places requests and its spare, which all know after `settle_s`. The older one has been placing
+    since the other came."""
     deadline = time.monotonic() + SILENCE_S
     while len(found := server.replicas("Scheduler")) < 2:
         if time.monotonic() > deadline:
             raise SystemExit("no second scheduler has come")
         time.sleep(0.1)
-    time.sleep(8.0)  # an instance looks for schedulers every 5 s at the latest
+    time.sleep(settle_s)
     server.wait_idle(2)
     return found
 
 
-def losses(server: ServeProcess, rounds: int, num_killed: int) -> dict[str, Any]:
+def losses(server: ServeProcess, rounds: int, num_killed: int, settle_s: float) -> dict[str, Any]:
     """Return how long requests took that came when the first `num_killed` schedulers were killed."""
     took_s: list[float] = []
     for _ in range(rounds):
-        for victim in both(server)[:num_killed]:
+        for victim in both(server, settle_s)[:num_killed]:
             victim.kill()
         took_s.append(round(answered_s(server), 3))
     return {"median_s": statistics.median(took_s), "longest_s": max(took_s), "all_s": took_s}
 
 
-def costs(server: ServeProcess, seconds: float) -> dict[str, Any]:
+def costs(server: ServeProcess, seconds: float, settle_s: float) -> dict[str, Any]:
     """Return what each scheduler process takes while streams run."""
-    processes = both(server)
+    processes = both(server, settle_s)
     body = _BODY | {"max_tokens": 200}
     ends_at = time.monotonic() + seconds
 
@@ -94,20 +96,20 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--rounds", type=int, default=10)
     args = options.parse_args()
-    rounds = 1 if args.smoke else args.rounds
+    rounds, settle_s = (1, 0.5) if args.smoke else (args.rounds, _SETTLE_S)
     with (
         tempfile.TemporaryDirectory() as folder,
         serving("--prefill", "1", "--decode", "1", log=Path(folder) / "log") as server,
     ):
         calm = [round(answered_s(server), 3) for _ in range(rounds)]
         loads = [os.getloadavg()[0]]
-        both(server)[0].kill()  # from now on the older one is the one that places
+        both(server, settle_s)[0].kill()  # from now on the older one is the one that places
         content = {
             "prediction": PREDICTION,
             "undisturbed_s": statistics.median(calm),
-            "with spare": losses(server, rounds, 1),
-            "without": losses(server, rounds, 2),
-            "costs": costs(server, 2.0 if args.smoke else 20.0),
+            "with spare": losses(server, rounds, 1, settle_s),
+            "without": losses(server, rounds, 2, settle_s),
+            "costs": costs(server, 2.0 if args.smoke else 20.0, settle_s),
         }
         loads.append(os.getloadavg()[0])
     content["load_average"] = {"before": loads[0], "after": loads[1]}
