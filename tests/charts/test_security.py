@@ -30,6 +30,7 @@ def test_nothing_runs_as_root(name: str) -> None:
         spec = template["spec"]
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert spec["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
         for one in [*spec["containers"], *spec.get("initContainers", [])]:
             assert one["securityContext"]["allowPrivilegeEscalation"] is False
             assert "privileged" not in one["securityContext"]
