@@ -61,6 +61,8 @@ def doctor(
         raise typer.BadParameter(
             "needs --rendezvous, a --rank below it, and no --ray-address", param_hint="--world"
         )
+    if (pool or instances) and (config is None or world > 1 or ray_address):
+        raise typer.BadParameter("of this node alone, and needs --config", param_hint="--pool, --instances")
     from baton.examination import backend_for, examine, examine_as_rank  # noqa: PLC0415 (seconds, which --help does not need)
     from cluster.preflight.fabric import Ask  # noqa: PLC0415 (seconds, which --help does not need)
 

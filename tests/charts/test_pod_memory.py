@@ -8,6 +8,7 @@ import pytest
 import yaml
 from click import Context
 from typer.main import get_command
+from typer.testing import CliRunner
 
 from baton.cli.main import app
 from baton.cli.pods import resources_of
@@ -132,6 +133,33 @@ def test_what_is_printed_is_values_of_the_chart() -> None:
     assert num_bytes(limits["decode"]) - num_bytes(limits["prefill"]) >= 8 << 30, "one pool more"
     made = pods(render({**values, "decode": {**values["decode"], **printed["decode"]}}))
     assert container(made["decode"])["resources"]["limits"]["memory"] == limits["decode"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--instances", "2"],
+        ["--pool", "decode"],
+        ["--config", "charts/examples/minimal.yaml", "--pool", "decode", "--ray-address", "auto"],
+    ],
+)
+def test_a_doctor_that_could_not_tell_what_a_pod_needs_says_so(options: list[str]) -> None:
+    said = CliRunner().invoke(app, ["doctor", *options])
+    assert said.exit_code == 2
+    assert "of this node alone, and needs --config" in " ".join(said.output.split())
+
+
+def test_a_pool_that_there_is_not_is_refused() -> None:
+    said = CliRunner().invoke(
+        app, ["doctor", "--config", "charts/examples/minimal.yaml", "--pool", "both", "--instances", "1"]
+    )
+    assert "use prefill or decode" in " ".join(said.output.split())
+
+
+def test_baton_pods_prints_values() -> None:
+    said = CliRunner().invoke(app, ["pods", "charts/examples/minimal.yaml"])
+    assert said.exit_code == 0, said.output
+    assert yaml.safe_load(said.output)["decode"]["resources"]["limits"]["memory"].endswith("Gi")
 
 
 def test_baton_pods_is_a_command() -> None:
