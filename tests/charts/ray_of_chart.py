@@ -1,9 +1,10 @@
 """Run by test_on_ray.py: a Ray cluster with a node for each pod that the chart would make, each offering what its group offers.
 
 `python -m tests.charts.ray_of_chart VALUES.json SEEN.json`: deploys the chart's Serve configuration there, asks for a completion,
-and notes on which group's node each replica runs."""
+and notes on which group's node each replica runs and how many processes say that they compute."""
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 import ray
 from ray import serve
 
+from cluster.deploy.kube.serving_mark import FOLDER
 from cluster.deploy.kube.worker_groups import offered_resources
 from cluster.deploy.serve_file import check_serve_file
 from cluster.deploy.serve_rest import ServeRest
@@ -47,6 +49,9 @@ def main() -> None:
         "placed": _placed(rest.applications(), groups),
         "ranks": _ranks(groups),
         "text": _complete(configs["baton"].serve.port),
+        "marks": _marks(
+            sum(config.prefill_instances + config.decode_instances for config in configs.values())
+        ),
     }
     target.write_text(json.dumps(seen))
     serve.shutdown()
@@ -67,6 +72,14 @@ def _ranks(groups: dict[str, str]) -> list[tuple[str, dict[str, float]]]:
     """The group on whose node each rank runs, and what it asks of Ray."""
     ranks = actors_here(class_name="BatonRank")
     return [(groups[rank.node_id], _asked(rank.required_resources)) for rank in ranks]
+
+
+def _marks(wanted: int) -> int:
+    """Wait for as many marks of processes that compute, and return how many there are."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while (found := len(list(Path(os.environ[FOLDER]).iterdir()))) < wanted and time.monotonic() < deadline_s:
+        time.sleep(0.2)
+    return found
 
 
 def _asked(resources: dict[str, float]) -> dict[str, float]:

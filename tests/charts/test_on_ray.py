@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.deploy.kube.serving_mark import FOLDER
 from tests.charts.rendering import ROOT
 from tests.ports import free_port
 
@@ -27,6 +28,7 @@ def test_every_process_lands_in_its_group_and_the_cluster_answers(tmp_path: Path
     command = [sys.executable, "-m", "tests.charts.ray_of_chart"]
     command += [str(tmp_path / "values.json"), str(tmp_path / "seen.json")]
     env = os.environ | {"RAY_AUTH_MODE": "disabled", "BATON_CLUSTER_KEY": "from the Secret"}
+    env |= {FOLDER: str(tmp_path / "marks")}
     done = subprocess.run(
         command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=580, check=False
     )
@@ -40,3 +42,4 @@ def test_every_process_lands_in_its_group_and_the_cluster_answers(tmp_path: Path
     }
     assert seen["ranks"] == [["decode", {"CPU": 0.25}]] * 4
     assert seen["text"]
+    assert seen["marks"] == 3, "each instance tells its pod's probe that it computes"
