@@ -1,14 +1,12 @@
 """Search for inputs that a parser does not expect.
 
     python -m tests.fuzz http --seconds 60          what it finds is written to build/fuzz/http
-    python -m tests.fuzz http --reach               find the fewest of its inputs that reach all that was reached
-    python -m tests.fuzz http --keep 20             keep the 20 shortest of those that are not kept yet, each below 512 bytes
+    python -m tests.fuzz http --keep 20             keep up to 20 inputs more, each below 512 bytes, that reach more lines
 
 Needs atheris: pip install atheris."""
 
 import argparse
 import logging
-import shutil
 import sys
 import warnings
 from hashlib import sha256
@@ -27,7 +25,8 @@ _PARSERS = [
     "PIL",
 ]
 with atheris.instrument_imports(include=_PARSERS):
-    from tests.fuzz.targets import CORPUS, TARGETS, keep, kept
+    from tests.fuzz.reach import reaching_more
+    from tests.fuzz.targets import TARGETS, keep, kept
 
 _MAX_KEPT_BYTES = 512
 _WORK = Path("build/fuzz")
@@ -36,13 +35,15 @@ _WORK = Path("build/fuzz")
 def _unpacked(name: str, into: Path) -> Path:
     """Write what is kept as a file for each input, which is what libFuzzer reads."""
     into.mkdir(parents=True, exist_ok=True)
-    for data in kept(name) if (CORPUS / f"{name}.json").exists() else [b""]:
+    for data in kept(name):
         (into / sha256(data).hexdigest()[:16]).write_bytes(data)
     return into
 
 
-def _search(name: str, options: list[str], folders: list[Path]) -> None:
+def _search(name: str, seconds: int) -> None:
     found = _WORK / name
+    corpus = _unpacked(name, found / "corpus")
+    options = [f"-max_total_time={seconds}", "-max_len=2048", "-timeout=20", "-rss_limit_mb=3000"]
 
     def tried(data: bytes) -> None:
         try:
@@ -53,16 +54,16 @@ def _search(name: str, options: list[str], folders: list[Path]) -> None:
             sys.stderr.write(f"\n==> {path} has {data!r}\n")
             raise
 
-    atheris.Setup(["fuzz", f"-artifact_prefix={found}/", *options, *map(str, folders)], tried)
+    atheris.Setup(["fuzz", f"-artifact_prefix={found}/", *options, str(corpus)], tried)
     atheris.Fuzz()
 
 
-def _keep(name: str, num_more: int) -> None:
-    """Add the shortest inputs that the last `--reach` has left."""
-    least = sorted((path.read_bytes() for path in (_WORK / name / "least").iterdir()), key=len)
-    old = kept(name) if (CORPUS / f"{name}.json").exists() else []
-    more = [data for data in least if data not in old and len(data) <= _MAX_KEPT_BYTES]
-    keep(name, [*old, *more[:num_more]])
+def _keep(name: str, most: int) -> None:
+    """Keep inputs that a search has left, if they reach more than those that are kept."""
+    old = kept(name)
+    found = [path.read_bytes() for path in (_WORK / name / "corpus").iterdir()]
+    short = [data for data in found if len(data) <= _MAX_KEPT_BYTES]
+    keep(name, [*old, *reaching_more(TARGETS[name], short, old)[:most]])
 
 
 def main() -> None:
@@ -71,28 +72,14 @@ def main() -> None:
     )
     options.add_argument("target", choices=TARGETS)
     options.add_argument("--seconds", type=int, default=60)
-    options.add_argument(
-        "--reach", action="store_true", help="find the fewest inputs that reach all that was reached"
-    )
-    options.add_argument("--keep", type=int, metavar="NUMBER", help="keep so many of those")
+    options.add_argument("--keep", type=int, metavar="NUMBER", help="keep inputs of earlier searches")
     args = options.parse_args()
     logging.lastResort = None  # targets look at what is logged, and nobody else does
     warnings.simplefilter("ignore")
-    corpus = _WORK / args.target / "corpus"
     if args.keep:
         _keep(args.target, args.keep)
-        return
-    _unpacked(args.target, corpus)
-    if args.reach:
-        least = _WORK / args.target / "least"
-        shutil.rmtree(least, ignore_errors=True)
-        least.mkdir(parents=True)
-        _search(args.target, ["-merge=1", f"-max_len={_MAX_KEPT_BYTES}"], [least, corpus])
-    _search(
-        args.target,
-        [f"-max_total_time={args.seconds}", "-max_len=2048", "-timeout=20", "-rss_limit_mb=3000"],
-        [corpus],
-    )
+    else:
+        _search(args.target, args.seconds)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,12 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 def kept(name: str) -> list[bytes]:
-    """Return a target's kept inputs. The file has each as a text, whose characters are its bytes."""
-    return [text.encode("latin-1") for text in json.loads((CORPUS / f"{name}.json").read_text())]
+    """Return a target's kept inputs; an empty one where there are none yet. The file has each as a text, whose characters are its
+    bytes."""
+    path = CORPUS / f"{name}.json"
+    if not path.exists():
+        return [b""]
+    return [text.encode("latin-1") for text in json.loads(path.read_text())]
 
 
 def keep(name: str, inputs: list[bytes]) -> None:
