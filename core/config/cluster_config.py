@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 
 from core.config.adapter_config import AdapterConfig, Adapters, check_adapters
+from core.config.answer_formats import ReasoningFormat, ToolFormat
 from core.config.config_section import Section
 from core.config.config_words import sentence
 from core.config.device_steps import with_steps_of_device
@@ -48,19 +49,9 @@ class ModelConfig(Section):
     """How many bits CPUs keep of the matrices of a full-precision checkpoint; what is multiplied with them is rounded to 8."""
     max_context_tokens: int = Field(default=0, ge=0)
     """Prompt and output together; 0: what the model was made for."""
-    tool_call_parser: Literal[
-        "auto",
-        "none",
-        "hermes",
-        "qwen3_coder",
-        "llama3_json",
-        "pythonic",
-        "mistral",
-        "deepseek_v3",
-        "harmony",
-    ] = "auto"
+    tool_call_parser: Literal["auto", ToolFormat] = "auto"
     """The markup in which the model calls tools; `auto`: what its chat template shows."""
-    reasoning_parser: Literal["auto", "none", "think", "mistral", "harmony"] = "auto"
+    reasoning_parser: Literal["auto", ReasoningFormat] = "auto"
     """The markup around the model's reasoning; `auto`: what its chat template shows."""
     pooling: Literal["auto", "none", "last", "mean", "cls"] = "auto"
     """What `/v1/embeddings` makes a vector of: the hidden state of the last, of all or of the first token (cls). `auto`: what the

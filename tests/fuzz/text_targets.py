@@ -8,16 +8,17 @@ from baton.bench.sse import SseReader, error_message
 from cluster.ingress.bodies.body_model import validate
 from cluster.ingress.bodies.structured import StructuredOutputs, grammar_of, schema_grammar
 from cluster.ingress.http.request_json import parse_json
+from cluster.ingress.parsers.call_formats import markup_of
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
-from cluster.ingress.parsers.call_markups import markup_of
 from cluster.ingress.parsers.harmony_grammar import harmony_grammar
-from cluster.ingress.parsers.model_formats import ModelFormats, ReasoningFormat, ToolFormat, make_parser
+from cluster.ingress.parsers.model_formats import ModelFormats, make_parser
 from cluster.ingress.parsers.output_events import CallArguments, CallBegins, CallEnds, OutputEvent, joined
 from cluster.ingress.parsers.schema_forms import enforceable, moved, part_of
 from cluster.ingress.parsers.stop_strings import StopStrings
 from cluster.ingress.templates.chat_messages import MessageStyle
 from cluster.ingress.templates.format_probe import find_calls, find_reasoning
 from cluster.ingress.templates.template_probe import TemplateUse
+from core.config.answer_formats import ReasoningFormat, ToolFormat
 from core.errors import RequestError
 from tests.cluster.ingress.api.fakes import ByteTokenizer
 from tests.cluster.ingress.api.mutations import VALUES, paths, replaced

@@ -15,7 +15,7 @@ from cluster.ingress.bodies.body_model import validate
 from cluster.ingress.bodies.request_bodies import ChatRequest
 from cluster.ingress.bodies.structured import StructuredOutputs, grammar_of
 from cluster.ingress.generation.chat_format import ChatFormat, PreparedChat
-from cluster.ingress.parsers.model_formats import ToolFormat
+from core.config.answer_formats import ToolFormat
 from core.plan import NewSeq
 from core.types import Grammar, SamplingParams
 from engine.execution.sampling.grammar_matcher import GuidanceMatchers, Matching

@@ -18,8 +18,8 @@ from cluster.ingress.bodies.tool_bodies import (
 from cluster.ingress.delivery.generator import ChatTokenizer
 from cluster.ingress.generation.request_params import ApiSettings, chat_prompt
 from cluster.ingress.images.image_intake import Seen, pictures_of
+from cluster.ingress.parsers.call_formats import markup_of
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
-from cluster.ingress.parsers.call_markups import markup_of
 from cluster.ingress.parsers.harmony_grammar import harmony_grammar
 from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, make_parser
 from cluster.ingress.parsers.output_events import OutputParser

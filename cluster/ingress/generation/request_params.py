@@ -17,10 +17,10 @@ from cluster.ingress.delivery.generator import ChatTokenizer
 from cluster.ingress.generation.prompt_length import beyond_context, check_counted, check_length
 from cluster.ingress.images.image_fetching import PictureFetcher
 from cluster.ingress.images.image_intake import PictureIntake
-from cluster.ingress.parsers.model_formats import ReasoningFormat, ToolFormat
 from cluster.ingress.templates.chat_template import ChatTemplate
 from cluster.ingress.tenants.fair_threads import Steps
 from core.config.adapter_config import ServedAdapter
+from core.config.answer_formats import ReasoningFormat, ToolFormat
 from core.errors import RequestError
 from core.types import SamplingParams
 from models.pooling.pooling import Pooling

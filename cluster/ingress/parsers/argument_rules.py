@@ -30,10 +30,14 @@ class ArgumentMarkup:
     end: str = ""
     """Where it is not empty, a string is bare text up to this mark."""
     space: str = ""
-    """White space around a value, and behind `end`."""
+    """White space around a value."""
+    behind: str = ""
+    """What stands behind `end`."""
     separator: str = ""
     keys_are_names: bool = False
     """Whether a key must be one of Python's names."""
+    lark: Callable[[str], str] = json.dumps
+    """Writes a text as a part of a rule, with the special tokens in it."""
 
 
 def argument_rules(
@@ -103,11 +107,13 @@ class _ArgumentWriter:
         """Return the rules of one argument, of which `rule` is all of it."""
         markup = self.markup
         is_writable = (
-            key.isidentifier() if markup.keys_are_names else bool(key) and not set(key) & set("<>\n")
+            key.isidentifier()
+            if markup.keys_are_names
+            else bool(key) and not set(key) & {*"<>\n", markup.behind_key[0]}
         )
         if not is_writable or key != key.strip():
             raise ValueError(f"the property {key!r} cannot be written in this model's markup")
-        head = _text(f"{markup.before}{key}{markup.behind_key}{markup.space}")
+        head = markup.lark(f"{markup.before}{key}{markup.behind_key}{markup.space}")
         if not markup.end:
             return [f"{rule}: {head} {self._json(schema)}"]
         if self.strict and schema.get("type") == "string" and (bound := _BINDS_TEXT & set(schema)):
@@ -116,14 +122,17 @@ class _ArgumentWriter:
             )
         branches = self._branches(schema)
         if any(map(self._is_free_text, branches)):
+            end = markup.lark(markup.end)
+            # No text has a special token in it, so that nothing needs to look for its end.
+            lazy = "" if end.startswith("<[") else "[lazy]"
             return [
-                f"{rule}: {head} {rule}_text {_text(markup.space)}",
-                f"{rule}_text[lazy]: /(.|\\n)*/ {_text(markup.end)}",
+                f"{rule}: {head} {rule}_text {_text(markup.behind)}",
+                f"{rule}_text{lazy}: /(.|\\n)*/ {end}",
             ]
         ways = [way for branch in branches for way in self._ways(branch)]
         if not ways:
             raise ValueError(f"no value of the property {key!r} can be written in this model's markup")
-        return [f"{rule}: {head} ({' | '.join(ways)}) {_text(markup.space)}"]
+        return [f"{rule}: {head} ({' | '.join(ways)}) {_text(markup.behind)}"]
 
     def _branches(self, schema: Any) -> list[Schema]:
         """Return the schemas of which a value keeps to one, each once."""
@@ -167,20 +176,21 @@ class _ArgumentWriter:
 
     def _ways(self, schema: Schema) -> Iterator[str]:
         """Yield how a value of a schema and what ends it can be written: a string that is listed bare, everything as JSON."""
-        end = self.markup.end
+        end, lark = self.markup.end, self.markup.lark
         tail = f"{self.markup.space}{end}"
         if (values := _values_of(schema)) is None:
-            yield f"{self._json(schema)} {_text(tail)}"
+            yield f"{self._json(schema)} {lark(tail)}"
             return
         said = schema.get("type")
         kinds: set[str] = (
             {said} if isinstance(said, str) else {*map(str, said if isinstance(said, list) else ())}
         )  # type: ignore[reportUnknownArgumentType]
         values = [value for value in values if not kinds or kinds & _kinds_of(value)]
-        yield from (_text(f"{word}{tail}") for word in values if isinstance(word, str) and end not in word)
+        words = (word for word in values if isinstance(word, str) and end not in word)
+        yield from (f"{_text(word)} {lark(tail)}" for word in words)
         is_text = schema.get("type") == "string"  # whose quotes would be a part of it
         if others := [value for value in values if not (is_text and isinstance(value, str))]:
-            yield f"{self.json_part({'enum': others})} {_text(tail)}"
+            yield f"{self.json_part({'enum': others})} {lark(tail)}"
 
     def _json(self, schema: Schema) -> str:
         return self.json_part(part_of(schema, self.root))

@@ -105,7 +105,9 @@ def _call(markup: CallMarkup, tool: CallableTool, rule: str) -> list[str]:
 
 def _call_object(markup: CallMarkup, tool: CallableTool) -> str:
     key = markup.arguments_key
-    members = {"name": {"const": tool.name}, key: moved(_arguments(tool), f"#/properties/{key}")}
+    number = {markup.id_key: {"type": "string", "pattern": "^[0-9]{1,4}$"}} if markup.id_key else {}
+    arguments = moved(_arguments(tool), f"#/properties/{key}")
+    members = {**number, markup.name_key: {"const": tool.name}, key: arguments}
     whole = {
         "type": "object",
         "properties": members,

@@ -1,12 +1,16 @@
 """How the families write their calls: what stands before, between and behind the arguments, as parts of Lark rules."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from cluster.ingress.parsers import deepseek, hermes, mistral, qwen_coder
+from cluster.ingress.parsers import mistral
 from cluster.ingress.parsers.argument_rules import ArgumentMarkup
-from cluster.ingress.parsers.model_formats import ToolFormat
+from cluster.ingress.parsers.deepseek import NamedCallMarks
+from cluster.ingress.parsers.hermes import JsonCallMarks
+from cluster.ingress.parsers.pythonic import PythonCallMarks
+from cluster.ingress.parsers.tagged_calls import CallTags
 
 _FENCE, _FENCE_END = "\n```json\n", "\n```"
 
@@ -25,18 +29,12 @@ class CallMarkup:
     """By tool, what stands before its arguments. Where it is empty, a call is an object with the tool's name in it."""
     tail: str = ""
     """What stands behind the object or the arguments."""
+    id_key: str = ""
+    """The key of a call's number, where calls have one."""
+    name_key: str = "name"
     arguments_key: str = "arguments"
     one_by_one: ArgumentMarkup | None = None
     """How each argument is written. None: they are one JSON object."""
-
-
-def markup_of(
-    tools: ToolFormat, names: Sequence[str], special_tokens: Mapping[str, int], template: str
-) -> CallMarkup | None:
-    """Return a family's markup, or None where it has none of its own: the calls of harmony are on channels, of which
-    `harmony_grammar` makes one grammar with everything else."""
-    family = _FAMILIES.get(tools)
-    return None if family is None else family(_Asked(names, special_tokens, template))
 
 
 def literal(text: str) -> str:
@@ -45,87 +43,108 @@ def literal(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class AskedCalls:
+    """What a grammar of calls is made for."""
+
     names: Sequence[str]
     special_tokens: Mapping[str, int]
     template: str
 
-    def mark(self, text: str) -> str:
-        """Return `text` as the special token that it is, or as a string."""
-        return f"<[{self.special_tokens[text]}]>" if text in self.special_tokens else literal(text)
+    def lark(self, text: str) -> str:
+        """Return `text` as parts of a Lark rule: special tokens as such, anything else as a string."""
+        special = sorted(
+            (mark for mark in self.special_tokens if mark and mark in text), key=len, reverse=True
+        )
+        pieces = re.split(f"({'|'.join(map(re.escape, special))})", text) if special else [text]
+        parts = [
+            f"<[{self.special_tokens[piece]}]>" if piece in self.special_tokens else literal(piece)
+            for piece in pieces
+            if piece
+        ]
+        return " ".join(parts)
 
 
-def _hermes(asked: _Asked) -> CallMarkup:
-    return _tagged(asked.mark(hermes.BEGIN), asked.mark(hermes.END))
+def json_markup(asked: AskedCalls, marks: JsonCallMarks) -> CallMarkup:
+    tail = asked.lark(marks.trail + marks.end)
+    again = marks.between if marks.listed else f"\n{marks.begin}{marks.lead}"
+    return CallMarkup(
+        opening=asked.lark(marks.begin),
+        first=asked.lark(marks.lead),
+        following=asked.lark(again),
+        closing=tail if marks.listed else "",
+        tail="" if marks.listed else tail,
+        id_key=marks.id_key,
+        name_key=marks.name_key,
+        arguments_key=marks.arguments_key,
+    )
 
 
-def _tagged(begin: str, end: str) -> CallMarkup:
-    """Return the markup of calls that stand on lines of their own between two tags."""
-    line = literal("\n")
-    return CallMarkup(opening=begin, first=line, following=f"{line} {begin} {line}", tail=f"{line} {end}")
-
-
-def _qwen3_coder(asked: _Asked) -> CallMarkup:
-    tagged = _tagged(asked.mark(qwen_coder.BEGIN), asked.mark(qwen_coder.END))
-    return replace(
-        tagged,
-        heads={name: literal(f"{qwen_coder.FUNCTION}{name}>\n") for name in asked.names},
-        tail=f"{literal(qwen_coder.FUNCTION_END)} {tagged.tail}",
+def tagged_markup(asked: AskedCalls, tags: CallTags) -> CallMarkup:
+    joins = f"{tags.key_end}{tags.value}" in asked.template if tags.value else False
+    line = "" if joins else "\n"
+    function = tags.function if tags.begin else ""
+    between = f"{line}{tags.begin or tags.function}{line if tags.begin else ''}"
+    tail = tags.function_end + (line + tags.end if tags.begin and not tags.listed else "")
+    return CallMarkup(
+        opening=asked.lark(tags.opening),
+        first=asked.lark(line) if tags.begin else "",
+        following=asked.lark(line if tags.listed else between),
+        closing=asked.lark(line + tags.end) if tags.listed else "",
+        heads={name: asked.lark(f"{function}{name}{tags.name_end}{line}") for name in asked.names},
+        tail=asked.lark(tail),
         one_by_one=ArgumentMarkup(
-            before=qwen_coder.PARAMETER, behind_key=">", end=qwen_coder.PARAMETER_END, space="\n"
+            before=tags.parameter,
+            behind_key=tags.key_end + (line + tags.value if tags.value else ""),
+            end=tags.parameter_end,
+            space="\n" if tags.newlines else "",
+            behind=line,
+            lark=asked.lark,
         ),
     )
 
 
-def _llama3_json(asked: _Asked) -> CallMarkup:
+def llama3_json_markup(asked: AskedCalls) -> CallMarkup:
     return CallMarkup(following=literal(";"), arguments_key="parameters")
 
 
-def _mistral(asked: _Asked) -> CallMarkup:
-    begin, behind = asked.mark(mistral.BEGIN), asked.mark(mistral.ARGUMENTS)
+def mistral_markup(asked: AskedCalls) -> CallMarkup:
+    begin, behind = asked.lark(mistral.BEGIN), asked.lark(mistral.ARGUMENTS)
     if mistral.ARGUMENTS not in asked.special_tokens:
         return CallMarkup(opening=begin, first=literal("["), following=literal(", "), closing=literal("]"))
     heads = {name: f"{literal(name)} {behind}" for name in asked.names}
     return CallMarkup(opening=begin, following=begin, heads=heads)
 
 
-def _deepseek_v3(asked: _Asked) -> CallMarkup:
-    marks = (deepseek.CALL_BEGIN, deepseek.SEPARATOR, deepseek.CALL_END)
-    begin, separator, end = map(asked.mark, marks)
-    markup = CallMarkup(
-        opening=asked.mark(deepseek.CALLS_BEGIN),
-        closing=asked.mark(deepseek.CALLS_END),
-        heads={name: f"{begin} {literal(name)} {separator}" for name in asked.names},
-        tail=end,
-    )
-    if "```json" not in asked.template:
-        return markup
-    function = f"{begin} {literal('function')} {separator}"
-    return replace(
-        markup,
-        following=literal("\n"),
-        heads={name: f"{function} {literal(name + _FENCE)}" for name in asked.names},
-        tail=f"{literal(_FENCE_END)} {end}",
-    )
+def named_markup(asked: AskedCalls, marks: NamedCallMarks) -> CallMarkup:
+    is_typed = marks.may_be_typed and "```json" in asked.template
+    fenced = is_typed or marks.is_fenced
+    before = f"function{marks.separator}" if is_typed else "functions." if marks.is_numbered else ""
+    between = _FENCE if fenced else marks.separator
 
+    def head(name: str) -> str:
+        number = " /:[0-9]{1,4}/ " if marks.is_numbered else " "
+        return f"{asked.lark(marks.call_begin + before + name)}{number}{asked.lark(between)}"
 
-def _pythonic(asked: _Asked) -> CallMarkup:
     return CallMarkup(
+        opening=asked.lark(marks.calls_begin),
+        following=literal("\n") if fenced else "",
+        closing=asked.lark(marks.calls_end),
+        heads={name: head(name) for name in asked.names},
+        tail=asked.lark((_FENCE_END if fenced else "") + marks.call_end),
+    )
+
+
+def pythonic_markup(asked: AskedCalls, marks: PythonCallMarks | None = None) -> CallMarkup:
+    """Without `marks` the list stands alone, as Llama's does."""
+    listed = marks is None or marks.listed
+    begin, end = ("[", "]") if listed else ("\n", "\n")
+    return CallMarkup(
+        opening=asked.lark(marks.begins[0]) if marks else "",
         bracket="[",
-        first=literal("["),
-        following=literal(", "),
-        closing=literal("]"),
+        first=literal(begin),
+        following=literal(", " if listed else "\n"),
+        closing=asked.lark(end + (marks.end if marks else "")),
         heads={name: literal(f"{name}(") for name in asked.names},
         tail=literal(")"),
         one_by_one=ArgumentMarkup(behind_key="=", separator=", ", keys_are_names=True),
     )
-
-
-_FAMILIES: Mapping[ToolFormat, Callable[[_Asked], CallMarkup]] = {
-    "hermes": _hermes,
-    "llama3_json": _llama3_json,
-    "mistral": _mistral,
-    "deepseek_v3": _deepseek_v3,
-    "pythonic": _pythonic,
-    "qwen3_coder": _qwen3_coder,
-}

@@ -8,7 +8,7 @@ from cluster.ingress.parsers.json_calls import call_object
 from cluster.ingress.parsers.json_text import Malformed
 from cluster.ingress.parsers.markup_parser import EndOfText, EventWriter, Steps
 
-_NOISE = " \t\r\n}];,"
+NOISE = " \t\r\n}];,"
 """What models write too much behind a call, when the call's end or another one follows."""
 _ENDS_LINE = frozenset("\n,;]")
 """What stands behind a call that has no marks."""
@@ -55,7 +55,7 @@ class CallSearch:
 
 
 def behind_call(
-    writer: EventWriter, ends: Sequence[str], *, more: str = "", noise: str = _NOISE
+    writer: EventWriter, ends: Sequence[str], *, more: str = "", noise: str = NOISE
 ) -> Steps[str]:
     """Take one of `ends`, or `more`, off what follows a call, with white space and superfluous brackets before it, and return it.
     Returns nothing where something else follows, which stays as it is."""

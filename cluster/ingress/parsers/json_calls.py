@@ -10,8 +10,8 @@ from cluster.ingress.parsers.markup_parser import CallWriter, EndOfText, Steps
 _BEFORE_NAME = re.compile(r"^.*[.:/]", re.DOTALL)
 """`functions.`, or a server's name, as some models write them."""
 _ARGUMENTS = ("arguments", "parameters")
-_NAMES = ("name", "function")
-_MEMBERS = (*_NAMES, *_ARGUMENTS, "id", "type", "index")
+_NAMES = ("name", "function", "tool_name")
+_MEMBERS = (*_NAMES, *_ARGUMENTS, "id", "type", "index", "tool_call_id")
 
 
 def call_object(

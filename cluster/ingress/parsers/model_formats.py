@@ -2,35 +2,22 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
-from cluster.ingress.parsers import deepseek, harmony, hermes, llama, mistral, pythonic
+from cluster.ingress.parsers import harmony
 from cluster.ingress.parsers.argument_values import Schemas
+from cluster.ingress.parsers.call_formats import CALL_FORMATS
 from cluster.ingress.parsers.markup_parser import EventWriter, MarkupParser, Steps, plain_text
 from cluster.ingress.parsers.output_events import OutputParser, PlainParser
-from cluster.ingress.parsers.qwen_coder import qwen_coder_calls
 from cluster.ingress.parsers.stop_strings import StopStrings
 from cluster.ingress.parsers.thinking import thinking
+from core.config.answer_formats import ReasoningFormat, ToolFormat
 
-ToolFormat = Literal[
-    "none", "hermes", "qwen3_coder", "llama3_json", "pythonic", "mistral", "deepseek_v3", "harmony"
-]
-ReasoningFormat = Literal["none", "think", "mistral", "harmony"]
-
-THINK_MARKS: Final[Mapping[str, tuple[str, str]]] = {
+THINK_MARKS: Final[Mapping[ReasoningFormat, tuple[str, str]]] = {
     "think": ("<think>", "</think>"),
     "mistral": ("[THINK]", "[/THINK]"),
-}
-_TOOL_MARKS: Final[Mapping[str, tuple[str, ...]]] = {
-    "mistral": (mistral.BEGIN, mistral.ID, mistral.ARGUMENTS),
-    "hermes": (hermes.BEGIN, hermes.END),
-    "qwen3_coder": (hermes.BEGIN, hermes.END),
-    "llama3_json": (llama.PYTHON_TAG,),
-    "pythonic": (pythonic.PYTHON_START, pythonic.PYTHON_END),
-    "deepseek_v3": (
-        *(deepseek.CALLS_BEGIN, deepseek.CALLS_END, deepseek.CALL_BEGIN, deepseek.CALL_END),
-        deepseek.SEPARATOR,
-    ),
+    "seed_oss": ("<seed:think>", "</seed:think>"),
+    "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
 }
 _HARMONY_MARKS = (
     *(harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE),
@@ -59,7 +46,8 @@ class ModelFormats:
         """Return the markup that a parser must see even where special tokens are left out of the text."""
         if self.is_harmony:
             return _HARMONY_MARKS
-        return THINK_MARKS.get(self.reasoning, ()) + (_TOOL_MARKS.get(self.tools, ()) if with_tools else ())
+        of_calls = CALL_FORMATS[self.tools].marks if with_tools and self.tools in CALL_FORMATS else ()
+        return (*THINK_MARKS.get(self.reasoning, ()), *of_calls)
 
 
 def make_parser(
@@ -77,7 +65,8 @@ def make_parser(
     marks = THINK_MARKS.get(formats.reasoning)
 
     def content(writer: EventWriter) -> Steps[None]:
-        return plain_text(writer) if schemas is None else _calls(formats.tools, writer, schemas)
+        tools = CALL_FORMATS.get(formats.tools)
+        return plain_text(writer) if schemas is None or tools is None else tools.read(writer, schemas)
 
     if marks is not None:
         return MarkupParser(
@@ -87,21 +76,3 @@ def make_parser(
             text_is_last=schemas is None,
         )
     return PlainParser(stops) if schemas is None else MarkupParser(content, max_calls, stops)
-
-
-def _calls(tools: ToolFormat, writer: EventWriter, schemas: Schemas) -> Steps[None]:
-    match tools:
-        case "hermes":
-            return hermes.hermes_calls(writer, schemas)
-        case "qwen3_coder":
-            return qwen_coder_calls(writer, schemas)
-        case "llama3_json":
-            return llama.llama_json_calls(writer, schemas)
-        case "pythonic":
-            return pythonic.pythonic_calls(writer, schemas)
-        case "mistral":
-            return mistral.mistral_calls(writer, schemas)
-        case "deepseek_v3":
-            return deepseek.deepseek_calls(writer, schemas)
-        case "harmony" | "none":
-            return plain_text(writer)

@@ -1,10 +1,11 @@
-"""Llama 3.2's and 4's calls as Python: a list of them, `[f(a=1, b="x"), g()]`.
+"""Calls as Python: a list of them, `[f(a=1, b="x"), g()]`, of Llama 3.2 and 4, and of LFM2 between marks; lines of Olmo 3.
 
 Text that begins like a call but names no tool of the request is text. The arguments go out as JSON, one by one."""
 
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from cluster.ingress.parsers.argument_values import (
     Schema,
@@ -31,18 +32,35 @@ from cluster.ingress.parsers.llama import PYTHON_TAG
 from cluster.ingress.parsers.markup_parser import CallWriter, EndOfText, EventWriter, Steps
 
 PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonCallMarks:
+    """What may stand around calls. Models leave it out."""
+
+    begins: tuple[str, ...]
+    end: str
+    listed: bool = True
+    """Whether calls are a list in brackets. Otherwise each is a line."""
+
+
+LLAMA = PythonCallMarks(begins=(PYTHON_START, PYTHON_TAG), end=PYTHON_END)
+LFM2 = PythonCallMarks(begins=("<|tool_call_start|>",), end="<|tool_call_end|>")
+OLMO_3 = PythonCallMarks(begins=("<function_calls>",), end="</function_calls>", listed=False)
 _KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=(?!=)")
 _ENDS_STRING = frozenset(",)]}:\"'%+.")
 """What may stand behind a string's closing quote."""
 
 
-def pythonic_calls(writer: EventWriter, schemas: Schemas) -> Steps[None]:
+def pythonic_calls(writer: EventWriter, schemas: Schemas, around: PythonCallMarks) -> Steps[None]:
     def call(first: str, *, within_text: bool) -> Callable[[CharacterSource], Steps[None]]:
         def read(source: CharacterSource) -> Steps[None]:
             opening = first or (yield from source.skip_space())
             opening = yield from source.past_fence(opening)
             if within_text:
                 yield from _within_text(writer, source, schemas)
+            elif not first and not around.listed:
+                yield from _lines(writer, source, schemas, opening)
             elif opening == "[":
                 yield from _listed(writer, source, schemas)
             else:
@@ -50,14 +68,14 @@ def pythonic_calls(writer: EventWriter, schemas: Schemas) -> Steps[None]:
 
         return read
 
-    marks, marked = (PYTHON_START, PYTHON_TAG), call("", within_text=False)
+    marks, marked = around.begins, call("", within_text=False)
     search = CallSearch(writer, marks, on_lines=FENCE[0] + first_letters(schemas), anywhere="[")
     while True:
         mark = yield from search.next()
         read = call(mark, within_text=not search.at_line_start) if mark not in marks else marked
         found = yield from call_or_text(writer, mark, read)
         if found is not None:
-            ends = (PYTHON_END, FENCE) if found.is_fenced else (PYTHON_END,)
+            ends = (around.end, FENCE) if found.is_fenced else (around.end,)
             while (yield from behind_call(writer, ends)):
                 pass
         search.at_line_start = found is not None
@@ -74,6 +92,18 @@ def _listed(writer: EventWriter, source: CharacterSource, schemas: Schemas) -> S
     if behind not in ",]":
         raise Malformed
     source.settle()
+
+
+def _lines(writer: EventWriter, source: CharacterSource, schemas: Schemas, first: str) -> Steps[None]:
+    """Read calls up to the mark that ends them."""
+    while first != "<":
+        yield from _call(writer, source, schemas, first)
+        writer.end_call()
+        source.settle()
+        first = yield from source.skip_space()
+        if first == ",":
+            first = yield from source.skip_space()
+    source.unread(1)
 
 
 def _alone(writer: EventWriter, source: CharacterSource, schemas: Schemas, first: str) -> Steps[None]:

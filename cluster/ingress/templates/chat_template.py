@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from cluster.ingress.bodies.request_bodies import Message
 from cluster.ingress.delivery.generator import ChatTokenizer
-from cluster.ingress.parsers.model_formats import ModelFormats, ReasoningFormat, ToolFormat
+from cluster.ingress.parsers.model_formats import ModelFormats
 from cluster.ingress.templates.chat_messages import MessageStyle, template_messages
 from cluster.ingress.templates.format_probe import find_calls, find_reasoning
 from cluster.ingress.templates.message_repairs import AS_IS, Repairs, repairs_of
@@ -23,6 +23,7 @@ from cluster.ingress.templates.message_shapes import (
 )
 from cluster.ingress.templates.neutral_tools import with_neutral_values
 from cluster.ingress.templates.template_probe import TemplateUse, call_styles
+from core.config.answer_formats import ReasoningFormat, ToolFormat
 from core.errors import RequestError
 
 _FOR_TOOLS = "tool_use"

@@ -7,14 +7,9 @@ from itertools import product, takewhile
 from typing import Final
 
 from cluster.ingress.bodies.request_bodies import Message
-from cluster.ingress.parsers import deepseek, harmony, hermes, mistral, qwen_coder
-from cluster.ingress.parsers.model_formats import (
-    THINK_MARKS,
-    ModelFormats,
-    ReasoningFormat,
-    ToolFormat,
-    make_parser,
-)
+from cluster.ingress.parsers import harmony
+from cluster.ingress.parsers.call_formats import CALL_FORMATS
+from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, make_parser
 from cluster.ingress.parsers.output_events import (
     CallArguments,
     CallBegins,
@@ -33,27 +28,21 @@ from cluster.ingress.templates.template_probe import (
     TemplateUse,
     call_styles,
 )
+from core.config.answer_formats import ReasoningFormat, ToolFormat
 
-_TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (
-    *("harmony", "deepseek_v3", "mistral", "qwen3_coder", "hermes", "llama3_json", "pythonic"),
-)
+_TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = ("harmony", *CALL_FORMATS)
 _OPENINGS: Final[Mapping[ToolFormat, str]] = {
     "harmony": harmony.CHANNEL,
-    "deepseek_v3": deepseek.CALL_BEGIN,
-    "mistral": mistral.BEGIN,
-    "qwen3_coder": qwen_coder.BEGIN,
-    "hermes": hermes.BEGIN,
+    **{name: each.opening for name, each in CALL_FORMATS.items() if each.opening},
 }
-"""What a turn of the format has in it. Parsers also read calls without their marks, which models leave out; templates do not. A
-call of the other formats begins the turn."""
-_MARKED: Final[tuple[ReasoningFormat, ...]] = ("mistral", "think")
+_MARKED: Final[tuple[ReasoningFormat, ...]] = tuple(THINK_MARKS)
 _REASONING_FORMATS: Final[tuple[ReasoningFormat, ...]] = ("harmony", *_MARKED)
-_BEFORE_CALLS: Final[tuple[ReasoningFormat, ...]] = ("none", "mistral", "think")
+_BEFORE_CALLS: Final[tuple[ReasoningFormat, ...]] = ("none", *_MARKED)
 _REASONING_KEYS: Final[tuple[ReasoningKey, ...]] = ("reasoning_content", "thinking", "reasoning")
 _REASONING_SIGNS: Final[Mapping[str, ReasoningFormat]] = {
     harmony.CHANNEL: "harmony",
     "[THINK]": "mistral",
-    "</think>": "think",
+    **{end: name for name, (_, end) in THINK_MARKS.items() if name != "mistral"},
 }
 """What only a template of the family has in it, where it renders no reasoning of earlier turns."""
 _PYTHONIC_SIGN: Final = "[func_name1("

@@ -73,6 +73,7 @@ class TemplateUse:
         whole = self.rendered([ASKED, answer], style) or ""
         pairs = enumerate(zip(prompt, whole, strict=False))
         shared = next((at for at, (one, other) in pairs if one != other), min(len(prompt), len(whole)))
+        shared = _before_mark(whole[:shared])
         return prompt[:shared], whole[shared:]
 
     def shows_tools(self, style: MessageStyle) -> bool:
@@ -95,6 +96,15 @@ class TemplateUse:
         user = self.rendered([named[0]], style) or ""
         tool = self.rendered([ASKED, CALLING, named[1]], style) or ""
         return replace(style, shows_names=_NAME in user, names_results=_NAME in tool)
+
+
+def _before_mark(text: str) -> int:
+    """Return where the text ends, but for a mark that it ends within: another mark may begin with the same letters."""
+    for opener, closer in ("<>", "[]"):
+        begun = text.rfind(opener)
+        if begun >= 0 and closer not in text[begun:] and not any(map(str.isspace, text[begun:])):
+            return begun
+    return len(text)
 
 
 def call_styles(plain: MessageStyle, *, short_ids: bool) -> Iterator[MessageStyle]:

@@ -12,14 +12,16 @@ from pydantic import BaseModel
 
 from cluster.ingress.grammar.grammar_checker import MAX_GRAMMAR_BYTES
 from cluster.ingress.parsers import deepseek, hermes, mistral
+from cluster.ingress.parsers.argument_values import Schemas
+from cluster.ingress.parsers.call_formats import CALL_FORMATS, markup_of
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
-from cluster.ingress.parsers.call_markups import markup_of
-from cluster.ingress.parsers.model_formats import ModelFormats, ToolFormat, make_parser
+from cluster.ingress.parsers.model_formats import ModelFormats, make_parser
 from cluster.ingress.parsers.output_events import CallArguments, CallBegins, Text
-from cluster.ingress.parsers.qwen_coder import Schemas
+from core.config.answer_formats import ToolFormat
 from models.files.hub import resolve
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, COMPLETIONS, OK, SETTINGS, Api
+from tests.cluster.ingress.parsers.family_markup import MARKUPS
 from tests.engine.execution.sampling.test_grammar_masks import generated, params, text
 
 FOLDER = resolve("embedded")
@@ -154,9 +156,18 @@ STAY: dict[str, Any] = {
     "additionalProperties": False,
 }  # fmt: skip
 TOOLS: dict[str, dict[str, Any]] = {"weather": CITY, "count": YEAR}
-FORMATS = ["hermes", "llama3_json", "mistral", "deepseek_v3", "pythonic", "qwen3_coder"]
+FORMATS = list(CALL_FORMATS)
 SPECIAL = {hermes.BEGIN: 1, hermes.END: 2, mistral.BEGIN: 1, deepseek.CALLS_BEGIN: 1, deepseek.CALLS_END: 2}
 MARKS = {1: "A", 2: "B"}
+
+
+def call_of(family: ToolFormat, call: tuple[str, Any]) -> str:
+    """The call as the family's grammar has it: strings in double quotes."""
+    markup = MARKUPS[{"deepseek_v3": "deepseek_v31"}.get(family, family)]
+    name, arguments = call
+    if family in ("pythonic", "lfm2", "olmo3"):
+        arguments = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
+    return markup.write((name, arguments))
 
 
 def calls_of(
@@ -205,23 +216,12 @@ def test_a_strict_tool_leaves_text_free_and_binds_calls(family: ToolFormat) -> N
     assert markup is not None
     tool = [CallableTool(name="weather", schema=CITY, strict=True)]
     wanted = call_grammar(markup, tool, must_call=False, one_call=False)
-    call = {"name": "weather", markup.arguments_key: {"city": "Oslo"}}
-    written = {
-        "hermes": "<tool_call>\n%s\n</tool_call>",
-        "llama3_json": "%s",
-        "mistral": "[TOOL_CALLS][%s]",
-        "deepseek_v3": f"{deepseek.CALLS_BEGIN}{deepseek.CALL_BEGIN}weather{deepseek.SEPARATOR}%s"
-        f"{deepseek.CALL_END}{deepseek.CALLS_END}",
-        "pythonic": "[weather(city=%s)]",
-        "qwen3_coder": "<tool_call>\n<function=weather>\n<parameter=city>\n%s\n</parameter>\n</function>\n</tool_call>",
-    }[family]
-    shown = {"deepseek_v3": {"city": "Oslo"}, "pythonic": "Oslo", "qwen3_coder": "Oslo"}.get(family, call)
-    body = json.dumps(shown)
+    written = call_of(family, ("weather", {"city": "Oslo"}))
     before = "" if family in ("llama3_json", "pythonic") else "I look. "
     assert accepts(wanted, "It rains.")
-    assert accepts(wanted, before + written % body)
-    assert not accepts(wanted, before + written % body.replace("Oslo", "Bonn"))
-    assert not accepts(wanted, " " + written % body.replace("Oslo", "Bonn"))
+    assert accepts(wanted, before + written)
+    assert not accepts(wanted, before + written.replace("Oslo", "Bonn"))
+    assert not accepts(wanted, " " + written.replace("Oslo", "Bonn"))
 
 
 BARE = {
@@ -244,6 +244,13 @@ BARE = {
         ("qwen3_coder", "<parameter=b>\n1\n</parameter>\n", {"b": 1}),
         ("qwen3_coder", "<parameter=a>\nx\n</parameter>\n", None),
         ("qwen3_coder", "<parameter=b>\nx\n</parameter>\n", None),
+        ("seed_oss", "<parameter=a>\n</para\n</parameter>\n<parameter=b>1</parameter>\n", {"a": "\n</para\n", "b": 1}),
+        ("seed_oss", "<parameter=b>x</parameter>\n", None),
+        ("minimax_m2", '<parameter name="a">2</parameter>\n<parameter name="b">1</parameter>\n', {"a": "2", "b": 1}),
+        ("minimax_m2", '<parameter name="a">2</parameter>\n', None),
+        ("glm45", "<arg_key>a</arg_key>\n<arg_value></arg_k\n</arg_value>\n<arg_key>b</arg_key>\n<arg_value>1</arg_value>\n", {"a": "</arg_k\n", "b": 1}),
+        ("glm45", "<arg_key>a</arg_key>\n<arg_value>x</arg_value>\n", None),
+        ("hy_v3", "<arg_key>b</arg_key>\n<arg_value>1</arg_value>\n", {"b": 1}),
     ],
 )  # fmt: skip
 def test_arguments_one_by_one(family: ToolFormat, answer: str, arguments: dict[str, Any] | None) -> None:
@@ -252,8 +259,8 @@ def test_arguments_one_by_one(family: ToolFormat, answer: str, arguments: dict[s
     wanted = call_grammar(
         markup, [CallableTool(name="f", schema=BARE, strict=True)], must_call=True, one_call=True
     )
-    if family == "qwen3_coder":
-        answer = f"<tool_call>\n<function=f>\n{answer}</function>\n</tool_call>"
+    if family != "pythonic":
+        answer = MARKUPS[family].write(("f", answer))
     assert accepts(wanted, answer) is (arguments is not None)
     if arguments is not None:
         ((_, said),), _ = calls_of(ModelFormats(family, "none"), answer, {"f": BARE})

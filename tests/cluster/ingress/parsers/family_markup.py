@@ -5,9 +5,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.ingress.parsers.model_formats import ToolFormat
+from core.config.answer_formats import ToolFormat
 
+NAMED = '{"name": "{name}", "arguments": {arguments}}'
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
+
+
+TAGS: Mapping[ToolFormat, tuple[str, str, str]] = {
+    "qwen3_coder": ("<parameter=", ">\n", "\n</parameter>\n"),
+    "seed_oss": ("<parameter=", ">", "</parameter>\n"),
+    "minimax_m2": ('<parameter name="', '">', "</parameter>\n"),
+    "glm45": ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+    "hy_v3": ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+}
+"""By format: what stands before an argument's name, between it and its value, and behind that."""
 
 
 @dataclass(frozen=True)
@@ -35,11 +46,12 @@ class Markup:
 
     def arguments(self, values: Mapping[str, Any]) -> str:
         match self.tools:
-            case "qwen3_coder":
+            case "qwen3_coder" | "seed_oss" | "minimax_m2" | "glm45" | "hy_v3":
+                before, between, after = TAGS[self.tools]
                 return "".join(
-                    f"<parameter={key}>\n{_bare(value)}\n</parameter>\n" for key, value in values.items()
+                    f"{before}{key}{between}{_bare(value)}{after}" for key, value in values.items()
                 )
-            case "pythonic":
+            case "pythonic" | "lfm2" | "olmo3":
                 return ", ".join(f"{key}={value!r}" for key, value in values.items())
             case _:
                 return json.dumps(values, ensure_ascii=False)
@@ -57,6 +69,58 @@ MARKUPS: Mapping[str, Markup] = {
     "qwen3_coder": Markup(
         "qwen3_coder", "<tool_call>\n<function={name}>\n{arguments}</function>\n</tool_call>", between="\n"
     ),
+    "seed_oss": Markup(
+        "seed_oss",
+        "<seed:tool_call>\n<function={name}>\n{arguments}</function>\n</seed:tool_call>",
+        between="\n",
+    ),
+    "minimax_m2": Markup(
+        "minimax_m2",
+        '<invoke name="{name}">\n{arguments}</invoke>',
+        "<minimax:tool_call>\n",
+        "\n",
+        "\n</minimax:tool_call>",
+    ),
+    "glm45": Markup("glm45", "<tool_call>{name}\n{arguments}</tool_call>", between="\n"),
+    "hy_v3": Markup(
+        "hy_v3",
+        "<tool_call>{name}<tool_sep>\n{arguments}</tool_call>",
+        "<tool_calls>\n",
+        "\n",
+        "\n</tool_calls>",
+    ),
+    "hunyuan": Markup(
+        "hunyuan",
+        "<tool_call>{name}\n```json\n{arguments}\n```</tool_call>",
+        "<tool_calls>",
+        "\n",
+        "</tool_calls>",
+    ),
+    "kimi_k2": Markup(
+        "kimi_k2",
+        "<|tool_call_begin|>functions.{name}:0<|tool_call_argument_begin|>{arguments}<|tool_call_end|>",
+        "<|tool_calls_section_begin|>",
+        "",
+        "<|tool_calls_section_end|>",
+    ),
+    "cohere": Markup(
+        "cohere",
+        '    {"tool_call_id": "0", "tool_name": "{name}", "parameters": {arguments}}',
+        "<|START_ACTION|>[\n",
+        ",\n",
+        "\n]<|END_ACTION|>",
+    ),
+    "jamba": Markup("jamba", NAMED, "<tool_calls>[", ", ", "]</tool_calls>"),
+    "phi4_mini_json": Markup("phi4_mini_json", NAMED, "<|tool_call|>[", ", ", "]<|/tool_call|>"),
+    "granite": Markup("granite", NAMED, "<|tool_call|>[", ", ", "]"),
+    "nemotron": Markup("nemotron", NAMED, "<TOOLCALL>[", ", ", "]</TOOLCALL>"),
+    "internlm": Markup(
+        "internlm",
+        '<|action_start|><|plugin|>\n{"name": "{name}", "parameters": {arguments}}<|action_end|>',
+        between="\n",
+    ),
+    "lfm2": Markup("lfm2", "{name}({arguments})", "<|tool_call_start|>[", ", ", "]<|tool_call_end|>"),
+    "olmo3": Markup("olmo3", "{name}({arguments})", "<function_calls>\n", "\n", "\n</function_calls>"),
     "llama3_json": Markup("llama3_json", '{"name": "{name}", "parameters": {arguments}}', between="; "),
     "pythonic": Markup("pythonic", "{name}({arguments})", "[", ", ", "]"),
     "mistral": Markup("mistral", '{"name": "{name}", "arguments": {arguments}}', "[TOOL_CALLS][", ", ", "]"),

@@ -17,7 +17,7 @@ from cluster.ingress.parsers.output_events import (
     Text,
     joined,
 )
-from tests.cluster.ingress.parsers.family_markup import MARKUPS, Markup
+from tests.cluster.ingress.parsers.family_markup import MARKUPS, TAGS, Markup
 from tests.cluster.ingress.parsers.test_parsers import MARKUP, split
 from tests.cluster.ingress.parsers.written_calls import (
     BARE,
@@ -78,15 +78,19 @@ def test_a_value_is_what_its_schema_says(name: str, case: str) -> None:
     assert [type(value) for value in found.values()] == [type(value) for value in values.values()]
 
 
-@pytest.mark.parametrize("name", ["qwen3_coder", "pythonic"])
+@pytest.mark.parametrize("name", [*TAGS, "pythonic"])
 @pytest.mark.parametrize("case", BARE)
 def test_bare_text_is_read_by_its_schema(name: str, case: str) -> None:
     markup, (key, written, meant) = MARKUPS[name], BARE[case]
-    line = f"{key}={written}" if name == "pythonic" else f"<parameter={key}>\n{written}\n</parameter>\n"
+    line = f"{key}={written}"
+    if name in TAGS:
+        before, between, after = TAGS[MARKUPS[name].tools]
+        line = f"{before}{key}{between}{written}{after}"
     assert calls(parse(markup, markup.write(("f", line)))) == [("f", {key: meant})]
 
 
-JSON = [name for name, markup in MARKUPS.items() if markup.tools not in ("qwen3_coder", "pythonic")]
+PYTHON = ("pythonic", "lfm2", "olmo3")
+JSON = [name for name, markup in MARKUPS.items() if markup.tools not in (*TAGS, *PYTHON)]
 
 
 @pytest.mark.parametrize("name", JSON)
@@ -167,6 +171,10 @@ def test_the_model_may_leave_out_what_closes_a_call(name: str) -> None:
     whole = markup.write(("get_weather", {"city": "Zürich"}))
     for closing in ("\n</tool_call>", "</tool_call>", "</function>\n</tool_call>", "\n</function>\n</tool_call>",
                     "</parameter>\n</function>\n</tool_call>", "]", "<｜tool▁calls▁end｜>", "<|call|>",
+                    "</seed:tool_call>", "\n</minimax:tool_call>", "</invoke>\n</minimax:tool_call>", "\n</tool_calls>",
+                    "</tool_call>\n</tool_calls>", "\n```</tool_call></tool_calls>", "]</tool_calls>", "<|tool_calls_section_end|>",
+                    "<|tool_call_end|><|tool_calls_section_end|>", "\n]<|END_ACTION|>", "]<|/tool_call|>", "]</TOOLCALL>",
+                    "<|action_end|>", "]<|tool_call_end|>", "\n</function_calls>",
                     "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"):  # fmt: skip
         if not whole.endswith(closing):
             continue
@@ -240,7 +248,7 @@ def test_a_tool_that_there_is_not_is_called_where_marks_say_so(name: str) -> Non
     markup = MARKUPS[name]
     written = markup.write(("get_money", {"a": "1"}))
     events = parse(markup, written)
-    if markup.tools in ("llama3_json", "pythonic"):
+    if markup.tools in ("llama3_json", *PYTHON):
         assert events == [Text(written)]
     else:
         assert [name for name, _ in calls(events)] == ["get_money"]
@@ -264,11 +272,11 @@ def test_a_cut_string_is_there_as_far_as_it_came(name: str) -> None:
     markup = MARKUPS[name]
     whole = markup.write(("get_weather", {"city": "Zürich am See"}))
     ((_, arguments),) = calls(parse(markup, whole[: whole.index("am See")], cut=True)) or [("", "")]
-    assert arguments == '{"city": "Zürich' + ("" if name == "pythonic" else " ")
+    assert arguments == '{"city": "Zürich' + ("" if name in PYTHON else " ")
 
 
 @given(
-    name=st.sampled_from(sorted(set(MARKUPS) - {"pythonic", "harmony"})),
+    name=st.sampled_from(sorted(set(MARKUPS) - {*PYTHON, "harmony"})),
     before=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<[{`｜"), max_size=20),
     value=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="<"), max_size=20),
 )

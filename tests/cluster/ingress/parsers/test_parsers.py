@@ -8,12 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.ingress.parsers import deepseek, harmony, hermes, llama, mistral, pythonic
-from cluster.ingress.parsers.model_formats import (
-    ModelFormats,
-    ReasoningFormat,
-    ToolFormat,
-    make_parser,
-)
+from cluster.ingress.parsers.call_formats import CALL_FORMATS
+from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, make_parser
 from cluster.ingress.parsers.output_events import (
     CallArguments,
     CallBegins,
@@ -22,6 +18,7 @@ from cluster.ingress.parsers.output_events import (
     Text,
     joined,
 )
+from core.config.answer_formats import ReasoningFormat, ToolFormat
 from tests.cluster.ingress.parsers.recorded_texts import RECORDED, SCHEMAS, Recorded
 
 MARKUP = [
@@ -61,6 +58,17 @@ MARKUP = [
         "}",
         "[",
         "]",
+    ),
+    *sorted(
+        {mark for each in CALL_FORMATS.values() for mark in each.marks}
+        | {mark for each in THINK_MARKS.values() for mark in each}
+    ),
+    *(
+        "<function=get_time>",
+        '<invoke name="get_time">',
+        '<parameter name="a">',
+        "get_time\n",
+        "functions.get_time:0",
     ),
     *("get_time(a=1)", "get_time(", ")", ",", ":", '"', "\\", " ", "<", "a"),
 ]

@@ -9,14 +9,16 @@ from llguidance import LLMatcher
 
 from cluster.ingress.bodies.structured import ResponseFormat, SchemaFormat, grammar_of, schema_grammar
 from cluster.ingress.parsers.argument_values import kinds_of
+from cluster.ingress.parsers.call_formats import CALL_FORMATS, markup_of
 from cluster.ingress.parsers.call_grammars import AnswerSchema, CallableTool, call_grammar
-from cluster.ingress.parsers.call_markups import markup_of
-from cluster.ingress.parsers.model_formats import ModelFormats, ToolFormat
+from cluster.ingress.parsers.model_formats import ModelFormats
+from core.config.answer_formats import ToolFormat
 from core.errors import RequestError
-from tests.cluster.ingress.bodies.test_structured import VOCABULARY, accepts, calls_of
+from tests.cluster.ingress.bodies.test_structured import VOCABULARY, accepts, call_of, calls_of
+from tests.cluster.ingress.parsers.family_markup import TAGS
 from tests.engine.execution.sampling.test_grammar_masks import generated, params, text
 
-FORMATS: list[ToolFormat] = ["hermes", "llama3_json", "mistral", "deepseek_v3", "pythonic", "qwen3_coder"]
+FORMATS = list(CALL_FORMATS)
 COLOUR = {"enum": ["red", "blue"]}
 REFERRING: dict[str, dict[str, Any]] = {
     "$defs": {"$defs": {"c": COLOUR}, "properties": {"a": {"$ref": "#/$defs/c"}}},
@@ -39,23 +41,7 @@ def held(schema: dict[str, Any]) -> dict[str, Any]:
 
 def written(family: ToolFormat, a: Any) -> str:
     """A call of `f` with the argument `a`, as models of the family write it."""
-    arguments = json.dumps({"a": a})
-    match family:
-        case "hermes":
-            return f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
-        case "llama3_json":
-            return f'{{"name": "f", "parameters": {arguments}}}'
-        case "mistral":
-            return f'[TOOL_CALLS][{{"name": "f", "arguments": {arguments}}}]'
-        case "deepseek_v3":
-            return f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{arguments}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-        case "pythonic":
-            return f"[f(a={json.dumps(a)})]"
-        case _:
-            bare = a if isinstance(a, str) else json.dumps(a)
-            return (
-                f"<tool_call>\n<function=f>\n<parameter=a>\n{bare}\n</parameter>\n</function>\n</tool_call>"
-            )
+    return call_of(family, ("f", {"a": a}))
 
 
 def grammar(family: ToolFormat, schema: dict[str, Any], *, strict: bool, must_call: bool = True) -> str:
@@ -105,18 +91,19 @@ def test_a_tool_that_refers_to_itself_nests(family: ToolFormat) -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("family", TAGS)
 def test_strings_are_bare_where_arguments_are_written_in_tags(
-    schema: dict[str, Any], right: list[Any], wrong: list[Any], strict: bool
+    family: ToolFormat, schema: dict[str, Any], right: list[Any], wrong: list[Any], strict: bool
 ) -> None:
     tool = {"properties": {"a": schema}, "$defs": {"c": COLOUR}}
-    wanted = grammar("qwen3_coder", tool, strict=strict)
+    wanted = grammar(family, tool, strict=strict)
     for value in right:
-        said = written("qwen3_coder", value)
+        said = written(family, value)
         assert accepts(wanted, said)
-        ((_, arguments),), _ = calls_of(ModelFormats("qwen3_coder", "none"), said, {"f": held(tool)})
+        ((_, arguments),), _ = calls_of(ModelFormats(family, "none"), said, {"f": held(tool)})
         assert json.loads(arguments)["a"] in (value, str(value))
     for value in wrong:
-        assert not accepts(wanted, written("qwen3_coder", value))
+        assert not accepts(wanted, written(family, value))
 
 
 TAKEN: dict[str, tuple[dict[str, Any], str, str]] = {

@@ -30,6 +30,20 @@ SEED = """<seed:tool_call><function={{ f.name }}>{% for k, v in f.arguments.item
 </function></seed:tool_call>"""
 KIMI = """<|tool_calls_section_begin|><|tool_call_begin|>functions.{{ f.name }}:0<|tool_call_argument_begin|>
 {{ f.arguments | tojson }}<|tool_call_end|><|tool_calls_section_end|>"""
+GLM_5 = GLM.replace("\n", "")
+HUNYUAN_3 = f"<tool_calls>\n{GLM.replace('}}', '}}<tool_sep>', 1)}\n</tool_calls>"
+MINIMAX = """
+<minimax:tool_call>
+<invoke name="{{ f.name }}">
+{% for k, v in f.arguments.items() %}<parameter name="{{ k }}">{{ v if v is string else v | tojson }}</parameter>
+{% endfor %}</invoke>
+</minimax:tool_call>"""
+COHERE = """<|START_ACTION|>[
+    {"tool_call_id": "0", "tool_name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}
+]<|END_ACTION|>"""
+LISTED = """{}[{{{{ f | tojson }}}}]{}"""
+INTERNLM = """<|action_start|><|plugin|>
+{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}<|action_end|>"""
 CODER = """<tool_call>
 <function={{ f.name }}>
 {% for k, v in f.arguments.items() %}<parameter={{ k }}>
@@ -41,6 +55,7 @@ LLAMA = '{"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}'
 PYTHONIC = "[{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={{ v | tojson }}, {% endfor %})]"
 MISTRAL = "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"
 THINK = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% endif %}"
+COHERE_THINK = THINK.replace("</think>", "<|END_THINKING|>").replace("<think>", "<|START_THINKING|>")
 SEED_THINK = "{% if m.reasoning_content %}<seed:think>{{ m.reasoning_content }}</seed:think>{% endif %}"
 
 
@@ -58,10 +73,22 @@ def template(call: str, thought: str = "", head: str = HEAD) -> str:
         (template(LLAMA, head=HEAD + "Write [func_name1(x=1)]."), ("pythonic", "none")),
         (template(PYTHONIC), ("pythonic", "none")),
         (template(MISTRAL), ("mistral", "none")),
-        (template(GLM, THINK), ("none", "think")),
-        (template(HUNYUAN), ("none", "none")),
-        (template(SEED, SEED_THINK), ("none", "none")),
-        (template(KIMI), ("none", "none")),
+        (template(GLM, THINK), ("glm45", "think")),
+        (template(GLM_5, THINK), ("glm45", "think")),
+        (template(HUNYUAN), ("hunyuan", "none")),
+        (template(HUNYUAN_3, THINK), ("hy_v3", "think")),
+        (template(SEED, SEED_THINK), ("seed_oss", "seed_oss")),
+        (template(MINIMAX, THINK), ("minimax_m2", "think")),
+        (template(KIMI), ("kimi_k2", "none")),
+        (template(COHERE, COHERE_THINK), ("cohere", "cohere")),
+        (template(LISTED.format("<tool_calls>", "</tool_calls>")), ("jamba", "none")),
+        (template(LISTED.format("<|tool_call|>", "<|/tool_call|>")), ("phi4_mini_json", "none")),
+        (template(LISTED.format("<|tool_call|>", "")), ("granite", "none")),
+        (template(LISTED.format("<TOOLCALL>", "</TOOLCALL>"), THINK), ("nemotron", "think")),
+        (template(INTERNLM), ("internlm", "none")),
+        (template(f"<|tool_call_start|>{PYTHONIC}<|tool_call_end|>"), ("lfm2", "none")),
+        (template(f"<function_calls>{PYTHONIC[1:-1]}</function_calls>"), ("olmo3", "none")),
+        (template(f"<odd>{GLM[11:-12]}</odd>"), ("none", "none")),
         (template("<tool_call>{{ f | tojson }}") + "{# <function= #}", ("hermes", "none")),
         (template(HERMES, head="{# tools <tool_call> #}"), ("none", "none")),
         ("{{ messages[0].content }} tools <tool_call>", ("none", "none")),
@@ -82,7 +109,7 @@ def test_a_format_is_found_where_its_parser_reads_what_is_rendered(
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
-        (template(GLM), "writes calls in a format that Baton cannot read"),
+        (template(f"<odd>{GLM[11:-12]}</odd>"), "writes calls in a format that Baton cannot read"),
         (template(HERMES, head=""), "shows the model no tools"),
         (template(""), "leaves calls out of a conversation"),
     ],
