@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from core.config.cluster_config import TransferConfig
 from core.errors import RequestError
@@ -259,40 +259,35 @@ class DecodeWorker:
             self._on_fact(job, Fact.ASSIGNED if prefill else Fact.NOBODY)
 
     def _on_fact(self, job: _Job, fact: Fact) -> None:
-        if job.handoff is None:
-            return
-        match job.handoff.on(fact):
-            case Action.GRANT:
-                self._grant(job)
-            case Action.REVOKE:
-                self._mail.send(job.prefill, Revoke(job.grant_id))
-                self._set_timer(job, self._config.drain_timeout_s)
-            case Action.FENCE:
-                job.fence = self._spawn(job, self._fence(job, job.grant_id, job.prefill))
-                self._set_timer(job, _FENCE_PATIENCE_S)
-            case Action.ASK:
-                self._ask(job)
-            case Action.ACTIVATE:
-                self._activate(job)
-            case Action.COMPUTE:
-                assert job.reservation is not None
-                self._stop_timer(job)
-                self._engine.compute(job.reservation)
-            case Action.RELEASE:
-                self._engine.release(job.request.key)
-                self._forget(job)
-            case Action.GIVE_UP:
-                log.error(
-                    "request %s: writer %s is cut off but alive; its blocks wait", job.request.id, job.prefill
-                )
-                job.cancelled = True
-                self._fail(job, f"the prefill instance {job.prefill} is cut off")
-            case Action.WITHDRAW:
-                if job.future is not None:
-                    job.future.cancel()
-                self._forget(job)
-            case None:
-                pass
+        if job.handoff is not None and (action := job.handoff.on(fact)) is not None:
+            self._ACTIONS[action](self, job)
+
+    def _revoke(self, job: _Job) -> None:
+        self._mail.send(job.prefill, Revoke(job.grant_id))
+        self._set_timer(job, self._config.drain_timeout_s)
+
+    def _cut_off(self, job: _Job) -> None:
+        job.fence = self._spawn(job, self._fence(job, job.grant_id, job.prefill))
+        self._set_timer(job, _FENCE_PATIENCE_S)
+
+    def _compute(self, job: _Job) -> None:
+        assert job.reservation is not None
+        self._stop_timer(job)
+        self._engine.compute(job.reservation)
+
+    def _release(self, job: _Job) -> None:
+        self._engine.release(job.request.key)
+        self._forget(job)
+
+    def _give_up(self, job: _Job) -> None:
+        log.error("request %s: writer %s is cut off but alive; its blocks wait", job.request.id, job.prefill)
+        job.cancelled = True
+        self._fail(job, f"the prefill instance {job.prefill} is cut off")
+
+    def _withdraw(self, job: _Job) -> None:
+        if job.future is not None:
+            job.future.cancel()
+        self._forget(job)
 
     def _grant(self, job: _Job) -> None:
         assert job.reservation is not None
@@ -389,3 +384,16 @@ class DecodeWorker:
         job.tasks.add(task)
         task.add_done_callback(job.tasks.discard)
         return task
+
+    _ACTIONS: ClassVar[dict[Action, Callable[["DecodeWorker", _Job], None]]] = {
+        Action.GRANT: _grant,
+        Action.REVOKE: _revoke,
+        Action.FENCE: _cut_off,
+        Action.ASK: _ask,
+        Action.ACTIVATE: _activate,
+        Action.COMPUTE: _compute,
+        Action.RELEASE: _release,
+        Action.GIVE_UP: _give_up,
+        Action.WITHDRAW: _withdraw,
+    }
+    """What each action of a hand-over does."""

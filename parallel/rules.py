@@ -4,9 +4,9 @@ A tensor that no rule matches, or more than one, is an error: an unknown matrix 
 this; they work with what they get (kernels/collectives.py says where ranks meet)."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from core.errors import UnsupportedModel
 from parallel.mesh import Mesh
@@ -142,43 +142,45 @@ class Sharding:
         ]
 
     def _runs(self, unit: Unit, size: int) -> list[Range]:
+        return self._UNITS[unit](self, size)
+
+    def _joint_heads(self, size: int) -> list[Range]:
         part, dims = self.part, self._dims
-        match unit:
-            case "heads":
-                return [_scaled(part.heads, size // dims.num_heads)]
-            case "kv_heads":
-                return [_scaled(part.kv_heads, size // dims.num_kv_heads)]
-            case "qkv":
-                keys, values = dims.num_heads, dims.num_heads + dims.num_kv_heads
-                starts = (0, part.heads), (keys, part.kv_heads), (values, part.kv_heads)
-                dim = size // (values + dims.num_kv_heads)
-                return [_scaled((start + first, start + end), dim) for start, (first, end) in starts]
-            case "convolved":
-                return self._sections(dims.convolved)
-            case "projected":
-                return self._sections(dims.projected)
-            case "vocab":
-                return [part.vocab]
-            case "experts":
-                return _joined(self._experts)
-            case "width":
-                return [even_part(size, self._tp, self._index)]
-            case "gate_up":
-                first, end = even_part(size // 2, self._tp, self._index)
-                return [(first, end), (size // 2 + first, size // 2 + end)]
-            case "interleaved":
-                return [_scaled(even_part(size // 2, self._tp, self._index), 2)]
-            case "groups":
-                return [_scaled(even_part(size // (2 * _GROUP), self._tp, self._index), 2 * _GROUP)]
+        keys, values = dims.num_heads, dims.num_heads + dims.num_kv_heads
+        starts = (0, part.heads), (keys, part.kv_heads), (values, part.kv_heads)
+        dim = size // (values + dims.num_kv_heads)
+        return [_scaled((start + first, start + end), dim) for start, (first, end) in starts]
+
+    def _halves(self, size: int) -> list[Range]:
+        first, end = self._even(size // 2)
+        return [(first, end), (size // 2 + first, size // 2 + end)]
+
+    def _even(self, size: int) -> Range:
+        return even_part(size, self._tp, self._index)
 
     def _sections(self, sections: Sequence[Section]) -> list[Range]:
         runs: list[Range] = []
         start = 0
         for size, is_cut in sections:
-            first, end = even_part(size, self._tp, self._index) if is_cut else (0, size)
+            first, end = self._even(size) if is_cut else (0, size)
             runs.append((start + first, start + end))
             start += size
         return runs
+
+    _UNITS: ClassVar[dict[Unit, Callable[["Sharding", int], list[Range]]]] = {
+        "heads": lambda self, size: [_scaled(self.part.heads, size // self._dims.num_heads)],
+        "kv_heads": lambda self, size: [_scaled(self.part.kv_heads, size // self._dims.num_kv_heads)],
+        "qkv": _joint_heads,
+        "convolved": lambda self, _: self._sections(self._dims.convolved),
+        "projected": lambda self, _: self._sections(self._dims.projected),
+        "vocab": lambda self, _: [self.part.vocab],
+        "experts": lambda self, _: _joined(self._experts),
+        "width": lambda self, size: [self._even(size)],
+        "gate_up": _halves,
+        "interleaved": lambda self, size: [_scaled(self._even(size // 2), 2)],
+        "groups": lambda self, size: [_scaled(self._even(size // (2 * _GROUP)), 2 * _GROUP)],
+    }
+    """The runs that this rank has of a dimension of that size, by what the dimension counts."""
 
 
 def _scaled(run: Range, unit: int) -> Range:

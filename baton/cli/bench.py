@@ -3,7 +3,7 @@
 import asyncio
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,13 +16,67 @@ from baton.bench import bench_report, bench_workload
 from baton.bench.bench_workload import BenchRequest
 from baton.bench.client import Client, Record, closed_loop, open_loop
 from baton.bench.measure import Summary, percentiles, summarise, ttft_s
-from baton.bench.traces import read_rate_curve, read_trace
+from baton.bench.traces import RateWindow, TraceRow, read_rate_curve, read_trace
 from baton.cli.output_files import check_picture, check_writable
 from core.errors import ConfigError
 
 _ORDINARY = "a b c hello world, some text to tokenize"
 _SMALLEST_VOCAB = 64
 _LATELY = 50
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Load:
+    """The requests of each run: a trace's rows, a file's prompts or synthetic ones, and when they arrive."""
+
+    prompts: Path | None
+    rows: Sequence[TraceRow] | None
+    curve: Sequence[RateWindow] | None
+    input_tokens: int
+    output_tokens: int
+    spread: float
+    time_scale: float
+    max_input_tokens: int
+    max_output_tokens: int
+    burstiness: float
+    vocab_size: int
+    seed: int
+
+    def jobs_of(self, run: int, count: int) -> list[BenchRequest]:
+        """Return the jobs of a run. Another run number gives other contents."""
+        if self.rows is not None:
+            return bench_workload.from_trace(
+                self.rows,
+                count,
+                self.time_scale,
+                self.max_input_tokens,
+                max_output=self.max_output_tokens,
+                vocab_size=self.vocab_size,
+                seed=self.seed,
+                run=run,
+            )
+        if self.prompts is not None:
+            return bench_workload.from_file(self.prompts, count, self.output_tokens, run)
+        return bench_workload.synthetic(
+            count,
+            self.input_tokens,
+            self.output_tokens,
+            self.spread,
+            vocab_size=self.vocab_size,
+            seed=self.seed,
+            run=run,
+        )
+
+    def timed(self, jobs: list[BenchRequest], rate: float | None) -> list[BenchRequest]:
+        """Return the jobs with their arrival times: those of `rate`, of the curve, or their own."""
+        if rate is not None:
+            return _arriving(
+                jobs, bench_workload.poisson_arrivals(len(jobs), rate, self.burstiness, self.seed)
+            )
+        if self.curve is not None:
+            times = bench_workload.curve_arrivals(self.curve, len(jobs), self.seed)
+            return _arriving(jobs, [at * self.time_scale for at in times])
+        return jobs
 
 
 def bench(
@@ -91,42 +145,28 @@ def bench(
     base_url = base_url.rstrip("/").removesuffix("/v1")
     model, vocab_size = _ask_endpoint(base_url, model, api_key, text_only=chat)
 
-    def jobs_of(run: int, count: int) -> list[BenchRequest]:
-        """Return the jobs of a run. Another run number gives other contents."""
-        if rows is not None:
-            return bench_workload.from_trace(
-                rows,
-                count,
-                time_scale,
-                max_input_tokens,
-                max_output=max_output_tokens,
-                vocab_size=vocab_size,
-                seed=seed,
-                run=run,
-            )
-        if prompts is not None:
-            return bench_workload.from_file(prompts, count, output_tokens, run)
-        return bench_workload.synthetic(
-            count, input_tokens, output_tokens, spread, vocab_size=vocab_size, seed=seed, run=run
-        )
-
-    def timed(jobs: list[BenchRequest], rate: float | None) -> list[BenchRequest]:
-        if rate is not None:
-            return _arriving(jobs, bench_workload.poisson_arrivals(len(jobs), rate, burstiness, seed))
-        if curve is not None:
-            return _arriving(
-                jobs, [at * time_scale for at in bench_workload.curve_arrivals(curve, len(jobs), seed)]
-            )
-        return jobs
-
+    load = _Load(
+        prompts=prompts,
+        rows=rows,
+        curve=curve,
+        input_tokens=input_tokens,
+        output_tokens=output_tokens,
+        spread=spread,
+        time_scale=time_scale,
+        max_input_tokens=max_input_tokens,
+        max_output_tokens=max_output_tokens,
+        burstiness=burstiness,
+        vocab_size=vocab_size,
+        seed=seed,
+    )
     extra: dict[str, Any] = {"temperature": temperature} | ({"ignore_eos": True} if ignore_eos else {})
     closed = not offered and rows is None and curve is None
     client_arguments = (base_url, model, api_key, chat, timeout_s, extra)
     runs: list[list[Record]] = []
     summaries: list[Summary] = []
     for run, rate in enumerate(offered or [None]):
-        jobs = timed(jobs_of(run, requests), rate)
-        warm = jobs_of(bench_workload.WARMUP_RUN, warmup) if run == 0 else []
+        jobs = load.timed(load.jobs_of(run, requests), rate)
+        warm = load.jobs_of(bench_workload.WARMUP_RUN, warmup) if run == 0 else []
         records = asyncio.run(_run(client_arguments, jobs, warm, concurrency if closed else 0, console))
         if records:
             runs.append(records)

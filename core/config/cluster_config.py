@@ -3,13 +3,13 @@
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
 
-from core.config.adapter_config import AdapterConfig, Adapters, check_adapters
+from core.config.adapter_config import AdapterConfig, Adapters
 from core.config.answer_formats import ReasoningFormat, ToolFormat
+from core.config.cluster_rules import RULES
 from core.config.config_section import Section
 from core.config.config_words import sentence
 from core.config.device_steps import with_steps_of_device
@@ -17,7 +17,7 @@ from core.config.device_transport import check_device_transport
 from core.config.image_config import PictureConfig
 from core.config.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
 from core.config.mail_config import MailConfig
-from core.config.parallel_config import ParallelConfig, check_shares
+from core.config.parallel_config import ParallelConfig
 from core.config.serve_config import ServeConfig
 from core.errors import ConfigError
 from core.types import Slo
@@ -279,90 +279,10 @@ def _validated(kind: type[C], values: Mapping[str, Any]) -> C:
 
 
 def _consistent(config: ClusterConfig) -> ClusterConfig:
-    """Keys that need each other. Raises ConfigError."""
-    engine = config.engine
-    _check_scaling(config)
-    check_device_transport(config.transfer.transport, engine.device, engine.device)
-    _check_card(config)
-    if config.any_role and config.prefill_instances:
-        raise ConfigError(
-            f"any_role leaves no instance for prefill alone: set prefill_instances to 0 (it is {config.prefill_instances})"
-        )
-    if config.transfer.kv_replicas and not engine.host_cache_bytes:
-        raise ConfigError(
-            "transfer.kv_replicas keeps copies in host memory: set engine.host_cache_bytes, too"
-        )
-    if config.serve.batch_dir and not Path(config.serve.batch_dir).expanduser().is_absolute():
-        raise ConfigError(
-            f"serve.batch_dir is {config.serve.batch_dir!r}: give a whole path, since ingresses have working folders of their own"
-        )
-    check_adapters(config.adapters)
-    if engine.disk_cache_bytes and not engine.disk_cache_path:
-        raise ConfigError("engine.disk_cache_bytes is set: say where with engine.disk_cache_path")
-    if config.serve.num_ports > 1 and not 0 < config.serve.port <= 65536 - config.serve.num_ports:
-        raise ConfigError("serve.num_ports counts ports from serve.port on: they must be 1 to 65535")
-    if (engine.host_cache_bytes or engine.disk_cache_bytes) and not engine.prefix_cache:
-        raise ConfigError("host_cache_bytes and disk_cache_bytes keep prefixes: set engine.prefix_cache")
-    for role, pool in (("prefill", config.prefill), ("decode", config.decode)):
-        if pool.hosts > 1:
-            _check_hosts(config, role, pool)
-        if engine.deterministic and (pool.ep_redundant_experts or pool.ep_balance_interval_s):
-            raise ConfigError(
-                f"engine.deterministic adds an expert's part up where it lies: it needs {role}.ep_redundant_experts and "
-                f"ep_balance_interval_s of 0"
-            )
-    for name, slo in config.slo_classes.items():
-        for figure in ("ttft_s", "tpot_s", "weight"):
-            if getattr(slo, figure) <= 0:
-                raise ConfigError(f"slo_classes.{name}.{figure} must be greater than 0")
-    for name, tenant in config.tenants.items():
-        if unknown := [one for one in tenant.slo_classes if one not in config.slo_classes]:
-            raise ConfigError(f"tenants.{name}.slo_classes: {unknown[0]!r} is not among slo_classes")
-        if not tenant.keys and not tenant.keys_file:
-            raise ConfigError(f"tenants.{name} has neither keys nor a keys_file: nobody could be it")
+    """Check keys that need each other. Raises ConfigError."""
+    for check in RULES:
+        check(config)
     return config
-
-
-def _check_card(config: ClusterConfig) -> None:
-    """Check what instances that share a card need."""
-    check_shares(config.prefill, config.decode)
-    if not config.decode.shares_card:
-        return
-    here = f"decode.gpu_share is {config.decode.gpu_share:g}"
-    if not config.prefill_instances:
-        raise ConfigError(f"{here}: its card is for a prefill instance, too, and prefill_instances is 0")
-    if config.engine.device != "cuda":
-        raise ConfigError(f"{here}: set engine.device to cuda (it is {config.engine.device})")
-    if config.transfer.transport == "nccl":
-        raise ConfigError(f"{here}, and NCCL joins no two processes on one card: use auto, cuda_ipc or tcp")
-
-
-def _check_hosts(config: ClusterConfig, role: str, pool: ParallelConfig) -> None:
-    here, groups, engine = f"{role}.hosts is {pool.hosts}", pool.num_ranks // pool.tp, config.engine
-    if pool.hosts > groups:
-        raise ConfigError(f"{here}: its tensor parallel groups stay together, and an instance has {groups}")
-    if config.transfer.transport in ("shm", "cuda_ipc", "loopback"):
-        raise ConfigError(f"{here}, and transfer.transport {config.transfer.transport} leaves no host")
-    if engine.host_cache_bytes or engine.disk_cache_bytes:
-        raise ConfigError(f"{here}: host_cache_bytes and disk_cache_bytes need ranks on one host")
-
-
-def _check_scaling(config: ClusterConfig) -> None:
-    scaling = config.scaling
-    if not scaling.enabled:
-        return
-    if scaling.shrink_below >= scaling.target:
-        raise ConfigError(
-            f"scaling.shrink_below must be less than scaling.target ({scaling.target:g}), not {scaling.shrink_below:g}"
-        )
-    pools = [("decode", config.decode_instances, scaling.decode_min, scaling.decode_max)]
-    if config.prefill_instances:
-        pools.append(("prefill", config.prefill_instances, scaling.prefill_min, scaling.prefill_max))
-    for name, size, at_least, at_most in pools:
-        if not at_least <= size <= at_most:
-            raise ConfigError(
-                f"{name}_instances is {size}, outside scaling.{name}_min to scaling.{name}_max ({at_least} to {at_most})"
-            )
 
 
 def _parse(text: str) -> Any:

@@ -20,11 +20,12 @@ from engine.cache.radix_cache import Kept, PrefixMatch, RadixCache
 from engine.cache.state_checkpoints import CheckpointKept
 from engine.planning.block_ledger import BlockLedger, CachedPrefix, Reservation, Restore
 from engine.planning.block_lending import Lending
+from engine.planning.committing import Committing
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.pinning import Pinning
 from engine.planning.preemption import Preemption
 from engine.planning.returning import Keep, ReadBack, Returning
-from engine.planning.sequence import OVER, Sequence, State
+from engine.planning.sequence import Sequence, State
 from engine.planning.sequence_table import SequenceTable
 from engine.planning.sessions import Sessions
 from engine.planning.speculation.speculator import Speculator
@@ -84,6 +85,7 @@ class StepScheduler:
             self._cache, self._ledger, self._table, self._returning, pinning, config.longest_pin_s
         )
         self._lifecycle.on_left = self.sessions.ends
+        self._committing = Committing(self._table, self._ledger, self._lifecycle, speculator)
         self._undoing = Undoing(self._table, self._ledger, self._lifecycle)
         self._next_step = 0
         self._in_flight: deque[StepPlan] = deque()
@@ -324,37 +326,7 @@ class StepScheduler:
         self.sessions.pass_by(now)
         self._in_flight.popleft()
         self._limits.computed()
-        if self._speculator is not None:
-            self._speculator.committed(plan, result, now)
-        out: list[TokenOut] = []
-        sampled, seqs = {drawn.key: drawn for drawn in result.sampled}, self._table.all
-        self._ledger.committed(plan.step)
-        for item in plan.work:
-            seq = seqs.get(item.key)
-            if seq is None:
-                raise Bug(f"{item.key} was forgotten while a step computed it")
-            seq.num_in_flight -= 1
-            drawn = sampled.get(item.key) if item.samples else None
-            if drawn is not None:
-                seq.num_pending -= 1
-                if item.drafts and self._speculator is not None:
-                    self._speculator.verified(seq, len(item.drafts) - drawn.num_unmade, len(drawn.more))
-            elif item.samples and item.known_end == len(seq.tokens):
-                seq.put_off()
-            if result.failed and any(failure.key == item.key for failure in result.failed):
-                self.abort(item.key)
-            if seq.aborted or seq.state in OVER:
-                self._lifecycle.settle(seq)
-                continue
-            if drawn is not None:
-                out += seq.learn(drawn, now)
-                self._ledger.offer(seq, len(seq.tokens) - 1)
-                if out[-1].finish is not None:
-                    self._lifecycle.finish(seq)
-            elif not item.samples:
-                self._ledger.offer(seq, item.start + item.count)
-            self._lifecycle.settle(seq)
-        return out
+        return self._committing.commit(plan, result, now)
 
     def take_back(self) -> TakenBack:
         """Undo all plans that are not committed: the ranks had no memory for the first of them. Its number is planned again."""

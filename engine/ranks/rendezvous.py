@@ -108,31 +108,41 @@ class StoreServer:
         async with self._changed:
             match kind:
                 case "wait":
-                    try:
-                        async with asyncio.timeout(value):
-                            await self._changed.wait_for(lambda: all(key in values for key in keys))
-                    except TimeoutError:
-                        return None
-                    return [values[key] for key in keys]
+                    return await self._wait(keys, value)
                 case "check":
                     return all(key in values for key in keys)
                 case "count":
                     return len(values)
                 case "delete":
                     return values.pop(keys[0], None) is not None
-                case "set":
-                    values[keys[0]] = value
-                case "append":
-                    values[keys[0]] = values.get(keys[0], b"") + value
-                case "add":
-                    values[keys[0]] = str(int(values.get(keys[0], b"0")) + value).encode()
-                case "swap":
-                    if values.get(keys[0], b"") == wanted:
-                        values[keys[0]] = value
+                case "set" | "append" | "add" | "swap":
+                    self._change(kind, keys[0], value, wanted)
                 case _:
                     raise ProtocolError(f"the store knows no {kind!r}")
             self._changed.notify_all()
             return values.get(keys[0], wanted)
+
+    async def _wait(self, keys: Sequence[str], timeout_s: float) -> list[bytes] | None:
+        values = self._values
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait_for(lambda: all(key in values for key in keys))
+        except TimeoutError:
+            return None
+        return [values[key] for key in keys]
+
+    def _change(self, kind: str, key: str, value: Any, wanted: bytes) -> None:
+        old = self._values.get(key, b"")
+        match kind:
+            case "set":
+                self._values[key] = value
+            case "append":
+                self._values[key] = old + value
+            case "add":
+                self._values[key] = str(int(old or b"0") + value).encode()
+            case _:  # swap
+                if old == wanted:
+                    self._values[key] = value
 
 
 class RemoteStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]

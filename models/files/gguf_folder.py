@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -72,20 +73,8 @@ def _cache() -> Path:
 def _config(path: Path) -> dict[str, Any]:
     reader = open_gguf(path)
     architecture = field(reader, "general.architecture")
-    if architecture not in _ARCHITECTURES:
-        raise UnsupportedModel(
-            f"{path.name} has the architecture {architecture!r}: of GGUF {', '.join(_ARCHITECTURES)} are supported"
-        )
-    if int(field(reader, "split.count", 1)) > 1:
-        raise UnsupportedModel(
-            f"{path.name} is one of several files: join them with llama-gguf-split --merge"
-        )
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    for tensor in reader.tensors:
-        if tensor.tensor_type.name not in BYTES:
-            raise UnsupportedModel(
-                f"tensor {tensor.name!r} of {path.name} has the type {tensor.tensor_type.name}: {', '.join(BYTES)} are supported"
-            )
+    _check_file(path, reader, architecture, tensors)
 
     def get(key: str, *default: Any) -> Any:
         found = field(reader, f"{architecture}.{key}", *default)
@@ -94,9 +83,52 @@ def _config(path: Path) -> dict[str, Any]:
         return found
 
     heads, hidden = get("attention.head_count"), get("embedding_length")
+    head_dim = get("attention.key_length", hidden // heads)
+    _check_layers(path, architecture, tensors, get, head_dim)
+    theta, scaling = get("rope.freq_base", 10000.0), get("rope.scaling.type", "none")
+    return {
+        "architectures": [_ARCHITECTURES[architecture]],
+        "model_type": architecture,
+        "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
+        "hidden_size": hidden,
+        "intermediate_size": get("feed_forward_length"),
+        "num_hidden_layers": get("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": get("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": get("context_length"),
+        "rope_parameters": _rope(path, reader, tensors, theta, scaling, head_dim),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "dtype": "float16",
+        "quantization_config": {"quant_method": "gguf", "bytes_each": _bytes_each(tensors)},
+        **_text_ends(reader),
+    }
+
+
+def _check_file(path: Path, reader: Any, architecture: str, tensors: dict[str, Any]) -> None:
+    """Raise UnsupportedModel for another architecture, a part of a model, and tensors that cannot be read."""
+    if architecture not in _ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{path.name} has the architecture {architecture!r}: of GGUF {', '.join(_ARCHITECTURES)} are supported"
+        )
+    if int(field(reader, "split.count", 1)) > 1:
+        raise UnsupportedModel(
+            f"{path.name} is one of several files: join them with llama-gguf-split --merge"
+        )
+    for name, tensor in tensors.items():
+        if tensor.tensor_type.name not in BYTES:
+            raise UnsupportedModel(
+                f"tensor {name!r} of {path.name} has the type {tensor.tensor_type.name}: {', '.join(BYTES)} are supported"
+            )
     if "token_embd.weight" not in tensors:
         raise UnsupportedModel(f"{path.name} lacks the tensor 'token_embd.weight'")
-    head_dim = get("attention.key_length", hidden // heads)
+
+
+def _check_layers(
+    path: Path, architecture: str, tensors: dict[str, Any], get: Callable[..., Any], head_dim: int
+) -> None:
+    """Raise UnsupportedModel for layers that a dense model of this architecture has not here."""
     rotated = get("rope.dimension_count", head_dim)
     if (
         rotated != head_dim
@@ -110,30 +142,15 @@ def _config(path: Path) -> dict[str, Any]:
         raise UnsupportedModel(
             f"{path.name} has biases in its attention, which {architecture} files have not here"
         )
-    config = {
-        "architectures": [_ARCHITECTURES[architecture]],
-        "model_type": architecture,
-        "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
-        "hidden_size": hidden,
-        "intermediate_size": get("feed_forward_length"),
-        "num_hidden_layers": get("block_count"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": get("attention.head_count_kv", heads),
-        "head_dim": head_dim,
-        "rms_norm_eps": get("attention.layer_norm_rms_epsilon"),
-        "max_position_embeddings": get("context_length"),
-        "rope_parameters": _rope(
-            path, reader, tensors, get("rope.freq_base", 10000.0), get("rope.scaling.type", "none"), head_dim
-        ),
-        "tie_word_embeddings": "output.weight" not in tensors,
-        "dtype": "float16",
-        "quantization_config": {"quant_method": "gguf", "bytes_each": _bytes_each(tensors)},
-    }
-    if (token := field(reader, f"{_TOKENIZER}bos_token_id")) is not None:
-        config["bos_token_id"] = token
+
+
+def _text_ends(reader: Any) -> dict[str, Any]:
+    """Return the tokens with which texts begin and end."""
     ends = [field(reader, f"{_TOKENIZER}{name}_token_id") for name in _ENDS]
-    config["eos_token_id"] = [int(token) for token in ends if token is not None]
-    return config
+    known: dict[str, Any] = {"eos_token_id": [int(token) for token in ends if token is not None]}
+    if (begin := field(reader, f"{_TOKENIZER}bos_token_id")) is not None:
+        known["bos_token_id"] = begin
+    return known
 
 
 def _rope(

@@ -22,6 +22,30 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise RequestError("the body is empty: send a JSON object")
     _check_size(body)
     infinite: list[str] = []
+    text = _text_of(body)
+    value = _value_of(text, infinite)
+    if not isinstance(value, dict):
+        raise RequestError(f"the body must be a JSON object, not {type(value).__name__}")
+    # Counting brackets spares most bodies the walk.
+    if text.count("[") + text.count("{") > _MAX_DEPTH:
+        _check_depth(value)
+    if infinite:
+        field = next((name for name, part in value.items() if _is_infinite(part)), None)
+        raise RequestError(f"{field}: the number {infinite[0][:32]} is too large", field=field)
+    return value
+
+
+def _text_of(body: bytes) -> str:
+    try:
+        return body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"the body is not UTF-8: byte {error.start} is {body[error.start]:#04x}"
+        ) from error
+
+
+def _value_of(text: str, infinite: list[str]) -> Any:
+    """Parse `text`. The numbers that are too large for a float are appended to `infinite`."""
 
     def number(digits: str) -> float:
         if math.isinf(parsed := float(digits)):
@@ -29,33 +53,24 @@ def parse_json(body: bytes) -> dict[str, Any]:
         return parsed
 
     try:
-        text = body.decode("utf-8")
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=number)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"the body is not UTF-8: byte {error.start} is {body[error.start]:#04x}"
-        ) from error
     except UnicodeEncodeError as error:
         raise RequestError("the body has a \\u escape of half a character (a lone surrogate)") from error
     except RecursionError as error:
         raise RequestError("the body is nested too deeply") from error
     except ValueError as error:
         raise RequestError(f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise RequestError(f"the body must be a JSON object, not {type(value).__name__}")
-    # Counting brackets spares most bodies the walk.
-    if text.count("[") + text.count("{") > _MAX_DEPTH:
-        for name, part in value.items():
-            if _is_deeper(part, _MAX_DEPTH - 1):
-                raise RequestError(
-                    f"{name!r} is nested too deeply: {_MAX_DEPTH} levels are the limit", field=name
-                )
-    if infinite:
-        field = next((name for name, part in value.items() if _is_infinite(part)), None)
-        raise RequestError(f"{field}: the number {infinite[0][:32]} is too large", field=field)
     return value
+
+
+def _check_depth(value: dict[str, Any]) -> None:
+    for name, part in value.items():
+        if _is_deeper(part, _MAX_DEPTH - 1):
+            raise RequestError(
+                f"{name!r} is nested too deeply: {_MAX_DEPTH} levels are the limit", field=name
+            )
 
 
 def _check_size(body: bytes) -> None:

@@ -13,6 +13,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -139,46 +140,10 @@ class MemoryServer:
         )
 
     def on_word(self, word: object) -> None:
-        match word:
-            case Open(grant_id, blocks):
-                self._memory.open(grant_id, blocks)
-            case RefuseGrant(grant_id):
-                self._memory.refuse(grant_id)
-            case Ended(grant_id):
-                self._memory.ended(grant_id)
-            case Sent(grant_id):
-                for sender in self._senders:
-                    sender.ended(grant_id)
-            case Forget(owner):
-                for sender in self._senders:
-                    sender.forget(owner)
-            case Sync(number):
-                self._say(Answer(number))
-            case WhenIdle(number, grant_id):
-                self._memory.when_idle(grant_id, lambda: self._say(Answer(number)))
-            case Fence(number, writer, grant_id):
-                self._answer(number, self._memory.fence(writer, grant_id))
-            case RemoteWrite(
-                number=number,
-                way=way,
-                grant_id=grant_id,
-                region=region,
-                sources=sources,
-                destinations=destinations,
-                sizes=sizes,
-            ):
-                runs = [CopyRun(*run) for run in zip(sources, destinations, sizes, strict=True)]
-                self._answer(number, self._write(way, grant_id, region, runs))
-            case RemoteConvert():
-                self._answer(word.number, self._convert(word))
-            case SaveBytes():
-                self._save(word)
-            case RestoreBytes():
-                self._answer(word.number, self._restore(word))
-            case Probe(number, way, region, num_bytes):
-                self._answer(number, self._senders[way].probe(region, num_bytes))
-            case _:
-                raise ProtocolError(f"a memory server was told {type(word).__name__} out of turn")
+        handle = self._HANDLERS.get(type(word))
+        if handle is None:
+            raise ProtocolError(f"a memory server was told {type(word).__name__} out of turn")
+        handle(self, word)
 
     def arrived(self, grant_id: str, num_bytes: int) -> None:
         self._say(BytesArrived(grant_id, num_bytes))
@@ -200,11 +165,25 @@ class MemoryServer:
     def _say(self, word: object) -> None:
         self._instance.write(frame(word))
 
-    async def _write(self, way: int, grant_id: str, region: RegionKey, runs: list[CopyRun]) -> None:
-        sender = self._senders[way]
+    def _on_sent(self, word: Sent) -> None:
+        for sender in self._senders:
+            sender.ended(word.grant_id)
+
+    def _on_forget(self, word: Forget) -> None:
+        for sender in self._senders:
+            sender.forget(word.owner)
+
+    def _on_when_idle(self, word: WhenIdle) -> None:
+        self._memory.when_idle(word.grant_id, lambda: self._say(Answer(word.number)))
+
+    async def _write(self, word: RemoteWrite) -> None:
+        runs = [CopyRun(*run) for run in zip(word.sources, word.destinations, word.sizes, strict=True)]
         # What is to be read is there: the instance has been told so by those who wrote it.
-        await self._source.write(sender, grant_id, region, runs, ())
-        self._say_carried(way, region)
+        await self._source.write(self._senders[word.way], word.grant_id, word.region, runs, ())
+        self._say_carried(word.way, word.region)
+
+    async def _probe(self, word: Probe) -> int:
+        return await self._senders[word.way].probe(word.region, word.num_bytes)
 
     async def _convert(self, word: RemoteConvert) -> int:
         assert self._staging is not None, "MemoryReady has said so"
@@ -251,6 +230,23 @@ class MemoryServer:
             traceback.print_exc()
             answer = Answer(number, 0, f"{type(error).__name__}: {error}")
         self._say(answer)
+
+    _HANDLERS: ClassVar[dict[type, Callable[["MemoryServer", Any], None]]] = {
+        Open: lambda self, word: self._memory.open(word.grant_id, word.blocks),
+        RefuseGrant: lambda self, word: self._memory.refuse(word.grant_id),
+        Ended: lambda self, word: self._memory.ended(word.grant_id),
+        Sent: _on_sent,
+        Forget: _on_forget,
+        Sync: lambda self, word: self._say(Answer(word.number)),
+        WhenIdle: _on_when_idle,
+        Fence: lambda self, word: self._answer(word.number, self._memory.fence(word.writer, word.grant_id)),
+        RemoteWrite: lambda self, word: self._answer(word.number, self._write(word)),
+        RemoteConvert: lambda self, word: self._answer(word.number, self._convert(word)),
+        SaveBytes: _save,
+        RestoreBytes: lambda self, word: self._answer(word.number, self._restore(word)),
+        Probe: lambda self, word: self._answer(word.number, self._probe(word)),
+    }
+    """What handles each kind of word."""
 
 
 def _opened(

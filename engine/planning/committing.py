@@ -1,0 +1,63 @@
+"""Gives sequences what a computed step has drawn, and their new blocks to the prefix cache. Owned by StepScheduler."""
+
+from core.errors import Bug
+from core.plan import Sampled, SeqWork, StepPlan, StepResult
+from core.types import TokenOut
+from engine.planning.block_ledger import BlockLedger
+from engine.planning.lifecycle import Lifecycle
+from engine.planning.sequence import OVER, Sequence
+from engine.planning.sequence_table import SequenceTable
+from engine.planning.speculation.speculator import Speculator
+
+
+class Committing:
+    def __init__(
+        self,
+        table: SequenceTable,
+        ledger: BlockLedger,
+        lifecycle: Lifecycle,
+        speculator: Speculator | None,
+    ) -> None:
+        self._table, self._ledger, self._lifecycle, self._speculator = table, ledger, lifecycle, speculator
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
+        """Return the tokens that `plan` has drawn. Sequences that failed are aborted, before anything of them is kept."""
+        if self._speculator is not None:
+            self._speculator.committed(plan, result, now)
+        out: list[TokenOut] = []
+        sampled = {drawn.key: drawn for drawn in result.sampled}
+        failed = {failure.key for failure in result.failed}
+        self._ledger.committed(plan.step)
+        for item in plan.work:
+            seq = self._table.all.get(item.key)
+            if seq is None:
+                raise Bug(f"{item.key} was forgotten while a step computed it")
+            seq.num_in_flight -= 1
+            drawn = sampled.get(item.key) if item.samples else None
+            self._note_draw(seq, item, drawn)
+            if item.key in failed:
+                self._lifecycle.abort(seq)
+            if not seq.aborted and seq.state not in OVER:
+                out += self._learn(seq, item, drawn, now)
+            self._lifecycle.settle(seq)
+        return out
+
+    def _note_draw(self, seq: Sequence, item: SeqWork, drawn: Sampled | None) -> None:
+        """Note that a draw is not pending any more, or that the ranks have put it off."""
+        if drawn is not None:
+            seq.num_pending -= 1
+            if item.drafts and self._speculator is not None:
+                self._speculator.verified(seq, len(item.drafts) - drawn.num_unmade, len(drawn.more))
+        elif item.samples and item.known_end == len(seq.tokens):
+            seq.put_off()
+
+    def _learn(self, seq: Sequence, item: SeqWork, drawn: Sampled | None, now: float) -> list[TokenOut]:
+        out: list[TokenOut] = []
+        if drawn is not None:
+            out = seq.learn(drawn, now)
+            self._ledger.offer(seq, len(seq.tokens) - 1)
+            if out[-1].finish is not None:
+                self._lifecycle.finish(seq)
+        elif not item.samples:
+            self._ledger.offer(seq, item.start + item.count)
+        return out
