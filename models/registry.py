@@ -1,7 +1,7 @@
 """Loads a model: description first, weights last, so that what cannot work is said before any weight is read."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from models.families.table import read_spec
 from models.formats.checkpoint import Checkpoint, Shard, whole
 from models.formats.dummy_weights import DummyWeights
 from models.layers.attention_cases import attention_cases
-from models.lora.adapter import read_adapters
+from models.lora.adapter import Adapter, read_adapters
 from models.lora.low_rank import AdapterWeights
 from models.model import Model
 from models.pooling.readout import Readout, load_readout
@@ -97,6 +97,34 @@ def check_load_format(spec: ModelSpec, load_format: LoadFormat) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """How a model is loaded: what its layers compute with, and where its weights come from."""
+
+    kernels: Kernels = "auto"
+    deterministic: bool = False
+    """See `select_ops`."""
+    block_size: int = 16
+    """Tokens of a block of the KV pool. Attention's kernels are chosen for it."""
+    kv_dtype: str = ""
+    """What the KV pool stores; empty: the dtype that the model computes in."""
+    weights: WeightFormat = "full"
+    """See `choose_weights`."""
+    implementation: Implementation = "auto"
+    """See `read_spec`."""
+    load_format: LoadFormat = "auto"
+    """See `check_load_format`."""
+    max_context_tokens: int = 0
+    """The tokens of the longest sequence that is served; 0: as many as the model was made for."""
+    taps: tuple[int, ...] = ()
+    """See `Model`."""
+    adapters: Mapping[str, str] = field(default_factory=dict[str, str])
+    """See `read_adapters`."""
+
+
+_DEFAULTS = LoadOptions()
+
+
 @torch.inference_mode()
 def load_model(
     folder: Path,
@@ -104,68 +132,67 @@ def load_model(
     device: torch.device,
     shard: Shard = whole,
     *,
+    options: LoadOptions = _DEFAULTS,
     layers: range | None = None,
     collectives: Collectives = ONE_RANK,
-    kernels: Kernels = "auto",
-    deterministic: bool = False,
-    block_size: int = 16,
-    kv_dtype: str = "",
-    weights: WeightFormat = "full",
-    implementation: Implementation = "auto",
-    load_format: LoadFormat = "auto",
-    max_context_tokens: int = 0,
-    taps: tuple[int, ...] = (),
-    adapters: Mapping[str, str] | None = None,
     timer: StartTimer | None = None,
 ) -> CausalModel:
-    """The model, or what `shard` and `layers` say of it is this rank's. `deterministic`: see `select_ops`. `block_size`
-    (tokens of a block) and `kv_dtype` (empty: `dtype`) of the KV pool: attention's kernels are chosen for it. `weights`: see
-    `choose_weights`. `implementation`: see `read_spec`. `load_format`: see `check_load_format`.
-    `max_context_tokens`: of the longest sequence that is served; 0 means as many as the model was made for. `taps`: see
-    `Model`. `adapters`: see `read_adapters`. `timer` hears of the phases `kernels`, `reading` and `packing`, of bytes read, and
-    of `imports` and `checking` where transformers computes the layers.
+    """Load the model, or what `shard` and `layers` say of it is this rank's. `timer` hears of the phases `kernels`, `reading` and
+    `packing`, of bytes read, and of `imports` and `checking` where transformers computes the layers.
 
     Raises ConfigError and UnsupportedModel."""
     timer = timer or StartTimer("kernels")
     timer.begin("kernels")
-    spec = read_spec(folder, implementation)
-    check_load_format(spec, load_format)
-    described = read_adapters(adapters or {}, spec)
+    spec, adapters = _described(folder, options)
+    chosen = choose_dtype(spec, dtype, device)
+    if spec.implementation == "transformers":
+        return _foreign(
+            folder, spec, chosen, device, layers, options=options, timer=timer, collectives=collectives
+        )
+    ops, torch_dtype = _ops_for(spec, chosen, device, shard, layers, options=options), getattr(torch, chosen)
+    ops = _timed(ops, timer)
+    timer.begin("reading")
+    beside = AdapterWeights(adapters, shard, torch_dtype, device)
+    if options.load_format == "dummy":
+        source = DummyWeights.of(spec, ops.keeps, torch_dtype, device, shard, adapters=beside)
+        return Model(spec, ops, source, device, layers, collectives, taps=options.taps)
+    checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation, ops.keeps, adapters=beside)
+    readout = load_readout(folder, device)
+    model = Model(spec, ops, checkpoint, device, layers, collectives, readout=readout, taps=options.taps)
+    checkpoint.close()
+    timer.count_read(model.bytes_read)
+    return model
+
+
+def _described(folder: Path, options: LoadOptions) -> tuple[ModelSpec, Sequence[Adapter]]:
+    """Return what is to be loaded, before any weight is read. Raises ConfigError and UnsupportedModel."""
+    spec = read_spec(folder, options.implementation)
+    check_load_format(spec, options.load_format)
+    adapters = read_adapters(options.adapters, spec)
     if spec.encodes:
         raise UnsupportedModel(
             f"architecture {spec.architecture!r} is an encoder: it embeds texts and does not generate"
         )
-    chosen = choose_dtype(spec, dtype, device)
-    torch_dtype = getattr(torch, chosen)
     if spec.implementation == "transformers":
-        ops = _timed(select_ops(device, kernels, False, (), kv_dtype or chosen, weights), timer)
-        tolerance = _tolerance(torch_dtype, weights)
-        return _foreign(
-            folder,
-            spec,
-            ops,
-            torch_dtype,
-            device,
-            layers or range(spec.num_layers),
-            tolerance=tolerance,
-            readout=load_readout(folder, device),
-            timer=timer,
-            collectives=collectives,
-        )
-    spec = replace(spec, max_context_tokens=max_context_tokens or spec.max_context_tokens)
-    cases = attention_cases(spec, shard, layers or range(spec.num_layers), torch_dtype, block_size)
-    ops = _timed(select_ops(device, kernels, deterministic, cases, kv_dtype or chosen, weights), timer)
-    timer.begin("reading")
-    beside = AdapterWeights(described, shard, torch_dtype, device)
-    if load_format == "dummy":
-        source = DummyWeights.of(spec, ops.keeps, torch_dtype, device, shard, adapters=beside)
-        return Model(spec, ops, source, device, layers, collectives, taps=taps)
-    checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation, ops.keeps, adapters=beside)
-    readout = load_readout(folder, device)
-    model = Model(spec, ops, checkpoint, device, layers, collectives, readout=readout, taps=taps)
-    checkpoint.close()
-    timer.count_read(model.bytes_read)
-    return model
+        return spec, adapters
+    most = options.max_context_tokens or spec.max_context_tokens
+    return replace(spec, max_context_tokens=most), adapters
+
+
+def _ops_for(
+    spec: ModelSpec,
+    dtype: str,
+    device: torch.device,
+    shard: Shard,
+    layers: range | None,
+    *,
+    options: LoadOptions,
+) -> Ops:
+    """Return the operations with which a rank computes its part of Baton's own layers."""
+    whole_range = layers or range(spec.num_layers)
+    cases = attention_cases(spec, shard, whole_range, getattr(torch, dtype), options.block_size)
+    kv_dtype = options.kv_dtype or dtype
+    return select_ops(device, options.kernels, options.deterministic, cases, kv_dtype, options.weights)
 
 
 def _timed(ops: Ops, timer: StartTimer) -> Ops:
@@ -179,32 +206,33 @@ def _timed(ops: Ops, timer: StartTimer) -> Ops:
 def _foreign(
     folder: Path,
     spec: ModelSpec,
-    ops: Ops,
-    dtype: torch.dtype,
+    dtype: str,
     device: torch.device,
-    layers: range,
+    layers: range | None,
     *,
-    tolerance: float,
-    readout: Readout,
+    options: LoadOptions,
     timer: StartTimer,
     collectives: Collectives,
 ) -> CausalModel:
+    """Load layers that transformers computes."""
+    kv_dtype, weights, torch_dtype = options.kv_dtype or dtype, options.weights, getattr(torch, dtype)
+    ops = _timed(select_ops(device, options.kernels, False, (), kv_dtype, weights), timer)
+    readout = load_readout(folder, device)
     timer.begin("imports")
     from models.hf.transformers_model import TransformersModel  # noqa: PLC0415 (seconds, which Baton's own do not need)
 
     timer.begin("reading")
-    on_read = partial(timer.begin, "checking")
     model = TransformersModel(
         folder,
         spec,
         ops,
-        dtype,
+        torch_dtype,
         device,
-        layers,
-        tolerance=tolerance,
+        layers or range(spec.num_layers),
+        tolerance=_tolerance(torch_dtype, weights),
         readout=readout,
         collectives=collectives,
-        on_read=on_read,
+        on_read=partial(timer.begin, "checking"),
     )
     timer.count_read(model.bytes_read)
     return model

@@ -38,7 +38,7 @@ from kernels.cpu.linear import Layout, Panels, packed
 from kernels.cpu.prepacked import INT4_GROUP, WeightFormat, bytes_per_number
 from kernels.ops import Ops
 from models.files.hub import resolve
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from models.text.tokenizer import Tokenizer
 from tests.models.checkpoints import CONTEXT, Paged
 
@@ -198,7 +198,9 @@ def losses(num_tokens: int) -> dict[str, float]:
     found: dict[str, float] = {}
     for weights in NATIVE:
         paged = Paged(
-            load_model(folder, "float32", torch.device("cpu"), weights=weights), 1, random.Random(0)
+            load_model(folder, "float32", torch.device("cpu"), options=LoadOptions(weights=weights)),
+            1,
+            random.Random(0),
         )
         total = 0.0
         for start in starts:

@@ -30,7 +30,7 @@ from engine.planning.checkpointing import blocks_apart
 from engine.planning.step_scheduler import StepScheduler
 from engine.tiers.block_pieces import BlockPieces
 from models.causal_model import CausalModel
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 
 PREDICTION = (
     "With 1,024 shared tokens the prompt that finds a checkpoint takes 0.10 of the time to its first token, with 256 it takes "
@@ -153,7 +153,9 @@ def a_round(model: CausalModel, size: int, seed: int) -> dict[str, float]:
 def measure(shape: str, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHAPES[shape]))
-        model = load_model(Path(folder), "float32", torch.device("cpu"), load_format="dummy")
+        model = load_model(
+            Path(folder), "float32", torch.device("cpu"), options=LoadOptions(load_format="dummy")
+        )
     layout = model.spec.kv_layout(16, "float32")
     rows: list[dict[str, Any]] = []
     apart = between(model, rounds)

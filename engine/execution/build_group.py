@@ -1,6 +1,7 @@
 """Builds an instance's rank from a model's folder and a configuration: loads weights, makes the pool, binds the runner."""
 
 import logging
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -14,14 +15,15 @@ from device.port import PoolMemory
 from engine.execution.batch.picture_rows import make_picture_rows
 from engine.execution.batch.step_memory import HostSteps, StepMemory
 from engine.execution.drafting.draft_setup import make_proposer
-from engine.execution.drafting.proposing import Proposing
+from engine.execution.drafting.proposing import Proposer, Proposing
 from engine.execution.encoder_runner import EncoderRunner
 from engine.execution.expert_load import counted
 from engine.execution.freeing import freeing
-from engine.execution.graphs.graph_capture import cuda_capture
+from engine.execution.graphs.graph_capture import Capture, cuda_capture
 from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.make_graphs import make_graphs
-from engine.execution.graphs.warm_up import warm_up
+from engine.execution.graphs.step_graphs import StepGraphs
+from engine.execution.graphs.warm_up import Step, warm_up
 from engine.execution.held_adapters import HeldAdapters
 from engine.execution.inline_group import InlineGroup
 from engine.execution.launching_group import LaunchingGroup
@@ -34,8 +36,9 @@ from engine.execution.sampling.grammar_matcher import GuidanceMatchers
 from engine.execution.sampling.step_sampling import Draws
 from engine.sizing.devices import choose_device
 from engine.sizing.pool_size import PoolSize
+from models.causal_model import CausalModel
 from models.families.table import read_spec
-from models.registry import load_encoder, load_model
+from models.registry import LoadOptions, load_encoder, load_model
 
 _log = logging.getLogger(__name__)
 
@@ -52,85 +55,122 @@ def build_group(
 ) -> WorkerGroup:
     """Build the only rank of an instance, in this process. Its KV pool is `memory`, the host's or a GPU's. `timer` hears of its
     phases, and goes on with `pool`. Raises ConfigError."""
-    timer = timer or StartTimer("pool")
     torch.set_num_threads(size.num_threads)
-    device = choose_device(engine.device)
-    if size.encodes:
+    build = _Build(folder, engine, size, choose_device(engine.device), timer or StartTimer("pool"))
+    return build.encoding_group() if size.encodes else build.generating_group(memory, sink)
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    folder: Path
+    engine: EngineConfig
+    size: PoolSize
+    device: torch.device
+    timer: StartTimer
+
+    @property
+    def place(self) -> RankPool:
+        return self.size.pools[0]
+
+    @property
+    def num_state_blocks(self) -> int:
+        return self.place.shard.layout.state_blocks
+
+    def encoding_group(self) -> WorkerGroup:
+        kernels, weights = self.engine.kernels, self.size.weights
         encode, readout = load_encoder(
-            folder, size.dtype, device, kernels=engine.kernels, weights=size.weights, timer=timer
+            self.folder, self.size.dtype, self.device, kernels=kernels, weights=weights, timer=self.timer
         )
+        self.timer.begin("pool")
+        return InlineGroup(partial(freeing, EncoderRunner(encode, readout, self.device).step))
+
+    def generating_group(self, memory: memoryview | PoolMemory, sink: LayerSink | None) -> WorkerGroup:
+        size, timer, device = self.size, self.timer, self.device
+        # Begun here, so that a thread reads the tokenizer while the weights are loaded.
+        matchers = GuidanceMatchers(self.folder, read_spec(self.folder, size.implementation).vocab_size)
+        loaded = load_model(self.folder, size.dtype, device, options=self._options(), timer=timer)
         timer.begin("pool")
-        return InlineGroup(partial(freeing, EncoderRunner(encode, readout, device).step))
-    # Begun here, so that a thread reads the tokenizer while the weights are loaded.
-    matchers = GuidanceMatchers(folder, read_spec(folder, size.implementation).vocab_size)
-    loaded = load_model(
-        folder,
-        size.dtype,
-        device,
-        kernels=engine.kernels,
-        deterministic=engine.deterministic,
-        block_size=engine.block_size,
-        kv_dtype=size.shard.layout.dtype,
-        weights=size.weights,
-        implementation=size.implementation,
-        load_format=size.load_format,
-        max_context_tokens=size.max_context_tokens,
-        taps=size.draft.taps if size.draft is not None else (),
-        adapters=size.adapters,
-        timer=timer,
-    )
-    timer.begin("pool")
-    place = size.pools[0]
-    pool = (
-        ResidentPool(place.shard, place.num_blocks, memory, device)
-        if isinstance(memory, PoolMemory)
-        else make_pool(place, memory, device)
-    )
-    asked, capture = GraphSizes.of(engine, hand_over=size.hands_over), cuda_capture(device)
-    with timer.within("graphs"):
-        graphs, said = make_graphs(loaded, pool, engine.block_size, size.max_context_tokens, asked, capture)
-    if said:
-        _log.info("%s", said)
-    num_state_blocks = place.shard.layout.state_blocks
-    with timer.within("grammars"):
-        grammars = GrammarMasks(matchers, puts_off=not num_state_blocks)
-    with timer.within("vision"):
-        pictures = make_picture_rows(folder, loaded, device)
-    with timer.within("draft"):
-        proposer = make_proposer(size.draft, engine, loaded, place.num_blocks, device, size.load_format)
-    # Each step's tokens are known on the host before the next ones are guessed: nothing is launched ahead of that.
-    ahead = memory if isinstance(memory, PoolMemory) and proposer is None else None
-    steps = (
-        StepMemory(ahead.device, device, engine.max_batch_tokens) if ahead is not None else HostSteps(device)
-    )
-    runner = Runner(
-        loaded,
-        pool,
-        engine.block_size,
-        sink,
-        graphs,
-        draws=Draws(loaded, grammars),
-        num_state_blocks=num_state_blocks,
-        steps=steps,
-        on_hidden=proposer.hear if proposer is not None else None,
-        pictures=pictures,
-    )
-    step = runner.step if proposer is None else Proposing(runner.step, proposer, num_state_blocks).step
-    if capture is not None:
-        with timer.within("first steps"):
+        pool, capture = self._pool_in(memory), cuda_capture(device)
+        graphs = self._graphs(loaded, pool, capture)
+        with timer.within("grammars"):
+            grammars = GrammarMasks(matchers, puts_off=not self.num_state_blocks)
+        with timer.within("vision"):
+            pictures = make_picture_rows(self.folder, loaded, device)
+        proposer = self._proposer(loaded)
+        # Each step's tokens are known on the host before the next ones are guessed: nothing is launched ahead of that.
+        ahead = memory if isinstance(memory, PoolMemory) and proposer is None else None
+        runner = Runner(
+            loaded,
+            pool,
+            self.engine.block_size,
+            sink,
+            graphs,
+            draws=Draws(loaded, grammars),
+            num_state_blocks=self.num_state_blocks,
+            steps=self._steps(ahead),
+            on_hidden=proposer.hear if proposer is not None else None,
+            pictures=pictures,
+        )
+        step = runner.step
+        if proposer is not None:
+            step = Proposing(step, proposer, self.num_state_blocks).step
+        if capture is not None:
+            self._warm_up(step)
+        if ahead is not None:
+            finish = partial(freeing, counted(runner.finish, loaded))
+            return LaunchingGroup(runner, finish, ahead.poller, grammars, HeldAdapters(loaded))
+        return InlineGroup(partial(freeing, counted(step, loaded)), grammars, HeldAdapters(loaded))
+
+    def _options(self) -> LoadOptions:
+        engine, size = self.engine, self.size
+        return LoadOptions(
+            kernels=engine.kernels,
+            deterministic=engine.deterministic,
+            block_size=engine.block_size,
+            kv_dtype=size.shard.layout.dtype,
+            weights=size.weights,
+            implementation=size.implementation,
+            load_format=size.load_format,
+            max_context_tokens=size.max_context_tokens,
+            taps=size.draft.taps if size.draft is not None else (),
+            adapters=size.adapters,
+        )
+
+    def _pool_in(self, memory: memoryview | PoolMemory) -> DevicePool:
+        if isinstance(memory, PoolMemory):
+            return ResidentPool(self.place.shard, self.place.num_blocks, memory, self.device)
+        return make_pool(self.place, memory, self.device)
+
+    def _graphs(self, model: CausalModel, pool: DevicePool, capture: Capture | None) -> StepGraphs | None:
+        engine, most = self.engine, self.size.max_context_tokens
+        asked = GraphSizes.of(engine, hand_over=self.size.hands_over)
+        with self.timer.within("graphs"):
+            graphs, said = make_graphs(model, pool, engine.block_size, most, asked, capture)
+        if said:
+            _log.info("%s", said)
+        return graphs
+
+    def _proposer(self, target: CausalModel) -> Proposer | None:
+        size, num_blocks = self.size, self.place.num_blocks
+        with self.timer.within("draft"):
+            return make_proposer(size.draft, self.engine, target, num_blocks, self.device, size.load_format)
+
+    def _steps(self, ahead: PoolMemory | None) -> StepMemory | HostSteps:
+        if ahead is None:
+            return HostSteps(self.device)
+        return StepMemory(ahead.device, self.device, self.engine.max_batch_tokens)
+
+    def _warm_up(self, step: Step) -> None:
+        with self.timer.within("first steps"):
             warm_up(
                 step,
-                max_tokens=engine.max_batch_tokens,
-                max_seqs=engine.max_num_seqs,
-                max_context_tokens=size.max_context_tokens,
-                num_blocks=place.num_blocks,
-                block_size=engine.block_size,
-                num_state_blocks=num_state_blocks,
+                max_tokens=self.engine.max_batch_tokens,
+                max_seqs=self.engine.max_num_seqs,
+                max_context_tokens=self.size.max_context_tokens,
+                num_blocks=self.place.num_blocks,
+                block_size=self.engine.block_size,
+                num_state_blocks=self.num_state_blocks,
             )
-    if ahead is not None:
-        finish = partial(freeing, counted(runner.finish, loaded))
-        return LaunchingGroup(runner, finish, ahead.poller, grammars, HeldAdapters(loaded))
-    return InlineGroup(partial(freeing, counted(step, loaded)), grammars, HeldAdapters(loaded))
 
 
 def make_pool(place: RankPool, memory: memoryview, device: torch.device) -> DevicePool:

@@ -11,12 +11,9 @@ from torch import Tensor
 from core.start_timer import StartTimer
 from engine.execution.graphs.graph_capture import Launch
 from engine.sizing.model_dims import dims_of, rules_of
-from kernels.cpu.prepacked import WeightFormat
-from kernels.select import Kernels
 from models.causal_model import CausalModel
 from models.families.table import read_spec
-from models.registry import load_model
-from models.spec.model_spec import Implementation, LoadFormat
+from models.registry import LoadOptions, load_model
 from parallel.balance import first_placement
 from parallel.comm import Backend, Comm, connect
 from parallel.expert import Spread
@@ -26,6 +23,8 @@ from parallel.plans import ModelShare, even_part
 from parallel.rank_collectives import make_collectives, summing
 from parallel.relocate import relocate
 from parallel.rules import Sharding
+
+_DEFAULTS = LoadOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,30 +75,20 @@ def load_part(
     *,
     rank: int,
     store: Any,
-    kernels: Kernels = "auto",
-    deterministic: bool = False,
+    options: LoadOptions = _DEFAULTS,
     num_spare: int = 0,
-    block_size: int = 16,
     address: str = "127.0.0.1",
-    kv_dtype: str = "",
-    weights: WeightFormat = "full",
-    load_format: LoadFormat = "auto",
-    implementation: Implementation = "auto",
-    max_context_tokens: int = 0,
-    taps: tuple[int, ...] = (),
-    adapters: Mapping[str, str] | None = None,
     timer: StartTimer | None = None,
 ) -> ModelPart:
     """Load `rank`'s part of the model on `mesh`. All ranks must call it. `store` is where they find each other, and `address` is
-    where they reach this one's host. `num_spare` counts slots for more copies of experts. `block_size`, `kv_dtype`, `weights`,
-    `load_format`, `implementation`, `max_context_tokens`, `taps`, `adapters` and `timer` are as in `load_model`.
+    where they reach this one's host. `num_spare` counts slots for more copies of experts. `options` and `timer` are
+    those of `load_model`.
 
     Raises ConfigError, UnsupportedModel and ReplicaLost."""
     comms = _connect(device, mesh, rank, store, address)
-    spec = read_spec(folder, implementation)
-    dims = dims_of(spec)
-    sum_parts = summing(comms.tp, deterministic)
-    spread, own = None, None
+    spec = read_spec(folder, options.implementation)
+    dims, spread, own = dims_of(spec), None, None
+    sum_parts = summing(comms.tp, options.deterministic)
     if dims.num_experts:
         slots = first_placement(dims.num_experts, mesh.num_expert_ranks, num_spare)
         spread = Spread(comms.ep, comms.experts, slots, sum_parts, device)
@@ -107,24 +96,14 @@ def load_part(
     sharding = Sharding(dims, mesh, rank, rules_of(spec), own)
     vocab = [even_part(dims.vocab_size, mesh.tp, index) for index in range(mesh.tp)]
     collectives = make_collectives(comms.tp, vocab, sum_parts, spread)
-    layers = range(*sharding.part.layers)
     model = load_model(
         folder,
         dtype,
         device,
         sharding,
-        layers=layers,
+        options=options,
+        layers=range(*sharding.part.layers),
         collectives=collectives,
-        kernels=kernels,
-        deterministic=deterministic,
-        block_size=block_size,
-        kv_dtype=kv_dtype,
-        weights=weights,
-        load_format=load_format,
-        implementation=implementation,
-        max_context_tokens=max_context_tokens,
-        taps=taps,
-        adapters=adapters,
         timer=timer,
     )
     return ModelPart(model, sharding.part, comms, sharding, spread)

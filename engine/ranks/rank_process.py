@@ -67,6 +67,7 @@ from engine.ranks.rendezvous import join, wait_for_all
 from kernels.cpu.prepacked import WeightFormat
 from kernels.select import Kernels
 from models.families.table import read_spec
+from models.registry import LoadOptions
 from models.spec.model_spec import Implementation, LoadFormat
 
 _PR_SET_PDEATHSIG = 1
@@ -218,18 +219,20 @@ def _part(setup: RankSetup, device: torch.device, store: Any, timer: StartTimer)
         setup.mesh,
         rank=setup.rank,
         store=store,
-        kernels=cast(Kernels, setup.kernels),
-        deterministic=setup.deterministic,
+        options=LoadOptions(
+            kernels=cast(Kernels, setup.kernels),
+            deterministic=setup.deterministic,
+            block_size=layout.block_size,
+            kv_dtype=layout.dtype,
+            weights=cast(WeightFormat, setup.weights),
+            load_format=cast(LoadFormat, setup.load_format),
+            implementation=cast(Implementation, setup.implementation),
+            max_context_tokens=setup.max_context_tokens,
+            taps=setup.head.taps if setup.head is not None else (),
+            adapters=dict(setup.adapters),
+        ),
         num_spare=setup.num_spare,
-        block_size=layout.block_size,
         address=setup.address,
-        kv_dtype=layout.dtype,
-        weights=cast(WeightFormat, setup.weights),
-        load_format=cast(LoadFormat, setup.load_format),
-        implementation=cast(Implementation, setup.implementation),
-        max_context_tokens=setup.max_context_tokens,
-        taps=setup.head.taps if setup.head is not None else (),
-        adapters=dict(setup.adapters),
         timer=timer,
     )
 

@@ -24,9 +24,9 @@ from engine.sizing.recurrent_limits import check_recurrent
 from kernels.cpu.prepacked import WeightFormat
 from models.families.table import read_spec
 from models.formats.checkpoint import count_weights
-from models.lora.adapter import read_adapters
+from models.lora.adapter import Adapter, read_adapters
 from models.registry import check_load_format, choose_dtype, choose_kv_dtype, choose_weights
-from models.spec.model_spec import Implementation, LoadFormat
+from models.spec.model_spec import Implementation, LoadFormat, ModelSpec
 from parallel.mesh import ONE_RANK, Mesh
 
 _log = logging.getLogger(__name__)
@@ -99,6 +99,108 @@ class PoolSize:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Described:
+    """A model according to its description and the configuration, before any memory is looked at."""
+
+    spec: ModelSpec
+    engine: EngineConfig
+    adapters: Sequence[Adapter]
+    max_context_tokens: int
+    device: torch.device
+    dtype: str
+    weights: WeightFormat
+
+    def layout(self) -> KVLayout:
+        """Return how KV is stored. Raises ConfigError."""
+        spec, engine = self.spec, self.engine
+        kept_as = choose_kv_dtype(spec, self.dtype, self.weights, engine.deterministic, self.device)
+        return _stored_as(engine.kv_dtype, spec.kv_layout(engine.block_size, kept_as))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Room:
+    """What an instance's ranks need, and the memory that they find for their pools."""
+
+    engine: EngineConfig
+    mesh: Mesh
+    shards: Sequence[KVShard]
+    needs: Sequence[RankNeeds]
+    found: RankMemory
+    sharing: Sequence[Sharing]
+    draft_block_bytes: Sequence[int]
+    """What each rank keeps of a block beside its pool."""
+    max_context_tokens: int
+    on_device: bool
+
+    @property
+    def groups(self) -> list[int]:
+        """The group of ranks, which has blocks of its own, of each rank."""
+        return [self.mesh.place(rank).dp for rank in range(self.mesh.size)]
+
+    @property
+    def num_idle(self) -> int:
+        """The number of each pool's blocks that are nobody's."""
+        return int(self.on_device and self.mesh.dp == 1)
+
+    def num_blocks(self) -> int:
+        """Return the blocks of each group of ranks. Raises ConfigError."""
+        if self.engine.num_blocks or self.engine.kv_bytes:
+            return self._asked_blocks()
+        return max(self.shards[0].layout.state_blocks + 2, self._blocks_with_room() - self.num_idle)
+
+    def lay_out(self, num_blocks: int, memories: Sequence[int]) -> tuple[RankPool, ...]:
+        """Return the ranks' pools. Raises ConfigError where they do not fit."""
+        size = self.mesh.size
+        own_memories = range(1, size + 1) if self.on_device and size > 1 else memories
+        pools = lay_out(self.shards, num_blocks + self.num_idle, self.groups, own_memories)
+        for memory, need, pool, shared, own in zip(
+            self.found.devices, self.needs, pools, self.sharing, self.draft_block_bytes, strict=True
+        ):
+            kv_bytes = pool.num_bytes + own * pool.num_blocks
+            check_fit(memory, need, kv_bytes, self.engine.memory_utilization, shared)
+        return pools
+
+    def _asked_blocks(self) -> int:
+        """Return the blocks of each group of ranks, as the configuration says. Raises ConfigError."""
+        engine, mesh = self.engine, self.mesh
+        block_bytes = sum(
+            shard.pool_bytes(1) for shard, dp in zip(self.shards, self.groups, strict=True) if dp == 0
+        )
+        num_blocks = (engine.num_blocks or engine.kv_bytes // block_bytes) // mesh.dp
+        if num_blocks < self.shards[0].layout.state_blocks + 2:
+            said = (
+                f"num_blocks of {engine.num_blocks}"
+                if engine.num_blocks
+                else f"kv_bytes of {engine.kv_bytes}"
+            )
+            raise ConfigError(
+                f"engine.{said} holds {num_blocks} blocks of {block_bytes} bytes"
+                + (f" for each of {mesh.dp} groups of ranks" if mesh.dp > 1 else "")
+                + _for_states(self.shards[0].layout)
+            )
+        return num_blocks
+
+    def _blocks_with_room(self) -> int:
+        """Return the blocks of each group of ranks for which the fullest rank has room. It is at least two, with which
+        `check_fit` then says what is missing, and at most what all sequences need at their longest. Mostly they are shorter, and
+        prefixes have the rest."""
+        engine, state_blocks = self.engine, self.shards[0].layout.state_blocks
+        longest = num_blocks_for(self.max_context_tokens, engine.block_size)
+        most = engine.max_num_seqs * (state_blocks + longest)
+        for shard, need, memory, shared, own in zip(
+            self.shards, self.needs, self.found.devices, self.sharing, self.draft_block_bytes, strict=True
+        ):
+            if not shard.num_layers:
+                break  # an encoder's blocks take no memory
+            room = kv_room(memory, need, engine.memory_utilization, shared)
+            if self.found.most_pool_bytes is not None:
+                # A draft model's KV lies beside the memory that bounds the pool.
+                most = min(most, self.found.most_pool_bytes // shard.pool_bytes(1))
+            most = min(most, room // (shard.pool_bytes(1) + own))
+        return max(most, state_blocks + 2)
+
+
 def size_pool(
     folder: Path,
     model: ModelConfig,
@@ -116,6 +218,33 @@ def size_pool(
     this process has another one. `memories` says on which of its hosts each rank is. `found` is the memory that they have there;
     None means that all of this process's device is theirs. `slots` are for adapters that come later. Raises ConfigError, also
     where weights, the largest step and the pool do not fit."""
+    described = _describe(folder, model, engine, device)
+    check_mesh(described.spec, mesh, role, num_spare)
+    target = Target(
+        spec=described.spec,
+        folder=folder,
+        config=model,
+        shards=shards_of(described.spec, mesh, described.layout()),
+        mesh=mesh,
+        num_spare=num_spare,
+        role=role,
+        device=described.device,
+    )
+    needs = _needs_of(described, target, slots)
+    draft = size_draft(target, described.engine)
+    if draft is not None:
+        needs = draft.beside(needs)
+    found = found or _found_here(described.device, mesh.size)
+    room = _room_of(described, target, needs, found, draft, memories or (0,) * mesh.size)
+    size = _sized(described, target, room, draft, memories)
+    _log.info("%s of %s on %s: %s", role, target.spec.architecture, found.devices[0].name, size.summary())
+    return size
+
+
+def _describe(
+    folder: Path, model: ModelConfig, engine: EngineConfig, device: torch.device | None
+) -> _Described:
+    """Return what the model is. Raises ConfigError and UnsupportedModel for what cannot be served."""
     spec = read_spec(folder, model.implementation)
     check_load_format(spec, model.load_format)
     check_recurrent(spec, engine)
@@ -125,84 +254,86 @@ def size_pool(
     if spec.encodes:
         engine = encoder_config(engine, max_context_tokens)
     device = device or choose_device(engine.device)
-    dtype = choose_dtype(spec, model.dtype, device)
-    weights = choose_weights(spec, model.dtype, model.quantization, engine.deterministic, device)
-    check_mesh(spec, mesh, role, num_spare)
-    kept_as = choose_kv_dtype(spec, dtype, weights, engine.deterministic, device)
-    layout = _stored_as(engine.kv_dtype, spec.kv_layout(engine.block_size, kept_as))
-    shards = shards_of(spec, mesh, layout)
-    groups = [mesh.place(rank).dp for rank in range(mesh.size)]
-    stored = stored_as(spec, dtype, weights, device, engine.deterministic)
+    return _Described(
+        spec=spec,
+        engine=engine,
+        adapters=adapters,
+        max_context_tokens=max_context_tokens,
+        device=device,
+        dtype=choose_dtype(spec, model.dtype, device),
+        weights=choose_weights(spec, model.dtype, model.quantization, engine.deterministic, device),
+    )
+
+
+def _needs_of(described: _Described, target: Target, slots: AdapterConfig) -> Sequence[RankNeeds]:
+    """Return what each rank needs beside its pool and a draft model. Raises ConfigError."""
+    spec, engine, mesh, dtype = described.spec, described.engine, target.mesh, described.dtype
     needs = needs_of(
         spec,
         engine,
         mesh,
-        stored,
-        context_tokens=max_context_tokens,
-        num_spare=num_spare,
-        num_weights=count_weights(folder) if spec.implementation == "transformers" else 0,
+        stored_as(spec, dtype, described.weights, described.device, engine.deterministic),
+        context_tokens=described.max_context_tokens,
+        num_spare=target.num_spare,
+        num_weights=count_weights(target.folder) if spec.implementation == "transformers" else 0,
     )
     needs = with_adapters(
-        needs, adapters, spec, mesh, slots=slots, dtype=dtype, max_batch_tokens=engine.max_batch_tokens
-    )
-    needs = beside_pictures(needs, spec, folder, mesh, dtype, engine)
-    target = Target(
-        spec=spec,
-        folder=folder,
-        config=model,
-        shards=shards,
-        mesh=mesh,
-        num_spare=num_spare,
-        role=role,
-        device=device,
-    )
-    draft = size_draft(target, engine)
-    needs = draft.beside(needs) if draft else needs
-    beside = _draft_bytes(draft, mesh)
-    found = found or _found_here(device, mesh.size)
-    on_device = found.on_device and not spec.encodes
-    num_idle = int(on_device and mesh.dp == 1)
-    hosts = memories or (0,) * mesh.size
-    sharing = [Sharing(found.num_sharers, hosts.count(host), found.card_share) for host in hosts]
-    if engine.num_blocks or engine.kv_bytes:
-        num_blocks = _asked_blocks(engine, shards, groups, mesh)
-    else:
-        num_blocks = _blocks_with_room(
-            engine,
-            shards,
-            needs,
-            found,
-            sharing=sharing,
-            max_context_tokens=max_context_tokens,
-            draft_block_bytes=beside,
-        )
-        num_blocks = max(layout.state_blocks + 2, num_blocks - num_idle)
-    own_memories = range(1, mesh.size + 1) if on_device and mesh.size > 1 else memories
-    pools = lay_out(shards, num_blocks + num_idle, groups, own_memories)
-    for memory, need, pool, shared, own in zip(found.devices, needs, pools, sharing, beside, strict=True):
-        kv_bytes = pool.num_bytes + own * pool.num_blocks
-        check_fit(memory, need, kv_bytes, engine.memory_utilization, shared)
-    size = PoolSize(
-        shard=KVShard.whole(layout),
-        num_blocks=num_blocks * mesh.dp,
-        max_context_tokens=max_context_tokens,
+        needs,
+        described.adapters,
+        spec,
+        mesh,
+        slots=slots,
         dtype=dtype,
-        weights=weights,
-        load_format=model.load_format,
+        max_batch_tokens=engine.max_batch_tokens,
+    )
+    return beside_pictures(needs, spec, target.folder, mesh, dtype, engine)
+
+
+def _room_of(
+    described: _Described,
+    target: Target,
+    needs: Sequence[RankNeeds],
+    found: RankMemory,
+    draft: DraftSize | None,
+    hosts: Sequence[int],
+) -> _Room:
+    return _Room(
+        engine=described.engine,
+        mesh=target.mesh,
+        shards=target.shards,
+        needs=needs,
+        found=found,
+        sharing=[Sharing(found.num_sharers, hosts.count(host), found.card_share) for host in hosts],
+        draft_block_bytes=_draft_bytes(draft, target.mesh),
+        max_context_tokens=described.max_context_tokens,
+        on_device=found.on_device and not described.spec.encodes,
+    )
+
+
+def _sized(
+    described: _Described, target: Target, room: _Room, draft: DraftSize | None, memories: Sequence[int]
+) -> PoolSize:
+    """Return the size that `room` leaves. Raises ConfigError."""
+    spec, num_blocks = described.spec, room.num_blocks()
+    return PoolSize(
+        shard=KVShard.whole(described.layout()),
+        num_blocks=num_blocks * target.mesh.dp,
+        max_context_tokens=described.max_context_tokens,
+        dtype=described.dtype,
+        weights=described.weights,
+        load_format=target.config.load_format,
         implementation=spec.implementation,
-        adapters=model.adapters,
-        adapter_keys=frozenset(adapter.key for adapter in adapters),
-        pools=pools,
-        needs=tuple(needs),
-        num_threads=engine.num_threads or _threads(found),
+        adapters=target.config.adapters,
+        adapter_keys=frozenset(adapter.key for adapter in described.adapters),
+        pools=room.lay_out(num_blocks, memories),
+        needs=tuple(room.needs),
+        num_threads=described.engine.num_threads or _threads(room.found),
         draft=draft,
         expert_share=spec.expert_share,
         encodes=spec.encodes,
-        hands_over=role in ("prefill", "both"),
-        on_device=on_device,
+        hands_over=target.role in ("prefill", "both"),
+        on_device=room.on_device,
     )
-    _log.info("%s of %s on %s: %s", role, spec.architecture, found.devices[0].name, size.summary())
-    return size
 
 
 def _found_here(device: torch.device, num_ranks: int) -> RankMemory:
@@ -222,52 +353,10 @@ def _threads(found: RankMemory) -> int:
     return max(1, host_cores() // found.num_sharers) if found.devices[0].is_host else 1
 
 
-def _asked_blocks(engine: EngineConfig, shards: Sequence[KVShard], groups: Sequence[int], mesh: Mesh) -> int:
-    """Return the blocks of each group of ranks, as the configuration says. Raises ConfigError."""
-    block_bytes = sum(shard.pool_bytes(1) for shard, dp in zip(shards, groups, strict=True) if dp == 0)
-    num_blocks = (engine.num_blocks or engine.kv_bytes // block_bytes) // mesh.dp
-    if num_blocks < shards[0].layout.state_blocks + 2:
-        said = f"num_blocks of {engine.num_blocks}" if engine.num_blocks else f"kv_bytes of {engine.kv_bytes}"
-        raise ConfigError(
-            f"engine.{said} holds {num_blocks} blocks of {block_bytes} bytes"
-            + (f" for each of {mesh.dp} groups of ranks" if mesh.dp > 1 else "")
-            + _for_states(shards[0].layout)
-        )
-    return num_blocks
-
-
 def _for_states(layout: KVLayout) -> str:
     if not layout.state_blocks:
         return ""
     return f"; each sequence's recurrent state takes {layout.state_blocks}, beside those of its tokens"
-
-
-def _blocks_with_room(
-    engine: EngineConfig,
-    shards: Sequence[KVShard],
-    needs: Sequence[RankNeeds],
-    found: RankMemory,
-    *,
-    sharing: Sequence[Sharing],
-    max_context_tokens: int,
-    draft_block_bytes: Sequence[int],
-) -> int:
-    """Return the blocks of each group of ranks for which the fullest rank has room. It is at least two, with which `check_fit`
-    then says what is missing, and at most what all sequences need at their longest. Mostly they are shorter, and prefixes have
-    the rest."""
-    state_blocks = shards[0].layout.state_blocks
-    most = engine.max_num_seqs * (state_blocks + num_blocks_for(max_context_tokens, engine.block_size))
-    for shard, need, memory, shared, own in zip(
-        shards, needs, found.devices, sharing, draft_block_bytes, strict=True
-    ):
-        if not shard.num_layers:
-            break  # an encoder's blocks take no memory
-        room = kv_room(memory, need, engine.memory_utilization, shared)
-        if found.most_pool_bytes is not None:
-            # A draft model's KV lies beside the memory that bounds the pool.
-            most = min(most, found.most_pool_bytes // shard.pool_bytes(1))
-        most = min(most, room // (shard.pool_bytes(1) + own))
-    return max(most, state_blocks + 2)
 
 
 def _stored_as(kv_dtype: str, layout: KVLayout) -> KVLayout:

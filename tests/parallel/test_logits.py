@@ -14,6 +14,7 @@ from engine.ranks.model_part import load_part
 from engine.sizing.model_dims import dims_of, shards_of
 from kernels.ops import AttentionMeta
 from models.families.table import read_spec
+from models.registry import LoadOptions
 from parallel.balance import first_placement, place
 from parallel.mesh import Mesh
 from parallel.moves import Move, moved, next_moves
@@ -70,8 +71,7 @@ def part_logits(  # noqa: PLR0917 (ranks are given what they run by position)
         mesh,
         rank=rank,
         store=store,
-        kernels="torch",
-        deterministic=deterministic,
+        options=LoadOptions(kernels="torch", deterministic=deterministic),
         num_spare=num_spare,
     )
     spec = part.model.spec

@@ -19,6 +19,7 @@ from engine.ranks.model_part import load_part
 from engine.ranks.pipeline_stage import StageRunner
 from engine.sizing.model_dims import shards_of
 from models.families.table import read_spec
+from models.registry import LoadOptions
 from parallel.mesh import Mesh
 from tests.engine.execution.drafting.test_speculation import Adversary
 from tests.engine.fifo_policy import FifoPolicy
@@ -77,7 +78,15 @@ def executed(
     rank: int, store: Any, mesh: Mesh, folder: Path, plans: list[StepPlan], num_blocks: int
 ) -> tuple[list[tuple[str, int]], bool]:
     """What the stage draws, and whether it has told the pool of all that it wrote."""
-    part = load_part(folder, "float32", CPU, mesh, rank=rank, store=store, kernels="torch", block_size=BLOCK)
+    part = load_part(
+        folder,
+        "float32",
+        CPU,
+        mesh,
+        rank=rank,
+        store=store,
+        options=LoadOptions(kernels="torch", block_size=BLOCK),
+    )
     spec = part.model.spec
     shard = shards_of(spec, mesh, spec.kv_layout(BLOCK, "float32"))[rank]
     buffer = memoryview(bytearray(b"\xff" * shard.pool_bytes(num_blocks)))  # NaN

@@ -18,7 +18,7 @@ from engine.execution.pools.kv_pool import KVPool
 from engine.execution.runner import Runner
 from engine.planning.step_scheduler import StepScheduler
 from models.model import Model
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from tests.engine.fifo_policy import FifoPolicy
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, make
 
@@ -110,7 +110,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder: Path = tmp_path_factory.mktemp(family)
     rng = random.Random(family)
     make(folder, FAMILIES[family](rng, 1), seed=1)
-    model = load_model(folder, dtype, CPU, deterministic=True)
+    model = load_model(folder, dtype, CPU, options=LoadOptions(deterministic=True))
     requests = requests_of(rng)
     logits: Logits = {}
     tokens: dict[str, list[int]] = {}

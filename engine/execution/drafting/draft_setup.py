@@ -9,7 +9,7 @@ from engine.execution.drafting.load_head import load_head
 from engine.execution.drafting.proposing import Proposer
 from engine.sizing.draft_size import DraftSize
 from models.causal_model import CausalModel
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from models.spec.model_spec import LoadFormat
 
 
@@ -27,13 +27,7 @@ def make_proposer(
         return None
     if (setup := size.setup_of(0)) is not None:
         return load_head(setup, target, num_blocks, device, kernels=engine.kernels, load_format=load_format)
-    model = load_model(
-        size.folder,
-        size.dtype,
-        device,
-        kernels=engine.kernels,
-        block_size=engine.block_size,
-        weights=size.weights,
-    )
+    options = LoadOptions(kernels=engine.kernels, block_size=engine.block_size, weights=size.weights)
+    model = load_model(size.folder, size.dtype, device, options=options)
     layers = draft_layers(size.shards[0], num_blocks, device)
     return DraftModel(model, layers, engine.block_size, target.spec.vocab_size, device=device)

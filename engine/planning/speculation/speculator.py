@@ -96,14 +96,7 @@ class Speculator:
         if may_run:
             self._runs.tried(any_found=bool(runs), any_chosen=any(lengths[: len(runs)]))
         if may_look:
-            is_chosen, gain = any(lengths[len(runs) :]), self._gain.gain(len(decoding))
-            is_forced = not any(lengths) and self._looks.is_longest and self._trials.is_paid
-            self._looks.tried(any_found=bool(guesses), any_chosen=is_chosen and gain >= _LEAST_GAIN)
-            self._num_guessing += is_chosen
-            if is_forced and guesses:
-                # What guesses cost, and how often they are right, is learned from guesses alone.
-                lengths[_cheapest(drafts, len(runs))] = 1
-            self._is_trial = not (is_chosen and _LEAST_GAIN <= gain < inf)
+            self._looked(drafts, lengths, len(runs), self._gain.gain(len(decoding)))
         elif any(lengths):
             self._is_trial = False
         self._guessed |= {seq.key: draft for seq, draft in drafts}
@@ -112,6 +105,18 @@ class Speculator:
             for (seq, draft), length in zip(drafts, lengths, strict=True)
             if length
         }
+
+    def _looked(self, drafts: list[_Guess], lengths: list[int], num_runs: int, gain: float) -> None:
+        """Learn what came of looking for guesses, which are those of `drafts` behind the first `num_runs`. A trial may be forced:
+        then one of `lengths` becomes 1."""
+        is_chosen, any_found = any(lengths[num_runs:]), len(drafts) > num_runs
+        is_forced = not any(lengths) and self._looks.is_longest and self._trials.is_paid
+        self._looks.tried(any_found=any_found, any_chosen=is_chosen and gain >= _LEAST_GAIN)
+        self._num_guessing += is_chosen
+        if is_forced and any_found:
+            # What guesses cost, and how often they are right, is learned from guesses alone.
+            lengths[_cheapest(drafts, num_runs)] = 1
+        self._is_trial = not (is_chosen and _LEAST_GAIN <= gain < inf)
 
     def committed(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Learn when a step's tokens were known."""

@@ -14,7 +14,7 @@ from core.config.adapter_config import AdapterPlace, HoldAdapters
 from engine.execution.held_adapters import HeldAdapters
 from models.families.table import read_spec
 from models.lora.adapter import read_within
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from tests.models.checkpoints import CPU, FAMILIES, Paged, make
 from tests.models.peft_adapters import LINEAR, make_adapter
 
@@ -77,7 +77,7 @@ def test_they_come_and_go(made: Made) -> None:
 
 def test_those_of_the_start_stay(made: Made) -> None:
     paths = {"one": str(made.folder / "one")}
-    model = load_model(made.folder / "base", "float32", CPU, adapters=paths)
+    model = load_model(made.folder / "base", "float32", CPU, options=LoadOptions(adapters=paths))
     held, two = HeldAdapters(model), made.place("two")
     held.hold(made.asked(two))
     held.hold(made.asked())

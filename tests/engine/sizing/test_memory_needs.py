@@ -19,7 +19,7 @@ from engine.sizing.pool_size import size_pool
 from kernels.cpu.library import native
 from kernels.cpu.prepacked import WeightFormat
 from models.families.table import read_spec
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from parallel.mesh import ONE_RANK, Mesh
 from tests.models.checkpoints import FAMILIES, HYBRID, make
 from tests.models.real_configs import REAL, write_config
@@ -169,7 +169,7 @@ def test_a_cpu_keeps_as_many_bytes_of_weights_as_are_counted(
     folder = tmp_path / "model"
     make(tmp_path / "wide", config, seed=1).to(dtype).save_pretrained(folder)
     before = _storages()
-    model = load_model(folder, "float32", CPU, weights=weights)
+    model = load_model(folder, "float32", CPU, options=LoadOptions(weights=weights))
     held = sum(size for place, size in _storages().items() if place not in before)
     stored = stored_as(model.spec, "float32", weights, CPU, deterministic=False)
     (needs,) = needs_of(model.spec, EngineConfig(), ONE_RANK, stored, context_tokens=1024)

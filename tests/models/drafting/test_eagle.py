@@ -15,7 +15,7 @@ from core.errors import UnsupportedModel
 from kernels.ops import AttentionMeta
 from models.drafting.eagle import load_eagle, read_eagle
 from models.families.table import read_spec
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from tests.models.checkpoints import BLOCK, CPU, VOCAB, Paged
 from tests.models.eagle_checkpoints import make_eagle, make_target
 
@@ -29,7 +29,7 @@ def test_its_logits_are_those_of_its_definition(keys: dict[str, Any], tmp_path: 
     rng = random.Random(1)
     reference = make_eagle(tmp_path / "head", make_target(tmp_path), **keys)
     spec = read_eagle(tmp_path / "head", read_spec(tmp_path))
-    model = load_model(tmp_path, "float32", CPU, taps=spec.taps)
+    model = load_model(tmp_path, "float32", CPU, options=LoadOptions(taps=spec.taps))
     head = load_eagle(tmp_path / "head", model, CPU, block_size=BLOCK)
     tokens, paged = [rng.randrange(VOCAB) for _ in range(11)], Paged(model, 1, rng)
     layout = spec.layer.kv_layout(BLOCK, "float32")
@@ -97,6 +97,6 @@ def test_tensors_that_are_missing_or_odd_are_named(change: Any, match: str, tmp_
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file)
-    model = load_model(tmp_path, "float32", CPU, taps=spec.taps)
+    model = load_model(tmp_path, "float32", CPU, options=LoadOptions(taps=spec.taps))
     with pytest.raises(UnsupportedModel, match=match):
         load_eagle(tmp_path / "head", model, CPU)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from core.errors import UnsupportedModel
 from models.families.table import read_spec
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from tests.models.checkpoints import BLOCK, CPU, FAMILIES, VOCAB, Paged
 
 PREFIXES = ["model.language_model.", "language_model.model."]
@@ -145,7 +145,7 @@ def test_the_text_part_computes_what_transformers_does(
     tensors = load_file(path)
     written = next(n.partition("embed_tokens")[0] for n in tensors if n.endswith("embed_tokens.weight"))
     save_file({name.replace(written, prefix): tensor for name, tensor in tensors.items()}, path)
-    model = load_model(tmp_path, "float32", CPU, block_size=BLOCK)
+    model = load_model(tmp_path, "float32", CPU, options=LoadOptions(block_size=BLOCK))
     (found,) = Paged(model, 1, random.Random(0)).step([(0, 0, PROMPT)])
     torch.testing.assert_close(found, want, atol=1e-4, rtol=1e-4)
     assert model.spec.eos_token_ids == (5, 6)

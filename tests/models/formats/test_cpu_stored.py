@@ -29,7 +29,7 @@ from models import registry
 from models.families.table import read_spec
 from models.formats.checkpoint import Checkpoint, Shard, whole
 from models.model import Model
-from models.registry import choose_kv_dtype, choose_weights, load_model
+from models.registry import LoadOptions, choose_kv_dtype, choose_weights, load_model
 from parallel.mesh import Mesh
 from parallel.rules import Sharding
 from tests.models.checkpoints import CPU, FAMILIES, Paged
@@ -269,7 +269,7 @@ def test_experts_are_held_in_panels_alone(tmp_path: Path) -> None:
 
 def test_a_row_has_the_same_bits_in_every_batch(tmp_path: Path) -> None:
     EXPERTS["awq experts"](tmp_path)
-    model = load_model(tmp_path, "float32", CPU, deterministic=True, weights="half")
+    model = load_model(tmp_path, "float32", CPU, options=LoadOptions(deterministic=True, weights="half"))
     together = Paged(model, 1, random.Random(0)).step([(0, 0, PROMPT)])[0]
     paged = Paged(model, 1, random.Random(0))
     apart = torch.cat([paged.step([(0, at, PROMPT[at : at + 1])])[0] for at in range(len(PROMPT))])
@@ -332,7 +332,7 @@ def test_an_embedding_takes_no_more_than_it_is_stored_in_and_none_beside_a_head_
     reference.save_pretrained(tmp_path)
     table = reference.get_input_embeddings().weight.detach().float()
     before = {id(each) for each in gc.get_objects() if type(each) is Tensor}
-    model = load_model(tmp_path, "float32", CPU, weights=weights)
+    model = load_model(tmp_path, "float32", CPU, options=LoadOptions(weights=weights))
     made = [each for each in gc.get_objects() if type(each) is Tensor and id(each) not in before]
     assert isinstance(model, Model)
     large = sum(each.nbytes for each in made if each.nbytes > table.numel() / 3)

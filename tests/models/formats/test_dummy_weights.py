@@ -18,7 +18,7 @@ from kernels.cpu.prepacked import WeightFormat, prepacked_ops
 from kernels.ops import Ops
 from kernels.packed import LinearWeight, Weight
 from models.formats.dummy_weights import DummyWeights
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, Paged
 from tests.models.parts import tensor_parallel
 
@@ -38,7 +38,9 @@ def describe(folder: Path, family: str = "llama", **fields: Any) -> Path:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_computes_without_a_file_of_weights(family: str, tmp_path: Path) -> None:
     describe(tmp_path, family)
-    models = [load_model(tmp_path, "float32", CPU, load_format="dummy") for _ in range(2)]
+    models = [
+        load_model(tmp_path, "float32", CPU, options=LoadOptions(load_format="dummy")) for _ in range(2)
+    ]
     first, second = (torch.cat(Paged(model, 1, random.Random(0)).step([(0, 0, PROMPT)])) for model in models)
     assert first.shape == (len(PROMPT), VOCAB)
     assert first.isfinite().all()
@@ -70,7 +72,7 @@ def test_matrices_have_the_16_bits_that_a_checkpoint_s_would(
         return replace(ops, pack=pack)
 
     monkeypatch.setattr("kernels.select.prepacked_ops", noting)
-    load_model(described, "auto", CPU, load_format="dummy", weights="half")
+    load_model(described, "auto", CPU, options=LoadOptions(load_format="dummy", weights="half"))
     assert packed == {getattr(torch, dtype)}
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from core.errors import ConfigError, UnsupportedModel
 from models.formats.checkpoint import Checkpoint
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from tests.models.checkpoints import BLOCK, CPU, FAMILIES, SPARSE, VOCAB, Paged, make
 from tests.resident import SMAPS, resident_bytes
 
@@ -63,7 +63,7 @@ def test_the_longest_text_that_is_served_chooses_longropes_factors(tmp_path: Pat
     with torch.inference_mode():
         want = reference(torch.tensor([prompt])).logits[0]
     for most, is_same in ((64, True), (65, False)):
-        model = load_model(tmp_path, "float32", CPU, max_context_tokens=most)
+        model = load_model(tmp_path, "float32", CPU, options=LoadOptions(max_context_tokens=most))
         (found,) = Paged(model, 1, random.Random(0)).step([(0, 0, prompt)])
         assert torch.allclose(found, want, atol=1e-4, rtol=1e-4) == is_same
 

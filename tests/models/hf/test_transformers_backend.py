@@ -17,7 +17,7 @@ from core.errors import ConfigError, UnsupportedModel
 from core.types import Request, SamplingParams
 from engine.sizing.model_dims import check_mesh
 from models.families.table import read_spec
-from models.registry import choose_weights, load_model
+from models.registry import LoadOptions, choose_weights, load_model
 from parallel.mesh import Mesh
 from tests.models.checkpoints import FAMILIES, Paged, make
 from tests.models.foreign_checkpoints import VOCAB, make_foreign
@@ -186,7 +186,7 @@ def test_its_products_keep_as_few_bits_as_those_of_batons_own(
     spec = read_spec(tmp_path)
     weights = choose_weights(spec, "auto", quantization, False, CPU)
     assert weights == ("half" if quantization == "none" else quantization)
-    model = load_model(tmp_path, "float32", CPU, weights=weights)
+    model = load_model(tmp_path, "float32", CPU, options=LoadOptions(weights=weights))
     paged = Paged(model, 1, random.Random(0))
     tokens = list(range(2, 40))
     found = paged.step([(0, 0, tokens)])[0]
@@ -270,7 +270,7 @@ def test_a_model_that_attends_in_another_way_than_it_is_asked_to_is_found_out(
 ) -> None:
     """As one would that forgot its window: here the window that it says is not the one that it has."""
     make_foreign(tmp_path, "Cohere2ForCausalLM")
-    load_model(tmp_path, "float32", CPU, implementation="transformers")
+    load_model(tmp_path, "float32", CPU, options=LoadOptions(implementation="transformers"))
     from models.hf import transformers_model
 
     attend = transformers_model._attend  # pyright: ignore[reportPrivateUsage]
@@ -278,7 +278,7 @@ def test_a_model_that_attends_in_another_way_than_it_is_asked_to_is_found_out(
         transformers_model, "_attend", lambda *args, **kw: attend(*args, **{**kw, "sliding_window": 2})
     )
     with pytest.raises(UnsupportedModel, match=r"results are \d+% off"):
-        load_model(tmp_path, "float32", CPU, implementation="transformers")
+        load_model(tmp_path, "float32", CPU, options=LoadOptions(implementation="transformers"))
 
 
 def test_a_checkpoint_that_lacks_weights_is_refused(tmp_path: Path) -> None:

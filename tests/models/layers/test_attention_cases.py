@@ -21,7 +21,7 @@ from kernels.torch.reference import reference_ops
 from models import registry
 from models.families.table import read_spec
 from models.layers.attention_cases import attention_cases
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from tests.kernels import attention_stubs
 from tests.models.checkpoints import BLOCK, CPU, FAMILIES, Paged, make
 from tests.models.parts import tensor_parallel
@@ -62,7 +62,7 @@ def test_cases_are_the_calls(family: str, tmp_path: Path, monkeypatch: pytest.Mo
         return replace(ops, paged_attention=attend)
 
     monkeypatch.setattr(registry, "select_ops", select_ops)
-    model = load_model(tmp_path, "float32", CPU, block_size=BLOCK)
+    model = load_model(tmp_path, "float32", CPU, options=LoadOptions(block_size=BLOCK))
     Paged(model, 1, random.Random(0)).step([(0, 0, list(range(2, 9)))])
     assert called == set(said)
     assert len(said) == len(set(said))
@@ -93,7 +93,9 @@ def test_a_model_over_another_backend_says_what_transformers_says(
         return replace(ops, paged_attention=attention)
 
     monkeypatch.setattr(registry, "select_ops", select_ops)
-    paged = Paged(load_model(tmp_path, "float32", CPU, block_size=BLOCK), 2, random.Random(0))
+    paged = Paged(
+        load_model(tmp_path, "float32", CPU, options=LoadOptions(block_size=BLOCK)), 2, random.Random(0)
+    )
     prompt, other = list(range(2, 40)), list(range(40, 50))
     mixed = [(0, 20, prompt[20:37]), (1, 0, other[:9])]
     rows = [

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from models.families.table import read_spec
 from models.lora.adapter import read_adapters
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, Paged, make
 from tests.models.continuation import continuation
 from tests.models.peft_adapters import FUSED, LINEAR, make_adapter
@@ -70,7 +70,10 @@ def test_a_batch_of_two_ranks_and_no_adapter_has_the_logits_of_peft(family: str,
         "large": {"rank": 8, "lora_alpha": 20, "targets": targets[1:], "use_rslora": True},
     }
     reference, models, paths = adapted(tmp_path, family, 0, kinds)
-    model, named = load_model(tmp_path / "base", "float32", CPU, adapters=paths), keys(tmp_path, paths)
+    model, named = (
+        load_model(tmp_path / "base", "float32", CPU, options=LoadOptions(adapters=paths)),
+        keys(tmp_path, paths),
+    )
     rng = random.Random(family)
     truths = [models["small"], reference, models["large"], models["small"]]
     of = {0: named["small"], 2: named["large"], 3: named["small"]}
@@ -90,7 +93,10 @@ def test_greedy_tokens_of_a_mixed_batch_are_those_of_peft(tmp_path: Path) -> Non
         "large": {"rank": 16, "lora_alpha": 8, "targets": "all-linear"},
     }
     reference, models, paths = adapted(tmp_path, "qwen2", 2, kinds)
-    model, named = load_model(tmp_path / "base", "float32", CPU, adapters=paths), keys(tmp_path, paths)
+    model, named = (
+        load_model(tmp_path / "base", "float32", CPU, options=LoadOptions(adapters=paths)),
+        keys(tmp_path, paths),
+    )
     rng = random.Random(1)
     truths = [models["small"], reference, models["large"], models["small"], reference]
     of = {0: named["small"], 2: named["large"], 3: named["small"]}
@@ -121,7 +127,10 @@ PATTERNS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", PATTERNS)
 def test_what_a_configuration_says_of_single_modules_holds(name: str, tmp_path: Path) -> None:
     _, models, paths = adapted(tmp_path, "llama", 0, {"one": PATTERNS[name]})
-    model, named = load_model(tmp_path / "base", "float32", CPU, adapters=paths), keys(tmp_path, paths)
+    model, named = (
+        load_model(tmp_path / "base", "float32", CPU, options=LoadOptions(adapters=paths)),
+        keys(tmp_path, paths),
+    )
     prompt = list(range(2, 40))
     (got,) = Paged(model, 1, random.Random(0)).step([(0, 0, prompt)], adapters={0: named["one"]})
     torch.testing.assert_close(got, logits_of(models["one"], prompt), atol=2e-4, rtol=2e-4)
@@ -130,7 +139,10 @@ def test_what_a_configuration_says_of_single_modules_holds(name: str, tmp_path: 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])
 def test_attention_beside_experts_may_have_adapters(family: str, tmp_path: Path) -> None:
     _, models, paths = adapted(tmp_path, family, 0, {"one": {"targets": ATTENTION}})
-    model, named = load_model(tmp_path / "base", "float32", CPU, adapters=paths), keys(tmp_path, paths)
+    model, named = (
+        load_model(tmp_path / "base", "float32", CPU, options=LoadOptions(adapters=paths)),
+        keys(tmp_path, paths),
+    )
     prompt = list(range(2, 30))
     (got,) = Paged(model, 1, random.Random(0)).step([(0, 0, prompt)], adapters={0: named["one"]})
     torch.testing.assert_close(got, logits_of(models["one"], prompt), atol=2e-4, rtol=2e-4)
@@ -140,7 +152,7 @@ def test_a_step_without_adapter_rows_has_the_bits_of_a_model_without_adapters(tm
     _, _, paths = adapted(tmp_path, "llama", 0, {"one": {}})
     prompt, logits = list(range(2, 40)), []
     for adapters in (paths, {}):
-        model = load_model(tmp_path / "base", "float32", CPU, adapters=adapters)
+        model = load_model(tmp_path / "base", "float32", CPU, options=LoadOptions(adapters=adapters))
         (got,) = Paged(model, 1, random.Random(0)).step([(0, 0, prompt)])
         logits.append(got)
     assert torch.equal(*logits)
@@ -151,7 +163,10 @@ def test_an_adapter_that_was_trained_without_the_head_is_read_too(tmp_path: Path
     file = tmp_path / "one" / "adapter_model.safetensors"
     stem, other = "base_model.model.model.", "base_model.model."
     save_file({other + name.removeprefix(stem): tensor for name, tensor in load_file(file).items()}, file)
-    model, named = load_model(tmp_path / "base", "float32", CPU, adapters=paths), keys(tmp_path, paths)
+    model, named = (
+        load_model(tmp_path / "base", "float32", CPU, options=LoadOptions(adapters=paths)),
+        keys(tmp_path, paths),
+    )
     (got,) = Paged(model, 1, random.Random(0)).step([(0, 0, [5, 6, 7])], adapters={0: named["one"]})
     torch.testing.assert_close(got, logits_of(models["one"], [5, 6, 7]), atol=2e-4, rtol=2e-4)
 
@@ -160,7 +175,9 @@ def test_an_adapter_that_was_trained_without_the_head_is_read_too(tmp_path: Path
 def test_beside_packed_matrices_is_what_peft_adds_to_their_products(weights: str, tmp_path: Path) -> None:
     """With the adapter it is no farther from PEFT than the packed model is from transformers without."""
     reference, models, paths = adapted(tmp_path, "llama", 0, {"one": {"lora_alpha": 16}})
-    model = load_model(tmp_path / "base", "float32", CPU, weights=weights, adapters=paths)  # type: ignore[arg-type]
+    model = load_model(
+        tmp_path / "base", "float32", CPU, options=LoadOptions(weights=weights, adapters=paths)
+    )  # type: ignore[arg-type]
     prompt, of = list(range(2, 40)), {0: keys(tmp_path, paths)["one"]}
     want, plain = logits_of(models["one"], prompt), logits_of(reference, prompt)
     (with_it,), (without,) = (
@@ -174,7 +191,9 @@ def test_beside_packed_matrices_is_what_peft_adds_to_their_products(weights: str
 
 def test_a_deterministic_row_has_the_same_bits_in_any_batch(tmp_path: Path) -> None:
     _, _, paths = adapted(tmp_path, "llama", 0, {"one": {}, "two": {"rank": 2}})
-    model = load_model(tmp_path / "base", "float32", CPU, deterministic=True, adapters=paths)
+    model = load_model(
+        tmp_path / "base", "float32", CPU, options=LoadOptions(deterministic=True, adapters=paths)
+    )
     named, prompt = keys(tmp_path, paths), list(range(2, 30))
     (alone,) = Paged(model, 1, random.Random(0)).step([(0, 0, prompt)], adapters={0: named["one"]})
     parts = [(s, 0, prompt) for s in range(4)]

@@ -21,7 +21,7 @@ from models.drafting.drafting_head import DraftingHead
 from models.drafting.eagle import load_eagle, read_eagle
 from models.drafting.mtp import load_mtp
 from models.families.table import read_spec
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from parallel.mesh import ONE_RANK, Mesh
 from tests.engine.execution.drafting.test_draft_model import guesses_of, unchecked
 from tests.engine.execution.drafting.test_speculation import (
@@ -53,14 +53,14 @@ class Made:
 
 def made_mtp(folder: Path, reference: MtpReference) -> Made:
     is_hybrid = read_spec(folder).recurrent is not None
-    model = load_model(folder, "float32", CPU, deterministic=not is_hybrid)
+    model = load_model(folder, "float32", CPU, options=LoadOptions(deterministic=not is_hybrid))
     layout = model.spec.kv_layout(4, "float32")
     return Made(reference, model, load_mtp(folder, model, CPU), layout, "mtp")
 
 
 def made_eagle(folder: Path, reference: EagleReference) -> Made:
     spec = read_eagle(folder / "head", read_spec(folder))
-    model = load_model(folder, "float32", CPU, deterministic=True, taps=spec.taps)
+    model = load_model(folder, "float32", CPU, options=LoadOptions(deterministic=True, taps=spec.taps))
     head = load_eagle(folder / "head", model, CPU, block_size=4)
     return Made(reference, model, head, spec.layer.kv_layout(4, "float32"), "eagle:head")
 

@@ -23,7 +23,7 @@ from engine.sizing.pool_size import RankMemory, size_pool
 from models.causal_model import CausalModel
 from models.families.table import read_spec
 from models.lora.adapter import read_adapters
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from parallel.mesh import Mesh
 from tests.engine.execution.drafting.test_speculation import Said, loaded, one_at_a_time, requests, said
 from tests.engine.execution.test_runner import Instance
@@ -61,7 +61,7 @@ def test_one_that_knows_no_adapter_is_wrong_more_often_and_changes_no_token(tmp_
     truth = make_adapter(tmp_path / "one", reference, 0)
     paths = {"one": str(tmp_path / "one")}
     (adapter,) = read_adapters(paths, read_spec(tmp_path / "base"))
-    adapted = load_model(tmp_path / "base", "float32", CPU, adapters=paths)
+    adapted = load_model(tmp_path / "base", "float32", CPU, options=LoadOptions(adapters=paths))
     draft = load_model(tmp_path / "base", "float32", CPU)
     sampling = SamplingParams(temperature=0.0, max_tokens=24)
     asked = [

@@ -39,7 +39,7 @@ from models.drafting.drafting_head import DraftingHead
 from models.drafting.eagle import load_eagle, read_eagle
 from models.families.table import read_spec
 from models.files.hub import resolve
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from tests.engine.execution.drafting.test_speculation import Adversary, num_states
 from tests.engine.execution.test_launching import agree
 from tests.engine.fifo_policy import FifoPolicy
@@ -189,7 +189,7 @@ def requests(rng: random.Random, count: int) -> list[Request]:
 
 def loaded(folder: Path, family: str) -> CausalModel:
     make_served_as(folder, (FAMILIES | HYBRID)[family](random.Random(f"{family}0"), 0))
-    return load_model(folder, "float32", CPU, deterministic=family in FAMILIES)
+    return load_model(folder, "float32", CPU, options=LoadOptions(deterministic=family in FAMILIES))
 
 
 def check(got: Said, plain: Said, family: str) -> None:
@@ -248,7 +248,7 @@ async def test_no_guess_of_a_head_changes_a_token_under_a_grammar(tmp_path: Path
     """Draws that are put off, and runs that the grammar forces, leave it with states of the tokens that were drawn."""
     make_eagle(tmp_path / "head", make_target(tmp_path, vocab_size=VOCAB), draft_vocab=300)
     spec = read_eagle(tmp_path / "head", read_spec(tmp_path))
-    model = load_model(tmp_path, "float32", CPU, deterministic=True, taps=spec.taps)
+    model = load_model(tmp_path, "float32", CPU, options=LoadOptions(deterministic=True, taps=spec.taps))
     head = load_eagle(tmp_path / "head", model, CPU, block_size=4)
     asked = requests(random.Random(4), 4)
     plain = await said(model, asked, plain=True, lookahead=False)

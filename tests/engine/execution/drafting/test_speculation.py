@@ -20,7 +20,7 @@ from models.drafting.drafting_head import DraftingHead
 from models.drafting.eagle import load_eagle, read_eagle
 from models.drafting.mtp import load_mtp
 from models.families.table import read_spec
-from models.registry import load_model
+from models.registry import LoadOptions, load_model
 from tests.engine.execution.test_launching import agree
 from tests.engine.execution.test_runner import Instance
 from tests.models.checkpoints import CPU, FAMILIES, HYBRID, VOCAB, make
@@ -131,7 +131,7 @@ def alike(folder: Path, family: str, seed: int) -> CausalModel:
 def loaded(folder: Path, family: str, seed: int) -> CausalModel:
     rng = random.Random(family)
     make(folder, ALL[family](rng, 0), seed=seed)
-    return load_model(folder, "float32", CPU, deterministic=family in FAMILIES)
+    return load_model(folder, "float32", CPU, options=LoadOptions(deterministic=family in FAMILIES))
 
 
 def loaded_with_heads(folder: Path, family: str, seed: int) -> tuple[CausalModel, Heads]:
@@ -141,7 +141,9 @@ def loaded_with_heads(folder: Path, family: str, seed: int) -> tuple[CausalModel
         with_mtp(folder, reference, family)
     make_eagle(folder / "eagle", reference, reads=(0, 1, 1))
     spec = read_eagle(folder / "eagle", read_spec(folder))
-    model = load_model(folder, "float32", CPU, deterministic=family in FAMILIES, taps=spec.taps)
+    model = load_model(
+        folder, "float32", CPU, options=LoadOptions(deterministic=family in FAMILIES, taps=spec.taps)
+    )
     head = load_eagle(folder / "eagle", model, CPU, block_size=4)
     heads: Heads = {"eagle:stranger": (head, spec.layer.kv_layout(4, "float32"))}
     if family in MTP_FAMILIES:
@@ -217,7 +219,7 @@ def test_sixty_four_seeds_at_any_temperature(family: str, tmp_path: Path) -> Non
 def test_a_sequence_that_came_from_elsewhere_goes_on_as_it_would_have(source: str, tmp_path: Path) -> None:
     if source == "mtp":
         make_right_mtp(tmp_path)
-        model = load_model(tmp_path, "float32", CPU, deterministic=True)
+        model = load_model(tmp_path, "float32", CPU, options=LoadOptions(deterministic=True))
     else:
         model = loaded(tmp_path, "qwen3", seed=3)
     draft = model if source == "draft:itself" else None
