@@ -15,21 +15,15 @@ from cluster.scheduler.fleet.context_forecast import (
     scaled,
     without,
 )
-from cluster.scheduler.fleet.link_model import Spot
-from cluster.scheduler.fleet.out_links import OutLinks
+from cluster.scheduler.fleet.member_promises import PromisedFacts
 from cluster.scheduler.fleet.prefix_index import PrefixHolders
 from cluster.scheduler.fleet.promise import Promise, PromiseSum, Turnover, growth_blocks
-from cluster.scheduler.fleet.promised_prefixes import PromisedPrefixes
-from core.cost.steps import UNKNOWN_STEPS
 from core.kv import num_blocks_for
 from core.messages import Place
-from core.reports import InstanceStatus, LayerExperts, LoadReport, Register, TierCounts, WorkCounts
+from core.reports import InstanceStatus, LoadReport, Register
 
 DEFAULT_TOKENS_PER_S: Final = 4000.0
 """The prompt rate (tokens per second) that is assumed of an instance until anything was measured anywhere."""
-DEFAULT_STEP_S: Final = 0.02
-NO_LEVEL: Final = 1 << 30
-"""A level above every class's priority."""
 _ROUNDING: Final = 1e-6
 _SPARE_TOKENS: Final = 16
 """An instance gives a newcomer blocks only where so many tokens, a usual block, are left for each sequence that runs."""
@@ -38,28 +32,14 @@ CachedBlocks = PrefixHolders | Mapping[str, int]
 """How many leading blocks of a prompt are cached where."""
 
 
-class Member:
+class Member(PromisedFacts):
     """One registered instance. Owned by the GlobalScheduler; policies read it."""
 
     def __init__(
-        self,
-        info: Register,
-        changed: dict[str, "Member"] | None = None,
-        turnover: Turnover | None = None,
+        self, info: Register, changed: dict[str, "Member"] | None = None, turnover: Turnover | None = None
     ) -> None:
         """`changed` is where the member puts itself when anything about it changes. `turnover` is that of the whole fleet."""
-        self.info = info
-        # Copied from `info`: each decision reads these of many members, and an attribute of `self` is read quickest.
-        self.address, self.sends = info.address, info.sends
-        self.prefills, self.decodes = info.prefills, info.decodes
-        self.answers = info.answers or info.decodes
-        """It can be given requests of which nothing follows their prompt."""
-        self.num_blocks, self.block_size = info.num_blocks, info.block_size
-        self.all_blocks = info.num_blocks + info.lent_blocks
-        """As many blocks as sequences may hold here together, with those that sit out (`core.pacing.overcommit`)."""
-        self.state_blocks = info.state_blocks
-        self.max_batch_tokens, self.max_num_seqs = info.max_batch_tokens, info.max_num_seqs
-        self.kv_token_bytes, self.spot = info.kv_token_bytes, Spot(info)
+        super().__init__(info)
         self._changed = {} if changed is None else changed
         self._turnover = turnover or Turnover()
         self.version = 0
@@ -69,22 +49,10 @@ class Member:
         needed."""
         self.standing: object = None
         """For the shortlist: where the member stands in its queues."""
-        self.out_links = OutLinks()
-        self.num_running = 0
-        self.num_waiting = 0
         self._runs_lower = False
         """Whether steps run for lower classes, which `above` leaves out."""
-        self.defect = ""
-        self.tiers = TierCounts()
-        self.work = WorkCounts()
-        self.experts: tuple[LayerExperts, ...] = ()
         self.leaving = False
         """Whether the instance is leaving. It takes nothing new, but its KV can still be fetched."""
-        self.measured_tokens_per_s = 0.0
-        self.step_s = DEFAULT_STEP_S
-        self.steps = UNKNOWN_STEPS
-        self.num_decoding = 0
-        self.context_tokens = 0
         self.capacity_tokens = info.capacity_tokens
         self.free_blocks = info.num_blocks
         """The number of blocks that nothing uses and that no promise takes."""
@@ -96,24 +64,8 @@ class Member:
         self._spare_blocks = 0.0
         self.num_seqs = 0
         """The number of sequences that are or will be here."""
-        self._used_blocks = self._lendable_blocks = 0
-        self._waiting_tokens = 0
-        self._late_tokens = 0
-        self._waiting_by_priority: tuple[tuple[int, int], ...] = ()
-        self._unsettled: dict[str, Promise] = {}
-        self._settled: dict[str, Promise] = {}
-        self._unsettled_sum = PromiseSum()
-        self._settled_sum = PromiseSum()
-        self._chains = PromisedPrefixes()
-        self._tpots: dict[float, int] = {}
-        self._levels: dict[int, int] = {}
-        """Level -> number of promises."""
-        self.lowest_level = NO_LEVEL
-        """The lowest level of the promises here; `NO_LEVEL` when there is none."""
         self._above: dict[int, Member] = {}
         """Level -> the result of `above`, as long as nothing has changed."""
-        self.tightest_tpot_s = inf
-        """The tightest target of the sequences that were placed here to decode."""
         self.batch_seqs = 0
         """The number of sequences that a step decodes here, or will: no more than there are slots."""
         self.batch_context_tokens = 0.0
@@ -121,10 +73,6 @@ class Member:
         self._num_to_decode = 0
         self._contexts = NO_CONTEXTS
         """What all hold, and will hold, that decode or will decode here, also without a slot."""
-
-    @property
-    def num_promises(self) -> int:
-        return len(self._unsettled) + len(self._settled)
 
     @property
     def queued_tokens(self) -> int:
@@ -198,18 +146,7 @@ class Member:
         return self.state_blocks + num_blocks_for(num_tokens, self.block_size) - shared
 
     def promise(self, key: str, promise: Promise) -> None:
-        assert key not in self._unsettled, key
-        self._unsettled[key] = promise
-        self._unsettled_sum.add(promise, 1)
-        self._levels[promise.level] = self._levels.get(promise.level, 0) + 1
-        self.lowest_level = min(self.lowest_level, promise.level)
-        if promise.hashes:
-            self._chains.add(key, promise.hashes)
-        if promise.sent_bytes and self.info.reports_links:
-            self.out_links.reserve(key, promise.receiver, promise.sent_bytes)
-        if promise.num_seqs:
-            self._tpots[promise.tpot_s] = self._tpots.get(promise.tpot_s, 0) + 1
-            self.tightest_tpot_s = min(self.tightest_tpot_s, promise.tpot_s)
+        self._add(key, promise)
         self._refresh()
 
     def grown(self, key: str, num_blocks: int, contexts: Contexts) -> None:
@@ -225,41 +162,13 @@ class Member:
 
     def release(self, key: str) -> None:
         """Forget a promise. Nothing happens when there is none."""
-        if (promise := self._unsettled.pop(key, None)) is not None:
-            self._unsettled_sum.add(promise, -1)
-        elif (promise := self._settled.pop(key, None)) is not None:
-            self._settled_sum.add(promise, -1)
-        else:
-            return
-        self.out_links.give_back(key)
-        level = promise.level
-        self._levels[level] -= 1
-        if not self._levels[level]:
-            del self._levels[level]
-            self.lowest_level = min(self._levels, default=NO_LEVEL)
-        if promise.hashes:
-            self._chains.remove(key, promise.hashes)
-        if promise.num_seqs:
-            _take_one(self._tpots, promise.tpot_s)
-            self.tightest_tpot_s = min(self._tpots, default=inf)
-        self._refresh()
+        if self._remove(key):
+            self._refresh()
 
     def report(self, report: LoadReport, settled_before_s: float) -> None:
         """Take a report over. It shows all promises that it says have arrived, and is taken to show those made before
         `settled_before_s`."""
-        self.num_running, self.num_waiting = report.num_running, report.num_waiting
-        self.defect = report.defect
-        self.tiers, self.work = report.tiers, report.work
-        self.experts = report.experts or self.experts
-        self.measured_tokens_per_s = report.tokens_per_s
-        self.step_s = report.step_s or self.step_s
-        self.steps = report.steps
-        self.num_decoding, self.context_tokens = report.num_decoding, report.context_tokens
-        self._used_blocks = self.num_blocks - report.free_blocks
-        self._lendable_blocks = report.lendable_blocks
-        self._waiting_tokens = report.waiting_tokens
-        self._late_tokens = report.late_tokens
-        self._waiting_by_priority = report.waiting_by_priority
+        self._take(report)
         for key in report.sent:
             self.out_links.give_back(key)
         for key in report.received:
@@ -342,11 +251,6 @@ class Member:
             start=self.info.start,
         )
 
-    def _settle(self, key: str) -> None:
-        promise = self._settled[key] = self._unsettled.pop(key)
-        self._unsettled_sum.add(promise, -1)
-        self._settled_sum.add(promise, 1)
-
     def _refresh(self) -> None:
         """Work the sums out anew. Settled promises show in the report as far as they have grown, so the larger of the two counts.
         Unsettled ones come on top."""
@@ -389,10 +293,3 @@ class Member:
         self.batch_context_tokens = contexts[0]
         if num_seqs > self.batch_seqs:
             self.batch_context_tokens *= self.batch_seqs / num_seqs
-
-
-def _take_one(counter: dict[float, int], key: float) -> None:
-    if (left := counter[key] - 1) > 0:
-        counter[key] = left
-    else:
-        del counter[key]

@@ -1,5 +1,6 @@
-"""A request that was placed, and what it takes of the instance that computes its prompt for another."""
+"""A request that was placed, and what it takes of its instances."""
 
+from cluster.scheduler.fleet.context_forecast import Contexts
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.output_lengths import RunningOutput
 from cluster.scheduler.fleet.promise import Promise
@@ -41,6 +42,22 @@ class Placement:
         more = max(0.0, num_output - self.charged_tokens)
         self.charged_tokens += more
         return more
+
+
+def decode_promise(now: float, placed: Placement, contexts: Contexts, *, late: bool = False) -> Promise:
+    """Return what a request takes of its decode instance, which computes the prompt where no other one does."""
+    place = placed.place
+    return Promise(
+        now,
+        0 if place.ends_with_prompt else 1,
+        placed.num_blocks,
+        0 if placed.route.prefill else placed.compute_tokens,
+        hashes=place.block_hashes,
+        contexts=contexts,
+        tpot_s=place.slo.tpot_s,
+        level=place.slo.priority,
+        late=late,
+    )
 
 
 def prefill_promise(now: float, placed: Placement, receiver: Member | None, *, late: bool = False) -> Promise:

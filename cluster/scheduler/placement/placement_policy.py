@@ -66,6 +66,16 @@ class PlacementChoice:
         return self.prefill or self.decode
 
 
+class View:
+    """The instances that have blocks for a request, seen without classes below `level`, and the policy's choice among them."""
+
+    __slots__ = ("choice", "decodes", "level")
+
+    def __init__(self, decodes: Sequence[Member], level: int) -> None:
+        self.decodes, self.level = decodes, level
+        self.choice: PlacementChoice | None = None
+
+
 class PlacementPolicy(Protocol):
     """Decides where a request should run. The scheduler has made sure that every one of `decodes` has headroom for it."""
 

@@ -16,12 +16,18 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from cluster.scheduler.fleet.context_forecast import Contexts
-from cluster.scheduler.fleet.member import NO_LEVEL, CachedBlocks, Member
-from cluster.scheduler.fleet.promise import Promise
+from cluster.scheduler.fleet.member import CachedBlocks, Member
+from cluster.scheduler.fleet.member_promises import NO_LEVEL
 from cluster.scheduler.fleet.roster import Candidates, Roster
+from cluster.scheduler.placement.claim import Claim
 from cluster.scheduler.placement.outlook import late_if_idle
-from cluster.scheduler.placement.placement import Placement, prefill_promise
-from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementPolicy, PlacementQuery
+from cluster.scheduler.placement.placement import Placement, decode_promise, prefill_promise
+from cluster.scheduler.placement.placement_policy import (
+    PlacementChoice,
+    PlacementPolicy,
+    PlacementQuery,
+    View,
+)
 from cluster.scheduler.placement.placement_queries import PlacementQueries
 from cluster.scheduler.placement.reserve import Reserve, leaves_room
 from cluster.scheduler.queue.fairness import ServiceCounters
@@ -51,8 +57,7 @@ class Placer:
         self._queries = PlacementQueries()
         self._placements: dict[str, Placement] = {}
         self._reserve = Reserve()
-        self._claim: tuple[str, str] | None = None
-        """(key of the waiter, address of the decode instance that is kept for it)."""
+        self._claim = Claim(log)
 
     def __len__(self) -> int:
         """Return the number of requests that are placed and not finished."""
@@ -69,37 +74,56 @@ class Placer:
         """Bind the request to the instances that suit it best now, and return the route. None means that it waits.
 
         With `may_be_early` its prompt may be computed before a slot is free for its sequence."""
-        place = waiter.place
+        place, roster = waiter.place, self._roster
         waiter.tried_at, waiter.waits_for, waiter.lacks_slot = now, None, False
         leaves = self._reserve.asked(waiter, now)
-        candidates = self._roster.candidates(place, waiter.num_tries)
+        candidates = roster.candidates(place, waiter.num_tries)
         waiter.num_tries += 1
-        wanted = place.prefer or self._roster.replica_of(place.exclude)
-        roster = self._roster
+        wanted = place.prefer or roster.replica_of(place.exclude)
         usable = (roster.answering if place.ends_with_prompt else roster.decodes)(place, candidates, wanted)
         cached = _cached(place, candidates)
         ask = self._queries.of(place, cached, waiter.due_at, late=waiter.is_late(now), leaves=leaves)
-        early, level = may_be_early and waiter.is_urgent(now), place.slo.priority
-        decodes, seen_from = self._with_blocks(waiter, ask, usable, wanted), -NO_LEVEL
-        found = self._choose(waiter, ask, decodes, candidates, now)
-        if (found is None or found.late) and any(m.lowest_level < level for m in usable):
-            roomier = self._with_blocks(waiter, ask, [m.above(level) for m in usable], wanted)
-            over_lower = self._choose(waiter, ask, roomier, candidates, now, level=level)
-            if found is None or (over_lower is not None and not over_lower.late):
-                found, decodes, seen_from = over_lower, roomier, level
-        if (found is None or found.late) and early:
-            in_line = self._choose(waiter, ask, decodes, candidates, now, early=True, level=seen_from)
-            found = in_line or found
-        if not decodes:
+        early = may_be_early and waiter.is_urgent(now)
+        view = self._best_view(waiter, ask, usable, candidates, now, wanted=wanted)
+        if early and (view.choice is None or view.choice.late):
+            in_line = self._choose(waiter, ask, view.decodes, candidates, now, early=True, level=view.level)
+            view.choice = in_line or view.choice
+        if not view.decodes:
             if not leaves:
-                self._claim_for(waiter, usable, now)
+                self._claim.ask(waiter, usable, now)
             return None
         waiter.blocked_since = None
-        if found is None:
+        if view.choice is None:
             waiter.lacks_slot = early and not _waits_for_prompts(waiter)
             return None
         waiter.waits_for = None
-        return self._bind(waiter, ask, found, now)
+        return self._bind(waiter, ask, view.choice, now)
+
+    def _best_view(
+        self,
+        waiter: Waiter,
+        ask: PlacementQuery,
+        usable: Sequence[Member],
+        candidates: Candidates,
+        now: float,
+        *,
+        wanted: str,
+    ) -> View:
+        """See the instances as they are, and then, if no choice is in time, without lower classes. Return the first view with a
+        choice in time, else the one that has a choice, else the last."""
+        best, seen = View((), -NO_LEVEL), usable
+        for level in (-NO_LEVEL, waiter.place.slo.priority):
+            if level > -NO_LEVEL:
+                if all(member.lowest_level >= level for member in usable):
+                    break
+                seen = [member.above(level) for member in usable]
+            view = View(self._with_blocks(waiter, ask, seen, wanted), level)
+            view.choice = self._choose(waiter, ask, view.decodes, candidates, now, level=level)
+            if best.choice is None or (view.choice is not None and not view.choice.late):
+                best = view
+            if best.choice is not None and not best.choice.late:
+                break
+        return best
 
     def _with_blocks(
         self, waiter: Waiter, ask: PlacementQuery, usable: Sequence[Member], wanted: str
@@ -259,17 +283,17 @@ class Placer:
     @property
     def claimed(self) -> str:
         """The instance that is kept for a request that found no room; empty where none is."""
-        return "" if self._claim is None else self._claim[1]
+        return self._claim.address
 
     def unclaim(self, address: str) -> None:
         """Give up a claim on an instance that takes nothing more."""
-        if self._claim is not None and self._claim[1] == address:
-            self._claim = None
+        if self._claim.address == address:
+            self._claim.end()
 
     def check_claim(self, queue: WaitingQueue) -> None:
         """End the claim of a request that does not wait any more."""
-        if self._claim is not None and queue.get(self._claim[0]) is None:
-            self._claim = None
+        if self._claim.key and queue.get(self._claim.key) is None:
+            self._claim.end()
 
     def _sources(self, place: Place, candidates: Candidates, decodes: Sequence[Member]) -> list[Member]:
         roster, exclude = self._roster, place.exclude
@@ -281,9 +305,9 @@ class Placer:
         self, member: Member, waiter: Waiter, contexts: Contexts, cached: CachedBlocks, leaves: float
     ) -> bool:
         """Return whether an instance has blocks for it, beside the share that it leaves, and is not kept for another."""
-        claim, address, place = self._claim, member.address, waiter.place
-        is_mine = claim is not None and claim[1] == address
-        if claim is not None and is_mine and claim[0] != waiter.key:
+        address, place = member.address, waiter.place
+        is_mine = self._claim.address == address
+        if is_mine and self._claim.key != waiter.key:
             return False
         if self._peers.is_kept(address, is_mine):
             return False
@@ -297,21 +321,10 @@ class Placer:
             return True
         return self._policy.has_prompt_room(choice.computes, late=ask.late, timed=place.slo.is_timed)
 
-    def _claim_for(self, waiter: Waiter, usable: Sequence[Member], now: float) -> None:
-        """Keep an instance for `waiter`, for which nothing has headroom, after a while."""
-        if waiter.blocked_since is None:
-            waiter.blocked_since = now
-        if usable and self._claim is None and now - waiter.blocked_since >= waiter.claims_after_s:
-            member = max(usable, key=lambda m: m.free_blocks)
-            self._claim = (waiter.key, member.address)
-            self._log(f"claim {waiter.key} {member.address}")
-
     def _bind(self, waiter: Waiter, ask: PlacementQuery, choice: PlacementChoice, now: float) -> Route:
         place, key = waiter.place, waiter.key
-        decode, prefill = (
-            self._roster.real(choice.decode),
-            None if choice.prefill is None else self._roster.real(choice.prefill),
-        )
+        decode = self._roster.real(choice.decode)
+        prefill = None if choice.prefill is None else self._roster.real(choice.prefill)
         num_cached = ask.cached_blocks.get(decode.address, 0)
         num_blocks = decode.blocks_needed(place.num_tokens, place.block_hashes, num_cached)
         computes = decode if prefill is None else prefill
@@ -328,8 +341,8 @@ class Placer:
             output=self._queries.begin(place),
         )
         self._promise(key, placement, decode, prefill, now, late=ask.late)
-        if self._claim is not None and self._claim[0] == key:
-            self._claim = None
+        if self._claim.key == key:
+            self._claim.end()
         self._log(f"place {key} {route.prefill or 'local'} {route.decode}")
         return route
 
@@ -347,21 +360,8 @@ class Placer:
         place = placed.place
         self._placements[key] = placed
         if decode is not None:
-            compute_tokens = 0 if placed.route.prefill else placed.compute_tokens
-            decode.promise(
-                key,
-                Promise(
-                    now,
-                    0 if place.ends_with_prompt else 1,
-                    placed.num_blocks,
-                    compute_tokens,
-                    hashes=place.block_hashes,
-                    contexts=self._queries.contexts(place),
-                    tpot_s=place.slo.tpot_s,
-                    level=place.slo.priority,
-                    late=late,
-                ),
-            )
+            contexts = self._queries.contexts(place)
+            decode.promise(key, decode_promise(now, placed, contexts, late=late))
         if prefill is not None:
             prefill.promise(key, prefill_promise(now, placed, decode, late=late))
         computes = prefill or decode
