@@ -13,7 +13,6 @@ from core.config.cluster_rules import RULES
 from core.config.config_section import Section
 from core.config.config_words import sentence
 from core.config.device_steps import with_steps_of_device
-from core.config.device_transport import check_device_transport
 from core.config.image_config import PictureConfig
 from core.config.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
 from core.config.mail_config import MailConfig
