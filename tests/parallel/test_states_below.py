@@ -70,14 +70,14 @@ class Hybrid:
 async def say(
     cluster: LocalCluster, prompt: tuple[int, ...], count: int, begun: asyncio.Semaphore | None = None
 ) -> list[int]:
-    """`begun` is released when three quarters are said."""
+    """`begun` is released when half of it is said: the other half is longer than what a test then does, also on a busy machine."""
     sampling = SamplingParams(temperature=0.0, max_tokens=count, min_tokens=count, masked_until_min=(1,))
     frontend, tokens = cluster.frontend, list[int]()
     async for token in frontend.generate(
         Request(id=frontend.new_request_id(), prompt=prompt, sampling=sampling, reply_to=frontend.address)
     ):
         tokens.append(token.token)
-        if begun and len(tokens) == 3 * count // 4:
+        if begun and len(tokens) == count // 2:
             begun.release()
     return tokens
 
