@@ -10,6 +10,7 @@ from cluster.ingress.bodies.tool_bodies import ToolCall, object_of
 from cluster.ingress.templates.message_repairs import AS_IS, Repairs, repaired
 
 _SHORT_ID = 9
+IdStyle = Literal["as_sent", "short", "numbered"]
 ReasoningKey = Literal["reasoning_content", "reasoning", "thinking"]
 
 
@@ -21,8 +22,9 @@ class MessageStyle:
     """Whether null content becomes empty text, for templates that join it with strings."""
     null_content: bool = False
     """Whether null content is null to the template, which DeepSeek's asks for. transformers leaves the key out."""
-    short_ids: bool = False
-    """Whether ids have nine letters and digits, as Mistral's templates demand."""
+    ids: IdStyle = "as_sent"
+    """`short`: nine letters and digits, as Mistral's templates demand. `numbered`: `functions.NAME:0`, counted through the
+    conversation: Kimi's templates render the id alone, and the model reads the name in it."""
     text_parts: bool = False
     """Whether text stands in a list of parts, as templates of models that read pictures may demand."""
     reasoning_key: ReasoningKey = "reasoning_content"
@@ -37,12 +39,35 @@ def template_messages(
     messages: Sequence[Message], style: MessageStyle, repairs: Repairs = AS_IS
 ) -> list[dict[str, Any]]:
     """Return the messages in the template's form."""
-    parted = repaired(messages, repairs)
+    parted = _with_ids(repaired(messages, repairs), style.ids)
     names = {call.id: call.function.name for message in parted for call in message.tool_calls or ()}
     out = [_template_message(message, style, names) for message in parted]
     if not style.shows_names:
         _put_names_into_texts(out)
     return _with_one_system(out, into_user=repairs.system == "in_user") if repairs.system else out
+
+
+def _with_ids(messages: Sequence[Message], style: IdStyle) -> Sequence[Message]:
+    """Return the messages with ids in the style. A result has the id of the last call before it that had the same one."""
+    if style == "as_sent":
+        return messages
+    out: list[Message] = []
+    written: dict[str, str] = {}
+    num_calls = 0
+    for message in messages:
+        calls: list[ToolCall] = []
+        for call in message.tool_calls or ():
+            numbered = f"functions.{call.function.name}:{num_calls}"
+            written[call.id] = short_id(call.id) if style == "short" else numbered
+            calls.append(call.model_copy(update={"id": written[call.id]}))
+            num_calls += 1
+        changed: dict[str, object] = {"tool_calls": calls} if calls else {}
+        if (answered := message.tool_call_id) is not None:
+            changed["tool_call_id"] = written.get(answered) or (
+                short_id(answered) if style == "short" else answered
+            )
+        out.append(message.model_copy(update=changed) if changed else message)
+    return out
 
 
 def _put_names_into_texts(messages: list[dict[str, Any]]) -> None:
@@ -116,7 +141,7 @@ def _template_message(message: Message, style: MessageStyle, names: Mapping[str,
     elif style.names_results and (name := names.get(message.tool_call_id or "")):
         out["name"] = name
     if message.tool_call_id is not None:
-        out["tool_call_id"] = short_id(message.tool_call_id) if style.short_ids else message.tool_call_id
+        out["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
         out["tool_calls"] = [_template_call(call, style) for call in message.tool_calls]
     reasoning = message.thought
@@ -139,7 +164,7 @@ def _template_call(call: ToolCall, style: MessageStyle) -> dict[str, Any]:
     text = call.function.arguments
     arguments = text or "{}" if style.text_arguments else object_of(text)
     return {
-        "id": short_id(call.id) if style.short_ids else call.id,
+        "id": call.id,
         "type": call.type,
         "function": {"name": call.function.name, "arguments": arguments},
     }

@@ -77,7 +77,7 @@ class ChatTemplate:
 
     @property
     def short_ids(self) -> bool:
-        return self._with_tools.style.short_ids
+        return self._with_tools.style.ids == "short"
 
     def render(
         self,

@@ -76,7 +76,7 @@ def find_calls(use: TemplateUse, plain: MessageStyle, *, short_ids: bool) -> Fou
         _, written = use.turn(CALLING, style)
         found = _format_of(written)
         if found == "mistral":
-            return FoundCalls(found, replace(style, short_ids=True))
+            return FoundCalls(found, replace(style, ids="short"))
         if found is not None:
             asks_for_python = found == "llama3_json" and _PYTHONIC_SIGN in use.tokenizer.template
             return FoundCalls("pythonic" if asks_for_python else found, style)

@@ -9,7 +9,7 @@ from typing import Any, Final
 from cluster.ingress.bodies.request_bodies import Message
 from cluster.ingress.bodies.tool_bodies import CalledFunction, ToolCall
 from cluster.ingress.delivery.generator import ChatTokenizer
-from cluster.ingress.templates.chat_messages import MessageStyle, template_messages
+from cluster.ingress.templates.chat_messages import IdStyle, MessageStyle, template_messages
 from cluster.ingress.templates.message_repairs import AS_IS, Repairs
 from core.errors import RequestError
 
@@ -110,7 +110,6 @@ def _before_mark(text: str) -> int:
 def call_styles(plain: MessageStyle, *, short_ids: bool) -> Iterator[MessageStyle]:
     """Yield the styles of calls. Families' own ways are tried first: arguments as an object, and null content."""
     contents = {}, {"text_content": True}, {"null_content": True}
-    for short, content, arguments in product(
-        (True,) if short_ids else (False, True), contents, (False, True)
-    ):
-        yield replace(plain, short_ids=short, text_arguments=arguments, **content)
+    styles: tuple[IdStyle, ...] = ("short",) if short_ids else ("as_sent", "short", "numbered")
+    for ids, content, arguments in product(styles, contents, (False, True)):
+        yield replace(plain, ids=ids, text_arguments=arguments, **content)

@@ -186,3 +186,21 @@ def test_rounds_of_a_loop_that_are_alike_are_tried_once() -> None:
     few, places = shapes(20)
     assert len(few) == len(places) == 10
     assert (places[0], places[-1]) == (0, 41)
+
+
+KIMI = """{{ tools | tojson }}{% for m in messages %}{% if m.role == 'tool' %}## Return of {{ m.tool_call_id }}
+{% endif %}{{ m.content or '' }}{% if m.tool_calls %}<|tool_calls_section_begin|>{% for c in m.tool_calls %}<|tool_call_begin|>
+{{- c.id }}<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}<|tool_calls_section_end|>
+{%- endif %}{% endfor %}"""
+
+
+def test_ids_that_stand_for_names_have_the_name_and_the_calls_number(tmp_path: Path) -> None:
+    chat = chat_with(KIMI, tmp_path)
+    assert chat.formats == ("kimi_k2", "none")
+    again = calling(call("call_a"))
+    sent = calling(call("call_a"), call("call_b")), result("call_b", "two"), result("call_a", "one")
+    prompt = chat.prompt(ASK, *sent, again, result("call_a", "three"), tools=[TOOL])
+    begins = [part.partition("<|tool_call_argument")[0] for part in prompt.split("<|tool_call_begin|>")[1:]]
+    assert begins == ["functions.paint:0", "functions.paint:1", "functions.paint:2"]
+    results = [part.split()[0] for part in prompt.split("## Return of ")[1:]]
+    assert results == ["functions.paint:1", "functions.paint:0", "functions.paint:2"]
