@@ -24,6 +24,34 @@ _QWEN_CODER = """
 </parameter>
 {% endfor %}</function>
 </tool_call>"""
+_GLM = """
+<tool_call>{{ tool_call.name }}
+{% for key, value in tool_call.arguments.items() %}<arg_key>{{ key }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson }}</arg_value>
+{% endfor %}</tool_call>"""
+_SEED = """
+<seed:tool_call>
+<function={{ tool_call.name }}>
+{% for key, value in tool_call.arguments.items() %}<parameter={{ key }}>
+{{- value if value is string else value | string }}</parameter>
+{% endfor %}</function>
+</seed:tool_call>"""
+_KIMI = """<|tool_call_begin|>{{ 'functions.' + tool_call.name + ':' + loop.index0 | string }}
+{{- '<|tool_call_argument_begin|>' }}{{ tool_call.arguments | tojson }}<|tool_call_end|>"""
+_MINIMAX = """
+{{- '<invoke name="' + tool_call.name + '">\n' }}{% for key, value in tool_call.arguments.items() %}
+{{- '<parameter name="' + key + '">' }}{{ value if value is string else value | tojson }}</parameter>
+{% endfor %}</invoke>
+"""
+_HY = """<tool_call>{{ tool_call.name }}<tool_sep>
+{% for key, value in tool_call.arguments.items() %}<arg_key>{{ key }}</arg_key>
+<arg_value>{{ value if value is string else value | tojson }}</arg_value>
+{% endfor %}</tool_call>
+"""
+_COHERE = """{{- '\n    ' }}{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ tool_call.name }}", "parameters": {{ tool_call.arguments | tojson }}}
+{{- ',' if not loop.last else '\n]' }}"""
+_LFM = """{{ tool_call.name }}({% for key, value in tool_call.arguments.items() %}
+{{- key }}={{ value | tojson }}{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}"""
 _LLAMA = """{%- if tools %}Respond with {"name": function name, "parameters": dictionary of argument name and its value}.
 {{ tools | tojson }}{% endif %}{%- for message in messages %}
 {{- '<|start_header_id|>' + message.role + '<|end_header_id|>\\n\\n' }}
@@ -74,6 +102,21 @@ class Family:
     """Its template renders one call alone."""
 
 
+def _listed(begin: str, call: str, end: str) -> str:
+    """A template with marks around all calls of a turn."""
+    before, _, behind = _CHATML.partition("{%- for tool_call")
+    behind = behind.replace(
+        "{%- endfor %}<|im_end|>",
+        f"{{%- endfor %}}{{%- if message.tool_calls %}}{{{{- '{end}' }}}}{{%- endif %}}<|im_end|>",
+        1,
+    )
+    whole = (
+        f"{before}{{%- if message.tool_calls %}}{{{{- '{begin}' }}}}{{%- endif %}}{{%- for tool_call{behind}"
+    )
+    return whole.replace("CALL", call)
+
+
+_ARGS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _TOOL_CALL = ("<tool_call>", "</tool_call>")
 _DEEPSEEK_MARKS = (
     *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
@@ -102,6 +145,48 @@ FAMILIES = {
         (_DEEPSEEK_END,),
         (*_DEEPSEEK_MARKS, "<think>", "</think>"),
         opened=True,
+    ),
+    "glm-4.5": Family(
+        _CHATML.replace("CALL", _GLM), ("glm45", "none"), CHATML_END, added=(*_TOOL_CALL, *_ARGS)
+    ),
+    "seed-oss": Family(
+        _CHATML.replace("CALL", _SEED),
+        ("seed_oss", "none"),
+        CHATML_END,
+        special=("<seed:tool_call>", "</seed:tool_call>"),
+    ),
+    "kimi-k2": Family(
+        _listed("<|tool_calls_section_begin|>", _KIMI, "<|tool_calls_section_end|>"),
+        ("kimi_k2", "none"),
+        CHATML_END,
+        special=(
+            *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+            *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+        ),
+    ),
+    "minimax-m2": Family(
+        _listed("\\n<minimax:tool_call>\\n", _MINIMAX, "\\n</minimax:tool_call>"),
+        ("minimax_m2", "none"),
+        CHATML_END,
+        added=("<minimax:tool_call>", "</minimax:tool_call>"),
+    ),
+    "hunyuan 3": Family(
+        _listed("<tool_calls>\\n", _HY, "\\n</tool_calls>"),
+        ("hy_v3", "none"),
+        CHATML_END,
+        special=("<tool_calls>", "</tool_calls>", "<tool_sep>", *_TOOL_CALL, *_ARGS),
+    ),
+    "command": Family(
+        _listed("<|START_ACTION|>[", _COHERE, "<|END_ACTION|>"),
+        ("cohere", "none"),
+        CHATML_END,
+        special=("<|START_ACTION|>", "<|END_ACTION|>"),
+    ),
+    "lfm2": Family(
+        _listed("<|tool_call_start|>[", _LFM, "]<|tool_call_end|>"),
+        ("lfm2", "none"),
+        CHATML_END,
+        special=("<|tool_call_start|>", "<|tool_call_end|>"),
     ),
     "gpt-oss": Family(_GPT_OSS, ("harmony", "harmony"), "<|call|>", _HARMONY_MARKS, one_call=True),
 }
