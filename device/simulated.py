@@ -174,7 +174,7 @@ class SimulatedDevice:
             raise DeviceError("the host cannot reach memory of a simulated device")
         with self._lock:
             self._host.tick()
-            self._judge("the host", self._host, region, write)
+            self._judge("the host", self._host, region, write=write)
         return self._bytes(region).data
 
     def array(self, region: Region) -> object:
@@ -256,9 +256,9 @@ class SimulatedDevice:
             clock.join(self._host.ticks)
             clock.tick()
             for region in reads:
-                self._judge(name, clock, region, False)
+                self._judge(name, clock, region, write=False)
             for region in writes:
-                self._judge(name, clock, region, True)
+                self._judge(name, clock, region, write=True)
 
     def move(self, copies: Sequence[Copy]) -> None:
         for copy in copies:
@@ -296,7 +296,7 @@ class SimulatedDevice:
                 self._host.join(log.seen())
             yield
 
-    def _judge(self, name: str, clock: VectorClock, region: Region, write: bool) -> None:
+    def _judge(self, name: str, clock: VectorClock, region: Region, *, write: bool) -> None:
         found = self._find(region)
         if found is None:
             return  # the host's own memory, which a copy takes as it is

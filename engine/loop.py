@@ -212,9 +212,9 @@ class Engine:
             sessions=self._scheduler.sessions.counts,
         )
 
-    def drain_experts(self, again: bool = False) -> tuple[LayerExperts, ...]:
+    def drain_experts(self, *, again: bool = False) -> tuple[LayerExperts, ...]:
         """Return how often each expert was chosen so far. Returns nothing when nothing is new, unless it is asked for `again`."""
-        return self._experts.drain(again)
+        return self._experts.drain(again=again)
 
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the hashes of blocks that the pool or the tiers have, and of those that neither has any more, since the last

@@ -42,10 +42,11 @@ else:
 def select_ops(
     device: torch.device,
     wanted: Kernels = "auto",
-    deterministic: bool = False,
     cases: Sequence[Case] = (),
     kv_dtype: str = "",
     weights: WeightFormat = "full",
+    *,
+    deterministic: bool = False,
 ) -> Ops:
     """Return the fastest implementation that works on `device`, or the `wanted` one. Pure PyTorch works on all devices.
     `deterministic` restricts it to those whose bits for a token do not depend on what it is batched with, nor on how its prompt
@@ -59,7 +60,7 @@ def select_ops(
                 f"engine.kernels is {wanted}, whose kernels run on GPUs only; on a CPU use torch or auto"
             )
         return invariant_ops(weights) if deterministic else prepacked_ops(weights)
-    _check_triton(wanted, deterministic)
+    _check_triton(wanted, deterministic=deterministic)
     if kv_dtype in EIGHT_BITS:
         _check_eight_bits(device, wanted, kv_dtype)
     chosen = "torch" if wanted == "torch" or not _HAS_TRITON else "triton"
@@ -107,7 +108,7 @@ def _capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
-def _check_triton(wanted: Kernels, deterministic: bool) -> None:
+def _check_triton(wanted: Kernels, *, deterministic: bool) -> None:
     if wanted == "triton" and not _HAS_TRITON:
         raise ConfigError(
             "engine.kernels is triton, but triton is not installed: pip install 'baton-serve[triton]'"

@@ -41,7 +41,7 @@ def choose_dtype(spec: ModelSpec, wanted: str, device: torch.device) -> str:
 
 
 def choose_weights(
-    spec: ModelSpec, wanted: str, quantization: str, deterministic: bool, device: torch.device
+    spec: ModelSpec, wanted: str, quantization: str, device: torch.device, *, deterministic: bool
 ) -> WeightFormat:
     """Return how ranks keep matrices of a model whose `dtype` is `wanted`. With `auto` a CPU keeps those of a 16-bit checkpoint
     in 16 bits, and those of a quantised one as they are stored, and adds up in float32. Raises UnsupportedModel."""
@@ -66,7 +66,7 @@ def choose_weights(
 
 
 def choose_kv_dtype(
-    spec: ModelSpec, dtype: str, weights: WeightFormat, deterministic: bool, device: torch.device
+    spec: ModelSpec, dtype: str, weights: WeightFormat, device: torch.device, *, deterministic: bool
 ) -> str:
     """Return what keys and values of a model that computes in `dtype` are stored as: bfloat16 where rows are rounded to it, or to
     less, and its products are quicker; `dtype` elsewhere."""
@@ -192,7 +192,9 @@ def _ops_for(
     whole_range = layers or range(spec.num_layers)
     cases = attention_cases(spec, shard, whole_range, getattr(torch, dtype), options.block_size)
     kv_dtype = options.kv_dtype or dtype
-    return select_ops(device, options.kernels, options.deterministic, cases, kv_dtype, options.weights)
+    return select_ops(
+        device, options.kernels, cases, kv_dtype, options.weights, deterministic=options.deterministic
+    )
 
 
 def _timed(ops: Ops, timer: StartTimer) -> Ops:
@@ -216,7 +218,7 @@ def _foreign(
 ) -> CausalModel:
     """Load layers that transformers computes."""
     kv_dtype, weights, torch_dtype = options.kv_dtype or dtype, options.weights, getattr(torch, dtype)
-    ops = _timed(select_ops(device, options.kernels, False, (), kv_dtype, weights), timer)
+    ops = _timed(select_ops(device, options.kernels, (), kv_dtype, weights, deterministic=False), timer)
     readout = load_readout(folder, device)
     timer.begin("imports")
     from models.hf.transformers_model import TransformersModel  # noqa: PLC0415 (seconds, which Baton's own do not need)
@@ -255,7 +257,7 @@ def load_encoder(
 
     timer.begin("kernels")
     spec, readout, torch_dtype = read_spec(folder), load_readout(folder, device), getattr(torch, dtype)
-    ops = _timed(select_ops(device, kernels, False, (), dtype, weights), timer)
+    ops = _timed(select_ops(device, kernels, (), dtype, weights, deterministic=False), timer)
     timer.begin("reading")
     tolerance, on_read = _tolerance(torch_dtype, weights), partial(timer.begin, "checking")
     model = EncoderModel(folder, spec, ops, torch_dtype, device, tolerance=tolerance, on_read=on_read)

@@ -42,7 +42,7 @@ def make_collectives(
     return Collectives(sum_parts, embed, gather_logits, spread, share)
 
 
-def summing(tp: Comm, deterministic: bool) -> Callable[[Tensor], Tensor]:
+def summing(tp: Comm, *, deterministic: bool) -> Callable[[Tensor], Tensor]:
     """Return the sum over `tp` of what each has. All have as many rows, and without any nothing is sent.
 
     With `deterministic` an element's parts are added up in the order of the ranks, however many elements there are."""

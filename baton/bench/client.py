@@ -33,7 +33,7 @@ class Record:
 
 class Client:
     def __init__(
-        self, base_url: str, model: str, api_key: str, chat: bool, timeout_s: float, extra: dict[str, Any]
+        self, base_url: str, model: str, api_key: str, timeout_s: float, extra: dict[str, Any], *, chat: bool
     ) -> None:
         headers = {"Accept-Encoding": "identity"}
         if api_key:

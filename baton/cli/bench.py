@@ -2,8 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -161,13 +162,13 @@ def bench(
     )
     extra: dict[str, Any] = {"temperature": temperature} | ({"ignore_eos": True} if ignore_eos else {})
     closed = not offered and rows is None and curve is None
-    client_arguments = (base_url, model, api_key, chat, timeout_s, extra)
+    make_client = partial(Client, base_url, model, api_key, timeout_s, extra, chat=chat)
     runs: list[list[Record]] = []
     summaries: list[Summary] = []
     for run, rate in enumerate(offered or [None]):
         jobs = load.timed(load.jobs_of(run, requests), rate)
         warm = load.jobs_of(bench_workload.WARMUP_RUN, warmup) if run == 0 else []
-        records = asyncio.run(_run(client_arguments, jobs, warm, concurrency if closed else 0, console))
+        records = asyncio.run(_run(make_client, jobs, warm, concurrency if closed else 0, console))
         if records:
             runs.append(records)
             summaries.append(summarise(records, slo_ttft_ms, slo_tpot_ms, rate or _mean_rate(jobs)))
@@ -200,14 +201,14 @@ def _mean_rate(jobs: Sequence[BenchRequest]) -> float:
 
 
 async def _run(
-    arguments: tuple[Any, ...],
+    make_client: Callable[[], Client],
     jobs: Sequence[BenchRequest],
     warm: Sequence[BenchRequest],
     concurrency: int,
     console: Console,
 ) -> list[Record]:
     """Run, and return the records. Ctrl-C ends the run early and keeps what was measured."""
-    client = Client(*arguments)
+    client = make_client()
     done: list[Record] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:

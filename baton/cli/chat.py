@@ -53,7 +53,7 @@ def _converse(http: httpx.Client, options: dict[str, Any], opening: list[dict[st
         readline.set_history_length(1000)  # importing readline gives input() line editing
         console.print(f"{options['model']} at {http.base_url}   {_HELP}")
     history, num_failed = list(opening), 0
-    for prompt in _prompts(interactive):
+    for prompt in _prompts(interactive=interactive):
         match prompt.strip():
             case "":
                 continue
@@ -69,7 +69,7 @@ def _converse(http: httpx.Client, options: dict[str, Any], opening: list[dict[st
                 pass
         asked = {"role": "user", "content": prompt}
         try:
-            answer = _answer(http, {**options, "messages": [*history, asked]}, interactive)
+            answer = _answer(http, {**options, "messages": [*history, asked]}, interactive=interactive)
         except (RequestError, httpx.HTTPError) as error:
             num_failed += 1
             print(f"error: {error or type(error).__name__}", file=sys.stderr, flush=True)
@@ -79,7 +79,7 @@ def _converse(http: httpx.Client, options: dict[str, Any], opening: list[dict[st
     return num_failed
 
 
-def _prompts(interactive: bool) -> Iterator[str]:
+def _prompts(*, interactive: bool) -> Iterator[str]:
     while True:
         try:
             yield input("> " if interactive else "")
@@ -91,7 +91,7 @@ def _prompts(interactive: bool) -> Iterator[str]:
             print()
 
 
-def _answer(http: httpx.Client, body: dict[str, Any], interactive: bool) -> str:
+def _answer(http: httpx.Client, body: dict[str, Any], *, interactive: bool) -> str:
     """Print the answer as it comes. At a terminal, Ctrl-C ends it and leaves what has come."""
     answer = ""
     try:

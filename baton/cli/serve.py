@@ -31,13 +31,13 @@ def serve(**given: Any) -> None:
     local: bool = given["local"]
     said = overrides(given) | dict(_key_value(text) for text in given["set_"] or [])
     settings = load(read_yaml(given["config"]), os.environ, said)
-    _check_transport(settings, local)
+    _check_transport(settings, local=local)
     configure_logging(settings.serve.log_level, settings.serve.log_format)
     check_port(settings.serve.host, settings.serve.port)
     if local or given["ray_address"] == "local":
         check_paths(settings)
     card = read_model_card(settings)
-    _announce_start(settings, card, local)
+    _announce_start(settings, card, local=local)
 
     def on_ready() -> None:
         _announce_ready(settings, card)
@@ -56,7 +56,7 @@ def serve(**given: Any) -> None:
 vars(serve)["__signature__"] = signature()
 
 
-def _check_transport(settings: ClusterConfig, local: bool) -> None:
+def _check_transport(settings: ClusterConfig, *, local: bool) -> None:
     """Raise ConfigError for a transport that cannot move KV here."""
     transport = settings.transfer.transport
     if transport == "loopback" and not local:
@@ -96,7 +96,7 @@ def _print(text: str, **settings: Any) -> None:
     Console(stderr=True, highlight=False).print(text, **settings)
 
 
-def _announce_start(config: ClusterConfig, card: "ModelCard", local: bool) -> None:
+def _announce_start(config: ClusterConfig, card: "ModelCard", *, local: bool) -> None:
     pools = (
         "one process"
         if local

@@ -81,7 +81,7 @@ class SmallCache:
         return len(found), blocks
 
     def end(self, blocks: list[int], wanted: bool) -> None:
-        self.cache.release(self._pool.drop([*reversed(blocks)]), wanted)
+        self.cache.release(self._pool.drop([*reversed(blocks)]), wanted=wanted)
 
 
 def cache_hits(prompts: Prompts, num_blocks: int, wanted: Sequence[bool]) -> int:

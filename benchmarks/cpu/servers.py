@@ -126,7 +126,7 @@ def _wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:
 
 async def streams(url: str, work: list[BenchRequest], root: psutil.Process) -> Figures:
     """Tokens a second over the whole round, on the wall and of all the server's processors; milliseconds."""
-    client = Client(url, NAME, "", False, 600, {"temperature": 0, "ignore_eos": True})
+    client = Client(url, NAME, "", 600, {"temperature": 0, "ignore_eos": True}, chat=False)
     before, start = _cpu_s(root), time.perf_counter()
     try:
         records = await closed_loop(client, work, STREAMS, lambda _: None)

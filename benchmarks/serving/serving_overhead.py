@@ -84,7 +84,7 @@ def server(*args: str) -> Generator[str]:
 
 
 async def over_http(url: str, work: Sequence[BenchRequest]) -> list[Record]:
-    client = Client(url, "baton-embedded", "", False, 120, {"temperature": 0, "ignore_eos": True})
+    client = Client(url, "baton-embedded", "", 120, {"temperature": 0, "ignore_eos": True}, chat=False)
     try:
         return await closed_loop(client, work, STREAMS, lambda _: None)
     finally:

@@ -82,7 +82,7 @@ def timed(work: Sequence[BenchRequest], rate: float, seed: int) -> list[BenchReq
 
 
 async def ask(url: str, run: Callable[[Client], Any]) -> list[Record]:
-    client = Client(url, "baton-embedded", "", False, 300, ASKED)
+    client = Client(url, "baton-embedded", "", 300, ASKED, chat=False)
     try:
         records = await run(client)
     finally:

@@ -71,7 +71,7 @@ async def measure(most_rounds: int) -> dict[str, dict[str, float]]:
     holder, writer = started("holder", True), started("writer", False)
     (region,), (remote,) = holder.regions(POOL), writer.senders
     source = memoryview(bytearray(POOL.num_bytes))
-    own = TcpSender(KEY, Identity("writer", "2", os.getpid()), source, False)
+    own = TcpSender(KEY, Identity("writer", "2", os.getpid()), source, checksum=False)
     found: dict[str, dict[str, float]] = {}
     for name, (num_bytes, rounds) in SIZES.items():
         found[name] = await _by_turns(

@@ -19,6 +19,6 @@ def scheduler_resolver(scheduler: Any) -> Resolve:
     return resolve
 
 
-def mail_host(one_host: bool) -> str:
+def mail_host(*, one_host: bool) -> str:
     """Return where this process listens for its peers: on loopback as long as all of them are on this host."""
     return "127.0.0.1" if one_host else ray.util.get_node_ip_address()

@@ -26,7 +26,9 @@ _SWITCH_S = 0.001
 """How long a thread that works on a body keeps Python's lock when the event loop, and so everybody's tokens, wait for it."""
 
 
-async def make_ingress(config: ClusterConfig, key: bytes, scheduler: Any, one_host: bool) -> "IngressProcess":
+async def make_ingress(
+    config: ClusterConfig, key: bytes, scheduler: Any, *, one_host: bool
+) -> "IngressProcess":
     """Make the endpoint. It listens when this returns. Raises ConfigError and UnsupportedModel."""
     sys.setswitchinterval(_SWITCH_S)
     await asyncio.to_thread(check_ingress_paths, config)
@@ -97,7 +99,7 @@ def _frontend(
     config: ClusterConfig, key: bytes, scheduler: Any, observers: Observers, *, one_host: bool
 ) -> Frontend:
     return Frontend(
-        TcpMail(key, mail_host(one_host), config=config.mail),
+        TcpMail(key, mail_host(one_host=one_host), config=config.mail),
         WallClock(),
         config.schedule,
         config.engine.block_size,

@@ -85,7 +85,7 @@ class Cluster:
             on_phase("Ray")
             serve.start(proxy_location="Disabled")
             environment = ENVIRONMENT if local is None else {}
-            application = build_application(config, cluster_key(config), one_host, environment)
+            application = build_application(config, cluster_key(config), environment, one_host=one_host)
             target = serve.RunTarget(
                 application, _APP, route_prefix=None, external_scaler_enabled=config.scaling.enabled
             )

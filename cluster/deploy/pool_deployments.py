@@ -31,7 +31,7 @@ class _Pool:
 
     role: PoolName
 
-    async def __init__(self, config: ClusterConfig, key: bytes, scheduler: Any, one_host: bool) -> None:
+    async def __init__(self, config: ClusterConfig, key: bytes, scheduler: Any, *, one_host: bool) -> None:
         timer = StartTimer("imports")
         # CUDA looks into the environment when it is first used.
         take_share(config, self.role, os.environ)
@@ -45,7 +45,9 @@ class _Pool:
         check_instance_paths(config)
         self._drain_timeout_s = config.serve.drain_timeout_s
         self._role: Role = "both" if config.any_role else self.role
-        self._instance = await make_instance(config, key, self._role, scheduler, one_host, timer=timer)
+        self._instance = await make_instance(
+            config, key, self._role, scheduler, one_host=one_host, timer=timer
+        )
         leave_out_all_there_is()
         self._instance.run()
         self._guard = ProcessGuard(self._instance, config.mail)

@@ -26,13 +26,13 @@ INSTANCES = "BATON_KUBE_INSTANCES"
 
 
 async def make_instance(
-    config: ClusterConfig, key: bytes, role: Role, scheduler: Any, one_host: bool, *, timer: StartTimer
+    config: ClusterConfig, key: bytes, role: Role, scheduler: Any, *, one_host: bool, timer: StartTimer
 ) -> Instance:
     """Make the instance. Returns when the model is loaded and all ranks are there. `timer` has timed the imports. Raises
     ConfigError and ReplicaLost."""
     _check_device(config, role)
     remove_openmp_files()
-    host = mail_host(one_host)
+    host = mail_host(one_host=one_host)
     mail = TcpMail(key, host, config=config.mail)
     timer.begin("files")
     folder, place = resolve(config.model.path), partial(rank_actors, config, role, key, host)

@@ -96,7 +96,7 @@ def rank_actors(
 
     def make_ranks() -> list[Any]:
         return [
-            _in_bundle(BatonRank, group, share).remote(config.serve, nodes[share.bundle] != hosts[0])
+            _in_bundle(BatonRank, group, share).remote(config.serve, alone=nodes[share.bundle] != hosts[0])
             for share in granted
         ]
 
@@ -193,7 +193,7 @@ def _met(actors: Sequence[Any], names: Sequence[str], host: str, deadline_s: flo
 class BatonRank:
     """A rank's process. Ray ends it with the replica that has made it."""
 
-    def __init__(self, serve: ServeConfig, alone: bool) -> None:
+    def __init__(self, serve: ServeConfig, *, alone: bool) -> None:
         """`alone`: its replica, which says that the instance computes, is on another host. Its beats say so here."""
         configure_logging(serve.log_level, serve.log_format)
         self._mark = ServingMark(os.environ if alone else {})

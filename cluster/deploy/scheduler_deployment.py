@@ -25,12 +25,12 @@ from net.mail import TcpMail
 
 @serve.deployment
 class Scheduler:
-    async def __init__(self, config: ClusterConfig, key: bytes, one_host: bool) -> None:
+    async def __init__(self, config: ClusterConfig, key: bytes, *, one_host: bool) -> None:
         configure_logging(config.serve.log_level, config.serve.log_format)
         if one_host:
             keep_replica_to_loopback()
         await asyncio.to_thread(check_scheduler_paths, config)
-        self._mail = TcpMail(key, mail_host(one_host), config=config.mail)
+        self._mail = TcpMail(key, mail_host(one_host=one_host), config=config.mail)
         context = serve.get_replica_context()
         scheduler = make_scheduler(config.schedule, self._mail.address)
         resolve = scheduler_resolver(serve.get_deployment_handle(context.deployment, context.app_name))

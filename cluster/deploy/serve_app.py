@@ -46,7 +46,7 @@ def _is_alone() -> bool:
 
 
 def build_application(
-    config: ClusterConfig, key: bytes, one_host: bool, environment: Mapping[str, str] = ENVIRONMENT
+    config: ClusterConfig, key: bytes, environment: Mapping[str, str] = ENVIRONMENT, *, one_host: bool
 ) -> serve.Application:
     """The bound Serve application. `key` is the cluster key that authenticates its processes to each other.
 
@@ -54,13 +54,15 @@ def build_application(
     that of Ray's processes."""
     options = partial(_options, config, {"env_vars": environment} if environment else {})
     num_schedulers = config.serve.schedulers + config.serve.num_spare_schedulers
-    scheduler = options(Scheduler, num_schedulers, 0.1, surge_percent=100).bind(config, key, one_host)
+    scheduler = options(Scheduler, num_schedulers, 0.1, surge_percent=100).bind(
+        config, key, one_host=one_host
+    )
     pools = [_pool(options, DecodePool, config, config.decode_instances, config.decode)]
     if config.prefill_instances:
         pools.append(_pool(options, PrefillPool, config, config.prefill_instances, config.prefill))
-    bound = [pool.bind(config, key, scheduler, one_host) for pool in pools]
+    bound = [pool.bind(config, key, scheduler, one_host=one_host) for pool in pools]
     ingress = options(Ingress, config.ingress_instances, 0.1, surge_percent=100)
-    return ingress.bind(config, key, scheduler, bound, one_host)
+    return ingress.bind(config, key, scheduler, bound, one_host=one_host)
 
 
 def _pool(

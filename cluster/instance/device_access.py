@@ -71,11 +71,11 @@ def device_access(
         return made
 
     def senders() -> list[Sender]:
-        made: list[Sender] = [PullSender(key, me, medium, config.checksum) for medium in mediums]
+        made: list[Sender] = [PullSender(key, me, medium, checksum=config.checksum) for medium in mediums]
         if "shm" in ways:
-            made.append(ShmSender(staged, config.checksum))
+            made.append(ShmSender(staged, checksum=config.checksum))
         if "tcp" in ways:
-            made.append(TcpSender(key, me, staged, config.checksum, tls, config.tcp_streams))
+            made.append(TcpSender(key, me, staged, tls, config.tcp_streams, checksum=config.checksum))
         return made
 
     source = DeviceSource(memory, ring, [medium.name for medium in mediums])

@@ -196,7 +196,7 @@ class Instance:
     def _on_message(self, sender: str, message: Message) -> None:
         match message:
             case Submit(request) if why := self._why_not(request, goes_on=False):
-                self._mail.send(sender, Failed(request.id, request.attempt, why, True))
+                self._mail.send(sender, Failed(request.id, request.attempt, why, retryable=True))
                 return
             case StartPrefill(request, grant) if why := self._why_not(
                 request, goes_on=self.role != "prefill"

@@ -39,10 +39,10 @@ class PoolAccess:
 
 def remote_access(
     config: TransferConfig,
-    receives: bool,
     me: Identity,
     host: str,
     *,
+    receives: bool,
     key: bytes,
     num_bytes: int,
     media: Mapping[str, Callable[[memoryview, str], Medium]] | None = None,
@@ -70,10 +70,10 @@ def remote_access(
         return made
 
     def senders() -> list[Sender]:
-        made: list[Sender] = [ShmSender(memory, config.checksum)] if "shm" in ways else []
-        made += [PullSender(key, me, medium, config.checksum) for medium in mediums]
+        made: list[Sender] = [ShmSender(memory, checksum=config.checksum)] if "shm" in ways else []
+        made += [PullSender(key, me, medium, checksum=config.checksum) for medium in mediums]
         if "tcp" in ways:
-            made.append(TcpSender(key, me, memory, config.checksum, tls, config.tcp_streams))
+            made.append(TcpSender(key, me, memory, tls, config.tcp_streams, checksum=config.checksum))
         return made
 
     staging = None if segment else HostStaging(memory, num_bytes)

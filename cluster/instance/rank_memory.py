@@ -96,7 +96,7 @@ def _found(
         left = tuple(_without(device, MEMORY_SERVER_BYTES, MEMORY_SERVER_BYTES) for device in devices)
         return RankMemory(devices=left, num_sharers=num_in_process, on_device=True)
     share = parallel.gpu_share
-    if keeps_pool(devices[0].is_host, parallel.num_ranks):
+    if keeps_pool(parallel.num_ranks, device_is_host=devices[0].is_host):
         return RankMemory(devices=devices, num_sharers=num_in_process, on_device=True, card_share=share)
     # The pool is mirrored in host memory, which bounds it, too.
     host = host_memory()

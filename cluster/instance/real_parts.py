@@ -164,7 +164,13 @@ def _access(
     host = mail.address.rpartition(":")[0]
     if not size.on_device:
         return remote_access(
-            config.transfer, role != "prefill", mail.me, host, key=key, num_bytes=size.num_bytes, media=MEDIA
+            config.transfer,
+            mail.me,
+            host,
+            receives=role != "prefill",
+            key=key,
+            num_bytes=size.num_bytes,
+            media=MEDIA,
         )
     if not in_process:
         return no_access()

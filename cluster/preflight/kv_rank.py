@@ -152,7 +152,7 @@ def messages_of(num_blocks: int) -> list[list[CopyRun]]:
 def open_pool(job: RankJob, num_bytes: int) -> PoolAccess:
     """Make a pool, as that of an instance of one rank on this node is made. Raises ConfigError."""
     me, key = Identity(f"doctor-{job.rank}", str(os.getpid()), os.getpid()), bytes.fromhex(job.key)
-    if keeps_pool(not torch.cuda.is_available(), 1):
+    if keeps_pool(1, device_is_host=not torch.cuda.is_available()):
         card = job.card % torch.cuda.device_count()
         torch.cuda.set_device(card)
         device = CudaDevice(card)
@@ -161,7 +161,7 @@ def open_pool(job: RankJob, num_bytes: int) -> PoolAccess:
         return device_access(
             job.transfer, me, job.host, key=key, memory=memory, num_bytes=num_bytes, media=media
         )
-    return remote_access(job.transfer, True, me, job.host, key=key, num_bytes=num_bytes, media=MEDIA)
+    return remote_access(job.transfer, me, job.host, receives=True, key=key, num_bytes=num_bytes, media=MEDIA)
 
 
 def _region(text: str) -> RegionKey:

@@ -82,7 +82,7 @@ def _scheduler(where: str) -> Finding:
     )
 
 
-def _memlock(where: str, needed: bool) -> Finding:
+def _memlock(where: str, *, needed: bool) -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     low = soft != resource.RLIM_INFINITY and soft < _MIN_MEMLOCK_BYTES
     measured = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft >> 10} KiB"
@@ -133,7 +133,7 @@ def _rdma(where: str, root: Path) -> Iterator[Finding]:
         )
 
 
-def _nixl(where: str, has_rdma: bool) -> Finding:
+def _nixl(where: str, *, has_rdma: bool) -> Finding:
     if importlib.util.find_spec("nixl_cu12") or importlib.util.find_spec("nixl_cu13"):
         return Finding(where=where, check="NIXL", verdict=Verdict.OK, measured="installed")
     if not has_rdma:

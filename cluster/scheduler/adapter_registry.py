@@ -102,10 +102,10 @@ class AdapterRegistry:
             case AdapterList():
                 self._compare(sender, message, now)
             case AdaptersHeld():
-                self._greet(sender, sender in self._held)
+                self._greet(sender, is_known=sender in self._held)
                 self._held[sender] = message
             case AdaptersUsed():
-                self._greet(sender, sender in self._used)
+                self._greet(sender, is_known=sender in self._used)
                 self._used[sender] = message
             case LoadAdapter():
                 self._load(sender, message, now)
@@ -135,7 +135,7 @@ class AdapterRegistry:
         elif theirs.version < self._list.version and sender in self._peers:
             self._out.append((sender, self._list))
 
-    def _greet(self, sender: str, is_known: bool) -> None:
+    def _greet(self, sender: str, *, is_known: bool) -> None:
         """Tell the list to who says something for the first time, whichever version they have."""
         if not is_known:
             self._out.append((sender, self._list))

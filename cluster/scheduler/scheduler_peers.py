@@ -48,7 +48,7 @@ class SchedulerPeers:
             for request in self._requests.values()
         )
 
-    def is_kept(self, address: str, is_mine: bool) -> bool:
+    def is_kept(self, address: str, *, is_mine: bool) -> bool:
         """Return whether another scheduler keeps this instance for a request. Of two that keep the same one, the first has it."""
         return bool(self._requests) and any(
             request.keeps == address and not (is_mine and self.me < scheduler)

@@ -274,7 +274,7 @@ def _validated(kind: type[C], values: Mapping[str, Any]) -> C:
     except ValidationError as error:
         first = error.errors()[0]
         secret = bool(_SECRETS.intersection(first["loc"]))
-        raise ConfigError(sentence(kind, first, secret)) from None
+        raise ConfigError(sentence(kind, first, secret=secret)) from None
 
 
 def _consistent(config: ClusterConfig) -> ClusterConfig:

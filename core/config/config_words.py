@@ -40,7 +40,7 @@ def allowed(field: FieldInfo) -> str:
     return f"{said} of {' and '.join(bounds)}" if bounds else said
 
 
-def sentence(kind: type[BaseModel], error: ErrorDetails, secret: bool) -> str:
+def sentence(kind: type[BaseModel], error: ErrorDetails, *, secret: bool) -> str:
     """Return one line about the first thing that pydantic found."""
     where = [str(part) for part in error["loc"]]
     if error["type"] == "extra_forbidden":

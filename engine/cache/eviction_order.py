@@ -29,7 +29,7 @@ class EvictionOrder:
         """The number of entries, outdated ones included."""
         return len(self._entries)
 
-    def fell_idle(self, run: Run, wanted: bool) -> None:
+    def fell_idle(self, run: Run, *, wanted: bool) -> None:
         """Note that all blocks of `run` fell idle, the last one first. Unless they are `wanted` their client has said that nobody
         will ask for them again."""
         run.wanted, run.idle_since = wanted, self._num_released

@@ -7,6 +7,7 @@ that nobody refers to and nothing follows are evicted, in the order that `evicti
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from core.errors import Bug
 from core.kv import hash_chain, root_hash
@@ -47,9 +48,9 @@ class RadixCache:
         self,
         pool: BlockPool,
         block_size: int,
-        enabled: bool = True,
         hashes_of: HashesOf = hash_chain,
         *,
+        enabled: bool = True,
         has_states: bool = False,
     ) -> None:
         """`has_states`: what is kept of a prefix is of use up to a checkpoint of a recurrent state, and told of so far."""
@@ -63,7 +64,9 @@ class RadixCache:
         self._run_of: list[Run | None] = [None] * pool.blocks.stop
         """The run of each block; None where it is not kept."""
         self._order = EvictionOrder(pool, self._runs.keys())
-        self.checkpoints = StateCheckpoints(pool, self._note)
+        self.checkpoints = StateCheckpoints(
+            pool, partial(self._note, is_kept=True), partial(self._note, is_kept=False)
+        )
         self._added: dict[int, None] = {}
         self._removed: dict[int, None] = {}
 
@@ -167,7 +170,7 @@ class RadixCache:
             run, path = parent, [*parent.hashes, *path]
         return block if self.checkpoints.keep(state, block, path, num_saved) else -1
 
-    def release(self, idle_blocks: Sequence[int], wanted: bool = True) -> None:
+    def release(self, idle_blocks: Sequence[int], *, wanted: bool = True) -> None:
         """Offer cached blocks that nobody refers to any more (as BlockPool.drop reports) for eviction.
 
         Unless they are `wanted` they go first. This leaves out the blocks from which several sequences have gone on, those that
@@ -177,7 +180,7 @@ class RadixCache:
         runs = self._cut_out(idle_blocks)
         shared = depth_shared(runs)
         for run in runs:
-            self._order.fell_idle(run, wanted or run.depth <= shared)
+            self._order.fell_idle(run, wanted=wanted or run.depth <= shared)
 
     def pin(self, pin: Pin, most: int, blocks: Sequence[int], twins: Sequence[int] = ()) -> None:
         """Pin the first of a sequence's `blocks`, at `most`, all of which `insert` has handled and none was given up since."""
@@ -191,7 +194,7 @@ class RadixCache:
                 self._order.offer(pinned)
             run = above
 
-    def unpin(self, pin: Pin, wanted: bool = True) -> None:
+    def unpin(self, pin: Pin, *, wanted: bool = True) -> None:
         """End a pin. Unless its blocks are `wanted`, they go first, but for those that `release` leaves out."""
         runs = [*pin.runs]
         for run in runs:
@@ -315,7 +318,7 @@ class RadixCache:
             self._run_of[block] = run
         self._pool.keep(blocks)
         if not self._has_states:
-            self._note(hashes, True)
+            self._note(hashes, is_kept=True)
         if self.on_kept is not None:
             for at, (block, its_hash) in enumerate(zip(blocks, hashes, strict=True)):
                 self.on_kept(salt, before, tuple(tokens[at * size : (at + 1) * size]), block, its_hash)
@@ -352,7 +355,7 @@ class RadixCache:
         self._pool.forget(blocks)
         num_freed = count + sum(map(self.checkpoints.gone, blocks))
         if not self._has_states:
-            self._note(hashes, False)
+            self._note(hashes, is_kept=False)
         if not run.blocks:
             del before.children[key], self._runs[run]
             for pin in [*run.pins]:
@@ -362,7 +365,7 @@ class RadixCache:
         self._order.offer(run)
         return num_freed
 
-    def _note(self, hashes: Sequence[int], is_kept: bool) -> None:
+    def _note(self, hashes: Sequence[int], *, is_kept: bool) -> None:
         if is_kept:
             _record(hashes, self._added, self._removed)
         else:

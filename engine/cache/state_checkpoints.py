@@ -17,11 +17,14 @@ CheckpointKept = Callable[[int, tuple[int, ...], Sequence[int]], None]
 """Called with a checkpoint that is newly kept and is to leave the pool: the cached block that it is at, its blocks, the hashes of
 all blocks up to it."""
 
+HashesNoted = Callable[[Sequence[int]], None]
+
 
 class StateCheckpoints:
-    def __init__(self, pool: BlockPool, note: Callable[[Sequence[int], bool], None]) -> None:
-        """`note` is told the hashes of cached blocks that lead to a checkpoint from now on (True), or to none any more."""
-        self._pool, self._note = pool, note
+    def __init__(self, pool: BlockPool, led: HashesNoted, lost: HashesNoted) -> None:
+        """`led` is called with the hashes of cached blocks that lead to a checkpoint from now on, `lost` with those that lead to
+        none any more."""
+        self._pool, self._led, self._lost = pool, led, lost
         self._at: dict[int, tuple[int, ...]] = {}
         """By cached block, the least recently used first."""
         self._paths: dict[int, Sequence[int]] = {}
@@ -86,7 +89,7 @@ class StateCheckpoints:
             self._at[block], self._paths[block] = tuple(blocks), path
             self._num_blocks += len(blocks)
             self._reach.update(path)
-            self._note([one for one in path if self._reach[one] == 1], True)
+            self._led([one for one in path if self._reach[one] == 1])
             self._num_saved[block] = num_saved
             if num_saved == len(path) and self.on_kept is not None:
                 self.on_kept(block, self._at[block], path)
@@ -120,7 +123,7 @@ class StateCheckpoints:
         lost = [one for one in path if not self._reach[one]]
         for one in lost:
             del self._reach[one]
-        self._note(lost, False)
+        self._lost(lost)
         return len(blocks)
 
     def check_integrity(self, cached: list[bool]) -> None:

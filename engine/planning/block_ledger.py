@@ -291,7 +291,7 @@ class BlockLedger:
 
     def strip(self, seq: Sequence) -> None:
         blocks = [*reversed(seq.block_ids), *reversed(seq.twins)]
-        self._cache.release(self._pool.drop(blocks), seq.request.retain)
+        self._cache.release(self._pool.drop(blocks), wanted=seq.request.retain)
         seq.block_ids, seq.table, seq.twins = [], (), []
         seq.num_kept = seq.num_computed = 0
         self._checkpointing.stripped(seq)

@@ -22,7 +22,7 @@ class ExpertCounts:
             self._layers[load.layer] = LayerExperts(load.layer, load.imbalance, counts, load.num_moves)
             self._changed = True
 
-    def drain(self, again: bool = False) -> tuple[LayerExperts, ...]:
+    def drain(self, *, again: bool = False) -> tuple[LayerExperts, ...]:
         """Return the counts of all layers if any is new since the last call; with `again` in any case."""
         if not (self._changed or again):
             return ()

@@ -83,7 +83,7 @@ class Returning:
         self._lifecycle.await_kv(seq, len(seq.tokens) - num_full * self._ledger.block_size)
         return True
 
-    def _has_come(self, seq: Sequence, found: bool) -> None:
+    def _has_come(self, seq: Sequence, found: bool) -> None:  # noqa: FBT001 (readers call it)
         self.num_returned += found and seq.state is State.RETURNING
         self._lifecycle.has_kv(seq)
 

@@ -168,7 +168,7 @@ class Sessions:
         headroom = self._table.headroom + self._pinning.num_idle + num_full
         return self._ledger.begin_restore(request, num_full, headroom)
 
-    def _is_back(self, key: _Key, request: Request, found: bool) -> None:
+    def _is_back(self, key: _Key, request: Request, found: bool) -> None:  # noqa: FBT001 (readers call it)
         if not found:
             return
         self._num_prefetched += 1

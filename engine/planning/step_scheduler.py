@@ -56,7 +56,7 @@ class StepScheduler:
         self._max_context_tokens = max_context_tokens
         self._pool = BlockPool(num_blocks, first_block)
         self._cache = RadixCache(
-            self._pool, config.block_size, config.prefix_cache, has_states=num_state_blocks > 0
+            self._pool, config.block_size, enabled=config.prefix_cache, has_states=num_state_blocks > 0
         )
         self._ledger = BlockLedger(self._pool, self._cache, config.block_size, num_state_blocks)
         state_tokens = num_state_blocks * config.block_size

@@ -88,7 +88,7 @@ def load_part(
     comms = _connect(device, mesh, rank, store, address)
     spec = read_spec(folder, options.implementation)
     dims, spread, own = dims_of(spec), None, None
-    sum_parts = summing(comms.tp, options.deterministic)
+    sum_parts = summing(comms.tp, deterministic=options.deterministic)
     if dims.num_experts:
         slots = first_placement(dims.num_experts, mesh.num_expert_ranks, num_spare)
         spread = Spread(comms.ep, comms.experts, slots, sum_parts, device)

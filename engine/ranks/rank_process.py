@@ -157,11 +157,11 @@ def _serve(
         capture = capture_on(device)
         graphs, said = _graphs(setup, part, pool, capture, store)
     with timer.within("grammars"):
-        draws = _draws(part, speaks, matchers, line)
+        draws = _draws(part, matchers, line, owns_matchers=speaks)
     with timer.within("vision"):
         pictures = make_picture_rows(Path(setup.folder), part.model, device)
     with timer.within("draft"):
-        proposer = _proposer(setup, part, device, speaks)
+        proposer = _proposer(setup, part, device, decides=speaks)
 
     def try_first(step: Step) -> None:
         if capture is not None:  # as on GPUs alone
@@ -250,7 +250,7 @@ def _graphs(
         # Before steps are captured they are launched, so that ranks meet.
         wait_for_all(store, "loaded", setup.rank, setup.mesh.size)
 
-    def agree(is_captured: bool) -> bool:
+    def agree(is_captured: bool) -> bool:  # noqa: FBT001 (a `Callable`)
         num_without = torch.tensor(int(not is_captured), device=pool.device)
         return not experts.all_reduce(tp.all_reduce(num_without)).item()
 
@@ -276,7 +276,7 @@ def _matchers(setup: RankSetup) -> GuidanceMatchers:
     return GuidanceMatchers(folder, spec.vocab_size)
 
 
-def _draws(part: ModelPart, owns_matchers: bool, matchers: GuidanceMatchers | None, line: _Line) -> Draws:
+def _draws(part: ModelPart, matchers: GuidanceMatchers | None, line: _Line, *, owns_matchers: bool) -> Draws:
     tp, ep = part.comms.tp, part.comms.ep
     peers = Peers(owns_matchers, lambda tokens: ep.all_reduce(tp.all_reduce(tokens)))
     if matchers is None:
@@ -286,7 +286,7 @@ def _draws(part: ModelPart, owns_matchers: bool, matchers: GuidanceMatchers | No
     return Draws(part.model, grammars, peers)
 
 
-def _proposer(setup: RankSetup, part: ModelPart, device: torch.device, decides: bool) -> Proposer | None:
+def _proposer(setup: RankSetup, part: ModelPart, device: torch.device, *, decides: bool) -> Proposer | None:
     """Load what guesses here. One rank decides, since kernels that each has chosen for itself may round otherwise."""
     if setup.head is None:
         return None

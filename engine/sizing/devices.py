@@ -21,7 +21,7 @@ def choose_device(wanted: str) -> torch.device:
     return torch.device("cuda", 0)
 
 
-def keeps_pool(device_is_host: bool, num_ranks: int) -> bool:
+def keeps_pool(num_ranks: int, *, device_is_host: bool) -> bool:
     """Whether the KV of an instance without memory servers lies in a GPU's memory alone. Several ranks, and processes without
     cupy, have a copy in host memory, which transports and lower tiers read."""
     return not device_is_host and num_ranks == 1 and has_cupy()

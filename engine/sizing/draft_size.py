@@ -128,8 +128,10 @@ def _size_mtp(target: Target, engine: EngineConfig) -> DraftSize:
     spec, config = target.spec, target.config
     check_mtp(spec, target.folder, config.load_format)
     dtype = choose_dtype(spec, config.dtype, target.device)
-    weights = choose_weights(spec, config.dtype, config.quantization, engine.deterministic, target.device)
-    stored = stored_as(spec, dtype, weights, target.device, engine.deterministic)
+    weights = choose_weights(
+        spec, config.dtype, config.quantization, target.device, deterministic=engine.deterministic
+    )
+    stored = stored_as(spec, dtype, weights, target.device, deterministic=engine.deterministic)
     longer, alone = (
         _needs(each, target, engine, stored, target.mesh) for each in (with_mtp_layer(spec), spec)
     )
@@ -182,8 +184,8 @@ def _size_eagle(target: Target, folder: Path, engine: EngineConfig) -> DraftSize
 
 def _unquantised(spec: ModelSpec, target: Target, dtype: str) -> tuple[WeightFormat, Stored]:
     """Return the format of matrices that came with who guesses, and how a rank keeps them. Guesses need not be deterministic."""
-    weights = choose_weights(spec, target.config.dtype, "none", False, target.device)
-    return weights, stored_as(spec, dtype, weights, target.device, False)
+    weights = choose_weights(spec, target.config.dtype, "none", target.device, deterministic=False)
+    return weights, stored_as(spec, dtype, weights, target.device, deterministic=False)
 
 
 def _needs(

@@ -54,7 +54,7 @@ class Stored:
 
 
 def stored_as(
-    spec: ModelSpec, dtype: str, weights: WeightFormat, device: torch.device, deterministic: bool
+    spec: ModelSpec, dtype: str, weights: WeightFormat, device: torch.device, *, deterministic: bool
 ) -> Stored:
     """Return how weights are kept where the model computes in `dtype`. A GPU keeps quantised weights as they are unless it is
     `deterministic`; a CPU with `half`, but for FP8."""

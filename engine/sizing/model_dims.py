@@ -26,7 +26,7 @@ def dims_of(spec: ModelSpec) -> Dims:
         vocab_size=spec.vocab_size,
         widths=tuple(widths),
         layer_weights=tuple(
-            mixer_weights(spec, layer, spec.num_heads, kv_heads) + _mlp_weights(spec, layer, is_sparse)
+            mixer_weights(spec, layer, spec.num_heads, kv_heads) + _mlp_weights(spec, layer, sparse=is_sparse)
             for layer, is_sparse in enumerate(sparse)
         ),
         embedding_weights=head_weights + input_table(spec),
@@ -206,7 +206,7 @@ def _index_weights(spec: ModelSpec, layer: int) -> int:
     return mla.q_rank * heads * dim + spec.hidden_size * (dim + heads)
 
 
-def _mlp_weights(spec: ModelSpec, layer: int, sparse: bool) -> int:
+def _mlp_weights(spec: ModelSpec, layer: int, *, sparse: bool) -> int:
     dense, inputs = spec.mlp_size(layer), 0 if spec.layer_inputs is None else spec.layer_inputs.size
     if spec.moe is None or not sparse:
         return spec.hidden_size * (3 * dense + 2 * inputs)

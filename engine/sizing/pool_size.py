@@ -114,7 +114,9 @@ class _Described:
     def layout(self) -> KVLayout:
         """Return how KV is stored. Raises ConfigError."""
         spec, engine = self.spec, self.engine
-        kept_as = choose_kv_dtype(spec, self.dtype, self.weights, engine.deterministic, self.device)
+        kept_as = choose_kv_dtype(
+            spec, self.dtype, self.weights, self.device, deterministic=engine.deterministic
+        )
         return _stored_as(engine.kv_dtype, spec.kv_layout(engine.block_size, kept_as))
 
 
@@ -261,7 +263,9 @@ def _describe(
         max_context_tokens=max_context_tokens,
         device=device,
         dtype=choose_dtype(spec, model.dtype, device),
-        weights=choose_weights(spec, model.dtype, model.quantization, engine.deterministic, device),
+        weights=choose_weights(
+            spec, model.dtype, model.quantization, device, deterministic=engine.deterministic
+        ),
     )
 
 
@@ -272,7 +276,7 @@ def _needs_of(described: _Described, target: Target, slots: AdapterConfig) -> Se
         spec,
         engine,
         mesh,
-        stored_as(spec, dtype, described.weights, described.device, engine.deterministic),
+        stored_as(spec, dtype, described.weights, described.device, deterministic=engine.deterministic),
         context_tokens=described.max_context_tokens,
         num_spare=target.num_spare,
         num_weights=count_weights(target.folder) if spec.implementation == "transformers" else 0,
@@ -339,7 +343,7 @@ def _sized(
 def _found_here(device: torch.device, num_ranks: int) -> RankMemory:
     """Return the memory of ranks that have all of this process's device."""
     found = memory_of(device)
-    on_device = keeps_pool(found.is_host, num_ranks)
+    on_device = keeps_pool(num_ranks, device_is_host=found.is_host)
     return RankMemory(devices=(found,) * num_ranks, num_sharers=num_ranks, on_device=on_device)
 
 

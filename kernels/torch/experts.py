@@ -48,7 +48,7 @@ def _within_best_groups(choice: Tensor, routing: Routing, top: Top) -> Tensor:
     grouped = choice.unflatten(-1, (routing.num_groups, -1))
     worth = _sum_last(top(grouped, routing.group_best)[0])
     best = top(worth, routing.top_groups)[1]
-    closed = torch.ones_like(worth, dtype=torch.bool).scatter_(-1, best, False)
+    closed = torch.ones_like(worth, dtype=torch.bool).scatter_(-1, best, value=False)
     return grouped.masked_fill(closed[..., None], -torch.inf).flatten(-2)
 
 

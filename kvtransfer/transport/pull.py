@@ -208,7 +208,7 @@ class _Incoming:
         try:
             if self._medium.needs_go:
                 await self._channel.send([_GO, ""])
-            damaged = await _in_thread(self._threads, lambda: self._fetch(intake, runs, probe, crc))
+            damaged = await _in_thread(self._threads, lambda: self._fetch(intake, runs, crc, scratch=probe))
             num_bytes = 0 if damaged else sum(run.num_bytes for run in runs)
         except TransferError as error:
             reason = str(error)
@@ -219,7 +219,7 @@ class _Incoming:
         if reason:
             raise TransferError(reason)
 
-    def _fetch(self, intake: Intake, runs: list[CopyRun], scratch: bool, crc: int | None) -> bool:
+    def _fetch(self, intake: Intake, runs: list[CopyRun], crc: int | None, *, scratch: bool) -> bool:
         """Fetch on a thread. Returns True when the bytes are not what the writer's checksum says."""
         intake.fetch(runs, scratch=scratch)
         if crc is None or scratch:
@@ -231,7 +231,7 @@ class _Incoming:
 class PullSender:
     vouches = False
 
-    def __init__(self, key: bytes, me: Identity, medium: Medium, checksum: bool) -> None:
+    def __init__(self, key: bytes, me: Identity, medium: Medium, *, checksum: bool) -> None:
         """Makes the sender. Raises TransferError for checksums of memory that the processor cannot read."""
         if checksum and medium.memory is None:
             raise TransferError(

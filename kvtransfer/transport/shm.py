@@ -163,7 +163,7 @@ class ShmSender:
     name = "shm"
     vouches = True
 
-    def __init__(self, source: memoryview, checksum: bool = False) -> None:
+    def __init__(self, source: memoryview, *, checksum: bool = False) -> None:
         """With `checksum`, what was written is read back and compared with the source's CRC-32 from before."""
         self._source, self._host = _Memory(source), host_id()
         self._checksum = checksum

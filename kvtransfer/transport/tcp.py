@@ -213,9 +213,10 @@ class TcpSender:
         key: bytes,
         me: Identity,
         source: memoryview,
-        checksum: bool,
         tls: TlsContexts | None = None,
         num_streams: int = 0,
+        *,
+        checksum: bool,
     ) -> None:
         """Opens `num_streams` to each endpoint. 0 means four, or as many as there are cores if those are fewer."""
         self.name = _name(tls)
@@ -227,7 +228,7 @@ class TcpSender:
         return region.transport == self.name
 
     async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
-        await self._deliver(region.endpoint, grant_id, runs, self._checksum)
+        await self._deliver(region.endpoint, grant_id, runs, answered=self._checksum)
 
     def carried(self, region: RegionKey) -> Carried | None:
         """Ask the kernel, which takes bytes long before they are there."""
@@ -237,7 +238,7 @@ class TcpSender:
     async def probe(self, region: RegionKey, num_bytes: int) -> int:
         """Measure as `Sender.probe` says. Raises ReplicaLost."""
         num_bytes = min(num_bytes, len(self._source))
-        await self._deliver(region.endpoint, PROBE, [CopyRun(0, 0, num_bytes)], True)
+        await self._deliver(region.endpoint, PROBE, [CopyRun(0, 0, num_bytes)], answered=True)
         return num_bytes
 
     def ended(self, grant_id: str) -> None:
@@ -284,10 +285,12 @@ class TcpSender:
             raise
         return LaneLink(owner, streams)
 
-    async def _deliver(self, endpoint: str, grant_id: str, runs: Sequence[CopyRun], answered: bool) -> None:
+    async def _deliver(
+        self, endpoint: str, grant_id: str, runs: Sequence[CopyRun], *, answered: bool
+    ) -> None:
         link = await self._link(endpoint)
         try:
-            await link.run(self._jobs(link, grant_id, runs, answered))
+            await link.run(self._jobs(link, grant_id, runs, answered=answered))
         except TransferError:
             raise  # the holder has answered, so every frame was sent whole and the link is good
         except BaseException:  # half a frame may be on its way: nobody can use this link again
@@ -297,7 +300,7 @@ class TcpSender:
             raise
 
     def _jobs(
-        self, link: LaneLink, grant_id: str, runs: Sequence[CopyRun], answered: bool
+        self, link: LaneLink, grant_id: str, runs: Sequence[CopyRun], *, answered: bool
     ) -> list[tuple[Lane, Job]]:
         """Return what is left to the lanes' threads. Raises ReplicaLost."""
         total = sum(run.num_bytes for run in runs)
@@ -308,11 +311,11 @@ class TcpSender:
             return [(lane, lambda stream: stream.send(rest))] if rest else []
         parts = split_runs(runs, len(lanes), _MIN_PART_BYTES)
         return [
-            (lane, lambda stream, part=part: self._send_part(stream, grant_id, part, answered))
+            (lane, lambda stream, part=part: self._send_part(stream, grant_id, part, answered=answered))
             for lane, part in zip(lanes, parts, strict=False)
         ]
 
-    def _send_part(self, stream: Stream, grant_id: str, runs: list[CopyRun], answered: bool) -> None:
+    def _send_part(self, stream: Stream, grant_id: str, runs: list[CopyRun], *, answered: bool) -> None:
         """Send a part, on a thread. Raises ReplicaLost, or TransferError when the holder refused the runs or got them damaged
         twice."""
         for start in range(0, len(runs), _MAX_FRAME_RUNS):

@@ -52,7 +52,13 @@ class WriteAdmission:
                 return
         then()
 
-    def _tell(self, grant_id: str, num_bytes: int, corrupted: bool, idle: list[Callable[[], None]]) -> None:
+    def _tell(
+        self,
+        grant_id: str,
+        num_bytes: int,
+        corrupted: bool,  # noqa: FBT001 (a loop calls it)
+        idle: list[Callable[[], None]],
+    ) -> None:
         for then in idle:
             then()
         if corrupted:

@@ -121,7 +121,7 @@ def load_eagle(
     assert set(spec.taps) <= set(target.taps)
     cases = attention_cases(spec.layer, whole, range(1), target.dtype, block_size)
     kv_dtype = str(target.dtype).removeprefix("torch.")
-    ops = select_ops(device, kernels, False, cases, kv_dtype, weights)
+    ops = select_ops(device, kernels, cases, kv_dtype, weights, deterministic=False)
     checkpoint = Checkpoint(folder, target.dtype, device, keeps=ops.keeps)
     head = EagleHead(spec, target, ops, checkpoint, _token_ids(folder, spec, target.spec), device)
     checkpoint.close()

@@ -93,7 +93,7 @@ def deepseek_v2(config: Config) -> ModelSpec:
 def deepseek_v3(config: Config) -> ModelSpec:
     _refuse_unless(config, "scoring_func", "sigmoid")
     _refuse_unless(config, "topk_method", "noaux_tc")
-    spec = latent(config, biased_routing(config), bool(config["rope_interleave"]), CHOICE_BIAS)
+    spec = latent(config, biased_routing(config), CHOICE_BIAS, interleaved=bool(config["rope_interleave"]))
     return replace(spec, mtp_layers=mtp_layers(config))
 
 
@@ -136,7 +136,7 @@ def _refuse_unless(config: Config, key: str, only: Any) -> None:
         raise UnsupportedModel(f"{key} {config[key]!r} is not supported (only {only!r})")
 
 
-def latent(config: Config, routing: Routing, interleaved: bool, choice_bias: str = "") -> ModelSpec:
+def latent(config: Config, routing: Routing, choice_bias: str = "", *, interleaved: bool) -> ModelSpec:
     """Return a model with a latent KV cache and experts. `interleaved`: see `MlaSpec`; `choice_bias`: see `MoeSpec`."""
     _refuse_unless(config, "moe_layer_freq", 1)
     spec, bias = common(config), bool(config["attention_bias"])

@@ -87,7 +87,7 @@ def _qwen_experts(config: Config) -> MoeSpec | None:
     )
 
 
-def _qwen(config: Config, by_kind: bool) -> ModelSpec:
+def _qwen(config: Config, *, by_kind: bool) -> ModelSpec:
     """Return the model without experts. `by_kind`: see `RecurrentSpec`."""
     spec = partly_rotated(config, 0.25)
     if not config.get("attn_output_gate", True):

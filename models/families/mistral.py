@@ -68,7 +68,7 @@ def mistral4(config: Config) -> ModelSpec:
     rope = _rope(config, silent)
     # That share of a head follows from other sizes.
     _check_share(config, rope.pop("partial_rotary_factor", None))
-    spec = latent({**config, "rope_parameters": rope}, routing, bool(config["rope_interleave"]))
+    spec = latent({**config, "rope_parameters": rope}, routing, interleaved=bool(config["rope_interleave"]))
     return replace(spec, query_temperature=_temperature(spec.rope))
 
 

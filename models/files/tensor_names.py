@@ -4,7 +4,7 @@ _STEM = "model."
 _TEXTS = ("language_model.", "text_model.")
 
 
-def decoders_name(name: str, is_headless: bool) -> str:
+def decoders_name(name: str, *, is_headless: bool) -> str:
     """Return what a decoder's checkpoint calls the tensor `name`. One that was saved without its head has no prefix, and one that
     is a part of a larger model has the larger model's."""
     if is_headless:

@@ -83,7 +83,9 @@ class Checkpoint:
         self._files = {path: _open(path) for path in _files(folder)}
         places = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         is_headless = "embed_tokens.weight" in places
-        self._where = {decoders_name(name, is_headless): (path, name) for name, path in places.items()}
+        self._where = {
+            decoders_name(name, is_headless=is_headless): (path, name) for name, path in places.items()
+        }
         """The file of each tensor, and its name there, which may not be a decoder's."""
         self._unused = set(self._where)
         self._mapped_bytes, self._mapped_files = 0, set[Path]()

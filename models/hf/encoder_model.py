@@ -57,7 +57,7 @@ class EncoderModel:
         self._tells_pairs = "token_type_ids" in signature(self._base.forward).parameters
         texts = [_random_text(length, spec, self._base.config, device) for length in _CHECKED]
         try:
-            with _own_attention(self._base, self._packs):
+            with _own_attention(self._base, packs=self._packs):
                 wanted = [self._alone(text) for text in texts]
             pack_products(self._base, ops, dtype)
             self._compare(texts, wanted, tolerance)
@@ -123,7 +123,7 @@ def _load(folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.devic
 
 
 @contextmanager
-def _own_attention(model: Any, packs: bool) -> Generator[None]:
+def _own_attention(model: Any, *, packs: bool) -> Generator[None]:
     if packs:
         model.set_attn_implementation("eager")
     try:

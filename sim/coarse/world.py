@@ -258,7 +258,9 @@ class _World:
             job.last_s = seen_s
             self.last_s = max(self.last_s, seen_s)
             self.at(
-                seen_s + self._config.message_s, self._feed, Finished(job.request.id, 0, num_tokens, True)
+                seen_s + self._config.message_s,
+                self._feed,
+                Finished(job.request.id, 0, num_tokens, complete=True),
             )
             self._go_on(job, seen_s)
         job.num_output = max(job.num_output, num_tokens)
@@ -278,7 +280,11 @@ class _World:
             config = self._device_config(group)
             for number, (prefills, decodes) in enumerate([*roles, *[(True, True)] * group.num_both]):
                 self._add_device(
-                    group, config, prefills, decodes, f"{group.cards} {number}" if group.cards else ""
+                    group,
+                    config,
+                    f"{group.cards} {number}" if group.cards else "",
+                    prefills=prefills,
+                    decodes=decodes,
                 )
 
     def _device_config(self, group: DeviceGroup) -> DeviceConfig:
@@ -295,7 +301,7 @@ class _World:
         )
 
     def _add_device(
-        self, group: DeviceGroup, device: DeviceConfig, prefills: bool, decodes: bool, card: str
+        self, group: DeviceGroup, device: DeviceConfig, card: str, *, prefills: bool, decodes: bool
     ) -> None:
         config, number = self._config, len(self.devices) + 1
         address = f"{'both' if prefills and decodes else 'prefill' if prefills else 'decode'}-{number}"

@@ -55,7 +55,7 @@ async def run(app: FastAPI, jobs: list[BenchRequest], concurrency: int = 0) -> l
     server = HttpServer(app, "127.0.0.1", [0], shared=False)
     port = server._listener.getsockname()[1]
     server.start()
-    client = Client(f"http://127.0.0.1:{port}", "m", "", False, 30, {})
+    client = Client(f"http://127.0.0.1:{port}", "m", "", 30, {}, chat=False)
     try:
         if concurrency:
             return await closed_loop(client, jobs, concurrency, lambda _: None)
@@ -85,7 +85,7 @@ async def test_open_loop_keeps_its_times_and_refusals_count() -> None:
 
 
 async def test_a_dead_endpoint_is_an_error_of_the_request() -> None:
-    client = Client("http://127.0.0.1:9", "m", "", False, 5, {})
+    client = Client("http://127.0.0.1:9", "m", "", 5, {}, chat=False)
     record = await client.send(BenchRequest("x", 1), 0.0)
     await client.close()
     assert record.error == "transport: ConnectError"

@@ -24,7 +24,7 @@ class ApartPolicy:
         return PlacementChoice(decode, min(others, key=lambda m: m.queued_tokens, default=None), 0.0)
 
     def has_prompt_room(self, member: Member, *, late: bool, timed: bool) -> bool:
-        return member.tokens_before(late) < 4 * member.max_batch_tokens
+        return member.tokens_before(late=late) < 4 * member.max_batch_tokens
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
         return 0.0

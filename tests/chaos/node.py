@@ -222,9 +222,9 @@ class Node:
     def host_access(self, role: Role, num_blocks: int) -> PoolAccess:
         return remote_access(
             self.config.transfer,
-            role != "prefill",
             self.mail.me,
             self.host,
+            receives=role != "prefill",
             key=KEY,
             num_bytes=SHARD.pool_bytes(num_blocks),
             media=MEDIA,

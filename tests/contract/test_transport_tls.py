@@ -75,7 +75,7 @@ class Side:
 
 
 def sender(source: memoryview, tls: TlsContexts | None, checksum: bool = False) -> TcpSender:
-    return TcpSender(KEY, Identity("writer", "w", os.getpid()), source, checksum, tls, num_streams=2)
+    return TcpSender(KEY, Identity("writer", "w", os.getpid()), source, tls, checksum=checksum, num_streams=2)
 
 
 @pytest.fixture

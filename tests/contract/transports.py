@@ -162,16 +162,16 @@ def make_sender(
             plain = kind.split()[0]
             return FromDevice(make_sender(plain, fabric, ring.memory, checksum, me), source.memory, ring)
         case "gloo on a device":
-            inner = PullSender(KEY, me, medium(kind, source), checksum)
+            inner = PullSender(KEY, me, medium(kind, source), checksum=checksum)
             return FromDevice(inner, source.memory, PinnedRing(source.memory.device, 1 << 10, 2), direct=True)
         case "loopback":
             return LoopbackSender(fabric, source)
         case "shm":
-            return ShmSender(source, checksum)
+            return ShmSender(source, checksum=checksum)
         case "tcp":
-            return TcpSender(KEY, me, source, checksum)
+            return TcpSender(KEY, me, source, checksum=checksum)
         case _:
-            return PullSender(KEY, me, medium(kind, source), checksum)
+            return PullSender(KEY, me, medium(kind, source), checksum=checksum)
 
 
 PULLED = [pytest.param("nixl", marks=needs_nixl), "gloo", "gloo on a device", "cuda_ipc"]

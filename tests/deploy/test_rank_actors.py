@@ -149,7 +149,7 @@ class GpuActors:
         self.asked: list[dict[str, Any]] = []
 
     def options(self, **asked: Any) -> Any:
-        return SimpleNamespace(remote=lambda *_: self._made(asked))
+        return SimpleNamespace(remote=lambda *_, **__: self._made(asked))
 
     def _made(self, asked: dict[str, Any]) -> Actor:
         actor, gpu = Actor(greets), f"GPU-{len(self.asked)}"

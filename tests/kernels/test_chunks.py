@@ -33,7 +33,7 @@ def test_each_token_sees_its_own_chunk_up_to_itself(
 ) -> None:
     chunk = blocks * BLOCK
     step = make_step([(query, query + before) for query, before in parts], block_size=BLOCK, seed=seed)
-    ops = select_ops(CPU, "auto", False, (), "float32", "full")
+    ops = select_ops(CPU, "auto", (), "float32", "full", deterministic=False)
     meta = chunked(step.meta, chunk, BLOCK)
     got = ops.paged_attention(step.q, step.kv_layer, meta, 0.3, 0, 0.0, None)
     queries = step.q.split([query for query, _ in parts])

@@ -79,9 +79,10 @@ class ChatTokenizer(TokenCodec, Protocol):
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        template_name: str = "",
+        *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
-        template_name: str = "",
         keeps_null: bool = False,
         **template_arguments: Any,
     ) -> str:

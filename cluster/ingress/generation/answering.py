@@ -253,7 +253,7 @@ class Answering:
     ) -> ChoiceStream:
         hidden = chat.hidden_tokens if chat else None
         skips_special = body.skip_special_tokens and hidden is None
-        stops = self._stops(body, hidden, skips_special)
+        stops = self._stops(body, hidden, skips_special=skips_special)
         return ChoiceStream(
             index,
             request,
@@ -270,7 +270,7 @@ class Answering:
             shared=shared,
         )
 
-    def _stops(self, body: Common, hidden: frozenset[int] | None, skips_special: bool) -> StopStrings:
+    def _stops(self, body: Common, hidden: frozenset[int] | None, *, skips_special: bool) -> StopStrings:
         """Return a sequence's stop strings. The special tokens that its text leaves out can be named in them."""
         special = self.tokenizer.special_tokens.items() if body.stops else ()
         return StopStrings(

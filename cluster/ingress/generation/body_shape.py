@@ -42,9 +42,9 @@ class TokenEntries:
 
     def logprob(self, token: TokenOut, *, leads: bool) -> Json:
         """Return a sampled token's entry. `leads` is as in `TokenTexts`."""
-        top = [self._entry(i, value, leads) for i, value in token.top]
-        return {**self._entry(token.token, token.logprob or 0.0, leads), "top_logprobs": top}
+        top = [self._entry(i, value, leads=leads) for i, value in token.top]
+        return {**self._entry(token.token, token.logprob or 0.0, leads=leads), "top_logprobs": top}
 
-    def _entry(self, token: int, logprob: float, leads: bool) -> Json:
+    def _entry(self, token: int, logprob: float, *, leads: bool) -> Json:
         text, data = self._texts.text(token, leads=leads), self._texts.data(token, leads=leads)
         return {"token": text, "logprob": logprob, "bytes": None if data is None else list(data)}

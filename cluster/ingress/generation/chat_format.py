@@ -101,7 +101,7 @@ class ChatFormat:
             )
         prompt = seen.prompt
         opened = self._prompt_ends_with(prompt, 0)
-        grammar = self._grammar(body, tools, prompt, opened)
+        grammar = self._grammar(body, tools, prompt, opened=opened)
         one_call = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
         return PreparedChat(
             prompt=prompt,
@@ -109,8 +109,8 @@ class ChatFormat:
             opened=opened,
             schemas={tool.function.name: tool.function.parameters or {} for tool in tools} if tools else None,
             max_calls=1 if tools and one_call else None,
-            hidden_tokens=self._hidden_tokens(bool(tools)) if body.skip_special_tokens else None,
-            thinking=self._budget(body.thinking_token_budget, opened, cut=grammar is not None),
+            hidden_tokens=self._hidden_tokens(with_tools=bool(tools)) if body.skip_special_tokens else None,
+            thinking=self._budget(body.thinking_token_budget, opened=opened, cut=grammar is not None),
             grammar=grammar,
             pictures=seen.pictures,
             effort=self._effort(body),
@@ -201,15 +201,15 @@ class ChatFormat:
         return tools
 
     def _grammar(
-        self, body: ChatRequest, tools: Sequence[Tool], prompt: tuple[int, ...], opened: bool
+        self, body: ChatRequest, tools: Sequence[Tool], prompt: tuple[int, ...], *, opened: bool
     ) -> Grammar | None:
         """Return the grammar that `response_format`, `structured_outputs`, a forced call or a strict tool ask for. The reasoning
         before it is free. None means that the whole answer is."""
         must_call = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
         if self.formats.is_harmony:
-            return self._channels_grammar(body, tools, must_call)
+            return self._channels_grammar(body, tools, must_call=must_call)
         if tools and (must_call or any(tool.function.strict for tool in tools) or body.is_structured):
-            text = self._call_grammar(body, tools, must_call)
+            text = self._call_grammar(body, tools, must_call=must_call)
         else:
             text = grammar_of(body.response_format, body.structured_outputs)
         if not text:
@@ -227,7 +227,9 @@ class ChatFormat:
             return Grammar(text=text, think_begin=begin[0], think_end=end[0])
         return Grammar(text=text)
 
-    def _channels_grammar(self, body: ChatRequest, tools: Sequence[Tool], must_call: bool) -> Grammar | None:
+    def _channels_grammar(
+        self, body: ChatRequest, tools: Sequence[Tool], *, must_call: bool
+    ) -> Grammar | None:
         """The same over gpt-oss's channels, of the whole turn: what is said on `analysis` is free within it."""
         if tools and body.structured_outputs is not None:
             raise _exclusive()
@@ -246,7 +248,7 @@ class ChatFormat:
             ) from None
         return Grammar(text=text)
 
-    def _call_grammar(self, body: ChatRequest, tools: Sequence[Tool], must_call: bool) -> str:
+    def _call_grammar(self, body: ChatRequest, tools: Sequence[Tool], *, must_call: bool) -> str:
         callables = _callables(tools, body.tool_choice)
         names = [tool.name for tool in callables]
         template, special = self._tokenizer.template, self._tokenizer.special_tokens
@@ -271,7 +273,7 @@ class ChatFormat:
     def _effort(self, body: ChatRequest) -> TakenEffort:
         return TakenEffort() if body.reasoning_effort is None else self._efforts.of(body.reasoning_effort)
 
-    def _budget(self, max_tokens: int | None, opened: bool, cut: bool) -> ThinkingBudget | None:
+    def _budget(self, max_tokens: int | None, *, opened: bool, cut: bool) -> ThinkingBudget | None:
         """Return the budget of the reasoning. `cut` forces nothing behind the reasoning's end, where a grammar begins."""
         if max_tokens is None:
             return None
@@ -304,7 +306,7 @@ class ChatFormat:
         tail = self._tokenizer.decode(prompt[-_TAIL_TOKENS:], skip_special_tokens=False)
         return tail.rstrip().endswith(marks[which])
 
-    def _hidden_tokens(self, with_tools: bool) -> frozenset[int] | None:
+    def _hidden_tokens(self, *, with_tools: bool) -> frozenset[int] | None:
         special, marks = self._tokenizer.special_tokens, self.formats.marks(with_tools)
         if not any(mark in special for mark in marks):
             return None

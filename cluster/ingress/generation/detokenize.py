@@ -32,7 +32,7 @@ class TextStream:
         placeholders: Mapping[int, str] = _NO_PLACEHOLDERS,
     ) -> None:
         self._hidden, self._placeholders = hidden_tokens, placeholders
-        self._letters = _Letters(tokenizer, prompt, skip_special_tokens)
+        self._letters = _Letters(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
 
     def push(self, token: int) -> str:
         """Return the text up to the last whole character."""
@@ -63,7 +63,7 @@ class _Letters:
     UTF-8 are unreadable together. So the window of tokens that is decoded begins where a piece of text began, never inside a
     character."""
 
-    def __init__(self, tokenizer: TokenCodec, prompt: Sequence[int], skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: TokenCodec, prompt: Sequence[int], *, skip_special_tokens: bool) -> None:
         self.tokenizer, self.skips = tokenizer, skip_special_tokens
         self._ids = self._tail(prompt)
         self._shown = len(self._ids)

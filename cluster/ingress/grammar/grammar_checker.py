@@ -55,11 +55,11 @@ class GrammarChecker:
             )
         digest = sha256(encoded).digest()
         if (complaint := self._complaints.get(digest)) is None:
-            complaint = await self._answer(digest, grammar, len(encoded) > _LARGE_BYTES)
+            complaint = await self._answer(digest, grammar, is_large=len(encoded) > _LARGE_BYTES)
         if complaint:
             raise RequestError(f"{field}: {_in_words(complaint)}", field=field)
 
-    async def _answer(self, digest: bytes, grammar: str, is_large: bool) -> str:
+    async def _answer(self, digest: bytes, grammar: str, *, is_large: bool) -> str:
         asked = self._asked.get(digest)
         if asked is None:
             if len(self._asked) >= _MAX_WAITING:

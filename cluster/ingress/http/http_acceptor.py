@@ -83,7 +83,7 @@ class Acceptor:
         self._accepts = False
 
     def start(self) -> None:
-        self._listener.setblocking(False)
+        self._listener.setblocking(False)  # noqa: FBT003 (it takes no name)
         self._accepts = True
         self._watch()
         self._sweeping = asyncio.create_task(self._sweep())
@@ -117,7 +117,7 @@ class Acceptor:
                     continue
                 self._pause(error)
                 return
-            sock.setblocking(False)
+            sock.setblocking(False)  # noqa: FBT003 (it takes no name)
             self._admit(sock, _network(peer[0]))
 
     def _pause(self, error: OSError) -> None:

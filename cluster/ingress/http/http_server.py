@@ -45,7 +45,7 @@ class HttpServer:
             ws="none",
             timeout_keep_alive=math.ceil(limits.idle_s),
         )
-        self._listener = _first_free(host, ports, shared)
+        self._listener = _first_free(host, ports, shared=shared)
         # What is in the kernel's hands alone has the same time as what waits in this process.
         self._listener.setsockopt(
             socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, math.ceil(limits.send_s * 1000)
@@ -123,18 +123,18 @@ class _Closing:
         await self._app(scope, receive, closing if self.on else send)
 
 
-def _first_free(host: str, ports: Sequence[int], shared: bool) -> socket.socket:
+def _first_free(host: str, ports: Sequence[int], *, shared: bool) -> socket.socket:
     """Return a socket on the first free port. Raises OSError when none is."""
     for port in ports[:-1]:
         try:
-            return _listen(host, port, shared)
+            return _listen(host, port, shared=shared)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-    return _listen(host, ports[-1], shared)
+    return _listen(host, ports[-1], shared=shared)
 
 
-def _listen(host: str, port: int, shared: bool) -> socket.socket:
+def _listen(host: str, port: int, *, shared: bool) -> socket.socket:
     """Listen. asyncio turns Nagle's algorithm off only for sockets that name their protocol; with it the first token waits 40
     ms."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -71,7 +71,7 @@ class ChatTemplate:
         )
         self.problem = found.problem or "is not used for calls, since model.tool_call_parser is none"
         self._with_tools = _way(shown, found.style, style)
-        self._plain = _way(plain, _call_style(plain, style, self.short_ids), style)
+        self._plain = _way(plain, _call_style(plain, style, short_ids=self.short_ids), style)
         self._history = self._plain if self._plain.keeps_calls else self._history_way(plain, style)
         self._repairs = lru_cache(_KEPT_SHAPES)(self._found_repairs)
 
@@ -127,11 +127,11 @@ class ChatTemplate:
         if _FOR_TOOLS not in self._tokenizer.template_names:
             return self._plain
         named = replace(plain, name=_FOR_TOOLS)
-        return _way(named, _call_style(named, style, self.short_ids), style)
+        return _way(named, _call_style(named, style, short_ids=self.short_ids), style)
 
     @staticmethod
     def _found_repairs(
-        way: _Way, shapes: tuple[MessageShape, ...], adds_prompt: bool, arguments: str
+        way: _Way, shapes: tuple[MessageShape, ...], arguments: str, *, adds_prompt: bool
     ) -> tuple[Repairs, Mark | None]:
         """Return the slightest repairs with which the template keeps all of a conversation of these shapes, or what it would
         lose. One that it refuses in any way is left to it as it is, for its own words."""
@@ -163,7 +163,7 @@ def _way(use: TemplateUse, found: MessageStyle | None, plain: MessageStyle) -> _
     )
 
 
-def _call_style(use: TemplateUse, plain: MessageStyle, short_ids: bool) -> MessageStyle | None:
+def _call_style(use: TemplateUse, plain: MessageStyle, *, short_ids: bool) -> MessageStyle | None:
     return next((style for style in call_styles(plain, short_ids=short_ids) if use.keeps_calls(style)), None)
 
 

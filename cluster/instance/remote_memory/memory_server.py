@@ -265,6 +265,6 @@ def _opened(
         )
         return MemoryPlace(num_bytes, handle=handle, offset=offset), access
     access = remote_access(
-        transfer, setup.receives, me, setup.host, key=key, num_bytes=num_bytes, media=MEDIA
+        transfer, me, setup.host, receives=setup.receives, key=key, num_bytes=num_bytes, media=MEDIA
     )
     return MemoryPlace(num_bytes, path=access.path), access

@@ -65,7 +65,7 @@ def start_memories(keep: Keep, setups: Sequence[MemorySetup], mail: MailConfig) 
                 memory_server.sock.sendall(frame(setup))
         for memory_server, setup in zip(memory_servers, setups, strict=True):
             ready = _ready(memory_server, deadline - time.monotonic())
-            found.append(RemoteHost(memory_server, setup, ready, mail, ready.host in hosts))
+            found.append(RemoteHost(memory_server, setup, ready, mail, shares_host=ready.host in hosts))
             hosts.add(ready.host)
         return tuple(found)
     except BaseException:
@@ -84,7 +84,7 @@ def _ready(memory_server: Rank, left_s: float) -> MemoryReady:
         word = None
     match word:
         case MemoryReady():
-            memory_server.sock.setblocking(False)
+            memory_server.sock.setblocking(False)  # noqa: FBT003 (it takes no name)
             return word
         case MemoryFailed(reason):
             raise ConfigError(f"{memory_server.name} did not start: {reason}")
@@ -102,7 +102,13 @@ class RemoteHost:
     All but the constructor and `end` is for the event loop's thread, after `run`."""
 
     def __init__(
-        self, memory_server: Rank, setup: MemorySetup, ready: MemoryReady, mail: MailConfig, shares_host: bool
+        self,
+        memory_server: Rank,
+        setup: MemorySetup,
+        ready: MemoryReady,
+        mail: MailConfig,
+        *,
+        shares_host: bool,
     ) -> None:
         """`shares_host` says that another process of its instance writes from that host, since a holder's segment takes the claim
         of one only."""

@@ -79,7 +79,7 @@ class Member(PromisedFacts):
         """The prompt tokens to be computed here, reported and promised."""
         return self._waiting_tokens + self._unsettled_sum.compute_tokens
 
-    def tokens_before(self, late: bool) -> int:
+    def tokens_before(self, *, late: bool) -> int:
         """Return the queued tokens that are computed before another prompt's. One that is not `late` passes those that are."""
         passed = 0 if late else self._late_tokens + self._unsettled_sum.late_tokens
         return max(0, self.queued_tokens - passed)

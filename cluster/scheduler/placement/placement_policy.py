@@ -58,7 +58,7 @@ class PlacementChoice:
 
     __slots__ = ("cost_s", "decode", "late", "prefill")
 
-    def __init__(self, decode: Member, prefill: Member | None, cost_s: float, late: bool = False) -> None:
+    def __init__(self, decode: Member, prefill: Member | None, cost_s: float, *, late: bool = False) -> None:
         self.decode, self.prefill, self.cost_s, self.late = decode, prefill, cost_s, late
 
     @property

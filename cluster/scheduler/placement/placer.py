@@ -165,7 +165,9 @@ class Placer:
         source = self._roster.get(place.source) if place.source else None
         if source is not None:
             is_there = source.address == choice.decode.address
-            return PlacementChoice(choice.decode, None if is_there else source, choice.cost_s, choice.late)
+            return PlacementChoice(
+                choice.decode, None if is_there else source, choice.cost_s, late=choice.late
+            )
         if not self._has_prompt_room(place, ask, choice):
             waiter.waits_for = choice.computes, choice.computes.version
             return None
@@ -309,7 +311,7 @@ class Placer:
         is_mine = self._claim.address == address
         if is_mine and self._claim.key != waiter.key:
             return False
-        if self._peers.is_kept(address, is_mine):
+        if self._peers.is_kept(address, is_mine=is_mine):
             return False
         return leaves_room(member, leaves) and member.has_blocks(
             place.num_tokens, contexts, place.block_hashes, cached

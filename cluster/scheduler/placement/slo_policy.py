@@ -138,7 +138,7 @@ class SloPolicy:
         return (
             None
             if chosen is None
-            else PlacementChoice(chosen, None if computes is chosen else computes, best, late)
+            else PlacementChoice(chosen, None if computes is chosen else computes, best, late=late)
         )
 
     def choose_prefill(

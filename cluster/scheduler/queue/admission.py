@@ -60,7 +60,7 @@ class Admission:
     def left(self, num_placed: int, now: float) -> None:
         """Note, after each event, how many requests were just placed."""
         self._drain.observe(len(self.queue), num_placed, now)
-        self._hopeless.observe(self.queue.timely_level() is not None, now)
+        self._hopeless.observe(now, some_wait_in_time=self.queue.timely_level() is not None)
 
     def never(self, key: str, frontend: str, place: Place, largest_tokens: int) -> Send:
         """Refuse a request for good, since no instance can hold it."""

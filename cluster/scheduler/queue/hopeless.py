@@ -38,7 +38,7 @@ class HopelessRule:
     def __init__(self) -> None:
         self._short_of_time_at = -inf
 
-    def observe(self, some_wait_in_time: bool, now: float) -> None:
+    def observe(self, now: float, *, some_wait_in_time: bool) -> None:
         """Note, after each event, whether any wait that could still be in time."""
         if some_wait_in_time:
             self._short_of_time_at = now

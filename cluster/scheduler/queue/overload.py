@@ -63,7 +63,7 @@ class Spending:
             return 0.0
         return max(0.0, self._fleet_s - self._work_s) / self._num_placed
 
-    def observe(self, some_wait: bool, num_instances: float, now: float) -> None:
+    def observe(self, num_instances: float, now: float, *, some_wait: bool) -> None:
         """Learn that `num_instances` have worked for what was placed since the last call, if any waited then."""
         if self._waiting_since_s is not None:
             self._fleet_s += num_instances * (now - self._waiting_since_s)

@@ -161,7 +161,7 @@ class WaitingQueue:
 
     def shed(self, num_instances: float, now: float) -> None:
         """Defer what keeps others from being in time on so many instances, which the tenants share by weight."""
-        self._spending.observe(bool(self._by_key), num_instances, now)
+        self._spending.observe(num_instances, now, some_wait=bool(self._by_key))
         if now < self._shed_at or not self._by_key:
             return
         self._shed_at = now + _SHED_EVERY_S

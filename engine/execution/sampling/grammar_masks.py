@@ -131,7 +131,9 @@ class GrammarMasks:
                 self._sequences[new.key] = _NextMask(made, len(new.tokens))
         for item in plan.work:
             if item.drafts and (mask := self._sequences.get(item.key)) is not None:
-                behind = self._after(mask.made, mask.is_slow, partial(_behind, mask.made, item.drafts))
+                behind = self._after(
+                    mask.made, partial(_behind, mask.made, item.drafts), is_slow=mask.is_slow
+                )
                 self._sequences[item.key] = replace(mask, behind=behind)
 
     def late(self, keys: Iterable[str]) -> frozenset[str]:
@@ -183,7 +185,7 @@ class GrammarMasks:
                 advanced = Future[_Made]()
                 together.append(_Advance(made.matching, tokens, advanced))
             else:
-                advanced = self._after(before, is_slow, partial(_advanced, made, tokens))
+                advanced = self._after(before, partial(_advanced, made, tokens), is_slow=is_slow)
             self._sequences[key] = _NextMask(advanced, mask.num_tokens + len(tokens), is_slow)
         if together:
             self._advancing[False].submit(self._advance, together)
@@ -200,7 +202,7 @@ class GrammarMasks:
         for one in together:
             one.made.set_result(_Made(one.matching, _Pace.QUICK if is_quick else _Pace.UNKNOWN))
 
-    def _after(self, before: Future[Any], is_slow: bool, task: Callable[[], _T]) -> Future[_T]:
+    def _after(self, before: Future[Any], task: Callable[[], _T], *, is_slow: bool) -> Future[_T]:
         """Give `task` to a thread when `before` is done, so that no thread waits for another one."""
         out: Future[_T] = Future()
         before.add_done_callback(lambda _: self._advancing[is_slow].submit(_fulfil, out, task))

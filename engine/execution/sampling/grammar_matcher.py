@@ -185,17 +185,17 @@ class GuidanceMatching:
         matcher = self._matcher
         if self._is_free:
             bits.fill(-1)
-            _allow(bits, self._stops, False)
+            _allow(bits, self._stops, allowed=False)
             return Mask(bits)
         is_over = matcher.is_stopped() or matcher.is_error()
         if is_over:
             bits.fill(0)
-        _allow(bits, self._stops, False)
+        _allow(bits, self._stops, allowed=False)
         if self._may_think and self._grammar.think_begin is not None:
-            _allow(bits, (self._grammar.think_begin,), True)
+            _allow(bits, (self._grammar.think_begin,), allowed=True)
         may_end = matcher.is_accepting()
         dead_end = "" if may_end or bits.any() else self._dead_end()
-        _allow(bits, self._stops, may_end or bool(dead_end))
+        _allow(bits, self._stops, allowed=may_end or bool(dead_end))
         run = matcher.compute_ff_tokens() if not is_over and _is_single(bits) else ()
         return Mask(bits, is_over or bool(dead_end), dead_end, tuple(run))
 
@@ -207,7 +207,7 @@ class GuidanceMatching:
         return f"the grammar has come to a dead end {where}: {why}"
 
 
-def _allow(bits: np.ndarray, tokens: Sequence[TokenId], allowed: bool) -> None:
+def _allow(bits: np.ndarray, tokens: Sequence[TokenId], *, allowed: bool) -> None:
     words = bits.view(np.uint32)
     for token in tokens:
         bit = np.uint32(1 << (token % 32))

@@ -56,7 +56,7 @@ class Shaping:
         self._bound_rows = pack.add(np.array([row for row, _ in bound])) if bound else None
         self._allowed = _entries(((row, token) for row, tokens in bound for token in tokens), pack)
         self._banned = _entries(
-            ((row, token) for row, seq in shaped for token in _banned(seq, row in complete)), pack
+            ((row, token) for row, seq in shaped for token in _banned(seq, may_end=row in complete)), pack
         )
         forced = [*_forced(seqs, asked.thinking)]
         self.forced_rows = frozenset(row for row, _ in forced)
@@ -136,7 +136,7 @@ def _set(logits: Tensor, entries: Tensor, value: float) -> None:
     logits.index_put_(tuple(entries.unbind(0)), values)
 
 
-def _banned(seq: History, may_end: bool) -> Iterable[TokenId]:
+def _banned(seq: History, *, may_end: bool) -> Iterable[TokenId]:
     """Yield the tokens that would complete a bad word, or end the output before its minimum length."""
     sampling, known = seq.sampling, seq.tokens[: seq.num_tokens]
     for word in sampling.bad_words:

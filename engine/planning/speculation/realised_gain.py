@@ -69,7 +69,7 @@ class RealisedGain:
         lost_s = 0.0
         if num_seqs and took_s > 0 and drawn >= num_seqs:
             if is_slowed and self.is_known(num_seqs):
-                plain = self._pace(num_seqs, False)
+                plain = self._pace(num_seqs, has_guesses=False)
                 lost_s = took_s - drawn / num_seqs * plain.took_s / plain.drawn
             if num_seqs == self._num_seqs:
                 self._paces.setdefault((_size(num_seqs), is_slowed), _Pace()).add(took_s, drawn / num_seqs)
@@ -78,16 +78,16 @@ class RealisedGain:
 
     def is_known(self, num_seqs: int) -> bool:
         """Return whether enough steps without guesses were seen."""
-        return self._pace(num_seqs, False).count >= _LEAST_STEPS
+        return self._pace(num_seqs, has_guesses=False).count >= _LEAST_STEPS
 
     def gain(self, num_seqs: int) -> float:
         """Return how many times the tokens a second steps with guesses draw. Returns infinity as long as that is not known."""
-        before, now = self._pace(num_seqs, False), self._pace(num_seqs, True)
+        before, now = self._pace(num_seqs, has_guesses=False), self._pace(num_seqs, has_guesses=True)
         if before.count < _LEAST_STEPS or now.count < 2 * _LEAST_STEPS:
             return inf
         return now.drawn / now.took_s * before.took_s / before.drawn
 
-    def _pace(self, num_seqs: int, has_guesses: bool) -> _Pace:
+    def _pace(self, num_seqs: int, *, has_guesses: bool) -> _Pace:
         return self._paces.get((_size(num_seqs), has_guesses)) or _Pace()
 
 

@@ -33,8 +33,8 @@ async def ways(mail: TcpMail, **settings: Any) -> tuple[set[str], set[str]]:
     """The transports that a decode instance offers and that a prefill instance has."""
     config = TransferConfig(**settings)
     size = SHARD.pool_bytes(BLOCKS)
-    decode = remote_access(config, True, mail.me, HOST, key=KEY, num_bytes=size, media=MEDIA)
-    prefill = remote_access(config, False, mail.me, HOST, key=KEY, num_bytes=size, media=MEDIA)
+    decode = remote_access(config, mail.me, HOST, receives=True, key=KEY, num_bytes=size, media=MEDIA)
+    prefill = remote_access(config, mail.me, HOST, receives=False, key=KEY, num_bytes=size, media=MEDIA)
     inbox = Inbox(
         SHARD,
         BLOCKS,
@@ -88,13 +88,15 @@ async def test_auto_opens_shared_memory_and_tcp(mail: TcpMail) -> None:
 async def test_what_cannot_be_is_refused_by_name(mail: TcpMail, settings: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         remote_access(
-            TransferConfig(**settings), False, mail.me, HOST, key=KEY, num_bytes=1 << 16, media=MEDIA
+            TransferConfig(**settings), mail.me, HOST, receives=False, key=KEY, num_bytes=1 << 16, media=MEDIA
         )
 
 
 async def test_a_way_that_needs_torch_is_refused_where_there_is_none(mail: TcpMail) -> None:
     with pytest.raises(ConfigError, match="gloo is not available"):
-        remote_access(TransferConfig(transport="gloo"), False, mail.me, HOST, key=KEY, num_bytes=1 << 16)
+        remote_access(
+            TransferConfig(transport="gloo"), mail.me, HOST, receives=False, key=KEY, num_bytes=1 << 16
+        )
 
 
 async def test_no_segment_is_left(mail: TcpMail) -> None:

@@ -31,7 +31,7 @@ def identity(rank: int) -> Identity:
 
 
 def in_host_memory(rank: int, config: TransferConfig) -> PoolAccess:
-    return remote_access(config, True, identity(rank), HOST, key=b"key", num_bytes=NUM_BYTES)
+    return remote_access(config, identity(rank), HOST, receives=True, key=b"key", num_bytes=NUM_BYTES)
 
 
 @pytest.fixture

@@ -67,11 +67,11 @@ def test_what_decoding_takes_is_learned_only_while_requests_wait() -> None:
     spending = Spending()
     now = 0.0
     for _ in range(100):
-        spending.observe(True, 4.0, now)
+        spending.observe(4.0, now, some_wait=True)
         now += 0.1
-        spending.observe(True, 4.0, now)
+        spending.observe(4.0, now, some_wait=True)
         spending.placed(0.1)
     assert spending.beside_s == pytest.approx(0.3, rel=0.05)
-    spending.observe(False, 4.0, now)
-    spending.observe(False, 4.0, now + 3600)
+    spending.observe(4.0, now, some_wait=False)
+    spending.observe(4.0, now + 3600, some_wait=False)
     assert spending.beside_s == pytest.approx(0.3, rel=0.05)

@@ -80,8 +80,8 @@ class Both:
             pool.drop([*reversed(blocks), *reversed(twins)])
             for pool, blocks, twins in zip(self.pools, run.blocks, run.twins, strict=True)
         ]
-        self.cache.release(idle[0], wanted)
-        self.model.release(idle[1], wanted)
+        self.cache.release(idle[0], wanted=wanted)
+        self.model.release(idle[1], wanted=wanted)
 
     def pin(self, which: int, most: int, until_s: float) -> None:
         """Pin the first blocks of one that runs, as far as they are kept."""
@@ -97,15 +97,15 @@ class Both:
     def unpin(self, which: int, wanted: bool) -> None:
         if self.pins:
             name = [*self.pins][which % len(self.pins)]
-            self.cache.unpin(self.pins.pop(name), wanted)
-            self.model.unpin(name, wanted)
+            self.cache.unpin(self.pins.pop(name), wanted=wanted)
+            self.model.unpin(name, wanted=wanted)
 
     def borrow(self, prompt: list[int]) -> None:
         """The first cached block is referred to for a moment, without a sequence: as a copy from it does."""
         for block in self.cache.match(prompt, "", partial=False).blocks[:1]:
             for cache, pool in zip((self.cache, self.model), self.pools, strict=True):
                 pool.share([block])
-                cache.release(pool.drop([block]), True)
+                cache.release(pool.drop([block]), wanted=True)
 
     def check(self) -> None:
         self.cache.check_integrity()
@@ -153,7 +153,7 @@ def test_it_does_so_for_long_too(size: int) -> None:
         elif both.running and kind < 0.8:
             both.pin(int(rng.integers(9)), int(rng.integers(9)), float(rng.integers(3)))
         elif kind < 0.85 + 0.05 * (len(both.pins) > 5):
-            both.unpin(int(rng.integers(9)), bool(rng.random() < 0.5))
+            both.unpin(int(rng.integers(9)), wanted=bool(rng.random() < 0.5))
         elif both.running:
             both.end(int(rng.integers(9)), bool(rng.random() < 0.8))
         both.check()
@@ -200,7 +200,7 @@ class Prompts:
             self.cache.evict(missing - self.pool.num_free)
         blocks = [*found, *self.pool.take(missing)]
         self.cache.insert(prompt, len(prompt), blocks, "", len(found))
-        self.cache.release(self.pool.drop([*reversed(blocks)]), wanted)
+        self.cache.release(self.pool.drop([*reversed(blocks)]), wanted=wanted)
         self.cache.check_integrity()
         return len(found)
 

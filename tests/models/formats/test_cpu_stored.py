@@ -279,8 +279,8 @@ def test_a_row_has_the_same_bits_in_every_batch(tmp_path: Path) -> None:
 def test_a_dtype_that_is_asked_for_makes_floats(tmp_path: Path) -> None:
     DENSE["awq"](tmp_path)
     spec = read_spec(tmp_path)
-    assert choose_weights(spec, "auto", "none", False, CPU) == "half"
-    assert choose_weights(spec, "float32", "none", False, CPU) == "full"
+    assert choose_weights(spec, "auto", "none", CPU, deterministic=False) == "half"
+    assert choose_weights(spec, "float32", "none", CPU, deterministic=False) == "full"
     assert panels_of(tmp_path, prepacked_ops("full")) == []
 
 
@@ -293,12 +293,12 @@ def test_kv_is_bfloat16_where_rows_are_rounded_to_it(
     monkeypatch.setattr(registry, "fastest_of_bfloat16", lambda: isa)
     rounded = "bfloat16" if isa == Isa.AVX512_BF16 else "float32"
     for weights in ("half", "int8", "int4"):
-        assert choose_kv_dtype(plain, "float32", weights, False, CPU) == rounded
-    assert choose_kv_dtype(plain, "float32", "half", True, CPU) == "float32"
-    assert choose_kv_dtype(plain, "float32", "full", False, CPU) == "float32"
-    assert choose_kv_dtype(plain, "bfloat16", "full", False, CPU) == "bfloat16"
+        assert choose_kv_dtype(plain, "float32", weights, CPU, deterministic=False) == rounded
+    assert choose_kv_dtype(plain, "float32", "half", CPU, deterministic=True) == "float32"
+    assert choose_kv_dtype(plain, "float32", "full", CPU, deterministic=False) == "float32"
+    assert choose_kv_dtype(plain, "bfloat16", "full", CPU, deterministic=False) == "bfloat16"
     for other in (replace(plain, dtype="float16"), replace(plain, head_dim=10)):
-        assert choose_kv_dtype(other, "float32", "half", False, CPU) == "float32"
+        assert choose_kv_dtype(other, "float32", "half", CPU, deterministic=False) == "float32"
 
 
 def test_a_cut_inside_a_group_is_refused(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_cases_are_the_calls(family: str, tmp_path: Path, monkeypatch: pytest.Mo
     called: set[Case] = set()
 
     def select_ops(
-        device: torch.device, wanted: str, deterministic: bool, cases: tuple[Case, ...], *_: str
+        device: torch.device, wanted: str, cases: tuple[Case, ...], *_: str, deterministic: bool
     ) -> Any:
         said.extend(cases)
         ops = reference_ops()
@@ -85,7 +85,7 @@ def test_a_model_over_another_backend_says_what_transformers_says(
     chooser = Chooser(CPU, "", ChoiceFile(tmp_path / "choices.json"), device_timer(CPU), lens)  # type: ignore[arg-type]
 
     def select_ops(
-        device: torch.device, wanted: str, deterministic: bool, cases: tuple[Case, ...], *_: str
+        device: torch.device, wanted: str, cases: tuple[Case, ...], *_: str, deterministic: bool
     ) -> Any:
         ops, backend = reference_ops(), Backend(name, BACKENDS[name]())
         current = Backend("torch", ops.paged_attention)
