@@ -1,4 +1,4 @@
-"""Keep the bytecode of what the processes of a cluster import: python -m baton.bytecode
+"""Keep the bytecode of what the processes of a cluster import: python -m baton.bytecode.
 
 uv installs sources alone. The first processes of a cluster would compile them next to each other. Where PYTHONDONTWRITEBYTECODE
 is set, as it is in many images, every process would compile two thousand modules at every start."""

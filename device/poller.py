@@ -98,7 +98,7 @@ class Poller:
         return min(_MOST_PAUSE_S, max(_LEAST_PAUSE_S, _PATIENCE * waits_s))
 
     def _ask(self, asked: list[_Asked]) -> bool:
-        """Was any of them done?"""
+        """Return whether any of them was done."""
         left = [each for each in asked if not _answer(each[0], each[1])]
         with self._lock:
             self._asked = left + self._asked
@@ -106,7 +106,7 @@ class Poller:
 
 
 def _answer(event: Event, then: Then) -> bool:
-    """Is it done, and `then` told?"""
+    """Return whether it is done, and `then` called."""
     error: Exception | None = None
     try:
         if not event.query():

@@ -177,7 +177,7 @@ def _from_groups(weight: Int8Groups) -> Tensor:
 
 
 def nibbles_of(weight: FourBit) -> Tensor:
-    """(..., K, N) int32 of 0..15"""
+    """(..., K, N) int32 of 0..15."""
     words = weight.words.int()
     planes = torch.stack([(words >> shift) & 15 for shift in (0, 4, 8, 12)], -3)
     return planes.mT.flatten(-4, -2)[..., : weight.inputs, :]

@@ -41,7 +41,7 @@ def from_nibbles(nibbles: Tensor, scales: Tensor, group: int) -> FourBit:
 
 
 def from_mxfp4(blocks: Tensor, exponents: Tensor) -> FourBit:
-    """blocks (..., N, K / 2) uint8, the even element in the low bits; exponents (..., N, K / 32) uint8."""
+    """`blocks` (..., N, K / 2) uint8, the even element in the low bits; exponents (..., N, K / 32) uint8."""
     nibbles = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).mT
     planes = BLOCK // PLANE
     # Scales of 2^-63 to 2^63 are all that kernels hold.

@@ -108,7 +108,7 @@ class StepScheduler:
 
     @property
     def prefix_tokens(self) -> tuple[int, int]:
-        """(known tokens of the sequences that came, of these found in the prefix cache)"""
+        """(known tokens of the sequences that came, of these found in the prefix cache)."""
         return self._ledger.num_queried_tokens, self._ledger.num_hit_tokens
 
     @property

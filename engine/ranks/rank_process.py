@@ -387,7 +387,7 @@ def _map(path: str, num_bytes: int) -> memoryview:
 
 
 def _peak_bytes() -> int:
-    """Return the most resident memory so far. (getrusage's figure begins with the parent's.)"""
+    """Return the most resident memory so far. getrusage's figure begins with the parent's."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
 

@@ -1,4 +1,4 @@
-"""Tries a backend on a step like those that it would serve: is it right, and how long does it take?"""
+"""Tries a backend on a step like those that it would serve: whether it is right, and how long it takes."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

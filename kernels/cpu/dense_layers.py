@@ -95,7 +95,7 @@ class _Pools:
 
 
 class NativeLayers:
-    """`kernels.ops.FusedLayers`"""
+    """`kernels.ops.FusedLayers`."""
 
     def __init__(
         self,

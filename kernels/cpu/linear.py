@@ -85,7 +85,7 @@ class Panels:
         return out
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """(x (T, K), bias (N,) or None) -> (T, N)"""
+        """(x (T, K), bias (N,) or None) -> (T, N)."""
         own = None if bias is None else bias.float().contiguous()
         about = self.outputs, self.layout, self.group, self.has_zeros, self.scales, self.isa
         # PyTorch's way to an operator takes as long as a small product: it is gone only where somebody traces.
@@ -99,7 +99,7 @@ class InPanels(Prepacked):
 
 
 def packed(matrix: Tensor, layout: Layout, group: int = 0, isa: Isa | None = None) -> Panels:
-    """matrix (N, K) to the nearest numbers of `layout`, which is not INT4; `group`: inputs that share a scale with STEPS4, a
+    """`matrix` (N, K) to the nearest numbers of `layout`, which is not INT4; `group`: inputs that share a scale with STEPS4, a
     multiple of 32. `isa`: the instruction set that multiplies; None: `fastest_exact`. Needs `native`."""
     _check(layout != Layout.INT4, "4 bits of a checkpoint by packed_int4, and others as STEPS4")
     matrix = (matrix if matrix.dtype in _FLOATS else matrix.float()).contiguous()

@@ -139,7 +139,7 @@ def in_panels(panels: Panels) -> Prepacked:
 
 
 def pack_experts(held: ExpertWeights) -> ExpertWeights:
-    """`Ops.pack_experts`"""
+    """`Ops.pack_experts`."""
     return replace(held, gate_up=stored_experts(held.gate_up), down=stored_experts(held.down))
 
 
@@ -187,7 +187,7 @@ def _full(matrix: Tensor, of_bfloat16: Isa | None) -> LinearWeight:
 
 
 def in_blocks(matrix: Tensor) -> LinearWeight:
-    """oneDNN's."""
+    """Return the matrix in the blocks of oneDNN."""
     if not torch.backends.mkldnn.is_available():
         return matrix
     blocks = torch.ops.mkldnn._reorder_linear_weight(matrix, 1)

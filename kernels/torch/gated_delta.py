@@ -20,7 +20,7 @@ _EPS = 1e-6
 def gated_delta(
     x: Tensor, decay: Tensor, beta: Tensor, kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer
 ) -> Tensor:
-    """`Ops.gated_delta`"""
+    """`Ops.gated_delta`."""
     return over_states(partial(_scan, layer), (x, decay, beta), kv_layer, meta, layer)
 
 

@@ -30,7 +30,7 @@ class _Attend:
     sinks: Tensor | None
 
     def __call__(self, q: Tensor, positions: Tensor, ahead: Tensor) -> Sequence[Tensor]:
-        """(h, H, D), (h,), (h,): how many of the tokens behind it a query sees -> (h, H, V)"""
+        """(h, H, D), (h,), (h,): how many of the tokens behind it a query sees -> (h, H, V)."""
         num_tokens, num_heads, size = q.shape
         kv_heads, _, value_size = self.spans[0][2].shape
         repeats = num_heads // kv_heads

@@ -39,7 +39,7 @@ class InvariantTokenIndex:
         return found
 
     def _scores(self, q: Tensor, weights: Tensor, spans: list[Tensor]) -> Tensor:
-        """(t, J, I), (t, J), spans of keys (256, I) each -> (t, all tokens of them)"""
+        """(t, J, I), (t, J), spans of keys (256, I) each -> (t, all tokens of them)."""
         key = ("index scores", spans[0].shape)
         parts = [
             self._tiles.run(key, _scoring(keys), q, weights, trial=lambda: _scoring(_random(spans[0])))[0]

@@ -45,7 +45,7 @@ def expanding_pays(query_len: int, query_dim: int, k_up: Tensor, v_up: Tensor) -
 
 
 def _absorbed(q: Tensor, latents: Tensor, scale: float, k_up: Tensor, v_up: Tensor) -> Tensor:
-    """(t, H, nope + P) x (L, R + P) -> (t, H, V)"""
+    """(t, H, nope + P) x (L, R + P) -> (t, H, V)."""
     nope, rank = k_up.shape[1:]
     in_latents = torch.einsum("thn,hnr->htr", q[..., :nope], k_up)
     queries = torch.cat((in_latents, q[..., nope:].transpose(0, 1)), -1)
@@ -55,7 +55,7 @@ def _absorbed(q: Tensor, latents: Tensor, scale: float, k_up: Tensor, v_up: Tens
 
 
 def _expanded(q: Tensor, latents: Tensor, scale: float, k_up: Tensor, v_up: Tensor) -> Tensor:
-    """(t, H, nope + P) x (L, R + P) -> (t, H, V)"""
+    """(t, H, nope + P) x (L, R + P) -> (t, H, V)."""
     rank = k_up.shape[2]
     parts: list[Tensor] = []
     for heads in _runs(q.shape[1], _EXPANDED_HEADS):

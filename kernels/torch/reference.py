@@ -95,7 +95,7 @@ def clamped_swiglu(x: Tensor, alpha: float, limit: float) -> Tensor:
 
 
 def write_kv(k: Tensor, v: Tensor, kv_layer: KVLayer, meta: AttentionMeta) -> None:
-    """k and v (T, Hkv, D), stored at meta.slots."""
+    """`k` and v (T, Hkv, D), stored at meta.slots."""
     part = kv_layer if isinstance(kv_layer, KVPart) else None
     stored = kv_layer if not isinstance(kv_layer, KVPart) else kv_layer.data
     num_heads, block_size, size = stored.shape[2:]

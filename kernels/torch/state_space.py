@@ -24,7 +24,7 @@ def state_space(
     meta: AttentionMeta,
     layer: StateLayer,
 ) -> Tensor:
-    """`Ops.state_space`"""
+    """`Ops.state_space`."""
     return over_states(partial(_scan, layer, skip), (x, steps, decay), kv_layer, meta, layer)
 
 
@@ -60,7 +60,7 @@ def _in_chunks(matrix: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -
     surplus = -num_tokens % size
 
     def chunked(part: Tensor) -> Tensor:
-        """(T, G, .. , N) -> (G, .., chunks, size, N)"""
+        """(T, G, .. , N) -> (G, .., chunks, size, N)."""
         padded = F.pad(part.movedim(0, -2), (0, 0, 0, surplus))
         return padded.unflatten(-2, (-1, size))
 

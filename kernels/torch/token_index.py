@@ -29,7 +29,7 @@ def select_tokens(q: Tensor, weights: Tensor, kv_layer: Tensor, meta: AttentionM
 
 
 def index_scores(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    """(t, J, I), (t, J), (L, I), all float32 -> (t, L)"""
+    """(t, J, I), (t, J), (L, I), all float32 -> (t, L)."""
     return ((q @ keys.T).relu_() * weights[..., None]).sum(1)
 
 
@@ -55,7 +55,7 @@ def highest(scores: Tensor, count: int) -> Tensor:
 
 
 def slots_of(table: Tensor, block_size: int) -> Tensor:
-    """(blocks,) -> (blocks * block_size,) int64"""
+    """(blocks,) -> (blocks * block_size,) int64."""
     return (table[:, None] * block_size + torch.arange(block_size, device=table.device)).flatten()
 
 
@@ -73,7 +73,7 @@ def selected_attention(
 
 
 def attend_to(queries: Tensor, latents: Tensor, scale: float, rank: int) -> Tensor:
-    """(t, H, R + P), (t, K, R + P) -> (t, H, R)"""
+    """(t, H, R + P), (t, K, R + P) -> (t, H, R)."""
     weights = (queries @ latents.mT * scale).float().softmax(-1).to(queries.dtype)
     return weights @ latents[..., :rank]
 

@@ -53,12 +53,12 @@ def _gated_rounded_kernel(
 
 
 def silu_mul(x: Tensor) -> Tensor:
-    """(T, 2N), contiguous -> (T, N)"""
+    """(T, 2N), contiguous -> (T, N)."""
     return _gate(x, False)
 
 
 def gelu_tanh_mul(x: Tensor) -> Tensor:
-    """(T, 2N), contiguous -> (T, N)"""
+    """(T, 2N), contiguous -> (T, N)."""
     return _gate(x, True)
 
 

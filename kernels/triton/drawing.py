@@ -303,7 +303,7 @@ def _draw(
 def sample(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
 ) -> Tensor:
-    """logits (N, V) float32 with contiguous rows; (N,) each: temperature (0: the likeliest), top_p (1: all) and min_p float32,
+    """`logits` (N, V) float32 with contiguous rows; (N,) each: temperature (0: the likeliest), top_p (1: all) and min_p float32,
     top_k int32 (0: all), uniforms float64 in [0, 1) -> tokens (N,) int64."""
     out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     if len(logits):

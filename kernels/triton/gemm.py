@@ -88,7 +88,7 @@ def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
 
 
 def batched_linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x (T, H, K), weight (H, N, K) of any strides -> (T, H, N): each head's rows times its own matrix."""
+    """`x` (T, H, K), weight (H, N, K) of any strides -> (T, H, N): each head's rows times its own matrix."""
     return _multiply(x, weight, None)
 
 

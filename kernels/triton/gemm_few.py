@@ -158,7 +158,7 @@ def takes(x: Tensor, weight: Tensor) -> bool:
 
 
 def linear_few(x: Tensor, weight: Tensor, bias: Tensor | None, gate: Gate | None = None) -> Tensor:
-    """x (M, K), weight (N, K), bias (N,) -> (M, N); or, with a gate, weight (2 N, K) and bias (2 N,). See `takes`."""
+    """`x` (M, K), weight (N, K), bias (N,) -> (M, N); or, with a gate, weight (2 N, K) and bias (2 N,). See `takes`."""
     x = x if x.stride(1) == 1 else x.contiguous()
     num_rows, inner = x.shape
     size, gelu = len(weight) // (2 if gate else 1), gate == "gelu_tanh"

@@ -35,7 +35,7 @@ def _scale_and_zero(scales, k, column, N, K, GROUP: tl.constexpr, SCALE: tl.cons
 
 @triton.jit
 def _pair(first, second):
-    """(N, S) twice -> (N, 2 S)"""
+    """(N, S) twice -> (N, 2 S)."""
     return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (first.shape[0], 2 * first.shape[1]))
 
 
@@ -154,7 +154,7 @@ def warps_of(block_m: int) -> int:
 
 
 def linear_four_bit(x: Tensor, weight: FourBit, bias: Tensor | None = None) -> Tensor:
-    """x (M, K) with contiguous rows -> (M, N)."""
+    """`x` (M, K) with contiguous rows -> (M, N)."""
     num_rows, inner = x.shape
     size = weight.shape[0]
     assert weight.inputs == inner

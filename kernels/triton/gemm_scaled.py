@@ -61,8 +61,8 @@ def _gemm_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BAND: tl.constexpr,
     BLOCKWISE: tl.constexpr, BIAS: tl.constexpr, ACC: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """a (M, K), b (N, K): descriptors. Scales: element i at i * stride, or BLOCKWISE row-major with strides of rows. out (parts,
-    M, N): sums over a part of K each, of which there are several if SPLIT."""
+    """`a` (M, K), b (N, K): descriptors. Scales: element i at i * stride, or BLOCKWISE row-major with strides of rows. out
+    (parts, M, N): sums over a part of K each, of which there are several if SPLIT."""
     num_m, num_n, num_k = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), tl.cdiv(K, BLOCK_K)
     for index in tl.range(tl.program_id(0), num_m * num_n * parts, tl.num_programs(0)):
         part = index % parts if SPLIT else 0
@@ -93,7 +93,7 @@ def _gemm_kernel(
 def linear_scaled(
     x: Tensor, weight: Tensor, x_scales: Tensor, weight_scales: Tensor, dtype: torch.dtype, bias: Tensor | None = None
 ) -> Tensor:  # fmt: skip
-    """x (M, K), weight (N, K), both float8_e4m3fn or both int8, K a multiple of 16 -> (M, N) of `dtype`.
+    """`x` (M, K), weight (N, K), both float8_e4m3fn or both int8, K a multiple of 16 -> (M, N) of `dtype`.
 
     Scales, float32, multiply: x_scales (M,) or (1,) with weight_scales (N,) or (1,); or, from compute capability 9.0 on, for
     float8 and K a multiple of 128, x_scales (M, K / 128) with weight_scales (ceil(N / 128), K / 128)."""

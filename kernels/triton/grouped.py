@@ -27,7 +27,7 @@ class Groups:
 
 
 def group_rows(groups: Tensor, num_groups: int, block_m: int = 0, most: int = 128) -> Groups:
-    """groups (P,) int64: of each pair, -1 for none. `block_m`: rows of a tile, 0: as they are on average of a group, `most` at
+    """`groups` (P,) int64: of each pair, -1 for none. `block_m`: rows of a tile, 0: as they are on average of a group, `most` at
     most."""
     num_pairs = groups.numel()
     average = cdiv(num_pairs, num_groups)
@@ -118,7 +118,7 @@ def grouped_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, groups: Groups, out: Tensor, *,
     width: int = 0, scatter: bool = False, add: bool = False,
 ) -> None:  # fmt: skip
-    """x times each pair's (N, K) of weight (G, N, K), contiguous, into `out` (P, N), to what is there if `add`.
+    """`x` times each pair's (N, K) of weight (G, N, K), contiguous, into `out` (P, N), to what is there if `add`.
 
     `width` > 0: pair p's row of x (R, K) is p // width; else x (P, K) is in the groups' order. `scatter`: so is out, or in the
     pairs' own. Rows of pairs without a group are not written."""
@@ -151,7 +151,7 @@ def _combine_kernel(pairs, slots, weights, out, N, WIDTH: tl.constexpr, BLOCK: t
 
 
 def combine(pairs: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
-    """pairs (T K, N), slots and weights (T, K), contiguous -> (T, N): each row's weighted sum in float32, in the order of its
+    """`pairs` (T K, N), slots and weights (T, K), contiguous -> (T, N): each row's weighted sum in float32, in the order of its
     slots, of which those of -1 are left out."""
     num_rows, width = slots.shape
     out = pairs.new_empty((num_rows, pairs.shape[1]))
@@ -164,8 +164,8 @@ def combine(pairs: Tensor, slots: Tensor, weights: Tensor) -> Tensor:
 
 
 def add_lora(out: Tensor, x: Tensor, shrink: Tensor, expand: Tensor, adapters: Tensor) -> None:
-    """out (T, N), contiguous, += expand[a] @ shrink[a] @ x for each row's adapter a; shrink (A, r, K), expand (A, N, r), adapters
-    (T,) int64, -1 for none. A scaling belongs into `expand`."""
+    """`out` (T, N), contiguous, += expand[a] @ shrink[a] @ x for each row's adapter a; shrink (A, r, K), expand (A, N, r),
+    adapters (T,) int64, -1 for none. A scaling belongs into `expand`."""
     groups = group_rows(adapters, shrink.shape[0])
     narrow = x.new_empty((len(x), shrink.shape[1]))
     grouped_linear(x, shrink, None, groups, narrow, width=1)

@@ -105,7 +105,7 @@ def empty_rounded(
 
 
 def round_to(x: Tensor, how: Rounding) -> Rounded:
-    """x (M, K) with contiguous rows -> (M, K)"""
+    """`x` (M, K) with contiguous rows -> (M, K)."""
     num_rows, inner = x.shape
     assert x.stride(1) == 1
     size = how.group or inner

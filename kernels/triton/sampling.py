@@ -42,7 +42,7 @@ def _likeliest_kernel(logits, out, V, stride, SEGMENTS: tl.constexpr, WIDTH: tl.
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """logits (N, V) of any floats -> each row's likeliest token (N,) int64, the first of equal ones."""
+    """`logits` (N, V) of any floats -> each row's likeliest token (N,) int64, the first of equal ones."""
     out = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     _likeliest_kernel[(len(logits),)](
         logits, out, logits.shape[1], logits.stride(0), SEGMENTS=_SEGMENTS, WIDTH=WIDTH_OF_ROW, num_warps=_SEGMENTS

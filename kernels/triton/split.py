@@ -34,7 +34,7 @@ def _add_kernel(parts, bias, out, size, N, num_parts, BIAS: tl.constexpr, BLOCK:
 
 
 def add_parts(parts: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """out (M, N) = the sum of parts (P, M, N) float32, all contiguous, and of bias (N,)."""
+    """`out` (M, N) = the sum of parts (P, M, N) float32, all contiguous, and of bias (N,)."""
     size, block = out.numel(), 1024
     _add_kernel[(cdiv(size, block),)](
         parts, bias, out, size, out.shape[1], len(parts), BIAS=bias is not None, BLOCK=block, num_warps=4

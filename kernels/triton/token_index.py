@@ -79,7 +79,7 @@ def select_tokens(q: Tensor, weights: Tensor, kv_layer: Tensor, meta: AttentionM
 def index_scores(
     q: Tensor, weights: Tensor, kv_layer: Tensor, rows: Tensor, table: Tensor, num_tokens: int
 ) -> Tensor:
-    """(t, J, I), (t, J) float32, (t, 2) int32 of `_Rows` -> (t, num_tokens) float32, -inf for what a query does not see"""
+    """(t, J, I), (t, J) float32, (t, 2) int32 of `_Rows` -> (t, num_tokens) float32, -inf for what a query does not see."""
     num_rows, num_heads, size = q.shape
     out = torch.full((num_rows, num_tokens), -torch.inf, dtype=torch.float32, device=q.device)
     _scores_kernel[num_rows, cdiv(num_tokens, _BLOCK_N)](

@@ -21,7 +21,7 @@ class DraftingHead(Protocol):
     def forward(
         self, tokens: Tensor, states: Tensor, positions: Tensor, kv_layer: KVLayer, meta: AttentionMeta
     ) -> Tensor:
-        """tokens (T,), each behind the one at its position; states (T, hidden_size), the target's or the head's own, which
+        """`tokens` (T,), each behind the one at its position; states (T, hidden_size), the target's or the head's own, which
         may be overwritten; positions (T,) -> states (T, hidden_size). Writes the positions' KV."""
         ...
 

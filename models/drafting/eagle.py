@@ -145,7 +145,7 @@ def _token_ids(folder: Path, spec: EagleSpec, target: ModelSpec) -> Tensor | Non
 
 
 class EagleHead:
-    """models.drafting.drafting_head.DraftingHead"""
+    """See `models.drafting.drafting_head.DraftingHead`."""
 
     def __init__(
         self,

@@ -102,7 +102,7 @@ def _names(layer: str) -> _Names:
 
 
 class MtpHead:
-    """models.drafting.drafting_head.DraftingHead"""
+    """See `models.drafting.drafting_head.DraftingHead`."""
 
     def __init__(self, target: Model, checkpoint: WeightSource, device: torch.device) -> None:
         self._target, self.ops = target, target.ops

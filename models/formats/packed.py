@@ -111,7 +111,7 @@ def _has_layout(bits: int, group: int) -> bool:
 def _int8_groups(
     words: Tensor, zeros: Tensor | None, scales: Tensor, group: int, zero_offset: int = 0
 ) -> Int8Groups:
-    """words (N, K / 4) and zeros (K / group, N / 4) int32, whose bytes have an offset of 128; scales (N, K / group)."""
+    """`words` (N, K / 4) and zeros (K / group, N / 4) int32, whose bytes have an offset of 128; scales (N, K / group)."""
     if zeros is not None:
         zeros = (unpacked(zeros, 1, 8).T + (zero_offset - _OFFSET)).to(torch.int16)
     values = (unpacked(words, 1, 8) - _OFFSET).to(torch.int8)

@@ -25,7 +25,7 @@ def from_scaled(
 
 
 def from_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """blocks (..., G, 16) uint8, two values in a byte with the lower half first; scales (..., G) uint8, powers of two
+    """`blocks` (..., G, 16) uint8, two values in a byte with the lower half first; scales (..., G) uint8, powers of two
     -> (..., 32 G) in `dtype`, exact in bfloat16."""
     table = torch.tensor(_FP4_VALUES, dtype=dtype, device=blocks.device)
     pairs = torch.stack((table[(blocks & 15).int()], table[(blocks >> 4).int()]), -1)

@@ -171,7 +171,7 @@ def _attend(
     sliding_window: int | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query (1, H, T, D), key and value (1, Hkv, T, D) -> (1, T, H, D)."""
+    """Transformers' attention interface: query (1, H, T, D), key and value (1, Hkv, T, D) -> (1, T, H, D)."""
     del dropout
     if attention_mask is not None or getattr(module, "is_causal", False):
         raise UnsupportedModel("an encoder's layer attends by a mask of its own, or to former tokens alone")

@@ -31,5 +31,5 @@ class _Product:
     bias: Tensor | None
 
     def __call__(self, input: Tensor) -> Tensor:
-        """(..., N) -> (..., M)"""
+        """(..., N) -> (..., M)."""
         return self.ops.linear(input.flatten(0, -2), self.weight, self.bias).unflatten(0, input.shape[:-1])

@@ -313,7 +313,7 @@ def _attend(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention interface: query (1, H, T, D), key and value (1, Hkv, T, D) -> (1, T, H, D of values).
+    """Transformers' attention interface: query (1, H, T, D), key and value (1, Hkv, T, D) -> (1, T, H, D of values).
 
     Keys and values go into the pool as they are: a rotation by nothing stores them."""
     del dropout, others

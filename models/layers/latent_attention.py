@@ -83,7 +83,7 @@ class LatentAttention:
         return out if self._out_bias is None else out + self._out_bias
 
     def _attended(self, x: Tensor, kv_layer: Tensor, step: ForwardStep) -> Tensor:
-        """(T, hidden) -> (T, heads, value_dim)"""
+        """(T, hidden) -> (T, heads, value_dim)."""
         source = self._query_latent(x)
         q = self._queries(source, step)
         if self._chosen is not None:
@@ -91,7 +91,7 @@ class LatentAttention:
         return self._ops.latent_attention(q, kv_layer, step.meta, self._scale, self._k_up, self._v_up)
 
     def _latent(self, x: Tensor, step: ForwardStep) -> Tensor:
-        """(T, hidden) -> (T, kv_rank + rope_dim)"""
+        """(T, hidden) -> (T, kv_rank + rope_dim)."""
         ops, down, rank = self._ops, self._kv_down, self._mla.kv_rank
         both = ops.linear(x, down.weight, down.bias)
         rotated = ops.rope(both[:, None, rank:], step.rotation.cos, step.rotation.sin)[:, 0]
@@ -103,7 +103,7 @@ class LatentAttention:
         return x if down is None else ops.rms_norm(ops.linear(x, down.weight, down.bias), down.norm, _EPS)
 
     def _queries(self, source: Tensor, step: ForwardStep) -> Tensor:
-        """`_query_latent` -> (T, heads, nope_dim + rope_dim)"""
+        """`_query_latent` -> (T, heads, nope_dim + rope_dim)."""
         ops, mla = self._ops, self._mla
         q = ops.linear(source, self._q, None).unflatten(-1, (-1, mla.nope_dim + mla.rope_dim))
         rotated = ops.rope(q[..., mla.nope_dim :], step.rotation.cos, step.rotation.sin)

@@ -17,7 +17,7 @@ _NO_ROWS: Mapping[str, Rows] = {}
 
 
 def activation_of(spec: ModelSpec, ops: Ops) -> Callable[[Tensor], Tensor]:
-    """(T, 2N), gates and then ups -> (T, N)"""
+    """(T, 2N), gates and then ups -> (T, N)."""
     match spec.activation:
         case "silu":
             return ops.silu_mul

@@ -20,7 +20,7 @@ class _Scales:
 
 
 class LayerInputs:
-    """(tokens (T,), their embeddings (T, hidden)) -> (T, layers, size)"""
+    """(tokens (T,), their embeddings (T, hidden)) -> (T, layers, size)."""
 
     def __init__(self, spec: ModelSpec, checkpoint: WeightSource, ops: Ops, collectives: Collectives) -> None:
         inputs = spec.layer_inputs

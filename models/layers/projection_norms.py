@@ -36,7 +36,7 @@ class ProjectionNorms:
         )
 
     def __call__(self, qkv: Tensor) -> Tensor:
-        """(T, (H + 2 Hkv) D) -> the same, queries and keys normalised"""
+        """(T, (H + 2 Hkv) D) -> the same, queries and keys normalised."""
         ops, sizes = self._ops, (len(self._q_weight), len(self._k_weight))
         q, k, v = qkv.split((*sizes, sizes[1]), -1)
         if self._is_whole:

@@ -43,7 +43,7 @@ class Rotations:
         ]
 
     def __call__(self, positions: Tensor, dtype: torch.dtype) -> list[Rotation]:
-        """(T,), or (3, T) where some of the tokens lie in a plane -> each rotation"""
+        """(T,), or (3, T) where some of the tokens lie in a plane -> each rotation."""
         found: list[Rotation] = []
         for angles, temperature in zip(self._each, self._temperatures, strict=True):
             cos, sin = angles(positions)
@@ -65,7 +65,7 @@ class _Angles:
         """(positions, rotated dimensions) float32, at first of position 0 alone"""
 
     def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(T,) or (3, T) -> (T, rotated dimensions) each, float32"""
+        """(T,) or (3, T) -> (T, rotated dimensions) each, float32."""
         if positions.ndim != 1:
             return self._computed(positions[self._axes].T)
         if not self._keeps:
@@ -87,14 +87,14 @@ class _Angles:
         self._cos, self._sin = torch.cat((self._cos, cos)), torch.cat((self._sin, sin))
 
     def _computed(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(T, 1), or (T, rotated dimensions) where each frequency has a position of its own"""
+        """(T, 1), or (T, rotated dimensions) where each frequency has a position of its own."""
         angles = positions.float() * self._frequencies
         cos, sin = (self._ops.by_rows(function, angles) for function in (torch.cos, torch.sin))
         return (cos, sin) if self._factors is None else (cos * self._factors, sin * self._factors)
 
 
 def _query_factors(positions: Tensor, temperature: QueryTemperature) -> Tensor:
-    """(T,) -> (T, 1, 1)"""
+    """(T,) -> (T, 1, 1)."""
     floors = torch.floor((positions.float() + float(temperature.counts_itself)) / temperature.floor_tokens)
     return (torch.log1p(floors) * temperature.scale + 1.0)[:, None, None]
 

@@ -72,7 +72,7 @@ class ChosenTokens:
     def attend(
         self, x: Tensor, query_latent: Tensor, q: Tensor, kv_layer: Tensor, step: ForwardStep
     ) -> Tensor:
-        """(T, hidden), (T, q_rank), (T, heads, nope_dim + rope_dim) -> (T, heads, value_dim)"""
+        """(T, hidden), (T, q_rank), (T, heads, nope_dim + rope_dim) -> (T, heads, value_dim)."""
         parts, ops = _parts_of(step.meta, self._top_k), self._ops
         latents = kv_layer[..., : self._mla.latent_size]
         if parts.beyond is None:
@@ -123,7 +123,7 @@ class _TokenIndex:
         )
 
     def keys(self, x: Tensor, rotation: Rotation) -> Tensor:
-        """(T, hidden) -> (T, head_dim)"""
+        """(T, hidden) -> (T, head_dim)."""
         normed = self._ops.by_rows(self._norm, self._ops.linear(x, self._k, None))
         return self._turned(normed[:, None], rotation)[:, 0]
 

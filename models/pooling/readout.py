@@ -41,7 +41,7 @@ class Readout:
         self._layers = layers
 
     def __call__(self, pooled: Tensor) -> Tensor:
-        """(N, hidden_size) float32 -> (N, size of the vectors)"""
+        """(N, hidden_size) float32 -> (N, size of the vectors)."""
         for layer in self._layers:
             pooled = layer(pooled)
         return pooled

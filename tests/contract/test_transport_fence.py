@@ -178,7 +178,7 @@ async def test_a_damaged_fetch_is_made_again_and_then_given_up(
     sender = make_sender(kind, holder.fabric, source, checksum=True)
     fetch, left = _Incoming._fetch, [num_times]
 
-    def damage(self: Any, intake: Any, runs: list[CopyRun], scratch: bool, crc: int | None) -> bool:
+    def damage(self: Any, intake: Any, runs: list[CopyRun], crc: int | None, *, scratch: bool) -> bool:
         class Damaging:
             def fetch(self, runs: list[CopyRun], *, scratch: bool) -> None:
                 intake.fetch(runs, scratch=scratch)
@@ -186,7 +186,7 @@ async def test_a_damaged_fetch_is_made_again_and_then_given_up(
                     left[0] -= 1
                     holder.buffer[runs[0].destination] ^= 1
 
-        return fetch(self, Damaging(), runs, scratch, crc)
+        return fetch(self, Damaging(), runs, crc, scratch=scratch)
 
     monkeypatch.setattr(_Incoming, "_fetch", damage)
     grant = holder.grant([2])

@@ -79,7 +79,7 @@ class BeamSearch:
         self.is_over = not self.running or not self._may_improve()
 
     def _may_improve(self) -> bool:
-        """Might a running beam still be one of the best?"""
+        """Return whether a running beam may still be one of the best."""
         if len(self._finished) < self._params.width:
             return True
         early, best = self._params.early_stopping, self.running[0]
