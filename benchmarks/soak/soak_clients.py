@@ -172,9 +172,6 @@ class Client:
 
         await self._until_answered(look)
 
-    async def status(self) -> dict[str, Any]:
-        return await self._call("GET", "/cluster")
-
 
 def _content(response: httpx.Response) -> Any:
     """Return the answer. Raises Broken where it says to ask again, NoAnswer for any other refusal."""

@@ -30,7 +30,7 @@ class Watch:
     def __init__(self) -> None:
         self.samples: defaultdict[tuple[str, int], list[Sample]] = defaultdict(list)
         self.pids: set[int] = set()
-        """The ids of all processes that there were, and of what they had started."""
+        """The ids of all processes that there were, and of those that they had started."""
 
     def look(self, processes: Iterable[tuple[str, int]], now: float) -> None:
         for name, pid in processes:

@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import hmac
-import logging
 import os
 import socket
 import struct
@@ -26,7 +25,6 @@ _HELLO = struct.Struct("<8s32sH")
 _FRAME = struct.Struct("<IQ")
 _SHARD = KVShard.whole(KVLayout(num_layers=2, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32"))
 _KINDS: list[dict[str, type[Any]]] = [TO_RANK, FROM_RANK, {"Grant": Grant, "RegionKey": RegionKey}]
-log = logging.getLogger(__name__)
 
 
 def fuzz_messages(data: bytes) -> None:
@@ -92,7 +90,7 @@ async def _prove(sock: socket.socket, identity: bytes) -> None:
 
 
 async def _mailed(identity: bytes, proves: bool, sent: bytes) -> None:
-    ended, failures = asyncio.Event(), list[Any]()
+    failures: list[Any] = []
 
     async def serve(channel: Channel) -> None:
         session = Session(os.urandom(16))
@@ -127,7 +125,6 @@ async def _mailed(identity: bytes, proves: bool, sent: bytes) -> None:
         except OSError:
             pass  # it was refused
     await listener.close()
-    ended.set()
     await asyncio.sleep(0)
     assert not failures, failures
 
