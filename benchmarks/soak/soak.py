@@ -206,7 +206,7 @@ class Ended:
     seconds: float
     left: dict[str, list[str]]
     held: str
-    """What was held when all clients had gone; empty where nothing was."""
+    """What was held when all clients had gone, or what ended the soak early; empty where nothing was."""
 
     @property
     def warm_at(self) -> float:
@@ -292,7 +292,10 @@ async def soak(args: argparse.Namespace, folder: Path) -> Ended:
             with Progress(*columns) as progress:
                 try:
                     await run.run(args.minutes * 60, progress)
-                except TimeoutError as error:
+                except (
+                    AssertionError,
+                    TimeoutError,
+                ) as error:  # a process does not start again, or something is held
                     held = str(error).replace(str(folder), "")
             seconds = time.monotonic() - began
             run.listening()
