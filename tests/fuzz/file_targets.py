@@ -1,8 +1,6 @@
 """Files that clients or operators bring: pictures, batches, API keys."""
 
 import json
-import tempfile
-from functools import cache
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -11,17 +9,13 @@ from cluster.ingress.batches.batch_lines import read_body, read_input
 from cluster.ingress.tenants.api_keys import key_of, read_keys
 from core.errors import ConfigError
 from models.vision.picture_reader import UnreadablePicture, at_low_detail, open_picture
+from tests.fuzz.http_targets import folder
 
 _MAX_PIXELS = 1 << 16
 
 
-@cache
-def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="baton-fuzz-"))
-
-
 def _written(name: str, data: bytes) -> Path:
-    path = _folder() / name
+    path = folder() / name
     path.write_bytes(data)
     return path
 

@@ -127,9 +127,16 @@ def fuzz_json(data: bytes) -> None:
 
 
 @cache
+def folder() -> Path:
+    """Return a folder that is gone when this process ends."""
+    made = tempfile.TemporaryDirectory(prefix="baton-fuzz-")
+    atexit.register(made.cleanup)
+    return Path(made.name)
+
+
+@cache
 def _client(route: str) -> httpx.AsyncClient:
-    folder = tempfile.mkdtemp(prefix="baton-fuzz-")
-    return client(route, Path(folder))
+    return client(route, folder() / route.replace("/", "_"))
 
 
 def _value(choices: Choices, route: str) -> Any:
