@@ -97,7 +97,9 @@ class ChatTemplate:
         shapes, repairs = shapes_of(messages), AS_IS
         if not (way.keeps_usual and is_usual(shapes)):
             few, places = condensed(shapes)
-            repairs, lost = self._repairs(way, few, adds_prompt, json.dumps(arguments, sort_keys=True))
+            repairs, lost = self._repairs(
+                way, few, json.dumps(arguments, sort_keys=True), adds_prompt=adds_prompt
+            )
             if lost is not None:
                 raise _lossy(
                     f"messages[{places[lost.at]}]: this model's chat template would leave out {lost.what}"
