@@ -6,16 +6,20 @@ ToolFormat = Literal[
     "none",
     "harmony",
     "deepseek_v3",
+    "deepseek_v32",
+    "deepseek_v4",
     "kimi_k2",
     "mistral",
     "cohere",
     "seed_oss",
     "minimax_m2",
     "hy_v3",
+    "hy_v3_open",
     "hunyuan",
     "glm45",
     "qwen3_coder",
     "hermes",
+    "apertus",
     "jamba",
     "phi4_mini_json",
     "granite",
@@ -26,4 +30,4 @@ ToolFormat = Literal[
     "llama3_json",
     "pythonic",
 ]
-ReasoningFormat = Literal["none", "think", "mistral", "harmony", "seed_oss", "cohere"]
+ReasoningFormat = Literal["none", "think", "mistral", "harmony", "seed_oss", "cohere", "hy_v3_open", "apertus", "gemma4"]

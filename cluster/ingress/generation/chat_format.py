@@ -76,6 +76,7 @@ class ChatFormat:
             sees=settings.pictures is not None,
         )
         self.formats = self._template.formats
+        self._hidden = {with_tools: self._hidden_tokens(with_tools=with_tools) for with_tools in (False, True)}
         self._efforts = ReasoningEfforts(tokenizer, reasons=self.formats.reasoning != "none")
 
     @property
@@ -109,7 +110,7 @@ class ChatFormat:
             opened=opened,
             schemas={tool.function.name: tool.function.parameters or {} for tool in tools} if tools else None,
             max_calls=1 if tools and one_call else None,
-            hidden_tokens=self._hidden_tokens(with_tools=bool(tools)) if body.skip_special_tokens else None,
+            hidden_tokens=self._hidden[bool(tools)] if body.skip_special_tokens else None,
             thinking=self._budget(body.thinking_token_budget, opened=opened, cut=grammar is not None),
             grammar=grammar,
             pictures=seen.pictures,
@@ -307,10 +308,10 @@ class ChatFormat:
         return tail.rstrip().endswith(marks[which])
 
     def _hidden_tokens(self, *, with_tools: bool) -> frozenset[int] | None:
+        """Return the special tokens that are no part of the markup; None where the markup has none of them."""
         special, marks = self._tokenizer.special_tokens, self.formats.marks(with_tools)
-        if not any(mark in special for mark in marks):
-            return None
-        return frozenset(token for text, token in special.items() if text not in marks)
+        of_markup = {text for text in special if text and any(text in mark for mark in marks)}
+        return frozenset(special[text] for text in special.keys() - of_markup) if of_markup else None
 
 
 def _callables(tools: Sequence[Tool], choice: ToolChoice | None) -> list[CallableTool]:

@@ -4,6 +4,7 @@ They are written in the schema's order: required ones always, others perhaps. No
 so that all of the schema holds where it only says which properties there are, and which of them must be."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -15,6 +16,8 @@ _SAYS_PROPERTIES = frozenset(
 )
 _SAYS_NOTHING = frozenset(("title", "description", "$comment", "default", "examples", "deprecated"))
 _BINDS_TEXT = frozenset(("pattern", "format", "minLength", "maxLength"))
+_MIXED = re.compile(r'("(?:[^"\\]|\\.)*") (<\[.*)')
+"""A string and a special token behind it, as parts of a Lark rule."""
 
 T = TypeVar("T")
 JsonPart = Callable[[Schema], str]
@@ -27,6 +30,9 @@ class ArgumentMarkup:
 
     before: str = ""
     behind_key: str
+    text_sign: str = ""
+    json_sign: str = ""
+    """What stands behind that before a string as bare text, and before JSON."""
     end: str = ""
     """Where it is not empty, a string is bare text up to this mark."""
     space: str = ""
@@ -38,6 +44,15 @@ class ArgumentMarkup:
     """Whether a key must be one of Python's names."""
     lark: Callable[[str], str] = json.dumps
     """Writes a text as a part of a rule, with the special tokens in it."""
+
+
+def text_up_to(end: str) -> tuple[str, str]:
+    """Return a rule's attribute, and its parts: any text, and `end` behind it. No text has a special token in it, so that nothing
+    needs to look for an end that has one."""
+    if mixed := _MIXED.match(end):
+        before = re.escape(json.loads(mixed[1])).replace("/", "\\/")
+        return "", f"/(.|\\n)*{before}/ {mixed[2]}"
+    return "" if end.startswith("<[") else "[lazy]", f"/(.|\\n)*/ {end}"
 
 
 def argument_rules(
@@ -113,21 +128,19 @@ class _ArgumentWriter:
         )
         if not is_writable or key != key.strip():
             raise ValueError(f"the property {key!r} cannot be written in this model's markup")
-        head = markup.lark(f"{markup.before}{key}{markup.behind_key}{markup.space}")
+        head = markup.lark(f"{markup.before}{key}{markup.behind_key}")
         if not markup.end:
-            return [f"{rule}: {head} {self._json(schema)}"]
+            return [f"{rule}: {head} {_text(markup.space)} {self._json(schema)}"]
         if self.strict and schema.get("type") == "string" and (bound := _BINDS_TEXT & set(schema)):
             raise ValueError(
                 f"{min(bound)} cannot be kept to by a string that this model's markup has as bare text"
             )
         branches = self._branches(schema)
         if any(map(self._is_free_text, branches)):
-            end = markup.lark(markup.end)
-            # No text has a special token in it, so that nothing needs to look for its end.
-            lazy = "" if end.startswith("<[") else "[lazy]"
+            lazy, text = text_up_to(markup.lark(markup.end))
             return [
-                f"{rule}: {head} {rule}_text {_text(markup.behind)}",
-                f"{rule}_text{lazy}: /(.|\\n)*/ {end}",
+                f"{rule}: {head} {markup.lark(markup.text_sign + markup.space)} {rule}_text {_text(markup.behind)}",
+                f"{rule}_text{lazy}: {text}",
             ]
         ways = [way for branch in branches for way in self._ways(branch)]
         if not ways:
@@ -177,9 +190,12 @@ class _ArgumentWriter:
     def _ways(self, schema: Schema) -> Iterator[str]:
         """Yield how a value of a schema and what ends it can be written: a string that is listed bare, everything as JSON."""
         end, lark = self.markup.end, self.markup.lark
+        text_sign, json_sign = (
+            lark(sign + self.markup.space) for sign in (self.markup.text_sign, self.markup.json_sign)
+        )
         tail = f"{self.markup.space}{end}"
         if (values := _values_of(schema)) is None:
-            yield f"{self._json(schema)} {lark(tail)}"
+            yield f"{json_sign} {self._json(schema)} {lark(tail)}"
             return
         said = schema.get("type")
         kinds: set[str] = (
@@ -187,10 +203,10 @@ class _ArgumentWriter:
         )  # type: ignore[reportUnknownArgumentType]
         values = [value for value in values if not kinds or kinds & _kinds_of(value)]
         words = (word for word in values if isinstance(word, str) and end not in word)
-        yield from (f"{_text(word)} {lark(tail)}" for word in words)
+        yield from (f"{text_sign} {_text(word)} {lark(tail)}" for word in words)
         is_text = schema.get("type") == "string"  # whose quotes would be a part of it
         if others := [value for value in values if not (is_text and isinstance(value, str))]:
-            yield f"{self.json_part({'enum': others})} {lark(tail)}"
+            yield f"{json_sign} {self.json_part({'enum': others})} {lark(tail)}"
 
     def _json(self, schema: Schema) -> str:
         return self.json_part(part_of(schema, self.root))

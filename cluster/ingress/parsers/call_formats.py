@@ -75,6 +75,8 @@ def _of_python(marks: PythonCallMarks, *, has_marks: bool = True) -> CallFormat:
 
 CALL_FORMATS: Final[Mapping[ToolFormat, CallFormat]] = {
     "deepseek_v3": _of_names(deepseek.DEEPSEEK),
+    "deepseek_v32": _of_tags(tagged_calls.DEEPSEEK_V32),
+    "deepseek_v4": _of_tags(tagged_calls.DEEPSEEK_V4),
     "kimi_k2": _of_names(deepseek.KIMI_K2),
     "mistral": CallFormat(
         mistral.mistral_calls,
@@ -86,10 +88,12 @@ CALL_FORMATS: Final[Mapping[ToolFormat, CallFormat]] = {
     "seed_oss": _of_tags(tagged_calls.SEED_OSS),
     "minimax_m2": _of_tags(tagged_calls.MINIMAX_M2),
     "hy_v3": _of_tags(tagged_calls.HUNYUAN_3),
+    "hy_v3_open": _of_tags(tagged_calls.HUNYUAN_3_OPEN),
     "hunyuan": _of_names(deepseek.HUNYUAN),
     "glm45": _of_tags(tagged_calls.GLM),
     "qwen3_coder": _of_tags(tagged_calls.QWEN_CODER),
     "hermes": _of_json(hermes.HERMES),
+    "apertus": _of_json(hermes.APERTUS),
     "jamba": _of_json(hermes.JAMBA),
     "phi4_mini_json": _of_json(hermes.PHI_4_MINI, sign=hermes.PHI_4_MINI.end),
     "granite": _of_json(hermes.GRANITE),

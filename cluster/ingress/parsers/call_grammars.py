@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.ingress.parsers.argument_rules import argument_rules
+from cluster.ingress.parsers.argument_rules import argument_rules, text_up_to
 from cluster.ingress.parsers.call_markups import CallMarkup
 from cluster.ingress.parsers.schema_forms import enforceable, moved
 
@@ -65,7 +65,8 @@ def call_grammar(
         rules.append(r"TEXT: /(.|\n)*/")
     else:
         start = "TEXT | opened calls"
-        rules += [f"opened[lazy]: TEXT {markup.opening}", r"TEXT: /(.|\n)*/"]
+        lazy, text = text_up_to(markup.opening)
+        rules += [f"opened{lazy}: {text}", r"TEXT: /(.|\n)*/"]
     return "\n".join(("%llguidance {}", f"start: {start}", *rules)) + "\n"
 
 

@@ -66,13 +66,15 @@ class AskedCalls:
 
 def json_markup(asked: AskedCalls, marks: JsonCallMarks) -> CallMarkup:
     tail = asked.lark(marks.trail + marks.end)
+    heads = {} if marks.name_key else {name: literal(f'{{"{name}": ') for name in asked.names}
     again = marks.between if marks.listed else f"\n{marks.begin}{marks.lead}"
     return CallMarkup(
         opening=asked.lark(marks.begin),
         first=asked.lark(marks.lead),
         following=asked.lark(again),
         closing=tail if marks.listed else "",
-        tail="" if marks.listed else tail,
+        tail=literal("}") if heads else "" if marks.listed else tail,
+        heads=heads,
         id_key=marks.id_key,
         name_key=marks.name_key,
         arguments_key=marks.arguments_key,
@@ -95,6 +97,8 @@ def tagged_markup(asked: AskedCalls, tags: CallTags) -> CallMarkup:
         one_by_one=ArgumentMarkup(
             before=tags.parameter,
             behind_key=tags.key_end + (line + tags.value if tags.value else ""),
+            text_sign=tags.text_sign,
+            json_sign=tags.json_sign,
             end=tags.parameter_end,
             space="\n" if tags.newlines else "",
             behind=line,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cluster.ingress.parsers.argument_values import Schemas
 from cluster.ingress.parsers.call_search import NOISE, CallSearch, behind_call, unmarked_objects
 from cluster.ingress.parsers.character_source import FENCE, CharacterSource, call_or_text
-from cluster.ingress.parsers.json_calls import call_object
+from cluster.ingress.parsers.json_calls import call_object, named_object
 from cluster.ingress.parsers.json_text import Malformed
 from cluster.ingress.parsers.markup_parser import EventWriter, Steps
 
@@ -26,6 +26,7 @@ class JsonCallMarks:
     id_key: str = ""
     """The key of a call's number, where calls have one."""
     name_key: str = "name"
+    """Empty: an object has one member, the name with the arguments."""
     arguments_key: str = "arguments"
 
     @property
@@ -43,6 +44,7 @@ class JsonCallMarks:
 
 
 HERMES = JsonCallMarks(begin=BEGIN, end=END, listed=False, lead="\n", trail="\n")
+APERTUS = JsonCallMarks(begin="<|tools_prefix|>", end="<|tools_suffix|>", name_key="")
 JAMBA = JsonCallMarks(begin="<tool_calls>", end="</tool_calls>")
 GRANITE = JsonCallMarks(begin="<|tool_call|>")
 PHI_4_MINI = JsonCallMarks(begin="<|tool_call|>", end="<|/tool_call|>")
@@ -76,10 +78,11 @@ def json_calls(writer: EventWriter, schemas: Schemas, marks: JsonCallMarks) -> S
             first = yield from source.skip_space()
         if first != "{":
             raise Malformed
-        yield from call_object(writer, source, schemas)
+        yield from following(source)
 
     def following(source: CharacterSource) -> Steps[None]:
-        yield from call_object(writer, source, schemas)
+        read = call_object if marks.name_key else named_object
+        yield from read(writer, source, schemas)
 
     def unmarked(source: CharacterSource) -> Steps[None]:
         yield from unmarked_objects(writer, source, schemas, mark, marks.end)

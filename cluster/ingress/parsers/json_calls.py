@@ -32,6 +32,21 @@ def call_object(
     source.settle()
 
 
+def named_object(writer: CallWriter, source: CharacterSource, schemas: Schemas) -> Steps[None]:
+    """Read the rest of an object `{"f": {...}}` whose `{` is read, as one call. Raises Malformed."""
+    name = known_name((yield from source.word((yield from source.skip_space()))), schemas)
+    if not name or (yield from source.skip_space()) != ":":
+        raise Malformed
+    writer.begin_call(name)
+    first = yield from source.skip_space()
+    behind = yield from arguments_value(writer, source, first, schemas.get(name, {}))
+    if not behind or behind.isspace():
+        behind = yield from source.skip_space()
+    if behind != "}":
+        source.unread(len(behind))
+    source.settle()
+
+
 def arguments_value(writer: CallWriter, source: CharacterSource, first: str, tool: Schema) -> Steps[str]:
     """Write the arguments that begin with `first`: an object, or what stands for one. Returns the character behind them where
     that had to be read."""

@@ -18,6 +18,9 @@ THINK_MARKS: Final[Mapping[ReasoningFormat, tuple[str, str]]] = {
     "mistral": ("[THINK]", "[/THINK]"),
     "seed_oss": ("<seed:think>", "</seed:think>"),
     "cohere": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "hy_v3_open": ("<think:opensource>", "</think:opensource>"),
+    "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
+    "gemma4": ("<|channel>thought", "<channel|>"),
 }
 _HARMONY_MARKS = (
     *(harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE),

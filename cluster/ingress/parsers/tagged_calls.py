@@ -11,6 +11,7 @@ from cluster.ingress.parsers.argument_values import (
     Schema,
     Schemas,
     is_text,
+    kinds_of,
     of_bare_text,
     properties_of,
     property_of,
@@ -41,6 +42,9 @@ class CallTags:
     key_end: str
     value: str = ""
     """A tag that begins a value, behind the key's. Models may leave it out."""
+    text_sign: str = ""
+    json_sign: str = ""
+    """What stands behind the key of a string and of any other value, where the format tells them apart."""
     parameter_end: str
     newlines: bool = False
     """Whether a value stands on lines of its own: the line breaks around it are not a part of it."""
@@ -117,7 +121,33 @@ GLM = CallTags(
     value="<arg_value>",
     parameter_end="</arg_value>",
 )
+DEEPSEEK_V32 = CallTags(
+    begin="<｜DSML｜function_calls>",
+    end="</｜DSML｜function_calls>",
+    listed=True,
+    function='<｜DSML｜invoke name="',
+    name_end='">',
+    function_end="</｜DSML｜invoke>",
+    parameter='<｜DSML｜parameter name="',
+    key_end='"',
+    text_sign=' string="true">',
+    json_sign=' string="false">',
+    parameter_end="</｜DSML｜parameter>",
+)
+DEEPSEEK_V4 = replace(DEEPSEEK_V32, begin="<｜DSML｜tool_calls>", end="</｜DSML｜tool_calls>")
 HUNYUAN_3 = replace(GLM, begin="<tool_calls>", end="</tool_calls>", listed=True, name_end="<tool_sep>")
+HUNYUAN_3_OPEN = CallTags(
+    begin="<tool_calls:opensource>",
+    end="</tool_calls:opensource>",
+    listed=True,
+    function="<tool_call:opensource>",
+    name_end="<tool_sep:opensource>",
+    function_end="</tool_call:opensource>",
+    parameter="<arg_key:opensource>",
+    key_end="</arg_key:opensource>",
+    value="<arg_value:opensource>",
+    parameter_end="</arg_value:opensource>",
+)
 
 
 def tagged_calls(writer: EventWriter, schemas: Schemas, tags: CallTags) -> Steps[None]:
@@ -210,6 +240,8 @@ class _Call:
         """Read a parameter's value. Returns the next tag as `_next_tag` does."""
         tags = self._tags
         schema = property_of(self._tool, key)
+        if (yield from self._is_text()) and "string" in kinds_of(schema, self._tool):
+            schema = {"type": "string"}
         self._writer.arguments(("{" if not self._given else ", ") + f"{to_json(key)}: ")
         self._given.add(key)
         value = _Value(self._writer.arguments, streams=is_text(schema), newlines=tags.newlines)
@@ -229,6 +261,15 @@ class _Call:
         if end == tags.parameter_end:
             return (yield from self._next_tag())
         return end if end == tags.parameter else ""
+
+    def _is_text(self) -> Steps[bool]:
+        """Read the sign of a value's kind, where there is one. Returns whether it is that of a string."""
+        tags, source = self._tags, self._source
+        if tags.text_sign and (yield from source.follows(tags.text_sign)):
+            return True
+        if tags.json_sign and not (yield from source.follows(tags.json_sign)):
+            yield from source.until(">", MAX_NAME)
+        return False
 
     def _begin_value(self) -> Steps[None]:
         if self._tags.value:

@@ -8,6 +8,7 @@ from typing import Any
 from core.config.answer_formats import ToolFormat
 
 NAMED = '{"name": "{name}", "arguments": {arguments}}'
+DSML = '<｜DSML｜invoke name="{name}">\n{arguments}</｜DSML｜invoke>'
 V3 = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{}\n```json\n{}\n```<｜tool▁call▁end｜>"
 
 
@@ -17,6 +18,11 @@ TAGS: Mapping[ToolFormat, tuple[str, str, str]] = {
     "minimax_m2": ('<parameter name="', '">', "</parameter>\n"),
     "glm45": ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
     "hy_v3": ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+    "hy_v3_open": (
+        "<arg_key:opensource>",
+        "</arg_key:opensource>\n<arg_value:opensource>",
+        "</arg_value:opensource>\n",
+    ),
 }
 """By format: what stands before an argument's name, between it and its value, and behind that."""
 
@@ -46,10 +52,16 @@ class Markup:
 
     def arguments(self, values: Mapping[str, Any]) -> str:
         match self.tools:
-            case "qwen3_coder" | "seed_oss" | "minimax_m2" | "glm45" | "hy_v3":
+            case "qwen3_coder" | "seed_oss" | "minimax_m2" | "glm45" | "hy_v3" | "hy_v3_open":
                 before, between, after = TAGS[self.tools]
                 return "".join(
                     f"{before}{key}{between}{_bare(value)}{after}" for key, value in values.items()
+                )
+            case "deepseek_v32" | "deepseek_v4":
+                return "".join(
+                    f'<｜DSML｜parameter name="{key}" string="{str(isinstance(value, str)).lower()}">'
+                    f"{_bare(value)}</｜DSML｜parameter>\n"
+                    for key, value in values.items()
                 )
             case "pythonic" | "lfm2" | "olmo3":
                 return ", ".join(f"{key}={value!r}" for key, value in values.items())
@@ -102,6 +114,18 @@ MARKUPS: Mapping[str, Markup] = {
         "<|tool_calls_section_begin|>",
         "",
         "<|tool_calls_section_end|>",
+    ),
+    "deepseek_v32": Markup(
+        "deepseek_v32", DSML, "<｜DSML｜function_calls>\n", "\n", "\n</｜DSML｜function_calls>"
+    ),
+    "deepseek_v4": Markup("deepseek_v4", DSML, "<｜DSML｜tool_calls>\n", "\n", "\n</｜DSML｜tool_calls>"),
+    "apertus": Markup("apertus", '{"{name}": {arguments}}', "<|tools_prefix|>[", ", ", "]<|tools_suffix|>"),
+    "hy_v3_open": Markup(
+        "hy_v3_open",
+        "<tool_call:opensource>{name}<tool_sep:opensource>\n{arguments}</tool_call:opensource>",
+        "<tool_calls:opensource>\n",
+        "\n",
+        "\n</tool_calls:opensource>",
     ),
     "cohere": Markup(
         "cohere",

@@ -50,6 +50,16 @@ _HY = """<tool_call>{{ tool_call.name }}<tool_sep>
 """
 _COHERE = """{{- '\n    ' }}{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ tool_call.name }}", "parameters": {{ tool_call.arguments | tojson }}}
 {{- ',' if not loop.last else '\n]' }}"""
+_INTERNLM = """
+<|action_start|><|plugin|>
+{"name": "{{ tool_call.name }}", "parameters": {{ tool_call.arguments | tojson }}}<|action_end|>"""
+_DSML = """
+{{- '<｜DSML｜invoke name="' + tool_call.name + '">\n' }}{% for key, value in tool_call.arguments.items() %}
+{{- '<｜DSML｜parameter name="' + key + '" string="' + (value is string) | string | lower + '">' }}
+{{- value if value is string else value | tojson }}</｜DSML｜parameter>
+{% endfor %}</｜DSML｜invoke>
+"""
+_APERTUS = """{{- '{"' + tool_call.name + '": ' }}{{ tool_call.arguments | tojson }}{{ '}' }}{{ ', ' if not loop.last }}"""
 _LFM = """{{ tool_call.name }}({% for key, value in tool_call.arguments.items() %}
 {{- key }}={{ value | tojson }}{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}"""
 _LLAMA = """{%- if tools %}Respond with {"name": function name, "parameters": dictionary of argument name and its value}.
@@ -181,6 +191,24 @@ FAMILIES = {
         ("cohere", "none"),
         CHATML_END,
         special=("<|START_ACTION|>", "<|END_ACTION|>"),
+    ),
+    "internlm": Family(
+        _CHATML.replace("CALL", _INTERNLM),
+        ("internlm", "none"),
+        CHATML_END,
+        special=("<|action_start|>", "<|plugin|>", "<|action_end|>"),
+    ),
+    "deepseek-v3.2": Family(
+        _listed("<｜DSML｜function_calls>\\n", _DSML, "\\n</｜DSML｜function_calls>"),
+        ("deepseek_v32", "none"),
+        CHATML_END,
+        special=("｜DSML｜",),
+    ),
+    "apertus": Family(
+        _listed("<|tools_prefix|>[", _APERTUS, "]<|tools_suffix|>"),
+        ("apertus", "none"),
+        CHATML_END,
+        special=("<|tools_prefix|>", "<|tools_suffix|>"),
     ),
     "lfm2": Family(
         _listed("<|tool_call_start|>[", _LFM, "]<|tool_call_end|>"),

@@ -89,8 +89,20 @@ def test_bare_text_is_read_by_its_schema(name: str, case: str) -> None:
     assert calls(parse(markup, markup.write(("f", line)))) == [("f", {key: meant})]
 
 
+SIGNED = ("deepseek_v32", "deepseek_v4")
 PYTHON = ("pythonic", "lfm2", "olmo3")
-JSON = [name for name, markup in MARKUPS.items() if markup.tools not in (*TAGS, *PYTHON)]
+
+
+@pytest.mark.parametrize("name", SIGNED)
+def test_a_sign_says_what_the_schema_leaves_open(name: str) -> None:
+    for value in ("5", 5, "null", None, "[1]", [1]):
+        events = parse(MARKUPS[name], MARKUPS[name].write(("f", {"free": value, "either": "x"})))
+        assert calls(events) == [("f", {"free": value, "either": "x"})]
+    wrong = '<｜DSML｜parameter name="count" string="true">3</｜DSML｜parameter>\n'
+    assert calls(parse(MARKUPS[name], MARKUPS[name].write(("f", wrong)))) == [("f", {"count": 3})]
+
+
+JSON = [name for name, markup in MARKUPS.items() if markup.tools not in (*TAGS, *SIGNED, *PYTHON)]
 
 
 @pytest.mark.parametrize("name", JSON)
@@ -171,7 +183,7 @@ def test_the_model_may_leave_out_what_closes_a_call(name: str) -> None:
     whole = markup.write(("get_weather", {"city": "Zürich"}))
     for closing in ("\n</tool_call>", "</tool_call>", "</function>\n</tool_call>", "\n</function>\n</tool_call>",
                     "</parameter>\n</function>\n</tool_call>", "]", "<｜tool▁calls▁end｜>", "<|call|>",
-                    "</seed:tool_call>", "\n</minimax:tool_call>", "</invoke>\n</minimax:tool_call>", "\n</tool_calls>",
+                    "</seed:tool_call>", "]<|tools_suffix|>", "\n</tool_calls:opensource>", "\n</｜DSML｜function_calls>", "</｜DSML｜invoke>\n</｜DSML｜tool_calls>", "\n</minimax:tool_call>", "</invoke>\n</minimax:tool_call>", "\n</tool_calls>",
                     "</tool_call>\n</tool_calls>", "\n```</tool_call></tool_calls>", "]</tool_calls>", "<|tool_calls_section_end|>",
                     "<|tool_call_end|><|tool_calls_section_end|>", "\n]<|END_ACTION|>", "]<|/tool_call|>", "]</TOOLCALL>",
                     "<|action_end|>", "]<|tool_call_end|>", "\n</function_calls>",
