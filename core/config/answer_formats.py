@@ -10,6 +10,7 @@ ToolFormat = Literal[
     "deepseek_v4",
     "kimi_k2",
     "mistral",
+    "gemma4",
     "cohere",
     "seed_oss",
     "minimax_m2",

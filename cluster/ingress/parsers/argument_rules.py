@@ -35,6 +35,8 @@ class ArgumentMarkup:
     """What stands behind that before a string as bare text, and before JSON."""
     end: str = ""
     """Where it is not empty, a string is bare text up to this mark."""
+    json_end: str | None = None
+    """What ends other values; None: the same."""
     space: str = ""
     """White space around a value."""
     behind: str = ""
@@ -194,8 +196,10 @@ class _ArgumentWriter:
             lark(sign + self.markup.space) for sign in (self.markup.text_sign, self.markup.json_sign)
         )
         tail = f"{self.markup.space}{end}"
+        json_end = end if self.markup.json_end is None else self.markup.json_end
+        json_tail = f"{self.markup.space}{json_end}"
         if (values := _values_of(schema)) is None:
-            yield f"{json_sign} {self._json(schema)} {lark(tail)}"
+            yield f"{json_sign} {self._json(schema)} {lark(json_tail)}"
             return
         said = schema.get("type")
         kinds: set[str] = (
@@ -206,7 +210,7 @@ class _ArgumentWriter:
         yield from (f"{text_sign} {_text(word)} {lark(tail)}" for word in words)
         is_text = schema.get("type") == "string"  # whose quotes would be a part of it
         if others := [value for value in values if not (is_text and isinstance(value, str))]:
-            yield f"{json_sign} {self.json_part({'enum': others})} {lark(tail)}"
+            yield f"{json_sign} {self.json_part({'enum': others})} {lark(json_tail)}"
 
     def _json(self, schema: Schema) -> str:
         return self.json_part(part_of(schema, self.root))

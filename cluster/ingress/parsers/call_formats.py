@@ -4,11 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cluster.ingress.parsers import deepseek, hermes, llama, mistral, pythonic, tagged_calls
+from cluster.ingress.parsers import deepseek, gemma, hermes, llama, mistral, pythonic, tagged_calls
 from cluster.ingress.parsers.argument_values import Schemas
 from cluster.ingress.parsers.call_markups import (
     AskedCalls,
     CallMarkup,
+    gemma_markup,
     json_markup,
     llama3_json_markup,
     mistral_markup,
@@ -84,6 +85,7 @@ CALL_FORMATS: Final[Mapping[ToolFormat, CallFormat]] = {
         (mistral.BEGIN, mistral.ID, mistral.ARGUMENTS),
         mistral.BEGIN,
     ),
+    "gemma4": CallFormat(gemma.gemma_calls, gemma_markup, gemma.MARKS, gemma.BEGIN),
     "cohere": _of_json(hermes.COHERE),
     "seed_oss": _of_tags(tagged_calls.SEED_OSS),
     "minimax_m2": _of_tags(tagged_calls.MINIMAX_M2),

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from cluster.ingress.parsers import mistral
+from cluster.ingress.parsers import gemma, mistral
 from cluster.ingress.parsers.argument_rules import ArgumentMarkup
 from cluster.ingress.parsers.deepseek import NamedCallMarks
 from cluster.ingress.parsers.hermes import JsonCallMarks
@@ -135,6 +135,25 @@ def named_markup(asked: AskedCalls, marks: NamedCallMarks) -> CallMarkup:
         closing=asked.lark(marks.calls_end),
         heads={name: head(name) for name in asked.names},
         tail=asked.lark((_FENCE_END if fenced else "") + marks.call_end),
+    )
+
+
+def gemma_markup(asked: AskedCalls) -> CallMarkup:
+    begin = asked.lark(gemma.BEGIN)
+    return CallMarkup(
+        opening=begin,
+        following=begin,
+        heads={name: literal(f"{gemma.CALL}{name}{{") for name in asked.names},
+        tail=asked.lark("}" + gemma.END),
+        one_by_one=ArgumentMarkup(
+            behind_key=":",
+            text_sign=gemma.QUOTE,
+            end=gemma.QUOTE,
+            json_end="",
+            separator=",",
+            keys_are_names=True,
+            lark=asked.lark,
+        ),
     )
 
 

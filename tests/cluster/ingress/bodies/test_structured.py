@@ -167,6 +167,9 @@ def call_of(family: ToolFormat, call: tuple[str, Any]) -> str:
     name, arguments = call
     if family in ("pythonic", "lfm2", "olmo3"):
         arguments = ", ".join(f"{key}={json.dumps(value)}" for key, value in arguments.items())
+    if family == "gemma4":  # its grammar has JSON within lists and objects
+        quoted = {key: f'<|"|>{value}<|"|>' for key, value in arguments.items() if isinstance(value, str)}
+        arguments = ",".join(f"{key}:{quoted.get(key) or json.dumps(arguments[key])}" for key in arguments)
     return markup.write((name, arguments))
 
 

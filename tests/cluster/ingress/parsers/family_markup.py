@@ -63,10 +63,24 @@ class Markup:
                     f"{_bare(value)}</｜DSML｜parameter>\n"
                     for key, value in values.items()
                 )
+            case "gemma4":
+                return _gemma(values)[1:-1]
             case "pythonic" | "lfm2" | "olmo3":
                 return ", ".join(f"{key}={value!r}" for key, value in values.items())
             case _:
                 return json.dumps(values, ensure_ascii=False)
+
+
+def _gemma(value: Any) -> str:
+    match value:
+        case str():
+            return f'<|"|>{value}<|"|>'
+        case list():
+            return f"[{','.join(map(_gemma, value))}]"  # type: ignore[reportUnknownArgumentType]
+        case dict():
+            return f"{{{','.join(f'{key}:{_gemma(each)}' for key, each in value.items())}}}"  # type: ignore[reportUnknownVariableType]
+        case _:
+            return json.dumps(value)
 
 
 def _bare(value: Any) -> str:
@@ -127,6 +141,7 @@ MARKUPS: Mapping[str, Markup] = {
         "\n",
         "\n</tool_calls:opensource>",
     ),
+    "gemma4": Markup("gemma4", "<|tool_call>call:{name}{{arguments}}<tool_call|>"),
     "cohere": Markup(
         "cohere",
         '    {"tool_call_id": "0", "tool_name": "{name}", "parameters": {arguments}}',

@@ -60,6 +60,9 @@ _DSML = """
 {% endfor %}</｜DSML｜invoke>
 """
 _APERTUS = """{{- '{"' + tool_call.name + '": ' }}{{ tool_call.arguments | tojson }}{{ '}' }}{{ ', ' if not loop.last }}"""
+_GEMMA = """{{- '<|tool_call>call:' + tool_call.name + '{' }}{% for key, value in tool_call.arguments.items() %}
+{{- key + ':' }}{{ '<|"|>' + value + '<|"|>' if value is string else value | tojson }}{{ ',' if not loop.last }}
+{%- endfor %}{{ '}<tool_call|>' }}"""
 _LFM = """{{ tool_call.name }}({% for key, value in tool_call.arguments.items() %}
 {{- key }}={{ value | tojson }}{{ ', ' if not loop.last }}{% endfor %}){{ ', ' if not loop.last }}"""
 _LLAMA = """{%- if tools %}Respond with {"name": function name, "parameters": dictionary of argument name and its value}.
@@ -191,6 +194,12 @@ FAMILIES = {
         ("cohere", "none"),
         CHATML_END,
         special=("<|START_ACTION|>", "<|END_ACTION|>"),
+    ),
+    "gemma 4": Family(
+        _CHATML.replace("CALL", _GEMMA),
+        ("gemma4", "none"),
+        CHATML_END,
+        special=("<|tool_call>", "<tool_call|>", '<|"|>'),
     ),
     "internlm": Family(
         _CHATML.replace("CALL", _INTERNLM),

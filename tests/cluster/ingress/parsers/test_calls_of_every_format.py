@@ -102,7 +102,7 @@ def test_a_sign_says_what_the_schema_leaves_open(name: str) -> None:
     assert calls(parse(MARKUPS[name], MARKUPS[name].write(("f", wrong)))) == [("f", {"count": 3})]
 
 
-JSON = [name for name, markup in MARKUPS.items() if markup.tools not in (*TAGS, *SIGNED, *PYTHON)]
+JSON = [name for name, markup in MARKUPS.items() if markup.tools not in (*TAGS, *SIGNED, *PYTHON, "gemma4")]
 
 
 @pytest.mark.parametrize("name", JSON)
@@ -183,7 +183,7 @@ def test_the_model_may_leave_out_what_closes_a_call(name: str) -> None:
     whole = markup.write(("get_weather", {"city": "Zürich"}))
     for closing in ("\n</tool_call>", "</tool_call>", "</function>\n</tool_call>", "\n</function>\n</tool_call>",
                     "</parameter>\n</function>\n</tool_call>", "]", "<｜tool▁calls▁end｜>", "<|call|>",
-                    "</seed:tool_call>", "]<|tools_suffix|>", "\n</tool_calls:opensource>", "\n</｜DSML｜function_calls>", "</｜DSML｜invoke>\n</｜DSML｜tool_calls>", "\n</minimax:tool_call>", "</invoke>\n</minimax:tool_call>", "\n</tool_calls>",
+                    "</seed:tool_call>", "<tool_call|>", "}<tool_call|>", "]<|tools_suffix|>", "\n</tool_calls:opensource>", "\n</｜DSML｜function_calls>", "</｜DSML｜invoke>\n</｜DSML｜tool_calls>", "\n</minimax:tool_call>", "</invoke>\n</minimax:tool_call>", "\n</tool_calls>",
                     "</tool_call>\n</tool_calls>", "\n```</tool_call></tool_calls>", "]</tool_calls>", "<|tool_calls_section_end|>",
                     "<|tool_call_end|><|tool_calls_section_end|>", "\n]<|END_ACTION|>", "]<|/tool_call|>", "]</TOOLCALL>",
                     "<|action_end|>", "]<|tool_call_end|>", "\n</function_calls>",
@@ -284,7 +284,7 @@ def test_a_cut_string_is_there_as_far_as_it_came(name: str) -> None:
     markup = MARKUPS[name]
     whole = markup.write(("get_weather", {"city": "Zürich am See"}))
     ((_, arguments),) = calls(parse(markup, whole[: whole.index("am See")], cut=True)) or [("", "")]
-    assert arguments == '{"city": "Zürich' + ("" if name in PYTHON else " ")
+    assert arguments.replace('":"', '": "') == '{"city": "Zürich' + ("" if name in PYTHON else " ")
 
 
 @given(

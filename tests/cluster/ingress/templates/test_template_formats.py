@@ -42,6 +42,8 @@ COHERE = """<|START_ACTION|>[
     {"tool_call_id": "0", "tool_name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}
 ]<|END_ACTION|>"""
 LISTED = """{}[{{{{ f | tojson }}}}]{}"""
+GEMMA = """<|tool_call>call:{{ f.name }}{ {%- for k, v in f.arguments.items() %}{{ k }}:
+{{- '<|"|>' + v + '<|"|>' if v is string else v }}{{ ',' if not loop.last }}{% endfor %}{{ '}' }}<tool_call|>"""
 INTERNLM = """<|action_start|><|plugin|>
 {"name": "{{ f.name }}", "parameters": {{ f.arguments | tojson }}}<|action_end|>"""
 CODER = """<tool_call>
@@ -56,6 +58,9 @@ PYTHONIC = "[{{ f.name }}({% for k, v in f.arguments.items() %}{{ k }}={{ v | to
 MISTRAL = "[TOOL_CALLS]{{ f.name }}[ARGS]{{ f.arguments | tojson }}"
 THINK = "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n{% endif %}"
 COHERE_THINK = THINK.replace("</think>", "<|END_THINKING|>").replace("<think>", "<|START_THINKING|>")
+GEMMA_THINK = (
+    "{% if m.reasoning_content %}<|channel>thought\n{{ m.reasoning_content }}\n<channel|>{% endif %}"
+)
 SEED_THINK = "{% if m.reasoning_content %}<seed:think>{{ m.reasoning_content }}</seed:think>{% endif %}"
 
 
@@ -86,6 +91,11 @@ def template(call: str, thought: str = "", head: str = HEAD) -> str:
         (template(LISTED.format("<|tool_call|>", "")), ("granite", "none")),
         (template(LISTED.format("<TOOLCALL>", "</TOOLCALL>"), THINK), ("nemotron", "think")),
         (template(INTERNLM), ("internlm", "none")),
+        (template(GEMMA, GEMMA_THINK), ("gemma4", "gemma4")),
+        (
+            template(MINIMAX.replace("minimax:", "").replace("tool_call>", "｜DSML｜tool_calls>")),
+            ("none", "none"),
+        ),
         (template(f"<|tool_call_start|>{PYTHONIC}<|tool_call_end|>"), ("lfm2", "none")),
         (template(f"<function_calls>{PYTHONIC[1:-1]}</function_calls>"), ("olmo3", "none")),
         (template(f"<odd>{GLM[11:-12]}</odd>"), ("none", "none")),
