@@ -96,10 +96,8 @@ class ChatTemplate:
             raise _lossy("this model's chat template renders no tool calls")
         shapes, repairs = shapes_of(messages), AS_IS
         if not (way.keeps_usual and is_usual(shapes)):
-            few, places = condensed(shapes)
-            repairs, lost = self._repairs(
-                way, few, json.dumps(arguments, sort_keys=True), adds_prompt=adds_prompt
-            )
+            (few, places), said = condensed(shapes), json.dumps(arguments, sort_keys=True)
+            repairs, lost = self._repairs(way, few, said, adds_prompt=adds_prompt)
             if lost is not None:
                 raise _lossy(
                     f"messages[{places[lost.at]}]: this model's chat template would leave out {lost.what}"
