@@ -31,4 +31,6 @@ ToolFormat = Literal[
     "llama3_json",
     "pythonic",
 ]
-ReasoningFormat = Literal["none", "think", "mistral", "harmony", "seed_oss", "cohere", "hy_v3_open", "apertus", "gemma4"]
+ReasoningFormat = Literal[
+    "none", "think", "mistral", "harmony", "seed_oss", "cohere", "hy_v3_open", "apertus", "gemma4"
+]
