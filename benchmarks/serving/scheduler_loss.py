@@ -27,7 +27,7 @@ PREDICTION = (
 )
 _STREAMS = 16
 _SETTLE_S = 8.0
-"""Whoever misses a scheduler looks for it every 5 s at the latest."""
+"""A process that misses a scheduler looks for it every 5 s at the latest."""
 _BODY = {"model": "baton-embedded", "prompt": "import os\n", "max_tokens": 4, "temperature": 0}
 
 

@@ -22,8 +22,7 @@ HashesOf = Callable[[int, Sequence[int], int], list[int]]
 """(previous block's hash, tokens, block size) -> the blocks' hashes: core.kv.hash_chain, or a cache of its results."""
 
 Kept = Callable[[str, int, tuple[int, ...], int, int], None]
-"""Called with each block that is newly kept: its tenant, the kept block that it follows (-1 for the first), its tokens, the
-block, its hash."""
+"""Called with each block that is newly kept: its tenant, the kept block before it (-1: none), its tokens, the block, its hash."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +54,7 @@ class RadixCache:
     ) -> None:
         """`has_states`: what is kept of a prefix is of use up to a checkpoint of a recurrent state, and told of so far."""
         self._pool, self._block_size, self.enabled = pool, block_size, enabled
-        self._has_states = has_states
-        self._hashes_of = hashes_of
+        self._has_states, self._hashes_of = has_states, hashes_of
         self.on_kept: Kept | None = None
         self._roots: dict[str, Run] = {}
         self._runs: dict[Run, None] = {}
@@ -112,8 +110,7 @@ class RadixCache:
         )
 
     def still_finds(self, match: PrefixMatch) -> bool:
-        """Return whether the same tokens would still have this match. The run where it ends tells: what it follows is kept with
-        it."""
+        """Return whether the same tokens would still have this match: the run where it ends has not changed."""
         return match.end is not None and match.end.num_changes == match.num_changes
 
     def insert(

@@ -240,8 +240,7 @@ class Placer:
             self._promise(key, placement, roster.get(route.decode), roster.get(route.prefill), now)
 
     def finish(self, key: str, ended: Finished | None = None) -> Placement | None:
-        """Give back what was promised for a request, and learn from how it has ended, if it has. Returns None when nothing was
-        promised."""
+        """Give back what was promised for a request, and learn from its end. Return None where nothing was promised."""
         if (placement := self._placements.pop(key, None)) is not None:
             self._counters.ended(placement.place)
             if ended is not None:
