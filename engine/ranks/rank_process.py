@@ -120,8 +120,8 @@ def serve_instance(
     capture_on: CaptureOn = cuda_capture,
     on_beat: Callable[[], None] = lambda: None,
 ) -> int:
-    """Serve until the instance ends the stream, or something fails here. Return the process' exit code. `device_of` returns a pool's
-    device by its name; `capture_on` captures on the device that computes. A thread calls `on_beat` at each Beat."""
+    """Serve until the instance ends the stream, or something fails here. Return the process' exit code. `device_of` returns a
+    pool's device by its name; `capture_on` captures on the device that computes. A thread calls `on_beat` at each Beat."""
     line = _Line(sock, on_beat)
     try:
         setup = read_frame(sock, TO_RANK)

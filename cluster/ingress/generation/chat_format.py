@@ -76,7 +76,9 @@ class ChatFormat:
             sees=settings.pictures is not None,
         )
         self.formats = self._template.formats
-        self._hidden = {with_tools: self._hidden_tokens(with_tools=with_tools) for with_tools in (False, True)}
+        self._hidden = {
+            with_tools: self._hidden_tokens(with_tools=with_tools) for with_tools in (False, True)
+        }
         self._efforts = ReasoningEfforts(tokenizer, reasons=self.formats.reasoning != "none")
 
     @property
