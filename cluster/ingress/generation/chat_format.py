@@ -311,7 +311,7 @@ class ChatFormat:
 
     def _hidden_tokens(self, *, with_tools: bool) -> frozenset[int] | None:
         """Return the special tokens that are no part of the markup; None where the markup has none of them."""
-        special, marks = self._tokenizer.special_tokens, self.formats.marks(with_tools)
+        special, marks = self._tokenizer.special_tokens, self.formats.marks(with_tools=with_tools)
         of_markup = {text for text in special if text and any(text in mark for mark in marks)}
         return frozenset(special[text] for text in special.keys() - of_markup) if of_markup else None
 

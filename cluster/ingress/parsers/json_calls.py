@@ -24,7 +24,7 @@ def call_object(
 ) -> Steps[None]:
     """Read the rest of an object whose `{` is read, as one call. With `known_only` only the tools' names make it a call. Raises
     Malformed; what it wrote before that stays written."""
-    call = _JsonCall(writer, source, schemas, known_only)
+    call = _JsonCall(writer, source, schemas, known_only=known_only)
     behind = yield from call.members()
     if behind != "}" or (needs_arguments and not call.has_arguments):
         raise Malformed
@@ -69,7 +69,7 @@ class _JsonCall:
     """One object's members. The call begins as soon as its name is known, in whatever order they come."""
 
     def __init__(
-        self, writer: CallWriter, source: CharacterSource, schemas: Schemas, known_only: bool
+        self, writer: CallWriter, source: CharacterSource, schemas: Schemas, *, known_only: bool
     ) -> None:
         self._writer, self._source, self._schemas = writer, source, schemas
         self._known_only = known_only

@@ -45,7 +45,7 @@ class ModelFormats:
         begin, end = THINK_MARKS.get(self.reasoning, ("", ""))
         return begin, end, end
 
-    def marks(self, with_tools: bool) -> tuple[str, ...]:
+    def marks(self, *, with_tools: bool) -> tuple[str, ...]:
         """Return the markup that a parser must see even where special tokens are left out of the text."""
         if self.is_harmony:
             return _HARMONY_MARKS
@@ -73,7 +73,7 @@ def make_parser(
 
     if marks is not None:
         return MarkupParser(
-            lambda writer: thinking(writer, marks, opened, content),
+            lambda writer: thinking(writer, marks, content, opened=opened),
             max_calls,
             stops,
             text_is_last=schemas is None,

@@ -66,7 +66,7 @@ def _is_index(key: str) -> bool:
 def enforceable(schema: Schema, *, lenient: bool) -> dict[str, Any]:
     """Return the schema with patterns of property names as names, where they are no more, and without keywords that say nothing.
     A `lenient` one also loses what no grammar can hold, and keeps what can be said in another way."""
-    return _mapped(schema, partial(_enforceable, lenient))
+    return _mapped(schema, partial(_enforceable, lenient=lenient))
 
 
 def _mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]], *, own: bool = False) -> Any:
@@ -103,7 +103,7 @@ def _moved_reference(to: str, schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _enforceable(lenient: bool, schema: dict[str, Any]) -> dict[str, Any]:
+def _enforceable(schema: dict[str, Any], *, lenient: bool) -> dict[str, Any]:
     if schema.get("uniqueItems") is False:
         del schema["uniqueItems"]
     if schema.get("propertyNames") in ({}, {"type": "string"}, True):

@@ -6,7 +6,7 @@ from cluster.ingress.parsers.markup_parser import EventWriter, Steps, begins_wit
 
 
 def thinking(
-    writer: EventWriter, marks: tuple[str, str], opened: bool, then: Callable[[EventWriter], Steps[None]]
+    writer: EventWriter, marks: tuple[str, str], then: Callable[[EventWriter], Steps[None]], *, opened: bool
 ) -> Steps[None]:
     """Read the reasoning; `then` reads what follows. `opened` says that the prompt ends within it, as with DeepSeek-R1's
     template."""
