@@ -94,7 +94,8 @@ def app_file(path: Path) -> Path:
     application["args"]["model"] = {"path": "embedded"}
     application["args"]["serve"] |= {"port": PORT, "drain_notice_s": 0.5}
     for deployment, num in zip(application["deployments"], (1, 1, 1, 2), strict=True):
-        deployment["num_replicas"] = num
+        if deployment["name"] != "Scheduler":  # which has a spare
+            deployment["num_replicas"] = num
         deployment["ray_actor_options"] |= {"num_cpus": 0.1, "num_gpus": 0}
     path.write_text(yaml.safe_dump(content))
     return path
