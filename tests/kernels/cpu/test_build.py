@@ -23,17 +23,17 @@ logging.basicConfig(format="%(message)s")
 from core.errors import UnsupportedModel
 from models.families.table import read_spec
 from models.files.hub import resolve
-from models.registry import choose_weights, load_model
+from models.registry import LoadOptions, choose_weights, load_model
 
 folder, cpu = resolve("embedded"), torch.device("cpu")
 spec = read_spec(folder)
-print("weights", choose_weights(spec, "auto", "none", False, cpu))
+print("weights", choose_weights(spec, "auto", "none", cpu, deterministic=False))
 try:
-    choose_weights(spec, "auto", "int8", False, cpu)
+    choose_weights(spec, "auto", "int8", cpu, deterministic=False)
 except UnsupportedModel as error:
     print("refused", error)
 load_model(folder, "auto", cpu)
-load_model(folder, "auto", cpu, deterministic=True)
+load_model(folder, "auto", cpu, options=LoadOptions(deterministic=True))
 print("loaded")
 """
 
