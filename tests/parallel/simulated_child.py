@@ -63,7 +63,7 @@ def _compute_by_triton() -> None:
     from benchmarks.gpu.interpreter import replace_once
     from kernels.triton.ops import invariant_ops_split_at, triton_ops
 
-    def ops_of(device: torch.device, kernels: str, deterministic: bool, *_: object) -> Ops:
+    def ops_of(device: torch.device, *_: object, deterministic: bool) -> Ops:
         return invariant_ops_split_at(device, 16) if deterministic else triton_ops(device)
 
     replace_once()
