@@ -43,13 +43,6 @@ class BlockPieces:
         """A name of the layout, equal for contents that are laid out alike."""
         return "|".join(str(shard) for shard in self._holders).encode()
 
-    @property
-    def layers(self) -> range:
-        """The model's layers, as far as any rank holds them."""
-        return range(
-            min(shard.layers[0] for shard in self._holders), max(shard.layers[1] for shard in self._holders)
-        )
-
     def save(self, block: int, then: Callable[[bytes], None]) -> None:
         """Copy a block out; on return it may be overwritten. `then` gets its content on the event loop's thread."""
         spans: list[tuple[int, int, int, int]] = []
@@ -74,21 +67,21 @@ class BlockPieces:
             ranges = [(start, size) for _, own, start, size in spans if own == memory]
             self._bytes[memory].save(ranges, partial(saved, memory))
 
-    def scatter_layer(self, layer: int, block: int, content: memoryview) -> None:
-        """Put a layer of a block back wherever it belongs. `content` is the whole block's, of `num_bytes`."""
-        pieces: dict[int, list[tuple[int, memoryview]]] = {}
+    def scatter(self, block: int, content: memoryview) -> None:
+        """Put a block back wherever it belongs. `content` has `num_bytes`."""
         base = 0
         for shard, pools in self._holders.items():
-            if shard.layers[0] <= layer < shard.layers[1]:
-                for pool in pools:
-                    if pool.holds(block):
-                        pieces.setdefault(pool.memory, []).extend(
+            for pool in pools:
+                if pool.holds(block):
+                    # A pool at a time: a memory may have room for one piece on its way.
+                    self._bytes[pool.memory].write(
+                        [
                             (start, content[base + at : base + at + size])
-                            for start, at, size in _spans(pool, block, layer - shard.layers[0])
-                        )
+                            for row in range(shard.num_layers)
+                            for start, at, size in _spans(pool, block, row)
+                        ]
+                    )
             base += shard.pool_bytes(1)
-        for memory, own in pieces.items():
-            self._bytes[memory].write(own)
 
     def close(self) -> None:
         """Close, once nothing is on its way. Blocks."""

@@ -2,7 +2,7 @@
 them.
 
 Saving copies a block out before anything can overwrite it. One thread reads and writes the disk. Another one fills device blocks,
-so that steps which wait for them do not wait for the disk."""
+so that a request whose blocks were in host memory does not wait for the disk."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -135,10 +135,8 @@ class TierStore:
         return contents
 
     def _fill(self, blocks: Sequence[int], contents: Sequence[bytes]) -> None:
-        views = [memoryview(content) for content in contents]
-        for layer in self._pieces.layers:
-            for block, content in zip(blocks, views, strict=True):
-                self._pieces.scatter_layer(layer, block, content)
+        for block, content in zip(blocks, contents, strict=True):
+            self._pieces.scatter(block, memoryview(content))
 
     def _find(self, digest: bytes) -> bytes | None:
         if (content := self._host.get(digest) or self._unwritten.get(digest)) is not None:

@@ -86,8 +86,7 @@ def test_a_block_comes_back_on_every_rank_and_nothing_else_changes(
             vectors(pool, source), vectors(pool, target), strict=True
         ):
             want[to:to_end] = memory[start:end]
-    for layer in pieces.layers:
-        pieces.scatter_layer(layer, target, memoryview(content))
+    pieces.scatter(target, memoryview(content))
     assert memory == want
 
 

@@ -30,14 +30,13 @@ BLOCK_BYTES = SHARD.pool_bytes(1)
 
 
 class HeldBack(BlockPieces):
-    """Its last layer comes when it may."""
+    """A block comes back when it may."""
 
     may = threading.Event()
 
-    def scatter_layer(self, layer: int, block: int, content: memoryview) -> None:
-        if layer == self.layers[-1]:
-            self.may.wait(PATIENCE_S)
-        super().scatter_layer(layer, block, content)
+    def scatter(self, block: int, content: memoryview) -> None:
+        self.may.wait(PATIENCE_S)
+        super().scatter(block, content)
 
 
 class Served:
