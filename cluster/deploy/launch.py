@@ -151,8 +151,9 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> LocalRay | None:
     )
     cpus = num_prefill * config.cpus_of(config.prefill) + num_decode * config.cpus_of(config.decode)
     # Logical CPUs, enough for Ray to place every replica. The number of threads that run is engine.num_threads.
-    num_schedulers = config.serve.schedulers + config.serve.num_spare_schedulers
-    num_cpus = max(2, int(cpus + 0.1 * (num_schedulers + 2 * config.ingress_instances) + 1))
+    num_cpus = max(
+        2, int(cpus + 0.1 * (config.serve.num_scheduler_processes + 2 * config.ingress_instances) + 1)
+    )
     return LocalRay(num_cpus, num_gpus, _APP, ENVIRONMENT)
 
 

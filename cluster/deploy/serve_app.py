@@ -53,8 +53,7 @@ def build_application(
     `one_host`: all of them run on this machine, so they need not listen to any other. `environment`: what replicas have besides
     that of Ray's processes."""
     options = partial(_options, config, {"env_vars": environment} if environment else {})
-    num_schedulers = config.serve.schedulers + config.serve.num_spare_schedulers
-    scheduler = options(Scheduler, num_schedulers, 0.1, surge_percent=100).bind(
+    scheduler = options(Scheduler, config.serve.num_scheduler_processes, 0.1, surge_percent=100).bind(
         config, key, one_host=one_host
     )
     pools = [_pool(options, DecodePool, config, config.decode_instances, config.decode)]

@@ -102,7 +102,7 @@ def _check_schedulers(application: ServeApplicationSchema, config: ClusterConfig
     """Check that there are as many schedulers as the configuration says: processes look for that many."""
     for deployment in application.deployments:
         given = deployment.model_dump(exclude_unset=True).get("num_replicas")
-        wanted = config.serve.schedulers + config.serve.num_spare_schedulers
+        wanted = config.serve.num_scheduler_processes
         if deployment.name == "Scheduler" and given not in (None, wanted):
             raise ConfigError(
                 f"{application.name}: num_replicas of Scheduler is {given}, and serve.schedulers "
