@@ -92,16 +92,7 @@ QWEN_CODER = CallTags(
     parameter_end="</parameter>",
     newlines=True,
 )
-SEED_OSS = CallTags(
-    begin="<seed:tool_call>",
-    end="</seed:tool_call>",
-    function="<function=",
-    name_end=">",
-    function_end="</function>",
-    parameter="<parameter=",
-    key_end=">",
-    parameter_end="</parameter>",
-)
+SEED_OSS = replace(QWEN_CODER, begin="<seed:tool_call>", end="</seed:tool_call>", newlines=False)
 MINIMAX_M2 = CallTags(
     begin="<minimax:tool_call>",
     end="</minimax:tool_call>",
