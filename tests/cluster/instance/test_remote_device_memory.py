@@ -169,8 +169,7 @@ async def test_blocks_are_saved_and_put_back_by_the_memory_server() -> None:
     assert len(saved) == BLOCKS > NUM_SLOTS
     rank.fill(bytes(POOL.num_bytes))
     for block, each in saved.items():
-        for layer in pieces.layers:
-            await asyncio.to_thread(pieces.scatter_layer, layer, block, memoryview(each))
+        await asyncio.to_thread(pieces.scatter, block, memoryview(each))
     assert rank.content == content
     await asyncio.to_thread(pieces.close)
     assert await rank.close() == []
