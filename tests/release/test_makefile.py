@@ -11,8 +11,14 @@ TARGETS = set(re.findall(r"^([a-z][a-z0-9-]*):(?!=)", TEXT, re.MULTILINE))
 
 
 def helped() -> dict[str, str]:
+    """A make that is itself started by make would also say which folder it enters."""
     said = subprocess.run(
-        ["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+        ["make", "--no-print-directory", "help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     ).stdout
     return {line.split()[1]: line.split(maxsplit=2)[2] for line in said.splitlines()}
 
