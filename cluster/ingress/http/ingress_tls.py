@@ -7,7 +7,7 @@ from pathlib import Path
 
 from core.config.serve_config import ServeConfig
 from core.errors import ConfigError
-from core.file_states import file_states
+from core.file_states import FileStates, file_states
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ async def follow_certificate(
     """Show new connections what the certificate's files have now, whenever they change: certificates expire sooner than servers.
     Runs until it is cancelled. Returns at once without TLS."""
     files = [path for path in (config.tls_cert, config.tls_key, config.tls_client_ca) if path]
-    seen = await asyncio.to_thread(file_states, files)
+    seen: FileStates | None = None  # `context` may have read them long before this begins to follow
     while context is not None:
         await asyncio.sleep(period_s)
         states = await asyncio.to_thread(file_states, files)
@@ -52,7 +52,7 @@ async def follow_certificate(
         except ConfigError as error:
             log.error("the changed certificate is refused, the old one holds: %s", error)
         else:
-            log.info("new connections see the changed certificate %s", config.tls_cert)
+            log.info("new connections see the certificate %s as it is now", config.tls_cert)
 
 
 def _read_into(context: ssl.SSLContext, config: ServeConfig) -> None:

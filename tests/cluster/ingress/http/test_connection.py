@@ -78,16 +78,19 @@ async def test_new_connections_see_a_certificate_that_was_renewed(
     config = ServeConfig(tls_cert=str(cert), tls_key=str(key))
     first = renew("first")
     context = ingress_tls(config)
-    following = asyncio.create_task(follow_certificate(context, config, period_s=0.01))
     async with serving(context) as port, asyncio.timeout(PATIENCE_S):
         assert await shown(port) == first
-        second = renew("second")
-        while await shown(port) != second:
+        renewed = renew("before it is followed")
+        following = asyncio.create_task(follow_certificate(context, config, period_s=0.01))
+        while await shown(port) != renewed:
+            await asyncio.sleep(0.01)
+        renewed = renew("while it is followed")
+        while await shown(port) != renewed:
             await asyncio.sleep(0.01)
         cert.write_text("half a certificate")
         while "the changed certificate is refused" not in caplog.text:
             await asyncio.sleep(0.01)
-        assert await shown(port) == second
+        assert await shown(port) == renewed
     following.cancel()
     await follow_certificate(None, ServeConfig())
 
