@@ -13,7 +13,7 @@ import yaml
 from cluster.ingress.tenants.access import Access, read_rules
 from core.config.cluster_config import ClusterConfig, overlay
 from core.errors import ConfigError
-from core.file_states import file_states
+from core.file_states import FileStates, file_states
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,9 @@ class LiveRules:
         """Read the rules. Raises ConfigError."""
         self._config = config
         self._files: set[str] = set()
-        current = self._read()
-        self.access = Access(read_rules(current))
-        self._seen = file_states(self._files)
+        self._seen: FileStates = {}
+        """Of before they were read: what changes meanwhile is read again."""
+        self.access = Access(read_rules(self._read()))
 
     async def run(self, changed: Callable[[str], None]) -> None:
         """Run for as long as the server lives. Returns at once where no file is configured. `changed` is called with "taken" or
@@ -52,7 +52,6 @@ class LiveRules:
             log.error("the changed live configuration is refused, the old one holds: %s", error)
             return "refused"
         self.access.replace(rules)
-        self._seen |= file_states(self._files - self._seen.keys())
         classes, tenants = ", ".join(config.slo_classes), ", ".join(config.tenants) or "none"
         log.info("new live configuration: slo_classes %s; tenants %s", classes, tenants)
         return "taken"
@@ -60,9 +59,11 @@ class LiveRules:
     def _read(self) -> ClusterConfig:
         config = self._config
         if live_file := config.serve.live_file:
+            self._seen |= file_states([live_file])
             config = overlay(config, _read_yaml(live_file))
         named = [live_file, config.serve.api_keys_file, *(t.keys_file for t in config.tenants.values())]
         self._files = {name for name in named if name}
+        self._seen |= file_states(self._files - {live_file})
         return config
 
 

@@ -38,6 +38,29 @@ def holds(rules: LiveRules, key: str) -> bool:
     return True
 
 
+async def test_a_file_that_changes_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_rules, "_PERIOD_S", 0.02)
+    file, keys = tmp_path / "live.yaml", tmp_path / "keys"
+    keys.write_text("k-old\n")
+    write(file, {"tenants": {"acme": {"keys_file": str(keys)}}})
+    read = live_rules.read_rules
+
+    def read_and_change(current: ClusterConfig) -> Any:
+        rules = read(current)
+        write(keys, "k-new\n")
+        monkeypatch.setattr(live_rules, "read_rules", read)
+        return rules
+
+    monkeypatch.setattr(live_rules, "read_rules", read_and_change)
+    rules = LiveRules(config(tmp_path))
+    assert holds(rules, "k-old")
+    watching = asyncio.create_task(rules.run(lambda _: None))
+    await until(lambda: holds(rules, "k-new"))
+    watching.cancel()
+
+
 async def test_changes_are_taken_over_and_mistakes_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
