@@ -1,4 +1,4 @@
-"""What `baton profile` measures: steps of the real engine over a grid, and the law that is fitted to them."""
+"""What `baton profile` measures: steps of the real engine over a grid, and the model that is fitted to them."""
 
 import os
 import platform

@@ -10,7 +10,7 @@ sequences, 2 times at 128. The large model's weights alone take 4 ms: 1.0 to 1.3
 `of_bandwidth` is the least time in which the step's bytes can be read, at the measured copy bandwidth, over the step's, replayed
 where it can be; `idle` is the share of time between a step's end and the next one's beginning, at the largest batch. A shape's
 row without a batch has what its captures take, and which memory is nobody's tensor: CUDA's context, libraries and graphs, for
-which the memory law keeps 2 GiB.
+which the memory model keeps 2 GiB.
 
 `TRITON_INTERPRET=1 python -m benchmarks.gpu.decode_step --interpret-smoke` runs it once, tiny, without a GPU: its times mean
 nothing."""

@@ -1,5 +1,5 @@
 """Checks whether an instance of each pool fits this node's memory. The answer is the engine's own: it sizes its pool by the same
-law."""
+model."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path

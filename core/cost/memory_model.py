@@ -1,4 +1,4 @@
-"""The memory law: what a rank needs beside its KV pool, and how much of its device is left for the pool.
+"""The memory model: what a rank needs beside its KV pool, and how much of its device is left for the pool.
 
 The engine sizes its pools by it, `baton doctor` judges nodes by it, `baton plan` and the simulator size modelled GPUs by it."""
 

@@ -9,7 +9,7 @@ from math import exp, expm1, inf, log1p, sqrt
 from typing import Final
 
 LEARNED_STEPS: Final = 20
-"""A law of steps is known once so many were seen."""
+"""A step-time model is known once so many were seen."""
 SURE: Final = 2.0
 """Predictions are trusted up to so many times their mean error."""
 
@@ -91,12 +91,12 @@ class StepModels:
         all_s = decode.step_s(num_seqs, num_context_tokens, num_seqs) + decode.left_unread_s(num_seqs)
         return all_s - decode.left_unread_s(num_tokens)
 
-    def beside(self, num_decoding: float, context_tokens: float, start_tokens: float) -> "ChunkLaw":
-        """Return the law of steps that compute a piece of a prompt which follows `start_tokens`, beside sequences that decode. A
+    def beside(self, num_decoding: float, context_tokens: float, start_tokens: float) -> "PromptStepModel":
+        """Return the model of steps that compute a piece of a prompt after its first `start_tokens`, beside others that decode. A
         piece is taken to read all routed experts."""
         decode, prompt = self.decode, self.prompt
         num_seqs, context = num_decoding + 1, context_tokens + start_tokens
-        return ChunkLaw(
+        return PromptStepModel(
             reads_s=decode.step_s(num_seqs, context, num_seqs) + decode.left_unread_s(num_seqs),
             read_s=decode.context_s,
             computes_s=prompt.step_s(num_decoding, context, num_seqs),
@@ -106,7 +106,7 @@ class StepModels:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkLaw:
+class PromptStepModel:
     """duration of n prompt tokens = max(reads_s + read_s x n, computes_s + compute_s x n + bend_s x n^2), which only grows."""
 
     reads_s: float

@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from math import inf
 from typing import Final
 
-from core.cost.steps import SURE, ChunkLaw, StepModels
+from core.cost.steps import SURE, PromptStepModel, StepModels
 from core.pacing.lateness import due_s
 from core.ports import ServedSequence
 
@@ -49,16 +49,16 @@ def tokens_in_time(
     behind it is what their attention reads."""
     if not decoding or not steps.prompt.num_steps:
         return budget_tokens
-    law = steps.beside(len(decoding), context_tokens, prompts[0].num_computed if prompts else 0)
+    model = steps.beside(len(decoding), context_tokens, prompts[0].num_computed if prompts else 0)
     pace_s = _sure(steps) * min(seq.request.slo.tpot_s for seq in decoding)
     works_s = [steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed) for seq in prompts]
     needed_s = max(
-        _needed_s(prompts, works_s, law, starts_s),
-        min(_backlog_s(sum(works_s), law, steps), pace_s),
+        _needed_s(prompts, works_s, model, starts_s),
+        min(_backlog_s(sum(works_s), model, steps), pace_s),
         EASY_SHARE * pace_s,
     )
     return _tokens(
-        law,
+        model,
         steps,
         budget_tokens,
         needed_s=needed_s,
@@ -74,11 +74,13 @@ def slack_s(seq: ServedSequence, now: float) -> float:
     return seq.first_token_s + seq.num_after_first * tpot_s - now
 
 
-def _needed_s(prompts: Seq[ServedSequence], works_s: Seq[float], law: ChunkLaw, starts_s: float) -> float:
+def _needed_s(
+    prompts: Seq[ServedSequence], works_s: Seq[float], model: PromptStepModel, starts_s: float
+) -> float:
     """Return how long a step must be so that all prompts that can be in time are. `works_s` is what each takes. Up to one of
     them, prompts need a share of the time that is left; each step spends what decoding computes beside them, and none is longer
     than they need."""
-    least_s, work_s, share, most_s = law.step_s(0), 0.0, 0.0, 0.0
+    least_s, work_s, share, most_s = model.step_s(0), 0.0, 0.0, 0.0
     dues_s = [due_s(seq.request) for seq in prompts]
     for due, own_s in sorted(zip(dues_s, works_s, strict=True), key=_due):
         if due == inf:
@@ -89,13 +91,13 @@ def _needed_s(prompts: Seq[ServedSequence], works_s: Seq[float], law: ChunkLaw, 
         work_s += own_s
         if work_s > share * left_s:
             share, most_s = work_s / left_s, work_s
-    prompts_s = law.computes_s * share / (1 - share) if share < 1 else inf
-    return law.computes_s + min(prompts_s, most_s)
+    prompts_s = model.computes_s * share / (1 - share) if share < 1 else inf
+    return model.computes_s + min(prompts_s, most_s)
 
 
-def _backlog_s(work_s: float, law: ChunkLaw, steps: StepModels) -> float:
+def _backlog_s(work_s: float, model: PromptStepModel, steps: StepModels) -> float:
     """Return how long a step is with which prompts that keep others waiting get nearly the full rate; 0 where none do."""
-    return law.step_s(0) + BACKLOG_GAIN * steps.prompt.fixed_s if work_s > AHEAD_S else 0.0
+    return model.step_s(0) + BACKLOG_GAIN * steps.prompt.fixed_s if work_s > AHEAD_S else 0.0
 
 
 def _due(pair: tuple[float, float]) -> float:
@@ -108,19 +110,21 @@ def prompt_tokens(
     """Return the prompt tokens of one step beside sequences that keep their pace and no more, where no prompt is in a hurry."""
     if not steps.prompt.num_steps:
         return budget_tokens
-    law = steps.beside(num_decoding, context_tokens, 0.0)
-    return _tokens(law, steps, budget_tokens, needed_s=EASY_SHARE * _sure(steps) * tpot_s, slack_s=tpot_s)
+    model = steps.beside(num_decoding, context_tokens, 0.0)
+    return _tokens(model, steps, budget_tokens, needed_s=EASY_SHARE * _sure(steps) * tpot_s, slack_s=tpot_s)
 
 
-def _tokens(law: ChunkLaw, steps: StepModels, budget_tokens: int, *, needed_s: float, slack_s: float) -> int:
-    reads_s, fixed_s = law.step_s(0), steps.prompt.fixed_s
-    wanted_s = max(needed_s, law.step_s(law.free_tokens), reads_s + GAINFUL * fixed_s)
-    limit_s = max(min(wanted_s, _sure(steps) * slack_s), law.computes_s + CATCH_UP_GAIN * fixed_s)
-    tokens = max(law.free_tokens, law.tokens_within(limit_s))
+def _tokens(
+    model: PromptStepModel, steps: StepModels, budget_tokens: int, *, needed_s: float, slack_s: float
+) -> int:
+    reads_s, fixed_s = model.step_s(0), steps.prompt.fixed_s
+    wanted_s = max(needed_s, model.step_s(model.free_tokens), reads_s + GAINFUL * fixed_s)
+    limit_s = max(min(wanted_s, _sure(steps) * slack_s), model.computes_s + CATCH_UP_GAIN * fixed_s)
+    tokens = max(model.free_tokens, model.tokens_within(limit_s))
     return max(min(MIN_TOKENS, budget_tokens), int(min(budget_tokens, tokens)))
 
 
 def _sure(steps: StepModels) -> float:
-    """Return the share of a time up to which steps may be predicted to take it. It is never nothing: a law that is far off mostly
-    predicts too much."""
+    """Return the share of a time that steps may be predicted to take. It is never 0: a model that is far off mostly predicts too
+    much."""
     return 1 / (1 + SURE * steps.prompt.error)

@@ -1,4 +1,4 @@
-"""How large an instance's KV pools are: as large as the memory law leaves room for, or as the configuration says."""
+"""How large an instance's KV pools are: as large as the memory model leaves room for, or as the configuration says."""
 
 import logging
 from collections.abc import Mapping, Sequence

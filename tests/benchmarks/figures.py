@@ -188,8 +188,8 @@ FIGURES: dict[str, list[Figures]] = {
             for way in ("assumed", "learned")
         ]
     ],
-    "step_law.json": [
-        lambda d, _: [d["modelled"]["law_mean_percent"], d["modelled"]["plane_mean_percent"]],
+    "step_time_models.json": [
+        lambda d, _: [d["modelled"]["model_mean_percent"], d["modelled"]["plane_mean_percent"]],
     ],
     "no_targets.json": [lambda d, _: list(d["worst"]["no targets"].values())],
     "fairness.json": [lambda d, _: [d["means"]["slack 0.4"]["jain"], 100 * d["means"]["slack 0.4"]["loss"]]],

@@ -1,4 +1,4 @@
-"""The memory law over every example: an instance of each pool fits the device that its pods have, with KV for a whole context."""
+"""The memory model over every example: an instance of each pool fits the device that its pods have, with KV for a whole context."""
 
 from pathlib import Path
 from typing import Any

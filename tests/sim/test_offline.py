@@ -32,7 +32,7 @@ class LaunchedOrReplayed:
 
 
 def test_slots_are_filled_whatever_an_instance_believes_of_its_steps() -> None:
-    """Its law of steps puts the launches down to attention, and says that prompts gain nothing by longer steps."""
+    """Its step-time model puts the launches down to attention, and says that prompts gain nothing by longer steps."""
     rng, device = random.Random(0), LaunchedOrReplayed()
 
     def drawn(median: int, sigma: float, most: int) -> int:

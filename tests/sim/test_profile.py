@@ -1,4 +1,4 @@
-"""The fit finds a known law through noise, its file is read strictly, and simulations take it."""
+"""The fit finds a known model through noise, its file is read strictly, and simulations take it."""
 
 import json
 import random
@@ -14,7 +14,7 @@ from core.cost.steps import StepModel, StepModels
 from core.errors import ConfigError
 from sim.catalogue.device_profile import ProfiledCost, Sample, as_profile, cost_of, fit
 
-LAW = ProfiledCost(
+MODEL = ProfiledCost(
     StepModels(
         StepModel(fixed_s=0.004, token_s=0.0, context_s=2e-6, seq_s=3e-4),
         StepModel(fixed_s=0.005, token_s=1e-4, context_s=0.0, seq_s=2e-4),
@@ -24,21 +24,21 @@ LAW = ProfiledCost(
 
 
 ROUTED = replace(
-    LAW,
+    MODEL,
     models=replace(
-        LAW.models, decode=replace(LAW.models.decode, fixed_s=0.024, unread_s=0.02, unread_decay=0.03)
+        MODEL.models, decode=replace(MODEL.models.decode, fixed_s=0.024, unread_s=0.02, unread_decay=0.03)
     ),
 )
 
 
-def samples(noise: float, law: ProfiledCost = LAW) -> list[Sample]:
+def samples(noise: float, model: ProfiledCost = MODEL) -> list[Sample]:
     rng, found = random.Random(1), list[Sample]()
     for _ in range(120):
         seqs = rng.randint(1, 32)
         count = rng.choice((0, rng.randint(8, 512)))
         context = seqs * rng.randint(10, 1000) + count
         num_pairs = float(context + count * rng.randint(1, 1000))
-        duration_s = law.step_s(seqs + count, context, num_pairs, seqs) * rng.uniform(1 - noise, 1 + noise)
+        duration_s = model.step_s(seqs + count, context, num_pairs, seqs) * rng.uniform(1 - noise, 1 + noise)
         found.append(
             Sample(
                 num_tokens=seqs + count,
@@ -56,7 +56,7 @@ def test_a_known_law_is_found(noise: float, within: float) -> None:
     found = fit(samples(noise))
     for sample in samples(0.0):
         shape = (sample.num_tokens, sample.context_tokens, sample.num_pairs, sample.num_seqs)
-        assert found.step_s(*shape) == pytest.approx(LAW.step_s(*shape), rel=within)
+        assert found.step_s(*shape) == pytest.approx(MODEL.step_s(*shape), rel=within)
     assert found.models.decode.error == pytest.approx(noise / 2, abs=0.03)
     parts = (found.models.decode, found.models.prompt)
     assert min(min(p.fixed_s, p.token_s, p.context_s, p.seq_s) for p in parts) >= 0

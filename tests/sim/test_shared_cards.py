@@ -56,7 +56,7 @@ def test_bounds_of_more_than_a_card_divide_it_while_both_run() -> None:
     assert crowded.step_s(8192, 0, 0, 1, beside=True) == pytest.approx(alike)
 
 
-def test_a_card_is_shared_as_the_configuration_allows_and_both_have_room_by_the_memory_law() -> None:
+def test_a_card_is_shared_as_the_configuration_allows_and_both_have_room_by_the_memory_model() -> None:
     found = possible_shares(GPU, MODEL)
     assert len(found) == 3
     for shares in found:

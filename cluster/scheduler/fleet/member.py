@@ -44,7 +44,7 @@ class Member(PromisedFacts):
         self._turnover = turnover or Turnover()
         self.version = 0
         """Grows with each change."""
-        self.outlook: object = None
+        self.forecast: object = None
         """For the placement policy: what it has worked out about the member at some version. It is here so that no look-up is
         needed."""
         self.standing: object = None

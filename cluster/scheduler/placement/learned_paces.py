@@ -30,7 +30,7 @@ class LearnedPaces:
         return member.measured_tokens_per_s or self._tokens_per_s or DEFAULT_TOKENS_PER_S
 
     def prompt_steps(self, member: Member) -> StepModel:
-        """Return the member's own law of steps with prompts. Where it has not learned one it is that of the instance which has
+        """Return the member's own model of steps with prompts. Where it has not learned one it is that of the instance which has
         reported last; unknown where there is none."""
         own = member.steps.prompt
         return own if own.num_steps >= LEARNED_STEPS else self._prompt

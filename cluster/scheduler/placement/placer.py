@@ -20,7 +20,7 @@ from cluster.scheduler.fleet.member import CachedBlocks, Member
 from cluster.scheduler.fleet.member_promises import NO_LEVEL
 from cluster.scheduler.fleet.roster import Candidates, Roster
 from cluster.scheduler.placement.claim import Claim
-from cluster.scheduler.placement.outlook import late_if_idle
+from cluster.scheduler.placement.load_forecast import late_if_idle
 from cluster.scheduler.placement.placement import Placement, decode_promise, prefill_promise
 from cluster.scheduler.placement.placement_policy import (
     PlacementChoice,

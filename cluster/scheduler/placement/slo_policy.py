@@ -3,7 +3,7 @@
 It is the one theory for all fleets, whether instances have roles or not.
 
 A place is a decode instance and what computes the prompt: itself, a prefill instance, or a peer that has the prefix cached. For
-each the time to the first token and the time per token are predicted (`outlook`). A place is
+each the time to the first token and the time per token are predicted (`load_forecast`). A place is
 - harmful, if the decode batch would then miss its tightest target, by how long a step is expected to be with the prompts that
   come beside it (`prompt_load`): it is never taken;
 - in time, if both of the request's own targets hold with a margin: of these the cheapest is taken;
@@ -30,7 +30,7 @@ from typing import Final
 from cluster.scheduler.fleet.link_model import LinkModel, Nearest
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.learned_paces import LearnedPaces
-from cluster.scheduler.placement.outlook import Outlook, alone_step_s, decode_step_s
+from cluster.scheduler.placement.load_forecast import LoadForecast, alone_step_s, decode_step_s
 from cluster.scheduler.placement.placement import Placement
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
 from cluster.scheduler.placement.prompt_load import PromptLoad
@@ -92,25 +92,25 @@ class SloPolicy:
     def measured(self, member: Member) -> None:
         self._paces.measured(member)
 
-    def outlook(self, member: Member) -> Outlook:
-        """Return the member's outlook, worked out again only where something has changed."""
-        known = member.outlook
-        if isinstance(known, Outlook) and known.version == member.version:
+    def forecast(self, member: Member) -> LoadForecast:
+        """Return the member's forecast, worked out again only where something has changed."""
+        known = member.forecast
+        if isinstance(known, LoadForecast) and known.version == member.version:
             return known
-        outlook = member.outlook = Outlook(member, self._paces)
-        return outlook
+        forecast = member.forecast = LoadForecast(member, self._paces)
+        return forecast
 
     def has_prompt_room(self, member: Member, *, late: bool, timed: bool) -> bool:
         """Return whether the prompt work is less than the steps that are planned and a little more: a whole step where no target
         is named, since nothing is lost by prompts that wait there."""
-        outlook = self.outlook(member)
-        room_s = self._model.room_s if outlook.is_learned else self._model.unlearned_room_s
+        forecast = self.forecast(member)
+        room_s = self._model.room_s if forecast.is_learned else self._model.unlearned_room_s
         if not timed:
             room_s = max(room_s, member.step_s)
-        return (outlook.all_s if late else outlook.queue_s) < room_s + outlook.lag_s
+        return (forecast.all_s if late else forecast.queue_s) < room_s + forecast.lag_s
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
-        return min((self._work_s(ask, self.outlook(m), ask.uncached(m)) for m in members), default=0.0)
+        return min((self._work_s(ask, self.forecast(m), ask.uncached(m)) for m in members), default=0.0)
 
     def choose(
         self, ask: PlacementQuery, decodes: Sequence[Member], prefills: Sequence[Member], now: float
@@ -184,14 +184,14 @@ class SloPolicy:
         return ways
 
     def _source(self, ask: PlacementQuery, member: Member, num_tokens: int) -> "_Source":
-        outlook = self.outlook(member)
-        work_s = self._work_s(ask, outlook, num_tokens)
-        queue_s = outlook.all_s if ask.late else outlook.queue_s
+        forecast = self.forecast(member)
+        work_s = self._work_s(ask, forecast, num_tokens)
+        queue_s = forecast.all_s if ask.late else forecast.queue_s
         paid_s = work_s if member.decodes else self._model.prefill_only_price * work_s
-        return _Source(member, outlook.lag_s + queue_s + work_s, work_s, paid_s)
+        return _Source(member, forecast.lag_s + queue_s + work_s, work_s, paid_s)
 
-    def _work_s(self, ask: PlacementQuery, outlook: Outlook, num_tokens: int) -> float:
-        return outlook.prompt_s(num_tokens, ask.num_tokens - num_tokens)
+    def _work_s(self, ask: PlacementQuery, forecast: LoadForecast, num_tokens: int) -> float:
+        return forecast.prompt_s(num_tokens, ask.num_tokens - num_tokens)
 
     def _able(
         self, ask: PlacementQuery, decodes: Sequence[Member]
@@ -207,11 +207,11 @@ class SloPolicy:
         context = ask.num_tokens + length / 2
         able: list[tuple[float, float, float, Member]] = []
         for decode in decodes:
-            law, prompt = self._paces.decode_steps(decode), self._paces.prompt_steps(decode)
-            reads_s, alone_s = decode_step_s(law, decode, 1, ask.num_tokens), alone_step_s(law, context)
+            steps, prompt = self._paces.decode_steps(decode), self._paces.prompt_steps(decode)
+            reads_s, alone_s = decode_step_s(steps, decode, 1, ask.num_tokens), alone_step_s(steps, context)
             step_s = self._load.step_s(reads_s, decode_step_s(prompt, decode, 1, ask.num_tokens))
-            step_s += _sitting_out_s(law, decode, ask.num_tokens)
-            step_s *= 1 + off * law.error
+            step_s += _sitting_out_s(steps, decode, ask.num_tokens)
+            step_s *= 1 + off * steps.error
             floor_s = reach * max(alone_s, alone_step_s(prompt, context))
             limit_s = max(margin * decode.tightest_tpot_s, floor_s)
             if ask.leaves:
@@ -219,7 +219,7 @@ class SloPolicy:
             if decode.batch_seqs and step_s > limit_s:
                 continue
             # Experts are read anyway: by the prompts beside it, and by the others once the batch has some.
-            adds_s = max(0.0, alone_s + law.left_unread_s(1) - law.fixed_s)
+            adds_s = max(0.0, alone_s + steps.left_unread_s(1) - steps.fixed_s)
             able.append((length * adds_s, step_s, max(ask.tpot_s, floor_s), decode))
         able.sort(key=_preference)
         return able
@@ -244,7 +244,7 @@ class SloPolicy:
         tpot_share, exposed_s, link_s = step_s / target_s, 0.0, 0.0
         if source.member is not decode:
             exposed_s, link_s = self._transfer_s(source, decode, to_move)
-            wait_s = max(slot_s, exposed_s + self.outlook(decode).joins_s(source.ttft_s))
+            wait_s = max(slot_s, exposed_s + self.forecast(decode).joins_s(source.ttft_s))
             tpot_share += wait_s / max(1.0, ask.short_tokens) / ask.tpot_s
         left_s = ask.due_at - now
         ttft_share = source.ttft_s / left_s if left_s > 0 else inf
@@ -266,7 +266,7 @@ class SloPolicy:
             return 0.0
         if source.member.decodes and not source.member.has_slot:
             return inf
-        return max(0.0, self.outlook(decode).slot_s - source.ttft_s)
+        return max(0.0, self.forecast(decode).slot_s - source.ttft_s)
 
     def _transfer_s(self, source: "_Source", decode: Member, to_move: int) -> tuple[float, float]:
         """Return (the time that a hand-over adds before the second token, the time that its link moves the KV)."""
@@ -276,12 +276,12 @@ class SloPolicy:
         return model.handover_s + max(0.0, begins_s + link_s - source.ttft_s), link_s
 
 
-def _sitting_out_s(law: StepModel, decode: Member, more_tokens: int) -> float:
+def _sitting_out_s(steps: StepModel, decode: Member, more_tokens: int) -> float:
     """Return how much more than a step with all sequences each token takes where the pool does not hold them all: those that sit
     out share in the steps of the others, of which each reads the weights."""
     held_tokens = decode.num_blocks * decode.block_size
     over = decode.batch_context_tokens + more_tokens - held_tokens
-    return law.fixed_s * over / held_tokens if decode.all_blocks > decode.num_blocks and over > 0 else 0.0
+    return steps.fixed_s * over / held_tokens if decode.all_blocks > decode.num_blocks and over > 0 else 0.0
 
 
 class _Source:

@@ -14,7 +14,7 @@ from core.messages import Place
 _OVERLOAD_S: Final = 5.0
 """The fleet counts as short of time for so long after a request that could still be in time has had to wait."""
 _FULL: Final = 0.6
-"""The fleet counts as short of room above this fullness (`cluster.scheduler.placement.outlook.fullness`)."""
+"""The fleet counts as short of room above this fullness (`cluster.scheduler.placement.load_forecast.fullness`)."""
 _NUM_ERRORS: Final = 2.0
 
 

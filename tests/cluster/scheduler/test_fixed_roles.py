@@ -46,7 +46,7 @@ def test_a_prompt_that_is_late_anyway_does_not_hold_up_those_that_decode() -> No
 
 @pytest.mark.parametrize("knows", [True, False])
 def test_a_decode_instance_that_has_computed_no_prompt_is_taken_to_do_it_as_others_do(knows: bool) -> None:
-    """Beside thirty tight sequences a long prompt takes long, as the law of prompt steps says and a mean rate does not."""
+    """Beside thirty tight sequences a long prompt takes long, as the model of prompt steps says and a mean rate does not."""
     decode_only = STEPS if knows else replace(STEPS, prompt=StepModel())
     world = pools(decode_steps=decode_only)
     for i in range(30):

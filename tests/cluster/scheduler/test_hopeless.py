@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.outlook import late_if_idle
+from cluster.scheduler.placement.load_forecast import late_if_idle
 from cluster.scheduler.placement.placement_policy import PlacementQuery
 from cluster.scheduler.scheduler_events import RequestArrived, Tick
 from core.cost.steps import StepModel, StepModels, chunk_pairs

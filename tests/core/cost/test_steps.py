@@ -1,4 +1,4 @@
-"""Laws of steps with a piece of a prompt, against trying every number of tokens."""
+"""Step-time models with a piece of a prompt, against trying every number of tokens."""
 
 from dataclasses import replace
 from math import exp
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.cost.steps import ChunkLaw, StepModel, StepModels, chunk_pairs, unread_decay, with_experts
+from core.cost.steps import PromptStepModel, StepModel, StepModels, chunk_pairs, unread_decay, with_experts
 
 _MOST = 600
 _model = st.builds(
@@ -30,12 +30,12 @@ def _step_s(models: StepModels, count: int, start: int) -> float:
 def test_the_tokens_that_fit_are_those_that_trying_all_finds(
     models: StepModels, start: int, limit_s: float
 ) -> None:
-    law = models.beside(4, 1000, start)
+    model = models.beside(4, 1000, start)
     fits = [count for count in range(_MOST) if _step_s(models, count, start) <= limit_s]
     most = max(fits, default=0)
-    found = law.tokens_within(limit_s)
+    found = model.tokens_within(limit_s)
     assert fits == [*range(most + 1)] or not fits, "steps only get longer"
-    # Pairs of a token with itself are what the law leaves out: half a token.
+    # Pairs of a token with itself are what the model leaves out: half a token.
     assert min(found, _MOST - 1) >= most
     assert min(found, _MOST - 1) <= most + 2 or _step_s(models, int(found) - 1, start) <= limit_s
 
@@ -43,17 +43,17 @@ def test_the_tokens_that_fit_are_those_that_trying_all_finds(
 @given(models=_models, start=st.integers(0, 2000))
 @settings(max_examples=100, deadline=None)
 def test_free_tokens_are_computed_while_the_step_reads(models: StepModels, start: int) -> None:
-    law = models.beside(4, 1000, start)
-    count = min(law.free_tokens, 10_000.0)
-    read_s = law.reads_s + law.read_s * count
-    assert count == 0 or law.step_s(count) <= read_s * (1 + 1e-6)
-    if 0 < law.free_tokens < 10_000:
-        assert law.step_s(2 * count + 1) > law.reads_s + law.read_s * (2 * count + 1)
+    model = models.beside(4, 1000, start)
+    count = min(model.free_tokens, 10_000.0)
+    read_s = model.reads_s + model.read_s * count
+    assert count == 0 or model.step_s(count) <= read_s * (1 + 1e-6)
+    if 0 < model.free_tokens < 10_000:
+        assert model.step_s(2 * count + 1) > model.reads_s + model.read_s * (2 * count + 1)
 
 
 def test_nothing_limits_tokens_that_take_no_time() -> None:
-    assert ChunkLaw(0.01, 0.0, 0.0, 0.0, 0.0).tokens_within(0.02) == float("inf")
-    assert ChunkLaw(0.01, 0.0, 0.0, 0.0, 0.0).tokens_within(0.005) == 0
+    assert PromptStepModel(0.01, 0.0, 0.0, 0.0, 0.0).tokens_within(0.02) == float("inf")
+    assert PromptStepModel(0.01, 0.0, 0.0, 0.0, 0.0).tokens_within(0.005) == 0
 
 
 ROUTED = StepModel(
@@ -90,11 +90,11 @@ def test_a_prompts_tokens_draw_experts_too() -> None:
 
 def test_a_piece_of_a_prompt_is_taken_to_read_all_experts() -> None:
     models = StepModels(decode=ROUTED)
-    law = models.beside(4, 1000, 0)
+    model = models.beside(4, 1000, 0)
     for count in (1, 30, 200, 4000):
         true_s = models.mixed_step_s(4 + count, 1000 + count, 5)
-        assert true_s <= law.step_s(count)
-        assert count < 200 or law.step_s(count) == pytest.approx(true_s, rel=1e-2)
+        assert true_s <= model.step_s(count)
+        assert count < 200 or model.step_s(count) == pytest.approx(true_s, rel=1e-2)
 
 
 def test_one_more_token_adds_the_experts_that_nobody_has_drawn_yet() -> None:

@@ -154,7 +154,7 @@ def test_prompts_that_have_time_make_steps_no_longer_than_they_gain_by_it() -> N
 
 @pytest.mark.parametrize("error", [0.0, 0.2, 0.9])
 def test_prompts_beside_work_without_haste_get_full_steps_whatever_is_known_of_steps(error: float) -> None:
-    """What they gain by it is unknown where the law says that steps have no overhead, and the law may be far off."""
+    """What they gain by it is unknown where the model says that steps have no overhead, and the model may be far off."""
     slow = replace(STEPS, prompt=replace(STEPS.prompt, fixed_s=0.0, error=error))
     engine = Engine(slow)
     engine.scheduler.add(_request("batch", 100, 10.0, 1_000))

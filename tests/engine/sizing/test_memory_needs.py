@@ -78,7 +78,7 @@ PARTS += [(family, "many guesses") for family in HYBRID]
 def test_the_largest_step_stays_within_what_is_set_aside_for_it(
     tmp_path: Path, family: str, what: str
 ) -> None:
-    """Either half of the law by itself: a prompt's step draws nothing, and one token of each of many sequences is little. What
+    """Either half of the model by itself: a prompt's step draws nothing, and one token of each of many sequences is little. What
     recurrent layers keep of guesses is beside both."""
     drawn = what != "a long prompt"
     config = ALL[family](random.Random(family), 0)

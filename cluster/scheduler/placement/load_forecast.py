@@ -18,11 +18,11 @@ from core.pacing.pacing import prompt_tokens
 _LAG_STEPS: Final = 1.5
 
 
-class Outlook:
+class LoadForecast:
     """One instance as it stands: what all predictions of prompts on it have in common, worked out once."""
 
     __slots__ = (
-        "_law",
+        "_beside",
         "_longest_s",
         "_model",
         "_rate",
@@ -48,10 +48,10 @@ class Outlook:
             prompt_tokens(steps, num_seqs, context, tpot_s, budget_tokens=room) if num_seqs else room
         )
         """Prompt tokens of one step, as many as the decoding sequences' targets allow (`core.pacing.pacing`)."""
-        law = steps.beside(num_seqs, context, 0.0)
-        self._law = replace(law, compute_s=model.token_s, bend_s=0.0)
-        """The law of steps there, without the attention of prompts, which `prompt_s` adds."""
-        self._token_s = self._law.step_s(self.batch_tokens) / self.batch_tokens
+        beside = steps.beside(num_seqs, context, 0.0)
+        self._beside = replace(beside, compute_s=model.token_s, bend_s=0.0)
+        """The step-time model there, without the attention of prompts, which `prompt_s` adds."""
+        self._token_s = self._beside.step_s(self.batch_tokens) / self.batch_tokens
         self.lag_s = _LAG_STEPS * member.step_s if member.is_busy else 0.0
         """Seconds from a message on its way until a step acts on it: the step that runs and the one that is planned. An idle
         instance acts at once, however long its steps are."""
@@ -82,7 +82,7 @@ class Outlook:
         pairs = num_tokens * (start_tokens + num_tokens / 2)
         context = max(1.0, num_tokens / self.batch_tokens) * (start_tokens + num_tokens / 2)
         one_step = num_tokens < self.batch_tokens
-        steps_s = self._law.step_s(num_tokens) if one_step else self._token_s * num_tokens
+        steps_s = self._beside.step_s(num_tokens) if one_step else self._token_s * num_tokens
         return steps_s + model.pair_s * pairs + model.context_s * context
 
 
@@ -120,10 +120,10 @@ def fullness(members: Sequence[Member], level: int) -> float:
 def decode_step_s(
     model: StepModel, member: Member, more_seqs: int = 0, more_context_tokens: float = 0.0
 ) -> float:
-    """Return the time of one step of everything that decodes or will decode there, and of so many more, by the law of such steps
-    that holds there; 0 while too little is known.
+    """Return the time of one step of all that decodes or will decode there, and of `more_seqs` more, by that instance's step-time
+    model; 0 while too little is known.
 
-    By the law of steps with prompts it is what they compute, beside any prompts."""
+    By the model of steps with prompts it is what the sequences compute in a step that has prompts as well."""
     if model.num_steps < LEARNED_STEPS:
         return 0.0
     num_seqs = member.batch_seqs + more_seqs
@@ -131,5 +131,5 @@ def decode_step_s(
 
 
 def alone_step_s(model: StepModel, context_tokens: float) -> float:
-    """Return the time of one step of one such sequence alone. No instance with that law is faster."""
+    """Return the time of one step of one such sequence alone. No instance with that model is faster."""
     return model.step_s(1, context_tokens, 1) if model.num_steps >= LEARNED_STEPS else 0.0

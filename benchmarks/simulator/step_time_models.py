@@ -1,7 +1,7 @@
 """How far off predictions of steps are: with a piece of a prompt by one plane, and by the longer of reading and computing; where
-experts are routed by a line, and by a law that knows which part of them a token draws.
+experts are routed by a line, and by a model that knows which part of them a token draws.
 
-    python -m benchmarks.simulator.step_law [--json FILE] [--cpu-steps N]
+    python -m benchmarks.simulator.step_time_models [--json FILE] [--cpu-steps N]
 
 Both learn from the same steps in the same order, some that only decode, some with a piece of a prompt beside up to 64 sequences,
 and are asked for others of the same kind. Modelled devices are the roofline of `sim.catalogue.catalogue` with 3 % of noise, and
@@ -10,7 +10,7 @@ embedded model, with smaller steps: what is predicted has its noise, too. Models
 `skewed` one prefers some of its experts: how often each is drawn is log-normal, with a deviation of 1 of the logarithm.
 Prediction, written first: where devices are the roofline, the plane is off by 8 % in the mean and the other by 1 %; on the CPU,
 where reading and computing take turns, both are off by as much, 10 %. Of steps that only decode, where experts are routed: the
-line is off by 20 % in the mean, the law by 1, and by 4 where the router prefers some."""
+line is off by 20 % in the mean, the model by 1, and by 4 where the router prefers some."""
 
 import math
 import random
@@ -156,19 +156,19 @@ def errors(steps: Sequence[Step]) -> dict[str, float]:
         plane.model()
     plane_s, began_at = time.process_time() - began_at, time.process_time()
     models = learned(steps[:num], UNKNOWN_STEPS)
-    law_s = time.process_time() - began_at
+    model_s = time.process_time() - began_at
     mixed = [step for step in steps[num:] if not step.decodes]
     flat = plane.model()
     return {
         **_off("plane", mixed, lambda step: flat.step_s(*step.sizes, step.num_pairs)),
-        **_off("law", mixed, lambda step: models.mixed_step_s(*step.sizes, step.num_pairs)),
+        **_off("model", mixed, lambda step: models.mixed_step_s(*step.sizes, step.num_pairs)),
         "plane_learns_us": round(1e6 * plane_s / len(prompts), 1),
-        "law_learns_us": round(1e6 * law_s / num, 1),
+        "model_learns_us": round(1e6 * model_s / num, 1),
     }
 
 
 def experts_errors(cost: ModelledStep, num: int) -> dict[str, float]:
-    """Return the same of steps that only decode and of those with a piece of a prompt, by a line of tokens and by the law that
+    """Return the same of steps that only decode and of those with a piece of a prompt, by a line of tokens and by the model that
     knows which part of the experts a token draws."""
     steps = modelled(cost, Sizes(512, 4000, 8192), num)
     num_trained, found = int(_TRAINED * num), dict[str, float]()
@@ -176,7 +176,7 @@ def experts_errors(cost: ModelledStep, num: int) -> dict[str, float]:
     mixed = [step for step in steps[num_trained:] if not step.decodes]
     for name, known in (
         ("line", UNKNOWN_STEPS),
-        ("law", with_experts(UNKNOWN_STEPS, cost.unread_decay)),
+        ("model", with_experts(UNKNOWN_STEPS, cost.unread_decay)),
     ):
         began_at = time.process_time()
         models = learned(steps[:num_trained], known)
@@ -231,13 +231,16 @@ def main() -> None:
     for name, row in (found | experts).items():
         print(f"{name:20} " + "  ".join(f"{key} {value:6.2f}" for key, value in row.items()))
     planes = [found[name]["plane_mean_percent"] for name in DEVICES]
-    laws = [found[name]["law_mean_percent"] for name in DEVICES]
-    means = {"plane_mean_percent": round(fmean(planes), 2), "law_mean_percent": round(fmean(laws), 2)}
-    ways = [f"{name}_{kind}_mean_percent" for name in ("line", "law") for kind in ("decode", "prompt")]
+    found_by_models = [found[name]["model_mean_percent"] for name in DEVICES]
+    means = {
+        "plane_mean_percent": round(fmean(planes), 2),
+        "model_mean_percent": round(fmean(found_by_models), 2),
+    }
+    ways = [f"{name}_{kind}_mean_percent" for name in ("line", "model") for kind in ("decode", "prompt")]
     routed = {way: round(fmean(row[way] for row in experts.values()), 2) for way in ways}
     write(
         args.json,
-        "benchmarks.simulator.step_law",
+        "benchmarks.simulator.step_time_models",
         {"modelled": means, "routed": routed, "devices": found, "experts": experts},
     )
 
