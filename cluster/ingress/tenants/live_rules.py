@@ -29,7 +29,7 @@ class LiveRules:
         self._config = config
         self._files: set[str] = set()
         self._seen: FileStates = {}
-        """Of before they were read: what changes meanwhile is read again."""
+        """The states from before the files were read, so that a change meanwhile is seen."""
         self.access = Access(read_rules(self._read()))
 
     async def run(self, changed: Callable[[str], None]) -> None:
