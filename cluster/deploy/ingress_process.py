@@ -22,7 +22,7 @@ from core.config.cluster_config import ClusterConfig
 from core.garbage import leave_out_all_there_is
 from net.mail import TcpMail
 
-_SWITCH_S = 0.001
+_SWITCH_S = 0.0002
 """How long a thread that works on a body keeps Python's lock when the event loop, and so everybody's tokens, wait for it."""
 
 
