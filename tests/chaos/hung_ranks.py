@@ -37,8 +37,17 @@ FAULTS = {
     "keeps the interpreter": signal.SIGUSR2,
 }
 LENGTH = 48
+LENGTHS = {
+    "decode": ((18, 20), (13, 9), (0, 30), (18, 3)),
+    "prefill": ((18, 92), (13, 79), (0, 105), (18, 63)),
+}
+"""Tokens that prompts begin with alike, and others. A prompt takes a prefill instance several steps, in which it can hang."""
 TIMEOUT_S = 2.0
-OVERRIDES: dict[str, Any] = {"mail.heartbeat_s": 0.2, "mail.peer_timeout_s": TIMEOUT_S}
+OVERRIDES: dict[str, Any] = {
+    "mail.heartbeat_s": 0.2,
+    "mail.peer_timeout_s": TIMEOUT_S,
+    "engine.num_blocks": 480,
+}
 _FOR_EVER_S = 1_000_000
 _MOST_PROCESSES = 12
 
@@ -93,7 +102,7 @@ def _start(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
 
 async def try_ranks(group: Group, role: str, cases: Sequence[tuple[int, str]], folder: Path) -> list[Outcome]:
     """Hang one rank after the other, (number, fault), each of another instance. One more instance is left at the end."""
-    prompts, want = checkpoint(folder, group.family, num_tokens=LENGTH)
+    prompts, want = checkpoint(folder, group.family, LENGTHS[role], num_tokens=LENGTH)
     keys = {f"{role}.{axis}": 2 for axis in group.axes} | {f"{role}_instances": len(cases) + 1}
     if role == "prefill":
         keys |= {"decode_instances": 1}
