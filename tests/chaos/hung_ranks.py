@@ -39,7 +39,7 @@ FAULTS = {
 LENGTH = 48
 LENGTHS = {
     "decode": ((18, 20), (13, 9), (0, 30), (18, 3)),
-    "prefill": ((18, 92), (13, 79), (0, 105), (18, 63)),
+    "prefill": ((18, 60), (13, 55), (0, 75), (18, 40)),
 }
 """Tokens that prompts begin with alike, and others. A prompt takes a prefill instance several steps, in which it can hang."""
 TIMEOUT_S = 2.0
