@@ -31,8 +31,10 @@ async def serving(app: Any = None, tls: ssl.SSLContext | None = None, **limits: 
         limits=ConnectionLimits(**limits),
     )
     server.start()
-    yield server.port
-    await server.stop()
+    try:
+        yield server.port
+    finally:
+        await server.stop()
 
 
 class Client:

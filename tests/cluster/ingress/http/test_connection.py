@@ -23,8 +23,10 @@ from tests.patience import PATIENCE_S
 async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     server = HttpServer(Api(FakeGenerator()).app, "127.0.0.1", [0], shared=False, tls=tls)
     server.start()
-    yield server._listener.getsockname()[1]
-    await server.stop()
+    try:
+        yield server._listener.getsockname()[1]
+    finally:
+        await server.stop()
 
 
 async def test_https_with_and_without_client_certificates(tmp_path: Path) -> None:

@@ -22,8 +22,10 @@ async def serving(
     api = Api(generator, settings, tokenizer=tokenizer)
     server = HttpServer(api.app, "127.0.0.1", [0], shared=False)
     server.start()
-    yield api, server._listener.getsockname()[1]
-    await server.stop()
+    try:
+        yield api, server._listener.getsockname()[1]
+    finally:
+        await server.stop()
 
 
 def http_post(path: str, body: bytes, length: int | None = None) -> bytes:
