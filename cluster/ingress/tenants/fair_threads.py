@@ -32,6 +32,8 @@ _MAX_WAITING_BYTES = 64 << 20
 """The most bytes of one tenant's bodies that are worked on or wait."""
 _GIVE_BACK_BYTES = 256 << 10
 """A tokenizer takes about 200 bytes of memory for each byte of a text. The allocator keeps them unless it is asked."""
+_GIVE_BACK_AFTER_S = 5.0
+"""How long after such a body it is asked, for all that came meanwhile: nobody else can allocate for some 10 ms."""
 _RETRY_AFTER_S = 1.0
 _REST = 3.0
 """How many times as long as its work with Python's lock took a tenant's next long work waits, while others are there."""
@@ -89,6 +91,8 @@ class FairThreads:
         self._tenants: dict[str, _Tenant] = {}
         """The tenants that have work, or had some a moment ago."""
         self._num_running = self._num_long_running = 0
+        self._gives_back = False
+        """Whether memory will be given back soon."""
 
     async def run(
         self,
@@ -176,6 +180,8 @@ class FairThreads:
         tenant.used_s += stepped.processor_s / tenant.weight
         if job.holds_lock and job.is_long:
             self._rest(tenant, stepped.processor_s)
+        if stepped.ended and job.num_bytes > _GIVE_BACK_BYTES:
+            self._give_back_soon()
         if job.done.done():
             job.steps.close()
         elif stepped.error is not None:
@@ -185,6 +191,15 @@ class FairThreads:
         else:
             tenant.line_of(job).append(job)
         self._dispatch()
+
+    def _give_back_soon(self) -> None:
+        if not self._gives_back:
+            self._gives_back = True
+            asyncio.get_running_loop().call_later(_GIVE_BACK_AFTER_S, self._give_back)
+
+    def _give_back(self) -> None:
+        self._gives_back = False
+        self._threads.submit(give_back_memory)
 
 
 def at_once(work: Callable[[], T]) -> Callable[[], Steps[T]]:
@@ -217,8 +232,6 @@ def _step(job: _Job) -> _Stepped:
         result = end.value
     except Exception as failure:
         error = failure
-    if ended and job.num_bytes > _GIVE_BACK_BYTES:
-        give_back_memory()
     return _Stepped(time.thread_time() - began_s, ended, result, error)
 
 

@@ -4,9 +4,11 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from cluster.ingress.tenants import fair_threads
 from cluster.ingress.tenants.fair_threads import FairThreads, Steps, at_once
 from core.errors import Overloaded
 from tests.patience import PATIENCE_S, until
@@ -104,6 +106,32 @@ async def test_a_tenant_has_only_so_many_bytes_wait() -> None:
     assert await threads.run("other", 1.0, LONG, work)
     await asyncio.gather(*waiting)
     assert await threads.run("one", 1.0, LONG, work), "what is done waits no more"
+
+
+async def test_memory_is_given_back_once_for_all_long_work_of_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop, soon, given_back = asyncio.get_running_loop(), list[Callable[[], None]](), list[str]()
+    later = loop.call_later
+
+    def call_later(delay_s: float, callback: Callable[..., None], *args: Any, **more: Any) -> Any:
+        is_ours = delay_s == fair_threads._GIVE_BACK_AFTER_S
+        return soon.append(callback) if is_ours else later(delay_s, callback, *args, **more)
+
+    monkeypatch.setattr(loop, "call_later", call_later)
+    monkeypatch.setattr(
+        fair_threads, "give_back_memory", lambda: given_back.append(threading.current_thread().name)
+    )
+    threads = FairThreads(num_long_threads=1)
+    for num_bytes in (SHORT, LONG, LONG):
+        await threads.run("one", 1.0, num_bytes, at_once(int))
+    assert len(soon) == 1
+    assert not given_back, "no request waits for it"
+    soon.pop()()
+    await until(lambda: bool(given_back))
+    assert given_back[0].startswith("bodies"), "the event loop goes on meanwhile"
+    await threads.run("one", 1.0, LONG, at_once(int))
+    assert len(soon) == 1
 
 
 async def test_what_work_raises_is_raised() -> None:
