@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator, model_validator
 
-from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything, is_one_of
+from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything, in_pieces, is_one_of
 from cluster.ingress.bodies.cache_hints import CacheControl, CacheHintsBody, Retention, with_ttl
 from cluster.ingress.bodies.neutral_fields import NEUTRAL, NOTED
 from cluster.ingress.bodies.structured import ResponseFormat, StructuredOutputs
@@ -22,7 +22,7 @@ _MAX_STOP_CHARACTERS = 4096
 """The most characters of all stop strings together: each token's text is compared with all of them."""
 TokenNumber = Annotated[int, Field(ge=0)]
 # A list ends at its first bad item: a million complaints would hold up everybody's tokens while they are written.
-Ids = Annotated[list[TokenNumber], Field(min_length=1, fail_fast=True)]
+Ids = Annotated[list[TokenNumber], Field(min_length=1, fail_fast=True), WrapValidator(in_pieces)]
 Truncation = Annotated[int, Field(ge=-1)]
 """vLLM's field: so many tokens of a prompt are taken; -1 means as many as the model takes."""
 MAX_BIASES = 1024
@@ -368,4 +368,4 @@ class DetokenizeRequest(Strict):
     neutral: ClassVar[NeutralFields] = NEUTRAL
 
     model: str | None = None
-    tokens: Annotated[list[TokenNumber], Field(fail_fast=True)]
+    tokens: Annotated[list[TokenNumber], Field(fail_fast=True), WrapValidator(in_pieces)]

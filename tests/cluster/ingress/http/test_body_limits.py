@@ -67,7 +67,7 @@ async def test_so_are_too_many_texts_to_embed(path: str, body: dict[str, Any]) -
     [
         ({"prompt": ["x"] * 260_000}, "131072 strings and keys"),
         ({"prompt": [[]] * 70_000}, "65536 lists and objects"),
-        ({"prompt": [1] * 1_050_000}, "1048576 values"),
+        ({"prompt": [1] * 660_000}, "655360 values"),
         (
             {"prompt": "x", "chat_template_kwargs": {str(n): 1 for n in range(140_000)}},
             "131072 strings and keys",
@@ -82,6 +82,20 @@ async def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(
     answer = await api.post(COMPLETIONS, {"model": NAME, **body})
     assert answer.status_code == 400
     assert f"more than {what}" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "why"),
+    [
+        ([1] * 50_000 + [-1], "prompt[50000] must be at least 0, not -1"),
+        ([1] * 16_384 + ["a"] + [1] * 99, "prompt[16384] must be an integer, not 'a'"),
+        ([[1] * 20_000, [1] * 30_000 + [2.5]], "prompt[1][30000] must be an integer, not 2.5"),
+    ],
+)
+async def test_a_wrong_token_is_named_however_far_it_is(api: Api, prompt: list[Any], why: str) -> None:
+    answer = await api.post(COMPLETIONS, {"model": NAME, "prompt": prompt})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+    assert answer.json()["error"]["message"] == why
 
 
 @pytest.mark.parametrize("text", ['"[{,' * 300_000, "\\" * 300_000, '\\"' * 300_000, "[" * 300_000])
