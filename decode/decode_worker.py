@@ -29,7 +29,7 @@ from core.plan import FailedSeq
 from core.ports import Clock, KnowsScheduler, Mail
 from core.types import Request, Route, TokenOut
 from engine.loop import Engine
-from engine.planning.block_ledger import Reservation
+from engine.planning.planned_reservations import Reservation
 from kvtransfer.handoff import DECODE_OVER, Action, DecodeHandoff, DecodeState, Fact
 from kvtransfer.inbox import Inbox
 

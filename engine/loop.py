@@ -6,7 +6,7 @@ from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from core.config.adapter_config import HoldAdapters
@@ -19,8 +19,9 @@ from core.ports import Clock, EngineEvents, WorkerGroup
 from core.reports import DroppedBlocks, LayerExperts, TierCounts, WorkCounts
 from core.request_checks import ANY_TOKEN, check_computable
 from core.types import Request, TokenOut
-from engine.planning.block_ledger import Reservation
 from engine.planning.expert_counts import ExpertCounts
+from engine.planning.planned_reservations import Reservation
+from engine.planning.planner_load import PlannerLoad
 from engine.planning.planner_protocol import Planner
 from engine.planning.prompt_pace import PromptPace
 from engine.planning.step_bounds import StepBounds
@@ -38,21 +39,12 @@ _InFlight = deque[tuple[StepPlan, asyncio.Future[StepResult]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLoad:
-    free_blocks: int
-    waiting_tokens: int
-    waiting_by_priority: tuple[tuple[int, int], ...]
-    num_waiting: int
-    num_running: int
+    planned: PlannerLoad
+    """Requests whose blocks or prefix are still to come wait, too."""
     tokens_per_s: float
     """Prompt tokens per second of recent steps that computed prompts; 0 without any."""
     step_s: float
-    num_decoding: int
-    context_tokens: int
-    """Known tokens of all running sequences."""
     steps: StepModels
-    late_tokens: int = 0
-    """How many of the waiting tokens are of late prompts."""
-    lendable_blocks: int = 0
 
 
 @dataclass(slots=True)
@@ -80,7 +72,7 @@ class Engine:
         """`tiers` are where prefixes that the device does not hold may be had from. `fits` learn from every step. A request with
         a token that is not below `vocab_size` is refused. `bounds` and `held_up` as in StepWatch."""
         self._scheduler, self._group, self._clock, self._tiers = scheduler, group, clock, tiers
-        self._cached = tiers or scheduler
+        self._cached = tiers or scheduler.prefixes
         self._fits, self._vocab_size = fits or StepFits(), vocab_size
         self._depth = 2 if lookahead else 1
         self._changed = asyncio.Event()
@@ -101,7 +93,7 @@ class Engine:
         """Compute `request` here. With `push` its KV is sent on, it draws tokens until `hold`, and its blocks stay until
         `release`. Raises RequestError when it can never fit or be computed."""
         check_computable(request, self._vocab_size)
-        self._scheduler.check_fits(request)
+        self._scheduler.sequences.check_fits(request)
         self._has_come(request)
         if self._tiers is None:
             self._add(request, push)
@@ -109,7 +101,7 @@ class Engine:
             self._tiers.forward(request, lambda: self._add(request, push))
 
     def _add(self, request: Request, push: Grant | None) -> None:
-        self._scheduler.add(request, push)
+        self._scheduler.sequences.add(request, push)
         self._changed.set()
 
     def reserve(self, request: Request) -> "asyncio.Future[Reservation]":
@@ -119,7 +111,7 @@ class Engine:
         self._has_come(request)
         try:
             check_computable(request, self._vocab_size)
-            self._scheduler.check_fits(request)
+            self._scheduler.sequences.check_fits(request)
         except RequestError as error:
             future.set_exception(error)
             return future
@@ -139,75 +131,65 @@ class Engine:
 
     def has_room(self, key: str) -> bool:
         """Return whether this pushed sequence can draw one more token in the blocks that it has."""
-        return self._scheduler.has_room(key)
+        return self._scheduler.sequences.has_room(key)
 
     def hold(self, key: str) -> None:
         """Let no step draw more for this pushed sequence. It must be called from `on_tokens`, or the next step draws one."""
-        self._scheduler.hold(key)
+        self._scheduler.sequences.hold(key)
 
     def activate(self, reservation: Reservation, drawn: Sequence[TokenOut]) -> None:
         """Go on with a sequence. The reserved blocks have the KV of all known tokens and of all `drawn` (elsewhere) but the
         last."""
-        self._scheduler.activate(reservation.key, drawn, self._clock.now())
+        self._scheduler.reservations.activate(reservation.key, drawn, self._clock.now())
         self._blocks_may_be_free()
 
     def compute(self, reservation: Reservation) -> None:
         """Compute here what the reserved blocks lack."""
-        self._scheduler.compute(reservation.key)
+        self._scheduler.reservations.compute(reservation.key)
         self._changed.set()
 
     def go_on(self, key: str) -> None:
         """Compute a paused sequence again. Idempotent."""
-        self._scheduler.go_on(key)
+        self._scheduler.sequences.go_on(key)
         self._changed.set()
 
     def release(self, key: str) -> None:
         """Give back a reservation or a pushed sequence, whose writers or readers are gone."""
-        self._scheduler.release(key)
+        self._scheduler.reservations.release(key)
         self._blocks_may_be_free()
 
     def abort(self, key: str) -> None:
         """Stop computing. Idempotent; reservations and pushed sequences keep their blocks until `release`."""
         if self._tiers is None or not self._tiers.abort(key):
-            self._scheduler.abort(key)
+            self._scheduler.sequences.abort(key)
         self._blocks_may_be_free()
 
     def load(self) -> EngineLoad:
-        scheduler, now, steps = self._scheduler, self._clock.now(), self._fits.models
+        now, steps = self._clock.now(), self._fits.models
+        planned = self._scheduler.load(now, steps)
+        num_to_come = len(self._reserving) + (self._tiers.num_waiting if self._tiers else 0)
         return EngineLoad(
-            free_blocks=scheduler.num_available_blocks,
-            waiting_tokens=scheduler.num_waiting_tokens,
-            waiting_by_priority=scheduler.waiting_by_priority,
-            num_waiting=scheduler.num_waiting
-            + len(self._reserving)
-            + (self._tiers.num_waiting if self._tiers else 0),
-            num_running=scheduler.num_running,
+            planned=replace(planned, num_waiting=planned.num_waiting + num_to_come),
             tokens_per_s=self._pace.tokens_per_s(now),
             step_s=self._step_s,
-            num_decoding=scheduler.num_decoding,
-            context_tokens=scheduler.num_context_tokens,
             steps=steps,
-            late_tokens=scheduler.num_late_tokens(now, steps),
-            lendable_blocks=scheduler.lendable_blocks(now),
         )
 
     def tier_counts(self) -> TierCounts:
         return self._tiers.counts if self._tiers else TierCounts()
 
     def work_counts(self) -> WorkCounts:
-        queried, hit = self._scheduler.prefix_tokens
-        preempted = self._scheduler.num_preempted
-        guessed, right = self._scheduler.draft_tokens
+        planned = self._scheduler.load()
         return WorkCounts(
             steps=self._num_steps,
             computed_tokens=self._num_computed,
-            prefix_queried_tokens=queried,
-            prefix_hit_tokens=hit,
-            preempted=preempted,
-            returned=self._scheduler.num_returned,
+            prefix_queried_tokens=planned.prefix_tokens[0],
+            prefix_hit_tokens=planned.prefix_tokens[1],
+            preempted=planned.num_preempted,
+            returned=planned.num_returned,
             replayed_steps=self._num_replayed,
-            draft_tokens=guessed,
-            accepted_tokens=right,
+            draft_tokens=planned.draft_tokens[0],
+            accepted_tokens=planned.draft_tokens[1],
             out_of_memory_steps=self._num_taken_back,
             sessions=self._scheduler.sessions.counts,
         )
@@ -240,8 +222,8 @@ class Engine:
     def drop_cache(self) -> DroppedBlocks:
         """Give up what the pool and the tiers keep of requests that are over."""
         host, disk = self._tiers.drop() if self._tiers else (0, 0)
-        device = self._scheduler.drop_cache()
-        return DroppedBlocks(device=device, host=host, disk=disk, in_use=self._scheduler.num_used_blocks)
+        device, in_use = self._scheduler.prefixes.drop_cache(), self._scheduler.load().num_used_blocks
+        return DroppedBlocks(device=device, host=host, disk=disk, in_use=in_use)
 
     async def hold_adapters(self, asked: HoldAdapters) -> dict[str, str]:
         """As `WorkerGroup.hold_adapters`. Raises ReplicaLost."""
@@ -279,7 +261,7 @@ class Engine:
                     if lost.done():
                         raise lost.result()
                     self._changed.clear()
-                    if stuck := self._scheduler.stuck_pushes:
+                    if stuck := self._scheduler.sequences.stuck_pushes:
                         events.on_stuck(stuck)
                     await self._something_changes()
                     continue
@@ -312,7 +294,7 @@ class Engine:
         await self._group.close()
 
     def _mask_is_ready(self, key: str, num_tokens: int) -> None:
-        self._scheduler.mask_ready(key, num_tokens)
+        self._scheduler.sequences.mask_ready(key, num_tokens)
         self._changed.set()
 
     async def _end_step(self, in_flight: _InFlight, events: EngineEvents) -> None:
@@ -381,9 +363,10 @@ class Engine:
         while self._reserving:
             waiter = self._reserving[0]
             if not waiter.future.cancelled():
-                reservation = self._scheduler.reserve(waiter.request)
-                if reservation is None and self._scheduler.make_room(waiter.request, self._clock.now()):
-                    reservation = self._scheduler.reserve(waiter.request)
+                reservations = self._scheduler.reservations
+                reservation = reservations.reserve(waiter.request)
+                if reservation is None and reservations.make_room(waiter.request, self._clock.now()):
+                    reservation = reservations.reserve(waiter.request)
                 if reservation is None:
                     return
                 waiter.future.set_result(reservation)

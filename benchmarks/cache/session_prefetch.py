@@ -101,7 +101,7 @@ class _Instance:
     def has_all(self, request: Request) -> bool:
         """Whether nothing has to be read or computed of what the session had before, but for its last block."""
         num_before = (len(request.prompt) - NUM_NEW - 1) // LAYOUT.block_size
-        return self.scheduler.cached_prefix(request).num_kept >= num_before - 1
+        return self.scheduler.prefixes.cached_prefix(request).num_kept >= num_before - 1
 
 
 def _instance(case: Case, num_turns: int, folder: str) -> _Instance:
@@ -119,7 +119,7 @@ def _instance(case: Case, num_turns: int, folder: str) -> _Instance:
     store = build_tiers(config, pool, [RankPool(shard=SHARD, num_blocks=num_blocks)], "benchmark")
     assert store is not None
     scheduler = StepScheduler(config, num_blocks, 1 << 16, HeadroomPolicy())
-    tiers = Restoring(scheduler, store, LAYOUT.block_size)
+    tiers = Restoring(scheduler.prefixes, store, LAYOUT.block_size)
     group = InlineGroup(_step)
     return _Instance(scheduler, Engine(scheduler, group, WallClock(), tiers=tiers), tiers)
 

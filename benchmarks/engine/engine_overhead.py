@@ -34,7 +34,9 @@ class Bench:
         for i in range(batch):
             prompt = tuple((i * 31 + j * 7) % 4000 for j in range(prompt_tokens))
             params = SamplingParams(temperature=0.0, max_tokens=steps + 16)
-            self.scheduler.add(Request(id=f"r{i}", prompt=prompt, sampling=params, reply_to="frontend"))
+            self.scheduler.sequences.add(
+                Request(id=f"r{i}", prompt=prompt, sampling=params, reply_to="frontend")
+            )
         self.parts: dict[str, list[float]] = {"plan": [], "pack": [], "prepare sampler": [], "commit": []}
 
     def timed(self, part: str, call: Callable[..., Any], *args: Any) -> Any:

@@ -95,7 +95,7 @@ class OneAfterAnother:
 
     def ttft_s(self, name: str, prompt: tuple[int, ...]) -> float:
         started = time.perf_counter()
-        self.scheduler.add(
+        self.scheduler.sequences.add(
             Request(id=name, prompt=prompt, sampling=SamplingParams(max_tokens=1), reply_to="")
         )
         while (plan := self.scheduler.plan(0.0)) is not None:
@@ -144,7 +144,7 @@ def a_round(model: CausalModel, size: int, seed: int) -> dict[str, float]:
     found = {"without": cold.ttft_s("c", prompts[3]), "copy": min(warm.copy_s() for _ in range(5))}
     for name, prompt in zip(("first", "second", "third"), prompts, strict=False):
         found[name] = warm.ttft_s(name, prompt)
-    hit = warm.scheduler.prefix_tokens[1]
+    hit = warm.scheduler.load().prefix_tokens[1]
     assert hit == size, f"{hit} tokens were found"
     return found
 

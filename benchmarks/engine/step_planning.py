@@ -35,7 +35,7 @@ def started(context: int) -> StepScheduler:
     rng = random.Random(context)
     for number in range(BATCH):
         prompt = tuple(rng.randrange(1 << 17) for _ in range(context))
-        scheduler.add(
+        scheduler.sequences.add(
             Request(
                 id=f"r{number}",
                 prompt=prompt,
@@ -43,7 +43,7 @@ def started(context: int) -> StepScheduler:
                 reply_to="client",
             )
         )
-    while scheduler.num_decoding < BATCH:
+    while scheduler.load().num_decoding < BATCH:
         step(scheduler)
     return scheduler
 

@@ -147,7 +147,7 @@ class Instance:
 
     @property
     def num_used_blocks(self) -> int:
-        return self._scheduler.num_used_blocks
+        return self._scheduler.load().num_used_blocks
 
     @property
     def num_grants(self) -> int:

@@ -129,7 +129,7 @@ def make_engine(
         parts.make_group(pusher),
         clock,
         lookahead=engine.lookahead,
-        tiers=Restoring(scheduler, tiers, engine.block_size, parts.shard.layout.state_blocks)
+        tiers=Restoring(scheduler.prefixes, tiers, engine.block_size, parts.shard.layout.state_blocks)
         if tiers
         else None,
         fits=StepFits(parts.steps),

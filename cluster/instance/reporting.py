@@ -108,7 +108,7 @@ class Reporter:
                 took_s = await self._report(load)
                 idle_since = now
             elif now - idle_since >= _IDLE_REPORT_S:
-                if not load.num_running and not load.num_waiting:
+                if not load.planned.num_running and not load.planned.num_waiting:
                     self._self_check()
                 took_s = await self._report(load)
                 idle_since = now
@@ -168,29 +168,30 @@ class Reporter:
         return TURN_S * (len(turns) - 1)
 
     def _compose(self, load: EngineLoad) -> LoadReport:
+        planned = load.planned
         added, removed = self._engine.drain_cache_events()
         self._seq += 1
         self._last = load
         return LoadReport(
             address=self._info.address,
             seq=self._seq,
-            free_blocks=load.free_blocks,
-            waiting_tokens=load.waiting_tokens,
-            waiting_by_priority=load.waiting_by_priority,
-            num_waiting=load.num_waiting,
-            num_running=load.num_running,
+            free_blocks=planned.num_available_blocks,
+            waiting_tokens=planned.num_waiting_tokens,
+            waiting_by_priority=planned.waiting_by_priority,
+            num_waiting=planned.num_waiting,
+            num_running=planned.num_running,
             tokens_per_s=load.tokens_per_s,
             step_s=load.step_s,
             cache_added=added,
             cache_removed=removed,
             defect=self._defect,
             tiers=self._engine.tier_counts(),
-            num_decoding=load.num_decoding,
-            context_tokens=load.context_tokens,
+            num_decoding=planned.num_decoding,
+            context_tokens=planned.num_context_tokens,
             received=self._engine.drain_received(),
             steps=load.steps,
-            late_tokens=load.late_tokens,
-            lendable_blocks=load.lendable_blocks,
+            late_tokens=planned.num_late_tokens,
+            lendable_blocks=planned.lendable_blocks,
             work=self._count(),
             experts=self._experts(),
             links=self._links(),

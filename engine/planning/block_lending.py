@@ -3,23 +3,18 @@ StepScheduler.
 
 Only those lend whose KV lower tiers keep, so that they need not be computed again."""
 
-from math import inf
-
-from core.pacing.overcommit import COUNTS_S, ahead_s, lenders, rests
-from engine.planning.block_ledger import BlockLedger
+from core.pacing.overcommit import COUNTS_S, ahead_s, lenders
+from engine.planning.lifecycle import Lifecycle
 from engine.planning.returning import Returning
 from engine.planning.sequence import Sequence, State
-from engine.planning.sequence_table import SequenceTable
 
 _UNSAVED_BLOCKS = 2
 """The last block is not full, and the one before it may not have been offered yet."""
 
 
 class Lending:
-    def __init__(
-        self, table: SequenceTable, ledger: BlockLedger, returning: Returning, longest_pause_s: float
-    ) -> None:
-        self._table, self._ledger, self._returning = table, ledger, returning
+    def __init__(self, lifecycle: Lifecycle, returning: Returning, longest_pause_s: float) -> None:
+        self._table, self._ledger, self._returning = lifecycle.table, lifecycle.ledger, returning
         self._longest_pause_s = longest_pause_s
 
     def lenders(self, priority: int, now: float) -> list[Sequence]:
@@ -34,17 +29,8 @@ class Lending:
         """Note that a sequence, which is preempted next, lends its blocks from now on."""
         seq.rests_until_s = now + self._longest_pause_s
 
-    def rests(self, seq: Sequence, now: float) -> bool:
-        """Return whether a waiting sequence has lent its blocks, and need not be back yet."""
-        return rests(seq, seq.rests_until_s, now)
-
-    def is_back(self, seq: Sequence) -> None:
-        """Note that a sequence has blocks again, or that its KV is read into such. It goes on before those that came later, which
-        would take what has been read."""
-        seq.rests_until_s = -inf
-
     def _able(self) -> list[Sequence]:
-        if not self._returning.reads or not self._longest_pause_s or self._ledger.num_state_blocks:
+        if not self._longest_pause_s or self._ledger.num_state_blocks:
             return []
         return [seq for seq in self._table.running if self._is_able(seq)]
 

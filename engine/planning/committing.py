@@ -3,22 +3,15 @@
 from core.errors import Bug
 from core.plan import Sampled, SeqWork, StepPlan, StepResult
 from core.types import TokenOut
-from engine.planning.block_ledger import BlockLedger
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.sequence import OVER, Sequence
-from engine.planning.sequence_table import SequenceTable
 from engine.planning.speculation.speculator import Speculator
 
 
 class Committing:
-    def __init__(
-        self,
-        table: SequenceTable,
-        ledger: BlockLedger,
-        lifecycle: Lifecycle,
-        speculator: Speculator | None,
-    ) -> None:
-        self._table, self._ledger, self._lifecycle, self._speculator = table, ledger, lifecycle, speculator
+    def __init__(self, lifecycle: Lifecycle, speculator: Speculator | None) -> None:
+        self._table, self._ledger = lifecycle.table, lifecycle.ledger
+        self._lifecycle, self._speculator = lifecycle, speculator
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
         """Return the tokens that `plan` has drawn. Sequences that failed are aborted, before anything of them is kept."""

@@ -3,6 +3,7 @@
 Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it."""
 
 from collections.abc import Callable
+from math import inf
 
 from core.errors import Bug
 from engine.planning.block_ledger import BlockLedger
@@ -13,28 +14,30 @@ from engine.planning.speculation.speculator import Speculator
 
 class Lifecycle:
     def __init__(self, table: SequenceTable, ledger: BlockLedger, speculator: Speculator | None) -> None:
-        self._table, self._ledger, self._speculator = table, ledger, speculator
+        self.table, self.ledger, self._speculator = table, ledger, speculator
         self.num_preempted = 0
-        self.on_lost: Callable[[Sequence], None] | None = None
+        self.on_lost: Callable[[Sequence], None] = lambda _: None
         """Called with each preempted sequence before it loses its blocks."""
         self.on_left: Callable[[Sequence], None] = lambda _: None
         """Called with each sequence that leaves before it gives its blocks back."""
         self._drop: list[str] = []
 
     def run(self, seq: Sequence) -> None:
-        seq.state = State.RUNNING
-        self._table.running.append(seq)
+        """Let a sequence that has blocks be computed."""
+        seq.state, seq.is_lost, seq.rests_until_s = State.RUNNING, False, -inf
+        self.table.running.append(seq)
 
     def wait(self, seq: Sequence) -> None:
         """Let a sequence that has no blocks wait for them."""
         seq.state = State.WAITING
-        self._table.waiting.append(seq)
+        self.table.waiting.append(seq)
 
     def await_kv(self, seq: Sequence, num_missing: int) -> None:
-        """Let a waiting sequence sit out while its KV is read, but for that of `num_missing` tokens."""
+        """Let a waiting sequence sit out while its KV is read, but for that of `num_missing` tokens. One that has lent
+        its blocks need not come last any more: those that came later would take what has been read."""
         self._unlist(seq)
-        seq.state = State.RETURNING
-        self._table.returning[seq] = num_missing
+        seq.state, seq.rests_until_s = State.RETURNING, -inf
+        self.table.returning[seq] = num_missing
 
     def has_kv(self, seq: Sequence) -> None:
         """Let a sequence wait again, whose KV has been read. One that has left meanwhile is not here any more."""
@@ -44,19 +47,19 @@ class Lifecycle:
 
     def preempt(self, seq: Sequence) -> None:
         """Let a running sequence wait again. It loses its blocks when nothing is in flight."""
-        self._table.running.remove(seq)
+        self.table.running.remove(seq)
         self.num_preempted += 1
         seq.state = State.PREEMPTED
         self.settle(seq)
 
     def finish(self, seq: Sequence) -> None:
         """Stop computing a running sequence."""
-        self._table.running = [s for s in self._table.running if s is not seq]
+        self.table.running = [s for s in self.table.running if s is not seq]
         self.leave(seq)
 
     def pause(self, seq: Sequence) -> None:
         """Let a running sequence, which is pushed, sit out until `run`. It keeps its blocks."""
-        self._table.running.remove(seq)
+        self.table.running.remove(seq)
         seq.state = State.PAUSED
 
     def leave(self, seq: Sequence) -> None:
@@ -73,7 +76,7 @@ class Lifecycle:
             self._unlist(seq)
             self.forget(seq)
         elif seq.state is State.RUNNING:
-            self._table.running.remove(seq)
+            self.table.running.remove(seq)
             self.leave(seq)
         elif seq.state in (State.PREEMPTED, State.PAUSED):
             self.leave(seq)
@@ -95,12 +98,10 @@ class Lifecycle:
         if seq.num_in_flight:
             return
         if seq.state is State.DONE:
-            if seq.key in self._table.all:
+            if seq.key in self.table.all:
                 self.forget(seq)
         elif seq.state is State.PREEMPTED:
-            if self.on_lost is not None:
-                self.on_lost(seq)
-            seq.num_below = seq.num_kept * self._ledger.block_size
+            self.on_lost(seq)
             self._give_up_blocks(seq)
             seq.is_lost = True
             self.wait(seq)
@@ -113,7 +114,7 @@ class Lifecycle:
 
     def disown(self, seq: Sequence) -> None:
         """Forget a sequence that has no blocks."""
-        self._table.remove(seq)
+        self.table.remove(seq)
         if self._speculator is not None:
             self._speculator.left(seq)
 
@@ -137,10 +138,10 @@ class Lifecycle:
     def _unlist(self, seq: Sequence) -> None:
         """Take a sequence off the list of those that wait or return, if it is on one."""
         if seq.state is State.WAITING:
-            self._table.waiting.remove(seq)
+            self.table.waiting.remove(seq)
         elif seq.state is State.RETURNING:
-            del self._table.returning[seq]
+            del self.table.returning[seq]
 
     def _give_up_blocks(self, seq: Sequence) -> None:
-        self._ledger.strip(seq)
+        self.ledger.strip(seq)
         self.unannounce(seq)

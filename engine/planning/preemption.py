@@ -5,11 +5,9 @@ from collections import deque
 
 from core.ports import SchedulerPolicy
 from core.types import Request
-from engine.planning.block_ledger import BlockLedger
 from engine.planning.block_lending import Lending
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.sequence import Sequence, State
-from engine.planning.sequence_table import SequenceTable
 from engine.planning.step_limits import StepLimits
 
 
@@ -18,13 +16,11 @@ class Preemption:
         self,
         limits: StepLimits,
         policy: SchedulerPolicy[Sequence],
-        table: SequenceTable,
-        ledger: BlockLedger,
         lifecycle: Lifecycle,
         lending: Lending,
     ) -> None:
-        self._limits, self._policy = limits, policy
-        self._table, self._ledger, self._lifecycle, self._lending = table, ledger, lifecycle, lending
+        self._limits, self._policy, self.lifecycle, self._lending = limits, policy, lifecycle, lending
+        self._table, self._ledger = lifecycle.table, lifecycle.ledger
 
     def free_slots(self, now: float) -> None:
         """Preempt sequences of lower classes where those of higher ones wait and have no slot."""
@@ -35,7 +31,7 @@ class Preemption:
             victims = self._table.below(seq.request.slo.priority)
             if not victims:
                 return
-            self._lifecycle.preempt(self._policy.victim(victims))
+            self.lifecycle.preempt(self._policy.victim(victims))
 
     def fit_slots(self) -> None:
         """Preempt sequences, those of the lowest precedence first, until no more run than there are slots. Pushed ones stay."""
@@ -43,7 +39,7 @@ class Preemption:
         while victims and len(self._table.running) > self._limits.num_seqs:
             victim = self._policy.victim(victims)
             victims.remove(victim)
-            self._lifecycle.preempt(victim)
+            self.lifecycle.preempt(victim)
 
     def make_room(self, request: Request, num_tokens: int, now: float) -> bool:
         """Preempt sequences of lower classes, and then such as are ahead of their pace, until `request` finds blocks here for so
@@ -69,7 +65,7 @@ class Preemption:
                 victim = ahead.popleft()
                 self._lending.lends(victim, now)
             coming += len(victim.block_ids)
-            self._lifecycle.preempt(victim)
+            self.lifecycle.preempt(victim)
         return True
 
     def grow(self, seq: Sequence, count: int, now: float) -> bool:
@@ -81,7 +77,7 @@ class Preemption:
             victim = self._victim(seq, now)
             if victim is None:
                 return False
-            self._lifecycle.preempt(victim)
+            self.lifecycle.preempt(victim)
             if victim is seq or victim.num_in_flight:
                 return False
         self._ledger.grow(seq, count)

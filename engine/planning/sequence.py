@@ -1,4 +1,4 @@
-"""One sequence on one instance. StepScheduler owns it and alone changes it.
+"""One sequence on one instance. Its state says which part of the planner has it, and alone changes it.
 
 `tokens` are known; `num_pending` more were drawn by steps that have not been committed yet (lookahead). `num_computed` counts
 tokens whose KV exists once every planned step has run."""
@@ -15,19 +15,22 @@ from core.types import FinishReason, Request, TokenId, TokenOut
 
 
 class State(Enum):
+    """What is done with a sequence, and by whom. Lifecycle passes it on, and ends it."""
+
     WAITING = auto()
-    """Has no blocks."""
+    """Has no blocks. StepComposer begins it."""
     RUNNING = auto()
+    """StepComposer plans its work. When a step has ended, Committing gives it what was drawn, or Undoing takes its work back."""
     PREEMPTED = auto()
-    """Gives its blocks up as soon as no step in flight writes them, then waits again."""
+    """Lifecycle takes its blocks as soon as no step in flight writes them. Then it waits again."""
     RETURNING = auto()
-    """Was preempted, has no blocks, and waits again when what lower tiers have of its KV is in the prefix cache."""
+    """Was preempted, and has no blocks. It waits again when Returning has what lower tiers have of its KV in the prefix cache."""
     RESERVED = auto()
-    """Has blocks that another instance writes, or will."""
+    """Has blocks that another instance writes, or will. PlannedReservations has it until these are written or given back."""
     PAUSED = auto()
-    """Pushed. Its last work was taken back, and what that has written may still be read by the pusher."""
+    """Pushed. Undoing has taken its last work back, and what that has written may still be read by the pusher."""
     HELD = auto()
-    """Computes no more; its blocks are still being read by the pusher."""
+    """Computes no more. Its blocks are still being read by the pusher: Lifecycle waits for the release."""
     DONE = auto()
 
 

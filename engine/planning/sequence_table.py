@@ -6,7 +6,7 @@ import itertools
 from collections import Counter
 
 from core.cost.steps import StepModels
-from core.errors import Bug
+from core.errors import Bug, RequestError
 from core.kv import num_blocks_for
 from core.messages import Grant
 from core.pacing.lateness import is_late
@@ -15,9 +15,10 @@ from engine.planning.sequence import Sequence, State
 
 
 class SequenceTable:
-    def __init__(self, max_context_tokens: int, state_tokens: int, block_size: int) -> None:
-        """`state_tokens`: of each sequence, as `Sequence` says."""
-        self._max_context_tokens, self._state_tokens = max_context_tokens, state_tokens
+    def __init__(self, max_context_tokens: int, capacity: int, state_tokens: int, block_size: int) -> None:
+        """`capacity`: the most tokens whose KV has room here. `state_tokens`: of each sequence, as `Sequence` says."""
+        self._max_context_tokens, self._capacity = max_context_tokens, capacity
+        self._state_tokens = state_tokens
         self._block_size = block_size
         self.all: dict[str, Sequence] = {}
         """By the sequence's key."""
@@ -25,8 +26,6 @@ class SequenceTable:
         self.running: list[Sequence] = []
         self.returning: dict[Sequence, int] = {}
         """How many tokens each is still to compute when its KV has been read."""
-        self.reads_back = False
-        """Whether what lower tiers keep of sequences that have lost their blocks is read, and not computed."""
         self._priorities: Counter[int] = Counter()
         """The number of sequences here of each priority."""
         self._arrivals = itertools.count()
@@ -72,14 +71,13 @@ class SequenceTable:
     @property
     def num_waiting_tokens(self) -> int:
         """The number of tokens to compute before everything here decodes."""
-        missing = sum(seq.num_missing for seq in self.running if seq.num_missing > 1)
-        return missing + sum(map(self._to_compute, self.waiting)) + sum(self.returning.values())
+        return sum(count for _, count in self.waiting_by_priority)
 
     def num_late_tokens(self, now: float, steps: StepModels) -> int:
         """Return the tokens of `num_waiting_tokens` of prompts that are late, which let others pass (`core.pacing.lateness`)."""
         late = sum(s.num_missing for s in self.running if s.num_missing > 1 and is_late(s, now, steps))
         late += sum(count for seq, count in self.returning.items() if is_late(seq, now, steps))
-        return late + sum(self._to_compute(seq) for seq in self.waiting if is_late(seq, now, steps))
+        return late + sum(_to_compute(seq) for seq in self.waiting if is_late(seq, now, steps))
 
     @property
     def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
@@ -89,14 +87,26 @@ class SequenceTable:
             if seq.num_missing > 1:
                 tokens[seq.request.slo.priority] += seq.num_missing
         for seq in self.waiting:
-            tokens[seq.request.slo.priority] += self._to_compute(seq)
+            tokens[seq.request.slo.priority] += _to_compute(seq)
         for seq, count in self.returning.items():
             tokens[seq.request.slo.priority] += count
         return tuple(tokens.items())
 
-    def _to_compute(self, seq: Sequence) -> int:
-        """Return how many tokens of a waiting sequence are to be computed before it decodes."""
-        return len(seq.tokens) - (seq.num_below if self.reads_back and seq.is_lost else 0)
+    def check_fits(self, request: Request) -> None:
+        """Raise RequestError for a request that could never be served here, or is here."""
+        size = len(request.prompt) + request.sampling.max_tokens
+        # A text to embed may fill the context: the token drawn after it is thrown away.
+        most_known = self._max_context_tokens - (not request.sampling.pooling)
+        if len(request.tokens) > most_known:
+            raise RequestError(
+                f"{len(request.tokens)} tokens do not fit a context of {self._max_context_tokens}"
+            )
+        if min(size, self._max_context_tokens) > self._capacity:
+            raise RequestError(
+                f"prompt and output of {size} tokens exceed this instance's KV cache of {self._capacity}"
+            )
+        if request.key in self.all:
+            raise RequestError(f"request {request.key} is already here")
 
     def below(self, priority: int) -> list[Sequence]:
         """Return the running sequences of lower classes that can be preempted."""
@@ -135,3 +145,8 @@ class SequenceTable:
             here = {id(seq) for seq in self.all.values() if seq.state is state}
             if here != {id(seq) for seq in listed} or len(here) != len(listed):
                 raise Bug(f"{len(here)} sequences are {state.name}, {len(listed)} are listed so")
+
+
+def _to_compute(seq: Sequence) -> int:
+    """Return how many tokens of a waiting sequence are to be computed before it decodes."""
+    return len(seq.tokens) - (seq.num_below if seq.is_lost else 0)

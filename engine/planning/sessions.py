@@ -15,12 +15,11 @@ from core.reports import SessionCounts
 from core.types import Request, SamplingParams
 from engine.cache.prefix_run import Pin
 from engine.cache.radix_cache import RadixCache
-from engine.planning.block_ledger import BlockLedger, CachedPrefix, Restore
+from engine.planning.block_ledger import BlockLedger
 from engine.planning.deadlines import Deadlines
 from engine.planning.pinning import Pinning
-from engine.planning.returning import Returning
+from engine.planning.prefixes import CachedPrefix, Prefixes, Restore
 from engine.planning.sequence import Sequence
-from engine.planning.sequence_table import SequenceTable
 from engine.planning.turn_gaps import TurnGaps
 
 _MOST_SESSIONS = 4096
@@ -73,13 +72,12 @@ class Sessions:
         self,
         cache: RadixCache,
         ledger: BlockLedger,
-        table: SequenceTable,
-        returning: Returning,
+        prefixes: Prefixes,
         pinning: Pinning,
         longest_pin_s: float,
     ) -> None:
-        self._cache, self._ledger, self._table = cache, ledger, table
-        self._returning, self._pinning, self._longest_pin_s = returning, pinning, longest_pin_s
+        self._cache, self._ledger, self._prefixes = cache, ledger, prefixes
+        self._pinning, self._longest_pin_s = pinning, longest_pin_s
         self._all: dict[_Key, _Session] = {}
         """What has ended last comes last."""
         self._gaps: dict[str, TurnGaps] = {}
@@ -135,7 +133,7 @@ class Sessions:
         if session is None:
             return False
         self._forget(session)
-        if blocks := self._cached(session.known):
+        if blocks := self._prefixes.cached_blocks(session.known):
             last = Pin(self._now)
             self._cache.pin(last, len(blocks), blocks)
             self._cache.unpin(last, wanted=False)
@@ -158,15 +156,14 @@ class Sessions:
         self.pass_by(now)
         for key in self._due.take(now):
             request = self._all[key].known
-            self._returning.read(self, request, partial(self._is_back, key, request))
+            self._prefixes.read(self, request, partial(self._is_back, key, request))
 
     def cached_prefix(self, request: Request) -> CachedPrefix:
-        return self._ledger.cached_prefix(request)
+        return self._prefixes.cached_prefix(request)
 
     def begin_restore(self, request: Request, num_full: int) -> Restore | None:
-        """As StepScheduler does, but leave alone what is pinned, and as much again for a request that comes meanwhile."""
-        headroom = self._table.headroom + self._pinning.num_idle + num_full
-        return self._ledger.begin_restore(request, num_full, headroom)
+        """As Prefixes does, but leave alone what is pinned, and as much again for a request that comes meanwhile."""
+        return self._prefixes.begin_restore(request, num_full, self._pinning.num_idle + num_full)
 
     def _is_back(self, key: _Key, request: Request, found: bool) -> None:  # noqa: FBT001 (readers call it)
         if not found:
@@ -174,7 +171,7 @@ class Sessions:
         self._num_prefetched += 1
         late_s = session.late_s if (session := self._all.get(key)) is not None else -inf
         until_s = max(late_s, self._pinning.until_s(key))
-        blocks = self._cached(request)
+        blocks = self._prefixes.cached_blocks(request)
         if blocks and until_s > self._now:
             self._pinning.pin(key, until_s, blocks, tenant=request.tenant, weight=request.weight)
 
@@ -197,9 +194,6 @@ class Sessions:
         del self._all[session.key]
         self._num_tokens -= len(session.tokens)
         self._due.drop(session.key)
-
-    def _cached(self, request: Request) -> tuple[int, ...]:
-        return self._cache.match(request.tokens, request.prefix_salt, partial=False).blocks
 
     def _expect(self, session: _Session) -> None:
         """Have a session's KV read back in time, if its next turn can be expected at all."""

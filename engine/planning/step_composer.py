@@ -3,17 +3,14 @@
 from collections.abc import Sequence as SeqOf
 
 from core.cost.steps import StepModels
+from core.pacing.overcommit import rests
 from core.pacing.priority import taking_part
 from core.plan import SeqWork
 from core.ports import SchedulerPolicy
 from engine.cache.radix_cache import PrefixMatch
-from engine.planning.block_ledger import BlockLedger
-from engine.planning.block_lending import Lending
-from engine.planning.lifecycle import Lifecycle
 from engine.planning.preemption import Preemption
 from engine.planning.returning import Returning
 from engine.planning.sequence import Sequence, State
-from engine.planning.sequence_table import SequenceTable
 from engine.planning.speculation.speculator import Drafts, Speculator
 from engine.planning.step_builder import StepBuilder
 from engine.planning.step_limits import StepLimits
@@ -23,22 +20,18 @@ from engine.planning.whole_runs import Run, missing_runs, uncut
 class StepComposer:
     def __init__(
         self,
-        *,
         limits: StepLimits,
         policy: SchedulerPolicy[Sequence],
-        table: SequenceTable,
-        ledger: BlockLedger,
-        lifecycle: Lifecycle,
         preemption: Preemption,
         returning: Returning,
-        lending: Lending,
-        whole_prompts: bool,
         speculator: Speculator | None,
+        *,
+        whole_prompts: bool,
     ) -> None:
         self._limits, self._policy, self._whole_prompts = limits, policy, whole_prompts
-        self._table, self._ledger, self._lifecycle = table, ledger, lifecycle
-        self._preemption, self._returning, self._lending = preemption, returning, lending
-        self._speculator = speculator
+        self._preemption, self._returning, self._speculator = preemption, returning, speculator
+        self._lifecycle = lifecycle = preemption.lifecycle
+        self._table, self._ledger = lifecycle.table, lifecycle.ledger
 
     def compose(self, builder: StepBuilder, now: float, steps: StepModels, starts_s: float) -> None:
         """Add the work of the step that is planned at `now` and begins at `starts_s`. Changes the sequences, and may preempt."""
@@ -151,7 +144,7 @@ class StepComposer:
         """Return the sequences that wait. Those that have lent their blocks and need not be back yet come last: they take what
         others leave."""
         waiting = self._policy.order(self._table.waiting, now)
-        return sorted(waiting, key=lambda seq: self._lending.rests(seq, now))
+        return sorted(waiting, key=lambda seq: rests(seq, seq.rests_until_s, now))
 
     def _admit(self, seq: Sequence, builder: StepBuilder) -> bool:
         """Begin a sequence. Returns False where it must wait for a slot or for blocks, as must all that come after it."""
@@ -161,7 +154,7 @@ class StepComposer:
         match = self._find(seq, builder)
         if self._begin(seq, match, builder):
             return True
-        if self._table.running and self._lending.rests(seq, builder.now):
+        if self._table.running and rests(seq, seq.rests_until_s, builder.now):
             return False
         made_room = self._preemption.make_room(seq.request, len(seq.tokens) + 1, builder.now)
         # A copy has its source beside it. A request that is alone may need those blocks.
@@ -172,12 +165,9 @@ class StepComposer:
         """Let a sequence run, or have its KV read first where lower tiers have more of it. Returns False where there is no room
         for either."""
         if self._returning.begin(seq, match):
-            self._lending.is_back(seq)
             return True
         if not self._ledger.admit(seq, match, len(seq.tokens), self._table.headroom):
             return False
-        self._lending.is_back(seq)
-        seq.is_lost = False
         builder.copies += self._ledger.copies(seq, match, builder.step)
         self._table.waiting.remove(seq)
         self._lifecycle.run(seq)
@@ -205,7 +195,7 @@ class StepComposer:
             return
         samples = count == missing
         if drafts:
-            drafts = drafts[: self._ledger.before_checkpoint(seq, count + len(drafts)) - count]
+            drafts = drafts[: self._ledger.checkpointing.before(seq, count + len(drafts)) - count]
         if drafts:
             drafts = drafts[: self._ledger.room(seq, len(drafts), len(self._table.running))]
         if seq.checkpoints:
@@ -233,7 +223,7 @@ class StepComposer:
 
     def _next_piece(self, seq: Sequence, missing: int, builder: StepBuilder) -> tuple[int, tuple[Run, ...]]:
         """Return how many of its `missing` tokens to compute next, and the runs among them that see each other."""
-        count = self._ledger.before_checkpoint(seq, min(missing, builder.budget))
+        count = self._ledger.checkpointing.before(seq, min(missing, builder.budget))
         if not seq.request.pictures:
             return count, ()
         start = seq.num_computed

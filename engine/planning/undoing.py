@@ -7,10 +7,8 @@ there, a recurrent state or what is wanted of each token of a prompt, is compute
 from dataclasses import dataclass
 
 from core.plan import StepPlan
-from engine.planning.block_ledger import BlockLedger
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.sequence import Sequence, State
-from engine.planning.sequence_table import SequenceTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +24,8 @@ class TakenBack:
 
 
 class Undoing:
-    def __init__(self, table: SequenceTable, ledger: BlockLedger, lifecycle: Lifecycle) -> None:
-        self._table, self._ledger, self._lifecycle = table, ledger, lifecycle
+    def __init__(self, lifecycle: Lifecycle) -> None:
+        self._table, self._ledger, self._lifecycle = lifecycle.table, lifecycle.ledger, lifecycle
 
     def undo(self, plan: StepPlan) -> list[Sequence]:
         """Undo the last plan that is not committed. Returns its sequences, for `settle` when all such plans are undone."""
@@ -41,9 +39,7 @@ class Undoing:
             if work.push is not None:
                 seq.num_pushed = work.push.start
             self._lifecycle.unannounce(seq)
-        for seq in seqs:
-            self._ledger.undo_copies(seq, plan)
-        self._ledger.undone(plan.step)
+        self._ledger.undone(plan, seqs)
         return seqs
 
     def settle(self, seqs: list[Sequence]) -> tuple[list[str], list[str]]:
@@ -51,10 +47,10 @@ class Undoing:
         that are lost (`TakenBack`)."""
         paused: list[str] = []
         lost: list[str] = []
-        missing = {block for seq in seqs for block in self._ledger.uncomputed(seq)}
+        relying = self._ledger.relying(seqs)
         for seq in seqs:
             # One that was given blocks of its sibling, which an undone plan was to compute first, cannot go on without them.
-            begins_anew = _begins_anew(seq) or self._ledger.relies_on(seq, missing)
+            begins_anew = _begins_anew(seq) or seq in relying
             if seq.state is not State.RUNNING:
                 self._lifecycle.settle(seq)
             elif seq.push is not None:

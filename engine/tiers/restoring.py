@@ -12,9 +12,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from core.errors import RequestError
 from core.reports import TierCounts
 from core.types import Request
-from engine.planning.block_ledger import Restore
-from engine.planning.planner_protocol import Planner
-from engine.planning.returning import PrefixPlace
+from engine.planning.planner_protocol import PrefixSource
+from engine.planning.prefixes import PrefixPlace, Restore
 from engine.tiers.block_digests import child_digest, prefix_digests, root_digest, state_digests
 from engine.tiers.held_blocks import HeldBlocks
 from engine.tiers.held_checkpoints import HeldCheckpoints
@@ -28,17 +27,17 @@ _MAX_TENANTS = 4096
 
 class Restoring:
     """Holds requests back while their prefix is read. The engine owns it. `forward` calls back at once, or when the request can
-    find its blocks in the prefix cache. The scheduler has those of preempted sequences read (`on_return`)."""
+    find its blocks in the prefix cache, `prefixes`. This has those of preempted sequences read (`on_return`)."""
 
     def __init__(
         self,
-        scheduler: Planner,
+        prefixes: PrefixSource,
         store: TierStore,
         block_size: int,
         num_state_blocks: int = 0,
     ) -> None:
         """`num_state_blocks`: of each sequence's recurrent state, without which a prefix is of no use."""
-        self._scheduler, self._store, self._block_size = scheduler, store, block_size
+        self._prefixes, self._store, self._block_size = prefixes, store, block_size
         self._num_state_blocks = num_state_blocks
         self._roots: dict[str, bytes] = {}
         self._digests: dict[int, bytes] = {}
@@ -56,14 +55,14 @@ class Restoring:
         self._publishing = False
         """Whether the cache begins to keep blocks that have come from below, which need not be saved."""
         below = store.__contains__
-        self._blocks = None if num_state_blocks else HeldBlocks(scheduler, below)
-        self._checkpoints = HeldCheckpoints(scheduler, below) if num_state_blocks else None
+        self._blocks = None if num_state_blocks else HeldBlocks(prefixes, below)
+        self._checkpoints = HeldCheckpoints(prefixes, below) if num_state_blocks else None
         held = self._blocks or self._checkpoints
         assert held is not None
         self._held = held
         store.on_gone = self._held.gone
-        scheduler.on_kept(self._kept, self._checkpoint_kept)
-        scheduler.on_return(self._bring_back, self._keep_all)
+        prefixes.on_kept(self._kept, self._checkpoint_kept)
+        prefixes.on_return(self._bring_back, self._keep_all)
 
     @property
     def num_waiting(self) -> int:
@@ -85,7 +84,7 @@ class Restoring:
         if (reading := self._being_read(request)) is not None:
             self._holds(request.key, self._forward_behind(reading, request, then))
             return
-        restore, digests = self._begin(self._scheduler, request)
+        restore, digests = self._begin(self._prefixes, request)
         if restore is None:
             then()
             return
@@ -163,7 +162,7 @@ class Restoring:
         """Return what already reads the block that comes next in a request's prefix, for its session or for another request."""
         if not self._reading or not request.reuses_prefix:
             return None
-        num_kept = self._scheduler.cached_prefix(request).num_kept
+        num_kept = self._prefixes.cached_prefix(request).num_kept
         digests = prefix_digests(self._root(request.prefix_salt), request.tokens, self._block_size)
         return self._reading.get(next(itertools.islice(digests, num_kept, None), b""))
 
@@ -223,7 +222,7 @@ class Restoring:
                 del self._reading[digests[0]]
         blocks = restore.fresh[: len(contents)]
         self._publish(restore, len(blocks))
-        self._scheduler.end_restore(restore)
+        self._prefixes.end_restore(restore)
         self._freed()
         return len(blocks) == len(restore.fresh) or (bool(blocks) and not restore.state)
 
@@ -233,7 +232,7 @@ class Restoring:
 
     def _publish(self, restore: Restore, count: int) -> None:
         self._publishing = True
-        self._scheduler.publish_restore(restore, count)
+        self._prefixes.publish_restore(restore, count)
         self._publishing = False
 
     def _kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int, block_hash: int) -> None:

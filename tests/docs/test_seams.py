@@ -29,7 +29,6 @@ LONG_FUNCTIONS = {
     "engine/ranks/rank_process.py::_serve": 57,
     "kernels/triton/rope.py::_rope_write_kernel": 56,
     "cluster/ingress/http_app.py::create_app": 54,
-    "engine/planning/step_scheduler.py::StepScheduler.__init__": 52,
     "kernels/triton/latent.py::_latent_kernel": 52,
     "kernels/triton/drawing.py::_enough": 51,
     "engine/ranks/start_ranks.py::start_ranks": 50,
@@ -58,15 +57,11 @@ LONG_FUNCTIONS = {
 }
 """The lines of each function that has more than `MOST_LINES`."""
 LARGE_CLASSES = {
-    "engine/planning/step_scheduler.py::StepScheduler": 43,
-    "engine/planning/dp_scheduler.py::DpScheduler": 40,
-    "engine/planning/block_ledger.py::BlockLedger": 29,
     "cluster/scheduler/fleet/roster.py::Roster": 25,
     "engine/loop.py::Engine": 23,
 }
 """The public methods and properties of each class that has more than `MOST_METHODS`."""
 LARGE_PROTOCOLS = {
-    "engine/planning/planner_protocol.py::Planner": 39,
     "models/causal_model.py::CausalModel": 13,
     "cluster/ingress/http/http_connection.py::Connection": 12,
 }

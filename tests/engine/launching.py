@@ -147,7 +147,7 @@ class Launching:
             await engine.close()
             await task
             self.device.close()
-        self.num_preempted, self.work = scheduler.num_preempted, engine.work_counts()
+        self.num_preempted, self.work = scheduler.load().num_preempted, engine.work_counts()
         scheduler.check_integrity()
         assert not self.device.violations
         return answers.said

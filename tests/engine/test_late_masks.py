@@ -122,7 +122,7 @@ class Instance:
         task = asyncio.create_task(self.engine.run(self.answers))
         try:
             yield self
-            assert self.scheduler.num_used_blocks == 0
+            assert self.scheduler.load().num_used_blocks == 0
             self.scheduler.check_integrity()
         finally:
             self.matchers.gate.set()

@@ -50,7 +50,7 @@ def plans_of(
     flight: list[StepPlan] = []
     for wave in waves:
         for request in wave:
-            scheduler.add(request)
+            scheduler.sequences.add(request)
         while True:
             while len(flight) < 2 and (plan := scheduler.plan(0.0)):
                 flight.append(plan)
@@ -130,8 +130,8 @@ def test_states_stay_with_their_stages_through_chunks_guesses_and_checkpoints(
         num_state_blocks=states,
     )
     plans = plans_of(scheduler, [[first], [second], others], truth)
-    assert scheduler.prefix_tokens[1] > 0, "no prompt goes on from a checkpoint"
-    guessed, right = scheduler.draft_tokens
+    assert scheduler.load().prefix_tokens[1] > 0, "no prompt goes on from a checkpoint"
+    guessed, right = scheduler.load().draft_tokens
     assert guessed > right > 0
     answers = world.run(mesh.size, executed, mesh, tmp_path, plans, num_blocks)
     for rank, (drawn, has_told) in enumerate(answers):

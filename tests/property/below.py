@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 
 from core.kv import block_hashes
 from core.types import Request
-from engine.planning.block_ledger import Restore
 from engine.planning.planner_protocol import Planner
-from engine.planning.returning import PrefixPlace
+from engine.planning.prefixes import PrefixPlace, Restore
 from engine.tiers.held_blocks import HeldBlocks
 from engine.tiers.held_checkpoints import HeldCheckpoints
 from tests.property.fake_rank import FakeRank
@@ -45,10 +44,10 @@ class Below:
         self.published: list[Restore] = []
         self.num_restored = 0
         self.forgets = forgets
-        self.held = (HeldCheckpoints if num_states else HeldBlocks)(scheduler, self.has)
+        self.held = (HeldCheckpoints if num_states else HeldBlocks)(scheduler.prefixes, self.has)
         self.reported: set[int] = set()
-        scheduler.on_kept(self.kept, self.checkpoint_kept)
-        scheduler.on_return(self.read)
+        scheduler.prefixes.on_kept(self.kept, self.checkpoint_kept)
+        scheduler.prefixes.on_return(self.read)
 
     def has(self, digest: bytes) -> bool:
         return literal_eval(digest.decode()) in (self.states if self.num_states else self.blocks)
@@ -73,7 +72,7 @@ class Below:
 
     def restore(self, request: Request) -> None:
         """Begin to restore the prefix of a request that is still to come."""
-        self.read(self.scheduler, request, lambda found: None)
+        self.read(self.scheduler.prefixes, request, lambda found: None)
         self.scheduler.check_integrity()
 
     def read(self, place: PrefixPlace, request: Request, then: Callable[[bool], None]) -> int:
@@ -122,7 +121,7 @@ class Below:
         there: set[int] = set()
         for request in ends:
             hashes, size = block_hashes(request.tokens, self.rank.size, request.prefix_salt), self.rank.size
-            cached = self.scheduler.cached_prefix(request)
+            cached = self.scheduler.prefixes.cached_prefix(request)
             prefixes = [
                 (request.prefix_salt, request.tokens[: end * size]) for end in range(1, len(hashes) + 1)
             ]
@@ -142,8 +141,8 @@ class Below:
             return
         restore, request, end, then = self.under_way.pop(self.rng.randrange(len(self.under_way)))
         is_whole = self.rng.random() < 0.8
-        self.scheduler.publish_restore(restore, len(restore.fresh) - (not is_whole))
-        assert not is_whole or self.scheduler.cached_prefix(request).num_usable >= end
+        self.scheduler.prefixes.publish_restore(restore, len(restore.fresh) - (not is_whole))
+        assert not is_whole or self.scheduler.prefixes.cached_prefix(request).num_usable >= end
         self.published.append(restore)
         self.num_restored += is_whole
         then(is_whole)
@@ -151,5 +150,5 @@ class Below:
 
     def end_one(self) -> None:
         if self.published and self.rng.random() < 0.3:
-            self.scheduler.end_restore(self.published.pop())
+            self.scheduler.prefixes.end_restore(self.published.pop())
             self.scheduler.check_integrity()

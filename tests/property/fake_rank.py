@@ -4,7 +4,7 @@ import random
 
 from core.plan import Drawn, Sampled, SeqWork, StepPlan, StepResult
 from core.types import Request
-from engine.planning.block_ledger import Reservation
+from engine.planning.planned_reservations import Reservation
 
 NONSENSE = -7
 """In place of a token, in a slot that a step without memory has written."""

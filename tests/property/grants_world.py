@@ -11,7 +11,7 @@ from core.errors import RequestError
 from core.kv import KVLayout, KVShard
 from core.messages import Commit, Drained, Grant, Message, PrefillFailed, RegionKey
 from core.types import Request, TokenOut
-from engine.planning.block_ledger import Reservation
+from engine.planning.planned_reservations import Reservation
 from prefill.prefill_worker import PrefillWorker
 
 SHARD = KVShard.whole(KVLayout(num_layers=1, num_kv_heads=1, head_dim=4, block_size=4, dtype="float32"))

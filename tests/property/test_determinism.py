@@ -65,7 +65,7 @@ def run(
     number = 0
     while True:
         for _, request in [pair for pair in waiting if pair[0] <= number]:
-            scheduler.add(request)
+            scheduler.sequences.add(request)
         waiting = [pair for pair in waiting if pair[0] > number]
         while len(flight) < depth and (plan := scheduler.plan(0.0)):
             flight.append(plan)

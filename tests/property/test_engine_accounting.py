@@ -81,7 +81,7 @@ class Drive:
 
     def is_held(self, key: str) -> bool:
         drawn = self.out.get(key, [])
-        full = bool(drawn) and not self.scheduler.has_room(key)
+        full = bool(drawn) and not self.scheduler.sequences.has_room(key)
         return len(drawn) >= self.limits[key] or bool(drawn and drawn[-1].finish) or full
 
     def check_shares(self, plan: StepPlan) -> None:
@@ -106,7 +106,7 @@ class Drive:
         """Make the masks of some of the late sequences."""
         made = [key for key in self.rank.late if self.rng.random() < share]
         for key in made:
-            self.scheduler.mask_ready(key, self.rank.late.pop(key))
+            self.scheduler.sequences.mask_ready(key, self.rank.late.pop(key))
         return bool(made)
 
     def execute(self, plan: StepPlan) -> StepResult | None:
@@ -130,7 +130,7 @@ class Drive:
         """Some of the paused sequences are read no more."""
         for key in [key for key in self.paused if self.rng.random() < 0.5]:
             self.paused.remove(key)
-            self.scheduler.go_on(key)
+            self.scheduler.sequences.go_on(key)
 
     def turn(self) -> bool:
         self.go_on()
@@ -153,7 +153,7 @@ class Drive:
         for token in self.scheduler.commit(plan, result, self.now):
             self.out.setdefault(token.key, []).append(token)
             if token.key in self.limits and self.is_held(token.key):
-                self.scheduler.hold(token.key)
+                self.scheduler.sequences.hold(token.key)
         self.scheduler.check_integrity()
         return True
 
@@ -195,13 +195,13 @@ class Moves:
         request, kind = self.todo.pop(), self.rng.random()
         self.drive.scheduler.sessions.begins(request, self.drive.now)
         if kind < 0.5:
-            self.drive.scheduler.add(request)
+            self.drive.scheduler.sequences.add(request)
         elif kind < 0.75:
             self.push(request)
-        elif (reservation := self.drive.scheduler.reserve(request)) is None:
+        elif (reservation := self.drive.scheduler.reservations.reserve(request)) is None:
             self.todo.append(request)
         elif not reservation.block_ids:
-            self.drive.scheduler.compute(request.key)
+            self.drive.scheduler.reservations.compute(request.key)
         else:
             self.drive.rank.receive(request, reservation)
             self.take_over(request)
@@ -222,17 +222,17 @@ class Moves:
             room_tokens=room,
         )
         self.drive.limits[request.key] = 1 + self.rng.randint(0, room)
-        self.drive.scheduler.add(request, grant)
+        self.drive.scheduler.sequences.add(request, grant)
         self.held.add(request.key)
 
     def take_over(self, request: Request) -> None:
         """Give the reservation back, compute what is missing, or go on with the first token."""
         first = next_token(list(request.tokens))
         if self.rng.random() < 0.3:
-            self.drive.scheduler.release(request.key)
+            self.drive.scheduler.reservations.release(request.key)
             self.aborted.add(request.key)
         elif self.rng.random() < 0.5:
-            self.drive.scheduler.compute(request.key)
+            self.drive.scheduler.reservations.compute(request.key)
         else:
             done = request.sampling.max_tokens == 1 or (
                 first in request.sampling.stop_token_ids and not request.sampling.min_tokens
@@ -245,21 +245,21 @@ class Moves:
                 finish=FinishReason.STOP if done else None,
             )
             self.drive.out.setdefault(request.key, []).append(token)
-            self.drive.scheduler.activate(request.key, [token], self.drive.now)
+            self.drive.scheduler.reservations.activate(request.key, [token], self.drive.now)
 
     def abort_one(self) -> None:
         if self.rng.random() >= 0.05:
             return
         victim = self.rng.choice(self.requests).key
         if victim not in {request.key for request in self.todo} and victim not in self.held:
-            self.drive.scheduler.abort(victim)
+            self.drive.scheduler.sequences.abort(victim)
             self.aborted.add(victim)
 
     def drop_cache(self) -> None:
         if self.drops.random() < 0.02:
-            num_available = self.drive.scheduler.num_available_blocks
-            assert self.drive.scheduler.drop_cache() <= num_available
-            assert self.drive.scheduler.num_available_blocks == num_available
+            num_available = self.drive.scheduler.load().num_available_blocks
+            assert self.drive.scheduler.prefixes.drop_cache() <= num_available
+            assert self.drive.scheduler.load().num_available_blocks == num_available
             self.drive.scheduler.check_integrity()
         if self.drops.random() < 0.02:
             tell = self.drops.choice(
@@ -270,14 +270,14 @@ class Moves:
 
     def release_held(self) -> None:
         for key in self.drive.lost:
-            self.drive.scheduler.abort(key)
-            self.drive.scheduler.release(key)
+            self.drive.scheduler.sequences.abort(key)
+            self.drive.scheduler.reservations.release(key)
             self.held.discard(key)
             self.aborted.add(key)
         self.drive.lost.clear()
         for key in list(self.held):
             if self.rng.random() < 0.1 and key not in self.drive.paused and self.drive.is_held(key):
-                self.drive.scheduler.release(key)
+                self.drive.scheduler.reservations.release(key)
                 self.held.discard(key)
 
 
@@ -286,8 +286,8 @@ def check_end(moves: "Moves", num_blocks: int) -> None:
     drive = moves.drive
     for request in moves.requests:
         check_output(drive, request, request.key in moves.aborted)
-    assert drive.scheduler.num_used_blocks == 0
-    assert drive.scheduler.num_available_blocks == num_blocks
+    assert drive.scheduler.load().num_used_blocks == 0
+    assert drive.scheduler.load().num_available_blocks == num_blocks
     drive.scheduler.check_integrity()
 
 

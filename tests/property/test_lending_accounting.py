@@ -25,7 +25,7 @@ class Lent(Drive):
 
     def watch(self) -> None:
         assert isinstance(self.scheduler, StepScheduler)
-        lending = self.scheduler._lending  # pyright: ignore[reportPrivateUsage]
+        lending = self.scheduler.lending
         lends = lending.lends
 
         def count(seq: Sequence, now: float) -> None:

@@ -10,7 +10,7 @@ from core.config.cluster_config import EngineConfig
 from core.messages import Grant
 from core.plan import StepPlan, StepResult
 from core.types import Request
-from engine.planning.block_ledger import Reservation
+from engine.planning.planned_reservations import Reservation
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
 from tests.engine.fifo_policy import FifoPolicy
@@ -101,7 +101,7 @@ class MovesWithStates(Moves):
             room_tokens=self.rng.randrange(6),
         )
         self.drive.limits[request.key] = 9
-        self.drive.scheduler.add(request, grant)
+        self.drive.scheduler.sequences.add(request, grant)
         self.held.add(request.key)
 
 
@@ -166,7 +166,7 @@ def test_prefixes_come_back_from_below_with_the_states_behind_them(
 def test_states_do_come_back_from_below() -> None:
     served = [serve_with_tiers(seed, 4, 2, 0.0) for seed in range(4)]
     assert sum(below.num_restored for below in served) > 0, "the property shows nothing"
-    assert sum(below.scheduler.num_returned for below in served) > 0, "nor of preempted sequences"
+    assert sum(below.scheduler.load().num_returned for below in served) > 0, "nor of preempted sequences"
 
 
 def serve_with_tiers(seed: int, num_states: int, depth: int, no_memory: float) -> Below:
@@ -204,6 +204,5 @@ def play(drive: Drive, rank: RankWithStates, moves: MovesWithStates) -> None:
             assert rank.sent_states.count(request.key) == 1
         else:
             check_output(drive, request, request.key in moves.aborted)
-    assert drive.scheduler.num_used_blocks == 0
-    assert drive.scheduler.num_available_blocks == drive.scheduler.num_blocks
+    assert drive.scheduler.load().num_used_blocks == 0
     drive.scheduler.check_integrity()

@@ -10,6 +10,7 @@ from core.messages import Leaving, Message
 from core.ports import Resolve
 from core.reports import LoadReport, Register, TierCounts, WorkCounts
 from engine.loop import EngineLoad
+from engine.planning.planner_load import PlannerLoad
 from net.loopback_mail import LoopbackMail, LoopbackNetwork
 from tests.cluster.scheduler.routing_world import instance
 from tests.patience import PATIENCE_S
@@ -36,15 +37,9 @@ class Cache:
 
     def load(self) -> EngineLoad:
         return EngineLoad(
-            free_blocks=self.free,
-            waiting_tokens=0,
-            waiting_by_priority=(),
-            num_waiting=0,
-            num_running=0,
+            planned=PlannerLoad(num_available_blocks=self.free),
             tokens_per_s=0.0,
             step_s=0.0,
-            num_decoding=0,
-            context_tokens=0,
             steps=UNKNOWN_STEPS,
         )
 

@@ -55,17 +55,17 @@ class Engine:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_late_prompt_that_waits_lets_others_pass(policy: SchedulerPolicy[Sequence]) -> None:
     engine = Engine(policy)
-    engine.scheduler.add(_request("late", 900, 0.0))
-    engine.scheduler.add(_request("in time", 600, 1.0))
+    engine.scheduler.sequences.add(_request("late", 900, 0.0))
+    engine.scheduler.sequences.add(_request("in time", 600, 1.0))
     assert engine.step(1.5) == {"in time": 600, "late": 400}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_late_prompt_that_was_begun_lets_others_pass(policy: SchedulerPolicy[Sequence]) -> None:
     engine = Engine(policy)
-    engine.scheduler.add(_request("late", 2500, 0.0))
+    engine.scheduler.sequences.add(_request("late", 2500, 0.0))
     assert engine.step(0.1) == {"late": 1000}
-    engine.scheduler.add(_request("in time", 700, 1.0))
+    engine.scheduler.sequences.add(_request("in time", 700, 1.0))
     assert engine.step(1.2) == {"in time": 700, "late": 300}
 
 
@@ -82,8 +82,8 @@ def test_it_is_late_once_its_own_work_takes_too_long_and_not_for_ever(now: float
 
 def test_after_a_while_it_takes_its_turn_again() -> None:
     engine = Engine(DeadlinePolicy())
-    engine.scheduler.add(_request("late", 900, 0.0))
-    engine.scheduler.add(_request("in time", 600, YIELD_S + 0.9))
+    engine.scheduler.sequences.add(_request("late", 900, 0.0))
+    engine.scheduler.sequences.add(_request("in time", 600, YIELD_S + 0.9))
     assert engine.step(YIELD_S + 1.1) == {"late": 900, "in time": 100}
 
 
@@ -93,12 +93,12 @@ def test_after_a_while_one_that_was_begun_gets_a_share_whatever_comes_of_higher_
 ) -> None:
     """A step of 1,000 tokens takes 0.1 s, and others come as fast as they are computed."""
     engine = Engine(policy)
-    engine.scheduler.add(_request("low", 9000, 0.0, ttft_s=0.5, priority=-1))
+    engine.scheduler.sequences.add(_request("low", 9000, 0.0, ttft_s=0.5, priority=-1))
     num_computed, num_steps = engine.step(0.0)["low"], 0
     while num_computed < 9000:
         now = 0.1 * num_steps
         other = _request("x" * (num_steps + 1), 1000, now)
-        engine.scheduler.add(replace(other, sampling=SamplingParams(max_tokens=1)))
+        engine.scheduler.sequences.add(replace(other, sampling=SamplingParams(max_tokens=1)))
         num_new = engine.step(now).get("low", 0)
         assert not num_new or now > 0.5 + YIELD_S
         num_computed, num_steps = num_computed + num_new, num_steps + 1
@@ -109,23 +109,23 @@ def test_after_a_while_one_that_was_begun_gets_a_share_whatever_comes_of_higher_
 @pytest.mark.parametrize("policy", POLICIES)
 def test_it_lets_no_class_of_lower_priority_pass(policy: SchedulerPolicy[Sequence]) -> None:
     engine = Engine(policy)
-    engine.scheduler.add(_request("batch", 900, 1.0, float("inf"), priority=-1))
-    engine.scheduler.add(_request("late", 600, 0.0))
+    engine.scheduler.sequences.add(_request("batch", 900, 1.0, float("inf"), priority=-1))
+    engine.scheduler.sequences.add(_request("late", 600, 0.0))
     assert engine.step(1.5) == {"late": 600, "batch": 400}
 
 
 def test_a_late_prompt_gets_no_slot_before_others() -> None:
     engine = Engine(DeadlinePolicy(), num_slots=1)
-    engine.scheduler.add(_request("late", 100, 0.0))
-    engine.scheduler.add(_request("in time", 100, 1.0))
+    engine.scheduler.sequences.add(_request("late", 100, 0.0))
+    engine.scheduler.sequences.add(_request("in time", 100, 1.0))
     assert engine.step(1.5) == {"in time": 100}
 
 
 def test_without_targets_what_was_begun_goes_on() -> None:
     engine = Engine(FifoPolicy())
-    engine.scheduler.add(_request("late", 2500, 0.0))
+    engine.scheduler.sequences.add(_request("late", 2500, 0.0))
     engine.step(0.1)
-    engine.scheduler.add(_request("in time", 700, 1.0))
+    engine.scheduler.sequences.add(_request("in time", 700, 1.0))
     assert engine.step(1.2) == {"late": 1000}
 
 
@@ -134,9 +134,9 @@ def test_all_are_computed_whoever_is_late(work: list[tuple[int, float]]) -> None
     """Every prompt gets its token, and a step is never left empty while one waits."""
     engine = Engine(DeadlinePolicy(), num_slots=4)
     for number, (num_prompt, arrival_s) in enumerate(work):
-        engine.scheduler.add(_request(f"r{number}", num_prompt, arrival_s))
+        engine.scheduler.sequences.add(_request(f"r{number}", num_prompt, arrival_s))
     now = 5.0
-    while engine.scheduler.num_waiting or engine.scheduler.num_running:
+    while engine.scheduler.load().num_waiting or engine.scheduler.load().num_running:
         assert engine.step(now)
         now += 0.05
     engine.scheduler.check_integrity()
@@ -145,9 +145,9 @@ def test_all_are_computed_whoever_is_late(work: list[tuple[int, float]]) -> None
 
 def test_the_tokens_of_prompts_that_let_others_pass_are_told_apart() -> None:
     engine = StepScheduler(EngineConfig(block_size=16, max_batch_tokens=512), 1000, 8192, HeadroomPolicy())
-    engine.add(_request("late", 2000, 0.0, ttft_s=0.5))
-    engine.add(_request("timely", 1000, 0.0, ttft_s=5.0))
-    assert engine.num_late_tokens(0.0, STEPS) == 0
-    assert engine.num_late_tokens(0.4, STEPS) == 2000
+    engine.sequences.add(_request("late", 2000, 0.0, ttft_s=0.5))
+    engine.sequences.add(_request("timely", 1000, 0.0, ttft_s=5.0))
+    assert engine.load(0.0, STEPS).num_late_tokens == 0
+    assert engine.load(0.4, STEPS).num_late_tokens == 2000
     engine.plan(0.4, STEPS)
-    assert engine.num_late_tokens(0.5, STEPS) == 2000, "the timely one was computed first"
+    assert engine.load(0.5, STEPS).num_late_tokens == 2000, "the timely one was computed first"

@@ -40,7 +40,7 @@ class Engine:
         self.now = 0.0
 
     def add(self, name: str, slo: Slo, num_prompt: int = 16) -> None:
-        self.scheduler.add(request(name, slo, num_prompt, self.now))
+        self.scheduler.sequences.add(request(name, slo, num_prompt, self.now))
 
     def plan(self, steps: StepModels = STEPS) -> StepPlan:
         plan = self.scheduler.plan(self.now, steps)
@@ -122,8 +122,8 @@ def test_a_higher_class_takes_a_slot_of_a_lower_one_which_goes_on_later() -> Non
     engine = decoding(2, num_slots=2)
     engine.add("high", HIGH)
     assert sorted(engine.step()) == ["high", "low0"]
-    assert engine.scheduler.num_preempted == 1
-    engine.scheduler.abort("high#0")
+    assert engine.scheduler.load().num_preempted == 1
+    engine.scheduler.sequences.abort("high#0")
     engine.step()
     assert engine.step() == ["low0", "low1"]
 
@@ -135,11 +135,11 @@ def test_a_higher_class_takes_blocks_of_a_lower_one_for_a_prompt_and_for_a_reser
         engine.step()
         high = request("high", HIGH, 480, engine.now)
         if reserve:
-            assert engine.scheduler.reserve(high) is None
-            assert engine.scheduler.make_room(high, 0.0)
-            assert engine.scheduler.reserve(high) is not None
+            assert engine.scheduler.reservations.reserve(high) is None
+            assert engine.scheduler.reservations.make_room(high, 0.0)
+            assert engine.scheduler.reservations.reserve(high) is not None
         else:
-            engine.scheduler.add(high)
+            engine.scheduler.sequences.add(high)
             engine.step()
             assert "high" in engine.step()
 
@@ -150,7 +150,7 @@ def test_a_lower_class_takes_nothing_of_a_higher_one() -> None:
     engine.step()
     engine.add("low", LOW)
     assert engine.step() == ["high"]
-    assert not engine.scheduler.make_room(request("other", LOW), 0.0)
+    assert not engine.scheduler.reservations.make_room(request("other", LOW), 0.0)
 
 
 def test_nothing_is_taken_where_it_would_not_suffice() -> None:
@@ -160,7 +160,7 @@ def test_nothing_is_taken_where_it_would_not_suffice() -> None:
     engine.step()
     engine.add("high", HIGH, 480)
     assert engine.step() == ["peer", "low"]
-    assert engine.scheduler.num_preempted == 0
+    assert engine.scheduler.load().num_preempted == 0
 
 
 @given(
@@ -177,12 +177,12 @@ def test_everything_ends_whatever_the_classes(
     for number, (priority, num_prompt, num_output) in enumerate(asks):
         slo = Slo(name=str(priority), ttft_s=1.0, tpot_s=0.02, priority=priority)
         one = request(f"r{number}", slo, num_prompt)
-        engine.scheduler.add(replace(one, sampling=SamplingParams(max_tokens=num_output)))
+        engine.scheduler.sequences.add(replace(one, sampling=SamplingParams(max_tokens=num_output)))
         open_.add(one.key)
         if number % 3 == 0:
             engine.step()
     for _ in range(3000):
-        if not any(engine.scheduler.knows(key) for key in open_):
+        if not any(key in engine.scheduler.group.table.all for key in open_):
             return
         engine.step()
     raise AssertionError("some never ended")

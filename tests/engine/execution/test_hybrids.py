@@ -77,10 +77,10 @@ def test_a_prefix_that_others_had_goes_on_from_its_checkpoint(family: str, pool:
     warm = Instance(model, num_blocks, max_batch_tokens=9, **where)
     hits: list[int] = []
     for i, text in enumerate((*texts, texts[0])):
-        before = warm.scheduler.prefix_tokens[1]
+        before = warm.scheduler.load().prefix_tokens[1]
         request = Request(id=str(i), prompt=text, sampling=sampling, reply_to="f")
         got = warm.run([request])[request.id]
-        hits.append(warm.scheduler.prefix_tokens[1] - before)
+        hits.append(warm.scheduler.load().prefix_tokens[1] - before)
         cold = Instance(model, num_blocks, prefix_cache=False)
         assert got == cold.run([request])[request.id]
         for here, there in zip(warm.said[request.id], cold.said[request.id], strict=True):
@@ -101,7 +101,7 @@ def test_checkpoints_are_given_up_for_what_runs(tmp_path: Path) -> None:
     found = instance.run(requests_of(texts))
     assert instance.num_copies % states == 0
     assert instance.num_copies > 0
-    assert instance.scheduler.num_available_blocks == num_blocks
+    assert instance.scheduler.load().num_available_blocks == num_blocks
     assert found == Instance(model, num_blocks, prefix_cache=False).run(requests_of(texts))
 
 
@@ -118,7 +118,7 @@ def test_a_state_in_another_memory_is_the_same(pool: str, tmp_path: Path) -> Non
     guesses = Adversary(here, random.Random(2))
     guessing = Instance(model, num_blocks, max_batch_tokens=9, drafter=guesses, **{pool: True})
     assert guessing.run(requests) == here
-    guessed, right = guessing.scheduler.draft_tokens
+    guessed, right = guessing.scheduler.load().draft_tokens
     assert guessed > right > 0
     assert not guessing.device.violations
     if pool == "mirrored":

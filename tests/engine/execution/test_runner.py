@@ -160,7 +160,7 @@ class Instance:
 
     def run(self, requests: list[Request]) -> dict[str, list[int]]:
         for request in requests:
-            self.scheduler.add(request)
+            self.scheduler.sequences.add(request)
         out: dict[str, list[int]] = {request.id: [] for request in requests}
         flight: list[StepPlan] = []
         while True:
@@ -174,7 +174,7 @@ class Instance:
                 out[token.request_id].append(token.token)
                 self.said.setdefault(token.request_id, []).append(token)
             self.scheduler.check_integrity()
-        assert self.scheduler.num_used_blocks == 0
+        assert self.scheduler.load().num_used_blocks == 0
         return out
 
 
@@ -279,7 +279,7 @@ def test_the_sink_hears_of_each_layer_of_the_steps_that_it_wants_to_hear_of(tmp_
         sampling=SamplingParams(temperature=0.0, max_tokens=9),
         reply_to="f",
     )
-    instance.scheduler.add(
+    instance.scheduler.sequences.add(
         request,
         Grant(
             id="g",
@@ -298,8 +298,8 @@ def test_the_sink_hears_of_each_layer_of_the_steps_that_it_wants_to_hear_of(tmp_
     while plan := instance.scheduler.plan(0.0):
         steps += [plan.step, *(f"layer {i}" for i in range(model.spec.num_layers))]
         for token in instance.scheduler.commit(plan, instance.step(plan), 0.0):
-            instance.scheduler.hold(token.key)
+            instance.scheduler.sequences.hold(token.key)
     assert sink.heard == steps
     assert len(steps) == 2 * (1 + model.spec.num_layers)
-    instance.scheduler.release(request.key)
-    assert instance.scheduler.num_used_blocks == 0
+    instance.scheduler.reservations.release(request.key)
+    assert instance.scheduler.load().num_used_blocks == 0

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from core.config.cluster_config import EngineConfig
 from core.plan import StepPlan, StepResult
 from core.types import Request, SamplingParams, Slo
-from engine.planning.block_ledger import Restore
 from engine.planning.dp_scheduler import DpScheduler
 from engine.planning.planner_protocol import Planner
-from engine.planning.returning import PrefixPlace
+from engine.planning.prefixes import PrefixPlace, Restore
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
 from tests.engine.fifo_policy import FifoPolicy
@@ -27,7 +26,7 @@ class Tiers:
         self.scheduler, self.rank, self.is_empty = scheduler, rank, False
         self.asked: list[Request] = []
         self.under_way: list[tuple[Restore, Callable[[bool], None]]] = []
-        scheduler.on_return(self.read)
+        scheduler.prefixes.on_return(self.read)
 
     def read(self, place: PrefixPlace, request: Request, then: Callable[[bool], None]) -> int:
         self.asked.append(request)
@@ -44,9 +43,9 @@ class Tiers:
     def end(self, *, fails: bool = False) -> None:
         """End the restore that began first."""
         restore, then = self.under_way.pop(0)
-        self.scheduler.publish_restore(restore, 0 if fails else len(restore.fresh))
+        self.scheduler.prefixes.publish_restore(restore, 0 if fails else len(restore.fresh))
         then(not fails)
-        self.scheduler.end_restore(restore)
+        self.scheduler.prefixes.end_restore(restore)
         self.scheduler.check_integrity()
 
 
@@ -127,4 +126,4 @@ def request(name: str, length: int = 8, max_tokens: int = 16, priority: int = 0,
 def check(w: World, *requests: Request) -> None:
     for one in requests:
         assert w.out[one.key] == expected(one), one.key
-    assert w.scheduler.num_used_blocks == w.scheduler.num_waiting == 0
+    assert w.scheduler.load().num_used_blocks == w.scheduler.load().num_waiting == 0

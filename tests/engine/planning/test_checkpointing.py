@@ -25,7 +25,7 @@ class Served:
         self.left: list[int] = []
         """The blocks of tokens behind which checkpoints have left the pool."""
         self._depth = {-1: 0}
-        self.scheduler.on_kept(self._kept, lambda block, _, __: self.left.append(self._depth[block]))
+        self.scheduler.prefixes.on_kept(self._kept, lambda block, _, __: self.left.append(self._depth[block]))
 
     def _kept(self, salt: str, parent: int, tokens: tuple[int, ...], block: int, _: int) -> None:
         self._depth[block] = self._depth[parent] + 1
@@ -38,7 +38,7 @@ class Served:
 
     def hand_over(self, one: Request) -> None:
         """Another instance computes the request's prompt and draws the first token."""
-        reservation = self.scheduler.reserve(one)
+        reservation = self.scheduler.reservations.reserve(one)
         assert reservation is not None
         assert reservation.block_ids
         self.rank.receive(one, reservation)
@@ -50,12 +50,12 @@ class Served:
             token=next_token([*one.tokens]),
             finish=FinishReason.LENGTH if is_over else None,
         )
-        self.scheduler.activate(one.key, [first], 0.0)
+        self.scheduler.reservations.activate(one.key, [first], 0.0)
         self.run()
 
     def num_usable(self, tokens: tuple[int, ...]) -> int:
         """The number of blocks that a request with these tokens could go on from."""
-        return self.scheduler.cached_prefix(request("other", (*tokens, 0), 1)).num_usable
+        return self.scheduler.prefixes.cached_prefix(request("other", (*tokens, 0), 1)).num_usable
 
 
 def request(name: str, prompt: tuple[int, ...], count: int, emitted: tuple[int, ...] = ()) -> Request:
@@ -74,7 +74,7 @@ def longer(tokens: tuple[int, ...], count: int) -> tuple[int, ...]:
 def test_a_sequence_that_generates_leaves_a_checkpoint_now_and_then_which_the_next_one_replaces() -> None:
     served, prompt = Served(), (1, 2, 3)
     tokens = longer(prompt, 3 * APART)
-    served.scheduler.add(request("a", prompt, 3 * APART))
+    served.scheduler.sequences.add(request("a", prompt, 3 * APART))
     served.run()
     assert [served.num_usable(tokens[:count]) * SIZE for count in (APART, 2 * APART, 3 * APART + 3)] == [
         0, 0, 2 * APART + 2
@@ -92,15 +92,15 @@ def test_a_copy_that_ends_with_a_block_leaves_its_state_as_it_came() -> None:
     served.hand_over(request("copy", (1, 2, 3), 1, tokens[3:]))
     assert served.num_usable(tokens) * SIZE == 2 * APART
     more = longer(tokens, 3)
-    reservation = served.scheduler.reserve(request("moved", (1, 2, 3), 20, more[3:]))
+    reservation = served.scheduler.reservations.reserve(request("moved", (1, 2, 3), 20, more[3:]))
     assert reservation is not None
     assert reservation.computes_rest
     assert reservation.matched_tokens == 2 * APART
     before = served.num_computed
-    served.scheduler.compute("moved#0")
+    served.scheduler.reservations.compute("moved#0")
     served.run()
     assert served.num_computed - before == 3 + 19
-    assert served.scheduler.num_used_blocks == 0
+    assert served.scheduler.load().num_used_blocks == 0
 
 
 @pytest.mark.parametrize(("num_missing", "is_near"), [(APART, True), (2 * APART, False)])
@@ -110,7 +110,7 @@ def test_a_request_that_goes_on_is_computed_here_if_a_checkpoint_is_near(
     served, tokens = Served(), longer((1, 2, 3), APART - 3)
     served.hand_over(request("copy", (1, 2, 3), 1, tokens[3:]))
     more = longer(tokens, num_missing)
-    reservation = served.scheduler.reserve(request("again", (1, 2, 3), 20, more[3:]))
+    reservation = served.scheduler.reservations.reserve(request("again", (1, 2, 3), 20, more[3:]))
     assert reservation is not None
     assert reservation.computes_rest == is_near
     assert bool(reservation.block_ids) != is_near, "a state is written with all tokens that it has taken in"
@@ -118,13 +118,13 @@ def test_a_request_that_goes_on_is_computed_here_if_a_checkpoint_is_near(
 
 def test_only_checkpoints_that_are_far_apart_leave_the_pool() -> None:
     served, prompt = Served(), tuple(range(100, 160))
-    served.scheduler.add(request("a", prompt, 1))
+    served.scheduler.sequences.add(request("a", prompt, 1))
     served.run()
     assert served.left == [29]
-    served.scheduler.add(request("b", (*prompt, *range(20)), 1))
+    served.scheduler.sequences.add(request("b", (*prompt, *range(20)), 1))
     served.run()
     assert served.num_usable((*prompt, *range(20))) == 39
     assert served.left == [29], "it has a few tokens more"
-    served.scheduler.add(request("c", (*prompt, *range(34)), 1))
+    served.scheduler.sequences.add(request("c", (*prompt, *range(34)), 1))
     served.run()
     assert served.left == [29, 46]

@@ -40,19 +40,19 @@ def groups(plan: StepPlan) -> dict[str, int]:
 def test_prompts_go_where_there_is_least_to_do_and_are_computed_in_one_step() -> None:
     scheduler = planner()
     for name, length in (("a", 20), ("b", 8), ("c", 8)):
-        scheduler.add(request(name, 100 * ord(name), length))
+        scheduler.sequences.add(request(name, 100 * ord(name), length))
     plan = run(scheduler, scheduler.plan(0.0))
     assert groups(plan) == {"a#0": 0, "b#0": 1, "c#0": 1}
 
 
 def test_a_prompt_goes_where_its_prefix_is_unless_there_is_too_much_to_do() -> None:
     scheduler = planner()
-    scheduler.add(request("first", 0, 24))
+    scheduler.sequences.add(request("first", 0, 24))
     home = groups(run(scheduler, scheduler.plan(0.0)))["first#0"]
-    scheduler.add(request("again", 0, 25))
+    scheduler.sequences.add(request("again", 0, 25))
     assert groups(run(scheduler, scheduler.plan(0.0))) == {"again#0": home}
-    scheduler.add(request("long", 500, 30))
-    scheduler.add(request("more", 600, 30))
+    scheduler.sequences.add(request("long", 500, 30))
+    scheduler.sequences.add(request("more", 600, 30))
     busy = groups(run(scheduler, scheduler.plan(0.0)))
     assert sorted(busy.values()) == [0, 1]
 
@@ -60,13 +60,13 @@ def test_a_prompt_goes_where_its_prefix_is_unless_there_is_too_much_to_do() -> N
 def test_a_reservation_is_made_where_there_is_room() -> None:
     scheduler = planner()
     names = ("a", "b", "c")
-    found = [scheduler.reserve(request(name, 100 * ord(name), 40, 8)) for name in names]
+    found = [scheduler.reservations.reserve(request(name, 100 * ord(name), 40, 8)) for name in names]
     assert found[0] is not None
     assert found[1] is not None
     assert found[2] is None
     assert {one.block_ids[0] // BLOCKS for one in found if one is not None} == {0, 1}
-    scheduler.release("a#0")
-    third = scheduler.reserve(request("c", 900, 40, 8))
+    scheduler.reservations.release("a#0")
+    third = scheduler.reservations.reserve(request("c", 900, 40, 8))
     assert third is not None
     assert third.block_ids[0] // BLOCKS == found[0].block_ids[0] // BLOCKS
     scheduler.check_integrity()
@@ -75,36 +75,36 @@ def test_a_reservation_is_made_where_there_is_room() -> None:
 def test_a_block_that_two_groups_keep_is_reported_once() -> None:
     scheduler = planner()
     for name in ("x", "y"):
-        scheduler.add(request(name, 0, 8))
+        scheduler.sequences.add(request(name, 0, 8))
     plan = run(scheduler, scheduler.plan(0.0))
     assert sorted(groups(plan).values()) == [0, 1]
-    added, removed = scheduler.drain_cache_events()
+    added, removed = scheduler.prefixes.drain_cache_events()
     assert (len(added), removed) == (2, ())
-    scheduler.replay_cache_events()
-    assert sorted(scheduler.drain_cache_events()[0]) == sorted(added)
-    assert scheduler.drain_cache_events() == ((), ())
+    scheduler.prefixes.replay_cache_events()
+    assert sorted(scheduler.prefixes.drain_cache_events()[0]) == sorted(added)
+    assert scheduler.prefixes.drain_cache_events() == ((), ())
 
 
 def test_a_prefix_from_below_goes_behind_what_is_cached_or_where_the_least_is_to_do() -> None:
     scheduler = planner()
-    scheduler.add(request("first", 0, 8))
+    scheduler.sequences.add(request("first", 0, 8))
     home = groups(run(scheduler, scheduler.plan(0.0)))["first#0"]
-    behind = scheduler.begin_restore(request("more", 0, 24), 4)
-    fresh = [scheduler.begin_restore(request(name, 100 * ord(name), 24), 5) for name in ("a", "b")]
+    behind = scheduler.prefixes.begin_restore(request("more", 0, 24), 4)
+    fresh = [scheduler.prefixes.begin_restore(request(name, 100 * ord(name), 24), 5) for name in ("a", "b")]
     assert behind is not None
     assert len(behind.prefix) == 2
     found = [restore.blocks[0] // BLOCKS for restore in fresh if restore is not None]
     assert (behind.blocks[0] // BLOCKS, found[0]) == (home, 1 - home)
     assert len(found) == 2
     for restore in (behind, *filter(None, fresh)):
-        scheduler.publish_restore(restore, len(restore.blocks))
-        scheduler.end_restore(restore)
-    scheduler.add(request("a", 100 * ord("a"), 24))
+        scheduler.prefixes.publish_restore(restore, len(restore.blocks))
+        scheduler.prefixes.end_restore(restore)
+    scheduler.sequences.add(request("a", 100 * ord("a"), 24))
     assert groups(run(scheduler, scheduler.plan(0.0))) == {"a#0": 1 - home}
     scheduler.check_integrity()
 
 
 def test_what_fits_all_groups_together_and_none_alone_is_refused() -> None:
     with pytest.raises(RequestError, match=f"exceed this instance's KV cache of {BLOCKS * SIZE}"):
-        planner().add(request("long", 0, BLOCKS * SIZE, 1))
-    planner().add(request("longest", 0, BLOCKS * SIZE - 1, 1))
+        planner().sequences.add(request("long", 0, BLOCKS * SIZE, 1))
+    planner().sequences.add(request("longest", 0, BLOCKS * SIZE - 1, 1))

@@ -29,8 +29,8 @@ def planner() -> StepScheduler:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_what_a_failed_step_wrote_is_not_cached_and_others_go_on(depth: int) -> None:
     engine, bad, good = planner(), asked("bad", 10), asked("good", 30)
-    engine.add(bad)
-    engine.add(good)
+    engine.sequences.add(bad)
+    engine.sequences.add(good)
     flight: list[StepPlan] = []
     ended: list[str] = []
     while len(flight) < depth and (plan := engine.plan(0.0)):
@@ -44,10 +44,10 @@ def test_what_a_failed_step_wrote_is_not_cached_and_others_go_on(depth: int) -> 
         while len(flight) < depth and (plan := engine.plan(0.0)):
             flight.append(plan)
     assert ended == ["good#0"]
-    assert not engine.knows("bad#0")
-    assert engine.num_used_blocks == 0
-    assert engine.cached_prefix(bad).num_kept == 8 // BLOCK_SIZE, "what the first step has computed"
-    assert engine.cached_prefix(good).num_kept == 11 // BLOCK_SIZE, "but for its last token"
+    assert "bad#0" not in engine.group.table.all
+    assert engine.load().num_used_blocks == 0
+    assert engine.prefixes.cached_prefix(bad).num_kept == 8 // BLOCK_SIZE, "what the first step has computed"
+    assert engine.prefixes.cached_prefix(good).num_kept == 11 // BLOCK_SIZE, "but for its last token"
 
 
 def test_a_pushed_one_keeps_its_blocks_until_they_are_released() -> None:
@@ -64,13 +64,13 @@ def test_a_pushed_one_keeps_its_blocks_until_they_are_released() -> None:
         num_tokens=12,
         ttl_s=1.0,
     )
-    engine.add(bad, grant)
+    engine.sequences.add(bad, grant)
     plan = engine.plan(0.0)
     assert plan is not None
     assert engine.commit(plan, run(plan, "bad#0"), 0.0) == []
-    assert engine.num_used_blocks > 0
+    assert engine.load().num_used_blocks > 0
     assert engine.plan(0.0) is None
-    engine.release("bad#0")
+    engine.reservations.release("bad#0")
     engine.check_integrity()
-    assert engine.num_used_blocks == 0
-    assert engine.cached_prefix(bad).num_kept == 0
+    assert engine.load().num_used_blocks == 0
+    assert engine.prefixes.cached_prefix(bad).num_kept == 0

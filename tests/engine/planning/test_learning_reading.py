@@ -34,7 +34,7 @@ class Flooded:
     def step(self) -> StepPlan:
         """Return the step that has ended."""
         while len(self._in_flight) < self._depth:
-            while self._scheduler.num_waiting < 4:
+            while self._scheduler.load().num_waiting < 4:
                 self._add()
             plan = self._scheduler.plan(self._now, self.fits.models)
             assert plan is not None
@@ -58,7 +58,7 @@ class Flooded:
             slo=Slo(ttft_s=10.0, tpot_s=0.1),
             arrival_s=self._now,
         )
-        self._scheduler.add(request)
+        self._scheduler.sequences.add(request)
 
 
 def _computes_prompts(plan: StepPlan) -> bool:

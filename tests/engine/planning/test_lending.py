@@ -27,13 +27,13 @@ def lending_world(num_blocks: int, *requests: Request, **more: object) -> World:
     """`requests` run, and the world's clock has not gone on far."""
     w = World(num_blocks, **{"step_s": STEP_S, "longest_pause_s": 5.0, **more})  # type: ignore[arg-type]
     for one in requests:
-        w.scheduler.add(one)
+        w.scheduler.sequences.add(one)
     w.until(lambda: all(one.key in w.out for one in requests))
     return w
 
 
 def seq(w: World, one: Request) -> Sequence:
-    return scheduler(w)._table.all[one.key]  # pyright: ignore[reportPrivateUsage]
+    return scheduler(w).group.table.all[one.key]
 
 
 def scheduler(w: World) -> StepScheduler:
@@ -43,12 +43,12 @@ def scheduler(w: World) -> StepScheduler:
 
 def until_ahead(w: World, one: Request) -> None:
     w.until(lambda: len(w.out[one.key]) >= AHEAD_TOKENS)
-    assert not w.scheduler.num_preempted
+    assert not w.scheduler.load().num_preempted
 
 
 def lent(w: World, *requests: Request) -> list[str]:
     """The names of those of `requests` that have lent and need not be back yet."""
-    here = [one for one in requests if scheduler(w).knows(one.key)]
+    here = [one for one in requests if one.key in scheduler(w).group.table.all]
     return [one.id for one in here if seq(w, one).rests_until_s > w.now]
 
 
@@ -56,7 +56,7 @@ def run_all(w: World, todo: list[Request], every: int = 1) -> None:
     """Let one of `todo` come each so many turns, and compute all."""
     for number in range(20_000):
         if todo and number % every == 0:
-            w.scheduler.add(todo.pop(0))
+            w.scheduler.sequences.add(todo.pop(0))
         if w.tiers.under_way:
             w.tiers.end()
         if not w.turn() and not (w.tiers.under_way or todo):
@@ -79,12 +79,12 @@ FULL = 42
 def test_a_newcomer_gets_the_blocks_of_what_is_furthest_ahead(depth: int) -> None:
     w = lending_world(FULL, A, B, depth=depth)
     until_ahead(w, A)
-    w.scheduler.add(NEW)
+    w.scheduler.sequences.add(NEW)
     w.until(lambda: NEW.key in w.out)
     assert lent(w, A, B, NEW) == ["b"]
-    assert w.scheduler.num_preempted == 1
+    assert w.scheduler.load().num_preempted == 1
     w.finish()
-    assert w.scheduler.num_returned == w.scheduler.num_preempted
+    assert w.scheduler.load().num_returned == w.scheduler.load().num_preempted
     check(w, A, B, NEW)
     assert max(most_late_s(w, one) for one in (A, B)) <= 0
 
@@ -92,11 +92,11 @@ def test_a_newcomer_gets_the_blocks_of_what_is_furthest_ahead(depth: int) -> Non
 def test_a_reservation_gets_blocks_too() -> None:
     w = lending_world(FULL, A, B)
     until_ahead(w, A)
-    assert w.scheduler.reserve(NEW) is None
-    assert w.scheduler.make_room(NEW, w.now)
+    assert w.scheduler.reservations.reserve(NEW) is None
+    assert w.scheduler.reservations.make_room(NEW, w.now)
     assert lent(w, A, B) == ["b"]
-    assert w.scheduler.reserve(NEW) is not None
-    w.scheduler.compute(NEW.key)
+    assert w.scheduler.reservations.reserve(NEW) is not None
+    w.scheduler.reservations.compute(NEW.key)
     w.finish()
     check(w, A, B, NEW)
 
@@ -104,26 +104,26 @@ def test_a_reservation_gets_blocks_too() -> None:
 def test_where_lending_does_not_suffice_nobody_does() -> None:
     w = lending_world(FULL, A, B)
     until_ahead(w, A)
-    assert not w.scheduler.make_room(paced("n", length=SIZE * FULL), w.now)
-    assert not w.scheduler.num_preempted
+    assert not w.scheduler.reservations.make_room(paced("n", length=SIZE * FULL), w.now)
+    assert not w.scheduler.load().num_preempted
 
 
 def test_a_lower_class_gives_way_before_anybody_lends() -> None:
     low = paced("l", priority=-1, tpot_s=0.01)
     w = lending_world(FULL, A, low)
     until_ahead(w, A)
-    assert w.scheduler.make_room(NEW, w.now)
-    assert w.scheduler.num_preempted == 1
+    assert w.scheduler.reservations.make_room(NEW, w.now)
+    assert w.scheduler.load().num_preempted == 1
     assert seq(w, low).state is not State.RUNNING
     assert not lent(w, A, low)
 
 
 def without_tiers(w: World) -> None:
-    scheduler(w)._returning._read = None  # pyright: ignore[reportPrivateUsage]
+    scheduler(w).prefixes.read_back = None
 
 
 def with_states(w: World) -> None:
-    scheduler(w)._ledger.num_state_blocks = 1  # pyright: ignore[reportPrivateUsage]
+    scheduler(w).group.ledger.num_state_blocks = 1
 
 
 def unsaved(w: World) -> None:
@@ -143,8 +143,8 @@ def test_nobody_lends_whose_kv_would_not_be_found_again(spoil: Callable[[World],
     w = lending_world(FULL, A, B)
     until_ahead(w, A)
     spoil(w)
-    assert not w.scheduler.make_room(NEW, w.now)
-    assert not w.scheduler.num_preempted
+    assert not w.scheduler.reservations.make_room(NEW, w.now)
+    assert not w.scheduler.load().num_preempted
 
 
 @pytest.mark.parametrize(
@@ -157,12 +157,12 @@ def test_a_newcomer_waits_where_nobody_lends(tpot_s: float, pause_s: float, prio
     new = replace(NEW, slo=replace(NEW.slo, priority=priority))
     w = lending_world(FULL, a, b, longest_pause_s=pause_s)
     until_ahead(w, a)
-    w.scheduler.add(new)
+    w.scheduler.sequences.add(new)
     for _ in range(10):
         w.turn()
     assert new.key not in w.out
-    assert not w.scheduler.num_preempted
-    assert w.scheduler.lendable_blocks(w.now) == 0
+    assert not w.scheduler.load().num_preempted
+    assert w.scheduler.load(w.now).lendable_blocks == 0
     w.finish()
     check(w, a, b, new)
 
@@ -170,8 +170,8 @@ def test_a_newcomer_waits_where_nobody_lends(tpot_s: float, pause_s: float, prio
 def test_one_lends_as_soon_as_it_is_ahead_by_a_second_and_not_before() -> None:
     w = lending_world(FULL, A, paced("b", tpot_s=STEP_S))
     w.until(lambda: len(w.out[A.key]) == 30)
-    w.scheduler.add(paced("n", length=90, max_tokens=20))
-    w.until(lambda: w.scheduler.num_preempted)
+    w.scheduler.sequences.add(paced("n", length=90, max_tokens=20))
+    w.until(lambda: w.scheduler.load().num_preempted)
     assert lent(w, A) == ["a"]
     assert len(w.out[A.key]) * (PACE_S - STEP_S) == pytest.approx(LENDS_S, abs=2 * PACE_S)
 
@@ -179,7 +179,7 @@ def test_one_lends_as_soon_as_it_is_ahead_by_a_second_and_not_before() -> None:
 def test_a_growing_sequence_takes_from_what_is_furthest_ahead() -> None:
     late = paced("z", tpot_s=STEP_S)  # the policy's victim would be this one, which came last
     w = lending_world(60, A, B, late)
-    w.until(lambda: w.scheduler.num_preempted)
+    w.until(lambda: w.scheduler.load().num_preempted)
     assert len(w.out[A.key]) > AHEAD_TOKENS
     assert lent(w, A, B, late) == ["b"]
     w.finish()
@@ -190,7 +190,7 @@ def resting(**more: object) -> World:
     """A world in which B has lent its blocks to NEW."""
     w = lending_world(FULL, A, B, **more)
     until_ahead(w, A)
-    w.scheduler.add(NEW)
+    w.scheduler.sequences.add(NEW)
     w.until(lambda: NEW.key in w.out)
     assert lent(w, A, B, NEW) == ["b"]
     return w
@@ -202,24 +202,24 @@ def test_one_that_rests_stays_away_while_others_have_the_blocks() -> None:
         w.turn()
         assert seq(w, B).state is State.WAITING
     assert not w.tiers.asked
-    assert w.scheduler.num_preempted == 1
+    assert w.scheduler.load().num_preempted == 1
 
 
 def test_one_that_rests_does_not_count_what_lower_tiers_have_as_waiting() -> None:
     w = resting()
     tokens = len(seq(w, B).tokens)
-    assert w.scheduler.num_waiting_tokens == tokens - (tokens - 1) // SIZE * SIZE <= SIZE
-    assert w.scheduler.waiting_by_priority == ((0, w.scheduler.num_waiting_tokens),)
+    assert w.scheduler.load().num_waiting_tokens == tokens - (tokens - 1) // SIZE * SIZE <= SIZE
+    assert w.scheduler.load().waiting_by_priority == ((0, w.scheduler.load().num_waiting_tokens),)
 
 
 def test_one_that_rests_comes_back_at_once_where_blocks_are_free() -> None:
     w = resting()
-    w.scheduler.abort(NEW.key)
+    w.scheduler.sequences.abort(NEW.key)
     w.turn()
     w.turn()
     assert [one.id for one in w.tiers.asked] == ["b"]
     assert seq(w, B).state is State.RETURNING
-    assert w.scheduler.num_preempted == 1
+    assert w.scheduler.load().num_preempted == 1
     w.finish()
     check(w, A, B)
 
@@ -231,7 +231,7 @@ def test_one_that_rests_takes_blocks_when_its_token_is_due_or_its_pause_is_over(
     until_ahead(w, a)
     began = w.now
     other = paced("n", length=160, max_tokens=90)
-    w.scheduler.add(other)
+    w.scheduler.sequences.add(other)
     w.until(lambda: w.tiers.asked)
     assert w.tiers.asked[0].id == "b"
     due_s = w.times[long.key][0] + len(w.out[long.key]) * long.slo.tpot_s
@@ -241,7 +241,7 @@ def test_one_that_rests_takes_blocks_when_its_token_is_due_or_its_pause_is_over(
         assert lent(w, a, other) == ["a"], "what is furthest ahead gives way to it"
     else:
         assert 0 < due_s - w.now <= RETURNS_S + PACE_S
-    assert w.scheduler.num_preempted > 1
+    assert w.scheduler.load().num_preempted > 1
     w.finish()
     check(w, a, long, other)
     assert max(most_late_s(w, one) for one in (a, long)) <= 0
@@ -249,9 +249,9 @@ def test_one_that_rests_takes_blocks_when_its_token_is_due_or_its_pause_is_over(
 
 def test_what_has_been_read_back_goes_on_before_a_newcomer() -> None:
     w = resting()
-    w.scheduler.abort(NEW.key)
+    w.scheduler.sequences.abort(NEW.key)
     w.until(lambda: w.tiers.under_way)
-    w.scheduler.add(paced("x", length=60, max_tokens=20))
+    w.scheduler.sequences.add(paced("x", length=60, max_tokens=20))
     w.tiers.end()
     w.turn()
     assert w.begun[B.key][1] >= (len(B.prompt) + AHEAD_TOKENS - SIZE) // SIZE * SIZE
@@ -259,10 +259,10 @@ def test_what_has_been_read_back_goes_on_before_a_newcomer() -> None:
 
 def test_one_that_is_aborted_while_it_rests_is_forgotten_at_once() -> None:
     w = resting()
-    w.scheduler.abort(B.key)
+    w.scheduler.sequences.abort(B.key)
     w.scheduler.check_integrity()
-    assert not scheduler(w).knows(B.key)
-    assert w.scheduler.num_waiting == w.scheduler.num_waiting_tokens == 0
+    assert B.key not in scheduler(w).group.table.all
+    assert w.scheduler.load().num_waiting == w.scheduler.load().num_waiting_tokens == 0
     w.finish()
     check(w, A, NEW)
     assert not w.tiers.asked
@@ -272,7 +272,7 @@ def test_one_that_rests_goes_on_at_once_where_nothing_else_runs() -> None:
     """No step would end then, so nothing would let the engine plan another."""
     w = resting()
     for one in (A, NEW):
-        w.scheduler.abort(one.key)
+        w.scheduler.sequences.abort(one.key)
     now = w.now
     w.finish()
     check(w, B)
@@ -282,8 +282,8 @@ def test_one_that_rests_goes_on_at_once_where_nothing_else_runs() -> None:
 def test_only_blocks_of_what_is_far_ahead_are_counted_on() -> None:
     w = lending_world(FULL, A, paced("b", tpot_s=1.0))
     w.until(lambda: len(w.out["b#0"]) > 8)
-    table = scheduler(w)._table  # pyright: ignore[reportPrivateUsage]
-    assert w.scheduler.lendable_blocks(w.now) == len(table.all["b#0"].block_ids)
+    table = scheduler(w).group.table
+    assert w.scheduler.load(w.now).lendable_blocks == len(table.all["b#0"].block_ids)
     assert COUNTS_S > LENDS_S
 
 
@@ -303,7 +303,7 @@ def test_more_sequences_than_fit_keep_their_pace(depth: int, every: int) -> None
     assert max(most_late_s(lends, one) for one in requests) <= 0
     assert max(most_late_s(without, one) for one in requests) > 0.5
     assert lends.now < 0.9 * without.now, "more make progress"
-    assert lends.scheduler.num_preempted <= len(requests)
+    assert lends.scheduler.load().num_preempted <= len(requests)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -316,7 +316,7 @@ def test_batch_classes_neither_starve_nor_thrash(depth: int) -> None:
     check(w, *requests)
     longest_s = max(after - before for times in w.times.values() for before, after in pairwise(times))
     assert longest_s < 2 * pause_s
-    assert w.scheduler.num_preempted <= len(requests) * (1 + w.now / pause_s) / 2
+    assert w.scheduler.load().num_preempted <= len(requests) * (1 + w.now / pause_s) / 2
     assert w.num_computed < 1.1 * sum(len(one.prompt) + one.sampling.max_tokens for one in requests)
 
 
@@ -324,9 +324,9 @@ def test_several_that_grow_at_once_take_the_blocks_of_one() -> None:
     """With two steps in flight its blocks come free later than they are asked for."""
     requests = [paced(name, length=8, max_tokens=100, tpot_s=PACE_S) for name in "abcdef"]
     w = lending_world(110, *requests, depth=2)
-    w.until(lambda: w.scheduler.num_preempted)
+    w.until(lambda: w.scheduler.load().num_preempted)
     for _ in range(4):
         w.turn()
-    assert w.scheduler.num_preempted == 1
+    assert w.scheduler.load().num_preempted == 1
     w.finish()
     check(w, *requests)

@@ -28,7 +28,7 @@ class Served(World):
         self.now = self.now if at_s is None else at_s
         for one in requests:
             self.scheduler.sessions.begins(one, self.now)
-            self.scheduler.add(one)
+            self.scheduler.sequences.add(one)
             self.finish()
 
     def crowd(self, count: int = NUM_BLOCKS // 4, at_s: float | None = None) -> None:
@@ -43,7 +43,7 @@ class Served(World):
 
     def cached(self, one: Request) -> int:
         """How many full blocks of its prompt are in the prefix cache."""
-        return self.scheduler.cached_prefix(replace(one, prompt=(*one.prompt, 0))).num_kept
+        return self.scheduler.prefixes.cached_prefix(replace(one, prompt=(*one.prompt, 0))).num_kept
 
     def look(self, at_s: float) -> None:
         """Let the time come, and what is read then."""
@@ -226,7 +226,7 @@ def test_what_is_read_back_takes_no_pinned_blocks(w: Served) -> None:
     w.crowd(at_s=1.0)
     w.serve(turn("b", ttl_s=inf), turn("c", ttl_s=inf))
     w.serve(request("z", (NUM_BLOCKS - 9) * SIZE, max_tokens=1))
-    w.scheduler.add(request("y", (NUM_BLOCKS - 11) * SIZE, max_tokens=8))
+    w.scheduler.sequences.add(request("y", (NUM_BLOCKS - 11) * SIZE, max_tokens=8))
     w.turn()
     w.tiers.asked.clear()
     w.tiers.is_empty = True
@@ -235,7 +235,9 @@ def test_what_is_read_back_takes_no_pinned_blocks(w: Served) -> None:
     assert len(w.tiers.asked) == 1
     place = w.scheduler.sessions
     assert place.begin_restore(w.tiers.asked[0], 3) is None  # type: ignore[union-attr]
-    assert w.scheduler.begin_restore(w.tiers.asked[0], 3) is not None, "a request that has come may have them"
+    assert w.scheduler.prefixes.begin_restore(w.tiers.asked[0], 3) is not None, (
+        "a request that has come may have them"
+    )
 
 
 def test_what_is_read_back_stays_as_long_as_was_said(w: Served) -> None:
@@ -263,7 +265,7 @@ def test_what_is_read_back_leaves_as_much_room_again(w: Served) -> None:
     w.serve(turn("a", "s", prefetch_s=3.0))
     w.crowd(at_s=1.0)
     running = request("z", (NUM_BLOCKS - 8) * SIZE, max_tokens=4)
-    w.scheduler.add(running)
+    w.scheduler.sequences.add(running)
     w.turn()
     place, session = w.scheduler.sessions, turn("a", "s")
     assert place.begin_restore(session, 4) is None  # type: ignore[union-attr]

@@ -36,32 +36,36 @@ def finish(engine: StepScheduler, max_steps: int = 100) -> list[str]:
 
 def test_a_request_that_needs_the_whole_pool_is_served_although_part_of_a_block_is_cached() -> None:
     engine = scheduler(num_blocks=4, block_size=4)
-    engine.add(Request(id="a", prompt=(1, 2, 3, 4, 5), sampling=SamplingParams(max_tokens=1), reply_to="f"))
+    engine.sequences.add(
+        Request(id="a", prompt=(1, 2, 3, 4, 5), sampling=SamplingParams(max_tokens=1), reply_to="f")
+    )
     assert finish(engine) == ["a#0"]
-    engine.add(
+    engine.sequences.add(
         Request(id="b", prompt=(1, 2, 9, *range(10, 22)), sampling=SamplingParams(max_tokens=1), reply_to="f")
     )
     assert finish(engine) == ["b#0"]
-    assert engine.num_used_blocks == 0
+    assert engine.load().num_used_blocks == 0
 
 
 def test_a_victim_aborted_while_its_step_is_in_flight_keeps_no_block() -> None:
     engine = scheduler(num_blocks=8, block_size=1)
     for name, prompt in (("a", (1, 2)), ("b", (3, 4))):
-        engine.add(Request(id=name, prompt=prompt, sampling=SamplingParams(max_tokens=6), reply_to="f"))
+        engine.sequences.add(
+            Request(id=name, prompt=prompt, sampling=SamplingParams(max_tokens=6), reply_to="f")
+        )
     flight: list[StepPlan] = []
     preempted = False
     while not preempted:  # with lookahead, until b is neither running nor waiting but in flight
         while len(flight) < 2 and (plan := engine.plan(0.0)):
             flight.append(plan)
-        preempted = engine.num_running == 1 and engine.num_waiting == 0
+        preempted = engine.load().num_running == 1 and engine.load().num_waiting == 0
         if preempted:
-            engine.abort("b#0")
+            engine.sequences.abort("b#0")
         engine.commit(flight[0], run(flight.pop(0)), 0.0)
     for plan in flight:
         engine.commit(plan, run(plan), 0.0)
     assert finish(engine) == ["a#0"]
-    assert engine.num_used_blocks == engine.num_running == engine.num_waiting == 0
+    assert engine.load().num_used_blocks == engine.load().num_running == engine.load().num_waiting == 0
     engine.check_integrity()
 
 
@@ -97,9 +101,13 @@ SHARED = tuple(range(12))
 def full(beside: tuple[int, ...], num_blocks: int = 10, reserving: Request | None = None) -> StepScheduler:
     """Fifteen steps of a request that leaves no room for one of 28 tokens, of which three blocks are cached."""
     engine = scheduler(num_blocks, block_size=4)
-    engine.add(Request(id="before", prompt=SHARED, sampling=SamplingParams(max_tokens=2), reply_to="f"))
+    engine.sequences.add(
+        Request(id="before", prompt=SHARED, sampling=SamplingParams(max_tokens=2), reply_to="f")
+    )
     assert finish(engine) == ["before#0"]
-    engine.add(Request(id="beside", prompt=beside, sampling=SamplingParams(max_tokens=16), reply_to="f"))
+    engine.sequences.add(
+        Request(id="beside", prompt=beside, sampling=SamplingParams(max_tokens=16), reply_to="f")
+    )
     waiting = Request(
         id="waiting",
         prompt=(*SHARED, 20, 40, 40, 40, *range(60, 72)),
@@ -111,10 +119,10 @@ def full(beside: tuple[int, ...], num_blocks: int = 10, reserving: Request | Non
         assert plan is not None
         engine.commit(plan, run(plan), 0.0)
         if reserving is not None:
-            assert engine.reserve(reserving) is None
+            assert engine.reservations.reserve(reserving) is None
         elif number == 0:
-            engine.add(waiting)
-    assert reserving is not None or engine.num_waiting == 1
+            engine.sequences.add(waiting)
+    assert reserving is not None or engine.load().num_waiting == 1
     return engine
 
 
@@ -134,9 +142,9 @@ def test_a_reservation_that_waits_is_not_looked_up_again_either(lookups: list[in
 
 def test_who_waits_finds_what_was_kept_meanwhile(lookups: list[int]) -> None:
     engine = full(beside=(*SHARED, 20), num_blocks=8)
-    before = engine.prefix_tokens[1]
+    before = engine.load().prefix_tokens[1]
     assert finish(engine) == ["beside#0", "waiting#0"]
-    assert engine.prefix_tokens[1] - before == 16
+    assert engine.load().prefix_tokens[1] - before == 16
     assert lookups.count(28) > 1
 
 
@@ -144,9 +152,9 @@ def handed_over(engine: StepScheduler, name: str, max_tokens: int) -> bool:
     """Let a sequence go on whose prompt another instance has computed. Returns False where there are no blocks for it."""
     prompt = (ord(name[0]), len(name), 7)
     request = Request(id=name, prompt=prompt, sampling=SamplingParams(max_tokens=max_tokens), reply_to="f")
-    if engine.reserve(request) is None:
+    if engine.reservations.reserve(request) is None:
         return False
-    engine.activate(request.key, [TokenOut(request_id=name, attempt=0, index=0, token=40)], 0.0)
+    engine.reservations.activate(request.key, [TokenOut(request_id=name, attempt=0, index=0, token=40)], 0.0)
     return True
 
 
@@ -168,13 +176,13 @@ def test_a_preempted_sequence_comes_back_though_others_always_wait_for_a_slot() 
     ended: list[str] = []
     num_handed_over = 0
     while len(ended) < 20:
-        while engine.num_running < 4 and handed_over(engine, f"s{'x' * num_handed_over}", 20):
+        while engine.load().num_running < 4 and handed_over(engine, f"s{'x' * num_handed_over}", 20):
             num_handed_over += 1
         plan = engine.plan(0.0)
         assert plan is not None
         ended += [token.key for token in engine.commit(plan, run(plan), 0.0) if token.finish]
         engine.check_integrity()
-    assert engine.num_preempted
+    assert engine.load().num_preempted
     longest_wait = num_handed_over - len(ended)
     assert longest_wait <= 5, "whoever came is served before many others that came later"
     first = {f"s{'x' * number}#0" for number in range(15)}
@@ -186,10 +194,10 @@ def test_a_step_has_the_sequences_of_each_adapter_side_by_side() -> None:
     engine = scheduler(num_blocks=40, block_size=4)
     for number, adapter in enumerate(("b@1", "", "a@1", "b@1", "", "a@1")):
         sampling = SamplingParams(max_tokens=3)
-        engine.add(
+        engine.sequences.add(
             Request(id=str(number), prompt=(1, 2, number), sampling=sampling, reply_to="f", adapter=adapter)
         )
     while (plan := engine.plan(0.0)) is not None:
         assert [work.key[0] for work in plan.work] == ["1", "4", "2", "5", "0", "3"]
         engine.commit(plan, run(plan), 0.0)
-    assert engine.num_used_blocks == 0
+    assert engine.load().num_used_blocks == 0

@@ -37,7 +37,7 @@ def compute(planner: StepScheduler, plan: StepPlan) -> None:
 
 def test_a_prompts_chunk_is_halved_until_there_is_memory_and_grows_again() -> None:
     planner = scheduler(prefix_cache=False)
-    planner.add(request("a", 200, max_tokens=1))
+    planner.sequences.add(request("a", 200, max_tokens=1))
     sizes: list[int] = []
     for _ in range(2):
         sizes.append(planned(planner).num_tokens)
@@ -48,7 +48,7 @@ def test_a_prompts_chunk_is_halved_until_there_is_memory_and_grows_again() -> No
         plan = planned(planner)
         sizes.append(plan.num_tokens)
         compute(planner, plan)
-        planner.add(request(f"r{len(sizes)}", 64, max_tokens=1))
+        planner.sequences.add(request(f"r{len(sizes)}", 64, max_tokens=1))
     assert sizes[0] == 16
     assert max(sizes[:50]) < 24
     assert sizes[-1] == 64
@@ -57,13 +57,13 @@ def test_a_prompts_chunk_is_halved_until_there_is_memory_and_grows_again() -> No
 def test_a_sequence_of_the_lowest_class_gives_way_where_no_prompt_can() -> None:
     planner = scheduler()
     for name, priority in (("a", 1), ("b", 0), ("c", 1)):
-        planner.add(request(name, 3, priority=priority))
+        planner.sequences.add(request(name, 3, priority=priority))
     compute(planner, planned(planner))
     assert len(planned(planner).work) == 3
     assert planner.take_back().goes_on
     again = planned(planner)
     assert [work.key for work in again.work] == ["a#0", "c#0"]
-    assert planner.num_preempted == 1
+    assert planner.load().num_preempted == 1
     compute(planner, again)
     for _ in range(40):
         plan = planned(planner)
@@ -75,7 +75,7 @@ def test_a_sequence_of_the_lowest_class_gives_way_where_no_prompt_can() -> None:
 
 def test_the_smallest_step_is_tried_once_more_and_no_oftener() -> None:
     planner = scheduler()
-    planner.add(request("a", 12))
+    planner.sequences.add(request("a", 12))
     assert planned(planner).num_tokens == 12
     assert planner.take_back().goes_on
     compute(planner, planned(planner))
@@ -86,8 +86,8 @@ def test_the_smallest_step_is_tried_once_more_and_no_oftener() -> None:
 
 def test_what_was_planned_ahead_is_taken_back_too_and_planned_under_the_same_numbers() -> None:
     planner = scheduler()
-    planner.add(request("a", 3))
-    planner.add(request("b", 9))
+    planner.sequences.add(request("a", 3))
+    planner.sequences.add(request("b", 9))
     compute(planner, planned(planner))
     first, second = planned(planner), planned(planner)
     planner.take_back()
@@ -102,7 +102,7 @@ def test_guesses_are_given_up_first() -> None:
     settings = EngineConfig(block_size=4, speculate="ngram", speculate_tokens=4)
     planner = make_planner(settings, 400, 10_000, FifoPolicy(), 1)
     asked = Request(id="a", prompt=(5, 6) * 8, sampling=SamplingParams(max_tokens=100), reply_to="f")
-    planner.add(asked)
+    planner.sequences.add(asked)
     guessing = None
     for _ in range(20):
         plan = planner.plan(0.0)

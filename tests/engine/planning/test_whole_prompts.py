@@ -33,7 +33,7 @@ def test_every_text_is_computed_whole_and_soon(
 ) -> None:
     engine = scheduler(num_blocks, max_num_seqs)
     for number, length in enumerate(lengths):
-        engine.add(text(number, length))
+        engine.sequences.add(text(number, length))
     left, flight = dict(enumerate(lengths)), []
     while left or flight:
         while len(flight) < 1 + ahead and (plan := engine.plan(0.0)) is not None:
@@ -52,11 +52,11 @@ def test_every_text_is_computed_whole_and_soon(
             assert min(left) in answered, "the one that waits for longest is in every step"
         for number in answered:
             del left[number]
-    assert engine.num_used_blocks == 0
+    assert engine.load().num_used_blocks == 0
 
 
 def test_a_text_may_be_as_long_as_the_context_and_no_longer() -> None:
     engine = scheduler(30, 4)
-    engine.check_fits(text(0, LONGEST))
+    engine.sequences.check_fits(text(0, LONGEST))
     with pytest.raises(RequestError, match="do not fit a context of 24"):
-        engine.check_fits(text(1, LONGEST + 1))
+        engine.sequences.check_fits(text(1, LONGEST + 1))

@@ -113,7 +113,7 @@ def served(rng: random.Random) -> Rank:
         params = SamplingParams(max_tokens=rng.randint(1, 9))
         request = Request(id=str(number), prompt=prompt, sampling=params, reply_to="f", pictures=pictures)
         rank.requests[request.key] = request
-        engine.add(request)
+        engine.sequences.add(request)
     finished, num_failed = set[str](), 0
     for _ in range(4000):
         if (plan := engine.plan(0.0)) is None:
@@ -126,7 +126,7 @@ def served(rng: random.Random) -> Rank:
         finished |= {token.key for token in out if token.finish}
         engine.check_integrity()
     assert finished == set(rank.requests), "it never ends"
-    assert engine.num_used_blocks == 0
+    assert engine.load().num_used_blocks == 0
     return rank
 
 

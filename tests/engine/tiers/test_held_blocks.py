@@ -38,7 +38,7 @@ class Listening(Served):
 
     def num_cached(self, text: tuple[int, ...]) -> int:
         request = Request(id="?", prompt=(*text, 0), sampling=SamplingParams(), reply_to="f")
-        return self.scheduler.cached_prefix(request).num_kept
+        return self.scheduler.prefixes.cached_prefix(request).num_kept
 
     def below(self, texts: Prompts) -> set[int]:
         root = root_digest(self.store.root, "")

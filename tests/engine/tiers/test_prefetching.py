@@ -35,7 +35,7 @@ async def test_a_session_is_back_before_its_turn(tmp_path: Path, host: int, disk
     follows = Request(
         id="next", prompt=(*FIRST, *ANSWER, 5, 6), sampling=SamplingParams(), reply_to="f", salt=""
     )
-    assert served.scheduler.cached_prefix(follows).num_kept == 0
+    assert served.scheduler.prefixes.cached_prefix(follows).num_kept == 0
     assert served.engine.hint_session("", "s", release=False)
     await until(lambda: served.engine.work_counts().sessions.prefetched == 1)
     await served.restoring.settled()

@@ -56,7 +56,7 @@ class Served:
             self.num_computed += plan.num_tokens
             return rank.step(plan)
 
-        self.restoring = Restoring(self.scheduler, self.store, config.block_size)
+        self.restoring = Restoring(self.scheduler.prefixes, self.store, config.block_size)
         self.engine = Engine(
             self.scheduler,
             InlineGroup(step),
@@ -148,7 +148,7 @@ async def test_requests_that_find_every_block_being_filled_go_on_when_that_is_ov
     HeldBack.may.clear()
     names = [served.add(prompt) for prompt in prompts(4)]  # 10 blocks each of 40
     async with asyncio.timeout(PATIENCE_S):
-        while served.scheduler.num_used_blocks < NUM_BLOCKS:
+        while served.scheduler.load().num_used_blocks < NUM_BLOCKS:
             await asyncio.sleep(0.001)
     HeldBack.may.set()
     async with asyncio.timeout(PATIENCE_S):
@@ -262,7 +262,7 @@ async def test_a_restore_that_cannot_end_ends_the_engine(
     served = Served(config(tmp_path, 500))
     for prompt in prompts(12):
         await served.ask(prompt)
-    monkeypatch.setattr(served.scheduler, "end_restore", fails)
+    monkeypatch.setattr(served.scheduler.prefixes, "end_restore", fails)
     served.add(prompts(1)[0], 3)
     async with asyncio.timeout(PATIENCE_S):
         await served.running
@@ -283,6 +283,6 @@ async def test_many_at_once_with_cancellations_leave_nothing(tmp_path: Path) -> 
         prompt = (prompts(8) * 2)[names.index(name)]
         assert tuple(served.tokens[name]) == undisturbed(prompt, 6)
     async with asyncio.timeout(PATIENCE_S):
-        while served.scheduler.num_used_blocks:
+        while served.scheduler.load().num_used_blocks:
             await asyncio.sleep(0.01)
     await served.close()

@@ -28,7 +28,7 @@ def ask_all(served: Served, count: int = 6) -> list[str]:
 
 async def emptied(served: Served) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while served.scheduler.num_used_blocks:
+        while served.scheduler.load().num_used_blocks:
             await asyncio.sleep(0.001)
 
 
@@ -52,7 +52,8 @@ class Slow:
 
     def __init__(self, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
         self.may, self._fetch, self.num_asked = asyncio.Event(), served.store.fetch, 0
-        self._table = served.scheduler._table  # type: ignore[attr-defined]  # pyright: ignore
+        assert isinstance(served.scheduler, StepScheduler)
+        self._table = served.scheduler.group.table
         monkeypatch.setattr(served.store, "fetch", self.fetch)
 
     async def fetch(self, digests: list[bytes]) -> list[bytes]:
@@ -76,7 +77,7 @@ async def test_one_that_is_aborted_meanwhile_leaves_nothing(
     key = await slow.key()
     served.engine.abort(key)
     assert isinstance(served.scheduler, StepScheduler)
-    assert not served.scheduler.knows(key)
+    assert key not in served.scheduler.group.table.all
     slow.may.set()
     others = [name for name in names if f"{name}#0" != key]
     async with asyncio.timeout(PATIENCE_S):
@@ -88,7 +89,7 @@ async def test_one_that_is_aborted_meanwhile_leaves_nothing(
 
 async def until_none_runs(served: Served) -> None:
     async with asyncio.timeout(PATIENCE_S):
-        while served.scheduler.num_running:
+        while served.scheduler.load().num_running:
             await asyncio.sleep(0.001)
 
 
@@ -99,7 +100,7 @@ async def test_the_engine_is_woken_when_all_that_is_here_returns(
     slow, names = Slow(served, monkeypatch), ask_all(served, 3)
     key = await slow.key()
     await until_none_runs(served)
-    assert served.engine.load().num_waiting == 1
+    assert served.engine.load().planned.num_waiting == 1
     await asyncio.sleep(0.01)
     assert not served.ends[key.removesuffix("#0")].is_set()
     slow.may.set()
@@ -120,7 +121,8 @@ async def test_closing_waits_for_what_is_being_read(tmp_path: Path, monkeypatch:
         await closing
     assert served.failure is None
     served.scheduler.check_integrity()
-    assert not served.scheduler._ledger.num_restores  # type: ignore[attr-defined]  # pyright: ignore
+    assert isinstance(served.scheduler, StepScheduler)
+    assert not served.scheduler.prefixes.held_blocks
 
 
 async def test_what_cannot_be_read_is_computed_and_asked_for_once(

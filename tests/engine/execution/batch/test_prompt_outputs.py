@@ -18,7 +18,7 @@ NUM_TOP = 3
 
 def answers(instance: Instance, requests: list[Request]) -> list[TokenOut]:
     for request in requests:
-        instance.scheduler.add(request)
+        instance.scheduler.sequences.add(request)
     out: list[TokenOut] = []
     flight: list[StepPlan] = []
     while True:
@@ -81,11 +81,13 @@ def test_other_requests_are_left_alone(tmp_path: Path) -> None:
     ]
     instance = Instance(model, max_batch_tokens=64)
     answers(instance, requests[:1])
-    asked, hits = instance.scheduler.prefix_tokens
+    asked, hits = instance.scheduler.load().prefix_tokens
     answers(instance, requests[1:])
-    assert instance.scheduler.prefix_tokens == (asked + len(text), hits), "its prefix is computed again"
+    assert instance.scheduler.load().prefix_tokens == (asked + len(text), hits), (
+        "its prefix is computed again"
+    )
     answers(instance, requests[:1])
-    assert instance.scheduler.prefix_tokens[1] > hits
+    assert instance.scheduler.load().prefix_tokens[1] > hits
 
 
 @pytest.mark.parametrize("kind", ["last", "mean", "cls"])
@@ -110,5 +112,5 @@ def test_pooled_states_are_those_of_transformers(
                     want = {"last": states[-1], "mean": states.mean(0), "cls": states[0]}[kind]
                     got = torch.frombuffer(bytearray(token.embedding), dtype=torch.float32)
                     torch.testing.assert_close(got, want, atol=2e-5, rtol=1e-4)
-            _, hits = instance.scheduler.prefix_tokens
+            _, hits = instance.scheduler.load().prefix_tokens
             assert (hits > 0) == (kind == "last")

@@ -88,7 +88,7 @@ def test_one_that_knows_what_follows_is_right_at_any_temperature(
     asked = unchecked(requests(random.Random(2), 8))
     instance = made.instance(max_batch_tokens=24, speculate_tokens=most)
     assert said(instance, asked) == one_at_a_time(made.model, asked)
-    guessed, right = instance.scheduler.draft_tokens
+    guessed, right = instance.scheduler.load().draft_tokens
     assert right > 0.95 * guessed > 30
 
 
@@ -110,8 +110,8 @@ def test_it_changes_no_token(source: str, tmp_path: Path) -> None:
         )
         for _ in ("nothing is known of prefixes", "all of them are"):
             assert said(instance, asked) == want
-        num_guessed += instance.scheduler.draft_tokens[0]
-        num_preempted += instance.scheduler.num_preempted
+        num_guessed += instance.scheduler.load().draft_tokens[0]
+        num_preempted += instance.scheduler.load().num_preempted
     assert num_guessed > 30
     assert num_preempted > 0
 
@@ -124,9 +124,9 @@ def test_sixty_four_seeds_at_any_temperature(source: str, tmp_path: Path) -> Non
     asked = requests_of_64_seeds(random.Random(3))
     instance = made.instance(num_blocks=40, max_batch_tokens=24, max_num_seqs=8)
     assert said(instance, asked) == said(Instance(made.model), asked)
-    guessed, right = instance.scheduler.draft_tokens
+    guessed, right = instance.scheduler.load().draft_tokens
     assert guessed >= right > 0
-    assert instance.scheduler.num_preempted > 0
+    assert instance.scheduler.load().num_preempted > 0
 
 
 def greedy_requests(rng: random.Random, count: int) -> list[Request]:
@@ -155,7 +155,7 @@ def test_guesses_are_what_its_definition_says_of_the_known_tokens(source: str, t
             speculate_tokens=4,
         )
         found = guesses_of(instance, asked, want)
-        assert instance.scheduler.num_preempted > 0
+        assert instance.scheduler.load().num_preempted > 0
         assert len(found) > 20
         for key, known, drafts in set(found):
             request = next(request for request in asked if request.key == key)
@@ -178,7 +178,7 @@ def test_what_was_read_of_a_prefix_is_there_for_all_that_begin_with_it(source: s
     assert said(instance, [first]) == want
     want = one_at_a_time(made.model, [later])
     found = guesses_of(instance, [later], want)
-    assert instance.scheduler.prefix_tokens[1] == 26, "six blocks, and a part of another one"
+    assert instance.scheduler.load().prefix_tokens[1] == 26, "six blocks, and a part of another one"
     assert found
     for _, known, drafts in found:
         tokens = [*later.prompt, *(token.token for token in want["later"])][:known]
@@ -202,7 +202,7 @@ def test_a_sequence_whose_states_are_elsewhere_is_guessed_from_the_next_block_on
     longer = replace(asked[0], prompt=(*asked[0].prompt, *range(40, 52)))
     want = one_at_a_time(made.model, [longer])
     found = guesses_of(instance, [longer], want)
-    assert instance.scheduler.prefix_tokens[1] == 22
+    assert instance.scheduler.load().prefix_tokens[1] == 22
     assert found[0][1] == len(longer.prompt) + 1
     for _, known, drafts in found:
         tokens = [*longer.prompt, *(token.token for token in want["r"])][:known]
@@ -222,11 +222,11 @@ def test_a_sequence_without_any_states_is_guessed_from_the_next_block_on(source:
     assert said(instance, asked) == want
     instance.guess_by(DraftHead(made.head, KVShard.whole(replace(layout, num_layers=1)), 200))
     found = guesses_of(instance, asked, want)
-    assert instance.scheduler.prefix_tokens[1] == 21, "all that the prompt's last token needs"
+    assert instance.scheduler.load().prefix_tokens[1] == 21, "all that the prompt's last token needs"
     assert min(known for _, known, _ in found) == 26, (
         "the first block of which it has all begins with token 24"
     )
-    guessed, right = instance.scheduler.draft_tokens
+    guessed, right = instance.scheduler.load().draft_tokens
     assert right > 0.9 * guessed > 10
 
 

@@ -51,7 +51,7 @@ def test_one_that_is_the_target_itself_is_always_right(target: CausalModel) -> N
     instance = Instance(target, speculate="draft:itself", draft=target, max_batch_tokens=24)
     want = one_at_a_time(target, asked)
     assert said(instance, asked) == want
-    guessed, right = instance.scheduler.draft_tokens
+    guessed, right = instance.scheduler.load().draft_tokens
     assert guessed == right > 50
 
 
@@ -74,7 +74,7 @@ def test_one_that_knows_no_adapter_is_wrong_more_often_and_changes_no_token(tmp_
         tokens = [token.token for token in found[request.id]]
         model = truth if request.adapter else reference
         assert tokens == continuation(model, request.prompt, tokens, 24)
-    guessed, right = instance.scheduler.draft_tokens
+    guessed, right = instance.scheduler.load().draft_tokens
     assert guessed > right > 50
 
 
@@ -163,7 +163,7 @@ def test_what_it_has_not_seen_is_read_in_pieces_before_it_guesses(target: Causal
     assert said(instance, asked) == want
     first = next(at for at, unmade in enumerate(reading.unmade[1:]) if not unmade)
     assert first == 4, "the fifth piece of 7 has the last of the 35 tokens that are known then"
-    guessed, right = instance.scheduler.draft_tokens
+    guessed, right = instance.scheduler.load().draft_tokens
     assert guessed == right > 0
     assert reading.has_time[1:6] == [False, False, False, True, True], (
         "what takes long since much is read tells nothing"
@@ -185,7 +185,7 @@ def test_its_vocabulary_may_be_smaller_or_padded(target: CausalModel, tmp_path: 
         draft = load_model(tmp_path / str(size), "float32", CPU)
         instance = Instance(target, speculate="draft:x", draft=draft)
         assert said(instance, asked) == want
-        assert instance.scheduler.draft_tokens[0] > 0
+        assert instance.scheduler.load().draft_tokens[0] > 0
 
 
 def test_it_guesses_nothing_behind_its_own_context(target: CausalModel, tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_it_guesses_nothing_behind_its_own_context(target: CausalModel, tmp_path
     asked = [Request(id="r", prompt=prompt, sampling=sampling, reply_to="f")]
     instance = Instance(target, speculate="draft:x", draft=draft)
     assert said(instance, asked) == one_at_a_time(target, asked)
-    assert instance.scheduler.draft_tokens == (0, 0)
+    assert instance.scheduler.load().draft_tokens == (0, 0)
 
 
 def with_tokenizer(folder: Path, names: list[str]) -> Path:

@@ -157,7 +157,7 @@ async def said(
         await task
     await engine.close()
     scheduler.check_integrity()
-    return Said(answers.tokens, engine.work_counts(), scheduler.num_preempted)
+    return Said(answers.tokens, engine.work_counts(), scheduler.load().num_preempted)
 
 
 def bound(id: int, grammar: str, rng: random.Random, **more: Any) -> Request:

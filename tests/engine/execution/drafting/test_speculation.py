@@ -188,7 +188,7 @@ def test_no_source_changes_a_token(family: str, tmp_path: Path) -> None:
         )
         for _ in ("nothing is known of outputs", "all of them are"):
             check(said(instance, asked), want, model)
-        accepted += instance.scheduler.draft_tokens[1]
+        accepted += instance.scheduler.load().draft_tokens[1]
     assert accepted > 0
 
 
@@ -210,9 +210,9 @@ def test_sixty_four_seeds_at_any_temperature(family: str, tmp_path: Path) -> Non
     ):
         instance = Instance(model, num_blocks, **keys)  # type: ignore[arg-type]
         check(said(instance, asked), want, model)
-        guessed, right = instance.scheduler.draft_tokens
+        guessed, right = instance.scheduler.load().draft_tokens
         assert guessed > right > 0
-        assert num_states(model) or instance.scheduler.num_preempted > 0
+        assert num_states(model) or instance.scheduler.load().num_preempted > 0
 
 
 @pytest.mark.parametrize("source", ["suffix", "draft:itself", "mtp"])
@@ -248,7 +248,7 @@ def test_rejected_guesses_leave_nothing_in_the_prefix_cache(tmp_path: Path) -> N
     instance = Instance(model, drafter=Adversary({}, random.Random(1)), block_size=1)
     assert said(instance, [first]) == want
     output = [token.token for token in want["first"]]
-    queried, hit = instance.scheduler.prefix_tokens
+    queried, hit = instance.scheduler.load().prefix_tokens
     others = [
         Request(
             id=f"{at}",
@@ -262,6 +262,6 @@ def test_rejected_guesses_leave_nothing_in_the_prefix_cache(tmp_path: Path) -> N
     assert len(output) > 4  # fmt: skip
     for other in others:
         assert said(instance, [other]) == one_at_a_time(model, [other])
-    now_queried, now_hit = instance.scheduler.prefix_tokens
+    now_queried, now_hit = instance.scheduler.load().prefix_tokens
     assert now_hit > hit
     assert now_queried > queried

@@ -95,11 +95,11 @@ def pace(
     scheduler = StepScheduler(config, 5000, 2000, FifoPolicy(), speculator=speculator)
     for i in range(num_seqs):
         sampling = SamplingParams(max_tokens=length)
-        scheduler.add(Request(id=str(i), prompt=(i, 5), sampling=sampling, reply_to="f"))
+        scheduler.sequences.add(Request(id=str(i), prompt=(i, 5), sampling=sampling, reply_to="f"))
     fits, rng = StepFits(), random.Random(1)
     flight: list[tuple[StepPlan, float, StepResult]] = []
     now, free_at, started_at, num_drawn = 0.0, 0.0, -1.0, 0
-    while scheduler.num_running == num_seqs or started_at < 0:
+    while scheduler.load().num_running == num_seqs or started_at < 0:
         while len(flight) < 2 and (plan := scheduler.plan(now, fits.models)):
             took_s = device(plan.num_tokens) * (1 + abs(rng.gauss(0, 0.2)))
             guessed, proposing_s, reading_s = (
@@ -119,7 +119,7 @@ def pace(
         tokens = scheduler.commit(plan, result, now)
         if started_at >= 0:
             num_drawn += len(tokens)
-        elif scheduler.num_decoding == num_seqs:
+        elif scheduler.load().num_decoding == num_seqs:
             started_at = now
     return num_drawn / (now - started_at)
 

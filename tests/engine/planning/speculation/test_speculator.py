@@ -93,7 +93,7 @@ def steps_of(num_seqs: int, token_s: float, **keys: object) -> tuple[list[StepPl
     scheduler = StepScheduler(config, 2000, 1000, FifoPolicy(), speculator=Speculator(Right(), config, 1000))
     for i in range(num_seqs):
         sampling = SamplingParams(max_tokens=300)
-        scheduler.add(Request(id=str(i), prompt=(i, 5), sampling=sampling, reply_to="f"))
+        scheduler.sequences.add(Request(id=str(i), prompt=(i, 5), sampling=sampling, reply_to="f"))
     plans: list[StepPlan] = []
     flight: list[StepPlan] = []
     now = 0.0
@@ -113,13 +113,13 @@ def steps_of(num_seqs: int, token_s: float, **keys: object) -> tuple[list[StepPl
 def test_a_device_with_time_to_spare_computes_guesses_in_nearly_every_step() -> None:
     plans, scheduler = steps_of(1, 0.0001, speculate_tokens=8)
     assert len(plans) < 300 / 9 + 20, "a few without guesses are measured first"
-    guessed, right = scheduler.draft_tokens
+    guessed, right = scheduler.load().draft_tokens
     assert guessed == right > 250
 
 
 def test_under_load_steps_are_planned_ahead_and_guess_next_to_nothing() -> None:
     plans, scheduler = steps_of(60, 0.01, speculate_tokens=8)
-    guessed, _ = scheduler.draft_tokens
+    guessed, _ = scheduler.load().draft_tokens
     assert guessed < 10
     assert len(plans) < 310
 
@@ -149,8 +149,8 @@ def test_guesses_never_take_the_last_blocks() -> None:
     scheduler = StepScheduler(config, 40, 1000, FifoPolicy(), speculator=Speculator(Right(), config, 1000))
     for i in range(2):
         sampling = SamplingParams(max_tokens=18)
-        scheduler.add(Request(id=str(i), prompt=(i, 5), sampling=sampling, reply_to="f"))
+        scheduler.sequences.add(Request(id=str(i), prompt=(i, 5), sampling=sampling, reply_to="f"))
     while plan := scheduler.plan(0.0):
         sampled = tuple(Sampled(w.key, 7, more=(Drawn(7),) * len(w.drafts)) for w in plan.work if w.samples)
         scheduler.commit(plan, StepResult(step=plan.step, sampled=sampled), 0.0)
-    assert scheduler.num_preempted == 0
+    assert scheduler.load().num_preempted == 0
