@@ -27,6 +27,7 @@ from engine.planning.prompt_pace import PromptPace
 from engine.planning.step_bounds import StepBounds
 from engine.planning.step_time_fit import StepFits
 from engine.step_watch import StepWatch
+from engine.tiers.held_blocks import CacheEvents
 from engine.tiers.restoring import Restoring
 
 log = logging.getLogger(__name__)
@@ -72,7 +73,8 @@ class Engine:
         """`tiers` are where prefixes that the device does not hold may be had from. `fits` learn from every step. A request with
         a token that is not below `vocab_size` is refused. `bounds` and `held_up` as in StepWatch."""
         self._scheduler, self._group, self._clock, self._tiers = scheduler, group, clock, tiers
-        self._cached = tiers or scheduler.prefixes
+        self.cached: CacheEvents = tiers or scheduler.prefixes
+        """What comes to the pool or the tiers, and what neither has any more."""
         self._fits, self._vocab_size = fits or StepFits(), vocab_size
         self._depth = 2 if lookahead else 1
         self._changed = asyncio.Event()
@@ -128,14 +130,6 @@ class Engine:
     def _has_come(self, request: Request) -> None:
         self._received.append(request.key)
         self._scheduler.sessions.begins(request, self._clock.now())
-
-    def has_room(self, key: str) -> bool:
-        """Return whether this pushed sequence can draw one more token in the blocks that it has."""
-        return self._scheduler.sequences.has_room(key)
-
-    def hold(self, key: str) -> None:
-        """Let no step draw more for this pushed sequence. It must be called from `on_tokens`, or the next step draws one."""
-        self._scheduler.sequences.hold(key)
 
     def activate(self, reservation: Reservation, drawn: Sequence[TokenOut]) -> None:
         """Go on with a sequence. The reserved blocks have the KV of all known tokens and of all `drawn` (elsewhere) but the
@@ -198,11 +192,6 @@ class Engine:
         """Return how often each expert was chosen so far. Returns nothing when nothing is new, unless it is asked for `again`."""
         return self._experts.drain(again=again)
 
-    def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the hashes of blocks that the pool or the tiers have, and of those that neither has any more, since the last
-        call."""
-        return self._cached.drain_cache_events()
-
     def drain_received(self) -> tuple[str, ...]:
         """Return the keys of the requests that have come since the last call."""
         received = tuple(self._received)
@@ -214,10 +203,6 @@ class Engine:
         grown = tuple(self._grown)
         self._grown.clear()
         return grown
-
-    def replay_cache_events(self) -> None:
-        """Let the next `drain_cache_events` report everything that is held, for a listener that knows nothing."""
-        self._cached.replay_cache_events()
 
     def drop_cache(self) -> DroppedBlocks:
         """Give up what the pool and the tiers keep of requests that are over."""
@@ -236,9 +221,6 @@ class Engine:
         known = sessions.release(tenant, name) if release else sessions.prefetch(tenant, name)
         self._changed.set()
         return known
-
-    def check_integrity(self) -> None:
-        self._scheduler.check_integrity()
 
     async def run(self, events: EngineEvents) -> None:
         """Run until `close`. While one step runs, one more is planned and submitted behind it."""

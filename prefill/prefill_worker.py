@@ -12,6 +12,7 @@ from core.plan import FailedSeq
 from core.ports import Mail
 from core.types import Request, TokenOut
 from engine.loop import Engine
+from engine.planning.planner_protocol import Sequences
 from kvtransfer.handoff import PushAction, PushFact, PushHandoff, PushState
 from kvtransfer.pusher import Pusher
 
@@ -36,8 +37,9 @@ class _Job:
 class PrefillWorker:
     """Reacts to messages and engine output; owns the hand-overs in progress."""
 
-    def __init__(self, mail: Mail, pusher: Pusher, engine: Engine) -> None:
-        self._mail, self._pusher, self._engine = mail, pusher, engine
+    def __init__(self, mail: Mail, pusher: Pusher, engine: Engine, sequences: Sequences) -> None:
+        """`sequences` are the engine's."""
+        self._mail, self._pusher, self._engine, self._sequences = mail, pusher, engine, sequences
         self._jobs: dict[str, _Job] = {}
         self._by_key: dict[str, str] = {}
         self._sent: list[str] = []
@@ -101,9 +103,9 @@ class PrefillWorker:
         job.drawn.append(token)
         self._mail.send(job.request.reply_to, Tokens((token,)))
         key = job.request.key
-        room = len(job.drawn) <= grant.room_tokens and self._engine.has_room(key)
+        room = len(job.drawn) <= grant.room_tokens and self._sequences.has_room(key)
         if token.finish is not None or not room or self._pusher.remaining_s(grant.id) < _WORTH_S:
-            self._engine.hold(key)
+            self._sequences.hold(key)
             job.handoff.on(PushFact.FIRST_TOKEN)
             self._pusher.finish(grant.id, job.drawn)
 

@@ -80,7 +80,7 @@ class Instance:
         self._scheduler = make_scheduler(config.engine, role, parts)
         self._pusher = make_pusher(mail, clock, parts)
         self._engine = make_engine(config, self._scheduler, self._pusher, clock, parts)
-        self._prefill = PrefillWorker(mail, self._pusher, self._engine)
+        self._prefill = PrefillWorker(mail, self._pusher, self._engine, self._scheduler.sequences)
         """A decode instance has it, too: it sends what it has when its requests move away."""
         self._reporter = Reporter(
             registration(config, role, mail.address, parts),
@@ -156,7 +156,7 @@ class Instance:
 
     def check_integrity(self) -> None:
         """Raise Bug where the block accounting or the grants disagree with themselves."""
-        self._engine.check_integrity()
+        self._scheduler.check_integrity()
         if self._inbox is not None:
             self._inbox.check_integrity()
 

@@ -129,7 +129,7 @@ class Reporter:
             last = self._compose(load)
             for scheduler in others:
                 self._mail.send(scheduler, last)
-        self._engine.replay_cache_events()
+        self._engine.cached.replay_cache_events()
         self._experts_due_s = None
         first = self._compose(load)
         for scheduler in new:
@@ -169,7 +169,7 @@ class Reporter:
 
     def _compose(self, load: EngineLoad) -> LoadReport:
         planned = load.planned
-        added, removed = self._engine.drain_cache_events()
+        added, removed = self._engine.cached.drain_cache_events()
         self._seq += 1
         self._last = load
         return LoadReport(

@@ -134,7 +134,7 @@ class Writer:
         self.mail = Post(name, world.bag)
         self.died = asyncio.Event()
         self.engine = Engine()
-        self.worker = PrefillWorker(self.mail, self, self.engine)  # type: ignore[arg-type]
+        self.worker = PrefillWorker(self.mail, self, self.engine, self.engine)  # type: ignore[arg-type]
 
     def open(self, grant: Grant, delivered: Any, quiet: Any, failed: Any, due_s: float) -> None:
         self.pushes[grant.id] = Push(grant=grant, delivered=delivered, quiet=quiet)

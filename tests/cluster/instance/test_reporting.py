@@ -20,18 +20,19 @@ class Cache:
     """The parts of an engine that are reported; what is cached changes by `learn` and `lose`."""
 
     def __init__(self) -> None:
-        self.cached: set[int] = set()
+        self.held: set[int] = set()
+        self.cached = self
         self.added: set[int] = set()
         self.removed: set[int] = set()
         self.free = 100
 
     def learn(self, block: int) -> None:
-        self.cached.add(block)
+        self.held.add(block)
         self.added.add(block)
         self.free -= 1
 
     def lose(self, block: int) -> None:
-        self.cached.discard(block)
+        self.held.discard(block)
         self.removed.add(block)
         self.free += 1
 
@@ -49,7 +50,7 @@ class Cache:
         return events
 
     def replay_cache_events(self) -> None:
-        self.added, self.removed = set(self.cached), set()
+        self.added, self.removed = set(self.held), set()
 
     def drain_received(self) -> tuple[str, ...]:
         return ()
@@ -122,7 +123,7 @@ async def test_a_spare_hears_each_report_after_the_scheduler_that_places() -> No
         heard.clear()
         async with asyncio.timeout(PATIENCE_S):
             while len(heard) < count:
-                engine.learn(len(engine.cached))
+                engine.learn(len(engine.held))
                 await asyncio.sleep(0.001)
         return heard
 

@@ -26,7 +26,7 @@ class Listening(Served):
 
     def hear(self) -> tuple[set[int], set[int]]:
         """Returns what the report adds and removes."""
-        added, removed = map(set, self.engine.drain_cache_events())
+        added, removed = map(set, self.engine.cached.drain_cache_events())
         assert not added & removed
         assert self.held.isdisjoint(added)
         assert self.held.issuperset(removed)
@@ -108,7 +108,7 @@ async def test_a_scheduler_that_knows_nothing_is_told_of_what_lies_below_too(tmp
     for prompt in prompts(12):
         await served.ask(prompt)
     before = await served.tells(whole(prompts(12)))
-    served.engine.replay_cache_events()
+    served.engine.cached.replay_cache_events()
     served.held = set()
     assert served.hear() == (before, set())
     await served.ask(prompts(13)[12])
