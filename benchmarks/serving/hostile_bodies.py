@@ -15,7 +15,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -106,7 +106,7 @@ def calm(port: int, num_requests: int) -> list[float]:
 
 
 @contextlib.contextmanager
-def beside(port: int, kind: str) -> Iterator[None]:
+def beside(port: int, kind: str) -> Generator[None]:
     """Send hostile bodies meanwhile."""
     process = multiprocessing.get_context("spawn").Process(target=many_hostile, args=(port, kind))
     process.start()
