@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-Kind = Literal["float8", "int8", "int8_groups", "four_bit", "mxfp4", "half"]
-"""`half` are matrices of bfloat16 or float16, whatever the model computes in; `int8_groups` are `Int8Groups`; `four_bit` and
-`mxfp4` are `FourBit` of integers and of E2M1 numbers."""
+Kind = Literal["float8", "int8", "int8_groups", "four_bit", "mxfp4", "nvfp4", "half"]
+"""`half` are matrices of bfloat16 or float16, whatever the model computes in; `int8_groups` are `Int8Groups`; `four_bit`, `mxfp4`
+and `nvfp4` are `FourBit` of integers, and of E2M1 numbers with either kind of scales."""
 SCALE_BLOCK = 128
 """Rows and columns that share a scale in 8-bit weights scaled by blocks."""
 FLOAT8_CAPABILITY = 90
@@ -71,7 +71,7 @@ class Int8Groups:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FourBit:
-    """(nibble - zero) * scale; or E2M1 numbers times powers of two.
+    """(nibble - zero) * scale; or E2M1 numbers times powers of two (MXFP4), or times E4M3's and one of each output (NVFP4).
 
     Word j of the 32 of each 128 inputs has in bits [4 i, 4 i + 4) input 32 i + j, so that one shift and one mask of 32 words
     give 32 neighbours, two in each register. Behind the K-th input words have any numbers: nobody may multiply with them."""
@@ -80,11 +80,13 @@ class FourBit:
     """(K / 128, N, 32) int16, K rounded up to a multiple of 128."""
     scales: Tensor
     """(K / group, N, 2), K / group rounded up: floating point, a scale and a zero point; or (K / 128, N, 4) uint8: exponents with
-    a bias of 127, of which those behind the K-th input are any."""
+    a bias of 127, or (K / 128, N, 8) uint8: E4M3's bits. Those behind the K-th input are any."""
     group: int
-    """Inputs that share a scale: 16, 32, 64, or a multiple of 128; 32 with exponents."""
+    """Inputs that share a scale: 16, 32, 64, or a multiple of 128; 32 with exponents; 16 with E4M3."""
     inputs: int
     """K"""
+    factors: Tensor | None = None
+    """(N,) float32: what all scales of an output are multiplied with, for those of E4M3."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -98,7 +100,7 @@ class FourBit:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Return all tensors, words in pairs, which communicators have a name for."""
-        return self.words.view(torch.int32), self.scales
+        return self.words.view(torch.int32), self.scales, *(() if self.factors is None else (self.factors,))
 
 
 Weight = Tensor | EightBit | Int8Groups | FourBit
@@ -193,8 +195,11 @@ def _from_four_bits(weight: FourBit) -> Tensor:
         scales, zeros = weight.scales.unbind(-1)
         return ((nibbles - spread(zeros)) * spread(scales)).mT
     table = torch.tensor([*_E2M1, *(-x for x in _E2M1)], device=nibbles.device)
-    exponents = weight.scales.mT.flatten(-3, -2)
-    return (table[nibbles.long()] * torch.exp2(spread(exponents) - 127)).mT
+    each = weight.scales.mT.flatten(-3, -2)
+    if weight.factors is None:
+        return (table[nibbles.long()] * torch.exp2(spread(each) - 127)).mT
+    scales = each.view(torch.float8_e4m3fn).float() * weight.factors[..., None, :]
+    return (table[nibbles.long()] * spread(scales)).mT
 
 
 def joined(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
@@ -251,7 +256,8 @@ def _fits(first: Weight, other: Weight) -> bool:
             alike = first.group == other.group and (first.zeros is None) == (other.zeros is None)
             return alike and first.scales.dtype == other.scales.dtype
         case FourBit(), FourBit():
-            return first.group == other.group and first.scales.dtype == other.scales.dtype
+            alike = first.group == other.group and (first.factors is None) == (other.factors is None)
+            return alike and first.scales.dtype == other.scales.dtype
         case _:
             return False
 
@@ -280,11 +286,13 @@ def _each(parts: Sequence[Weight], combine: Callable[[list[Tensor], int], Tensor
             )
         case FourBit():
             own = [part for part in parts if isinstance(part, FourBit)]
+            factors = [p.factors for p in own if p.factors is not None]
             return FourBit(
                 words=combine([p.words for p in own], -2),
                 scales=combine([p.scales for p in own], -2),
                 group=first.group,
                 inputs=first.inputs,
+                factors=combine(factors, -1) if factors else None,
             )
         case _:
             return combine([part for part in parts if isinstance(part, Tensor)], -2)

@@ -1,4 +1,4 @@
-"""4-bit weights as AutoAWQ, GPTQ, compressed-tensors and MXFP4 store them, brought into the layout that kernels read."""
+"""4-bit weights as AutoAWQ, GPTQ, compressed-tensors, MXFP4 and NVFP4 store them, brought into the layout that kernels read."""
 
 import torch
 from torch import Tensor
@@ -9,6 +9,8 @@ from kernels.packed import BLOCK, PLANE, FourBit
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column that each nibble of an AWQ word holds, from the lowest bits."""
 _IN_ORDER = tuple(range(8))
+NVFP4_GROUP = 16
+"""Inputs that share a scale of E4M3."""
 _SIGNED = 8
 """The zero point of symmetric weights, whose nibbles are their numbers and this."""
 
@@ -42,12 +44,26 @@ def from_nibbles(nibbles: Tensor, scales: Tensor, group: int) -> FourBit:
 
 def from_mxfp4(blocks: Tensor, exponents: Tensor) -> FourBit:
     """`blocks` (..., N, K / 2) uint8, the even element in the low bits; exponents (..., N, K / 32) uint8."""
-    nibbles = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).mT
-    planes = BLOCK // PLANE
     # Scales of 2^-63 to 2^63 are all that kernels hold.
-    padded = F.pad(exponents.clamp(64, 190), (0, -exponents.shape[-1] % planes), value=127)
-    scales = padded.unflatten(-1, (-1, planes)).transpose(-3, -2)
-    return FourBit(words=_pack(nibbles), scales=scales.contiguous(), group=PLANE, inputs=nibbles.shape[-2])
+    return _floats(blocks, exponents.clamp(64, 190), PLANE, None)
+
+
+def from_nvfp4(blocks: Tensor, scales: Tensor, factors: Tensor) -> FourBit:
+    """`blocks` as above; scales (..., N, K / 16) float8_e4m3fn, and factors (..., N) float32, by which they are multiplied."""
+    return _floats(blocks, scales.view(torch.uint8), NVFP4_GROUP, factors)
+
+
+def _floats(blocks: Tensor, scales: Tensor, group: int, factors: Tensor | None) -> FourBit:
+    nibbles = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2).mT
+    count = BLOCK // group
+    padded = F.pad(scales, (0, -scales.shape[-1] % count)).unflatten(-1, (-1, count)).transpose(-3, -2)
+    return FourBit(
+        words=_pack(nibbles),
+        scales=padded.contiguous(),
+        group=group,
+        inputs=nibbles.shape[-2],
+        factors=factors,
+    )
 
 
 def _four_bit(nibbles: Tensor, zeros: Tensor, scales: Tensor, group: int) -> FourBit:

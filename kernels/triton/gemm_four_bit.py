@@ -1,4 +1,4 @@
-"""Products with 4-bit weights: integers with a scale and a zero point for each group (AWQ, GPTQ), or MXFP4.
+"""Products with 4-bit weights: integers with a scale and a zero point for each group (AWQ, GPTQ), MXFP4, or NVFP4.
 
 `kernels.packing` brings checkpoints into the layout read here. For few rows memory-bound; floor: weight and scales are read once.
 A tile's weights of 128 inputs lie in one piece and are copied to shared memory some pieces ahead, scales with them; scales are
@@ -13,10 +13,13 @@ from kernels.packed import BLOCK, FourBit
 from kernels.triton.launching import launchable
 from kernels.triton.platform import INTERPRETED, capability, cdiv, dot_dtype, next_power_of_2
 from kernels.triton.split import add_parts, parts_of
-from kernels.triton.unpack import float_planes, integer_planes
+from kernels.triton.unpack import float_planes, from_e4m3, integer_planes
 
 _FLOATS_ARE_SMALL = tl.constexpr(2.0**64)
 """What `float_planes` divides by."""
+_ONES = tl.constexpr(0x7F7F7F7F)
+"""Four exponents of 1."""
+_BLACKWELL = 100
 MOST_ROWS = 64
 """Rows of a tile of any weight: accumulators of more leave no registers for some."""
 
@@ -64,8 +67,8 @@ def four_bit_product(
     """(BLOCK_N, BLOCK_M) float32: `column`s of a weight times rows that begin at `left` (BLOCK_M,), where they exist, over the
     blocks of 128 inputs from `first` to before `last`.
 
-    words (K / 128, N, 32); scales (K / GROUP, N), each a SCALE and a zero point, or (K / 128, N), each four exponents.
-    WHOLE: K is a multiple of 128."""
+    words (K / 128, N, 32); scales (K / GROUP, N), each a SCALE and a zero point, or (K / 128, N), each four exponents or eight of
+    E4M3. WHOLE: K is a multiple of 128."""
     SIZE: tl.constexpr = min(GROUP, 32)
     inside = column < N
     tile = words + column[:, None] * 32 + tl.arange(0, SIZE)[None, :]
@@ -79,6 +82,16 @@ def four_bit_product(
                 w0, w1, w2, w3 = float_planes(packed, exponents[:, None], DOT)
                 # Triton would make an addition part of the product, whose instructions would then wait for each other.
                 acc -= _times(_four(w0, w1, w2, w3), left, exists, k, K, WHOLE, DOT)
+            elif tl.float8e4nv == SCALE:
+                first_four = tl.load(scales + (block * N + column) * 2, inside, 0)[:, None]
+                last_four = tl.load(scales + (block * N + column) * 2 + 1, inside, 0)[:, None]
+                w0, w1, w2, w3 = float_planes(packed, tl.full((BLOCK_N, 1), _ONES, tl.int32), DOT)
+                scale0, scale1 = from_e4m3(first_four, start // 16), from_e4m3(first_four, start // 16 + 2)
+                scale2, scale3 = from_e4m3(last_four, start // 16), from_e4m3(last_four, start // 16 + 2)
+                acc -= _times(w0, left, exists, k, K, WHOLE, DOT) * scale0
+                acc -= _times(w1, left, exists, k + 32, K, WHOLE, DOT) * scale1
+                acc -= _times(w2, left, exists, k + 64, K, WHOLE, DOT) * scale2
+                acc -= _times(w3, left, exists, k + 96, K, WHOLE, DOT) * scale3
             elif GROUP >= 128:
                 scale, zero = _scale_and_zero(scales, k, column, N, K, GROUP, SCALE)
                 w0, w1, w2, w3 = integer_planes(packed, zero, zero, zero, zero, DOT)
@@ -99,12 +112,12 @@ def four_bit_product(
                 acc += _times(w1, left, exists, k + 32, K, WHOLE, DOT) * scale1
                 acc += _times(w2, left, exists, k + 64, K, WHOLE, DOT) * scale2
                 acc += _times(w3, left, exists, k + 96, K, WHOLE, DOT) * scale3
-    return acc * -_FLOATS_ARE_SMALL if tl.uint8 == SCALE else acc
+    return acc * -_FLOATS_ARE_SMALL if tl.uint8 == SCALE or tl.float8e4nv == SCALE else acc
 
 
 @launchable(do_not_specialize=["M", "parts"])
 def _four_bit_kernel(
-    x, words, scales, bias, out, M, N, K, x_stride, parts,
+    x, words, scales, factors, bias, out, M, N, K, x_stride, parts,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr, SCALE: tl.constexpr, WHOLE: tl.constexpr,
     BIAS: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
@@ -116,6 +129,8 @@ def _four_bit_kernel(
         x + row * x_stride, row < M, words, scales, column, num_blocks * part // parts, num_blocks * (part + 1) // parts, N, K,
         BLOCK_M, BLOCK_N, GROUP, SCALE, WHOLE, DOT,
     )  # fmt: skip
+    if factors is not None:
+        acc *= tl.load(factors + column, column < N, 0.0)[:, None]
     if BIAS:
         acc += tl.load(bias + column, column < N, 0.0).to(tl.float32)[:, None]
     target = out + (part.to(tl.int64) * M + row)[None, :] * N + column[:, None]
@@ -131,8 +146,10 @@ _SCALES = {
 
 
 def scale_words(weight: FourBit) -> tuple[Tensor, tl.dtype]:
-    """Return (.., N) integers that an output's scales and zero points, or its exponents, are stored in, and the dtype of a
-    scale."""
+    """Return (.., N) integers that an output's scales and zero points, or its exponents, are stored in, or (.., N, 2) that E4M3's
+    are, and the dtype of a scale."""
+    if weight.factors is not None:
+        return weight.scales.view(torch.int32), tl.float8e4nv
     wide = torch.int64 if weight.scales.dtype == torch.float32 else torch.int32
     return weight.scales.view(wide)[..., 0], _SCALES[weight.scales.dtype]
 
@@ -142,9 +159,15 @@ def dtype_of_products(weight: FourBit, dtype: torch.dtype) -> tl.dtype:
     return tl.float32 if weight.is_float and dtype == torch.float16 else dot_dtype(dtype)
 
 
+def most_rows(weight: FourBit, device: torch.device) -> int:
+    """Return the most rows of a tile. For Blackwell Triton compiles products of 64 rows over 16 inputs to nothing."""
+    return MOST_ROWS // 2 if weight.group == 16 and capability(device) >= _BLACKWELL else MOST_ROWS
+
+
 def _rows_of_tile(num_rows: int, weight: FourBit, device: torch.device) -> int:
     """Before Hopper, and with the several sums of small groups, 128 rows would need more registers than there are."""
-    most = 128 if capability(device) >= 90 and (weight.is_float or weight.group >= 64) else MOST_ROWS
+    one_sum = weight.group >= 64 or (weight.is_float and weight.factors is None)
+    most = 128 if capability(device) >= 90 and one_sum else most_rows(weight, device)
     return min(most, max(16, next_power_of_2(num_rows)))
 
 
@@ -168,7 +191,7 @@ def linear_four_bit(x: Tensor, weight: FourBit, bias: Tensor | None = None) -> T
     parts = parts_of(tiles[0] * tiles[1], len(weight.words), x.device)
     sums = out if parts == 1 else torch.empty((parts, num_rows, size), dtype=torch.float32, device=x.device)
     _four_bit_kernel[(*tiles, parts)](
-        x, weight.words, scales, None if parts > 1 else bias, sums, num_rows, size, inner, x.stride(0), parts,
+        x, weight.words, scales, weight.factors, None if parts > 1 else bias, sums, num_rows, size, inner, x.stride(0), parts,
         BLOCK_M=block_m, BLOCK_N=block_n, GROUP=weight.group, SCALE=scale, WHOLE=inner % BLOCK == 0,
         BIAS=parts == 1 and bias is not None, DOT=dtype_of_products(weight, x.dtype), num_warps=warps_of(block_m),
         num_stages={16: 6, 128: 3}.get(block_m, 4),

@@ -50,7 +50,7 @@ def _eight_bit_product(
 
 @launchable()
 def _grouped_packed_kernel(
-    x, weight, scales, bias, out, order, starts, num_groups, N, K, width, x_stride, weight_stride, scale_stride,
+    x, weight, scales, factors, bias, out, order, starts, num_groups, N, K, width, x_stride, weight_stride, scale_stride,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_G: tl.constexpr,
     GROUP: tl.constexpr, SCALE: tl.constexpr, WHOLE: tl.constexpr, BLOCKWISE: tl.constexpr,
     GATHER: tl.constexpr, SCATTER: tl.constexpr, BIAS: tl.constexpr, DOT: tl.constexpr,
@@ -75,6 +75,8 @@ def _grouped_packed_kernel(
                 WHOLE, DOT,
             )  # fmt: skip
         inside = column < N
+        if factors is not None:
+            acc *= tl.load(factors + group * N + column, inside, 0.0)[:, None]
         if BIAS:
             acc += tl.load(bias + group * N + column, inside, 0.0).to(tl.float32)[:, None]
         row = pair if SCATTER else place
@@ -91,6 +93,7 @@ class _Stored:
     dot: tl.dtype
     group: int = 0
     scale: tl.dtype = tl.float32
+    factors: Tensor | None = None
     blockwise: bool = False
 
 
@@ -111,7 +114,7 @@ def grouped_linear_packed(
     block_n = 32 if INTERPRETED else 128 if four else 64
     num_warps = warps_of(groups.block_m) if four else 2 if groups.block_m <= 16 else 4
     _grouped_packed_kernel[(cdiv(size, block_n), groups.max_tiles)](
-        x, stored.values, stored.scales, bias, out, groups.order, groups.starts, count, size,
+        x, stored.values, stored.scales, stored.factors, bias, out, groups.order, groups.starts, count, size,
         inner, width or 1, x.stride(0), stored.values.stride(0), stored.scales.stride(0),
         BLOCK_M=groups.block_m, BLOCK_N=block_n, BLOCK_K=SCALE_BLOCK, BLOCK_G=next_power_of_2(count),
         GROUP=stored.group, SCALE=stored.scale, WHOLE=inner % BLOCK == 0,
@@ -130,4 +133,11 @@ def _stored(weight: EightBit | FourBit, dtype: torch.dtype) -> _Stored:
         case FourBit():
             scales, scale = scale_words(weight)
             dot = dtype_of_products(weight, dtype)
-            return _Stored(values=weight.words, scales=scales, dot=dot, group=weight.group, scale=scale)
+            return _Stored(
+                values=weight.words,
+                scales=scales,
+                dot=dot,
+                group=weight.group,
+                scale=scale,
+                factors=weight.factors,
+            )

@@ -185,12 +185,14 @@ def four_bit(shape: tuple[int, ...], group: int, scales: torch.dtype) -> FourBit
     """Four-bit weights of `shape` (.., inputs, outputs)."""
     *rest, inputs, outputs = shape
     words = tensor(*rest, -(-inputs // 128), outputs, 32, dtype=torch.int16)
-    each = (-(-inputs // 128), outputs, 4) if scales == torch.uint8 else (-(-inputs // group), outputs, 2)
+    in_bytes = scales == torch.uint8
+    each = (-(-inputs // 128), outputs, 128 // group) if in_bytes else (-(-inputs // group), outputs, 2)
     return FourBit(
         words=words,
         scales=tensor(*rest, *each, dtype=scales),
         group=group,
         inputs=inputs,
+        factors=_float(*rest, outputs) if in_bytes and group == 16 else None,
     )
 
 
@@ -303,7 +305,9 @@ LAUNCHES = (
     Launch("float8 product by blocks", lambda: _scaled(4096, torch.float8_e4m3fn, blockwise=True), FLOAT8),
     Launch("float8 product, few rows", lambda: _scaled(16, torch.float8_e4m3fn, blockwise=True), (90,)),
     Launch("four-bit product", lambda: _four_bit(128, torch.bfloat16)),
+    Launch("four-bit product, small groups", lambda: _four_bit(16, torch.bfloat16), (100,)),
     Launch("MXFP4 product", lambda: _four_bit(32, torch.uint8)),
+    Launch("NVFP4 product", lambda: _four_bit(16, torch.uint8)),
     Launch("products, batch-invariant", lambda: _products(4096)),
     Launch("products, batch-invariant, few rows", lambda: _products(16), (90,)),
     Launch("products of few rows", _few_rows, (90,)),
@@ -318,6 +322,8 @@ LAUNCHES = (
     ),
     Launch("experts, four-bit", lambda: _four_bit_groups(4096, 64, torch.float16)),
     Launch("experts, MXFP4", lambda: _four_bit_groups(16, 32, torch.uint8)),
+    Launch("experts, NVFP4", lambda: _four_bit_groups(16, 16, torch.uint8)),
+    Launch("experts, NVFP4, many rows", lambda: _four_bit_groups(4096, 16, torch.uint8), (90, 100)),
     Launch("experts, MXFP4, many rows", lambda: _four_bit_groups(4096, 32, torch.uint8), (80, 90)),
     Launch("rounding to int8", lambda: _roundings(torch.int8)),
     Launch("rounding to float8", lambda: _roundings(torch.float8_e4m3fn), FLOAT8),

@@ -103,6 +103,13 @@ def float_planes(words, exponents, DOT: tl.constexpr):
 
 
 @triton.jit
+def from_e4m3(words, byte: tl.constexpr):
+    """(N, 1) int32 -> (N, 1) float32: one of their four bytes, as E4M3 without its sign, whose exponent counts from 7."""
+    bits = (words >> 8 * byte & 127) << 20
+    return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+
+
+@triton.jit
 def _power(exponents):
     return ((exponents & 255) << 23).to(tl.float32, bitcast=True) * 5.421010862427522e-20
 

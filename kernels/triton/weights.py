@@ -20,7 +20,7 @@ from kernels.packed import (
 )
 from kernels.rounding import Activations, rounding_of
 from kernels.triton.gemm_few import linear_few, takes
-from kernels.triton.gemm_four_bit import MOST_ROWS, linear_four_bit
+from kernels.triton.gemm_four_bit import MOST_ROWS, linear_four_bit, most_rows
 from kernels.triton.gemm_scaled import linear_scaled
 from kernels.triton.grouped import Groups, combine, group_rows, grouped_linear
 from kernels.triton.grouped_packed import grouped_linear_packed
@@ -30,7 +30,7 @@ from kernels.triton.quantise import round_to
 
 def kept(device: torch.device) -> frozenset[Kind]:
     """`Ops.keeps`."""
-    every: frozenset[Kind] = frozenset(("float8", "int8", "four_bit", "mxfp4"))
+    every: frozenset[Kind] = frozenset(("float8", "int8", "four_bit", "mxfp4", "nvfp4"))
     return every if capability(device) >= FLOAT8_CAPABILITY else every - {"float8"}
 
 
@@ -85,8 +85,10 @@ def experts(
 
 def _most_rows(weight: Weight) -> int:
     match weight:
-        case EightBit() | FourBit():
+        case EightBit():
             return MOST_ROWS
+        case FourBit():
+            return most_rows(weight, weight.words.device)
         case _:
             return 128
 

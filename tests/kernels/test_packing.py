@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels.packed import EightBit, FourBit, Weight, as_float, joined, one_of, stacked
-from kernels.packing import from_awq, from_compressed, from_gptq, from_mxfp4
+from kernels.packing import from_awq, from_compressed, from_gptq, from_mxfp4, from_nvfp4
 
 K, N, GROUP = 256, 24, 64
 
@@ -48,10 +48,27 @@ def test_mxfp4() -> None:
     got = floats(from_mxfp4(blocks, exponents))
     for column, k in ((0, 0), (3, 7), (23, 255), (11, 128), (5, 64)):
         nibble = int(blocks[column, k // 2]) >> (4 * (k % 2)) & 15
-        sign, exponent, mantissa = nibble >> 3, nibble >> 1 & 3, nibble & 1
-        number = (1 + mantissa / 2) * 2 ** (exponent - 1) if exponent else mantissa / 2
-        want = (-1) ** sign * number * 2.0 ** (int(exponents[column, k // 32]) - 127)
-        assert got[column, k].item() == want
+        assert got[column, k].item() == e2m1(nibble) * 2.0 ** (int(exponents[column, k // 32]) - 127)
+
+
+def test_nvfp4() -> None:
+    """The same numbers under E4M3's, of which some are subnormal, and under one scale for each output."""
+    blocks = torch.randint(0, 256, (N, K // 2), dtype=torch.uint8)
+    bits = torch.randint(0, 127, (N, K // 16), dtype=torch.uint8)
+    bits[3, 0], factors = 5, torch.rand(N)
+    got = floats(from_nvfp4(blocks, bits.view(torch.float8_e4m3fn), factors))
+    for column, k in ((0, 0), (3, 7), (23, 255), (11, 128), (5, 64), (6, 17)):
+        nibble, byte = int(blocks[column, k // 2]) >> (4 * (k % 2)) & 15, int(bits[column, k // 16])
+        number = e2m1(nibble)
+        exponent, mantissa = byte >> 3, byte & 7
+        scale = (1 + mantissa / 8) * 2.0 ** (exponent - 7) if exponent else mantissa * 2.0**-9
+        assert got[column, k].item() == pytest.approx(number * scale * factors[column].item(), rel=1e-6)
+
+
+def e2m1(nibble: int) -> float:
+    sign, exponent, mantissa = nibble >> 3, nibble >> 1 & 3, nibble & 1
+    number = (1 + mantissa / 2) * 2 ** (exponent - 1) if exponent else mantissa / 2
+    return (-1) ** sign * number
 
 
 def floats(weight: FourBit) -> torch.Tensor:

@@ -24,7 +24,7 @@ def test_fits(launch: Launch, capability: int) -> None:
     builds = compile_launches(capability, launch.run)
     assert builds
     for build in builds:
-        assert build.registers > 0
+        assert build.registers > 8, "a kernel of which nothing is left has four"
     assert [build for build in builds if not build.fits] == []
 
 

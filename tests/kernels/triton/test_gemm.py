@@ -52,9 +52,13 @@ def test_scaled_by_blocks(device: torch.device, shape: tuple[int, int, int]) -> 
 
 
 def four_bit(*shape: int, group: int, is_float: bool) -> FourBit:
-    """A weight of `shape` (.., outputs, inputs) with any bits."""
+    """A weight of `shape` (.., outputs, inputs) with any bits. Floats in groups of 16 are NVFP4."""
     *rest, size, inner = shape
     words = torch.randint(-(1 << 15), 1 << 15, (*rest, -(-inner // 128), size, 32), dtype=torch.int16)
+    if is_float and group == 16:
+        scales = torch.randint(0, 127, (*rest, -(-inner // 128), size, 8), dtype=torch.uint8)
+        factors = torch.rand(*rest, size) * 0.01
+        return FourBit(words=words, scales=scales, group=group, inputs=inner, factors=factors)
     if is_float:
         scales = torch.randint(118, 130, (*rest, -(-inner // 128), size, 4), dtype=torch.uint8)
     else:
@@ -68,6 +72,8 @@ def four_bit(*shape: int, group: int, is_float: bool) -> FourBit:
     ("rows", "inner", "group", "is_float"),
     [
         (5, 256, 32, True),
+        (5, 256, 16, True),
+        (70, 208, 16, True),
         (5, 256, 32, False),
         (3, 224, 16, False),
         (1, 96, 64, False),
@@ -120,6 +126,7 @@ PACKED = {
     "float8 by blocks": lambda *shape: by_rows_or_blocks(torch.float8_e4m3fn, *shape, blockwise=True),
     "four bits": lambda *shape: four_bit(*shape, group=64, is_float=False),
     "MXFP4": lambda *shape: four_bit(*shape, group=32, is_float=True),
+    "NVFP4": lambda *shape: four_bit(*shape, group=16, is_float=True),
 }
 
 
