@@ -5,15 +5,18 @@ from typing import Any, Final
 
 from core.errors import ConfigError
 
+IN_16_BITS: Final = (
+    "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS",
+    "IQ3_S", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4", "NVFP4",
+)  # fmt: skip
+"""The types for which CPUs have no kernel, and which have 16 bits there."""
 BYTES: Final = {
     "F32": 4.0,
     "F16": 2.0,
     "BF16": 2.0,
     "Q8_0": 1 + 2 / 32,
     "Q4_0": 0.5 + 2 / 32,
-    "Q4_K": 2.0,
-    "Q5_K": 2.0,
-    "Q6_K": 2.0,
+    **dict.fromkeys(IN_16_BITS, 2.0),
 }
 """The types that are read, and the bytes that a CPU keeps of a number."""
 ROPE_FACTORS: Final = "rope_freqs.weight"

@@ -13,13 +13,12 @@ from torch import Tensor
 from core.errors import UnsupportedModel
 from kernels.packed import Int8Groups, Kind, Weight
 from kernels.packing import from_nibbles
-from models.files.gguf_reader import ROPE_FACTORS, field, library, open_gguf
+from models.files.gguf_reader import IN_16_BITS, ROPE_FACTORS, field, library, open_gguf
 
 BLOCK: Final = 32
 """Neighbouring inputs of Q8_0 and Q4_0 that share a scale."""
 BLOCKS: Final = ("Q8_0", "Q4_0")
 """Types whose products need not be those of floats."""
-_IN_16_BITS: Final = ("Q4_K", "Q5_K", "Q6_K")
 _NAMES: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES: Final = {
     "attn_norm": "input_layernorm",
@@ -108,7 +107,7 @@ class GgufTensor:
         return None
 
     def becomes_16_bits(self) -> bool:
-        return self.type in _IN_16_BITS
+        return self.type in IN_16_BITS
 
     def _blocks(self, rows: Sequence[slice], blocks: Sequence[slice]) -> tuple[Tensor, np.ndarray]:
         """Return scales (N, K / 32) float16, and what follows each in its block: (N, K / 32, bytes)."""

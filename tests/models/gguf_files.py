@@ -28,6 +28,8 @@ _LAYER = {
     "mlp.down_proj": "ffn_down",
 }
 _ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+_SCALES_LAST = {"Q2_K": 4, "Q3_K": 2, "Q6_K": 2}
+"""The bytes of scales at the end of a block; others have them first."""
 NUM_TOKENS = 320
 """Bytes and a few merges. `gguf` takes 100 microseconds to read one, and each test reads a file several times."""
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -105,7 +107,8 @@ def write_checkpoint(path: Path, folder: Path, kind: str, architecture: str, emb
             continue
         own = (embedding or kind) if "embed_tokens" in name else kind
         type_ = gguf.GGMLQuantizationType[own]
-        blocks = raw_blocks(numbers.shape, own, rng) if "_K" in own else gguf.quantize(numbers, type_)
+        is_raw = "_K" in own or own.startswith("IQ")
+        blocks = raw_blocks(numbers.shape, own, rng) if is_raw else gguf.quantize(numbers, type_)
         writer.add_tensor(gguf_name(name), blocks, raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -114,14 +117,16 @@ def write_checkpoint(path: Path, folder: Path, kind: str, architecture: str, emb
 
 
 def raw_blocks(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> np.ndarray:
-    """Any bits at all, with scales of a usual size: `gguf` makes no K-quants."""
+    """Any bits at all, with scales of a usual size: `gguf` makes no K- and no I-quants."""
     count, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = rng.integers(0, 256, (shape[0], shape[1] // count, size), dtype=np.uint8)
     scales = rng.uniform(1e-4, 2e-4, (*blocks.shape[:2], 2)).astype(np.float16).view(np.uint8)
-    if kind == "Q6_K":
-        blocks[..., -2:] = scales[..., :2]
+    if kind in _SCALES_LAST:
+        size = _SCALES_LAST[kind]
+        blocks[..., -size:] = scales[..., :size]
     else:
-        blocks[..., :4] = scales
+        size = 2 if kind.startswith("IQ") else 4
+        blocks[..., :size] = scales[..., :size]
     return blocks.reshape(shape[0], -1)
 
 

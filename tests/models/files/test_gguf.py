@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,6 +18,7 @@ from kernels.cpu.library import native
 from kernels.cpu.linear import Layout
 from kernels.cpu.prepacked import prepacked_ops
 from models.families.table import read_spec
+from models.files.gguf_reader import BYTES
 from models.files.hub import resolve
 from models.formats.checkpoint import Checkpoint
 from models.registry import load_model
@@ -27,7 +30,22 @@ from tests.resident import SMAPS, resident_bytes
 
 PROMPT = list(range(2, 30))
 ROOT = Path(__file__).parents[3]
-KINDS = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K"]
+KINDS = [
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q4_0",
+    "Q5_1",
+    "Q2_K",
+    "Q3_K",
+    "Q4_K",
+    "Q5_K",
+    "Q6_K",
+    "IQ2_XXS",
+    "IQ4_XS",
+    "MXFP4",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +73,18 @@ def test_logits_are_those_of_transformers(family: str, kind: str, tmp_path: Path
     want = transformers_logits(path)
     assert want.std() > 0.01
     torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
+def test_every_type_that_gguf_makes_floats_of_is_read() -> None:
+    read = set(BYTES)
+    for kind in gguf.GGMLQuantizationType:
+        _, size = gguf.GGML_QUANT_SIZES[kind]
+        try:
+            gguf.dequantize(np.zeros((1, size), np.uint8), kind)
+        except NotImplementedError:
+            assert kind.name not in read
+        else:
+            assert kind.name in read
 
 
 @pytest.mark.parametrize(
@@ -91,7 +121,7 @@ def test_blocks_are_multiplied_as_they_are_stored(
     assert sum(panels.data.nbytes for panels in made) == pytest.approx(numbers * bytes_each, rel=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K"])
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q3_K", "IQ4_XS"])
 def test_small_weights_lose_little(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, "llama", kind)
@@ -137,9 +167,10 @@ def test_what_was_read_of_a_file_leaves_memory(tmp_path: Path, monkeypatch: pyte
     assert torch.equal(stored.take(name, shape), first)
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, "llama", "Q5_1")
+    monkeypatch.delitem(BYTES, "Q5_1")
     with pytest.raises(UnsupportedModel, match=r"has the type Q5_1: F32, F16"):
         resolve(str(path))
     write_gguf(path, "llama", "F16", architecture="falcon")
