@@ -11,6 +11,9 @@ from engine.sizing.model_dims import dims_of, input_table, mixer_weights
 from kernels.cpu.attention import attends_heads_of
 from kernels.cpu.library import instruction_sets
 from kernels.cpu.prepacked import WeightFormat, bytes_per_number, kept, reads_back
+from kernels.packed import SCALE_BLOCK
+from kernels.packing import NVFP4_GROUP
+from models.formats.quantised import MXFP4_GROUP
 from models.spec.model_spec import ModelSpec
 from models.spec.quantisation import Quantisation
 from models.spec.recurrent_spec import RecurrentSpec
@@ -25,6 +28,10 @@ _SCORE_BYTES = 24
 """A score, and what is chosen by: whether it is among the highest, which of them it is, and its token."""
 _MXFP4_BYTES = 0.5 + 1 / 32
 """Four bits a number, and an exponent of one byte for each 32 numbers."""
+_BLOCKS = (SCALE_BLOCK, SCALE_BLOCK)
+"""The only blocks of scales that kernels of 8 bits have."""
+_FOUR_BIT_BLOCKS = ((1, NVFP4_GROUP), (1, MXFP4_GROUP))
+"""Inputs that share a byte of scale in GPUs' kernels of E2M1 numbers."""
 _SCALE_BYTES = 4
 """A group's scale and zero point, at the most where scales have 16 bits."""
 _CHUNK_TOKENS = 64
@@ -57,13 +64,15 @@ def stored_as(
     spec: ModelSpec, dtype: str, weights: WeightFormat, device: torch.device, *, deterministic: bool
 ) -> Stored:
     """Return how weights are kept where the model computes in `dtype`. A GPU keeps quantised weights as they are unless it is
-    `deterministic`; a CPU with `half`, but for FP8."""
+    `deterministic`, and a CPU with `half`, where they have kernels that multiply them so."""
     wide, how = DTYPE_BYTES[dtype], spec.quantisation
     if device.type == "cpu":
         head = matrix = bytes_per_number(weights, getattr(torch, dtype))
         expert, native = float(wide), _is_native(spec)
         if how is not None and weights == "half":
-            matrix = expert = wide if how.kind == "scaled" and not how.is_int8 else quantised_bytes(how)
+            matrix, expert = (
+                max(each) for each in zip(*(_on_cpu(way, wide) for way in how.ways), strict=True)
+            )
         return Stored(
             matrix=matrix,
             head=head,
@@ -75,7 +84,7 @@ def stored_as(
             attends_natively=native,
             draws_natively=bool(instruction_sets()),
         )
-    matrix = wide if how is None or how.kind == "gguf" or deterministic else quantised_bytes(how)
+    matrix = wide if how is None or deterministic else max(_on_gpu(way, wide) for way in how.ways)
     is_mxfp4 = spec.moe is not None and spec.moe.mxfp4 and not deterministic
     expert = _MXFP4_BYTES if is_mxfp4 else matrix
     return Stored(matrix=matrix, head=wide, expert=expert, embedding=wide, other=wide, on_cpu=False)
@@ -95,12 +104,41 @@ def _is_gguf(spec: ModelSpec) -> bool:
     return spec.quantisation is not None and spec.quantisation.kind == "gguf"
 
 
-def quantised_bytes(how: Quantisation) -> float:
+def _on_gpu(how: Quantisation, wide: int) -> float:
     """Return the bytes of each number, with its share of the scales."""
-    if how.kind == "scaled":
-        return 1.0
-    if how.kind == "gguf":
-        return how.bytes_each
+    match how.kind:
+        case "scaled" if how.number == "float4":
+            return 0.5 + 1 / how.block[1] if how.block in _FOUR_BIT_BLOCKS else wide
+        case "scaled":
+            return 1.0 if how.rounds_activations and how.block in (None, _BLOCKS) else wide
+        case "awq" | "gptq" | "packed":
+            return _packed_bytes(how)
+        case "gguf":
+            return wide
+
+
+def _on_cpu(how: Quantisation, wide: int) -> tuple[float, float]:
+    """Return the same for projections, and for experts."""
+    match how.kind, how.number:
+        case "scaled", "float4":
+            each = 1 + (_FLOAT / how.block[1] if how.block else 0)
+        case "scaled", "int8" if how.block in (None, _BLOCKS):
+            each = 1.0
+        case "scaled", "float8" if how.block == (1, MXFP4_GROUP):
+            return (
+                2,
+                wide,
+            )  # powers of two leave numbers that bfloat16 has, and experts of floats are not packed
+        case "scaled", _:
+            each = wide
+        case "gguf", _:
+            each = how.bytes_each
+        case _:
+            each = _packed_bytes(how)
+    return each, each
+
+
+def _packed_bytes(how: Quantisation) -> float:
     return how.bits / 8 + (_SCALE_BYTES / how.group if how.group else 0)
 
 

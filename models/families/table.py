@@ -15,7 +15,7 @@ from models.pooling.pooling import is_embedder
 from models.pooling.scoring import SCORER, is_scorer
 from models.spec.config_fields import Config
 from models.spec.model_spec import LONGROPE_LISTS, Implementation, ModelSpec, MoeSpec, RopeSpec, read_json
-from models.spec.quantisation import read_quantisation
+from models.spec.quantisation_config import read_quantisation, with_own_file
 from models.text.turn_ends import turn_ends
 
 _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
@@ -80,7 +80,7 @@ _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"
 def read_spec(folder: Path, implementation: Implementation = "auto") -> ModelSpec:
     """Return the model in `folder`, without touching its weights. `implementation` says whose code is to compute its layers;
     `auto` means Baton's where there is some. Raises ConfigError and UnsupportedModel."""
-    config = read_json(folder / "config.json")
+    config = with_own_file(folder, read_json(folder / "config.json"))
     names = config.get("architectures") or ["(none)"]
     if names[0] in SEEING and implementation != "transformers":
         decoder, vision = decoder_of(folder, config, names[0])

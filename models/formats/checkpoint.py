@@ -4,7 +4,6 @@ A tensor that no model asks for, or that is missing, is an error that names it."
 
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,26 +15,21 @@ from torch import Tensor
 from core.errors import ConfigError, UnsupportedModel
 from kernels.cpu.pages import give_back_freed
 from kernels.packed import Kind, Weight, on_device, tensors_of
-from models.files.cuts import indices
 from models.files.gguf_folder import WEIGHTS
 from models.files.tensor_names import decoders_name
 from models.formats.gguf_file import BLOCK, BLOCKS, GgufFile, GgufTensor
-from models.formats.packed import divided, eight_bit_kind, eight_bits, whole_numbers, without_rounding
-from models.formats.packed_words import MARKS, SUFFIXES, from_words
-from models.formats.quantised import from_scaled
+from models.formats.matrix_ways import find_matrix, parts_of
+from models.formats.packed import divided
+from models.formats.stored_matrix import Cut, StoredMatrix, require_shape
 from models.lora.low_rank import AdapterWeights, no_adapters
 from models.spec.model_spec import read_json
 from models.spec.quantisation import Quantisation
 
-Cut = Sequence[Sequence[slice]]
-"""For each dimension of a tensor the runs that a rank holds, joined in this order. All have a start and a stop, and no step."""
 Shard = Callable[[str, tuple[int, ...]], Cut]
 """(name in the checkpoint, full shape) -> what this rank holds of it."""
 MOST_MAPPED_BYTES = 64 << 20
 """What is read of files before they are mapped anew."""
 _log = logging.getLogger(__name__)
-_SCALES = ("_scale_inv", "_scale")
-_SCALED = ("F8_E4M3", "I8")
 _STORED = {
     torch.float32: ("F32", "F16", "BF16", "F64"),
     torch.bfloat16: ("F32", "F16", "BF16", "F64"),
@@ -45,7 +39,7 @@ _STORED = {
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 _IGNORED_SUFFIXES = (
     "rotary_emb.inv_freq",
-    *(f".{what}_scale" for what in ("input", "activation", "output", "q", "k", "v")),
+    *(f".{what}_scale" for what in ("input", "input_global", "activation", "output", "q", "k", "v")),
 )
 """Suffixes that are not read: scales of activations (read only with weights that stay as they are stored), and of a quantised KV
 cache."""
@@ -95,7 +89,7 @@ class Checkpoint:
         self._num_floats = 0
         """Matrices that are stored in fewer bits."""
         self._num_halves = 0
-        """Matrices of K-quants that have 16 bits here."""
+        """Matrices of a GGUF file that have 16 bits here."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._where
@@ -104,20 +98,14 @@ class Checkpoint:
         """This rank's part of the tensor, in `dtype` or the model's; `shape` is the whole tensor's.
 
         Raises UnsupportedModel when it is missing or has another shape."""
-        wanted, cut, how = dtype or self.dtype, self._shard(name, shape), self._quantisation
-        if how is not None and how.kind in MARKS and f"{_stem(name)}.{MARKS[how.kind]}" in self._where:
-            matrix = from_words(how, partial(self._beside, name), _stem(name), shape)
-            rows, columns = indices(cut)
+        wanted, cut = dtype or self.dtype, self._shard(name, shape)
+        if (matrix := self._in_fewer_bits(name, shape)) is not None:
             self._num_floats += 1
-            return matrix[rows][:, columns].to(self.device, wanted)
+            return matrix.floats(cut).to(self.device, wanted)
         stored = self._stored(name, shape)
-        tensor = self._read(name, cut)
-        if how is not None and how.kind == "scaled" and stored in _SCALED:
-            tensor = from_scaled(tensor, *self._scales(name, shape, how.block), cut)
-            self._num_floats += 1
-        elif stored not in _STORED[wanted]:
+        if stored not in _STORED[wanted]:
             raise UnsupportedModel(f"tensor {name!r} is stored as {stored}, which is not supported")
-        return tensor.to(self.device, wanted)
+        return self.read(name, cut).to(self.device, wanted)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         """Return the part as `take` does, but as it is stored where that is among `keeps`."""
@@ -131,28 +119,23 @@ class Checkpoint:
         return _HALVES.get(self._slice(name).get_dtype())
 
     def _packed(self, name: str, shape: tuple[int, int]) -> Weight | None:
-        how = self._quantisation
-        if how is None or not self.keeps - {"half"}:
+        if self._quantisation is None or not self.keeps - {"half"}:
             return None
-        if how.kind == "scaled":
-            stored = self._stored(name, shape)
-            kind = eight_bit_kind(how, stored, shape)
-            if kind not in self.keeps or stored not in _SCALED:
-                return None
-            cut = self._shard(name, shape)
-            scales, block = self._scales(name, shape, how.block)
-            read, given = partial(self._read, name, cut), self._input_scale(name)
-            found = eight_bits(name, read, scales, block, shape=shape, cut=cut, input_scale=given)
-            return without_rounding(found) if found is not None and kind == "int8_groups" else found
-        if how.kind == "gguf":
+        if self._quantisation.kind == "gguf":
             return self._from_gguf(name, shape)
-        kind = "four_bit" if how.bits == 4 else "int8_groups"
-        if kind not in self.keeps or f"{_stem(name)}.{MARKS[how.kind]}" not in self._where:
+        matrix = self._in_fewer_bits(name, shape)
+        return None if matrix is None else matrix.kept(self._shard(name, shape), self.keeps)
+
+    def _in_fewer_bits(self, name: str, shape: tuple[int, ...]) -> StoredMatrix | None:
+        if self._quantisation is None or self._quantisation.kind == "gguf":
             return None
-        return whole_numbers(how, _stem(name), partial(self._beside, name), shape, self._shard(name, shape))
+        matrix = find_matrix(self, self._quantisation, name, shape)
+        if matrix is not None:
+            self._unused.difference_update(parts_of(name))
+        return matrix
 
     def _from_gguf(self, name: str, shape: tuple[int, int]) -> Weight | None:
-        """K-quants get 16 bits on CPUs, which have no kernel for them, where all others keep what they have."""
+        """K-quants and the like get 16 bits on CPUs, which have no kernel for them, where others keep what they have."""
         self._stored(name, shape)
         stored, cut = self._slice(name), self._shard(name, shape)
         assert isinstance(stored, GgufTensor)
@@ -170,21 +153,20 @@ class Checkpoint:
         """Return safetensors' name of its dtype. Raises UnsupportedModel."""
         if name not in self._where:
             raise UnsupportedModel(f"the checkpoint in {self._folder} lacks the tensor {name!r}")
-        stored = self._slice(name)
-        if tuple(stored.get_shape()) != shape:
-            raise UnsupportedModel(
-                f"tensor {name!r} is {tuple(stored.get_shape())}; config.json says {shape}"
-            )
-        return stored.get_dtype()
+        require_shape(self, name, shape)
+        return self._slice(name).get_dtype()
 
-    def _read(self, name: str, cut: Cut) -> Tensor:
-        tensor = _read(self._slice(name), cut)
-        self._count(name, tensor.nbytes)
-        return tensor
+    def dtype_of(self, name: str) -> str | None:
+        """Return safetensors' name of the dtype of a tensor; None where there is none."""
+        return self._slice(name).get_dtype() if name in self._where else None
 
-    def _read_whole(self, name: str) -> Tensor:
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        return tuple(self._slice(name).get_shape())
+
+    def read(self, name: str, cut: Cut | None = None) -> Tensor:
+        """Return the part of a tensor that `cut` says, or all of it, as it is stored."""
         path, stored = self._where[name]
-        tensor = self._files[path].get_tensor(stored)
+        tensor = _read(self._slice(name), cut) if cut else self._files[path].get_tensor(stored)
         self._count(name, tensor.nbytes)
         return tensor
 
@@ -204,41 +186,6 @@ class Checkpoint:
             self._mapped_bytes, self._mapped_files = 0, set()
             give_back_freed()
 
-    def _scales(
-        self, name: str, shape: tuple[int, ...], block: tuple[int, int] | None
-    ) -> tuple[Tensor, tuple[int, int]]:
-        """Return the scales of the whole matrix, and how many rows and columns share one."""
-        if len(shape) != 2:
-            raise UnsupportedModel(f"tensor {name!r} has 8 bits and is no matrix, which is not supported")
-        own = next((name + end for end in _SCALES if name + end in self._where), None)
-        if own is None:
-            raise UnsupportedModel(f"the checkpoint in {self._folder} lacks the tensor {name + _SCALES[0]!r}")
-        scales = self._read_whole(own)
-        if scales.numel() == 1:
-            return scales.view(1, 1), shape
-        rows, columns = block or (1, shape[1])
-        blocks = -(-shape[0] // rows), -(-shape[1] // columns)
-        if tuple(scales.shape) != blocks and (block or scales.shape != blocks[:1]):
-            raise UnsupportedModel(f"tensor {own!r} is {tuple(scales.shape)}; it must be {blocks}")
-        return scales.view(blocks), (rows, columns)
-
-    def _input_scale(self, name: str) -> Tensor | None:
-        """Return (1,) float32, the scale of everything that is multiplied with the matrix, if the checkpoint has one."""
-        names = (f"{_stem(name)}.{what}_scale" for what in ("input", "activation"))
-        own = next((found for found in names if found in self._where), None)
-        if own is None:
-            return None
-        scale = self._read_whole(own)
-        return scale.float().view(1) if scale.numel() == 1 else None
-
-    def _beside(self, name: str, suffix: str, cut: Cut | None = None) -> Tensor | None:
-        """Return one of the tensors of a packed matrix: the part of it that `cut` says, or all."""
-        own = f"{_stem(name)}.{suffix}"
-        if own not in self._where:
-            return None
-        self._unused.difference_update(_parts(name))
-        return self._read(own, cut) if cut else self._read_whole(own)
-
     def held(self, name: str, count: int) -> list[int]:
         """Return which of `count` things that have tensors of their own this rank holds. The `Shard` is asked for rows of a
         tensor `name`, which need not exist."""
@@ -246,7 +193,7 @@ class Checkpoint:
 
     def ignore(self, *names: str) -> None:
         """Ignore tensors that are not this model's, or not this rank's."""
-        self._unused.difference_update(names, *map(_parts, names))
+        self._unused.difference_update(names, *map(parts_of, names))
 
     def ignore_under(self, *prefixes: str) -> None:
         self._unused = {name for name in self._unused if not name.startswith(prefixes)}
@@ -261,7 +208,7 @@ class Checkpoint:
             )
         if self._num_halves:
             _log.info(
-                "%d matrices of K-quants have 16 bits here: no kernel reads them as they are stored",
+                "%d matrices of the GGUF file have 16 bits here: no kernel reads them as they are stored",
                 self._num_halves,
             )
         self._files.clear()
@@ -271,15 +218,6 @@ class Checkpoint:
             raise UnsupportedModel(
                 f"no rule says what to do with {len(left)} tensors of the checkpoint, e.g. {left[0]!r}"
             )
-
-
-def _stem(name: str) -> str:
-    return name.removesuffix(".weight")
-
-
-def _parts(name: str) -> list[str]:
-    """Return the names under which a matrix may be stored in place of, or beside, `name`."""
-    return [*(name + end for end in _SCALES), *(f"{_stem(name)}.{suffix}" for suffix in SUFFIXES)]
 
 
 def _read(stored: Any, cut: Cut, chosen: tuple[slice, ...] = ()) -> Tensor:

@@ -3,6 +3,7 @@
 A part begins and ends where groups of inputs, blocks of scales and words do: what would cut through one is refused."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 from core.errors import UnsupportedModel
 from kernels.packed import BLOCK, SCALE_BLOCK, EightBit, FourBit, Int8Groups, Kind
 from kernels.packing import from_awq, from_compressed, from_gptq
-from models.formats.packed_words import WORD_BITS, unpacked
+from models.files.cuts import indices
+from models.formats.packed_words import MARKS, WORD_BITS, from_words, unpacked
+from models.formats.stored_matrix import Cut, StoredTensors
 from models.spec.quantisation import Quantisation
 
 Runs = Sequence[slice]
@@ -24,16 +27,62 @@ _WORD_8 = 4
 _OFFSET = 128
 
 
-def eight_bit_kind(how: Quantisation, stored: str, shape: tuple[int, ...]) -> Kind | None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordMatrix:
+    """A matrix of AutoAWQ, GPTQ or compressed-tensors. See `models.formats.stored_matrix.StoredMatrix`."""
+
+    tensors: StoredTensors
+    how: Quantisation
+    stem: str
+    """The matrix's name without `.weight`."""
+    shape: tuple[int, ...]
+
+    @property
+    def fits(self) -> bool:
+        outputs, inputs = self.shape
+        words = outputs, -(-inputs * self.how.bits // WORD_BITS)
+        groups = outputs, -(-inputs // (self.how.group or inputs))
+        sizes = {"weight_packed": words, "weight_scale": groups}
+        return self.how.kind != "packed" or all(
+            self.tensors.shape_of(f"{self.stem}.{suffix}") == size for suffix, size in sizes.items()
+        )
+
+    def floats(self, cut: Cut) -> Tensor:
+        rows, columns = indices(cut)
+        return from_words(self.how, self._fetch, self.stem, self.shape)[rows][:, columns]
+
+    def kept(self, cut: Cut, keeps: frozenset[Kind]) -> FourBit | Int8Groups | None:
+        if ("four_bit" if self.how.bits == 4 else "int8_groups") not in keeps:
+            return None
+        return whole_numbers(self.how, self.stem, self._fetch, self.shape, cut)
+
+    def _fetch(self, suffix: str, cut: Cut | None = None) -> Tensor | None:
+        name = f"{self.stem}.{suffix}"
+        return self.tensors.read(name, cut) if self.tensors.dtype_of(name) else None
+
+
+def word_matrix(
+    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...]
+) -> WordMatrix | None:
+    """Return the matrix, if it is stored in this way."""
+    stem = name.removesuffix(".weight")
+    if tensors.dtype_of(f"{stem}.{MARKS[how.kind]}") != "I32":
+        return None
+    return WordMatrix(tensors=tensors, how=how, stem=stem, shape=shape)
+
+
+def eight_bit_kind(
+    stored: str, shape: tuple[int, ...], block: tuple[int, ...], *, rounds_activations: bool
+) -> Kind | None:
     """Return the kind of matrix that kernels must be able to multiply for `shape`, if any can. `stored` is safetensors' name of
-    its dtype."""
+    its dtype, and `block` the rows and columns that share a scale."""
     kind = _KINDS.get(stored)
-    blocks = how.block in (None, (SCALE_BLOCK, SCALE_BLOCK))
-    unit = SCALE_BLOCK if how.block else 16
-    fits = len(shape) == 2 and blocks and shape[1] % unit == 0
-    if not how.rounds_activations and kind == "int8":
+    by_blocks = block == (SCALE_BLOCK, SCALE_BLOCK)
+    by_rows = block[0] in (1, shape[0]) and block[1] == shape[1]
+    fits = (by_blocks or by_rows) and shape[1] % (SCALE_BLOCK if by_blocks else 16) == 0
+    if not rounds_activations and kind == "int8":
         kind = "int8_groups"
-    elif not how.rounds_activations:
+    elif not rounds_activations:
         kind = None
     return kind if fits else None
 
@@ -55,11 +104,11 @@ def eight_bits(
     rows, columns = cut
     if block == (SCALE_BLOCK, SCALE_BLOCK):
         parts = [divided(name, runs, size, SCALE_BLOCK) for runs, size in zip(cut, shape, strict=True)]
-        return EightBit(read(), _at(_at(scales, parts[0], 0), parts[1], 1).float().contiguous())
+        return EightBit(read(), at_runs(at_runs(scales, parts[0], 0), parts[1], 1).float().contiguous())
     if sum(run.stop - run.start for run in columns) % 16:
         return None
     each = scales.expand(shape[0], 1) if scales.shape[0] == 1 else scales
-    return EightBit(read(), _at(each, rows, 0)[:, 0].float().contiguous(), input_scale)
+    return EightBit(read(), at_runs(each, rows, 0)[:, 0].float().contiguous(), input_scale)
 
 
 def whole_numbers(
@@ -130,6 +179,7 @@ def divided(name: str, runs: Runs, size: int, unit: int) -> list[slice]:
     return [slice(run.start // unit, -(-run.stop // unit)) for run in runs]
 
 
-def _at(tensor: Tensor, runs: Runs, dim: int) -> Tensor:
+def at_runs(tensor: Tensor, runs: Runs, dim: int) -> Tensor:
+    """Return what a matrix has in these rows (`dim` 0) or columns (1)."""
     index: list[Any] = [i for run in runs for i in range(run.start, run.stop)]
     return tensor[index] if dim == 0 else tensor[:, index]

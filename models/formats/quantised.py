@@ -1,10 +1,11 @@
-"""Makes weights of a byte or less floats again as they are loaded."""
+"""Makes weights of a byte or less floats again, or bytes, as they are loaded."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from kernels.packed import Int8Groups
 from models.files.cuts import indices
 
 MXFP4_GROUP = 32
@@ -27,7 +28,17 @@ def from_scaled(
 def from_mxfp4(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """`blocks` (..., G, 16) uint8, two values in a byte with the lower half first; scales (..., G) uint8, powers of two
     -> (..., 32 G) in `dtype`, exact in bfloat16."""
-    table = torch.tensor(_FP4_VALUES, dtype=dtype, device=blocks.device)
-    pairs = torch.stack((table[(blocks & 15).int()], table[(blocks >> 4).int()]), -1)
     exponents = scales.int() - _E8M0_BIAS
-    return torch.ldexp(pairs.flatten(-2), exponents[..., None]).to(dtype).flatten(-2)
+    return torch.ldexp(from_pairs(blocks, dtype), exponents[..., None]).to(dtype).flatten(-2)
+
+
+def in_bytes(pairs: Tensor, scales: Tensor, group: int) -> Int8Groups:
+    """`pairs` (..., N, K / 2) uint8 of two E2M1 numbers each, of which twice one is whole; scales (..., N, K / group) float32."""
+    values = (2 * from_pairs(pairs, torch.float32)).to(torch.int8)
+    return Int8Groups(values=values, scales=scales / 2, zeros=None, group=group)
+
+
+def from_pairs(pairs: Tensor, dtype: torch.dtype) -> Tensor:
+    """(..., B) uint8 of two E2M1 numbers each, the lower half first -> (..., 2 B) in `dtype`."""
+    table = torch.tensor(_FP4_VALUES, dtype=dtype, device=pairs.device)
+    return torch.stack((table[(pairs & 15).int()], table[(pairs >> 4).int()]), -1).flatten(-2)

@@ -22,6 +22,8 @@ _BYTES = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0}
 _QUANTISED_BYTES = {"fp8": 1.0, "fbgemm_fp8": 1.0, "mxfp4": 0.53, "bitnet": 0.25}
 _SCALES = 0.02
 """Bytes of scales for each 4- or 8-bit weight: 16 bits for 128 weights, and zeros."""
+_FP4_BYTES = 0.5 + 1 / 16
+"""Of ModelOpt's four bits, with a byte for each 16."""
 _SHARED_KEYS = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 _NO_GATE = {"gpt2", "gpt_neo", "gptj", "gpt_neox", "opt", "bloom", "phi", "falcon", "starcoder2"}
 """Model types whose feed-forward layers have two matrices in place of three."""
@@ -165,6 +167,8 @@ def _value_bytes(config: Mapping[str, Any], text: Mapping[str, Any]) -> float:
     method = found.get("quant_method", "")
     if method in _QUANTISED_BYTES:
         return _QUANTISED_BYTES[method]
+    if algorithms := _algorithms(found):
+        return max(_FP4_BYTES if "FP4" in name or "W4" in name else 1 + _SCALES for name in algorithms)
     if method == "bitsandbytes":
         return 0.5 + _SCALES if found.get("load_in_4bit") else 1 + _SCALES
     groups = (found.get("config_groups") or {}).values()
@@ -172,3 +176,13 @@ def _value_bytes(config: Mapping[str, Any], text: Mapping[str, Any]) -> float:
     if not bits[0]:
         raise ConfigError(f"the model's quantization_config does not say how many bits {method or 'it'} has")
     return max(bits) / 8 + _SCALES
+
+
+def _algorithms(found: Mapping[str, Any]) -> list[str]:
+    """Return ModelOpt's names of how weights are stored."""
+    layers = [found, *(found.get("quantized_layers") or {}).values()]
+    return [
+        str(layer["quant_algo"])
+        for layer in layers
+        if layer.get("quant_algo") not in (None, "MIXED_PRECISION")
+    ]

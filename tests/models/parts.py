@@ -10,7 +10,7 @@ import torch
 
 from kernels.collectives import ONE_RANK, Collectives, LocalExperts
 from kernels.packed import LookUp
-from models.formats.checkpoint import Cut
+from models.formats.stored_matrix import Cut
 from tests.patience import PATIENCE_S
 
 T = TypeVar("T")

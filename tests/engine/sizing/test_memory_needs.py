@@ -23,6 +23,8 @@ from models.registry import LoadOptions, load_model
 from parallel.mesh import ONE_RANK, Mesh
 from tests.models.checkpoints import FAMILIES, HYBRID, make
 from tests.models.real_configs import REAL, write_config
+from tests.models.stored_scaled import WAYS as SCALED
+from tests.models.stored_scaled import meaning
 
 ALL = {**FAMILIES, **HYBRID}
 GPU, CPU, VOCAB = torch.device("cuda"), torch.device("cpu"), 2048
@@ -172,6 +174,20 @@ def test_a_cpu_keeps_as_many_bytes_of_weights_as_are_counted(
     model = load_model(folder, "float32", CPU, options=LoadOptions(weights=weights))
     held = sum(size for place, size in _storages().items() if place not in before)
     stored = stored_as(model.spec, "float32", weights, CPU, deterministic=False)
+    (needs,) = needs_of(model.spec, EngineConfig(), ONE_RANK, stored, context_tokens=1024)
+    assert needs.weight_bytes == pytest.approx(held, rel=0.05)
+
+
+@pytest.mark.skipif(native() is None, reason="there are no native kernels here")
+@pytest.mark.parametrize("way", ["NVFP4 of ModelOpt", "MXFP4 of Quark", "MXFP8 of ModelOpt", "FP8 of FBGEMM"])
+def test_a_cpu_keeps_as_many_bytes_of_quantised_weights_as_are_counted(tmp_path: Path, way: str) -> None:
+    folder = tmp_path / "model"
+    sizes = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
+    meaning(folder, *SCALED[way], **sizes)
+    before = _storages()
+    model = load_model(folder, "float32", CPU, options=LoadOptions(weights="half"))
+    held = sum(size for place, size in _storages().items() if place not in before)
+    stored = stored_as(model.spec, "float32", "half", CPU, deterministic=False)
     (needs,) = needs_of(model.spec, EngineConfig(), ONE_RANK, stored, context_tokens=1024)
     assert needs.weight_bytes == pytest.approx(held, rel=0.05)
 

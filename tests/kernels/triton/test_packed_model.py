@@ -32,6 +32,7 @@ from tests.models.stored import (
     scaled,
     w8a8,
 )
+from tests.models.stored_scaled import scaled_checkpoint
 
 PROMPT = list(range(2, 11))
 Round = Callable[[torch.Tensor], torch.Tensor]
@@ -177,6 +178,23 @@ def test_mxfp4(device: torch.device, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(model, device), want, atol=1e-4, rtol=1e-4)
     assert FourBit in seen.kinds
     assert greedy(model, device) == greedy(load(tmp_path, reference_ops(), device), device)
+
+
+@pytest.mark.parametrize("way", ["MXFP4 of compressed-tensors", "NVFP4 of compressed-tensors"])
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+@pytest.mark.filterwarnings("ignore:You passed `quantization_config`:UserWarning")
+def test_floats_of_four_bits(way: str, family: str, device: torch.device, tmp_path: Path) -> None:
+    experts = {"moe_intermediate_size": 64} if family == "qwen3_moe" else {}
+    scaled_checkpoint(tmp_path, way, family, intermediate_size=128, head_dim=16, **experts)
+    seen = Seen(triton_ops(device))
+    got = logits(load(tmp_path, seen.ops, device), device)
+    assert seen.kinds == {FourBit, torch.Tensor}
+    want = logits(load(tmp_path, reference_ops(), device), device)
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+    if family == "llama":
+        torch.testing.assert_close(
+            got, transformers_logits(tmp_path, dequantised(), None), atol=1e-4, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("kind", ["activation order", "weights only"])

@@ -9,8 +9,10 @@ import torch
 from tests.models.checkpoints import FAMILIES
 from tests.models.formats.test_quantised import equal_models
 from tests.models.stored import compressed, four_bits, packed_parts, quantise_all, scaled
+from tests.models.stored_scaled import modelopt, modelopt_nvfp4
 
 SIZES: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"moe_intermediate_size": 32},
     "llama4": {"no_rope_layers": [1, 0]},
     "smollm3": {"no_rope_layers": [1, 0]},
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse"]},
@@ -33,9 +35,11 @@ def awq(weight: torch.Tensor) -> Stored:
 
 WAYS: dict[str, Any] = {
     "int8": (int8, compressed(num_bits=8, type="int", strategy="channel")),
+    "nvfp4": (modelopt_nvfp4, modelopt("NVFP4", group_size=16)),
     "awq": (awq, {"quant_method": "awq", "bits": 4, "group_size": 16, "zero_point": True, "version": "gemm"}),
 }
 CASES = [(family, "int8") for family in sorted(FAMILIES)]
+CASES += [(family, "nvfp4") for family in ("deepseek_v3", "gemma3", "gpt_oss", "phi3", "qwen3_moe")]
 CASES += [(family, "awq") for family in ("gemma3", "glm4", "granite", "olmo3", "phi3")]
 
 

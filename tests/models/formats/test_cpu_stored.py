@@ -35,7 +35,15 @@ from parallel.rules import Sharding
 from tests.models.checkpoints import CPU, FAMILIES, Paged
 from tests.models.checkpoints import make as make_checkpoint
 from tests.models.parts import Meeting
-from tests.models.stored import BLOCKS, compressed, packed_checkpoint, quantise_all, scaled, w8a8
+from tests.models.stored import (
+    BLOCKS,
+    compressed,
+    packed_checkpoint,
+    quantise_all,
+    scaled,
+    w8a8,
+)
+from tests.models.stored_scaled import scaled_checkpoint
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there are no native kernels here")
 PROMPT = list(range(2, 30))
@@ -54,6 +62,8 @@ def weights_only(folder: Path) -> None:
     )
 
 
+GROUPS = {"intermediate_size": 128, "head_dim": 16}
+"""Of which a half is still whole groups of 32."""
 DENSE: dict[str, Make] = {
     "awq": lambda folder: packed_checkpoint(folder, "awq", 16),
     "gptq": lambda folder: packed_checkpoint(folder, "gptq", 16),
@@ -68,6 +78,8 @@ DENSE: dict[str, Make] = {
     "int8": lambda folder: w8a8(folder, "int", "channel"),
     "int8 blocks": lambda folder: w8a8(folder, "int", "block", **BLOCKS | {"head_dim": 64}),
     "int8 weights alone": weights_only,
+    "NVFP4": lambda folder: scaled_checkpoint(folder, "NVFP4 of ModelOpt"),
+    "MXFP4": lambda folder: scaled_checkpoint(folder, "MXFP4 of compressed-tensors", **GROUPS),
 }
 EXPERTS: dict[str, Make] = {
     "awq experts": lambda folder: packed_checkpoint(
@@ -77,6 +89,9 @@ EXPERTS: dict[str, Make] = {
         folder, "gptq", 16, 8, "qwen3_moe", moe_intermediate_size=64
     ),
     "int8 experts": lambda folder: w8a8(folder, "int", "channel", "qwen3_moe", moe_intermediate_size=64),
+    "NVFP4 experts": lambda folder: scaled_checkpoint(
+        folder, "NVFP4 of compressed-tensors", "qwen3_moe", moe_intermediate_size=64
+    ),
 }
 
 
@@ -241,6 +256,7 @@ def panels_of(folder: Path, ops: Ops) -> list[Panels]:
         ("packed, symmetric", Layout.INT4, 0.5 + 4 / 16),
         ("gptq of 8 bits", Layout.INT8, 1 + 4 / 16),
         ("int8 experts", Layout.INT8, 1 + 4 / 64),
+        ("NVFP4", Layout.INT8, 1 + 4 / 16),
     ],
 )
 def test_matrices_take_the_bytes_of_their_format(

@@ -10,7 +10,7 @@ import torch
 from core.errors import UnsupportedModel
 from engine.sizing.model_dims import dims_of, rules_of
 from kernels.collectives import ONE_RANK, Collectives
-from kernels.packed import EightBit, FourBit, Kind
+from kernels.packed import EightBit, FourBit, Kind, as_float
 from kernels.torch.reference import reference_ops
 from models.families.table import read_spec
 from models.formats.checkpoint import Checkpoint, Shard, whole
@@ -20,9 +20,10 @@ from parallel.rules import Sharding
 from tests.models.checkpoints import CPU, Paged
 from tests.models.parts import Meeting
 from tests.models.stored import BLOCKS, mxfp4_checkpoint, packed_checkpoint, w8a8
+from tests.models.stored_scaled import WAYS, scaled_checkpoint
 
 PROMPT = list(range(2, 30))
-ALL: frozenset[Kind] = frozenset(("float8", "int8", "four_bit", "mxfp4"))
+ALL: frozenset[Kind] = frozenset(("float8", "int8", "four_bit", "mxfp4", "nvfp4"))
 
 
 def load(
@@ -35,10 +36,15 @@ def load(
     return model
 
 
-@pytest.mark.parametrize("kind", ["awq", "gptq", "packed", "mxfp4", "int8", "int8 experts", "float8 blocks"])
+KINDS = ["awq", "gptq", "packed", "mxfp4", "MXFP4", "NVFP4", "int8", "int8 experts", "float8 blocks"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_two_ranks_equal_the_whole(kind: str, tmp_path: Path) -> None:
     if kind == "mxfp4":
         mxfp4_checkpoint(tmp_path)
+    elif kind in ("MXFP4", "NVFP4"):
+        scaled_checkpoint(tmp_path, f"{kind} of compressed-tensors", intermediate_size=128, head_dim=16)
     elif kind == "int8 experts":
         w8a8(tmp_path, "int", "channel", "qwen3_moe", moe_intermediate_size=48)
     elif kind == "int8":
@@ -80,6 +86,21 @@ def test_mxfp4_is_held_as_it_is_stored(tmp_path: Path) -> None:
         assert held.down.is_float
 
 
+@pytest.mark.parametrize("way", [way for way in WAYS if "FP4" in way])
+def test_matrices_of_four_bits_are_held_as_they_are_stored(way: str, tmp_path: Path) -> None:
+    """A whole matrix is as large as its nibbles and the bytes of its scales, and for NVFP4 a number for each output."""
+    scaled_checkpoint(tmp_path, way, intermediate_size=128, hidden_size=128, head_dim=32)
+    spec = read_spec(tmp_path)
+    checkpoint = Checkpoint(tmp_path, torch.float32, CPU, whole, spec.quantisation, ALL)
+    name = "model.layers.0.mlp.down_proj.weight"
+    held, floats = checkpoint.matrix(name, (128, 128)), checkpoint.take(name, (128, 128))
+    assert isinstance(held, FourBit)
+    assert held.is_float
+    scales = 128 * 128 / 32 if "MX" in way else 128 * 128 / 16 + 128 * 4
+    assert sum(tensor.nbytes for tensor in held.tensors) == 128 * 128 / 2 + scales
+    torch.testing.assert_close(as_float(held, torch.float32), floats, rtol=1e-6, atol=0)
+
+
 def test_a_cut_inside_a_group_is_refused(tmp_path: Path) -> None:
     """96 inputs of down_proj are three groups of 32, which two ranks cannot share; floats can be cut anywhere."""
     packed_checkpoint(tmp_path, "awq", 32)
@@ -88,6 +109,15 @@ def test_a_cut_inside_a_group_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         UnsupportedModel, match=r"down_proj.*would be cut at 0 and 48 of 96, inside a group of 32"
     ):
+        load(tmp_path, sharding)
+    load(tmp_path, sharding, packed=False)
+
+
+def test_a_cut_inside_a_group_of_mxfp4_is_refused(tmp_path: Path) -> None:
+    scaled_checkpoint(tmp_path, "MXFP4 of ModelOpt", head_dim=16)
+    spec = read_spec(tmp_path)
+    sharding = Sharding(dims_of(spec), Mesh(tp=2), 0, rules_of(spec))
+    with pytest.raises(UnsupportedModel, match=r"down_proj.*inside a group of 32 .*choose another tp"):
         load(tmp_path, sharding)
     load(tmp_path, sharding, packed=False)
 

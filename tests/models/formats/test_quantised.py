@@ -238,7 +238,7 @@ def test_a_tensor_of_an_unannounced_kind_is_named(dtype: torch.dtype, tmp_path: 
         ({"quant_method": "gptq", "bits": 3}, r"\(gptq, 3 bits"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, r"checkpoint_format marlin"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, r"\(awq, 4 bits, version gemv"),
-        (compressed(num_bits=4, type="float", strategy="group", group_size=16), r"4 bits, float, group"),
+        (compressed(num_bits=4, type="float", strategy="channel"), r"4 bits, float, channel"),
         (compressed(num_bits=8, type="int", strategy="channel", symmetric=False), r"channel, asymmetric"),
         (
             compressed(num_bits=8, type="int", strategy="channel") | {"transform_config": {"a": 1}},

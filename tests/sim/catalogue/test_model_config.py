@@ -230,6 +230,17 @@ def test_the_catalogue_has_what_its_models_configurations_say() -> None:
             1.0,
             1.05,
         ),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.56, 0.57),
+        ({"quant_method": "modelopt", "quant_algo": "FP8_PB_WO"}, 1.0, 1.05),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"a": {"quant_algo": "W4A8_MXFP4_FP8"}, "b": {"quant_algo": "FP8"}},
+            },
+            1.0,
+            1.05,
+        ),
     ],
 )
 def test_quantised_layers_weigh_less_and_embeddings_do_not(

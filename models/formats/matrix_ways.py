@@ -1,0 +1,37 @@
+"""Finds in which of its checkpoint's ways a matrix is stored."""
+
+from collections.abc import Callable
+
+from models.formats import packed_words, scaled_matrix
+from models.formats.packed import word_matrix
+from models.formats.stored_matrix import StoredMatrix, StoredTensors
+from models.spec.quantisation import Quantisation
+
+_Find = Callable[[StoredTensors, Quantisation, str, tuple[int, ...]], StoredMatrix | None]
+_WAYS: dict[str, _Find] = {
+    "scaled": scaled_matrix.scaled_matrix,
+    "awq": word_matrix,
+    "gptq": word_matrix,
+    "packed": word_matrix,
+}
+"""By `Quantisation.kind`."""
+
+
+def find_matrix(
+    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...]
+) -> StoredMatrix | None:
+    """Return the matrix; None where it is stored in full precision. Of ways whose tensors have the same names, it is the one with
+    their shapes. Raises UnsupportedModel."""
+    found = [way for each in how.ways if (way := _WAYS[each.kind](tensors, each, name, shape)) is not None]
+    if len(found) < 2:
+        return found[0] if found else None
+    return next((way for way in found if way.fits), found[0])
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the names under which a matrix may be stored in place of, or beside, `name`."""
+    stem = name.removesuffix(".weight")
+    return [
+        *(name + end for end in scaled_matrix.SUFFIXES),
+        *(f"{stem}.{end}" for end in packed_words.SUFFIXES),
+    ]
