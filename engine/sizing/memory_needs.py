@@ -113,7 +113,7 @@ def _on_gpu(how: Quantisation, wide: int) -> float:
             return 1.0 if how.rounds_activations and how.block in (None, _BLOCKS) else wide
         case "awq" | "gptq" | "packed":
             return _packed_bytes(how)
-        case "gguf":
+        case "gguf" | "bitsandbytes" | "hqq" | "torchao":
             return wide
 
 
@@ -133,6 +133,12 @@ def _on_cpu(how: Quantisation, wide: int) -> tuple[float, float]:
             each = wide
         case "gguf", _:
             each = how.bytes_each
+        case "bitsandbytes", _ if how.bits == 8:
+            each = 1.0
+        case "bitsandbytes" | "hqq", _:
+            return 2, wide  # the 16 bits in which their libraries multiply
+        case "torchao", _:
+            each = wide
         case _:
             each = _packed_bytes(how)
     return each, each

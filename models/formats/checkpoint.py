@@ -81,6 +81,11 @@ class Checkpoint:
             decoders_name(name, is_headless=is_headless): (path, name) for name, path in places.items()
         }
         """The file of each tensor, and its name there, which may not be a decoder's."""
+        self._notes = {
+            decoders_name(name, is_headless=is_headless): note
+            for file in self._files.values()
+            for name, note in _notes(file).items()
+        }
         self._unused = set(self._where)
         self._mapped_bytes, self._mapped_files = 0, set[Path]()
         """What was read of the files since they were mapped."""
@@ -159,6 +164,10 @@ class Checkpoint:
     def dtype_of(self, name: str) -> str | None:
         """Return safetensors' name of the dtype of a tensor; None where there is none."""
         return self._slice(name).get_dtype() if name in self._where else None
+
+    def note(self, name: str) -> str | None:
+        """Return what the header of a file says of a tensor."""
+        return self._notes.get(name)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self._slice(name).get_shape())
@@ -258,6 +267,10 @@ def _open(path: Path) -> Any:
         return safe_open(path, "pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise ConfigError(f"cannot read {path}: {error} (an incomplete download?)") from None
+
+
+def _notes(file: Any) -> dict[str, str]:
+    return {} if isinstance(file, GgufFile) else file.metadata() or {}
 
 
 def _mapped_anew(path: Path, file: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from models.formats import packed_words, scaled_matrix
+from models.formats import hqq_matrix, packed_words, scaled_matrix, table_matrix, torchao_matrix
 from models.formats.packed import word_matrix
 from models.formats.stored_matrix import StoredMatrix, StoredTensors
 from models.spec.quantisation import Quantisation
@@ -13,8 +13,18 @@ _WAYS: dict[str, _Find] = {
     "awq": word_matrix,
     "gptq": word_matrix,
     "packed": word_matrix,
+    "bitsandbytes": table_matrix.table_matrix,
+    "hqq": hqq_matrix.hqq_matrix,
+    "torchao": torchao_matrix.torchao_matrix,
 }
 """By `Quantisation.kind`."""
+_AFTER_NAME = (*scaled_matrix.SUFFIXES, *table_matrix.SUFFIXES)
+_AFTER_STEM = (
+    *packed_words.SUFFIXES,
+    *table_matrix.INT8_SUFFIXES,
+    *hqq_matrix.SUFFIXES,
+    *torchao_matrix.SUFFIXES,
+)
 
 
 def find_matrix(
@@ -31,7 +41,4 @@ def find_matrix(
 def parts_of(name: str) -> list[str]:
     """Return the names under which a matrix may be stored in place of, or beside, `name`."""
     stem = name.removesuffix(".weight")
-    return [
-        *(name + end for end in scaled_matrix.SUFFIXES),
-        *(f"{stem}.{end}" for end in packed_words.SUFFIXES),
-    ]
+    return [*(name + end for end in _AFTER_NAME), *(f"{stem}.{end}" for end in _AFTER_STEM)]

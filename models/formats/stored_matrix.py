@@ -21,6 +21,10 @@ class StoredTensors(Protocol):
 
     def shape_of(self, name: str) -> tuple[int, ...]: ...
 
+    def note(self, name: str) -> str | None:
+        """Return what the header of a file says of a tensor, whether it is there or not."""
+        ...
+
     def read(self, name: str, cut: Cut | None = None) -> Tensor:
         """Return the part that `cut` says, or all of it."""
         ...

@@ -10,11 +10,11 @@ Number = Literal["float8", "int8", "float4"]
 class Quantisation:
     """How any matrix may be stored, though none has to be: a checkpoint's tensors say which are."""
 
-    kind: Literal["scaled", "awq", "gptq", "packed", "gguf"]
+    kind: Literal["scaled", "awq", "gptq", "packed", "gguf", "bitsandbytes", "hqq", "torchao"]
     """`scaled`: numbers times scales; `gguf`: each tensor of a GGUF file says it; `awq`, `gptq` and `packed` have `bits`, as
-    AutoAWQ, GPTQ and compressed-tensors pack them."""
+    AutoAWQ, GPTQ and compressed-tensors pack them; of the others each tensor's neighbours say it."""
     bits: Literal[4, 8] = 4
-    """For all but `scaled`."""
+    """For all but `scaled`; at the most, where matrices differ."""
     bytes_each: float = 0.0
     """For `gguf`, the bytes that a CPU keeps of each number of the layers' matrices."""
     number: Number = "float8"

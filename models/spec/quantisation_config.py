@@ -10,8 +10,8 @@ from models.spec.model_spec import read_json
 from models.spec.quantisation import Quantisation
 
 _USE = (
-    "use float32, bfloat16, FP8, symmetric INT8, MXFP8, MXFP4, NVFP4, four bits of AWQ, or four or eight of GPTQ or packed "
-    "compressed-tensors"
+    "use float32, bfloat16, FP8, symmetric INT8, MXFP8, MXFP4, NVFP4, four bits of AWQ, four or eight of GPTQ or packed "
+    "compressed-tensors, bitsandbytes, HQQ or torchao"
 )
 _OWN_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq", "quant_config.json": "awq"}
 """Files in which ModelOpt, AutoGPTQ and AutoAWQ say what others say in config.json, and their `quant_method`."""
@@ -37,6 +37,12 @@ _MODELOPT = {
     "W4A16_NVFP4": _NVFP4,
 }
 """By `quant_algo`. Those with a `pre_quant_scale`, by which activations would be multiplied first, are not among them."""
+_HQQ_BITS = (1, 2, 3, 4, 8)
+_TORCHAO = (
+    "Float8WeightOnlyConfig", "Float8DynamicActivationFloat8WeightConfig", "Int8WeightOnlyConfig",
+    "Int8DynamicActivationInt8WeightConfig", "IntxWeightOnlyConfig", "Int8DynamicActivationIntxWeightConfig",
+    "Int4WeightOnlyConfig",
+)  # fmt: skip
 
 
 def with_own_file(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
@@ -193,6 +199,41 @@ def _quark_weights(weights: Any, activations: Any) -> Quantisation:
             raise _refused(f"quark, {kind}, {scheme}, scale_format {form}")
 
 
+def _bitsandbytes(asked: Mapping[str, Any]) -> Quantisation:
+    return Quantisation(kind="bitsandbytes", bits=8 if asked.get("load_in_8bit") else 4)
+
+
+def _hqq(asked: Mapping[str, Any]) -> Quantisation:
+    said = asked.get("quant_config") or {}
+    parts = [said] if "weight_quant_params" in said else list(said.values())
+    for part in parts:
+        bits = (part.get("weight_quant_params") or {}).get("nbits")
+        if bits not in _HQQ_BITS:
+            raise _refused(f"hqq, {bits} bits; {', '.join(map(str, _HQQ_BITS))} are")
+        if part.get("scale_quant_params") or part.get("zero_quant_params"):
+            raise _refused("hqq with quantised scales or zeros")
+    return Quantisation(kind="hqq")
+
+
+def _torchao(asked: Mapping[str, Any]) -> Quantisation:
+    for name in _torchao_types(asked.get("quant_type")):
+        if name not in _TORCHAO:
+            raise _refused(f"torchao, {name}; {', '.join(_TORCHAO)} are")
+    return Quantisation(kind="torchao")
+
+
+def _torchao_types(said: Any) -> list[str]:
+    """Return the names of all configurations that one consists of."""
+    if not isinstance(said, dict):
+        return [str(said)]
+    said = said.get("default", said)
+    data = said.get("_data") or {}
+    inner = data.get("fqn_to_config") or data.get("module_fqn_to_config")
+    if inner:
+        return [name for each in inner.values() if each for name in _torchao_types(each)]
+    return [str(said.get("_type"))]
+
+
 def _together(ways: Iterable[Quantisation]) -> Quantisation:
     """Return one description of all ways. Of those that differ in their activations alone none rounds them, since a tensor does
     not say which of them it is."""
@@ -228,5 +269,8 @@ _METHODS: dict[str, Callable[[Mapping[str, Any]], Quantisation | None]] = {
     "compressed-tensors": _compressed,
     "modelopt": _modelopt,
     "quark": _quark,
+    "bitsandbytes": _bitsandbytes,
+    "hqq": _hqq,
+    "torchao": _torchao,
 }
 """By `quant_method`."""

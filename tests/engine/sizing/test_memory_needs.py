@@ -23,6 +23,7 @@ from models.registry import LoadOptions, load_model
 from parallel.mesh import ONE_RANK, Mesh
 from tests.models.checkpoints import FAMILIES, HYBRID, make
 from tests.models.real_configs import REAL, write_config
+from tests.models.stored_by_libraries import WAYS as BY_LIBRARIES
 from tests.models.stored_scaled import WAYS as SCALED
 from tests.models.stored_scaled import meaning
 
@@ -179,11 +180,13 @@ def test_a_cpu_keeps_as_many_bytes_of_weights_as_are_counted(
 
 
 @pytest.mark.skipif(native() is None, reason="there are no native kernels here")
-@pytest.mark.parametrize("way", ["NVFP4 of ModelOpt", "MXFP4 of Quark", "MXFP8 of ModelOpt", "FP8 of FBGEMM"])
+@pytest.mark.parametrize(
+    "way", ["NVFP4 of ModelOpt", "MXFP4 of Quark", "MXFP8 of ModelOpt", "FP8 of FBGEMM", "NF4"]
+)
 def test_a_cpu_keeps_as_many_bytes_of_quantised_weights_as_are_counted(tmp_path: Path, way: str) -> None:
     folder = tmp_path / "model"
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
-    meaning(folder, *SCALED[way], **sizes)
+    meaning(folder, *{**SCALED, **BY_LIBRARIES}[way], **sizes)
     before = _storages()
     model = load_model(folder, "float32", CPU, options=LoadOptions(weights="half"))
     held = sum(size for place, size in _storages().items() if place not in before)

@@ -233,7 +233,7 @@ def test_a_tensor_of_an_unannounced_kind_is_named(dtype: torch.dtype, tmp_path: 
 @pytest.mark.parametrize(
     ("quantisation", "named"),
     [
-        ({"quant_method": "bitsandbytes"}, r"\(bitsandbytes\)"),
+        ({"quant_method": "aqlm"}, r"\(aqlm\)"),
         ({"quant_method": "mxfp4"}, r"\(mxfp4\)"),
         ({"quant_method": "gptq", "bits": 3}, r"\(gptq, 3 bits"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, r"checkpoint_format marlin"),
