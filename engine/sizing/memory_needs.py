@@ -73,6 +73,8 @@ def stored_as(
             matrix, expert = (
                 max(each) for each in zip(*(_on_cpu(way, wide) for way in how.ways), strict=True)
             )
+        if spec.moe is not None and spec.moe.mxfp4 and weights == "half":
+            expert = 1 + _FLOAT / MXFP4_GROUP
         return Stored(
             matrix=matrix,
             head=head,

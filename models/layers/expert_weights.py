@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels.ops import ExpertWeights
 from kernels.packed import Weight, joined, stacked
 from kernels.packing import from_mxfp4 as packed_mxfp4
-from models.formats.quantised import MXFP4_GROUP, from_mxfp4
+from models.formats.quantised import MXFP4_GROUP, from_mxfp4, in_bytes
 from models.formats.weight_source import WeightSource
 from models.spec.model_spec import MoeSpec
 
@@ -98,4 +98,6 @@ def _mxfp4(
     scales = ordered(checkpoint.take(f"{name}_scales", (*rows, groups), torch.uint8))
     if "mxfp4" in checkpoint.keeps:
         return packed_mxfp4(blocks.flatten(-2), scales)
+    if "int8_groups" in checkpoint.keeps:
+        return in_bytes(blocks.flatten(-2), scales.view(torch.float8_e8m0fnu).float(), MXFP4_GROUP)
     return from_mxfp4(blocks, scales, checkpoint.dtype)

@@ -38,6 +38,7 @@ from tests.models.parts import Meeting
 from tests.models.stored import (
     BLOCKS,
     compressed,
+    mxfp4_checkpoint,
     packed_checkpoint,
     quantise_all,
     scaled,
@@ -89,6 +90,7 @@ EXPERTS: dict[str, Make] = {
         folder, "gptq", 16, 8, "qwen3_moe", moe_intermediate_size=64
     ),
     "int8 experts": lambda folder: w8a8(folder, "int", "channel", "qwen3_moe", moe_intermediate_size=64),
+    "gpt-oss": lambda folder: mxfp4_checkpoint(folder, intermediate_size=128),
     "NVFP4 experts": lambda folder: scaled_checkpoint(
         folder, "NVFP4 of compressed-tensors", "qwen3_moe", moe_intermediate_size=64
     ),
@@ -174,7 +176,7 @@ def test_every_product_is_that_of_the_stored_numbers(make: Make, tmp_path: Path)
     make(tmp_path)
     watched = Watched()
     logits(load(tmp_path, watched.ops)[0])
-    assert watched.num_products >= 6
+    assert watched.num_products >= (3 if make == EXPERTS["gpt-oss"] else 6)
     # A product of experts rounds what is between its two matrices.
     assert watched.worst < (0.01 if make in EXPERTS.values() else 3e-6)
 
