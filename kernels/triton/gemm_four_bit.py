@@ -37,6 +37,28 @@ def _scale_and_zero(scales, k, column, N, K, GROUP: tl.constexpr, SCALE: tl.cons
 
 
 @triton.jit
+def _in_small_groups(
+    packed, scales, block, start, column, inside, N, K, GROUP: tl.constexpr, SCALE: tl.constexpr, DOT: tl.constexpr
+):  # fmt: skip
+    """Return the planes of `packed` and a scale of each, (BLOCK_N, 1) float32, which is less than zero for floats:
+    `four_bit_product` adds up."""
+    if tl.float8e4nv == SCALE:
+        first_four = tl.load(scales + (block * N + column) * 2, inside, 0)[:, None]
+        last_four = tl.load(scales + (block * N + column) * 2 + 1, inside, 0)[:, None]
+        w0, w1, w2, w3 = float_planes(packed, tl.full((packed.shape[0], 1), _ONES, tl.int32), DOT)
+        scale0, scale1 = -from_e4m3(first_four, start // 16), -from_e4m3(first_four, start // 16 + 2)
+        scale2, scale3 = -from_e4m3(last_four, start // 16), -from_e4m3(last_four, start // 16 + 2)
+    else:
+        k = block * 128 + start
+        scale0, zero0 = _scale_and_zero(scales, k, column, N, K, GROUP, SCALE)
+        scale1, zero1 = _scale_and_zero(scales, k + 32, column, N, K, GROUP, SCALE)
+        scale2, zero2 = _scale_and_zero(scales, k + 64, column, N, K, GROUP, SCALE)
+        scale3, zero3 = _scale_and_zero(scales, k + 96, column, N, K, GROUP, SCALE)
+        w0, w1, w2, w3 = integer_planes(packed, zero0, zero1, zero2, zero3, DOT)
+    return w0, w1, w2, w3, scale0, scale1, scale2, scale3
+
+
+@triton.jit
 def _pair(first, second):
     """(N, S) twice -> (N, 2 S)."""
     return tl.reshape(tl.permute(tl.join(first, second), (0, 2, 1)), (first.shape[0], 2 * first.shape[1]))
@@ -82,16 +104,6 @@ def four_bit_product(
                 w0, w1, w2, w3 = float_planes(packed, exponents[:, None], DOT)
                 # Triton would make an addition part of the product, whose instructions would then wait for each other.
                 acc -= _times(_four(w0, w1, w2, w3), left, exists, k, K, WHOLE, DOT)
-            elif tl.float8e4nv == SCALE:
-                first_four = tl.load(scales + (block * N + column) * 2, inside, 0)[:, None]
-                last_four = tl.load(scales + (block * N + column) * 2 + 1, inside, 0)[:, None]
-                w0, w1, w2, w3 = float_planes(packed, tl.full((BLOCK_N, 1), _ONES, tl.int32), DOT)
-                scale0, scale1 = from_e4m3(first_four, start // 16), from_e4m3(first_four, start // 16 + 2)
-                scale2, scale3 = from_e4m3(last_four, start // 16), from_e4m3(last_four, start // 16 + 2)
-                acc -= _times(w0, left, exists, k, K, WHOLE, DOT) * scale0
-                acc -= _times(w1, left, exists, k + 32, K, WHOLE, DOT) * scale1
-                acc -= _times(w2, left, exists, k + 64, K, WHOLE, DOT) * scale2
-                acc -= _times(w3, left, exists, k + 96, K, WHOLE, DOT) * scale3
             elif GROUP >= 128:
                 scale, zero = _scale_and_zero(scales, k, column, N, K, GROUP, SCALE)
                 w0, w1, w2, w3 = integer_planes(packed, zero, zero, zero, zero, DOT)
@@ -103,11 +115,9 @@ def four_bit_product(
                 acc += _times(_pair(w0, w1), left, exists, k, K, WHOLE, DOT) * scale0
                 acc += _times(_pair(w2, w3), left, exists, k + 64, K, WHOLE, DOT) * scale1
             else:
-                scale0, zero0 = _scale_and_zero(scales, k, column, N, K, GROUP, SCALE)
-                scale1, zero1 = _scale_and_zero(scales, k + 32, column, N, K, GROUP, SCALE)
-                scale2, zero2 = _scale_and_zero(scales, k + 64, column, N, K, GROUP, SCALE)
-                scale3, zero3 = _scale_and_zero(scales, k + 96, column, N, K, GROUP, SCALE)
-                w0, w1, w2, w3 = integer_planes(packed, zero0, zero1, zero2, zero3, DOT)
+                w0, w1, w2, w3, scale0, scale1, scale2, scale3 = _in_small_groups(
+                    packed, scales, block, start, column, inside, N, K, GROUP, SCALE, DOT
+                )
                 acc += _times(w0, left, exists, k, K, WHOLE, DOT) * scale0
                 acc += _times(w1, left, exists, k + 32, K, WHOLE, DOT) * scale1
                 acc += _times(w2, left, exists, k + 64, K, WHOLE, DOT) * scale2

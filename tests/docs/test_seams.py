@@ -44,7 +44,7 @@ LONG_FUNCTIONS = {
     "kernels/triton/attention_reduce.py::_reduce_kernel": 45,
     "engine/execution/graphs/step_graphs.py::StepGraphs.__init__": 44,
     "kernels/triton/fixed_step.py::TritonFixedStep.__init__": 44,
-    "kernels/triton/gemm_four_bit.py::four_bit_product": 44,
+    "kernels/triton/gemm_four_bit.py::four_bit_product": 42,
     "models/model.py::Model.__init__": 44,
     "baton/examination.py::examine": 43,
     "cluster/instance/pool_access.py::remote_access": 43,
