@@ -23,7 +23,7 @@ _QUANTISED_BYTES = {"fp8": 1.0, "fbgemm_fp8": 1.0, "mxfp4": 0.53, "bitnet": 0.25
 _SCALES = 0.02
 """Bytes of scales for each 4- or 8-bit weight: 16 bits for 128 weights, and zeros."""
 _FP4_BYTES = 0.5 + 1 / 16
-"""Of ModelOpt's four bits, with a byte for each 16."""
+"""Bytes of a weight of ModelOpt's four bits, with one for each 16."""
 _SHARED_KEYS = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert")
 _NO_GATE = {"gpt2", "gpt_neo", "gptj", "gpt_neox", "opt", "bloom", "phi", "falcon", "starcoder2"}
 """Model types whose feed-forward layers have two matrices in place of three."""

@@ -16,7 +16,7 @@ Parts = dict[str, Tensor]
 Stored = tuple[Parts, Tensor]
 """A matrix's tensors, and the floats that they mean."""
 EXPONENTS = (115, 121)
-"""Of scales of a usual size."""
+"""Exponents of scales of a usual size."""
 
 
 def e2m1(nibbles: Tensor) -> Tensor:

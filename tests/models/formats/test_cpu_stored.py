@@ -64,7 +64,7 @@ def weights_only(folder: Path) -> None:
 
 
 GROUPS = {"intermediate_size": 128, "head_dim": 16}
-"""Of which a half is still whole groups of 32."""
+"""Sizes of which a half is still whole groups of 32."""
 DENSE: dict[str, Make] = {
     "awq": lambda folder: packed_checkpoint(folder, "awq", 16),
     "gptq": lambda folder: packed_checkpoint(folder, "gptq", 16),

@@ -39,7 +39,7 @@ from tests.models.stored_scaled import (
 )
 
 SIZES = {"intermediate_size": 128, "head_dim": 16}
-"""Of which a half is still whole groups of 32."""
+"""Sizes of which a half is still whole groups of 32."""
 
 
 @pytest.mark.parametrize("way", WAYS)
