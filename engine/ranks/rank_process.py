@@ -68,6 +68,7 @@ from kernels.cpu.prepacked import WeightFormat
 from kernels.select import Kernels
 from models.families.table import read_spec
 from models.registry import LoadOptions
+from models.spec.kv_places import has_states
 from models.spec.model_spec import Implementation, LoadFormat
 
 _PR_SET_PDEATHSIG = 1
@@ -280,7 +281,7 @@ def _draws(part: ModelPart, matchers: GuidanceMatchers | None, line: _Line, *, o
     peers = Peers(owns_matchers, lambda tokens: ep.all_reduce(tp.all_reduce(tokens)))
     if matchers is None:
         return Draws(part.model, peers=peers)
-    grammars = GrammarMasks(matchers, puts_off=part.model.spec.recurrent is None)
+    grammars = GrammarMasks(matchers, puts_off=not has_states(part.model.spec))
     grammars.on_ready(line.mask_ready)
     return Draws(part.model, grammars, peers)
 

@@ -19,8 +19,8 @@ from models.drafting.eagle import read_eagle
 from models.drafting.mtp import check_mtp, with_mtp_layer
 from models.families.table import read_spec
 from models.files.hub import resolve
-from models.formats.checkpoint import count_weights
 from models.registry import choose_dtype, choose_weights
+from models.spec.kv_places import has_states
 from models.spec.model_spec import ModelSpec
 from models.text.vocabulary import check_same_vocabulary
 from parallel.mesh import ONE_RANK, Mesh
@@ -113,7 +113,7 @@ def _size_model(target: Target, folder: Path, engine: EngineConfig) -> DraftSize
         ONE_RANK,
         stored,
         context_tokens=spec.max_context_tokens,
-        num_weights=count_weights(folder) if spec.implementation == "transformers" else 0,
+        num_weights=spec.num_weights,
     )
     return DraftSize(
         folder=folder,
@@ -225,7 +225,7 @@ def _check_target(target: Target, engine: EngineConfig, kind: str) -> None:
 
 
 def _check_draft(spec: ModelSpec, engine: EngineConfig) -> None:
-    if spec.encodes or spec.recurrent is not None:
+    if spec.encodes or has_states(spec):
         what = (
             "is an encoder" if spec.encodes else "has recurrent layers, whose state wrong guesses would spoil"
         )

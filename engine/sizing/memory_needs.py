@@ -244,7 +244,17 @@ def _step_bytes(
         # Logits, those as the model gave them, and their log-probabilities; PyTorch draws by probabilities' running sums.
         drawing = 0 if stored.draws_natively else 2 * _DOUBLE
         halves.append(rows * spec.vocab_size * (wide + 3 * _FLOAT + drawing))
-    return residual + max(halves) + _kept_bytes(spec, engine, mesh, share, wide)
+    kept = _kept_bytes(spec, engine, mesh, share, wide) + _cache_bytes(spec, wide, context_tokens)
+    return residual + max(halves) + kept
+
+
+def _cache_bytes(spec: ModelSpec, wide: int, context_tokens: int) -> int:
+    """Return the bytes of one sequence's cache where transformers attends: what is read from the pool, with what a step adds to
+    it in a second copy."""
+    if (cache := spec.cache) is None:
+        return 0
+    token_bytes = 2 * cache.num_layers * cache.num_kv_heads * cache.head_dim * wide
+    return 2 * (context_tokens * token_bytes * cache.grows + cache.state_bytes)
 
 
 def _attention_bytes(

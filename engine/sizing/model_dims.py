@@ -90,6 +90,10 @@ def _check_foreign(spec: ModelSpec, mesh: Mesh, role: str) -> None:
         raise ConfigError(f"{head}: an instance of it is one rank. Leave {role}.tp, pp, dp and ep at 1")
     if mesh.dp * mesh.ep > 1:
         raise ConfigError(f"{head}: its ranks cannot share sequences or experts. Leave {role}.dp and ep at 1")
+    if mesh.pp > 1 and spec.cache is not None:
+        raise ConfigError(
+            f"{head}: stages cannot share the cache that transformers makes of it. Leave {role}.pp at 1"
+        )
     if mesh.pp > 1 and not spec.stages:
         raise ConfigError(f"{head}: it has no plan for stages (base_model_pp_plan). Leave {role}.pp at 1")
     if mesh.tp > 1 and spec.uncut:

@@ -279,7 +279,7 @@ def _needs_of(described: _Described, target: Target, slots: AdapterConfig) -> Se
         stored_as(spec, dtype, described.weights, described.device, deterministic=engine.deterministic),
         context_tokens=described.max_context_tokens,
         num_spare=target.num_spare,
-        num_weights=count_weights(target.folder) if spec.implementation == "transformers" else 0,
+        num_weights=spec.num_weights or (count_weights(target.folder) if spec.encodes else 0),
     )
     needs = with_adapters(
         needs,

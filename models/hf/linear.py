@@ -1,5 +1,6 @@
 """Linear layers of transformers' modules, multiplied as those of Baton's own models are."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +10,13 @@ from kernels.ops import Ops
 from kernels.packed import LinearWeight
 
 
-def pack_products(model: nn.Module, ops: Ops, dtype: torch.dtype) -> None:
-    """Replace the products of plain linear layers. Of their matrices only the shapes stay: a layer whose numbers are read in
-    another way shows when the model is compared."""
+def pack_products(
+    model: nn.Module, ops: Ops, dtype: torch.dtype, only_read: Collection[nn.Module] = ()
+) -> None:
+    """Replace the products of plain linear layers, but of those whose numbers are `only_read`. Of their matrices only the shapes
+    stay: a layer whose numbers are read as well shows when the model is compared."""
     for module in model.modules():
-        if type(module) is not nn.Linear:
+        if type(module) is not nn.Linear or module in only_read:
             continue
         matrix = module.weight.detach()
         module.forward = _Product(ops, ops.pack(matrix, dtype), module.bias)

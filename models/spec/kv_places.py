@@ -24,10 +24,11 @@ class KVPlaces:
 
     @classmethod
     def of(cls, spec: ModelSpec, layers: range) -> "KVPlaces":
-        if spec.kept is None:
+        kept = spec.recurrent or spec.kv
+        if kept is None:
             return cls(tuple(range(len(layers))), {})
         own = slice(layers.start, layers.stop)
-        written = spec.kept.written[own]
+        written = kept.written[own]
         writers = range(len(written))
         if spec.kv is not None:
             writers = [index for index in writers if spec.kv.owns(layers[index])]
@@ -44,6 +45,11 @@ class KVPlaces:
             return pool
         assert isinstance(pool, Tensor), "a part of a pool has no scales"
         return KVPart(pool, places)
+
+
+def has_states(spec: ModelSpec) -> bool:
+    """Return whether layers keep a state of each sequence, which takes each token in once."""
+    return spec.recurrent is not None or (spec.cache is not None and spec.cache.state_bytes > 0)
 
 
 def slot_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:

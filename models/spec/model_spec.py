@@ -10,6 +10,7 @@ from typing import Any, Literal
 from core.errors import ConfigError, UnsupportedModel
 from core.kv import KVLayout, num_blocks_for
 from kernels.routing import Routing
+from models.spec.foreign_cache import ForeignCache
 from models.spec.kv_spec import KVSpec, LayerHeads
 from models.spec.quantisation import Quantisation
 from models.spec.recurrent_spec import RecurrentSpec
@@ -229,8 +230,9 @@ class ModelSpec:
     recurrent: RecurrentSpec | None = None
     """What the layers keep of a sequence, where some keep a state in place of keys and values."""
     kv: KVSpec | None = None
-    """What the layers have of keys and values, where they differ in it; `num_kv_heads` and `head_dim` are then those of the first
-    layer."""
+    """What the layers have of keys and values, where they differ; `num_kv_heads` and `head_dim` are then the first one's."""
+    cache: ForeignCache | None = None
+    """What transformers' cache keeps, where transformers attends, too."""
     layer_scalars: bool = False
     """Whether what leaves a layer is multiplied by a number of the layer."""
     layer_inputs: LayerInputsSpec | None = None
@@ -264,9 +266,10 @@ class ModelSpec:
     eos_token_ids: tuple[int, ...] = ()
     implementation: Literal["baton", "transformers"] = "baton"
     """Whose code computes the layers."""
+    num_weights: int = 0
+    """The numbers in the weights of a model that transformers computes."""
     uncut: str = ""
-    """Why tensor-parallel ranks cannot share layers that transformers computes, as the end of a sentence; empty where they
-    can."""
+    """Why tensor-parallel ranks cannot share transformers' layers, as the end of a sentence; empty where they can."""
     stages: tuple[str, ...] = ()
     """What pipeline stages share of a model that transformers computes, by its names and in its order: `layers`, and what comes
     before and behind them. Empty where it has no plan for stages."""
@@ -291,9 +294,9 @@ class ModelSpec:
         return self.moe.routing.top_k / self.moe.num_experts
 
     @property
-    def kept(self) -> RecurrentSpec | KVSpec | None:
-        """Return what says which of the pool's layers each layer writes; None where each writes its own."""
-        return self.recurrent or self.kv
+    def kept(self) -> RecurrentSpec | KVSpec | ForeignCache | None:
+        """Return what says which of the pool's layers a stage has; None where each layer writes its own."""
+        return self.recurrent or self.kv or self.cache
 
     def heads_of(self, layer: int) -> LayerHeads:
         """Return what a layer's keys and values have."""
@@ -317,6 +320,8 @@ class ModelSpec:
                     f"attention_chunk_size is {chunk} in config.json, which engine.block_size {block_size} does not divide: "
                     "set one that does"
                 )
+        if self.cache is not None:
+            return self.cache.layout(block_size, dtype)
         if self.mla is None:
             num_kept = self.num_layers if self.kept is None else self.kept.num_kv_layers
             layout = KVLayout(

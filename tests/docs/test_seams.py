@@ -49,7 +49,6 @@ LONG_FUNCTIONS = {
     "baton/examination.py::examine": 43,
     "cluster/instance/pool_access.py::remote_access": 43,
     "kernels/triton/launching.py::_source": 43,
-    "models/hf/transformers_model.py::_attend": 43,
     "models/layers/layer.py::Layer.__init__": 43,
     "cluster/ingress/templates/chat_template.py::ChatTemplate.render": 42,
     "models/hf/transformers_spec.py::transformers_spec": 42,
