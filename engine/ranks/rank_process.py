@@ -272,8 +272,7 @@ def _of_fixed_sizes(part: ModelPart, capture: Capture) -> Capture:
 def _matchers(setup: RankSetup) -> GuidanceMatchers:
     """Begin to read the tokenizer, on a thread beside the start."""
     folder = Path(setup.folder)
-    spec = read_spec(folder, cast(Implementation, setup.implementation))
-    return GuidanceMatchers(folder, spec.vocab_size)
+    return GuidanceMatchers(folder, read_spec(folder, cast(Implementation, setup.implementation)).vocab_size)
 
 
 def _draws(part: ModelPart, matchers: GuidanceMatchers | None, line: _Line, *, owns_matchers: bool) -> Draws:

@@ -45,7 +45,9 @@ class _Step:
         """Return which of the pool's layers has these keys: an earlier layer's, or the next."""
         return next((at for at, own in enumerate(self.keys) if own() is key), len(self.keys))
 
-    def stored(self, place: int, key: Tensor) -> None:
+    def stored(self, key: Tensor) -> None:
+        """Note that the pool has these keys, with their values."""
+        place = self.place_of(key)
         if place < len(self.keys):
             return
         self.keys.append(ref(key))
@@ -166,8 +168,7 @@ def attend(
     layer, (_, num_heads, num_tokens, head_dim) = int(module.layer_idx), query.shape
     step.layers.append(layer)
     step.has_windows |= bool(sliding_window)
-    place = step.place_of(key)
-    kv_layer = step.kv[place]
+    kv_layer = step.kv[step.place_of(key)]
     if key.shape[1] != kv_layer.shape[2] or head_dim != step.head_dim:
         raise UnsupportedModel(
             f"layer {layer} has keys of {key.shape[1]} heads of {head_dim} numbers, and by config.json {kv_layer.shape[2]} of "
@@ -175,17 +176,16 @@ def attend(
         )
     if attention_mask is not None or not getattr(module, "is_causal", True):
         raise UnsupportedModel(f"layer {layer} attends by a mask of its own, or to later tokens")
-    value_dim = value.shape[-1]
     rows = _rows(query, key, value)
     cos, sin = _no_rotation(step.meta, rows, head_dim)
     queries = step.ops.rope_write_kv(rows, cos, sin, None, kv_layer, step.meta)
-    step.stored(place, key)
+    step.stored(key)
     scale = head_dim**-0.5 if scaling is None else scaling
     sinks = None if s_aux is None else s_aux.float()
     out = step.ops.paged_attention(
         queries, kv_layer, step.meta, scale, sliding_window or 0, softcap or 0.0, sinks
     )
-    return out.view(1, num_tokens, num_heads, head_dim)[..., :value_dim], None
+    return out.view(1, num_tokens, num_heads, head_dim)[..., : value.shape[-1]], None
 
 
 def _rows(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -84,6 +84,7 @@ _OF_MODEL: Mapping[str, Mapping[str, Any]] = {
     "MossTranscribeDiarizeForConditionalGeneration": {"text_config": _QWEN2},
     "NemotronHForCausalLM": {"mamba_head_dim": 32},
     "ReformerModelWithLMHead": {"axial_pos_embds_dim": (16, 48), "axial_pos_shape": (8, 24)},
+    "XmodForCausalLM": {"default_language": "en_XX"},
     "ZambaForCausalLM": {"num_key_value_heads": 4, "attention_head_dim": None},
     "Zamba2ForCausalLM": {
         "layers_block_type": ["linear_attention", "hybrid"] * 2, "num_key_value_heads": 4
@@ -126,6 +127,8 @@ def make_tiny(folder: Path, architecture: str) -> Any:
                 nn.init.normal_(parameter, std=_SPREAD)
             elif name == "bias":
                 nn.init.normal_(parameter, std=0.1)
+        if isinstance(module, nn.Embedding) and module.padding_idx is not None:
+            module.weight.data[module.padding_idx] = 0.0  # as transformers loads it
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     return model
