@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cluster.local import LocalCluster
 from core.config.cluster_config import load
 from core.errors import ConfigError
 from core.types import Request, SamplingParams
+from kernels.ops import AttentionMeta, StateBlocks
 from models.families.table import read_spec
 from models.registry import LoadOptions, load_model
 from tests.models.checkpoints import Paged
@@ -84,9 +86,35 @@ async def test_so_do_those_of_other_kinds(architecture: str, tmp_path: Path) -> 
     await check(tmp_path, architecture)
 
 
-@pytest.mark.parametrize("architecture", ["Lfm2ForCausalLM"])
-async def test_states_take_in_the_guesses_that_were_right(architecture: str, tmp_path: Path) -> None:
-    await check(tmp_path, architecture, **{"engine.speculate": "ngram", "engine.speculate_tokens": 3})
+class Guessing(Paged):
+    """Steps of one sequence whose last tokens may be guesses."""
+
+    num_guesses = 0
+    states: StateBlocks
+
+    def _states(self, parts: list[tuple[int, int, list[int]]]) -> StateBlocks:
+        guesses = (self.num_guesses,) if self.num_guesses else ()
+        self.states = replace(super()._states(parts), num_guesses=guesses)
+        return self.states
+
+
+@pytest.mark.parametrize("architecture", ["Lfm2ForCausalLM", "RecurrentGemmaForCausalLM"])
+@torch.inference_mode()
+def test_states_take_in_the_guesses_that_were_right(architecture: str, tmp_path: Path) -> None:
+    reference, tokens = make_tiny(tmp_path, architecture), list(range(2, 22))
+    wanted = reference(input_ids=torch.tensor([tokens])).logits[0]
+    paged = Guessing(load_model(tmp_path, "float32", CPU), 1, random.Random(0))
+    paged.step([(0, 0, tokens[:8])])
+    paged.num_guesses = 3
+    found = paged.step([(0, 8, [*tokens[8:11], 99])])[0]
+    torch.testing.assert_close(found[:3], wanted[8:11], atol=1e-4, rtol=0)
+    assert AttentionMeta.of_states([4], paged.states).take_in([2])
+    paged.num_guesses = 0
+    torch.testing.assert_close(paged.step([(0, 11, tokens[11:])])[0], wanted[11:], atol=1e-4, rtol=0)
+
+
+async def test_guesses_change_no_token(tmp_path: Path) -> None:
+    await check(tmp_path, "Lfm2ForCausalLM", **{"engine.speculate": "ngram", "engine.speculate_tokens": 3})
 
 
 async def test_attention_that_is_built_in_reads_the_pool(tmp_path: Path) -> None:
