@@ -62,7 +62,7 @@ def kept_by(folder: Path, config_json: str, architecture: str, num_layers: int, 
             causal = kind._from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
             causal.set_experts_implementation("eager")
     except Exception as error:
-        return LayersKeep(why=f"transformers cannot build it: {type(error).__name__}: {error}")
+        return LayersKeep(why=f"transformers cannot build it: {error}")
     num_weights = sum(parameter.numel() for parameter in causal.parameters())
     plan = _plan(causal)
     if isinstance(plan, CachePlan) and not plan.growing and not plan.fixed:
@@ -124,7 +124,7 @@ def _plan(causal: Any) -> CachePlan | str:
     except UnknownCache as error:
         return str(error)
     except Exception as error:
-        return f"its code does not run with a cache: {type(error).__name__}: {error}"
+        return f"what its layers keep is not known, since transformers' code stops without values: {error}"
 
 
 def _asked_for(causal: Any) -> Sequence[_Asked]:
