@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 Kind = Literal["float8", "int8", "int8_groups", "four_bit", "mxfp4", "nvfp4", "half"]
 """`half` are matrices of bfloat16 or float16, whatever the model computes in; `int8_groups` are `Int8Groups`; `four_bit`, `mxfp4`
@@ -108,6 +109,17 @@ Weight = Tensor | EightBit | Int8Groups | FourBit
 
 LookUp = Callable[[Tensor], Tensor]
 """numbers of rows (T,) int64 -> those rows of a matrix, (T, K)"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """A `LookUp` of a matrix as it is."""
+
+    table: Tensor
+    """(N, K)"""
+
+    def __call__(self, numbers: Tensor) -> Tensor:
+        return F.embedding(numbers, self.table)
 
 
 @dataclass(frozen=True, slots=True)

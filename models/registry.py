@@ -20,6 +20,7 @@ from models.causal_model import CausalModel
 from models.families.table import read_spec
 from models.formats.checkpoint import Checkpoint, Shard, whole
 from models.formats.dummy_weights import DummyWeights
+from models.formats.shared_weights import SharedWeights
 from models.layers.attention_cases import attention_cases
 from models.lora.adapter import Adapter, read_adapters
 from models.lora.low_rank import AdapterWeights
@@ -120,6 +121,8 @@ class LoadOptions:
     """See `Model`."""
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
     """See `read_adapters`."""
+    packed_cache: str = "off"
+    """Where a CPU's packed weights are shared: `auto`, `off`, or a folder (`ModelConfig.packed_cache`)."""
 
 
 _DEFAULTS = LoadOptions()
@@ -152,16 +155,31 @@ def load_model(
     ops, torch_dtype = _ops_for(spec, chosen, device, shard, layers, options=options), getattr(torch, chosen)
     ops = _timed(ops, timer)
     timer.begin("reading")
-    beside = AdapterWeights(adapters, shard, torch_dtype, device)
     if options.load_format == "dummy":
+        beside = AdapterWeights(adapters, shard, torch_dtype, device)
         source = DummyWeights.of(spec, ops.keeps, torch_dtype, device, shard, adapters=beside)
         return Model(spec, ops, source, device, layers, collectives, taps=options.taps)
-    checkpoint = Checkpoint(folder, torch_dtype, device, shard, spec.quantisation, ops.keeps, adapters=beside)
-    readout = load_readout(folder, device)
-    model = Model(spec, ops, checkpoint, device, layers, collectives, readout=readout, taps=options.taps)
-    checkpoint.close()
-    timer.count_read(model.bytes_read)
-    return model
+
+    def build(own: Ops, *, reads_matrices: bool) -> Model:
+        checkpoint = Checkpoint(
+            folder,
+            torch_dtype,
+            device,
+            shard,
+            spec.quantisation,
+            own.keeps,
+            adapters=AdapterWeights(adapters, shard, torch_dtype, device),
+            reads_matrices=reads_matrices,
+        )
+        readout = load_readout(folder, device)
+        model = Model(spec, own, checkpoint, device, layers, collectives, readout=readout, taps=options.taps)
+        checkpoint.close()
+        timer.count_read(model.bytes_read)
+        return model
+
+    said = chosen, options.weights, options.deterministic, layers or range(spec.num_layers)
+    shared = None if device.type != "cpu" else SharedWeights.of(options.packed_cache, folder, shard, *said)
+    return build(ops, reads_matrices=True) if shared is None else shared.load(ops, build, timer)
 
 
 def _described(folder: Path, options: LoadOptions) -> tuple[ModelSpec, Sequence[Adapter]]:

@@ -141,6 +141,12 @@ class Sharding:
             for dim, size in enumerate(shape)
         ]
 
+    @property
+    def identity(self) -> str:
+        """Name what the rank holds: ranks with equal names hold the same."""
+        rules = [rule for _, rule in self._rules]
+        return repr((self.part, tuple(self._experts), self._dims, self._tp, self._index, rules))
+
     def _runs(self, unit: Unit, size: int) -> list[Range]:
         return self._UNITS[unit](self, size)
 

@@ -51,12 +51,20 @@ class Child:
         return _least([(window, batch * width) for window in windows])
 
     def memory(self) -> Answer:
-        """What this process has had at the most, and has now, in MB."""
+        """What this process has had at the most, and has now, in MB: its own, and of files that others may map as well."""
         lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
         return {
             name: round(int(lines[field].split()[0]) * 1024 / 1e6, 1)
-            for name, field in (("peak_mb", "VmHWM"), ("resident_mb", "VmRSS"))
+            for name, field in (
+                *(("peak_mb", "VmHWM"), ("resident_mb", "VmRSS")),
+                *(("anonymous_mb", "RssAnon"), ("file_mb", "RssFile")),
+            )
         }
+
+    def forget_peak(self) -> Answer:
+        """Have `memory`'s peak be that from now on."""
+        Path("/proc/self/clear_refs").write_text("5")
+        return {}
 
     def _engine(self) -> Any:
         assert self._loaded, "load comes first"
@@ -87,6 +95,7 @@ def main() -> None:
         "prefill": child.prefill,
         "decode": child.decode,
         "memory": child.memory,
+        "forget_peak": child.forget_peak,
     }
     for line in sys.stdin:
         command = json.loads(line)

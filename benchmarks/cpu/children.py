@@ -5,9 +5,9 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,6 +34,7 @@ class Place:
     threads: int
     log: Path
     """What the peer prints."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class ChildProcess:
@@ -43,13 +44,17 @@ class ChildProcess:
         self._place = place
         cores = sorted(os.sched_getaffinity(0))[: place.threads]
         threads = str(place.threads)
-        environment = os.environ | {
-            "OMP_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
-        }
+        environment = (
+            os.environ
+            | dict(place.environment)
+            | {
+                "OMP_NUM_THREADS": threads,
+                "MKL_NUM_THREADS": threads,
+                "TOKENIZERS_PARALLELISM": "false",
+                "HF_HUB_OFFLINE": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": f"{cores[0]}-{cores[-1]}",
+            }
+        )
         # vLLM asks for the OpenMP of its own environment.
         openmp = place.python.parents[1] / "lib" / "libiomp5.so"
         if openmp.exists():

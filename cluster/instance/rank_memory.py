@@ -19,6 +19,7 @@ from engine.sizing.devices import (
     keeps_pool,
     memory_of,
 )
+from engine.sizing.model_dims import mesh_of
 from engine.sizing.pool_size import RankMemory
 
 _SHARED_MEMORY = Path("/dev/shm")
@@ -91,7 +92,10 @@ def _found(
         cached = config.engine.host_cache_bytes
         all_cached = cached * num_on_host // parallel.num_ranks
         left = tuple(_without(device, all_cached, cached) for device in devices)
-        return RankMemory(devices=left, num_sharers=num_on_host)
+        # Instances whose weights are cut alike have one copy of them (`model.packed_cache`).
+        are_alike = len({mesh_of(pool.parallel) for pool in pools_of(config)}) == 1
+        num_alike = max(1, num_on_host // parallel.num_ranks) if are_alike else 1
+        return RankMemory(devices=left, num_sharers=num_on_host, num_alike=num_alike)
     if parallel.num_ranks > 1 and ranks_keep:
         left = tuple(_without(device, MEMORY_SERVER_BYTES, MEMORY_SERVER_BYTES) for device in devices)
         return RankMemory(devices=left, num_sharers=num_in_process, on_device=True)

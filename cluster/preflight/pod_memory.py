@@ -56,7 +56,11 @@ def pod_memory(config: ClusterConfig, pools: Sequence[Pool], num_each: int, *, o
     """Return what a pod needs that has `num_each` instances of each of `pools`. A pool without `engine.kv_bytes` has at least the
     KV of one whole context. Raises ConfigError where the model cannot be described."""
     folder = describe(config.model.path)
-    parts = [_instance(config, folder, pool, on_gpus=on_gpus) for pool in pools]
+    meshes = [mesh_of(pool.parallel) for pool in pools]
+    parts = [
+        _instance(config, folder, pool, num_alike=num_each * meshes.count(mesh), on_gpus=on_gpus)
+        for pool, mesh in zip(pools, meshes, strict=True)
+    ]
     sums = {what: sum(dict(part)[what] for part in parts) * num_each for what, _ in parts[0]}
     return PodMemory((*sums.items(), ("for Ray", NODE_BYTES)))
 
@@ -85,13 +89,18 @@ def check_pod(
     )
 
 
-def _instance(config: ClusterConfig, folder: Path, pool: Pool, *, on_gpus: bool) -> list[tuple[str, int]]:
-    """Return what one instance takes of each pod that it is on."""
+def _instance(
+    config: ClusterConfig, folder: Path, pool: Pool, *, num_alike: int, on_gpus: bool
+) -> list[tuple[str, int]]:
+    """Return what one instance takes of each pod that it is on. `num_alike` instances there have their weights cut alike: they
+    have one copy of them if the configuration names a folder for it."""
     parallel, engine = pool.parallel, engine_of_role(config.engine, pool.name)
     size = _size(config, engine, folder, pool, on_gpus=on_gpus)
     num_here = -(-parallel.num_ranks // parallel.hosts)
     is_copied = on_gpus and parallel.num_ranks > 1 and bool(why_copied(config))
     weights = 0 if on_gpus else sum(need.weight_bytes for need in size.needs)
+    if config.model.packed_cache not in ("auto", "off"):  # `auto` stores none in a pod
+        weights = -(-weights // num_alike)
     steps = 0 if on_gpus else sum(need.step_bytes for need in size.needs)
     kv_bytes = size.num_bytes if is_copied or not on_gpus else 0
     if not on_gpus and not (engine.kv_bytes or engine.num_blocks):

@@ -25,6 +25,8 @@ class Sharing:
     """Ranks of this instance, which start together: what is free is for all of them."""
     card_share: float = 1.0
     """The part of a GPU that is this instance's, where an instance of another role has the rest of it."""
+    num_alike: int = 1
+    """Those of `num_ranks` that have one copy of their weights in memory."""
 
 
 ALONE = Sharing()
@@ -39,9 +41,12 @@ class DeviceMemory:
     free_bytes: int
     is_host: bool
 
-    def budget_bytes(self, utilization: float, sharing: Sharing) -> int:
-        """Return what one rank may use: its share of the whole, as far as that is free."""
-        share = int(self.total_bytes * utilization * sharing.card_share) // sharing.num_ranks
+    def budget_bytes(self, utilization: float, sharing: Sharing, counted_by_others: int = 0) -> int:
+        """Return what one rank may use: its share of the whole, as far as that is free. `counted_by_others` are bytes that it
+        uses and that are part of others' shares. A host takes them to be free: they are mapped from files."""
+        share = (
+            int(self.total_bytes * utilization * sharing.card_share) // sharing.num_ranks + counted_by_others
+        )
         if self.is_host:
             return min(share, int(self.free_bytes * utilization) // sharing.num_together)
         return min(share, self.free_bytes) - GPU_RESERVE_BYTES
@@ -62,7 +67,8 @@ class RankNeeds:
 
 def kv_room(memory: DeviceMemory, needs: RankNeeds, utilization: float, sharing: Sharing = ALONE) -> int:
     """Return the bytes for a pool whose size is not configured; 0 where the needs alone do not fit."""
-    left = memory.budget_bytes(utilization, sharing) - needs.num_bytes
+    counted_by_others = needs.weight_bytes - needs.weight_bytes // sharing.num_alike
+    left = memory.budget_bytes(utilization, sharing, counted_by_others) - needs.num_bytes
     return max(0, int(left * HOST_KV_SHARE) if memory.is_host else left)
 
 

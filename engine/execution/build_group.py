@@ -131,6 +131,7 @@ class _Build:
             weights=size.weights,
             implementation=size.implementation,
             load_format=size.load_format,
+            packed_cache=size.packed_cache,
             max_context_tokens=size.max_context_tokens,
             taps=size.draft.taps if size.draft is not None else (),
             adapters=size.adapters,
@@ -153,7 +154,7 @@ class _Build:
     def _proposer(self, target: CausalModel) -> Proposer | None:
         size, num_blocks = self.size, self.place.num_blocks
         with self.timer.within("draft"):
-            return make_proposer(size.draft, self.engine, target, num_blocks, self.device, size.load_format)
+            return make_proposer(size, self.engine, target, num_blocks, self.device)
 
     def _steps(self, ahead: PoolMemory | None) -> StepMemory | HostSteps:
         if ahead is None:

@@ -226,6 +226,7 @@ def _part(setup: RankSetup, device: torch.device, store: Any, timer: StartTimer)
             kv_dtype=layout.dtype,
             weights=cast(WeightFormat, setup.weights),
             load_format=cast(LoadFormat, setup.load_format),
+            packed_cache=setup.packed_cache,
             implementation=cast(Implementation, setup.implementation),
             max_context_tokens=setup.max_context_tokens,
             taps=setup.head.taps if setup.head is not None else (),

@@ -94,6 +94,7 @@ def setups_of(
             dtype=size.dtype,
             weights=size.weights,
             load_format=size.load_format,
+            packed_cache=size.packed_cache,
             implementation=size.implementation,
             adapters=tuple(size.adapters.items()),
             max_context_tokens=size.max_context_tokens,

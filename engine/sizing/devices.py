@@ -128,12 +128,12 @@ def _control_groups(root: Path) -> list[Path]:
 
 
 def _file_cache(group: Path) -> int:
-    """Return the bytes of cached files that count as used and that the kernel would give up first."""
+    """Return the bytes of cached files that count as used and that the kernel would give up, as it counts those of a host."""
     try:
         lines = (group / "memory.stat").read_text().splitlines()
     except OSError:
         return 0
-    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "active_file ")))
 
 
 def _number(path: Path) -> int | None:

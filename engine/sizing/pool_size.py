@@ -24,6 +24,7 @@ from engine.sizing.recurrent_limits import check_recurrent
 from kernels.cpu.prepacked import WeightFormat
 from models.families.table import read_spec
 from models.formats.checkpoint import count_weights
+from models.formats.shared_weights import place_of
 from models.lora.adapter import Adapter, read_adapters
 from models.registry import check_load_format, choose_dtype, choose_kv_dtype, choose_weights
 from models.spec.model_spec import Implementation, LoadFormat, ModelSpec
@@ -47,6 +48,8 @@ class RankMemory:
     """Whether pools lie in that memory, a GPU's, and nowhere else."""
     card_share: float = 1.0
     """The part of its GPU that an instance has, where one of another role has the rest."""
+    num_alike: int = 1
+    """The instances, this one among them, that would share a host's copy of their weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +62,7 @@ class PoolSize:
     weights: WeightFormat
     """How ranks on CPUs keep matrices."""
     load_format: LoadFormat = "auto"
+    packed_cache: str = "off"
     implementation: Implementation = "baton"
     """Where ranks have their weights from."""
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -301,13 +305,17 @@ def _room_of(
     draft: DraftSize | None,
     hosts: Sequence[int],
 ) -> _Room:
+    is_shared = shares_weights(target.config, target.folder, described.spec, described.device)
+    num_alike = found.num_alike if is_shared else 1
     return _Room(
         engine=described.engine,
         mesh=target.mesh,
         shards=target.shards,
         needs=needs,
         found=found,
-        sharing=[Sharing(found.num_sharers, hosts.count(host), found.card_share) for host in hosts],
+        sharing=[
+            Sharing(found.num_sharers, hosts.count(host), found.card_share, num_alike) for host in hosts
+        ],
         draft_block_bytes=_draft_bytes(draft, target.mesh),
         max_context_tokens=described.max_context_tokens,
         on_device=found.on_device and not described.spec.encodes,
@@ -326,6 +334,7 @@ def _sized(
         dtype=described.dtype,
         weights=described.weights,
         load_format=target.config.load_format,
+        packed_cache=target.config.packed_cache,
         implementation=spec.implementation,
         adapters=target.config.adapters,
         adapter_keys=frozenset(adapter.key for adapter in described.adapters),
@@ -338,6 +347,12 @@ def _sized(
         hands_over=target.role in ("prefill", "both"),
         on_device=room.on_device,
     )
+
+
+def shares_weights(model: ModelConfig, folder: Path, spec: ModelSpec, device: torch.device) -> bool:
+    """Return whether instances on one host have one copy of the model's weights."""
+    is_ours = spec.implementation == "baton" and not spec.encodes and model.load_format == "auto"
+    return device.type == "cpu" and is_ours and place_of(model.packed_cache, folder) is not None
 
 
 def _found_here(device: torch.device, num_ranks: int) -> RankMemory:

@@ -3,7 +3,8 @@
 import mmap
 import threading
 import weakref
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from ctypes import CDLL
 from math import prod
 
@@ -25,9 +26,22 @@ def large_pages(num_bytes: int) -> Tensor:
     """Return (num_bytes,) uint8 without content, on pages of 2 MiB where the system has them: a processor that reads memory in
     order stops at the end of each page, and looks up where the next one is. Such memory is given back when nothing uses what was
     asked for before and behind it."""
-    if num_bytes < _LEAST_BYTES:
-        return torch.empty(num_bytes, dtype=torch.uint8)
-    return torch.frombuffer(_together.take(num_bytes), dtype=torch.uint8)
+    arena = _current.arena
+    if arena is None or not num_bytes:
+        if num_bytes < _LEAST_BYTES:
+            return torch.empty(num_bytes, dtype=torch.uint8)
+        arena = _together
+    return torch.frombuffer(arena.take(num_bytes), dtype=torch.uint8)
+
+
+@contextmanager
+def taken_from(arena: "Arena | None") -> Generator[None]:
+    """Have this thread's `large_pages`, of any size, come from `arena` within the block; None: from where they come without."""
+    before, _current.arena = _current.arena, arena
+    try:
+        yield
+    finally:
+        _current.arena = before
 
 
 def result(*shape: int) -> Tensor:
@@ -46,7 +60,14 @@ def give_back_freed() -> None:
         _trim(0)
 
 
-class _Together:
+class Memory(mmap.mmap):
+    """A mapping that is gone when nothing uses it."""
+
+    holds: object = None
+    """What must live as long as it does."""
+
+
+class Arena:
     """Pieces of large mappings, one behind the other: one of its own would have small pages at both of its ends."""
 
     def __init__(self) -> None:
@@ -58,9 +79,16 @@ class _Together:
         with self._lock:
             if wanted > len(self._rest):
                 pages = -(-wanted // _HUGE_BYTES) * _HUGE_BYTES
-                self._rest = memoryview(_mapped(max(pages, _TOGETHER_BYTES)))
+                self._rest = memoryview(self._mapping(max(pages, _TOGETHER_BYTES)))
             piece, self._rest = self._rest[:num_bytes], self._rest[wanted:]
         return piece
+
+    def _mapping(self, num_bytes: int) -> "Memory":
+        return mapped(num_bytes)
+
+
+class _Current(threading.local):
+    arena: Arena | None = None
 
 
 class _Buffers(threading.local):
@@ -73,7 +101,7 @@ class _Buffers(threading.local):
         """Return a view of the smallest buffer that is large enough and free, or of a new one."""
         free = [buffer for buffer, view in self._used if view() is None]
         fitting = [each for each in free if num_bytes <= len(each) <= _MOST_TIMES * num_bytes]
-        buffer = min(fitting, key=len) if fitting else _mapped(-(-num_bytes // _HUGE_BYTES) * _HUGE_BYTES)
+        buffer = min(fitting, key=len) if fitting else mapped(-(-num_bytes // _HUGE_BYTES) * _HUGE_BYTES)
         view = memoryview(buffer)
         self._used = [each for each in self._used if each[0] is not buffer] + [(buffer, weakref.ref(view))]
         if len(self._used) > _MOST_KEPT:  # sizes have changed: the one that was used longest ago goes
@@ -82,12 +110,13 @@ class _Buffers(threading.local):
         return view
 
 
-def _mapped(num_bytes: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def mapped(num_bytes: int) -> Memory:
+    """Return private memory on large pages, where the system has them."""
+    memory = Memory(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if _HUGE is not None:
         with suppress(OSError):  # a system that was built without them
             memory.madvise(_HUGE)
     return memory
 
 
-_together, _kept = _Together(), _Buffers()
+_together, _kept, _current = Arena(), _Buffers(), _Current()

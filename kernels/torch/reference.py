@@ -20,7 +20,7 @@ from kernels.ops import (
     KVLayer,
     Ops,
 )
-from kernels.packed import LinearWeight, LookUp, Prepacked, Weight, as_float
+from kernels.packed import LinearWeight, LookUp, Prepacked, TableRows, Weight, as_float
 from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
 from kernels.torch.experts import experts, route
 from kernels.torch.gated_delta import gated_delta
@@ -126,8 +126,8 @@ def look_up(weight: Weight, dtype: torch.dtype, head: LinearWeight | None) -> Lo
     so that it holds no file."""
     del head
     if isinstance(weight, Tensor) and weight.dtype in _HALVES and dtype == torch.float32:
-        return partial(F.embedding, weight=weight.clone())
-    return partial(F.embedding, weight=as_float(weight, dtype))
+        return TableRows(weight.clone())
+    return TableRows(as_float(weight, dtype))
 
 
 def experts_as_stored(held: ExpertWeights) -> ExpertWeights:

@@ -3,6 +3,7 @@
 A tensor that no model asks for, or that is missing, is an error that names it."""
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
@@ -29,6 +30,7 @@ Shard = Callable[[str, tuple[int, ...]], Cut]
 """(name in the checkpoint, full shape) -> what this rank holds of it."""
 MOST_MAPPED_BYTES = 64 << 20
 """What is read of files before they are mapped anew."""
+_OF_EXPERT = re.compile(r"\bexperts\.\d+\.")
 _log = logging.getLogger(__name__)
 _STORED = {
     torch.float32: ("F32", "F16", "BF16", "F64"),
@@ -69,11 +71,13 @@ class Checkpoint:
         keeps: frozenset[Kind] = frozenset(),
         *,
         adapters: AdapterWeights | None = None,
+        reads_matrices: bool = True,
     ) -> None:
-        """`keeps` says what `matrix` leaves as it is stored (`Ops.keeps`)."""
+        """`keeps` says what `matrix` leaves as it is stored (`Ops.keeps`). Without `reads_matrices` it returns shapes without
+        content, but for those of experts: whoever packs them has them already."""
         self.adapters = no_adapters() if adapters is None else adapters
         self._folder, self.dtype, self.device, self._shard = folder, dtype, device, shard
-        self._quantisation, self.keeps = quantisation, keeps
+        self._quantisation, self.keeps, self._reads_matrices = quantisation, keeps, reads_matrices
         self._files = {path: _open(path) for path in _files(folder)}
         places = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
         is_headless = "embed_tokens.weight" in places
@@ -114,8 +118,15 @@ class Checkpoint:
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         """Return the part as `take` does, but as it is stored where that is among `keeps`."""
+        if not self._reads_matrices and not _OF_EXPERT.search(name):
+            return self._without_content(name, shape)
         packed = self._packed(name, shape)
         return self.take(name, shape, self._half(name)) if packed is None else on_device(packed, self.device)
+
+    def _without_content(self, name: str, shape: tuple[int, int]) -> Tensor:
+        self.ignore(name)
+        sizes = [sum(run.stop - run.start for run in runs) for runs in self._shard(name, shape)]
+        return torch.empty(sizes, dtype=self.dtype, device="meta")
 
     def _half(self, name: str) -> torch.dtype | None:
         """Return the dtype of a matrix that stays in 16 bits; None for others."""

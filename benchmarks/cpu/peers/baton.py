@@ -1,6 +1,7 @@
 """Baton in one process: scheduler, instance and frontend, as `baton.LLM` runs them."""
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from importlib.metadata import version
@@ -25,7 +26,11 @@ class Engine:
         config = load_config(
             {
                 "prefill_instances": 0,
-                "model": {"path": str(checkpoint), "quantization": quantization},
+                "model": {
+                    "path": str(checkpoint),
+                    "quantization": quantization,
+                    "packed_cache": os.environ.get("BATON_PACKED_CACHE", "auto"),
+                },
                 "engine": {"num_threads": threads, "device": "cpu"},
                 # This process is stopped while others take their turns.
                 "mail": {"peer_timeout_s": 1e6},

@@ -69,6 +69,21 @@ def test_everything_that_an_instance_keeps_in_host_memory_is_counted() -> None:
     assert both > small + (4 << 30)
 
 
+@pytest.mark.parametrize(("folder", "copies"), [("auto", 4), ("off", 4), ("/models/packed", 1)])
+def test_instances_whose_folder_of_packed_weights_is_named_have_one_copy(folder: str, copies: int) -> None:
+    config = config_of(**{"engine.kv_bytes": 4 << 30, "model.packed_cache": folder})
+    one = dict(pod_memory(config, [pool(config, "decode")], 1, on_gpus=False).parts)["of weights"]
+    all_four = dict(pod_memory(config, pools_of(config), 2, on_gpus=False).parts)["of weights"]
+    assert all_four == pytest.approx(copies * one, rel=1e-6)
+
+
+def test_pools_whose_weights_are_cut_otherwise_have_a_copy_each() -> None:
+    config = config_of(**{"engine.kv_bytes": 4 << 30, "model.packed_cache": "/models/packed", "decode.tp": 2})
+    one = dict(pod_memory(config, [pool(config, "prefill")], 1, on_gpus=False).parts)["of weights"]
+    both = dict(pod_memory(config, pools_of(config), 2, on_gpus=False).parts)["of weights"]
+    assert both == pytest.approx(2 * one, rel=0.01)
+
+
 def test_weights_and_kv_of_gpus_are_not_in_the_pods_memory_unless_they_are_copied_there() -> None:
     config = config_of(**{"engine.kv_bytes": 16 << 30, "decode.tp": 4})
     on_device = pod_memory(config, [pool(config, "decode")], 1, on_gpus=True)

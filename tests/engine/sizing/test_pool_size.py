@@ -198,6 +198,17 @@ def test_each_rank_has_its_share_of_the_cores_or_what_is_said(
     assert sized(tmp_path, H100).num_threads == 1
 
 
+def test_ranks_with_one_copy_of_their_weights_count_their_part_of_it() -> None:
+    """The free memory has room for all of it beside each rank's pool, since the system takes mapped files to be free."""
+    host = replace(HOST, total_bytes=100 * GIB, free_bytes=100 * GIB)
+    needs = RankNeeds(weight_bytes=20 * GIB, step_bytes=GIB)
+    alone = kv_room(host, needs, 1.0, Sharing(num_ranks=4))
+    alike = kv_room(host, needs, 1.0, Sharing(num_ranks=4, num_alike=4))
+    assert (alone, alike) == (4 * GIB // 2, 19 * GIB // 2)
+    full = replace(host, free_bytes=23 * GIB)
+    assert kv_room(full, needs, 1.0, Sharing(num_ranks=4, num_alike=4)) == GIB
+
+
 def test_a_host_has_what_its_control_groups_allow(tmp_path: Path) -> None:
     """The container's group is two below the one that has the limit."""
     group = tmp_path / "sys/fs/cgroup/pod/container"
@@ -210,6 +221,7 @@ def test_a_host_has_what_its_control_groups_allow(tmp_path: Path) -> None:
     assert (whole.total_bytes, whole.free_bytes) == (1 << 30, 1 << 29)
     (group.parent / "memory.max").write_text(f"{300 << 20}\n")
     (group.parent / "memory.current").write_text(f"{200 << 20}\n")
-    (group.parent / "memory.stat").write_text(f"anon 5\ninactive_file {50 << 20}\n")
+    cached = f"anon 5\ninactive_file {20 << 20}\nactive_file {30 << 20}\nworkingset_nodes 7\n"
+    (group.parent / "memory.stat").write_text(cached)
     limited = host_memory(tmp_path)
     assert (limited.total_bytes, limited.free_bytes) == (300 << 20, 150 << 20)
