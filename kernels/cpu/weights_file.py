@@ -12,6 +12,8 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -27,6 +29,7 @@ _HEAD: Final = struct.Struct("<8sQQI")
 """The magic, where the index begins, its size, and its CRC-32."""
 _MAGIC: Final = b"batonwt1"
 _ALIGNED, _PAGE, _PIECE = 2 << 20, mmap.PAGESIZE, 16 << 20
+_LARGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _POPULATE_READ: Final = 22
 """MADV_POPULATE_READ, from Linux 5.14 on: it fails where touching a page would end the process."""
 _MAP_FIXED: Final = 0x10
@@ -138,6 +141,25 @@ class MappedFile:
         """Return (bytes,) uint8. Writing to it ends the process."""
         whole = memoryview(self._mappings[piece.mapping])
         return torch.frombuffer(whole[piece.at : piece.at + piece.num_bytes], dtype=torch.uint8)
+
+
+@cache
+def maps_large_pages(folder: Path) -> bool:
+    """Return whether files there are mapped in pages as large as those of private memory: products with matrices in pages of
+    4 KiB take up to 1.9 times as long. Raises OSError."""
+    with suppress(OSError):
+        if "[never]" in _LARGE_PAGES.read_text():
+            return True  # there are none in private memory either
+    file = OpenFile(os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    _write(file.descriptor, memoryview(bytes(2 * _ALIGNED)), 0)
+    memory = _mapped_part(file, 0, 2 * _ALIGNED)
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    address = f"{address_of(memoryview(memory)):x}-"
+    for line in lines:
+        if line.startswith(address):
+            found = next((each for each in lines if each.startswith("FilePmdMapped")), "none 0 kB")
+            return int(found.split()[1]) << 10 >= _ALIGNED
+    return False
 
 
 def _starts(used: Sequence[int]) -> list[int]:

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from kernels.cpu.weights_file import DamagedFile, MappedFile, OpenFile
+from kernels.cpu.weights_file import DamagedFile, MappedFile, OpenFile, maps_large_pages
 
 _log = logging.getLogger(__name__)
 _FILE, _DRAFT = ".weights", ".draft"
@@ -164,11 +164,19 @@ class WeightsFolder:
 
 
 def default_folder() -> Path | None:
-    """Return the folder in the user's cache; None where that is no local disk, and in a pod, whose disk is counted."""
+    """Return the folder in the user's cache. None where that is no local disk, where its files are mapped in small pages, and in
+    a pod, whose disk is counted."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return None
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton" / "weights"
-    return folder if _filesystem_of(folder) in _LOCAL else None
+    if _filesystem_of(folder) not in _LOCAL:
+        return None
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder if maps_large_pages(folder) else None
+    except OSError as error:
+        _log.warning("packed weights are not shared, since nothing can be stored in %s: %s", folder, error)
+        return None
 
 
 def _filesystem_of(path: Path) -> str:
