@@ -104,7 +104,25 @@ class FourBit:
         return self.words.view(torch.int32), self.scales, *(() if self.factors is None else (self.factors,))
 
 
-Weight = Tensor | EightBit | Int8Groups | FourBit
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A matrix of which nothing is read, since its packed form is there already: it can be joined and reordered."""
+
+    rows: Tensor
+    """(N, 0)"""
+    inputs: int
+    """K"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.rows.shape[:-1], self.inputs)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return ()
+
+
+Weight = Tensor | EightBit | Int8Groups | FourBit | Unread
 
 
 LookUp = Callable[[Tensor], Tensor]
@@ -170,6 +188,8 @@ def as_float(weight: Weight, dtype: torch.dtype) -> Tensor:
             return _from_groups(weight).to(dtype)
         case FourBit():
             return _from_four_bits(weight).to(dtype)
+        case Unread():
+            raise TypeError(f"nothing was read of this matrix {weight.shape}")
         case _:
             return weight.to(dtype)
 
@@ -270,6 +290,8 @@ def _fits(first: Weight, other: Weight) -> bool:
         case FourBit(), FourBit():
             alike = first.group == other.group and (first.factors is None) == (other.factors is None)
             return alike and first.scales.dtype == other.scales.dtype
+        case Unread(), Unread():
+            return True
         case _:
             return False
 
@@ -306,5 +328,8 @@ def _each(parts: Sequence[Weight], combine: Callable[[list[Tensor], int], Tensor
                 inputs=first.inputs,
                 factors=combine(factors, -1) if factors else None,
             )
+        case Unread():
+            own = [part for part in parts if isinstance(part, Unread)]
+            return Unread(combine([p.rows for p in own], -2), first.inputs)
         case _:
             return combine([part for part in parts if isinstance(part, Tensor)], -2)

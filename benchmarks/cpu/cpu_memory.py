@@ -4,14 +4,15 @@
         [--shape 0.5b] [--bits 16,8,4] [--threads 2] [--smoke]
 
 `imports`: the engine's code, before it knows a model. `loading`: until the model can serve. `serving`: a prompt of 512 tokens and
-16 steps of 8 sequences. Each phase has its peak (the kernel's VmHWM, set back before each phase) and what is resident at its end, of
-which `anonymous` is the process's own and `file` is mapped from files. `packed_mb` is what the matrices take in the precision. Baton
-is measured three times: with weights of its own (`off`), as the first that stores them, and as one that finds them stored."""
+16 steps of 8 sequences. Each phase has its peak (the kernel's VmHWM, set back before each phase) and what is resident at its
+end, of which `anonymous` is the process's own and `file` is mapped from files. `packed_mb` is what the matrices take in the
+precision. Baton is measured three times: with weights of its own (`off`), as the first that stores them, and as one that finds
+them stored."""
 
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,9 @@ from benchmarks.report import parser, write
 from kernels.cpu.prepacked import WeightFormat, bytes_per_number
 
 PREDICTION = (
-    "of 0.8 GB beside the matrices 0.35 are imports, 0.2 KV of prompts that nobody asks for again, 0.1 kept buffers and 0.1 pages of "
-    "the checkpoint; peaks while loading are 1.4 times llama.cpp's in 16 bits, 1.7 in 8 and 1.7 in 4 before, and 1.25, 1.4 and 1.4 with "
-    "weights from a file"
+    "of 0.8 GB beside the matrices 0.35 are imports, 0.2 KV of prompts that nobody asks for again, 0.1 kept buffers and 0.1 "
+    "pages of the checkpoint; peaks while loading are 1.4 times llama.cpp's in 16 bits, 1.7 in 8 and 1.7 in 4 before, and 1.25, "
+    "1.4 and 1.4 with weights from a file"
 )
 _WEIGHTS: dict[int, WeightFormat] = {16: "half", 8: "int8", 4: "int4"}
 
@@ -42,7 +43,7 @@ class Measured:
         self.phases: dict[str, Answer] = {"imports": child.ask("memory")}
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[ChildProcess]:
+    def phase(self, name: str) -> Generator[ChildProcess]:
         self._child.ask("forget_peak")
         yield self._child
         self.phases[name] = self._child.ask("memory")

@@ -3,9 +3,8 @@
     python -m benchmarks.cpu.cpu_sharing [--json FILE] [--checkpoints build/cpu-checkpoints] [--shape 0.5b] [--quantization none]
         [--smoke]
 
-`off`: each instance packs weights of its own. `first`: both start at once and nothing is stored yet. `again`: a later start. PSS counts
-a page that processes share once among them, RSS in each of them. `pool_mb` is one instance's KV, which is reserved and mostly not
-resident. `--smoke` takes a tiny model."""
+`off`: each instance packs weights of its own. `first`: both start at once and nothing is stored yet. `again`: a later start. PSS
+counts a page that processes share once among them, RSS in each of them. `--smoke` takes a tiny model."""
 
 import subprocess
 import sys

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from core.errors import ConfigError, UnsupportedModel
 from kernels.cpu.pages import give_back_freed
-from kernels.packed import Kind, Weight, on_device, tensors_of
+from kernels.packed import Kind, Unread, Weight, on_device, tensors_of
 from models.files.gguf_folder import WEIGHTS
 from models.files.tensor_names import decoders_name
 from models.formats.gguf_file import BLOCK, BLOCKS, GgufFile, GgufTensor
@@ -28,8 +28,8 @@ from models.spec.quantisation import Quantisation
 
 Shard = Callable[[str, tuple[int, ...]], Cut]
 """(name in the checkpoint, full shape) -> what this rank holds of it."""
-MOST_MAPPED_BYTES = 64 << 20
-"""What is read of files before they are mapped anew."""
+MOST_MAPPED_BYTES, _LEAST_MAPPED_BYTES, _MOST_TIMES = 64 << 20, 8 << 20, 128
+"""What is read of files before they are mapped anew: so many times, and more often only beyond the first of these sizes."""
 _OF_EXPERT = re.compile(r"\bexperts\.\d+\.")
 _log = logging.getLogger(__name__)
 _STORED = {
@@ -73,8 +73,8 @@ class Checkpoint:
         adapters: AdapterWeights | None = None,
         reads_matrices: bool = True,
     ) -> None:
-        """`keeps` says what `matrix` leaves as it is stored (`Ops.keeps`). Without `reads_matrices` it returns shapes without
-        content, but for those of experts: whoever packs them has them already."""
+        """`keeps` says what `matrix` leaves as it is stored (`Ops.keeps`). Without `reads_matrices` it returns
+        `Unread` ones, but for those of experts: whoever packs them has them already."""
         self.adapters = no_adapters() if adapters is None else adapters
         self._folder, self.dtype, self.device, self._shard = folder, dtype, device, shard
         self._quantisation, self.keeps, self._reads_matrices = quantisation, keeps, reads_matrices
@@ -90,6 +90,8 @@ class Checkpoint:
             for file in self._files.values()
             for name, note in _notes(file).items()
         }
+        whole_bytes = sum(path.stat().st_size for path in self._files)
+        self._most_mapped_bytes = min(MOST_MAPPED_BYTES, max(_LEAST_MAPPED_BYTES, whole_bytes // _MOST_TIMES))
         self._unused = set(self._where)
         self._mapped_bytes, self._mapped_files = 0, set[Path]()
         """What was read of the files since they were mapped."""
@@ -119,14 +121,14 @@ class Checkpoint:
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         """Return the part as `take` does, but as it is stored where that is among `keeps`."""
         if not self._reads_matrices and not _OF_EXPERT.search(name):
-            return self._without_content(name, shape)
+            return self._unread(name, shape)
         packed = self._packed(name, shape)
         return self.take(name, shape, self._half(name)) if packed is None else on_device(packed, self.device)
 
-    def _without_content(self, name: str, shape: tuple[int, int]) -> Tensor:
+    def _unread(self, name: str, shape: tuple[int, int]) -> Unread:
         self.ignore(name)
-        sizes = [sum(run.stop - run.start for run in runs) for runs in self._shard(name, shape)]
-        return torch.empty(sizes, dtype=self.dtype, device="meta")
+        rows, inputs = (sum(run.stop - run.start for run in runs) for runs in self._shard(name, shape))
+        return Unread(torch.empty(rows, 0), inputs)
 
     def _half(self, name: str) -> torch.dtype | None:
         """Return the dtype of a matrix that stays in 16 bits; None for others."""
@@ -201,7 +203,7 @@ class Checkpoint:
         self._unused.discard(name)
         self._mapped_bytes += num_bytes
         self._mapped_files.add(self._where[name][0])
-        if self._mapped_bytes > MOST_MAPPED_BYTES:
+        if self._mapped_bytes > self._most_mapped_bytes:
             self._files |= {path: _mapped_anew(path, self._files[path]) for path in self._mapped_files}
             self._mapped_bytes, self._mapped_files = 0, set()
             give_back_freed()

@@ -19,6 +19,7 @@ from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from core.plan import NewSeq
 from core.types import Grammar, TokenId
+from kernels.cpu.pages import give_back_freed
 from models.text.grammar_vocabulary import load_vocabulary
 
 _MAX_COMPILED = 64
@@ -243,3 +244,4 @@ def _read(folder: Path, vocab_size: int, read: "Future[LLTokenizer]") -> None:
         read.set_result(load_vocabulary(folder, vocab_size))
     except BaseException as error:
         read.set_exception(error)
+    give_back_freed()
