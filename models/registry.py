@@ -121,8 +121,8 @@ class LoadOptions:
     """See `Model`."""
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
     """See `read_adapters`."""
-    packed_cache: str = "off"
-    """Where a CPU's packed weights are shared: `auto`, `off`, or a folder (`ModelConfig.packed_cache`)."""
+    packed_cache: str = "none"
+    """Where a CPU's packed weights are shared: `auto`, `none`, or a folder (`ModelConfig.packed_cache`)."""
 
 
 _DEFAULTS = LoadOptions()
@@ -152,32 +152,52 @@ def load_model(
         return _foreign(
             folder, spec, chosen, device, layers, options=options, timer=timer, collectives=collectives
         )
-    ops, torch_dtype = _ops_for(spec, chosen, device, shard, layers, options=options), getattr(torch, chosen)
-    ops = _timed(ops, timer)
+    return _own(
+        folder,
+        spec,
+        adapters,
+        chosen,
+        device,
+        shard,
+        options=options,
+        layers=layers,
+        collectives=collectives,
+        timer=timer,
+    )
+
+
+def _own(
+    folder: Path,
+    spec: ModelSpec,
+    adapters: Sequence[Adapter],
+    dtype: str,
+    device: torch.device,
+    shard: Shard,
+    *,
+    options: LoadOptions,
+    layers: range | None,
+    collectives: Collectives,
+    timer: StartTimer,
+) -> Model:
+    """Load a model that Baton's own layers compute."""
+    torch_dtype = getattr(torch, dtype)
+    ops = _timed(_ops_for(spec, dtype, device, shard, layers, options=options), timer)
     timer.begin("reading")
+    beside = partial(AdapterWeights, adapters, shard, torch_dtype, device)
     if options.load_format == "dummy":
-        beside = AdapterWeights(adapters, shard, torch_dtype, device)
-        source = DummyWeights.of(spec, ops.keeps, torch_dtype, device, shard, adapters=beside)
+        source = DummyWeights.of(spec, ops.keeps, torch_dtype, device, shard, adapters=beside())
         return Model(spec, ops, source, device, layers, collectives, taps=options.taps)
+    open_checkpoint = partial(Checkpoint, folder, torch_dtype, device, shard, spec.quantisation)
 
     def build(own: Ops, *, reads_matrices: bool) -> Model:
-        checkpoint = Checkpoint(
-            folder,
-            torch_dtype,
-            device,
-            shard,
-            spec.quantisation,
-            own.keeps,
-            adapters=AdapterWeights(adapters, shard, torch_dtype, device),
-            reads_matrices=reads_matrices,
-        )
+        checkpoint = open_checkpoint(own.keeps, adapters=beside(), reads_matrices=reads_matrices)
         readout = load_readout(folder, device)
         model = Model(spec, own, checkpoint, device, layers, collectives, readout=readout, taps=options.taps)
         checkpoint.close()
         timer.count_read(model.bytes_read)
         return model
 
-    said = chosen, options.weights, options.deterministic, layers or range(spec.num_layers)
+    said = dtype, options.weights, options.deterministic, layers or range(spec.num_layers)
     shared = None if device.type != "cpu" else SharedWeights.of(options.packed_cache, folder, shard, *said)
     return build(ops, reads_matrices=True) if shared is None else shared.load(ops, build, timer)
 

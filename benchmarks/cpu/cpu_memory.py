@@ -6,7 +6,7 @@
 `imports`: the engine's code, before it knows a model. `loading`: until the model can serve. `serving`: a prompt of 512 tokens and
 16 steps of 8 sequences. Each phase has its peak (the kernel's VmHWM, set back before each phase) and what is resident at its
 end, of which `anonymous` is the process's own and `file` is mapped from files. `packed_mb` is what the matrices take in the
-precision. Baton is measured three times: with weights of its own (`off`), as the first that stores them, and as one that finds
+precision. Baton is measured three times: with weights of its own (`none`), as the first that stores them, and as one that finds
 them stored."""
 
 import subprocess
@@ -81,7 +81,7 @@ class Run:
 
     def measure(self, bits: int) -> None:
         with tempfile.TemporaryDirectory(dir=self._folder) as cache:
-            for way, setting in (("off", "off"), ("first", cache), ("found", cache)):
+            for way, setting in (("none", "none"), ("first", cache), ("found", cache)):
                 self._add("baton", bits, way, self._folder, setting)
         if python_of(self._environments, "llama_cpp") is not None:
             target = self._prepared(bits)
@@ -101,13 +101,13 @@ class Run:
                 child.end()
         return target
 
-    def _place(self, peer: str, packed_cache: str = "off") -> Place:
+    def _place(self, peer: str, packed_cache: str = "none") -> Place:
         python = python_of(self._environments, peer)
         assert python, "it is installed"
         log = self._folder / "logs" / f"{peer}.log"
         return Place(peer, python, self._threads, log, {"BATON_PACKED_CACHE": packed_cache})
 
-    def _add(self, peer: str, bits: int, way: str, target: Path, packed_cache: str = "off") -> None:
+    def _add(self, peer: str, bits: int, way: str, target: Path, packed_cache: str = "none") -> None:
         model = {
             "checkpoint": str(self._folder / "plain"),
             "target": str(target),

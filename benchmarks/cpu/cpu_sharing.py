@@ -3,7 +3,7 @@
     python -m benchmarks.cpu.cpu_sharing [--json FILE] [--checkpoints build/cpu-checkpoints] [--shape 0.5b] [--quantization none]
         [--smoke]
 
-`off`: each instance packs weights of its own. `first`: both start at once and nothing is stored yet. `again`: a later start. PSS
+`none`: each instance packs weights of its own. `first`: both start at once and nothing is stored yet. `again`: a later start. PSS
 counts a page that processes share once among them, RSS in each of them. `--smoke` takes a tiny model."""
 
 import subprocess
@@ -21,26 +21,26 @@ from tests.e2e.cluster_process import ServeProcess, serving
 
 PREDICTION = "one copy of 0.99 GB less than before in 16 bits, and a later start 1 to 2 s sooner"
 _KV_BYTES = 256 << 20
+_POOLS = "PrefillPool", "DecodePool"
 
 
 def measure(model: Path, packed_cache: str, quantization: str, log: Path) -> dict[str, Any]:
     began = time.perf_counter()
     with serving(*_arguments(model, packed_cache, quantization), log=log) as server:
+        status = server.wait_idle(2)
         ready_s = time.perf_counter() - began
         _answered(server, model.name)
-        held = [_held(process) for role in ("prefill", "decode") for process in server.replicas(role)]
-        phases = {
-            row["address"]: dict(row["start"]["phases"])
-            for row in server.status()["instances"]
-            if "start" in row
-        }
+        held = [_held(process) for role in _POOLS for process in server.replicas(role)]
+        phases = [
+            {name: round(seconds, 3) for name, seconds in row["start"]["phases"].items()}
+            for row in status["instances"]
+        ]
         return {
             "ready_s": round(ready_s, 2),
             "pss_mb": round(sum(pss for pss, _ in held), 1),
             "rss_mb": round(sum(rss for _, rss in held), 1),
             "cluster_pss_mb": round(server.memory_bytes() / 1e6, 1),
-            "instances": len(held),
-            "phases": phases,
+            "phases_s": phases,
         }
 
 
@@ -79,7 +79,7 @@ def main() -> None:
         if not model.exists():
             subprocess.run([sys.executable, "-m", "benchmarks.cpu.shapes", shape, str(model)], check=True)
         with tempfile.TemporaryDirectory(dir=folder) as cache:
-            for way, setting in (("off", "off"), ("first", cache), ("again", cache)):
+            for way, setting in (("none", "none"), ("first", cache), ("again", cache)):
                 row = measure(model, setting, args.quantization, Path(temporary) / "log")
                 rows.append({"way": way, **row})
                 print(f"{way:6} {rows[-1]}", flush=True)

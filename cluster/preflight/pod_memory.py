@@ -99,7 +99,7 @@ def _instance(
     num_here = -(-parallel.num_ranks // parallel.hosts)
     is_copied = on_gpus and parallel.num_ranks > 1 and bool(why_copied(config))
     weights = 0 if on_gpus else sum(need.weight_bytes for need in size.needs)
-    if config.model.packed_cache not in ("auto", "off"):  # `auto` stores none in a pod
+    if config.model.packed_cache not in ("auto", "none"):  # `auto` stores none in a pod
         weights = -(-weights // num_alike)
     steps = 0 if on_gpus else sum(need.step_bytes for need in size.needs)
     kv_bytes = size.num_bytes if is_copied or not on_gpus else 0

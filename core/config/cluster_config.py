@@ -46,9 +46,9 @@ class ModelConfig(Section):
     that is quicker. `float16` is exact for checkpoints of float16, and ends at 65,504."""
     quantization: Literal["none", "int8", "int4"] = "none"
     """How many bits CPUs keep of the matrices of a full-precision checkpoint; what is multiplied with them is rounded to 8."""
-    packed_cache: Literal["auto", "off"] | Annotated[str, Field(title="PATH", min_length=1)] = "auto"
+    packed_cache: Literal["auto", "none"] | Annotated[str, Field(title="PATH", min_length=1)] = "auto"
     """The folder in which CPUs store packed weights, so that all instances of a host have one copy of them and a later start
-    packs none. `auto`: `~/.cache/baton/weights`, for checkpoints of 128 MiB and more, on a local disk and not in a pod. `off`:
+    packs none. `auto`: `~/.cache/baton/weights`, for checkpoints of 128 MiB and more, on a local disk and not in a pod. `none`:
     each instance has its own."""
     max_context_tokens: int = Field(default=0, ge=0)
     """Prompt and output together; 0: what the model was made for."""

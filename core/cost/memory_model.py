@@ -26,7 +26,7 @@ class Sharing:
     card_share: float = 1.0
     """The part of a GPU that is this instance's, where an instance of another role has the rest of it."""
     num_alike: int = 1
-    """Those of `num_ranks` that have one copy of their weights in memory."""
+    """The number among `num_ranks` that have one copy of their weights in memory."""
 
 
 ALONE = Sharing()

@@ -69,7 +69,7 @@ class RankSetup:
     pools: tuple[RankPool, ...]
     """The pools of all ranks. This rank's pool lies in `memory`."""
     memory: MemoryPlace
-    packed_cache: str = "off"
+    packed_cache: str = "none"
     """`ModelConfig.packed_cache`."""
     num_spare: int = 0
     """The number of slots for more copies of experts, over all ranks that share a layer's."""

@@ -62,7 +62,7 @@ class PoolSize:
     weights: WeightFormat
     """How ranks on CPUs keep matrices."""
     load_format: LoadFormat = "auto"
-    packed_cache: str = "off"
+    packed_cache: str = "none"
     implementation: Implementation = "baton"
     """Where ranks have their weights from."""
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -60,7 +60,7 @@ def give_back_freed() -> None:
         _trim(0)
 
 
-class Memory(mmap.mmap):
+class PageMapping(mmap.mmap):
     """A mapping that is gone when nothing uses it."""
 
     holds: object = None
@@ -83,7 +83,7 @@ class Arena:
             piece, self._rest = self._rest[:num_bytes], self._rest[wanted:]
         return piece
 
-    def _mapping(self, num_bytes: int) -> "Memory":
+    def _mapping(self, num_bytes: int) -> "PageMapping":
         return mapped(num_bytes)
 
 
@@ -110,9 +110,9 @@ class _Buffers(threading.local):
         return view
 
 
-def mapped(num_bytes: int) -> Memory:
+def mapped(num_bytes: int) -> PageMapping:
     """Return private memory on large pages, where the system has them."""
-    memory = Memory(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = PageMapping(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if _HUGE is not None:
         with suppress(OSError):  # a system that was built without them
             memory.madvise(_HUGE)

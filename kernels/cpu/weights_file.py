@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from device.host_memory import address_of
-from kernels.cpu.pages import Arena, Memory, mapped
+from kernels.cpu.pages import Arena, PageMapping, mapped
 
 Entry = Mapping[str, Any]
 """What an index says of one matrix, for whoever has written it."""
@@ -69,7 +69,7 @@ class KeptArena(Arena):
 
     def __init__(self, on_growth: Callable[[], None] = lambda: None) -> None:
         super().__init__()
-        self._mappings, self._used = list[Memory](), list[int]()
+        self._mappings, self._used = list[PageMapping](), list[int]()
         self._on_growth = on_growth
 
     @property
@@ -114,7 +114,7 @@ class KeptArena(Arena):
             file.descriptor, starts[-1], {"used": self._used, "sums": sums, "entries": list(entries)}
         )
 
-    def _mapping(self, num_bytes: int) -> Memory:
+    def _mapping(self, num_bytes: int) -> PageMapping:
         memory = mapped(num_bytes)
         self._mappings.append(memory)
         self._used.append(0)
@@ -196,14 +196,14 @@ def _read_index(descriptor: int) -> dict[str, Any]:
     return json.loads(content)
 
 
-def _mapped_part(file: OpenFile, start: int, num_bytes: int) -> Memory:
+def _mapped_part(file: OpenFile, start: int, num_bytes: int) -> PageMapping:
     memory = mapped(max(-(-num_bytes // _ALIGNED), 1) * _ALIGNED)
     if num_bytes:
         _map_over(memory, file, start, num_bytes)
     return memory
 
 
-def _map_over(memory: Memory, file: OpenFile, start: int, num_bytes: int) -> None:
+def _map_over(memory: PageMapping, file: OpenFile, start: int, num_bytes: int) -> None:
     """Put a part of the file in the place of the memory's first bytes. Raises OSError."""
     address = address_of(memoryview(memory))
     flags = mmap.MAP_SHARED | _MAP_FIXED
@@ -226,6 +226,6 @@ def _is_unknown(error: OSError) -> bool:
     return error.errno == 22
 
 
-def _sum_of(memory: Memory, num_bytes: int) -> int:
+def _sum_of(memory: PageMapping, num_bytes: int) -> int:
     """Return the sum of its words, modulo 2**64."""
     return int(torch.frombuffer(memory, dtype=torch.int64, count=num_bytes // 8).sum())

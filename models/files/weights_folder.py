@@ -26,7 +26,7 @@ _PATIENCE_S, _POLL_S = 60.0, 0.02
 _LOCAL: Final = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "bcachefs", "overlay"))
 
 
-class Draft:
+class WeightsDraft:
     """The right to write one file."""
 
     def __init__(self, path: Path, file: OpenFile) -> None:
@@ -60,7 +60,7 @@ class WeightsFolder:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path, self._patience_s, self._free_bytes = path, patience_s, free_bytes
 
-    def claim(self, key: str) -> MappedFile | Draft | None:
+    def claim(self, key: str) -> MappedFile | WeightsDraft | None:
         """Return the file, or the right to write it. While another process writes it, wait. None: that process has given up, or
         shows no progress. Raises OSError."""
         writer: OpenFile | None = None
@@ -157,10 +157,10 @@ class WeightsFolder:
         except FileNotFoundError:
             return False
 
-    def _begun(self, key: str, file: OpenFile) -> Draft:
+    def _begun(self, key: str, file: OpenFile) -> WeightsDraft:
         _check_owned(os.fstat(file.descriptor), f"{self._draft(key)}")
         os.ftruncate(file.descriptor, 0)
-        return Draft(self._draft(key), file)
+        return WeightsDraft(self._draft(key), file)
 
 
 def default_folder() -> Path | None:

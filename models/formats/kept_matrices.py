@@ -25,7 +25,7 @@ _KINDS: Final[dict[str, Callable[[int], Any]]] = {
     "isa": Isa,
     "has_zeros": bool,
 }
-"""Of those of `_FIELDS` that are no plain numbers."""
+"""The types of `_FIELDS` that are no plain numbers."""
 
 
 class MatrixRecorder:

@@ -8,7 +8,7 @@ from core.start_timer import StartTimer
 from kernels.cpu.library import native
 from kernels.cpu.weights_file import DamagedFile, KeptArena, MappedFile
 from kernels.ops import Ops
-from models.files.weights_folder import Draft, WeightsFolder, default_folder
+from models.files.weights_folder import WeightsDraft, WeightsFolder, default_folder
 from models.files.weights_identity import NamedCut, weights_bytes, weights_key
 from models.formats.checkpoint import Shard, whole
 from models.formats.kept_matrices import MatrixReader, MatrixRecorder
@@ -17,11 +17,11 @@ _log = logging.getLogger(__name__)
 _LEAST_BYTES: Final = 128 << 20
 """The size of a checkpoint from which on `auto` stores its packed weights. Smaller ones are packed in moments."""
 _LEAST_SHARE: Final = 4
-"""Of a checkpoint's bytes this part at the least is what its packed weights take: they have 4 bits instead of 16."""
+"""Packed weights take at least this part of a checkpoint's bytes: they may have 4 bits instead of 16."""
 M_co = TypeVar("M_co", covariant=True)
 
 
-class Build(Protocol[M_co]):
+class BuildModel(Protocol[M_co]):
     """Make the model with these operations. Without `reads_matrices` its matrices are asked for without content."""
 
     def __call__(self, own: Ops, /, *, reads_matrices: bool) -> M_co: ...
@@ -29,8 +29,8 @@ class Build(Protocol[M_co]):
 
 def place_of(setting: str, folder: Path) -> Path | None:
     """Return where packed weights of the checkpoint in `folder` are stored; None where they are each process's own. `setting`:
-    `auto`, `off` or a folder."""
-    if setting == "off" or native() is None:
+    `auto`, `none` or a folder."""
+    if setting == "none" or native() is None:
         return None
     if setting != "auto":
         return Path(setting).expanduser()
@@ -45,7 +45,7 @@ class SharedWeights:
 
     @classmethod
     def of(cls, setting: str, folder: Path, shard: Shard, *said: object) -> "SharedWeights | None":
-        """Return None where weights stay each process's own. `setting`: `auto`, `off` or a folder. `said`: what the weights'
+        """Return None where weights stay each process's own. `setting`: `auto`, `none` or a folder. `said`: what the weights'
         packed form depends on besides the checkpoint and the `shard`."""
         cut = "whole" if shard is whole else shard.identity if isinstance(shard, NamedCut) else ""
         if not cut:
@@ -62,7 +62,7 @@ class SharedWeights:
             _say_private(str(error))
         return None
 
-    def load(self, ops: Ops, build: Build[M_co], timer: StartTimer) -> M_co:
+    def load(self, ops: Ops, build: BuildModel[M_co], timer: StartTimer) -> M_co:
         """Load the model. Where another process packs the same weights, wait for them. Raises what `build` does."""
         try:
             with timer.within("mapping"):
@@ -73,12 +73,12 @@ class SharedWeights:
         match found:
             case MappedFile():
                 return self._read(found, ops, build)
-            case Draft():
+            case WeightsDraft():
                 return self._recorded(found, ops, build, timer)
             case None:
                 return build(ops, reads_matrices=True)
 
-    def _read(self, file: MappedFile, ops: Ops, build: Build[M_co]) -> M_co:
+    def _read(self, file: MappedFile, ops: Ops, build: BuildModel[M_co]) -> M_co:
         reader = MatrixReader(ops, file)
         try:
             model = build(reader.ops, reads_matrices=False)
@@ -91,7 +91,7 @@ class SharedWeights:
         _log.info("packed weights are those of the file %s, which others may have mapped as well", self._key)
         return model
 
-    def _recorded(self, draft: Draft, ops: Ops, build: Build[M_co], timer: StartTimer) -> M_co:
+    def _recorded(self, draft: WeightsDraft, ops: Ops, build: BuildModel[M_co], timer: StartTimer) -> M_co:
         recorder = MatrixRecorder(ops, KeptArena(draft.beat))
         try:
             model = build(recorder.ops, reads_matrices=True)
@@ -102,7 +102,7 @@ class SharedWeights:
             self._publish(recorder, draft)
         return model
 
-    def _publish(self, recorder: MatrixRecorder, draft: Draft) -> None:
+    def _publish(self, recorder: MatrixRecorder, draft: WeightsDraft) -> None:
         num_bytes = recorder.num_bytes
         try:
             if not num_bytes:

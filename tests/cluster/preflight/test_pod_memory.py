@@ -69,7 +69,7 @@ def test_everything_that_an_instance_keeps_in_host_memory_is_counted() -> None:
     assert both > small + (4 << 30)
 
 
-@pytest.mark.parametrize(("folder", "copies"), [("auto", 4), ("off", 4), ("/models/packed", 1)])
+@pytest.mark.parametrize(("folder", "copies"), [("auto", 4), ("none", 4), ("/models/packed", 1)])
 def test_instances_whose_folder_of_packed_weights_is_named_have_one_copy(folder: str, copies: int) -> None:
     config = config_of(**{"engine.kv_bytes": 4 << 30, "model.packed_cache": folder})
     one = dict(pod_memory(config, [pool(config, "decode")], 1, on_gpus=False).parts)["of weights"]

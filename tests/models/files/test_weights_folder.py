@@ -12,16 +12,16 @@ import pytest
 
 from kernels.cpu.pages import large_pages, taken_from
 from kernels.cpu.weights_file import KeptArena, MappedFile
-from models.files.weights_folder import Draft, WeightsFolder
+from models.files.weights_folder import WeightsDraft, WeightsFolder
 
 FORKED = multiprocessing.get_context("fork")
 DAY_S = 86_400
 
 
-def written(folder: WeightsFolder, key: str, num_bytes: int = 1 << 20) -> Draft:
+def written(folder: WeightsFolder, key: str, num_bytes: int = 1 << 20) -> WeightsDraft:
     """Write a file and use it."""
     draft = folder.claim(key)
-    assert isinstance(draft, Draft)
+    assert isinstance(draft, WeightsDraft)
     arena = KeptArena()
     with taken_from(arena):
         piece = arena.kept(large_pages(num_bytes).fill_(7))
@@ -57,7 +57,7 @@ def test_the_first_writes_and_others_find_what_it_has_written(tmp_path: Path) ->
 def test_one_that_comes_meanwhile_waits_for_the_writer(tmp_path: Path) -> None:
     folder = WeightsFolder(tmp_path)
     draft = folder.claim("a")
-    assert isinstance(draft, Draft)
+    assert isinstance(draft, WeightsDraft)
     found: list[object] = []
     other = threading.Thread(target=lambda: found.append(WeightsFolder(tmp_path).claim("a")))
     other.start()
@@ -73,26 +73,26 @@ def test_one_that_comes_meanwhile_waits_for_the_writer(tmp_path: Path) -> None:
 
 def test_one_that_waits_goes_on_alone_when_the_writer_gives_up(tmp_path: Path) -> None:
     draft = WeightsFolder(tmp_path).claim("a")
-    assert isinstance(draft, Draft)
+    assert isinstance(draft, WeightsDraft)
     found: list[object] = []
     other = threading.Thread(target=lambda: found.append(WeightsFolder(tmp_path).claim("a")))
     other.start()
     while other.is_alive():
         time.sleep(0.05)  # until it has begun to wait, which nobody can see
         draft.give_up()
-    assert found in ([None],) or isinstance(found[0], Draft)
+    assert found in ([None],) or isinstance(found[0], WeightsDraft)
 
 
 def test_nobody_waits_for_a_writer_without_progress(tmp_path: Path) -> None:
     draft = WeightsFolder(tmp_path).claim("a")
-    assert isinstance(draft, Draft)
+    assert isinstance(draft, WeightsDraft)
     assert WeightsFolder(tmp_path, patience_s=0.1).claim("a") is None
 
 
 def test_what_a_killed_writer_has_left_is_written_anew(tmp_path: Path) -> None:
     def die() -> None:
         draft = WeightsFolder(tmp_path).claim("a")
-        assert isinstance(draft, Draft)
+        assert isinstance(draft, WeightsDraft)
         os.pwrite(draft.file.descriptor, b"half", 0)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -106,7 +106,7 @@ def test_what_a_killed_writer_has_left_is_written_anew(tmp_path: Path) -> None:
 
 def test_what_a_killed_writer_has_left_goes_when_others_need_room(tmp_path: Path) -> None:
     def die() -> None:
-        assert isinstance(WeightsFolder(tmp_path).claim("a"), Draft)
+        assert isinstance(WeightsFolder(tmp_path).claim("a"), WeightsDraft)
         os.kill(os.getpid(), signal.SIGKILL)
 
     in_another_process(die)
@@ -151,7 +151,7 @@ def test_a_file_that_others_may_write_to_is_not_believed(
     folder = WeightsFolder(tmp_path)
     assert in_another_process(lambda: written(folder, "a") and None) == 0
     (tmp_path / "a.weights").chmod(mode)
-    assert isinstance(folder.claim("a"), Draft)
+    assert isinstance(folder.claim("a"), WeightsDraft)
     assert "others may write to it" in caplog.text
 
 

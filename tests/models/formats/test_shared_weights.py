@@ -73,7 +73,7 @@ def no_packing(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 def same_three_times(cache: Cache, no_packing: Callable[[], None], weights: WeightFormat = "half") -> None:
-    alone = cache.logits("off", weights)
+    alone = cache.logits("none", weights)
     assert cache.files == []
     assert torch.equal(cache.logits(weights=weights), alone), "those that are stored"
     assert [name.partition(".")[2] for name in cache.files] == ["weights"]
@@ -85,7 +85,7 @@ def same_three_times(cache: Cache, no_packing: Callable[[], None], weights: Weig
 def test_every_family_computes_the_same_with_stored_weights(family: str, tmp_path: Path) -> None:
     make(tmp_path / "model", {**FAMILIES, **HYBRID}[family](random.Random(5), 1), seed=1)
     cache = Cache(tmp_path / "model", tmp_path / "cache")
-    alone = cache.logits("off", "int8")
+    alone = cache.logits("none", "int8")
     for _ in range(2):
         assert torch.equal(cache.logits(weights="int8"), alone)
     assert len(cache.files) == 1
@@ -113,7 +113,7 @@ def test_quantised_checkpoints_are_packed_once(
 def test_experts_stay_each_processs_own(tmp_path: Path) -> None:
     QUANTISED["awq experts"](tmp_path / "model")
     cache = Cache(tmp_path / "model", tmp_path / "cache")
-    alone = cache.logits("off")
+    alone = cache.logits("none")
     for _ in range(2):
         assert torch.equal(cache.logits(), alone)
     model = load_model(
@@ -140,7 +140,7 @@ def test_a_checkpoint_that_was_changed_is_packed_anew(tmp_path: Path) -> None:
     for seed in (0, 2):
         make(cache.folder, FAMILIES["llama"](random.Random(0), 0), seed=seed)
         found.append(cache.logits())
-        assert torch.equal(found[-1], cache.logits("off"))
+        assert torch.equal(found[-1], cache.logits("none"))
     assert not torch.equal(*found)
     assert len(cache.files) == 2
 
@@ -164,8 +164,8 @@ def test_precisions_have_files_of_their_own(tmp_path: Path) -> None:
     make(tmp_path / "model", FAMILIES["qwen3"](random.Random(0), 0), seed=0)
     cache = Cache(tmp_path / "model", tmp_path / "cache")
     for weights in WEIGHTS:
-        assert torch.equal(cache.logits(weights=weights), cache.logits("off", weights))
-    assert torch.equal(cache.logits(deterministic=True), cache.logits("off", deterministic=True))
+        assert torch.equal(cache.logits(weights=weights), cache.logits("none", weights))
+    assert torch.equal(cache.logits(deterministic=True), cache.logits("none", deterministic=True))
     assert len(cache.files) == len(WEIGHTS) + 1
 
 
@@ -222,7 +222,7 @@ def test_a_full_disk_leaves_weights_in_private_memory(
     make(tmp_path / "model", FAMILIES["llama"](random.Random(0), 0), seed=0)
     cache = Cache(tmp_path / "model", tmp_path / "cache")
     monkeypatch.setattr(os, "posix_fallocate", full)
-    assert torch.equal(cache.logits(), cache.logits("off"))
+    assert torch.equal(cache.logits(), cache.logits("none"))
     lines = [record.message for record in caplog.records if "packed weights" in record.message]
     assert len(lines) == 1
     assert "are not shared" in lines[0]
@@ -234,7 +234,7 @@ def test_a_folder_that_cannot_be_made_costs_a_line(tmp_path: Path, caplog: pytes
     make(tmp_path / "model", FAMILIES["llama"](random.Random(0), 0), seed=0)
     (tmp_path / "file").write_text("")
     cache = Cache(tmp_path / "model", tmp_path / "file" / "cache")
-    assert torch.equal(cache.logits(), cache.logits("off"))
+    assert torch.equal(cache.logits(), cache.logits("none"))
     assert len([record for record in caplog.records if "are not shared" in record.message]) == 1
 
 
