@@ -32,7 +32,7 @@ def measure(model: Path, packed_cache: str, quantization: str, log: Path) -> dic
         _answered(server, model.name)
         held = [_held(process) for role in _POOLS for process in server.replicas(role)]
         phases = [
-            {name: round(seconds, 3) for name, seconds in row["start"]["phases"].items()}
+            {name: round(seconds, 3) for name, seconds in row["start"]["phases"]}
             for row in status["instances"]
         ]
         return {
