@@ -160,6 +160,22 @@ def _servers(d: Any, find: Find) -> list[float]:
     return [rate(bits, way) / rate(bits, "vllm") for bits, way in ways]
 
 
+def _loading_peaks(way: str) -> Figures:
+    """Peaks while a model is loaded, by llama.cpp's."""
+
+    def peak(d: Any, find: Find, bits: int, peer: str, way: str) -> float:
+        return find(d["rows"], peer=peer, bits=bits, way=way)["phases"]["loading"]["peak_mb"]
+
+    return lambda d, find: [
+        peak(d, find, bits, "baton", way) / peak(d, find, bits, "llama_cpp", "") for bits in (16, 8, 4)
+    ]
+
+
+def _loading_s(row: Any) -> float:
+    """The slower instance's seconds after its imports."""
+    return max(sum(each.values()) - each["imports"] for each in row["phases_s"])
+
+
 FIGURES: dict[str, list[Figures]] = {
     "goodput.json": [
         _baton("ratio_to_best_static", "0.9"),
@@ -238,6 +254,11 @@ FIGURES: dict[str, list[Figures]] = {
         lambda d, _: [min(ratios) for ratios in by_best_peer(d["cells"], "tokens_per_s").values()],
     ],
     "cpu_servers.json": [_servers],
+    "cpu_memory.json": [_loading_peaks("none"), _loading_peaks("found")],
+    "cpu_sharing.json": [
+        lambda d, find: [find(d["rows"], way=way)["pss_mb"] for way in ("none", "again")],
+        lambda d, find: [_loading_s(find(d["rows"], way=way)) for way in ("none", "again")],
+    ],
     "draws.json": [lambda d, _: [d["results"][way]["ratio"] for way in ("temperature", "top-p")]],
     "perplexity.json": [_losses],
     "transformers_backend.json": [
