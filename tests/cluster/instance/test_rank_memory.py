@@ -52,6 +52,15 @@ def test_where_it_is_known_how_many_instances_share_a_host_they_share_all_of_it(
     assert found == [33, 2, 6]
 
 
+@pytest.mark.parametrize(("keys", "alike"), [({}, 2), ({"decode.tp": 2}, 1), ({"decode_instances": 3}, 4)])
+def test_instances_whose_weights_are_cut_alike_have_one_copy_of_them(
+    monkeypatch: pytest.MonkeyPatch, keys: dict[str, int], alike: int
+) -> None:
+    monkeypatch.setattr(rank_memory, "host_cpus", lambda: 64)
+    config = load(None, {}, {"engine.device": "cpu", "transfer.transport": "tcp", **keys})
+    assert memory_of_replica(config, "decode", config.decode, None).num_alike == alike
+
+
 def test_instances_on_one_card_have_a_share_of_it_each_but_not_within_one_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -4,6 +4,7 @@ import errno
 import os
 import random
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,25 @@ def test_adapters_work_beside_stored_weights(tmp_path: Path) -> None:
         model = load_model(tmp_path / "model", "float32", CPU, options=options)
         (found,) = Paged(model, 1, random.Random(0)).step([(0, 0, PROMPT)], adapters={0: adapter.key})
         assert torch.allclose(found, wanted, atol=1e-3, rtol=1e-3)
+
+
+def test_of_two_that_start_at_once_one_packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path / "model", FAMILIES["llama"](random.Random(0), 0), seed=0)
+    cache, library, calls = Cache(tmp_path / "model", tmp_path / "cache"), linear.loaded(), list[int]()
+    pack = library.baton_pack_floats
+
+    def counted(*arguments: object) -> None:
+        calls.append(1)
+        pack(*arguments)
+
+    monkeypatch.setattr(library, "baton_pack_floats", counted)
+    alone = cache.logits("none")
+    num_alone = len(calls)
+    with ThreadPoolExecutor(2) as threads:
+        found = [*threads.map(lambda _: cache.logits(), range(2))]
+    assert all(torch.equal(each, alone) for each in found)
+    assert len(calls) == 2 * num_alone
+    assert len(cache.files) == 1
 
 
 def test_a_damaged_file_costs_a_line_and_is_written_anew(
