@@ -57,7 +57,7 @@ def test_instances_whose_weights_are_cut_alike_have_one_copy_of_them(
     monkeypatch: pytest.MonkeyPatch, keys: dict[str, int], alike: int
 ) -> None:
     monkeypatch.setattr(rank_memory, "host_cpus", lambda: 64)
-    config = load(None, {}, {"engine.device": "cpu", "transfer.transport": "tcp", **keys})
+    config = load(None, {}, {"engine.device": "cpu", "transfer.transport": "tcp"} | keys)
     assert memory_of_replica(config, "decode", config.decode, None).num_alike == alike
 
 
