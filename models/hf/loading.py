@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from core.errors import UnsupportedModel
 from models.formats.float_weights import float_weights
 from models.spec.model_spec import ModelSpec, read_json
-from models.spec.quantisation import read_quantisation
+from models.spec.quantisation_config import read_quantisation
 
 CHECKED: Final = (("a", 0, 5), ("b", 0, 3), ("a", 5, 4), ("b", 3, 1))
 """(sequence, first token, tokens) of each chunk. The comparison computes them two by two."""

@@ -13,7 +13,7 @@ from models.spec.config_fields import LAYER_TYPES, scaled_context, stored_dtype
 from models.spec.expert_share import expert_share
 from models.spec.foreign_cache import ForeignCache
 from models.spec.model_spec import ModelSpec, RopeSpec
-from models.spec.quantisation import read_quantisation
+from models.spec.quantisation_config import read_quantisation
 
 if TYPE_CHECKING:
     from models.hf.cache_probe import LayersKeep
