@@ -247,8 +247,7 @@ def _graphs(
 ) -> tuple[StepGraphs | None, str]:
     """Capture decode steps on all ranks, or on none."""
     tp, experts = part.comms.tp, part.comms.experts
-    if capture is not None:
-        # Before steps are captured they are launched, so that ranks meet.
+    if capture is not None:  # before steps are captured they are launched, so that ranks meet
         wait_for_all(store, "loaded", setup.rank, setup.mesh.size)
 
     def agree(is_captured: bool) -> bool:  # noqa: FBT001 (a `Callable`)
@@ -272,8 +271,8 @@ def _of_fixed_sizes(part: ModelPart, capture: Capture) -> Capture:
 
 def _matchers(setup: RankSetup) -> GuidanceMatchers:
     """Begin to read the tokenizer, on a thread beside the start."""
-    folder = Path(setup.folder)
-    return GuidanceMatchers(folder, read_spec(folder, cast(Implementation, setup.implementation)).vocab_size)
+    spec = read_spec(Path(setup.folder), cast(Implementation, setup.implementation))
+    return GuidanceMatchers(Path(setup.folder), spec.vocab_size)
 
 
 def _draws(part: ModelPart, matchers: GuidanceMatchers | None, line: _Line, *, owns_matchers: bool) -> Draws:
