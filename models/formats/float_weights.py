@@ -16,6 +16,7 @@ from models.formats.quantised import from_scaled
 from models.spec.quantisation import Quantisation
 
 _SCALED: Final = (torch.float8_e4m3fn, torch.int8)
+_FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 _SCALES: Final = ("_scale_inv", "_scale")
 
 
@@ -72,6 +73,11 @@ def _scaled(files: Mapping[str, Any], how: Quantisation, name: str, values: Tens
             "is no matrix"
         )
     scales, (outputs, inputs) = files[own].get_tensor(own), values.shape
+    if scales.dtype not in _FLOATS:
+        raise UnsupportedModel(
+            f"tensor {own!r} has exponents, which are not read where transformers computes the layers: use scales that are "
+            "floats, such as those of FP8"
+        )
     shape = (int(outputs), int(inputs))
     if scales.numel() == 1:
         return from_scaled(values, scales.view(1, 1), shape, whole(name, shape))

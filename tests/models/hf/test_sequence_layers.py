@@ -177,6 +177,17 @@ def test_a_quantised_matrix_without_its_scales_is_refused(tmp_path: Path) -> Non
         load_model(tmp_path, "float32", CPU, options=LoadOptions(implementation="transformers"))
 
 
+def test_scales_that_are_exponents_are_refused(tmp_path: Path) -> None:
+    w8a8(tmp_path, "float", "channel", family="llama")
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.mlp.down_proj.weight_scale"
+    tensors[name] = torch.full_like(tensors[name], 127, dtype=torch.uint8)
+    save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"down_proj\.weight_scale' has exponents, which are not read"):
+        load_model(tmp_path, "float32", CPU, options=LoadOptions(implementation="transformers"))
+
+
 def test_towers_for_images_are_left_out(tmp_path: Path) -> None:
     reference, _ = make_seeing(tmp_path, "llava")
     model = load_model(tmp_path, "float32", CPU, options=LoadOptions(implementation="transformers"))
