@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from models.formats.float_weights import makes_floats
 from models.hf.tp_plan import problem
 from models.hf.transformers_config import refused, transformers_config
 from models.spec.config_fields import LAYER_TYPES, scaled_context, stored_dtype
@@ -32,8 +33,12 @@ _WHOLE: Final = "its layers' keys and values differ in shape, so that its ranks 
 
 def transformers_spec(folder: Path, config: Mapping[str, Any], architecture: str) -> ModelSpec:
     """Return the description. Raises UnsupportedModel by name."""
-    if (how := read_quantisation(config)) is not None and how.kind == "gguf":
-        raise refused(architecture, "Baton reads GGUF files of its own architectures alone")
+    if (how := read_quantisation(config)) is not None and not makes_floats(how):
+        raise refused(
+            architecture,
+            "Baton reads GGUF files, four-bit floats, MXFP8, bitsandbytes, HQQ and torchao of its own architectures alone: use "
+            "FP8 or INT8 with scales that are floats, AWQ, GPTQ or packed integers",
+        )
     found = _text_config(folder, config, architecture)
     num_layers = number(architecture, found, "num_hidden_layers")
     kept = _kept(folder, architecture, found, num_layers)
