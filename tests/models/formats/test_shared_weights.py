@@ -23,6 +23,7 @@ from models.registry import LoadOptions, load_model
 from parallel.mesh import Mesh
 from parallel.rules import Sharding
 from tests.models.checkpoints import CPU, FAMILIES, HYBRID, Paged, make
+from tests.models.formats.test_format_table import MAKE
 from tests.models.gguf_files import write_gguf
 from tests.models.peft_adapters import make_adapter
 from tests.models.stored import packed_checkpoint, w8a8
@@ -38,6 +39,7 @@ QUANTISED: dict[str, Callable[[Path], object]] = {
     "awq experts": lambda folder: packed_checkpoint(
         folder, "awq", 16, 4, "qwen3_moe", moe_intermediate_size=64
     ),
+    **MAKE,
 }
 
 
