@@ -13,7 +13,8 @@ from models.files.revision import weights_revision
 
 _CODE: Final = ("kernels", "models", "parallel")
 """The packages that read, cut and pack weights."""
-_DESCRIPTIONS: Final = ("config.json", "model.safetensors.index.json")
+_DESCRIPTIONS: Final = ("*config.json", "*.index.json")
+"""Some tools write how weights are stored into a file of their own, such as hf_quant_config.json."""
 
 
 @runtime_checkable
@@ -28,7 +29,9 @@ def weights_key(folder: Path, *said: object) -> str:
     """Return a name for the weights of a checkpoint as these kernels pack them. `said`: what else their content depends on. Needs
     native kernels."""
     isas = *allowed_sets(), fastest_exact(), fastest_of_bfloat16()
-    described = [path.read_bytes() for name in _DESCRIPTIONS if (path := folder / name).exists()]
+    described = [
+        (path.name, path.read_bytes()) for kind in _DESCRIPTIONS for path in sorted(folder.glob(kind))
+    ]
     parts = described, _files_of(folder), weights_revision(folder), _code(), torch.__version__, isas, said
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 

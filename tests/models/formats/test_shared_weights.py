@@ -17,6 +17,7 @@ from kernels.cpu.prepacked import WeightFormat
 from models.families.table import read_spec
 from models.files import weights_folder
 from models.files.hub import resolve
+from models.files.weights_identity import weights_key
 from models.formats import shared_weights
 from models.lora.adapter import read_adapters
 from models.registry import LoadOptions, load_model
@@ -282,3 +283,11 @@ def test_pods_and_folders_in_memory_have_no_default_folder(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
     assert weights_folder.default_folder() is None
+
+
+@pytest.mark.parametrize("name", ["config.json", "hf_quant_config.json", "model.safetensors.index.json"])
+def test_what_says_how_weights_are_stored_is_part_of_their_name(name: str, tmp_path: Path) -> None:
+    make(tmp_path / "model", FAMILIES["llama"](random.Random(5), 1), seed=1)
+    before = weights_key(tmp_path / "model")
+    (tmp_path / "model" / name).write_text('{"quantization": {}}')
+    assert weights_key(tmp_path / "model") != before
