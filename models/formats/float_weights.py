@@ -20,11 +20,6 @@ _FLOATS: Final = (torch.float32, torch.bfloat16, torch.float16)
 _SCALES: Final = ("_scale_inv", "_scale")
 
 
-def makes_floats(how: Quantisation) -> bool:
-    """Return whether `float_weights` reads checkpoints that are stored so. It refuses them still where scales are exponents."""
-    return all(way.kind in MARKS or (way.kind == "scaled" and way.number != "float4") for way in how.ways)
-
-
 def float_weights(folder: Path, how: Quantisation, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the tensors in `dtype`. Raises UnsupportedModel for what is stored in another way than `how` says."""
     files: dict[str, Any] = {}

@@ -88,7 +88,7 @@ def change(folder: Path, **fields: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, r"\(bitsandbytes\)"),
+        ({"quantization_config": {"quant_method": "quanto"}}, r"\(quanto\)"),
         ({"vision_config": {"model_type": "dinov2"}}, "vision tower is 'dinov2'"),
         ({"text_config": {"model_type": "gemma"}}, "decoder is 'gemma'"),
         ({"image_token_index": 5000}, "outside the vocabulary of 4097"),
