@@ -3,7 +3,9 @@
 import gc
 import json
 import random
+import types
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -171,9 +173,8 @@ def test_a_cpu_keeps_as_many_bytes_of_weights_as_are_counted(
     config.vocab_size, config.hidden_size, config.tie_word_embeddings = 8192, 128, True
     folder = tmp_path / "model"
     make(tmp_path / "wide", config, seed=1).to(dtype).save_pretrained(folder)
-    before = _storages()
     model = load_model(folder, "float32", CPU, options=LoadOptions(weights=weights))
-    held = sum(size for place, size in _storages().items() if place not in before)
+    held = _held_bytes(model)
     stored = stored_as(model.spec, "float32", weights, CPU, deterministic=False)
     (needs,) = needs_of(model.spec, EngineConfig(), ONE_RANK, stored, context_tokens=1024)
     assert needs.weight_bytes == pytest.approx(held, rel=0.05)
@@ -187,20 +188,26 @@ def test_a_cpu_keeps_as_many_bytes_of_quantised_weights_as_are_counted(tmp_path:
     folder = tmp_path / "model"
     sizes = {"hidden_size": 512, "intermediate_size": 1024, "head_dim": 128}
     meaning(folder, *{**SCALED, **BY_LIBRARIES}[way], **sizes)
-    before = _storages()
     model = load_model(folder, "float32", CPU, options=LoadOptions(weights="half"))
-    held = sum(size for place, size in _storages().items() if place not in before)
+    held = _held_bytes(model)
     stored = stored_as(model.spec, "float32", "half", CPU, deterministic=False)
     (needs,) = needs_of(model.spec, EngineConfig(), ONE_RANK, stored, context_tokens=1024)
     assert needs.weight_bytes == pytest.approx(held, rel=0.05)
 
 
-def _storages() -> dict[int, int]:
-    """Where the memory of all tensors is, and how many bytes each has of it.
-
-    Types are asked, not objects: `isinstance` reads `__class__`, and some objects of PyTorch warn of whoever reads anything."""
-    gc.collect()
-    tensors = [found for found in gc.get_objects() if issubclass(type(found), torch.Tensor)]
-    return {
-        own.data_ptr(): own.nbytes() for tensor in tensors if (own := tensor.untyped_storage()).data_ptr()
-    }
+def _held_bytes(model: object) -> int:
+    """Return the bytes of all tensors that `model` refers to. Of types and modules nothing is followed, and of functions only what
+    they have enclosed: they lead to everything."""
+    left: list[object] = [model]
+    seen, storages = {id(model)}, dict[int, int]()
+    while left:
+        found = left.pop()
+        if issubclass(type(found), torch.Tensor):
+            own = cast(torch.Tensor, found).untyped_storage()
+            storages[own.data_ptr()] = own.nbytes()
+        function = isinstance(found, types.FunctionType)
+        for other in found.__closure__ or () if function else gc.get_referents(found):
+            if id(other) not in seen and not isinstance(other, type | types.ModuleType):
+                seen.add(id(other))
+                left.append(other)
+    return sum(size for place, size in storages.items() if place)
