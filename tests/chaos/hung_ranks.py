@@ -46,7 +46,6 @@ TIMEOUT_S = 2.0
 OVERRIDES: dict[str, Any] = {
     "mail.heartbeat_s": 0.2,
     "mail.peer_timeout_s": TIMEOUT_S,
-    "engine.num_blocks": 480,
 }
 _FOR_EVER_S = 1_000_000
 _MOST_PROCESSES = 12
@@ -105,7 +104,7 @@ async def try_ranks(group: Group, role: str, cases: Sequence[tuple[int, str]], f
     prompts, want = checkpoint(folder, group.family, LENGTHS[role], num_tokens=LENGTH)
     keys = {f"{role}.{axis}": 2 for axis in group.axes} | {f"{role}_instances": len(cases) + 1}
     if role == "prefill":
-        keys |= {"decode_instances": 1}
+        keys |= {"decode_instances": 1, "engine.num_blocks": 480}
     else:
         keys |= {"prefill_instances": 0}
     with mock.patch("engine.ranks.child_ranks.start_children", _start):
