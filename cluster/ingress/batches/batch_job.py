@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any
 
@@ -39,6 +39,7 @@ class BatchJob:
         self._record, self._call, self._files, self._batches = record, call, files, batches
         self._at_once, self._slots = at_once, slots
         self._writing, self._is_full = asyncio.Lock(), False
+        self._open_files = ExitStack()
         self._input = files.path(record["input_file_id"])
         self._ids = (
             record["id"].replace("batch_", "file-"),
@@ -67,15 +68,16 @@ class BatchJob:
             record["errors"] = {"object": "list", "data": errors}
             await self._end("failed")
             return
-        await self._until_room(self._open)
-        try:
+        with self._open_files:
+            await self._until_room(self._open)
             await self._run(lines)
-        finally:
-            self._answers.close()
-            self._errors.close()
 
     def _open(self) -> None:
-        self._answers, self._errors = (AnswerFile(self._files.path(file_id)) for file_id in self._ids)
+        self._open_files.close()
+        self._answers, self._errors = (
+            self._open_files.enter_context(closing(AnswerFile(self._files.path(file_id))))
+            for file_id in self._ids
+        )
 
     async def _run(self, lines: list[InputLine]) -> None:
         record = self._record
@@ -140,11 +142,17 @@ class BatchJob:
             await asyncio.sleep(min(float(headers["retry-after"]), MAX_WAIT_S))
 
     async def _until_room(self, write: Callable[[], None], *, once: bool = False) -> None:
-        """Write, and again and again while the disk is full; `once`: give up then. Answers that are computed are not lost."""
+        """Write, and again and again while the disk is full; `once`: give up then. Answers that are computed are not lost, and
+        who is cancelled leaves when the thread does that writes: no file is closed, or opened, behind its back."""
         while True:
             try:
                 async with self._writing:
-                    await asyncio.to_thread(write)
+                    job = asyncio.create_task(asyncio.to_thread(write))
+                    try:
+                        await asyncio.shield(job)
+                    except asyncio.CancelledError:
+                        await asyncio.wait([job])
+                        raise
                 self._is_full = False
                 return
             except OSError as error:

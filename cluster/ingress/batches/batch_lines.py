@@ -95,14 +95,15 @@ class AnswerFile:
 
     def __init__(self, path: Path) -> None:
         self.answered: set[str] = set()
-        self._file = path.open("ab", buffering=0)
         self.num_bytes = 0
+        path.touch()
         for _, raw in _lines(path):
             if not raw.endswith(b"\n"):
                 break
             self.answered.add(json.loads(raw)["custom_id"])
             self.num_bytes += len(raw)
-        self._file.truncate(self.num_bytes)
+        os.truncate(path, self.num_bytes)
+        self._file = path.open("ab", buffering=0)
 
     def add(self, answer: Json) -> None:
         """Raises OSError where the disk has no room. The file is then as before."""

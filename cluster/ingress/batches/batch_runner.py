@@ -12,7 +12,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message
 
 from cluster.ingress.batches.batch_job import BatchJob, Json
-from cluster.ingress.batches.batch_store import FINAL, BatchClaim, BatchStore
+from cluster.ingress.batches.batch_store import FINAL, BatchStore
 from cluster.ingress.batches.file_store import FileStore
 from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
 from core.errors import RequestError
@@ -71,28 +71,26 @@ class BatchRunner:
                 continue
             if (claim := self._batches.claim(batch_id)) is not None:
                 begun.add(tenant)  # one at each look, so that other ingresses have their part
-                self._running[batch_id] = asyncio.create_task(self._run(batch_id, claim))
+                self._running[batch_id] = task = asyncio.create_task(self._run(batch_id))
+                task.add_done_callback(lambda _, claim=claim: claim.close())
 
-    async def _run(self, batch_id: str, claim: BatchClaim) -> None:
-        with claim:
-            record = self._batches.load(batch_id)
-            if record is None or record["status"] in FINAL:
-                return  # it ended between the look at it and the claim
-            holder = self._access.holder_named(record["tenant"])
-            if holder is None:
-                log.warning(
-                    "batch %s waits for its tenant %r, which is not known", batch_id, record["tenant"]
-                )
-                return
+    async def _run(self, batch_id: str) -> None:
+        record = self._batches.load(batch_id)
+        if record is None or record["status"] in FINAL:
+            return  # it ended between the look at it and the claim
+        holder = self._access.holder_named(record["tenant"])
+        if holder is None:
+            log.warning("batch %s waits for its tenant %r, which is not known", batch_id, record["tenant"])
+            return
 
-            async def call(body: Json) -> tuple[int, Mapping[str, str], Any]:
-                return await self._call(record["endpoint"], body, holder)
+        async def call(body: Json) -> tuple[int, Mapping[str, str], Any]:
+            return await self._call(record["endpoint"], body, holder)
 
-            slots = self._slots.setdefault(holder.tenant.name, asyncio.Semaphore(self._at_once))
-            try:
-                await BatchJob(record, call, self._files, self._batches, self._at_once, slots).run()
-            except Exception:
-                log.exception("batch %s is taken up again", batch_id)
+        slots = self._slots.setdefault(holder.tenant.name, asyncio.Semaphore(self._at_once))
+        try:
+            await BatchJob(record, call, self._files, self._batches, self._at_once, slots).run()
+        except Exception:
+            log.exception("batch %s is taken up again", batch_id)
 
     async def _call(self, path: str, body: Json, holder: KeyHolder) -> tuple[int, Mapping[str, str], Any]:
         data = json.dumps(body).encode()

@@ -4,13 +4,11 @@ Invariant: only the holder of the lock writes a batch's record. Others ask it to
 
 import fcntl
 import json
-import os
 import re
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 from cluster.ingress.tenants.api_keys import may_see
 from core.errors import RequestError
@@ -20,21 +18,6 @@ Record = dict[str, Any]
 """OpenAI's batch object, with its owner under `tenant`."""
 FINAL = ("completed", "failed", "expired", "cancelled")
 _ID = re.compile(r"batch_[0-9a-f]{32}")
-
-
-class BatchClaim:
-    """The right to run a batch. A context manager."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        os.close(self._fd)
 
 
 class BatchStore:
@@ -98,12 +81,12 @@ class BatchStore:
             return int((self._folder / f"{batch_id}.cancel").stat().st_mtime)
         return None
 
-    def claim(self, batch_id: str) -> BatchClaim | None:
-        """Claim a batch. Returns None while another process runs it."""
-        fd = os.open(self._folder / f"{batch_id}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def claim(self, batch_id: str) -> IO[bytes] | None:
+        """Claim a batch until the returned file is closed. Returns None while another process runs it."""
+        lock = (self._folder / f"{batch_id}.lock").open("ab", buffering=0)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(fd)
+            lock.close()
             return None
-        return BatchClaim(fd)
+        return lock

@@ -162,42 +162,6 @@ async def test_what_is_wrong_is_said_before_anything_runs(tmp_path: Path) -> Non
         assert server.generator.requests == []
 
 
-async def test_whoever_comes_next_goes_on_and_answers_no_line_twice(tmp_path: Path) -> None:
-    """Each server ends in the midst of it; what a killed one had half written is cut off."""
-    slow = [FakeGenerator(f"server {number}", pause_s=0.002) for number in range(6)]
-    async with Server(tmp_path, slow[0]).running() as first:
-        batch = await first.submit([line(n) for n in range(60)])
-    seen = 0
-    for number, generator in enumerate(slow, 1):
-        async with Server(tmp_path, generator).running() as server:
-            until = len(slow) == number
-            while (found := await server.client.batches.retrieve(batch.id)).status != "completed":
-                if not until and len(generator.finished) > 6:
-                    break
-                await asyncio.sleep(0.005)
-            seen += len(generator.requests)
-        path = tmp_path / "files" / f"{batch.id.replace('batch_', 'file-')}.data"
-        if found.status != "completed":
-            with path.open("ab") as file:
-                file.write(b'{"custom_id": "c1", "resp')
-    assert found.status == "completed"
-    good = await server.answers(found.output_file_id)
-    assert Counter(each["custom_id"] for each in good) == Counter(f"c{n}" for n in range(60))
-    assert len({each["response"]["body"]["choices"][0]["message"]["content"] for each in good}) > 3
-    assert seen > 60, "what was running when a server ended was asked again"
-
-
-async def test_two_ingresses_do_not_run_the_same_batch(tmp_path: Path) -> None:
-    one, other = (Server(tmp_path, FakeGenerator(pause_s=0.001)) for _ in range(2))
-    async with one.running(), other.running():
-        batches = [await one.submit([line(n) for n in range(20)]) for _ in range(6)]
-        for batch in batches:
-            assert (await other.ended(batch.id)).status == "completed"
-    assert len(one.generator.requests) + len(other.generator.requests) == 120
-    assert one.generator.requests
-    assert other.generator.requests
-
-
 async def test_a_batch_can_be_cancelled_at_any_ingress(tmp_path: Path) -> None:
     runs, asks = Server(tmp_path, FakeGenerator(pause_s=0.005)), Server(tmp_path, FakeGenerator())
     async with runs.running():
