@@ -9,7 +9,7 @@ from core.cost.memory_model import RankNeeds
 from core.errors import ConfigError, UnsupportedModel
 from core.kv import DTYPE_BYTES
 from engine.sizing.model_dims import dims_of
-from models.formats.checkpoint import count_weights
+from models.formats.tensor_files import count_weights
 from models.spec.model_spec import ModelSpec, VisionSpec
 from parallel.mesh import Mesh
 from parallel.plans import part_of

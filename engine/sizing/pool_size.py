@@ -23,8 +23,8 @@ from engine.sizing.picture_needs import beside_pictures
 from engine.sizing.recurrent_limits import check_recurrent
 from kernels.cpu.prepacked import WeightFormat
 from models.families.table import read_spec
-from models.formats.checkpoint import count_weights
 from models.formats.shared_weights import place_of
+from models.formats.tensor_files import count_weights
 from models.lora.adapter import Adapter, read_adapters
 from models.registry import check_load_format, choose_dtype, choose_kv_dtype, choose_weights
 from models.spec.model_spec import Implementation, LoadFormat, ModelSpec

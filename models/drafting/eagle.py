@@ -18,7 +18,8 @@ from kernels.ops import AttentionMeta, KVLayer, Ops
 from kernels.select import Kernels, select_ops
 from models.causal_model import CausalModel
 from models.families.dense import llama
-from models.formats.checkpoint import Checkpoint, holds_tensor, read_tensors, whole
+from models.formats.checkpoint import Checkpoint, whole
+from models.formats.tensor_files import holds_tensor, read_tensors
 from models.layers.attention import Attention, ForwardStep
 from models.layers.attention_cases import attention_cases
 from models.layers.mlp import Mlp

@@ -13,8 +13,9 @@ from torch import Tensor
 from core.errors import UnsupportedModel
 from kernels.ops import AttentionMeta, KVLayer
 from models.causal_model import CausalModel
-from models.formats.checkpoint import Checkpoint, Shard, holds_tensor, whole
+from models.formats.checkpoint import Checkpoint, Shard, whole
 from models.formats.dummy_weights import DummyWeights
+from models.formats.tensor_files import holds_tensor
 from models.formats.weight_source import WeightSource
 from models.layers.attention import ForwardStep
 from models.layers.layer import Layer

@@ -10,7 +10,7 @@ from torch import Tensor
 from core.errors import UnsupportedModel
 from kernels.packed import Kind, Weight
 from models.files.cuts import indices
-from models.formats.stored_matrix import Cut, StoredTensors
+from models.formats.stored_matrix import Cut, StoredTensors, fitting
 from models.spec.quantisation import Quantisation
 
 _NUMBERS = "W_q"
@@ -45,11 +45,6 @@ class HqqMatrix:
         return self.floats(cut).to(dtype) if "half" in keeps and dtype in _HALVES else None
 
     def _whole(self) -> Tensor:
-        shape = tuple(self._read("shape").tolist())
-        if shape != self.shape:
-            raise UnsupportedModel(
-                f"tensor {self.stem + '.weight'!r} is {shape}; config.json says {self.shape}"
-            )
         scale, zero = self._read("scale").float(), self._read("zero").float()
         size = self.shape[0] * self.shape[1] // scale.numel()
         by_columns = int(self._read("axis")) == 0
@@ -72,20 +67,25 @@ class HqqMatrix:
         return torch.cat(parts)[:rows]
 
     def _read(self, suffix: str) -> Tensor:
-        name = f"{self.stem}.{suffix}"
-        if self.tensors.dtype_of(name) is None:
-            raise UnsupportedModel(
-                f"the checkpoint lacks the tensor {name!r}, without which Baton cannot read HQQ"
-            )
-        return self.tensors.read(name)
+        return _read(self.tensors, self.stem, suffix)
 
 
 def hqq_matrix(
-    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...]
+    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...] | None
 ) -> HqqMatrix | None:
-    """Return the matrix, if it is one of HQQ."""
+    """Return the matrix, if it is one of HQQ. Raises UnsupportedModel where it has another shape."""
     del how
     stem = name.removesuffix(".weight")
     if tensors.dtype_of(f"{stem}.{_NUMBERS}") is None:
         return None
-    return HqqMatrix(tensors=tensors, stem=stem, shape=shape)
+    stored = fitting(name, _read(tensors, stem, "shape").tolist(), shape)
+    return HqqMatrix(tensors=tensors, stem=stem, shape=stored)
+
+
+def _read(tensors: StoredTensors, stem: str, suffix: str) -> Tensor:
+    name = f"{stem}.{suffix}"
+    if tensors.dtype_of(name) is None:
+        raise UnsupportedModel(
+            f"the checkpoint lacks the tensor {name!r}, without which Baton cannot read HQQ"
+        )
+    return tensors.read(name)

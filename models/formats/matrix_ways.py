@@ -7,7 +7,7 @@ from models.formats.packed import word_matrix
 from models.formats.stored_matrix import StoredMatrix, StoredTensors
 from models.spec.quantisation import Quantisation
 
-_Find = Callable[[StoredTensors, Quantisation, str, tuple[int, ...]], StoredMatrix | None]
+_Find = Callable[[StoredTensors, Quantisation, str, tuple[int, ...] | None], StoredMatrix | None]
 _WAYS: dict[str, _Find] = {
     "scaled": scaled_matrix.scaled_matrix,
     "awq": word_matrix,
@@ -28,14 +28,23 @@ _AFTER_STEM = (
 
 
 def find_matrix(
-    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...]
+    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...] | None = None
 ) -> StoredMatrix | None:
-    """Return the matrix; None where it is stored in full precision. Of ways whose tensors have the same names, it is the one with
-    their shapes. Raises UnsupportedModel."""
+    """Return the matrix; None where it is stored in full precision. Without `shape` it is as large as its tensors say. Of ways
+    whose tensors have the same names, it is the one with their shapes. Raises UnsupportedModel."""
     found = [way for each in how.ways if (way := _WAYS[each.kind](tensors, each, name, shape)) is not None]
     if len(found) < 2:
         return found[0] if found else None
     return next((way for way in found if way.fits), found[0])
+
+
+def matrix_of(part: str) -> str:
+    """Return the name of the matrix that a tensor of this name may be a part of."""
+    for end in _AFTER_NAME:
+        if part.endswith(end):
+            return part.removesuffix(end)
+    stem = next((part.removesuffix(f".{end}") for end in _AFTER_STEM if part.endswith(f".{end}")), None)
+    return part if stem is None else f"{stem}.weight"
 
 
 def parts_of(name: str) -> list[str]:

@@ -62,13 +62,25 @@ class WordMatrix:
 
 
 def word_matrix(
-    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...]
+    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...] | None
 ) -> WordMatrix | None:
     """Return the matrix, if it is stored in this way."""
     stem = name.removesuffix(".weight")
     if tensors.dtype_of(f"{stem}.{MARKS[how.kind]}") != "I32":
         return None
-    return WordMatrix(tensors=tensors, how=how, stem=stem, shape=shape)
+    return WordMatrix(tensors=tensors, how=how, stem=stem, shape=shape or _stored_shape(tensors, how, stem))
+
+
+def _stored_shape(tensors: StoredTensors, how: Quantisation, stem: str) -> tuple[int, ...]:
+    rows, columns = tensors.shape_of(f"{stem}.{MARKS[how.kind]}")
+    each, order, written = WORD_BITS // how.bits, f"{stem}.g_idx", f"{stem}.weight_shape"
+    if how.kind == "awq":
+        return columns * each, rows
+    if how.kind == "gptq":
+        return columns, tensors.shape_of(order)[0] if tensors.dtype_of(order) else rows * each
+    if tensors.dtype_of(written):
+        return tuple(map(int, tensors.read(written)))
+    return rows, columns * each
 
 
 def eight_bit_kind(

@@ -168,33 +168,31 @@ class ScaledMatrix:
 
 
 def scaled_matrix(
-    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...]
+    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...] | None
 ) -> ScaledMatrix | None:
     """Return the matrix, if it is stored in this way. Raises UnsupportedModel where it has another shape."""
-    values = (
-        _of_halves(tensors, name, shape) if how.number == "float4" else _of_bytes(tensors, how, name, shape)
-    )
+    values = _of_halves(tensors, name, shape) if how.number == "float4" else _of_bytes(tensors, how, name)
     if values is None:
         return None
+    shape = require_shape(tensors, values, shape, times=2 if how.number == "float4" else 1)
     if len(shape) != 2:
         raise UnsupportedModel(f"tensor {name!r} has few bits and is no matrix, which is not supported")
     return ScaledMatrix(tensors=tensors, how=how, name=name, values=values, shape=(shape[0], shape[1]))
 
 
-def _of_bytes(tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...]) -> str | None:
-    if _BYTES.get(tensors.dtype_of(name) or "") != how.number:
-        return None
-    require_shape(tensors, name, shape)
-    return name
+def _of_bytes(tensors: StoredTensors, how: Quantisation, name: str) -> str | None:
+    return name if _BYTES.get(tensors.dtype_of(name) or "") == how.number else None
 
 
-def _of_halves(tensors: StoredTensors, name: str, shape: tuple[int, ...]) -> str | None:
+def _of_halves(tensors: StoredTensors, name: str, shape: tuple[int, ...] | None) -> str | None:
     """Return the name of the tensor of two numbers a byte: ModelOpt's has the matrix's own."""
-    halves = (*shape[:-1], shape[-1] // 2)
     if tensors.dtype_of(name + _PACKED) in _PAIRS:
-        require_shape(tensors, name + _PACKED, halves)
         return name + _PACKED
-    return name if tensors.dtype_of(name) in _PAIRS and tensors.shape_of(name) == halves else None
+    if tensors.dtype_of(name) not in _PAIRS:
+        return None
+    if shape is None:
+        return name if any(tensors.dtype_of(name + end) for end in _SCALES) else None
+    return name if tensors.shape_of(name) == (*shape[:-1], shape[-1] // 2) else None
 
 
 def _inside_pairs(runs: Sequence[slice]) -> Tensor:

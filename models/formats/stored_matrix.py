@@ -32,6 +32,9 @@ class StoredTensors(Protocol):
 
 class StoredMatrix(Protocol):
     @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
     def fits(self) -> bool:
         """Whether its tensors have the shapes that the checkpoint's configuration says."""
         ...
@@ -46,8 +49,18 @@ class StoredMatrix(Protocol):
         ...
 
 
-def require_shape(tensors: StoredTensors, name: str, shape: tuple[int, ...]) -> None:
-    """Raises UnsupportedModel where the tensor has another shape."""
-    found = tensors.shape_of(name)
-    if found != shape:
+def require_shape(
+    tensors: StoredTensors, name: str, shape: tuple[int, ...] | None, *, times: int = 1
+) -> tuple[int, ...]:
+    """Return the shape of a matrix, each element of whose tensor holds so many numbers of a row. Raises UnsupportedModel where it
+    is another than `shape`."""
+    *outer, last = tensors.shape_of(name)
+    return fitting(name, (*outer, last * times), shape)
+
+
+def fitting(name: str, stored: Sequence[int], shape: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the shape `stored`. Raises UnsupportedModel where it is another than `shape`."""
+    found = tuple(map(int, stored))
+    if found != (found if shape is None else shape):
         raise UnsupportedModel(f"tensor {name!r} is {found}; config.json says {shape}")
+    return found

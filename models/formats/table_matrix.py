@@ -14,7 +14,7 @@ from core.errors import UnsupportedModel
 from kernels.packed import Int8Groups, Kind, Weight
 from models.files.cuts import indices
 from models.formats.packed import at_runs
-from models.formats.stored_matrix import Cut, StoredTensors, require_shape
+from models.formats.stored_matrix import Cut, StoredTensors, fitting, require_shape
 from models.spec.quantisation import Quantisation
 
 _STATE = ".quant_state.bitsandbytes__"
@@ -35,43 +35,35 @@ class TableMatrix:
 
     tensors: StoredTensors
     name: str
-    state: str
-    """The name of the tensor that holds a JSON object of sizes."""
+    said: dict[str, Any]
+    """Its sizes, and those of what its scales are made of."""
     shape: tuple[int, ...]
 
     fits = True
 
     def floats(self, cut: Cut) -> Tensor:
         rows, columns = indices(cut)
-        return self._whole(self._said())[rows][:, columns]
+        return self._whole()[rows][:, columns]
 
     def kept(self, cut: Cut, keeps: frozenset[Kind]) -> Weight | None:
         if "half" not in keeps:
             return None
-        dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self._said()["dtype"])
+        dtype = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(self.said["dtype"])
         return None if dtype is None else self.floats(cut).to(dtype)
 
-    def _said(self) -> dict[str, Any]:
-        said = json.loads(bytes(self.tensors.read(self.state).tolist()))
-        if tuple(said["shape"]) != self.shape:
-            raise UnsupportedModel(
-                f"tensor {self.name!r} is {tuple(said['shape'])}; config.json says {self.shape}"
-            )
-        return said
-
-    def _whole(self, said: dict[str, Any]) -> Tensor:
+    def _whole(self) -> Tensor:
         pairs = self.tensors.read(self.name).contiguous().view(torch.uint8).flatten()
         codes = torch.stack((pairs >> 4, pairs & 15), -1).flatten()[: self.shape[0] * self.shape[1]]
-        scales = self._scales(said).repeat_interleave(said["blocksize"])[: len(codes)]
+        scales = self._scales().repeat_interleave(self.said["blocksize"])[: len(codes)]
         return (self._read(".quant_map").float()[codes.int()] * scales).view(self.shape)
 
-    def _scales(self, said: dict[str, Any]) -> Tensor:
+    def _scales(self) -> Tensor:
         scales = self._read(".absmax").flatten()
-        if "nested_blocksize" not in said:
+        if "nested_blocksize" not in self.said:
             return scales.float()
         shared, table = (self._read(suffix).float() for suffix in _NESTED)
-        spread = shared.flatten().repeat_interleave(said["nested_blocksize"])[: len(scales)]
-        return table[scales.int()] * spread + said["nested_offset"]
+        spread = shared.flatten().repeat_interleave(self.said["nested_blocksize"])[: len(scales)]
+        return table[scales.int()] * spread + self.said["nested_offset"]
 
     def _read(self, suffix: str) -> Tensor:
         if self.tensors.dtype_of(self.name + suffix) is None:
@@ -106,17 +98,19 @@ class OutlierMatrix:
 
 
 def table_matrix(
-    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...]
+    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...] | None
 ) -> TableMatrix | OutlierMatrix | None:
     """Return the matrix, if it is one of bitsandbytes. Raises UnsupportedModel where it has another shape or layout."""
     del how
     state = next((name + _STATE + kind for kind in _TYPES if tensors.dtype_of(name + _STATE + kind)), None)
     if state is not None:
-        return TableMatrix(tensors=tensors, name=name, state=state, shape=shape)
+        said = json.loads(bytes(tensors.read(state).tolist()))
+        stored = fitting(name, said["shape"], shape)
+        return TableMatrix(tensors=tensors, name=name, said=said, shape=stored)
     largest, layout = (f"{name.removesuffix('.weight')}.{suffix}" for suffix in INT8_SUFFIXES)
     if tensors.dtype_of(name) != "I8" or tensors.dtype_of(largest) is None:
         return None
-    require_shape(tensors, name, shape)
+    shape = require_shape(tensors, name, shape)
     if tensors.dtype_of(layout) and tensors.read(layout).any():
         raise UnsupportedModel(
             f"tensor {name!r} is laid out for one kind of GPU ({layout}): save it again with bitsandbytes 0.45 or later"

@@ -14,7 +14,7 @@ from kernels.packed import Int8Groups, Kind, Weight
 from models.files.cuts import indices
 from models.formats.packed import at_runs, divided
 from models.formats.scaled_matrix import ScaledMatrix
-from models.formats.stored_matrix import Cut, StoredMatrix, StoredTensors
+from models.formats.stored_matrix import Cut, StoredMatrix, StoredTensors, require_shape
 from models.spec.quantisation import Quantisation
 
 _STEM, _WEIGHT = "._weight", ".weight"
@@ -103,15 +103,21 @@ class SignedHalves:
 
 
 def torchao_matrix(
-    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...]
+    tensors: StoredTensors, how: Quantisation, name: str, shape: tuple[int, ...] | None
 ) -> StoredMatrix | None:
-    """Return the matrix, if it is one of torchao. Raises UnsupportedModel where it is of a class that is not read."""
+    """Return the matrix, if it is one of torchao. Raises UnsupportedModel where it has another shape, or is of a class that is
+    not read."""
     del how
     own = name.removesuffix(_WEIGHT) + _STEM
     if tensors.dtype_of(own + _NUMBERS) is None:
         return None
     said: dict[str, Any] = json.loads(tensors.note(name) or "{}")
     kind, data = said.get("_type"), said.get("_data") or {}
+    if kind not in CLASSES:
+        raise UnsupportedModel(
+            f"tensor {name!r} is stored as torchao's {kind}, which is not supported: of torchao {', '.join(CLASSES)} are"
+        )
+    shape = require_shape(tensors, own + _NUMBERS, shape, times=2 if kind == _HALVED else 1)
     if kind in _SCALED and tensors.dtype_of(own + _ZERO) is None:
         number = "float8" if kind == "Float8Tensor" else "int8"
         rows, columns = data.get("block_size") or shape
@@ -124,10 +130,6 @@ def torchao_matrix(
         return ScaledMatrix(
             tensors=tensors, how=how, name=own, values=own + _NUMBERS, shape=(shape[0], shape[1])
         )
-    if kind in (_WHOLE, "Int8Tensor"):
-        return WholeMatrix(tensors=tensors, name=own, shape=shape)
     if kind == _HALVED:
         return SignedHalves(tensors=tensors, name=own, shape=shape)
-    raise UnsupportedModel(
-        f"tensor {name!r} is stored as torchao's {kind}, which is not supported: of torchao {', '.join(CLASSES)} are"
-    )
+    return WholeMatrix(tensors=tensors, name=own, shape=shape)

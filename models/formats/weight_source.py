@@ -18,9 +18,11 @@ class WeightSource(Protocol):
     """Where tensors are put."""
     keeps: frozenset[Kind]
     """What `matrix` leaves as it is stored."""
-    bytes_read: int
     adapters: AdapterWeights
     """What lies beside its matrices."""
+
+    @property
+    def bytes_read(self) -> int: ...
 
     def __contains__(self, name: str) -> bool: ...
 

@@ -13,7 +13,6 @@ from models.spec.config_fields import LAYER_TYPES, scaled_context, stored_dtype
 from models.spec.expert_share import expert_share
 from models.spec.foreign_cache import ForeignCache
 from models.spec.model_spec import ModelSpec, RopeSpec
-from models.spec.quantisation import Quantisation
 from models.spec.quantisation_config import read_quantisation
 
 if TYPE_CHECKING:
@@ -27,18 +26,16 @@ _LONGEST: Final = 1 << 17
 """The context of a model whose configuration names none, since its layers count no positions."""
 _PACKED: Final = LAYER_TYPES | {"conv", "hybrid", "hybrid_sliding", "linear_attention", "mamba", "mlp", "moe"}
 """Types of layers that attend to all tokens before their own, or to the last of them, or keep a state, or nothing."""
-_PACKED_WORDS: Final = ("awq", "gptq", "packed")
 _STATES: Final = "it keeps recurrent states, which its ranks cannot share"
 _WHOLE: Final = "its layers' keys and values differ in shape, so that its ranks cannot share their heads"
 
 
 def transformers_spec(folder: Path, config: Mapping[str, Any], architecture: str) -> ModelSpec:
     """Return the description. Raises UnsupportedModel by name."""
-    if (how := read_quantisation(config)) is not None and not _makes_floats(how):
+    if (how := read_quantisation(config)) is not None and how.kind == "gguf":
         raise refused(
             architecture,
-            "Baton reads GGUF files, four-bit floats, MXFP8, bitsandbytes, HQQ and torchao of its own architectures alone: use "
-            "FP8 or INT8 with scales that are floats, AWQ, GPTQ or packed integers",
+            "Baton reads GGUF files of its own architectures alone: use a folder with safetensors",
         )
     found = _text_config(folder, config, architecture)
     num_layers = number(architecture, found, "num_hidden_layers")
@@ -69,13 +66,6 @@ def transformers_spec(folder: Path, config: Mapping[str, Any], architecture: str
         stages=() if kept.cache else _stages(getattr(found, "base_model_pp_plan", None) or {}),
         uncut=_uncut(kept.cache, found),
         foreign_expert_share=expert_share(lambda name: getattr(found, name, None)),
-    )
-
-
-def _makes_floats(how: Quantisation) -> bool:
-    """Return whether `models.formats.float_weights` reads such a checkpoint, but for scales that are exponents."""
-    return all(
-        way.kind in _PACKED_WORDS or (way.kind == "scaled" and way.number != "float4") for way in how.ways
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from core.errors import UnsupportedModel
-from models.formats.checkpoint import read_tensors
+from models.formats.tensor_files import read_tensors
 from models.pooling.readout_layers import LayerSpec, TokenLogits, dense_layers
 from models.pooling.scoring import score_layers
 

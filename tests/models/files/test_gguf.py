@@ -160,7 +160,7 @@ def test_what_was_read_of_a_file_leaves_memory(tmp_path: Path, monkeypatch: pyte
     folder = resolve(str(path))
     spec, name = read_spec(folder), "model.embed_tokens.weight"
     shape = spec.vocab_size, spec.hidden_size
-    monkeypatch.setattr("models.formats.checkpoint.MOST_MAPPED_BYTES", 1)
+    monkeypatch.setattr("models.formats.tensor_files.MOST_MAPPED_BYTES", 1)
     stored = Checkpoint(folder, torch.float32, CPU)
     first = stored.take(name, shape)
     assert resident_bytes(path) < first.nbytes / 8  # the file has half as many

@@ -174,7 +174,7 @@ def test_what_was_read_of_a_file_leaves_memory_unless_it_is_used(
     shape, file = (512, 1024), tmp_path / "model.safetensors"
     matrices = {f"model.layers.{i}.weight": torch.full(shape, float(i)) for i in range(16)}
     save_file(matrices, file, {"format": "pt"})
-    monkeypatch.setattr("models.formats.checkpoint.MOST_MAPPED_BYTES", 1)
+    monkeypatch.setattr("models.formats.tensor_files.MOST_MAPPED_BYTES", 1)
     stored = Checkpoint(tmp_path, torch.float32, CPU)
     kept, most = stored.take("model.layers.0.weight", shape), 0
     for name, matrix in matrices.items():
