@@ -117,9 +117,9 @@ class EngineConfig(Section):
     kernels: Literal["auto", "triton", "torch", "flashinfer", "flash_attention"] = "auto"
     """Which operations run on a GPU; `auto`: Triton's where it is installed, and attention by FlashInfer or FlashAttention where
     they are installed and measured to be faster; either name forces that one for attention. CPUs have PyTorch's."""
-    cuda_graphs: Literal["auto", "off"] | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
+    cuda_graphs: Literal["auto", "none"] | tuple[Annotated[int, Field(ge=1)], ...] = "auto"
     """Numbers of tokens for which a step's launches are captured as a CUDA graph; fewer are padded to the next one.
-    `auto`: some up to 2048, or `max_num_seqs`, on a GPU whose kernels can be captured; `off`: none."""
+    `auto`: some up to 2048, or `max_num_seqs`, on a GPU whose kernels can be captured; `none`: no step is."""
     step_grace_s: float = Field(default=0.0, ge=0)
     """A step that takes so many seconds longer than its instance has learned to expect counts as hung. The instance is then lost,
     and its requests go on elsewhere. 0: `mail.peer_timeout_s`."""

@@ -19,7 +19,7 @@ class GraphSizes:
     @classmethod
     def of(cls, engine: EngineConfig, *, hand_over: bool = False) -> "GraphSizes":
         match engine.cuda_graphs:
-            case "off":
+            case "none":
                 return cls()
             case "auto":
                 most = max(engine.max_num_seqs, min(engine.max_batch_tokens, _MOST_TOKENS))

@@ -1,8 +1,11 @@
 """A configuration that cannot be is refused in words that say what to write instead."""
 
-import pytest
+from collections.abc import Iterator
 
-from core.config.cluster_config import load
+import pytest
+import yaml
+
+from core.config.cluster_config import ClusterConfig, load
 from core.errors import ConfigError
 
 
@@ -39,7 +42,7 @@ from core.errors import ConfigError
         ({"engine": {"lookahead": "perhaps"}}, "engine.lookahead must be true or false, not 'perhaps'"),
         (
             {"engine": {"cuda_graphs": "some"}},
-            "engine.cuda_graphs must be one of auto and off or a list of whole numbers, not 'some'",
+            "engine.cuda_graphs must be one of auto and none or a list of whole numbers, not 'some'",
         ),
         ({"engine": 5}, "engine must be keys and their values, not 5"),
         ({"model": {"path": 5}}, "model.path must be a text, not 5"),
@@ -96,3 +99,19 @@ def test_mistakes_below_names_of_the_users_own_are_said_with_their_place(content
 def test_caches_below_several_ranks_leave_device_transports_possible(transport: str) -> None:
     given = {"transfer.transport": transport, "decode.tp": 2, "engine.host_cache_bytes": 1 << 20}
     assert load({}, {}, given).transfer.transport == transport
+
+
+def test_no_word_of_a_configuration_is_another_value_in_yaml() -> None:
+    found = list(words(ClusterConfig.model_json_schema()))
+    assert "auto" in found
+    for word in found:
+        assert yaml.safe_load(f"key: {word}") == {"key": word}, "YAML 1.1 reads off and no as false"
+
+
+def words(schema: object) -> Iterator[str]:
+    if isinstance(schema, list):
+        for part in schema:
+            yield from words(part)
+    if isinstance(schema, dict):
+        for key, part in schema.items():
+            yield from part if key == "enum" else [part] if key == "const" else words(part)

@@ -151,7 +151,7 @@ def test_captured_steps_say_what_launched_ones_say(sampling: dict[str, float], d
     """Three sequences in graphs of four rows, then one."""
     params = SamplingParams(max_tokens=48, **sampling)  # type: ignore[arg-type]
     texts: list[list[str]] = []
-    for sizes in ("off", [1, 2, 4]):
+    for sizes in ("none", [1, 2, 4]):
         with LLM(
             "embedded",
             model__dtype="float32",
