@@ -107,16 +107,25 @@ class StepScheduler:
         self.sessions.pass_by(now)
         if self.awaits_tokens:
             return None
-        builder = StepBuilder(step=self._next_step, now=now, budget=self._config.max_batch_tokens)
-        # A step is planned when another has just ended or none is in flight, so the whole time of those in flight is to come.
-        starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
-        self._composer.compose(builder, now, steps, starts_s)
+        builder = self._composed(now, steps)
         if not builder.work:
             return None
         self._next_step += 1
         plan = builder.plan(self.group.lifecycle.take_dropped())
         self._in_flight.append(plan)
         return plan
+
+    def _composed(self, now: float, steps: StepModels) -> StepBuilder:
+        """Return the next step, without work where there is none. One whose sequences have all given way is composed anew: others
+        have room now, and no event would say so."""
+        # A step is planned when another has just ended or none is in flight, so the whole time of those in flight is to come.
+        starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
+        while True:
+            num_preempted = self.group.lifecycle.num_preempted
+            builder = StepBuilder(step=self._next_step, now=now, budget=self._config.max_batch_tokens)
+            self._composer.compose(builder, now, steps, starts_s)
+            if builder.work or self.group.lifecycle.num_preempted == num_preempted:
+                return builder
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
         self.sessions.pass_by(now)

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 from typing import Literal
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from core.config.cluster_config import EngineConfig
@@ -89,6 +89,10 @@ def serve(
     step_s=st.sampled_from([0.01, 0.1, 1.0]),
     pause_s=st.sampled_from([0.0, 0.3, 5.0]),
 )
+@example(  # the one sequence of a step gives way, while another one runs
+    seed=2_027_594_307, num_blocks=17, block_size=2, budget=3, depth=1, num_groups=1, put_off=0.0, speculate="none",
+    no_memory=0.05, step_s=0.1, pause_s=0.3,
+)  # fmt: skip
 def test_every_sequence_gets_its_tokens_while_some_lend(
     seed: int,
     num_blocks: int,
