@@ -161,8 +161,12 @@ class Member(PromisedFacts):
             self._refresh()
 
     def release(self, key: str) -> None:
-        """Forget a promise. Nothing happens when there is none."""
+        """Forget a promise. Nothing happens when there is none. What the last report showed has ended with the last promise that
+        it showed: a request that comes before the next report does not wait for it."""
+        was_settled = key in self._settled
         if self._remove(key):
+            if was_settled and not self._settled:
+                self._take_idle()
             self._refresh()
 
     def report(self, report: LoadReport, settled_before_s: float) -> None:

@@ -48,6 +48,12 @@ class ReportedFacts(RegisteredFacts):
         self._late_tokens = 0
         self._waiting_by_priority: tuple[tuple[int, int], ...] = ()
 
+    def _take_idle(self) -> None:
+        """Note that nothing is left of the work in the last report."""
+        self.num_running = self.num_waiting = self.num_decoding = self.context_tokens = 0
+        self._waiting_tokens = self._late_tokens = 0
+        self._waiting_by_priority = ()
+
     def _take(self, report: LoadReport) -> None:
         self.num_running, self.num_waiting = report.num_running, report.num_waiting
         self.defect = report.defect

@@ -10,7 +10,7 @@ from cluster.scheduler.fleet.context_forecast import NO_CONTEXTS
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.promise import Promise
 from core.kv import num_blocks_for
-from tests.cluster.scheduler.routing_world import instance
+from tests.cluster.scheduler.routing_world import instance, report
 
 paths = st.lists(st.integers(0, 2), min_size=1, max_size=6)
 """Prompts of three kinds of block, so that they share beginnings."""
@@ -54,3 +54,18 @@ def test_a_recurrent_state_takes_its_blocks_from_each_sequence() -> None:
     member.promise("r", Promise(0.0, 1, member.blocks_needed(17, (), 0), 17, hashes=()))
     assert not member.has_blocks(39 * 16, NO_CONTEXTS, (), {}), "38 blocks are left beside its state"
     assert member.has_blocks(38 * 16, NO_CONTEXTS, (), {})
+
+
+def test_what_a_report_showed_ends_with_the_last_request_that_it_showed() -> None:
+    member = Member(instance("d"))
+    for key in ("one", "two", "later"):
+        member.promise(key, Promise(0.0, 1, 1, 5, hashes=()))
+    shown = report("d", waiting_tokens=800, num_waiting=1, num_running=1, received=("one", "two"))
+    member.report(shown, settled_before_s=0.0)
+    member.release("one")
+    assert member.queued_tokens == 805, "whose tokens these are is not known"
+    member.release("two")
+    assert member.queued_tokens == 5
+    assert member.num_seqs == 1
+    member.release("later")
+    assert not member.is_busy
