@@ -5,8 +5,7 @@ import math
 import re
 from typing import Any
 
-from pydantic_core import from_json
-
+from cluster.ingress.http.number_lists import parse
 from core.errors import RequestError
 
 _MAX_DEPTH = 128
@@ -29,7 +28,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise RequestError("the body is empty: send a JSON object")
     _check_size(body)
     try:
-        value = from_json(body, allow_inf_nan=False, cache_strings="keys")
+        value = parse(body)
     except ValueError as error:
         raise RequestError(_in_words(str(error))) from error
     if not isinstance(value, dict):
