@@ -10,6 +10,7 @@ from cluster.deploy.addresses import mail_host, scheduler_resolver
 from cluster.deploy.config_paths import check_ingress_paths
 from cluster.ingress.api_factory import build_app, run_batches
 from cluster.ingress.delivery.frontend import Frontend
+from cluster.ingress.generation.body_work import BodyWork
 from cluster.ingress.http.connection_limits import connection_limits
 from cluster.ingress.http.draining import drain
 from cluster.ingress.http.http_server import HttpServer
@@ -19,7 +20,7 @@ from cluster.ingress.telemetry.observers import Observers, make_observers
 from cluster.ingress.tenants.live_rules import LiveRules
 from core.clock import WallClock
 from core.config.cluster_config import ClusterConfig
-from core.garbage import leave_out_all_there_is
+from core.garbage import IdleCollector, leave_out_all_there_is
 from net.mail import TcpMail
 
 _SWITCH_S = 0.0002
@@ -34,6 +35,10 @@ async def make_ingress(
     await asyncio.to_thread(check_ingress_paths, config)
     card = await asyncio.to_thread(read_model_card, config)
     return IngressProcess(config, key, scheduler, card, one_host=one_host)
+
+
+_COLLECT_S = 60.0
+"""How long no full collection is made at the most. What long bodies become makes one take 100 ms."""
 
 
 class IngressProcess:
@@ -62,6 +67,9 @@ class IngressProcess:
         )
         self._following = asyncio.create_task(follow_certificate(tls, config.serve))
         leave_out_all_there_is()
+        work: BodyWork = app.state.body_work
+        collector = IdleCollector(lambda: work.is_idle, _COLLECT_S)
+        self._collecting = asyncio.create_task(collector.run())
         self._serving = self._server.start()
         self._batches = asyncio.create_task(run_batches(app))
         self._drained: asyncio.Task[None] | None = None
@@ -91,6 +99,7 @@ class IngressProcess:
         self._running.cancel()
         self._watching.cancel()
         self._following.cancel()
+        self._collecting.cancel()
         await self._frontend.close()
         self._finish()
 

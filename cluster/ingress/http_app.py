@@ -94,6 +94,7 @@ def create_app(
         response.headers.update({**(error.headers or {}), **_labels(request_id)})
         return response
 
+    app.state.body_work = answering.work
     app.add_exception_handler(HTTPException, on_http_error)
     if settings.allowed_origins:
         app.add_middleware(

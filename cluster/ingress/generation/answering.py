@@ -64,15 +64,15 @@ class Answering:
         folder = settings.tokenizer_folder
         self._grammars = GrammarChecker(folder, settings.vocab_size) if folder is not None else None
         self.chat_format = ChatFormat(tokenizer, settings)
-        self._work = BodyWork(settings)
+        self.work = BodyWork(settings)
 
     async def read(self, http: HttpRequest, kind: type[B]) -> B:
         """Return the body, validated. Raises RequestError, naming the field."""
-        return await self._work.read(http, kind)
+        return await self.work.read(http, kind)
 
     async def aside(self, http: HttpRequest, work: Callable[[], Steps[T]]) -> T:
         """Return the result of `work` on the body that was read. Raises what it raises."""
-        return await self._work.do(http, work)
+        return await self.work.do(http, work)
 
     async def prepare(self, http: HttpRequest, body: ChatRequest) -> PreparedChat:
         """Prepare what is to be generated. Raises RequestError."""
@@ -117,7 +117,7 @@ class Answering:
             if messages is not None:
                 body = body.model_copy(update={"messages": messages})
         num_more = sum(len(picture.url) for _, picture in pictures_of(body.messages))
-        return await self._work.do(http, at_once(lambda: work(body)), num_more)
+        return await self.work.do(http, at_once(lambda: work(body)), num_more)
 
     async def answer(
         self,

@@ -30,6 +30,11 @@ class BodyWork:
         self._unknown_fields: UnknownFields = settings.unknown_fields
         self._threads = FairThreads()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no body is worked on, nor waits for it."""
+        return self._threads.is_idle
+
     async def read(self, http: HttpRequest, kind: type[M]) -> M:
         """Read and validate the body. Raises RequestError, naming the field."""
         data = await read_json(http, self._max_bytes, self._timeout_s)

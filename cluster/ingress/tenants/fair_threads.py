@@ -94,6 +94,10 @@ class FairThreads:
         self._gives_back = False
         """Whether memory will be given back soon."""
 
+    @property
+    def is_idle(self) -> bool:
+        return not any(tenant.num_jobs for tenant in self._tenants.values())
+
     async def run(
         self,
         tenant: str,
