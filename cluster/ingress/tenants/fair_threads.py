@@ -37,6 +37,8 @@ _GIVE_BACK_AFTER_S = 5.0
 _RETRY_AFTER_S = 1.0
 _REST = 3.0
 """How many times as long as its work with Python's lock took a tenant's next long work waits, while others are there."""
+_TICK_S = 0.001
+"""By how much a timer may come early: uvloop's count milliseconds."""
 _ACTIVE_S = 1.0
 """How long after its last request a tenant counts as there."""
 
@@ -175,7 +177,15 @@ class FairThreads:
         now = time.monotonic()
         if any(now - one.asked_at < _ACTIVE_S for one in self._tenants.values() if one is not tenant):
             tenant.rests_until = now + _REST * worked_s
-            asyncio.get_running_loop().call_later(_REST * worked_s, self._dispatch)
+            self._after_rest(tenant)
+
+    def _after_rest(self, tenant: _Tenant) -> None:
+        """Have the tenant's work go on when it has rested. A loop's clock may be coarser than the time it is compared with."""
+        left_s = tenant.rests_until - time.monotonic()
+        if left_s > 0:
+            asyncio.get_running_loop().call_later(left_s + _TICK_S, self._after_rest, tenant)
+        else:
+            self._dispatch()
 
     def _stepped(self, tenant: _Tenant, job: _Job, step: "asyncio.Future[_Stepped]") -> None:
         self._num_running -= 1

@@ -156,3 +156,19 @@ async def test_work_with_pythons_lock_leaves_others_most_of_the_time() -> None:
         first_s = await threads.run("one", 1.0, LONG, at_once(work), holds_lock=True)
         await threads.run("one", 1.0, LONG, at_once(work), holds_lock=True)
         assert time.monotonic() - began_s > (1 + least) * first_s
+
+
+async def test_work_that_rests_goes_on_though_timers_come_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of uvloop do."""
+    loop = asyncio.get_running_loop()
+    later = loop.call_later
+
+    def early(delay_s: float, *callback: Any, **more: Any) -> Any:
+        return later(max(0.0, delay_s - 0.003), *callback, **more)
+
+    monkeypatch.setattr(loop, "call_later", early)
+    threads = FairThreads(num_long_threads=1)
+    threads.note("other", 1.0)
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in range(3):
+            await threads.run("one", 1.0, LONG, at_once(lambda: sum(range(1_000_000))), holds_lock=True)
