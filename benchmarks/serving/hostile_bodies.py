@@ -1,8 +1,9 @@
 """TTFT of a tenant beside another tenant that sends hostile bodies, relative to TTFT alone.
 
-    python -m benchmarks.serving.hostile_bodies [--json FILE] [--requests 400] [--rounds 3]
+    python -m benchmarks.serving.hostile_bodies [--json FILE] [--requests 400] [--rounds 2]
 
-`baton serve` over Ray, with one instance and one ingress. One client asks for one token at a time. Meanwhile eight connections of
+`baton serve` over Ray, with one instance and one ingress. One client asks for one token at a time, of prompts of 240 tokens: of
+new ones, which are computed, and then of one that is in the prefix cache. Meanwhile eight connections of
 another tenant send bodies that cost an ingress as much as its limits allow, and that it rejects. Each round measures every kind
 of body right after an undisturbed part, so that both see the same machine. The wanted ratio is at most 1.5 at the 99th
 percentile.
@@ -34,13 +35,14 @@ PREDICTION = (
     "between 1.2 and 2 times at p99: each wait for Python's lock takes up to 0.2 ms, and a request "
     "waits for it some ten times"
 )
-MODEL, CONNECTIONS, REQUESTS, ROUNDS = "baton-embedded", 8, 400, 3
+MODEL, CONNECTIONS, REQUESTS, ROUNDS = "baton-embedded", 8, 400, 2
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 20
 CONFIG: dict[str, Any] = {
     "prefill_instances": 0,
     "decode_instances": 1,
     "tenants": {"calm": {"keys": ["calm"]}, "hostile": {"keys": ["hostile"]}},
 }
+NUMBERS = count()
 HELLO = [{"role": "user", "content": "hello"}]
 
 
@@ -69,7 +71,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         ],
         tool_choice="required",
     ),
-    "costly grammars": chat(structured_outputs={"regex": "(a?NUMBER){9000}b"}),
+    "costly grammars": chat(
+        response_format={
+            "type": "json_schema",
+            "json_schema": {
+                "name": "NUMBER",
+                "schema": {"title": "NUMBER", "anyOf": [{"properties": {f"k{n}": {"type": "integer"}}} for n in range(2500)]},
+            },
+        },
+    ),
 }  # fmt: skip
 
 
@@ -90,11 +100,12 @@ class Reader(BaseHTTPRequestHandler):
         pass
 
 
-def hostile(port: int, kind: str, per_s: float, answers: Any) -> None:
+def hostile(port: int, kind: str, per_s: float, answers: Any, ready: Any) -> None:
     """Send bodies of a kind for ever, one after the other and at most so many a second. Count the answers."""
     path, body = KINDS[kind]
     text = json.dumps({"model": MODEL, "max_tokens": 1, **body})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    ready.wait()
     began = time.perf_counter()
     for number in count():
         time.sleep(max(0.0, began + number / per_s - time.perf_counter()))
@@ -114,12 +125,13 @@ def headers(tenant: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {tenant}", "Content-Type": "application/json"}
 
 
-def calm(port: int, num_requests: int) -> list[float]:
-    """Return the time of each of so many requests for one token, in ms."""
+def calm(port: int, num_requests: int, *, new: bool) -> list[float]:
+    """Return the time of each of so many requests for one token, in ms. `new`: each has a prompt of its own."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     times: list[float] = []
-    for number in range(num_requests):
-        body = {"model": MODEL, "prompt": f"{number}: {PROMPT}", "max_tokens": 1, "temperature": 0}
+    for _ in range(num_requests):
+        prompt = f"{next(NUMBERS)}: {PROMPT}" if new else PROMPT
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0}
         began = time.perf_counter()
         connection.request("POST", "/v1/completions", json.dumps(body), headers("calm"))
         answer = connection.getresponse()
@@ -133,26 +145,35 @@ def calm(port: int, num_requests: int) -> list[float]:
 @contextlib.contextmanager
 def reader() -> Generator[int]:
     """Return the port of a process that only reads bodies."""
-    server_of = ThreadingHTTPServer(("127.0.0.1", 0), Reader)
-    process = multiprocessing.get_context("fork").Process(target=server_of.serve_forever)
+    spawn = multiprocessing.get_context("spawn")
+    port = spawn.Value("i", 0)
+    process = spawn.Process(target=read_bodies, args=(port,))
     process.start()
-    server_of.server_close()
     try:
-        yield server_of.server_port
+        while not port.value and process.is_alive():
+            time.sleep(0.01)
+        yield port.value
     finally:
         process.kill()
         process.join()
+
+
+def read_bodies(port: Any) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Reader) as server_of:
+        port.value = server_of.server_port
+        server_of.serve_forever()
 
 
 @contextlib.contextmanager
 def beside(port: int, kind: str, per_s: float = float("inf")) -> Generator[Any]:
     """Send hostile bodies meanwhile. Their answers are counted."""
     spawn = multiprocessing.get_context("spawn")
-    answers = spawn.Value("q", 0)
-    process = spawn.Process(target=many_hostile, args=(port, kind, per_s, answers))
+    answers, ready = spawn.Value("q", 0), spawn.Barrier(CONNECTIONS + 1)
+    process = spawn.Process(target=many_hostile, args=(port, kind, per_s, answers, ready))
     process.start()
-    time.sleep(2)
     try:
+        ready.wait(60)
+        time.sleep(1)
         yield answers
         assert process.is_alive(), f"{kind}: an answer cost more than an ingress"
     finally:
@@ -161,9 +182,9 @@ def beside(port: int, kind: str, per_s: float = float("inf")) -> Generator[Any]:
         time.sleep(1)
 
 
-def many_hostile(port: int, kind: str, per_s: float, answers: Any) -> None:
+def many_hostile(port: int, kind: str, per_s: float, answers: Any, ready: Any) -> None:
     with ThreadPoolExecutor(CONNECTIONS) as threads:
-        args = port, kind, per_s / CONNECTIONS, answers
+        args = port, kind, per_s / CONNECTIONS, answers, ready
         for done in [threads.submit(hostile, *args) for _ in range(CONNECTIONS)]:
             done.result()
 
@@ -172,34 +193,27 @@ def p99(times: list[float]) -> float:
     return sorted(times)[min(len(times) - 1, int(0.99 * len(times)))]
 
 
-def measure(
-    port: int, elsewhere: int, kinds: list[str], num_requests: int, rounds: int
-) -> list[dict[str, Any]]:
+def measure(port: int, elsewhere: int, kind: str, num_requests: int, *, new: bool) -> dict[str, Any]:
     """`elsewhere` is the port of what only reads bodies."""
-    found: list[dict[str, Any]] = []
-    calm(port, 2 * num_requests)  # a server that has just started is slower
-    for number in range(rounds):
-        for kind in kinds:
-            times = {"alone": calm(port, num_requests)}
-            with beside(port, kind) as answers:
-                before, began = answers.value, time.perf_counter()
-                times["beside"] = calm(port, num_requests)
-                per_s = (answers.value - before) / (time.perf_counter() - began)
-            with beside(elsewhere, kind, max(per_s, 0.1)):
-                times["elsewhere"] = calm(port, num_requests)
-            row: dict[str, Any] = {"round": number, "kind": kind, "bodies_per_s": per_s}
-            for name, each in times.items():
-                row |= {f"{name}_p50_ms": statistics.median(each), f"{name}_p99_ms": p99(each)}
-            row["p99_ratio"] = row["beside_p99_ms"] / row["alone_p99_ms"]
-            row["p99_ratio_elsewhere"] = row["elsewhere_p99_ms"] / row["alone_p99_ms"]
-            found.append(row)
-            print(
-                f"{number} {kind:18} {per_s:6.1f} bodies/s   p99 alone {row['alone_p99_ms']:5.1f} ms   beside "
-                f"{row['beside_p99_ms']:5.1f} = {row['p99_ratio']:.2f}   elsewhere "
-                f"{row['elsewhere_p99_ms']:5.1f} = {row['p99_ratio_elsewhere']:.2f}",
-                flush=True,
-            )
-    return found
+    times = {"alone": calm(port, num_requests, new=new)}
+    with beside(port, kind) as answers:
+        before, began = answers.value, time.perf_counter()
+        times["beside"] = calm(port, num_requests, new=new)
+        per_s = (answers.value - before) / (time.perf_counter() - began)
+    with beside(elsewhere, kind, max(per_s, 0.1)):
+        times["elsewhere"] = calm(port, num_requests, new=new)
+    row: dict[str, Any] = {"kind": kind, "prompts": "new" if new else "cached", "bodies_per_s": per_s}
+    for name, each in times.items():
+        row |= {f"{name}_p50_ms": statistics.median(each), f"{name}_p99_ms": p99(each)}
+    row["p99_ratio"] = row["beside_p99_ms"] / row["alone_p99_ms"]
+    row["p99_ratio_elsewhere"] = row["elsewhere_p99_ms"] / row["alone_p99_ms"]
+    print(
+        f"{row['prompts']:6} {kind:18} {per_s:5.1f} bodies/s   p99 alone {row['alone_p99_ms']:5.1f} ms   beside "
+        f"{row['beside_p99_ms']:5.1f} = {row['p99_ratio']:.2f}   elsewhere "
+        f"{row['elsewhere_p99_ms']:5.1f} = {row['p99_ratio_elsewhere']:.2f}",
+        flush=True,
+    )
+    return row
 
 
 def main() -> None:
@@ -215,15 +229,28 @@ def main() -> None:
         config = Path(folder) / "config.yaml"
         config.write_text(yaml.safe_dump(CONFIG))
         with reader() as elsewhere, server("--config", str(config), *where) as url:
-            rows = measure(int(url.rpartition(":")[2]), elsewhere, kinds, num_requests, rounds)
+            port = int(url.rpartition(":")[2])
+            calm(port, num_requests, new=True)  # a server that has just started is slower
+            rows = [
+                measure(port, elsewhere, kind, num_requests, new=new) | {"round": number}
+                for number in range(rounds)
+                for new in (True, False)
+                for kind in kinds
+            ]
 
-    def medians(name: str) -> dict[str, float]:
-        return {kind: statistics.median(row[name] for row in rows if row["kind"] == kind) for kind in kinds}
+    def medians(name: str, prompts: str) -> dict[str, float]:
+        mine = [row for row in rows if row["prompts"] == prompts]
+        return {kind: statistics.median(row[name] for row in mine if row["kind"] == kind) for kind in kinds}
 
-    ratios = {name: medians(name) for name in ("p99_ratio", "p99_ratio_elsewhere")}
-    for kind in kinds:
-        print(f"{kind:20} p99 / p99 alone" + "".join(f" {each[kind]:5.2f}" for each in ratios.values()))
-    content = {"prediction": PREDICTION, **ratios, "worst": max(ratios["p99_ratio"].values()), "rows": rows}
+    ratios = {
+        f"{name} ({prompts} prompts)": medians(name, prompts)
+        for prompts in ("new", "cached")
+        for name in ("p99_ratio", "p99_ratio_elsewhere")
+    }
+    for name, each in ratios.items():
+        print(f"{name}: " + ", ".join(f"{kind} {ratio:.2f}" for kind, ratio in each.items()))
+    worst = {prompts: max(medians("p99_ratio", prompts).values()) for prompts in ("new", "cached")}
+    content = {"prediction": PREDICTION, "worst": worst, **ratios, "rows": rows}
     write(args.json, "benchmarks.serving.hostile_bodies", content)
 
 

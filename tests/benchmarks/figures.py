@@ -265,6 +265,7 @@ FIGURES: dict[str, list[Figures]] = {
         lambda d, _: [d["time_over_transformers"]["decode 1"][way] for way in ("backend", "backend, auto")]
     ],
     "serving_overhead.json": [_added],
+    "hostile_bodies.json": [lambda d, _: [d["worst"]["new"]]],
     "streaming.json": [lambda d, _: [d["results"]["/v1/chat/completions"]["us"]]],
     "structured.json": [_structured, lambda d, _: [100 * d["results"]["bomb"]["growth_beside_others"]]],
     "batches.json": [lambda d, _: [row["falls_by_points"] for row in d["rows"]]],
