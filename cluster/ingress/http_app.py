@@ -79,9 +79,8 @@ def create_app(
     routes += Description(routes).routes()
     paths = {route.path for route in routes}
     for route in routes:
-        guarded = api.guarded(route)
         methods = ["GET", "HEAD"] if route.method == "GET" else [route.method]
-        app.add_api_route(route.path, guarded, methods=methods, response_model=None)
+        app.add_api_route(route.path, api.guarded(route), methods=methods, response_model=None)
 
     async def on_http_error(http: HttpRequest, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

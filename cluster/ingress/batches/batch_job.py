@@ -152,6 +152,7 @@ class BatchJob:
                         await asyncio.shield(job)
                     except asyncio.CancelledError:
                         await asyncio.wait([job])
+                        job.exception()  # whoever resumes the batch finds out
                         raise
                 self._is_full = False
                 return
