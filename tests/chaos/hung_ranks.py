@@ -48,7 +48,7 @@ OVERRIDES: dict[str, Any] = {
     "mail.peer_timeout_s": TIMEOUT_S,
 }
 _FOR_EVER_S = 1_000_000
-_MOST_PROCESSES = 12
+_MOST_PROCESSES, _MOST_ASKERS = 12, 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +148,19 @@ async def _under(
 ) -> tuple[bool, float]:
     """Hang a rank of the instance while it works, and return whether all tokens were right, and the longest pause."""
     prompts, want = asked
-    running = [asyncio.create_task(_stream(cluster, prompts)) for _ in range(3)]
-    await until(lambda: instance.num_used_blocks > 0 or all(task.done() for task in running))
+    num_askers, running = 3, list[asyncio.Task[list[Stream]]]()
+    while not instance.num_used_blocks and num_askers < _MOST_ASKERS:
+        await asyncio.gather(*running)
+        running = [asyncio.create_task(_stream(cluster, prompts)) for _ in range(num_askers)]
+        await until(lambda on=running: instance.num_used_blocks > 0 or all(task.done() for task in on))
+        num_askers *= 2  # others, which have these prompts cached, may take all of a few
     struck_at = time.monotonic()
     rank.send_signal(number)
     streams = [stream for task in running for stream in await task]
     deadline = struck_at + PATIENCE_S
     while instance.failure is None and time.monotonic() < deadline:
         # It had no work. A rank that hangs without a step to compute is noticed with the next one.
-        more = await asyncio.gather(*(_stream(cluster, prompts) for _ in range(3)))
+        more = await asyncio.gather(*(_stream(cluster, prompts) for _ in range(num_askers)))
         streams += [stream for each in more for stream in each]
     expected = [*want] * (len(streams) // len(want))
     right = [[token for token, _ in stream] for stream in streams] == expected
