@@ -101,7 +101,7 @@ class Reader(BaseHTTPRequestHandler):
 
 
 def hostile(port: int, kind: str, per_s: float, answers: Any, ready: Any) -> None:
-    """Send bodies of a kind for ever, one after the other and at most so many a second. Count the answers."""
+    """Send bodies of one kind until killed, at most `per_s` a second, and count the answers."""
     path, body = KINDS[kind]
     text = json.dumps({"model": MODEL, "max_tokens": 1, **body})
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -126,7 +126,7 @@ def headers(tenant: str) -> dict[str, str]:
 
 
 def calm(port: int, num_requests: int, *, new: bool) -> list[float]:
-    """Return the time of each of so many requests for one token, in ms. `new`: each has a prompt of its own."""
+    """Ask for one token `num_requests` times, and return how long each took, in ms. `new`: each prompt is another one."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     times: list[float] = []
     for _ in range(num_requests):

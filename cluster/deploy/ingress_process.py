@@ -26,6 +26,9 @@ from net.mail import TcpMail
 _SWITCH_S = 0.0002
 """How long a thread that works on a body keeps Python's lock when the event loop, and so everybody's tokens, wait for it."""
 
+_COLLECT_S = 60.0
+"""The longest time between two full garbage collections while bodies are worked on. Their objects make a collection long."""
+
 
 async def make_ingress(
     config: ClusterConfig, key: bytes, scheduler: Any, *, one_host: bool
@@ -35,10 +38,6 @@ async def make_ingress(
     await asyncio.to_thread(check_ingress_paths, config)
     card = await asyncio.to_thread(read_model_card, config)
     return IngressProcess(config, key, scheduler, card, one_host=one_host)
-
-
-_COLLECT_S = 60.0
-"""How long no full collection is made at the most. What long bodies become makes one take 100 ms."""
 
 
 class IngressProcess:

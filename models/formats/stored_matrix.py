@@ -52,8 +52,8 @@ class StoredMatrix(Protocol):
 def require_shape(
     tensors: StoredTensors, name: str, shape: tuple[int, ...] | None, *, times: int = 1
 ) -> tuple[int, ...]:
-    """Return the shape of a matrix, each element of whose tensor holds so many numbers of a row. Raises UnsupportedModel where it
-    is another than `shape`."""
+    """Return the shape of a matrix whose tensor packs `times` numbers of a row into each element. Raises UnsupportedModel where
+    `shape` is given and differs."""
     *outer, last = tensors.shape_of(name)
     return fitting(name, (*outer, last * times), shape)
 

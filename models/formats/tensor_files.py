@@ -18,7 +18,8 @@ from models.formats.stored_matrix import Cut
 from models.spec.model_spec import read_json
 
 MOST_MAPPED_BYTES, _LEAST_MAPPED_BYTES, _MOST_TIMES = 64 << 20, 8 << 20, 128
-"""What is read of files before they are mapped anew: so many times, and more often only beyond the first of these sizes."""
+"""Files are mapped anew once a 128th of their bytes was read, but never after less than the second or more than the first of
+these sizes."""
 
 
 class TensorFiles:

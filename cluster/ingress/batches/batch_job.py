@@ -142,8 +142,8 @@ class BatchJob:
             await asyncio.sleep(min(float(headers["retry-after"]), MAX_WAIT_S))
 
     async def _until_room(self, write: Callable[[], None], *, once: bool = False) -> None:
-        """Write, and again and again while the disk is full; `once`: give up then. Answers that are computed are not lost, and
-        who is cancelled leaves when the thread does that writes: no file is closed, or opened, behind its back."""
+        """Write, and again and again while the disk is full; `once`: give up then. Answers that are computed are not lost.
+        A cancelled caller still waits for the thread that writes, so that no file is closed and no claim given back."""
         while True:
             try:
                 async with self._writing:

@@ -180,7 +180,7 @@ class FairThreads:
             self._after_rest(tenant)
 
     def _after_rest(self, tenant: _Tenant) -> None:
-        """Have the tenant's work go on when it has rested. A loop's clock may be coarser than the time it is compared with."""
+        """Go on with the tenant's work once its rest is over, also where the timer comes early."""
         left_s = tenant.rests_until - time.monotonic()
         if left_s > 0:
             asyncio.get_running_loop().call_later(left_s + _TICK_S, self._after_rest, tenant)

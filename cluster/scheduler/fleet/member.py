@@ -161,8 +161,8 @@ class Member(PromisedFacts):
             self._refresh()
 
     def release(self, key: str) -> None:
-        """Forget a promise. Nothing happens when there is none. What the last report showed has ended with the last promise that
-        it showed: a request that comes before the next report does not wait for it."""
+        """Forget a promise. Nothing happens when there is none. When no promise is left that the last report shows, the work
+        in that report has ended, and the next request need not wait for a new report."""
         was_settled = key in self._settled
         if self._remove(key):
             if was_settled and not self._settled:
