@@ -78,3 +78,16 @@ class UnsupportedModel(ConfigError):
 
 class Bug(BatonError):
     pass
+
+
+def forget_frames(error: BaseException) -> None:
+    """Drop the tracebacks of an error that is dealt with, and of those that led to it.
+
+    A traceback keeps all variables of its functions alive. Where one of them leads back to the error, only a full garbage
+    collection frees them."""
+    left: list[BaseException | None] = [error]
+    while left:
+        one = left.pop()
+        if one is not None and one.__traceback__ is not None:
+            one.__traceback__ = None
+            left += one.__cause__, one.__context__

@@ -43,7 +43,7 @@ from cluster.ingress.telemetry.vllm_names import LoraInfo
 from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
 from cluster.ingress.tenants.api_keys import Scope
 from core.clock import now_s
-from core.errors import BatonError, ReplicaLost, RequestError
+from core.errors import BatonError, ReplicaLost, RequestError, forget_frames
 
 log = logging.getLogger(__name__)
 
@@ -146,14 +146,8 @@ class _Api:
             except (ClientGone, ClientDisconnect):
                 response = Response(status_code=_CLIENT_GONE)
             except Exception as failure:
-                error = as_refusal(failure)
-                if error is not failure:
-                    log.error("%s %s: %s", request.method, path, failure)
-                if not isinstance(error, BatonError):
-                    log.exception("request %s failed", request_id)
-                anthropic = path.startswith("/v1/messages")
-                response = error_response(error, request_id, messages_error if anthropic else None)
-                self._note_refusal(request, response.status_code, error)
+                response = self._refusal(request, path, failure)
+                forget_frames(failure)
             response.headers.update(_labels(request_id) | self._notes.headers(path, request.state.notes))
             if request.state.effort:
                 response.headers["x-baton-reasoning-effort"] = request.state.effort
@@ -175,11 +169,22 @@ class _Api:
         if http.method == "POST":
             holder.tenant.count_request()
 
-    def _note_refusal(self, http: HttpRequest, status: int, error: Exception) -> None:
+    def _refusal(self, http: HttpRequest, path: str, failure: Exception) -> Response:
+        """Return the response for what ended a request, and log and count it."""
+        error, request_id = as_refusal(failure), http.state.request_id
+        if error is not failure:
+            log.error("%s %s: %s", http.method, path, failure)
+        if not isinstance(error, BatonError):
+            log.error("request %s failed", request_id, exc_info=error)
+        response = error_response(
+            error, request_id, messages_error if path.startswith("/v1/messages") else None
+        )
         tenant: Tenant | None = http.state.tenant
         name, code = tenant.name if tenant else "", reason_of(error)
-        audit.refused(http, name, status, code, error.field if isinstance(error, RequestError) else None)
+        field = error.field if isinstance(error, RequestError) else None
+        audit.refused(http, name, response.status_code, code, field)
         self._metrics.refused.labels(name, code).inc()
+        return response
 
     async def health(self, http: HttpRequest) -> Response:
         return JSONResponse({"status": "alive"})

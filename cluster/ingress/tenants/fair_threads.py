@@ -76,8 +76,8 @@ class _Tenant:
 class _Stepped:
     processor_s: float
     ended: bool
-    result: Any
-    error: Exception | None
+    result: Any = None
+    error: Exception | None = None
 
 
 class FairThreads:
@@ -157,7 +157,7 @@ class FairThreads:
             tenant, job = found
             self._num_running += 1
             self._num_long_running += job.is_long
-            step = self._threads.submit(job.context.run, _step, job)
+            step = self._threads.submit(job.context.run, _step, job.steps)
             asyncio.wrap_future(step).add_done_callback(partial(self._stepped, tenant, job))
 
     def _next(self) -> tuple[_Tenant, _Job] | None:
@@ -235,18 +235,16 @@ def finished(steps: Steps[T]) -> T:
             return end.value
 
 
-def _step(job: _Job) -> _Stepped:
-    """Do one step, on a thread."""
+def _step(steps: Steps[Any]) -> _Stepped:
+    """Do one step, on a thread. No variable refers to the error: its traceback would keep the body alive in a circle."""
     began_s = time.thread_time()
-    ended, result, error = True, None, None
     try:
-        next(job.steps)
-        ended = False
+        next(steps)
     except StopIteration as end:
-        result = end.value
-    except Exception as failure:
-        error = failure
-    return _Stepped(time.thread_time() - began_s, ended, result, error)
+        return _Stepped(time.thread_time() - began_s, ended=True, result=end.value)
+    except Exception as error:
+        return _Stepped(time.thread_time() - began_s, ended=True, error=error)
+    return _Stepped(time.thread_time() - began_s, ended=False)
 
 
 def _used_s(tenant: _Tenant) -> float:
