@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, mod
 from pydantic_core import InitErrorDetails
 
 from cluster.ingress.bodies.complaints import explain
+from cluster.ingress.tenants.pieces import between_pieces
 from core.errors import RequestError
 
 UnknownFields = Literal["reject", "warn", "ignore"]
@@ -52,6 +53,7 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _without_null(cls, value: Any, info: ValidationInfo) -> Any:
+        between_pieces()
         if not isinstance(value, dict):
             return value
         known, required = _names(cls)
@@ -74,6 +76,7 @@ def in_pieces(value: Any, validate: Callable[[Any], Any]) -> Any:
     if not isinstance(value, list) or len(value) <= _PIECE:
         return validate(value)
     for start in range(0, len(value), _PIECE):
+        between_pieces()
         try:
             validate(value[start : start + _PIECE])
         except ValidationError as error:
@@ -134,6 +137,7 @@ def _left_out(value: Any, place: str, notes: list[str]) -> Iterator[str]:
             yield from _left_out(one, f"{place}[{index}]", notes)
     if not isinstance(value, Strict):
         return
+    between_pieces()
     extra = value.__pydantic_extra__ or {}
     for name, given in extra.items():
         where = f"{place}.{name}".lstrip(".")

@@ -1,6 +1,7 @@
 """Refuses texts that are far too long before all of them is made tokens, which takes seconds and 300 MB for each megabyte."""
 
 from cluster.ingress.delivery.generator import ChatTokenizer
+from cluster.ingress.tenants.pieces import between_pieces
 from core.errors import RequestError
 
 _CHARACTERS = 8
@@ -20,6 +21,7 @@ def check_length(text: str, field: str, tokenizer: ChatTokenizer, max_context_to
         return
     size = min(unread, _PIECE_CHARACTERS)
     for start in range(0, len(text), size):
+        between_pieces()
         num_tokens += len(tokenizer.encode(text[start : start + size], add_special_tokens=False))
         if num_tokens > max_context_tokens + _CUT_TOKENS:
             why = f"the prompt is too long: at least {num_tokens} tokens > {max_context_tokens} maximum"

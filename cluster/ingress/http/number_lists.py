@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from cluster.ingress.tenants.pieces import between_pieces
+
 _PIECE_BYTES = 32 << 10
 _IN_LISTS = b"0123456789+-.eE, \t\r\n"
 _PLACE = re.compile(r" at line \d+ column \d+$")
@@ -32,6 +34,7 @@ def parse(body: bytes) -> Any:
 
 
 def _parse(text: bytes) -> Any:
+    between_pieces()
     return from_json(text, allow_inf_nan=False, cache_strings="keys")
 
 
@@ -42,6 +45,7 @@ def _runs(body: bytes) -> Iterator[tuple[int, int]]:
         plain = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     in_string, begin = 0, None
     for start in range(0, len(plain) + _PIECE_BYTES, _PIECE_BYTES):
+        between_pieces()
         piece = plain[start : start + _PIECE_BYTES]
         are_numbers = bool(piece) and not in_string and not piece.translate(None, _IN_LISTS)
         if are_numbers and begin is None:

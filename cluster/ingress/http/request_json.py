@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from cluster.ingress.http.number_lists import parse
+from cluster.ingress.tenants.pieces import between_pieces
 from core.errors import RequestError
 
 _MAX_DEPTH = 128
@@ -56,7 +57,8 @@ def _in_words(error: str) -> str:
 def _may_be_infinite(body: bytes) -> bool:
     """Return whether the body may have a number that is too large for a float. In its texts such numbers do no harm."""
     overlap = len(_LARGE[0])
-    for start in range(0, len(body), _PIECE_BYTES):  # between pieces other threads have their turn
+    for start in range(0, len(body), _PIECE_BYTES):
+        between_pieces()
         shape = body[start : start + _PIECE_BYTES + overlap].translate(_SHAPE)
         if any(large in shape for large in _LARGE):
             return True
@@ -99,7 +101,8 @@ def _check_size(body: bytes) -> None:
     plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     in_string = num_strings = num_containers = 0
     num_values = 1
-    for start in range(0, len(plain), _PIECE_BYTES):  # between pieces other threads have their turn
+    for start in range(0, len(plain), _PIECE_BYTES):
+        between_pieces()
         parts = plain[start : start + _PIECE_BYTES].split(b'"')
         outside = b"".join(parts[in_string::2])
         in_string ^= (len(parts) - 1) % 2

@@ -8,6 +8,7 @@ from typing import Final, Literal
 
 from cluster.ingress.bodies.request_bodies import ImagePart, ImageUrl, Message, TextPart
 from cluster.ingress.bodies.tool_bodies import CalledFunction, ToolCall
+from cluster.ingress.tenants.pieces import between_pieces
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 _LONGEST_ROUND, _KEPT_ROUNDS = 6, 4
@@ -67,6 +68,7 @@ def shapes_of(messages: Sequence[Message]) -> tuple[MessageShape, ...]:
     num_calls = 0
     shapes: list[MessageShape] = []
     for message in messages:
+        between_pieces()
         called = calls.get(message.tool_call_id or "")
         shapes.append(
             MessageShape(

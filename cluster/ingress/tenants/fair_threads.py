@@ -4,7 +4,8 @@ Work is done in steps. After each step the tenant that has had the least process
 takes the last thread, so that short work waits for short steps only.
 
 Work that holds Python's lock holds up everything else of this process. While other tenants ask for anything, each one has it do
-that for a share of the time only.
+that for a quarter of the time only, and each one's long work is done by a quarter of the threads for it. It rests between its
+pieces; what worked without them waits behind its step.
 
 Invariant: a tenant that comes back after a pause begins with no less than the least that those who wait have had."""
 
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from cluster.ingress.tenants.pieces import Pace
 from core.errors import Overloaded
 from core.garbage import give_back_memory
 
@@ -35,8 +37,8 @@ _GIVE_BACK_BYTES = 256 << 10
 _GIVE_BACK_AFTER_S = 5.0
 """How long after such a body it is asked, for all that came meanwhile: nobody else can allocate for some 10 ms."""
 _RETRY_AFTER_S = 1.0
-_REST = 3.0
-"""How many times as long as its work with Python's lock took a tenant's next long work waits, while others are there."""
+_SHARE = 0.25
+"""The part of Python's lock, and of the threads for long work, that a tenant's long work has while others are there."""
 _TICK_S = 0.001
 """By how much a timer may come early: uvloop's count milliseconds."""
 _ACTIVE_S = 1.0
@@ -48,6 +50,7 @@ class _Job:
     steps: Steps[Any]
     num_bytes: int
     holds_lock: bool
+    pace: Pace
     done: "asyncio.Future[Any]"
     context: contextvars.Context = field(default_factory=contextvars.copy_context)
 
@@ -75,9 +78,10 @@ class _Tenant:
 @dataclass(frozen=True, slots=True)
 class _Stepped:
     processor_s: float
+    rested_for_s: float
     ended: bool
-    result: Any = None
-    error: Exception | None = None
+    result: Any
+    error: Exception | None
 
 
 class FairThreads:
@@ -112,7 +116,11 @@ class FairThreads:
         """Return the result of `work` on a body of `num_bytes`. Cancelled, it does no further step. `holds_lock`: it keeps
         Python's lock. Raises what `work` raises, and Overloaded where too much of the tenant's waits."""
         own = self._tenant(tenant, weight, num_bytes)
-        job = _Job(work(), num_bytes, holds_lock, asyncio.get_running_loop().create_future())
+        rest = _rest_of(1 if holds_lock else self._num_long)
+        pace = Pace(lambda: rest if self._are_others_there(own) and not self._do_others_wait(own) else 0.0)
+        job = _Job(work(), num_bytes, holds_lock, pace, asyncio.get_running_loop().create_future())
+        if job.is_long:
+            pace.set_in(job.context)
         own.num_jobs += 1
         own.num_bytes += num_bytes
         own.line_of(job).append(job)
@@ -157,7 +165,7 @@ class FairThreads:
             tenant, job = found
             self._num_running += 1
             self._num_long_running += job.is_long
-            step = self._threads.submit(job.context.run, _step, job.steps)
+            step = self._threads.submit(job.context.run, _step, job.steps, job.pace)
             asyncio.wrap_future(step).add_done_callback(partial(self._stepped, tenant, job))
 
     def _next(self) -> tuple[_Tenant, _Job] | None:
@@ -172,11 +180,21 @@ class FairThreads:
         tenant = min(waiting, key=_used_s)
         return tenant, (tenant.short or tenant.long).popleft()
 
-    def _rest(self, tenant: _Tenant, worked_s: float) -> None:
-        """Have the tenant's next long work wait, where others are there."""
+    def _are_others_there(self, tenant: _Tenant) -> bool:
+        """Return whether another tenant asked for anything a moment ago. Any thread may call it."""
         now = time.monotonic()
-        if any(now - one.asked_at < _ACTIVE_S for one in self._tenants.values() if one is not tenant):
-            tenant.rests_until = now + _REST * worked_s
+        return any(
+            now - one.asked_at < _ACTIVE_S for one in list(self._tenants.values()) if one is not tenant
+        )
+
+    def _do_others_wait(self, tenant: _Tenant) -> bool:
+        """Return whether long work of another tenant waits for a thread. Any thread may call it."""
+        return any(one.long for one in list(self._tenants.values()) if one is not tenant)
+
+    def _rest(self, tenant: _Tenant, worked_s: float) -> None:
+        """Have the tenant's next long work wait for work with Python's lock, where others are there."""
+        if self._are_others_there(tenant):
+            tenant.rests_until = time.monotonic() + _rest_of(1) * worked_s
             self._after_rest(tenant)
 
     def _after_rest(self, tenant: _Tenant) -> None:
@@ -193,7 +211,7 @@ class FairThreads:
         stepped = step.result()
         tenant.used_s += stepped.processor_s / tenant.weight
         if job.holds_lock and job.is_long:
-            self._rest(tenant, stepped.processor_s)
+            self._rest(tenant, stepped.processor_s - stepped.rested_for_s)
         if stepped.ended and job.num_bytes > _GIVE_BACK_BYTES:
             self._give_back_soon()
         if job.done.done():
@@ -235,16 +253,26 @@ def finished(steps: Steps[T]) -> T:
             return end.value
 
 
-def _step(steps: Steps[Any]) -> _Stepped:
+def _step(steps: Steps[Any], pace: Pace) -> _Stepped:
     """Do one step, on a thread. No variable refers to the error: its traceback would keep the body alive in a circle."""
     began_s = time.thread_time()
+    pace.begin()
+
+    def stepped(*, ended: bool, result: Any = None, error: Exception | None = None) -> _Stepped:
+        return _Stepped(time.thread_time() - began_s, pace.rested_for_s, ended, result, error)
+
     try:
         next(steps)
     except StopIteration as end:
-        return _Stepped(time.thread_time() - began_s, ended=True, result=end.value)
+        return stepped(ended=True, result=end.value)
     except Exception as error:
-        return _Stepped(time.thread_time() - began_s, ended=True, error=error)
-    return _Stepped(time.thread_time() - began_s, ended=False)
+        return stepped(ended=True, error=error)
+    return stepped(ended=False)
+
+
+def _rest_of(num_threads: int) -> float:
+    """Return how many times as long as it worked a tenant's long work rests, to have its share of so many threads."""
+    return max(0.0, 1 / (_SHARE * num_threads) - 1)
 
 
 def _used_s(tenant: _Tenant) -> float:

@@ -4,12 +4,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
 from cluster.ingress.tenants import fair_threads
 from cluster.ingress.tenants.fair_threads import FairThreads, Steps, at_once
+from cluster.ingress.tenants.pieces import between_pieces
 from core.errors import Overloaded
 from tests.patience import PATIENCE_S, until
 
@@ -156,6 +158,65 @@ async def test_work_with_pythons_lock_leaves_others_most_of_the_time() -> None:
         first_s = await threads.run("one", 1.0, LONG, at_once(work), holds_lock=True)
         await threads.run("one", 1.0, LONG, at_once(work), holds_lock=True)
         assert time.monotonic() - began_s > (1 + least) * first_s
+
+
+def pieces(num_pieces: int, worked_s: list[float]) -> None:
+    for _ in range(num_pieces):
+        between_pieces()
+        began_s = time.thread_time()
+        sum(range(100_000))
+        worked_s.append(time.thread_time() - began_s)
+
+
+async def test_long_work_beside_others_rests_between_its_pieces() -> None:
+    for holds_lock in (False, True):
+        threads, worked_s = FairThreads(num_long_threads=1), list[float]()
+        threads.note("other", 1.0)
+        began_s = time.monotonic()
+        await threads.run("one", 1.0, LONG, at_once(partial(pieces, 50, worked_s)), holds_lock=holds_lock)
+        assert time.monotonic() - began_s > 3.5 * sum(worked_s)
+
+
+async def test_work_rests_less_where_more_threads_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept_s = list[float]()
+    monkeypatch.setattr(time, "sleep", slept_s.append)
+    for num_threads, holds_lock in ((4, False), (2, False), (4, True)):
+        threads = FairThreads(num_long_threads=num_threads)
+        threads.note("other", 1.0)
+        slept_s.clear()
+        work = at_once(partial(pieces, 30, []))
+        await threads.run("one", 1.0, LONG, work, holds_lock=holds_lock)
+        assert bool(slept_s) is (num_threads == 2 or holds_lock)
+
+
+async def test_work_that_nobody_is_held_up_by_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept_s = list[float]()
+    monkeypatch.setattr(time, "sleep", slept_s.append)
+    between_pieces()  # in no work at all
+    threads = FairThreads(num_long_threads=1)
+    for tenant, num_bytes in (("alone", LONG), ("short", SHORT)):
+        await threads.run(tenant, 1.0, num_bytes, at_once(lambda: pieces(10, [])), holds_lock=True)
+        threads.note("other", 1.0)
+    assert not slept_s
+
+
+async def test_work_for_whose_thread_others_wait_does_not_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept_s, begun, waits = list[float](), threading.Event(), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        assert waits.wait(PATIENCE_S)
+        monkeypatch.setattr(time, "sleep", slept_s.append)
+        pieces(10, [])
+
+    threads = FairThreads(num_long_threads=1)
+    first = asyncio.create_task(threads.run("one", 1.0, LONG, at_once(work), holds_lock=True))
+    await until(begun.is_set)
+    second = asyncio.create_task(threads.run("other", 1.0, LONG, at_once(int)))
+    await asyncio.sleep(0)
+    waits.set()
+    await asyncio.gather(first, second)
+    assert not slept_s
 
 
 async def test_work_that_rests_goes_on_though_timers_come_early(monkeypatch: pytest.MonkeyPatch) -> None:
