@@ -12,6 +12,7 @@ import numpy as np
 from core.errors import DeviceError, TransferError
 from core.kv import SCALE_BYTES, RankPool
 from core.messages import RegionKey
+from core.threads import in_thread
 from device.convert import Bytes, convert
 from device.port import PoolMemory
 from device.seam import Conversion, Event, Region
@@ -116,7 +117,7 @@ class HostStaging:
         after: Sequence[Event],
     ) -> int:
         async def send(group: VectorRuns, slot: int) -> list[CopyRun]:
-            copies = await asyncio.to_thread(self._convert, group, source, region, slot)
+            copies = await in_thread(lambda: self._convert(group, source, region, slot))
             await sender.write(grant_id, region, copies)
             return copies
 

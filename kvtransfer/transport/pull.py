@@ -21,6 +21,7 @@ import msgpack
 from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
+from core.threads import in_thread
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport.base import PROBE
 from kvtransfer.transport.checks import check_header, destination_crc, source_crc
@@ -177,7 +178,7 @@ class _Incoming:
 
     async def run(self) -> None:
         exchange = Exchange(self._channel)
-        intake = await _in_thread(self._threads, lambda: self._medium.take(exchange))
+        intake = await in_thread(lambda: self._medium.take(exchange), self._threads)
         self._intake = intake
         try:
             while not self._aborted:
@@ -185,13 +186,13 @@ class _Incoming:
                 await self._take(intake, message)
         finally:
             await self.abort()
-            await _in_thread(self._threads, intake.close)
+            await in_thread(intake.close, self._threads)
 
     async def abort(self) -> None:
         self._aborted = True
         self._channel.close()
         if self._intake is not None:
-            await _in_thread(self._threads, self._intake.abort)
+            await in_thread(self._intake.abort, self._threads)
 
     async def _take(self, intake: Intake, message: Any) -> None:
         grant_id, sources, destinations, sizes, crc, attempt = message
@@ -208,7 +209,7 @@ class _Incoming:
         try:
             if self._medium.needs_go:
                 await self._channel.send([_GO, ""])
-            damaged = await _in_thread(self._threads, lambda: self._fetch(intake, runs, crc, scratch=probe))
+            damaged = await in_thread(lambda: self._fetch(intake, runs, crc, scratch=probe), self._threads)
             num_bytes = 0 if damaged else sum(run.num_bytes for run in runs)
         except TransferError as error:
             reason = str(error)
@@ -296,7 +297,7 @@ class PullSender:
 
     async def _send(self, link: "_Outgoing", grant_id: str, runs: list[CopyRun]) -> None:
         memory = self._medium.memory if self._checksum and grant_id != PROBE else None
-        crc = None if memory is None else await _in_thread(self._threads, lambda: source_crc(memory, runs))
+        crc = None if memory is None else await in_thread(lambda: source_crc(memory, runs), self._threads)
         fields = [
             [run.source for run in runs],
             [run.destination for run in runs],
@@ -323,7 +324,7 @@ class PullSender:
             if verdict != _GO:
                 return verdict, reason
         answered = threading.Event()
-        part = asyncio.ensure_future(_in_thread(self._threads, lambda: link.outlet.supply(runs, answered)))
+        part = asyncio.ensure_future(in_thread(lambda: link.outlet.supply(runs, answered), self._threads))
         answer = asyncio.ensure_future(link.answer())
         try:
             await asyncio.wait([part, answer], return_when=asyncio.FIRST_COMPLETED)
@@ -360,7 +361,7 @@ class _Outgoing:
             self.channel = await connect(endpoint, key, me)
             self.owner, self._open = self.channel.peer.address, True
             exchange = Exchange(self.channel)
-            self.outlet = await _in_thread(threads, lambda: medium.give(exchange))
+            self.outlet = await in_thread(lambda: medium.give(exchange), threads)
             self._ready = True
 
     async def answer(self) -> tuple[str, str]:
@@ -376,14 +377,4 @@ class _Outgoing:
         self.cut()
         if self._ready:
             self._ready = False
-            await _in_thread(threads, self.outlet.close)
-
-
-async def _in_thread(threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
-    """Run in a thread. Ends only when the thread has, also if cancelled."""
-    job = asyncio.get_running_loop().run_in_executor(threads, work)
-    try:
-        return await asyncio.shield(job)
-    except asyncio.CancelledError:
-        await asyncio.wait([job])
-        raise
+            await in_thread(self.outlet.close, threads)

@@ -22,6 +22,7 @@ import numpy as np
 from core.errors import TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
+from core.threads import in_thread
 from kvtransfer.copies import CopyRun, chunk_runs
 from kvtransfer.transport.checks import destination_crc, source_crc
 from kvtransfer.wire import POOL_FORMAT
@@ -179,13 +180,13 @@ class ShmSender:
         target = self._map(region)
         self._claim(region.endpoint, grant_id)
         if self._checksum:
-            await _in_thread(lambda: self._copy_checked(target, runs))
+            await in_thread(lambda: self._copy_checked(target, runs))
             return
         if sum(run.num_bytes for run in runs) <= _TURN_BYTES:
             self._copy(target, runs)
             return
         if max(run.num_bytes for run in runs) > _LONG_BYTES:
-            await _in_thread(lambda: self._copy(target, runs))
+            await in_thread(lambda: self._copy(target, runs))
             return
         for part in chunk_runs(runs, _TURN_BYTES):
             self._copy(target, part)
@@ -262,13 +263,3 @@ class ShmSender:
                 "%d bytes of KV were damaged on their way into shared memory", sum(r.num_bytes for r in runs)
             )
         raise TransferError("KV arrived corrupted twice in shared memory")
-
-
-async def _in_thread(work: Callable[[], None]) -> None:
-    """Run in a thread. Ends only when the thread has, also if cancelled, since until then it reads and writes the pools."""
-    job = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        await asyncio.shield(job)
-    except asyncio.CancelledError:
-        await asyncio.wait([job])
-        raise

@@ -15,7 +15,7 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -23,6 +23,7 @@ import msgpack
 from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
+from core.threads import in_thread
 from device.port import PoolMemory
 from kvtransfer.copies import CopyRun, split_runs
 from kvtransfer.landing import Landing, landing_in
@@ -351,14 +352,8 @@ async def _dialled(channel: Channel, tls: TlsContexts | None) -> Stream:
     sock, peer = channel.detach(), channel.peer.address
     if tls is None:
         return Stream(sock, peer, None, dialled=True)
-    shaking = asyncio.ensure_future(asyncio.to_thread(Stream, sock, peer, tls, dialled=True))
-    try:
-        return await asyncio.shield(shaking)
-    except asyncio.CancelledError:
-        # The thread cannot be cancelled. It ends within a handshake's deadline, and only this task can close what it returns.
-        with suppress(ReplicaLost):
-            (await shaking).close()
-        raise
+    # The thread ends within a handshake's deadline.
+    return await in_thread(partial(Stream, sock, peer, tls, dialled=True), undo=Stream.close)
 
 
 def _made(task: "asyncio.Task[LaneLink] | None") -> LaneLink | None:

@@ -13,6 +13,7 @@ from typing import Any
 from cluster.ingress.batches.batch_lines import AnswerFile, InputLine, Json, read_body, read_input
 from cluster.ingress.batches.batch_store import BatchStore, Record
 from cluster.ingress.batches.file_store import FileStore, StoredFile
+from core.threads import in_thread
 from core.whole_files import is_full
 
 log = logging.getLogger(__name__)
@@ -147,13 +148,7 @@ class BatchJob:
         while True:
             try:
                 async with self._writing:
-                    job = asyncio.create_task(asyncio.to_thread(write))
-                    try:
-                        await asyncio.shield(job)
-                    except asyncio.CancelledError:
-                        await asyncio.wait([job])
-                        job.exception()  # whoever resumes the batch finds out
-                        raise
+                    await in_thread(write)
                 self._is_full = False
                 return
             except OSError as error:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from fastapi import Request as HttpRequest
@@ -9,13 +10,14 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from pydantic import Field
 
 from cluster.ingress.batches.batch_store import FINAL, BatchStore, Record
-from cluster.ingress.batches.file_store import FileStore, StoredFile
+from cluster.ingress.batches.file_store import FileStore, StoredFile, Upload
 from cluster.ingress.batches.upload_form import UploadForm
 from cluster.ingress.bodies.body_model import NeutralFields, Strict, is_one_of
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.http.http_route import HttpRoute
 from cluster.ingress.http.list_pages import page_of
 from core.errors import Overloaded, RequestError
+from core.threads import in_thread
 
 Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
 _MAX_FILE_BYTES = 200 << 20
@@ -81,10 +83,11 @@ class BatchRoutes:
 
     async def _received(self, http: HttpRequest, announced: int) -> StoredFile:
         file_id = self._files.new_id()
-        with await asyncio.to_thread(self._files.begin, file_id, max(0, announced - _FORM_BYTES)) as upload:
+        num_bytes = max(0, announced - _FORM_BYTES)
+        with await in_thread(partial(self._files.begin, file_id, num_bytes), undo=Upload.drop) as upload:
             form = UploadForm(http.headers["content-type"], upload.write)
             async for piece in http.stream():
-                await asyncio.to_thread(form.feed, piece)
+                await in_thread(partial(form.feed, piece))
             form.end()
             _check_form(form)
             described = StoredFile(
@@ -95,7 +98,7 @@ class BatchRoutes:
                 bytes=upload.num_bytes,
                 created_at=int(time.time()),
             )
-            return await asyncio.to_thread(upload.keep, described)
+            return await in_thread(partial(upload.keep, described))
 
     async def files(self, http: HttpRequest) -> Response:
         purpose = http.query_params.get("purpose")

@@ -130,6 +130,10 @@ class Upload:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.drop()
+
+    def drop(self) -> None:
+        """Remove what was not kept."""
         self._file.close()
         self._path.unlink(missing_ok=True)
         self._store.end(self._id)

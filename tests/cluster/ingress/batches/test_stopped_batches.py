@@ -1,16 +1,19 @@
 """Batches of processes that stop in between, and of two at once."""
 
 import asyncio
+import io
 import threading
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cluster.ingress.batches import batch_job
+from cluster.ingress.batches.file_store import FileStore, Upload
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.batches.test_batches import Server, line, quickly
-from tests.patience import PATIENCE_S
+from tests.patience import PATIENCE_S, until
 
 __all__ = ["quickly"]
 
@@ -74,3 +77,36 @@ async def test_a_batch_stopped_while_its_files_open_leaves_none_open(
     for file in opened:
         with pytest.raises(ValueError, match="closed"):
             file.sync()
+
+
+def half_written(folder: Path) -> list[Path]:
+    return list(folder.rglob("*.upload"))
+
+
+@pytest.mark.parametrize("step", ["begin", "write", "keep"])
+async def test_an_upload_that_is_cut_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+    owner = FileStore if step == "begin" else Upload
+    work = getattr(owner, step)
+
+    def slowly(self: Any, *args: Any) -> Any:
+        begun.set()
+        assert may_go_on.wait(PATIENCE_S)
+        return work(self, *args)
+
+    monkeypatch.setattr(owner, step, slowly)
+    server = Server(tmp_path, FakeGenerator(), room=70_000)
+    file = io.BytesIO(b"x" * 40_000)
+    upload = asyncio.create_task(server.client.files.create(file=file, purpose="batch"))
+    await until(begun.is_set)
+    upload.cancel()
+    await asyncio.sleep(0.02)
+    may_go_on.set()
+    await asyncio.gather(upload, return_exceptions=True)
+    assert upload.cancelled()
+    assert not half_written(tmp_path)
+    monkeypatch.undo()
+    if step != "keep":  # the client did not learn its id, but its file is whole
+        assert await server.client.files.create(file=io.BytesIO(b"x" * 40_000), purpose="batch")
