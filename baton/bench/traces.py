@@ -1,6 +1,6 @@
 """Reads request traces of four kinds into one form: arrival, input and output length, and which prefix blocks are shared.
 
-- Mooncake and ShareGPT: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`
+- Mooncake, ShareGPT and `baton replay --trace`: JSON lines with `timestamp` (ms), `input_length`, `output_length`, `hash_ids`
 - Azure: CSV with TIMESTAMP, ContextTokens, GeneratedTokens
 - ServeGen: CSV with arrival_s, input_tokens, output_tokens
 
@@ -134,8 +134,10 @@ def _json_rows(lines: Iterable[str], seed: int) -> list[TraceRow]:
 
 
 def _block_tokens(raw: Sequence[dict[str, Any]]) -> int:
-    """Return the tokens of a block: 512 in Mooncake's traces, 16 in ShareGPT's. The last block of a prompt may be partial, or
-    left out."""
+    """Return the tokens of a block: what the lines say, else 512 in Mooncake's traces and 16 in ShareGPT's. The last block of a
+    prompt may be partial, or left out."""
+    if said := raw[0].get("block_tokens"):
+        return int(said)
     item = max(raw, key=lambda item: len(item.get("hash_ids", ())))
     return 16 if item["input_length"] < 64 * len(item.get("hash_ids", ())) else 512
 

@@ -1,5 +1,6 @@
 """A recorded event log, replayed, gives the decision log byte for byte; a changed one does not."""
 
+import json
 import logging
 from pathlib import Path
 
@@ -7,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from baton import LLM, SamplingParams
+from baton.bench.recorded_trace import write_trace
+from baton.bench.traces import read_trace
 from baton.cli.main import app
 from cluster.scheduler.recorded_scheduler import make_scheduler, replay
 from cluster.scheduler.scheduler_events import PeerLost, Tick
@@ -94,3 +97,32 @@ def test_a_live_cluster_is_replayed(tmp_path: Path, caplog: pytest.LogCaptureFix
     recorded, decided = replay(path)
     assert sum(line.startswith("place") for line in recorded) == 6
     assert decided == recorded
+
+
+def test_a_recording_becomes_a_trace_of_what_it_served(tmp_path: Path) -> None:
+    recording, trace, figures = tmp_path / "events", tmp_path / "day.jsonl", tmp_path / "figures.json"
+    prompts = [[7] * 64 + [100 + number] * (8 * number) for number in range(5)]
+    with LLM("embedded", prefill_instances=0, schedule__record_path=str(recording)) as llm:
+        for prompt in prompts:
+            llm.generate(
+                [prompt], SamplingParams(temperature=0.0, max_tokens=6, min_tokens=6), progress=False
+            )
+    ran = CliRunner().invoke(app, ["replay", str(recording), "--trace", str(trace)])
+    assert ran.exit_code == 0, ran.output
+    assert "5 requests in" in ran.output
+    rows = read_trace(trace)
+    assert [row.input_tokens for row in rows] == [len(prompt) for prompt in prompts]
+    assert [row.output_tokens for row in rows] == [6] * 5
+    assert [row.arrival_s for row in rows] == sorted(row.arrival_s for row in rows)
+    assert {row.prefix_block_tokens for row in rows} == {16}
+    assert {row.prefix_ids[:4] for row in rows} == {(0, 1, 2, 3)}, "what they have in common"
+    fleet = ["--both", "1", "--prefill", "0", "--decode", "0"]
+    ran = CliRunner().invoke(app, ["simulate", "--trace", str(trace), *fleet, "--json", str(figures)])
+    assert ran.exit_code == 0, ran.output
+    assert json.loads(figures.read_text())["num_offered"] == 5
+
+
+def test_a_recording_without_an_answer_is_no_trace(tmp_path: Path) -> None:
+    make_scheduler(ScheduleConfig(record_path=str(tmp_path / "events")))
+    with pytest.raises(ConfigError, match="no request"):
+        write_trace(tmp_path / "events", tmp_path / "trace")
