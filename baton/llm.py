@@ -18,14 +18,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from baton.offline_requests import OfflineRequest, Prompt, offline_request, sampling_of
 from cluster.ingress.api_factory import api_settings
 from cluster.ingress.bodies.body_model import validate
-from cluster.ingress.bodies.request_bodies import ChatRequest
+from cluster.ingress.bodies.request_fields import as_tuple
 from cluster.ingress.generation.chat_format import ChatFormat
 from cluster.ingress.generation.detokenize import TextStream
 from cluster.ingress.generation.request_params import check_constrainable, check_generates, prompts_of
 from cluster.ingress.generation.token_checks import check_tokens
 from cluster.ingress.grammar.grammar_checker import GrammarChecker
 from cluster.ingress.model_card import describe_adapter, read_model_card
+from cluster.ingress.openai.openai_requests import conversation_of, generation_of
+from cluster.ingress.openai.request_bodies import ChatRequest
 from cluster.ingress.parsers.stop_strings import StopStrings
+from cluster.ingress.requests.conversation import ChatConversation
+from cluster.ingress.requests.generation_request import GenerationRequest
 from cluster.ingress.tenants.fair_threads import finished
 from cluster.local import LocalCluster
 from core.config.cluster_config import ClusterConfig, load
@@ -128,7 +132,7 @@ class LLM:
         adapter: str = "",
     ) -> Completion:
         """Return the assistant's next turn. Messages are as in the server's API. The rest is as in `generate`."""
-        chat = self._chats.prepare(self._conversation(messages))
+        chat = self._chats.prepare(*self._conversation(messages))
         body = self._body(chat.prompt, params, stop, ignore_eos=ignore_eos)
         asked = self._asked(chat.prompt, body, self._adapter_key(adapter), "messages", chat.pictures)
         return self._call(self._all([asked], lambda: None))[0]
@@ -162,13 +166,16 @@ class LLM:
     def _grammars(self) -> GrammarChecker:
         return GrammarChecker(Path(self.card.folder), self.card.vocab_size)
 
-    def _conversation(self, messages: Sequence[Mapping[str, Any]]) -> ChatRequest:
+    def _conversation(
+        self, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[ChatConversation, GenerationRequest]:
         """Return the messages as the API takes them, with every picture that a URL names. Raises RequestError."""
         body = validate(ChatRequest, {"model": self.card.name, "messages": list(messages)})
-        if (fetcher := self._settings.picture_fetcher) is None:
-            return body
-        fetched = self._call(fetcher.with_data(body.messages))
-        return body if fetched is None else body.model_copy(update={"messages": fetched})
+        conversation, request = conversation_of(body), generation_of(body)
+        if (fetcher := self._settings.picture_fetcher) is not None:
+            fetched = self._call(fetcher.with_data(conversation.messages))
+            conversation = conversation if fetched is None else replace(conversation, messages=fetched)
+        return conversation, request
 
     def _body(
         self, prompt: Prompt, params: SamplingParams | None, stop: str | Sequence[str], *, ignore_eos: bool
@@ -176,7 +183,7 @@ class LLM:
         check_generates(self._settings)
         body = offline_request(self.card.name, prompt, params, stop=stop, ignore_eos=ignore_eos)
         if body.grammar is not None:
-            check_constrainable(body, "grammar", self._settings)
+            check_constrainable(body.generation, "grammar", self._settings)
             self._call(self._grammars.check(body.grammar.text, "grammar"))
         return body
 
@@ -202,7 +209,7 @@ class LLM:
         )
         check_tokens(request, field, self.tokenizer, self._settings.vocab_size)
         check_computable(request, self._settings.vocab_size)
-        return _Asked(prompt, request, body.stops)
+        return _Asked(prompt, request, as_tuple(body.stop))
 
     async def _all(self, batch: list[_Asked], done: Any) -> list[Completion]:
         limit = asyncio.Semaphore(self.config.schedule.max_queued_requests)

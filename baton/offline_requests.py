@@ -8,9 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from cluster.ingress.bodies.body_model import validate
-from cluster.ingress.bodies.request_bodies import CompletionRequest, Ids
+from cluster.ingress.bodies.request_fields import Ids
 from cluster.ingress.delivery.generator import ChatTokenizer
 from cluster.ingress.generation.request_params import ApiSettings, max_new_tokens, to_sampling
+from cluster.ingress.openai.openai_requests import generation_of
+from cluster.ingress.openai.request_bodies import CompletionRequest
+from cluster.ingress.requests.generation_request import GenerationRequest
 from core.errors import RequestError
 from core.types import Grammar, SamplingParams, ThinkingBudget
 
@@ -35,6 +38,16 @@ class OfflineRequest(CompletionRequest):
     pooling: Literal[""] = ""
     second_text_at: Literal[0] = 0
 
+    @property
+    def generation(self) -> GenerationRequest:
+        return replace(
+            generation_of(self),
+            default_tokens=DEFAULT_TOKENS,
+            bad_words=tuple(tuple(word) for word in self.bad_words or ()),
+            num_logprobs=self.num_logprobs,
+            num_prompt_logprobs=self.num_prompt_logprobs,
+        )
+
 
 def offline_request(
     model: str,
@@ -56,20 +69,10 @@ def sampling_of(
     body: OfflineRequest, num_prompt: int, settings: ApiSettings, tokenizer: ChatTokenizer
 ) -> SamplingParams:
     """Return the sampling parameters of a prompt of `num_prompt` tokens. Raises RequestError, naming the field."""
-    if body.max_tokens is None:
-        room = settings.max_context_tokens - num_prompt
-        body = body.model_copy(update={"max_tokens": max(1, min(DEFAULT_TOKENS, room))})
-    max_tokens = max_new_tokens(body, num_prompt, settings)
-    bad_words = tuple(tuple(word) for word in body.bad_words or ())
-    sampling = to_sampling(body, settings, tokenizer, bad_words=bad_words)
-    return replace(
-        sampling,
-        max_tokens=max_tokens,
-        num_logprobs=body.num_logprobs,
-        num_prompt_logprobs=body.num_prompt_logprobs,
-        thinking=body.thinking,
-        grammar=body.grammar,
-    )
+    request = body.generation
+    max_tokens = max_new_tokens(request, num_prompt, settings)
+    sampling = to_sampling(request, settings, tokenizer)
+    return replace(sampling, max_tokens=max_tokens, thinking=body.thinking, grammar=body.grammar)
 
 
 def _fields(params: SamplingParams) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from baton.bench.sse import SseReader, error_message
 from cluster.ingress.bodies.body_model import validate
-from cluster.ingress.bodies.structured import StructuredOutputs, grammar_of, schema_grammar
+from cluster.ingress.bodies.structured import StructuredOutputs, schema_grammar, structured_grammar
 from cluster.ingress.http.request_json import parse_json
 from cluster.ingress.parsers.call_formats import markup_of
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
@@ -197,7 +197,7 @@ def _called(schema: dict[str, Any], *, strict: bool) -> None:
 def fuzz_structured(data: bytes) -> None:
     """What an answer must be becomes a grammar, or it is refused."""
     try:
-        grammar_of(None, validate(StructuredOutputs, parse_json(data)))
+        structured_grammar(validate(StructuredOutputs, parse_json(data)))
     except RequestError:
         return
 

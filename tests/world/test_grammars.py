@@ -11,9 +11,7 @@ import jinja2
 import numpy as np
 import pytest
 
-from cluster.ingress.bodies.body_model import validate
-from cluster.ingress.bodies.request_bodies import ChatRequest
-from cluster.ingress.bodies.structured import StructuredOutputs, grammar_of
+from cluster.ingress.bodies.structured import StructuredOutputs, structured_grammar
 from cluster.ingress.generation.chat_format import ChatFormat, PreparedChat
 from core.config.answer_formats import ToolFormat
 from core.plan import NewSeq
@@ -24,6 +22,7 @@ from models.text.grammar_vocabulary import load_vocabulary
 from models.text.tokenizer import Tokenizer, load_tokenizer
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import SETTINGS, Api
+from tests.cluster.ingress.api.templated import chat_asked
 from tests.cluster.ingress.parsers.family_templates import FAMILIES
 from tests.cluster.ingress.parsers.recorded_texts import WEATHER
 from tests.world.artefacts import artefact
@@ -122,7 +121,7 @@ CHOICES = ("<h1>Zürich</h1>", "<think> 3", " hello 水 🙂", "</s>x", "\n\t{}"
 def test_masks_are_those_of_brute_force(name: str) -> None:
     """The allowed tokens are those whose text begins a choice, of those that the model has logits for."""
     here = world(name)
-    matching = here.start(Grammar(text=grammar_of(None, structured(choice=list(CHOICES)))))
+    matching = here.start(Grammar(text=structured_grammar(structured(choice=list(CHOICES)))))
     tokens = bytes_of_tokens(here.tokenizer.backend, here.size)
     special = {*here.tokenizer.special_tokens.values()}
 
@@ -157,7 +156,7 @@ def structured(**asked: Any) -> StructuredOutputs:
 )  # fmt: skip
 def test_words_of_added_tokens_can_be_said(name: str, asked: dict[str, Any], answer: str | None) -> None:
     here = world(name)
-    grammar = Grammar(text=grammar_of(None, structured(**asked)))
+    grammar = Grammar(text=structured_grammar(structured(**asked)))
     if answer is not None:
         assert not here.refused(grammar, here.ids(answer))
         return
@@ -174,7 +173,7 @@ def test_a_structural_tag_is_triggered_by_an_added_token() -> None:
     here = world("qwen3")
     schema = {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"], "additionalProperties": False}  # fmt: skip
     tag = {"structures": [{"begin": "<tool_call>", "schema": schema, "end": "</tool_call>"}], "triggers": ["<tool_call>"]}  # fmt: skip
-    grammar = Grammar(text=grammar_of(None, structured(structural_tag=tag)))
+    grammar = Grammar(text=structured_grammar(structured(structural_tag=tag)))
     assert not here.refused(grammar, here.ids('I look. <tool_call>{"city": "Oslo"}</tool_call> So.'))
     assert here.refused(grammar, here.ids('I look. <tool_call>{"city": "Rome"}</tool_call>'))
 
@@ -207,7 +206,7 @@ def chat_of(here: World) -> ChatFormat:
 def prepared(here: World, choice: str, **more: Any) -> PreparedChat:
     tools = [{**tool, "function": {**tool["function"], "strict": choice == "auto"}} for tool in TOOLS]
     body = {"model": "fake", "messages": [{"role": "user", "content": "Weather?"}], "tools": tools}
-    return chat_of(here).prepare(validate(ChatRequest, {**body, "tool_choice": CHOICE[choice], **more}))
+    return chat_of(here).prepare(*chat_asked({**body, "tool_choice": CHOICE[choice], **more}))
 
 
 def written_by(name: str, calls: Sequence[tuple[str, dict[str, Any]]]) -> str:

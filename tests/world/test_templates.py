@@ -5,11 +5,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from cluster.ingress.bodies.body_model import validate
-from cluster.ingress.bodies.request_bodies import ChatRequest
 from core.errors import RequestError
 from models.text.tokenizer import load_tokenizer
-from tests.cluster.ingress.api.templated import ASK, SYSTEM, TOOL, Chat, call, calling, result
+from tests.cluster.ingress.api.templated import ASK, SYSTEM, TOOL, Chat, call, calling, chat_asked, result
 from tests.world.artefacts import artefact
 
 pytestmark = pytest.mark.slow
@@ -26,8 +24,8 @@ def served(name: str) -> Chat:
 
 
 def ids(chat: Chat, *messages: Any, **body: Any) -> list[int]:
-    asked = validate(ChatRequest, {"model": "fake", "messages": list(messages), **body})
-    return list(chat.format.prompt_of(asked))
+    conversation, _ = chat_asked({"model": "fake", "messages": list(messages), **body})
+    return list(chat.format.prompt_of(conversation))
 
 
 def their_ids(name: str, *messages: Any, **more: Any) -> list[int]:

@@ -4,8 +4,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from cluster.ingress.bodies.tool_bodies import object_of
 from cluster.ingress.generation.choices import TextPiece
+from cluster.ingress.http.request_json import object_of
 from cluster.ingress.parsers.output_events import (
     CallArguments,
     CallBegins,

@@ -1,8 +1,8 @@
-"""Bodies of Anthropic's /v1/messages and the chat requests that they stand for. Each parameter is honoured or refused by name."""
+"""Bodies of Anthropic's /v1/messages and the requests that they stand for. Each parameter is honoured or refused by name."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, model_validator
@@ -10,7 +10,6 @@ from pydantic import BeforeValidator, Field, ValidationInfo, field_validator, mo
 from cluster.ingress.anthropic.anthropic_blocks import (
     Block,
     CachedBlock,
-    ImageBlock,
     Shown,
     TextBlock,
     ThinkingBlock,
@@ -19,12 +18,26 @@ from cluster.ingress.anthropic.anthropic_blocks import (
     shown,
     text_of,
 )
-from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything, is_one_of, validate
-from cluster.ingress.bodies.cache_hints import CacheControl, CacheHintsBody, with_ttl
+from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything, is_one_of
+from cluster.ingress.bodies.cache_hints import CacheControl, CacheHintsBody, hints_of, with_ttl
 from cluster.ingress.bodies.json_schema import Schema
 from cluster.ingress.bodies.neutral_fields import NEUTRAL
-from cluster.ingress.bodies.request_bodies import CHATS_OWN, ChatRequest, Stops
+from cluster.ingress.bodies.request_fields import Stops, sampling_of
+from cluster.ingress.bodies.structured import json_form
 from cluster.ingress.bodies.tool_bodies import MAX_TOOLS, FunctionName, without_tools
+from cluster.ingress.openai.request_bodies import CHATS_OWN
+from cluster.ingress.requests.conversation import (
+    CallChoice,
+    ChatConversation,
+    ChatMessage,
+    DeclaredTool,
+    MessageCall,
+    MessageImage,
+    MessageText,
+    Part,
+    content_of,
+)
+from cluster.ingress.requests.generation_request import GenerationRequest, Terms
 from core.errors import RequestError
 
 Json = dict[str, Any]
@@ -156,7 +169,7 @@ class CountTokensRequest(Strict):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     thread: Any = None
-    """A conversation that the server would keep. `as_chat` refuses it as SDKs expect, which then send the whole conversation."""
+    """A conversation that the server would keep. It is refused as SDKs expect, which then send the whole conversation."""
 
     @property
     def shows_thinking(self) -> bool:
@@ -187,32 +200,50 @@ class MessagesRequest(CountTokensRequest):
                 yield from (part.cache_control for part in block.content if isinstance(part, CachedBlock))
 
 
-def as_chat(body: CountTokensRequest, *, bounds_reasoning: bool) -> ChatRequest:
-    """Return the chat request that the message stands for. `bounds_reasoning`: the model's reasoning can have a budget.
-    Raises RequestError."""
+def conversation_of(body: CountTokensRequest) -> ChatConversation:
+    """Return what a message's prompt is made of. Raises RequestError."""
     if body.thread is not None:
         raise RequestError(
             "thread: this server keeps no conversations; send the whole one without it",
             field="thread",
             code="thread_unsupported_request",
         )
-    messages = [] if body.system is None else [{"role": "system", "content": _text(body.system)}]
-    for message in body.messages:
-        messages += _chat_messages(message)
-    chat: Json = {"model": body.model, "messages": messages, "tools": _tools(body.tools), **_choice(body)}
-    if body.messages[-1].role == "assistant":
-        chat["continue_final_message"] = True
-    if body.thinking is not None and bounds_reasoning:
-        chat["thinking_token_budget"] = body.thinking.budget_tokens
-    chat["reasoning_effort"] = next(_efforts(body), None)
-    if body.output_config is not None and body.output_config.format is not None:
-        schema = {"name": "answer", "schema": body.output_config.format.schema_, "strict": True}
-        chat["response_format"] = {"type": "json_schema", "json_schema": schema}
-    if isinstance(body, MessagesRequest):
-        chat |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences, "stream": body.stream}
-        chat |= {"temperature": body.temperature, "top_p": body.top_p, "top_k": body.top_k}
-        chat["cache_hints"] = with_ttl(body.cache_hints, body.cache_controls)
-    return validate(ChatRequest, chat)
+    system = body.system
+    messages = [] if system is None else [ChatMessage(role="system", content=_text(system), place="system")]
+    for at, message in enumerate(body.messages):
+        messages += _messages(message, f"messages[{at}]")
+    goes_on = body.messages[-1].role == "assistant"
+    return ChatConversation(
+        messages=messages,
+        tools=tuple(
+            DeclaredTool(tool.name, tool.described, tool.input_schema, tool.strict)
+            for tool in body.tools or ()
+        ),
+        tool_choice=_choice(body),
+        effort=next(_efforts(body), None),
+        begins_answer=not goes_on,
+        goes_on_by=f"messages[{len(body.messages) - 1}]" if goes_on else "",
+    )
+
+
+def generation_of(body: MessagesRequest, *, bounds_reasoning: bool) -> GenerationRequest:
+    """Return how the answer is generated. `bounds_reasoning`: the model's reasoning can have a budget. Raises RequestError."""
+    form = None if body.output_config is None else body.output_config.format
+    hints, retain = hints_of(with_ttl(body.cache_hints, body.cache_controls), None, None)
+    return GenerationRequest(
+        terms=Terms(body.model),
+        prompt_field="messages",
+        max_tokens=body.max_tokens,
+        sampling=sampling_of(body),
+        stops=tuple(body.stop_sequences or ()),
+        stream=bool(body.stream),
+        thinking_tokens=body.thinking.budget_tokens
+        if body.thinking is not None and bounds_reasoning
+        else None,
+        form=None if form is None else json_form("output_config.format", form.schema_, strict=True),
+        hints=hints,
+        retain=retain,
+    )
 
 
 def _efforts(body: CountTokensRequest) -> Iterator[str]:
@@ -223,80 +254,62 @@ def _efforts(body: CountTokensRequest) -> Iterator[str]:
         yield body.output_config.effort
 
 
-def _chat_messages(message: MessageParam) -> list[Json]:
-    """Return the messages. Tools' results are messages of their own, in front of the user's text. Templates show no picture in
+def _messages(message: MessageParam, place: str) -> Iterator[ChatMessage]:
+    """Yield the messages. Tools' results are messages of their own, in front of the user's text. Templates show no picture in
     them, so the user shows it."""
-    if isinstance(message.content, str):
-        return [{"role": message.role, "content": message.content}]
     blocks = message.content
-    if message.role != "assistant":
-        results = [block for block in blocks if isinstance(block, ToolResultBlock)]
-        told: list[Json] = [
-            {"role": "tool", "tool_call_id": block.tool_use_id, "content": block.text} for block in results
-        ]
-        parts = [*(one for block in results for one in block.pictures), *shown(blocks)]
-        if any(isinstance(part, ImageBlock) for part in parts):
-            return [*told, {"role": message.role, "content": _parts(parts)}]
-        return [*told, *([{"role": message.role, "content": text_of(parts)}] if parts else [])]
-    calls = [
-        {"id": block.id, "function": {"name": block.name, "arguments": json.dumps(block.input)}}
-        for block in blocks
-        if isinstance(block, ToolUseBlock)
-    ]
-    reasoning = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
-    out: Json = {"role": "assistant", "content": text_of(blocks) or None}
-    return [
-        out
-        | ({"tool_calls": calls} if calls else {})
-        | ({"reasoning_content": reasoning} if reasoning else {})
-    ]
+    if isinstance(blocks, str):
+        yield ChatMessage(role=message.role, content=blocks, place=place)
+    elif message.role == "assistant":
+        yield ChatMessage(
+            role="assistant",
+            content=text_of(blocks),
+            reasoning="".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock)),
+            calls=tuple(
+                MessageCall(block.id, block.name, json.dumps(block.input))
+                for block in blocks
+                if isinstance(block, ToolUseBlock)
+            ),
+            place=place,
+        )
+    else:
+        parts: list[Part] = []
+        for at, block in enumerate(blocks):
+            if isinstance(block, ToolResultBlock):
+                yield ChatMessage(role="tool", content=block.text, call_id=block.tool_use_id, place=place)
+                parts += [_part(one, f"{place}.content[{at}]") for one in block.pictures]
+        for at, block in enumerate(blocks):
+            parts += [_part(one, f"{place}.content[{at}]") for one in shown([block])]
+        if parts:
+            yield ChatMessage(role=message.role, content=content_of(parts), place=place)
 
 
-def _parts(blocks: Sequence[Shown]) -> list[Json]:
-    """Return what a user says and shows, in order."""
-    return [
-        {"type": "text", "text": block.text}
+def _part(block: Shown, place: str) -> Part:
+    return (
+        MessageText(block.text)
         if isinstance(block, TextBlock)
-        else {"type": "image_url", "image_url": {"url": block.source.whole_url}}
-        for block in blocks
-    ]
+        else MessageImage(block.source.whole_url, place)
+    )
 
 
 def _text(content: str | Sequence[TextBlock]) -> str:
     return content if isinstance(content, str) else text_of(content)
 
 
-def _tools(tools: Sequence[ToolParam] | None) -> list[Json] | None:
-    if not tools:
-        return None
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": tool.name,
-                "description": tool.described,
-                "parameters": tool.input_schema,
-                "strict": tool.strict,
-            },
-        }
-        for tool in tools
-    ]
-
-
-def _choice(body: CountTokensRequest) -> Mapping[str, Any]:
-    """Return the choice as chats have it. Raises RequestError."""
+def _choice(body: CountTokensRequest) -> CallChoice:
+    """Return which tools may be called. Raises RequestError."""
     choice = body.tool_choice
     if choice is None:
-        return {}
+        return CallChoice()
     if choice.type in ("any", "tool") and not body.tools:
         raise RequestError(f"tool_choice is {choice.type!r}, but there are no tools", field="tool_choice")
     if choice.type == "tool" and choice.name is None:
         raise RequestError("tool_choice.name is required", field="tool_choice")
-    parallel = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
+    parallel = not choice.disable_parallel_tool_use
     match choice.type:
         case "tool":
-            return {"tool_choice": {"type": "function", "function": {"name": choice.name}}, **parallel}
+            return CallChoice("required", choice.name or "", parallel)
         case "any":
-            return {"tool_choice": "required", **parallel}
-        case _:
-            return {"tool_choice": choice.type, **parallel}
+            return CallChoice("required", "", parallel)
+        case mode:
+            return CallChoice(mode, "", parallel)

@@ -9,9 +9,9 @@ from cluster.ingress.anthropic.anthropic_bodies import MessagesShape
 from cluster.ingress.anthropic.anthropic_requests import (
     CountTokensRequest,
     MessagesRequest,
-    as_chat,
+    conversation_of,
+    generation_of,
 )
-from cluster.ingress.bodies.request_bodies import ChatRequest
 from cluster.ingress.generation import request_params
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.http.http_route import HttpRoute
@@ -29,31 +29,37 @@ class AnthropicRoutes:
         ]
 
     async def messages(self, http: HttpRequest) -> Response:
-        body = await self._answering.read(http, MessagesRequest)
-        request_params.check_model(body.model, self._answering.settings)
-        chat_body = await self._answering.aside(http, at_once(lambda: self._as_chat(http, body)))
-        chat = await self._answering.prepare(http, chat_body)
-        fitting = self._answering.fitting(chat_body, chat.prompt)
-        choices = await self._answering.choices(http, fitting, [chat.prompt], 1, chat, grammar=chat.grammar)
+        answering = self._answering
+        body = await answering.read(http, MessagesRequest)
+        request_params.check_model(body.model, answering.settings)
+        bounds = self._bounds_reasoning(http, body)
+        conversation, request = await answering.aside(
+            http, at_once(lambda: (conversation_of(body), generation_of(body, bounds_reasoning=bounds)))
+        )
+        chat = await answering.prepare(http, conversation, request)
+        fitting = answering.fitting(request, chat.prompt)
+        choices = await answering.choices(http, fitting, [chat.prompt], 1, chat)
         shape = MessagesShape(
             f"msg_{uuid.uuid4().hex}",
             body.model,
             len(chat.prompt),
-            new_call_id=self._answering.chat_format.new_call_id,
+            new_call_id=answering.chat_format.new_call_id,
             stopped=lambda: choices[0].stops.found,
             shows_thinking=body.shows_thinking,
-            fills_context=fitting is not chat_body,
+            fills_context=fitting is not request,
         )
-        return await self._answering.answer(http, fitting, choices, 1, shape)
+        return await answering.answer(http, fitting, choices, 1, shape)
 
     async def count_tokens(self, http: HttpRequest) -> Response:
         body = await self._answering.read(http, CountTokensRequest)
         request_params.check_model(body.model, self._answering.settings)
-        chat_body = await self._answering.aside(http, at_once(lambda: self._as_chat(http, body)))
-        return JSONResponse({"input_tokens": len(await self._answering.prompt_of(http, chat_body))})
+        self._bounds_reasoning(http, body)
+        conversation = await self._answering.aside(http, at_once(lambda: conversation_of(body)))
+        return JSONResponse({"input_tokens": len(await self._answering.prompt_of(http, conversation))})
 
-    def _as_chat(self, http: HttpRequest, body: CountTokensRequest) -> ChatRequest:
-        chat_format = self._answering.chat_format
-        if body.thinking is not None and body.thinking.budget_tokens and not chat_format.bounds_reasoning:
+    def _bounds_reasoning(self, http: HttpRequest, body: CountTokensRequest) -> bool:
+        """Return whether the model's reasoning can have a budget. One that it cannot have is noted."""
+        bounds = self._answering.chat_format.bounds_reasoning
+        if body.thinking is not None and body.thinking.budget_tokens and not bounds:
             http.state.notes.append("thinking.budget_tokens: this model's reasoning cannot be bounded")
-        return as_chat(body, bounds_reasoning=chat_format.bounds_reasoning)
+        return bounds

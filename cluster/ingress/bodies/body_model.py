@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, mod
 from pydantic_core import InitErrorDetails
 
 from cluster.ingress.bodies.complaints import explain
+from cluster.ingress.requests.conversation import top_field
 from cluster.ingress.tenants.pieces import between_pieces
 from core.errors import RequestError
 
@@ -117,7 +118,7 @@ def read_body(
     left_out = list(_left_out(model, "", reading.notes)) if reading.has_unknown else []
     if left_out and unknown == "reject":
         raise RequestError(
-            f"unknown parameter {left_out[0]!r}", field=_top(left_out[0]), code="unknown_parameter"
+            f"unknown parameter {left_out[0]!r}", field=top_field(left_out[0]), code="unknown_parameter"
         )
     if left_out and unknown == "warn":
         reading.notes.append(f"unknown and left out: {', '.join(left_out)}")
@@ -148,13 +149,8 @@ def _left_out(value: Any, place: str, notes: list[str]) -> Iterator[str]:
         elif not value.neutral[name][0](given):
             why = value.neutral[name][1]
             raise RequestError(
-                f"{where!r} is not supported: {why}", field=_top(where), code="unsupported_parameter"
+                f"{where!r} is not supported: {why}", field=top_field(where), code="unsupported_parameter"
             )
     extra.clear()
     for name, each in type(value).model_fields.items():
         yield from _left_out(getattr(value, name), f"{place}.{each.alias or name}".lstrip("."), notes)
-
-
-def _top(place: str) -> str:
-    """Return the body's own field that a place is in."""
-    return place.partition(".")[0].partition("[")[0]

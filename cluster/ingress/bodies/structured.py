@@ -12,16 +12,18 @@ from cluster.ingress.bodies.body_model import Strict, validate
 from cluster.ingress.bodies.json_schema import Schema
 from cluster.ingress.parsers.call_grammars import AnswerSchema, json_options
 from cluster.ingress.parsers.schema_forms import enforceable
+from cluster.ingress.requests.generation_request import AnswerForm
 from core.errors import RequestError
 
 Text = Annotated[str, Field(min_length=1)]
+FormatName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class NamedSchema(Strict):
     """OpenAI's `response_format.json_schema`. Answers keep to the schema: to all of it where it is `strict`, else as far as a
     grammar can hold it."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+    name: FormatName
     description: str | None = None
     schema_: Annotated[Schema, Field(alias="schema")]
     strict: bool | None = None
@@ -88,35 +90,35 @@ class StructuredOutputs(Strict):
         return self
 
 
-def grammar_of(
-    response_format: TextFormat | ObjectFormat | SchemaFormat | None, structured: StructuredOutputs | None
-) -> str:
-    """Return the grammar; empty where the answer is free. Raises RequestError."""
-    format_given = response_format is not None and response_format.type != "text"
-    if structured is not None:
-        if format_given:
-            raise RequestError(
-                "response_format and structured_outputs exclude each other", field="structured_outputs"
-            )
-        return _structured(structured)
-    asked = answer_schema(response_format)
-    return "" if asked is None else schema_grammar(asked.schema, strict=asked.strict)
-
-
-def answer_schema(
+def form_of(
     response_format: TextFormat | ObjectFormat | SchemaFormat | None,
-) -> AnswerSchema | None:
-    """Return the answer's schema, or None where the answer is free text."""
-    match response_format:
-        case ObjectFormat():
-            return AnswerSchema(schema={"type": "object"}, strict=True)
-        case SchemaFormat(json_schema=named):
-            return AnswerSchema(schema=named.schema_, strict=named.strict is True)
-        case _:
-            return None
+    structured: StructuredOutputs | None,
+    field: str = "response_format",
+) -> AnswerForm | None:
+    """Return what the answer must be; None where it is free. `field` is the format's. Raises RequestError."""
+    if structured is None:
+        match response_format:
+            case ObjectFormat():
+                return json_form(field, {"type": "object"}, strict=True)
+            case SchemaFormat(json_schema=named):
+                return json_form(field, named.schema_, strict=named.strict is True)
+            case _:
+                return None
+    field = "structured_outputs"
+    if response_format is not None and response_format.type != "text":
+        raise RequestError("response_format and structured_outputs exclude each other", field=field)
+    return AnswerForm(field, structured_grammar(structured))
 
 
-def schema_grammar(schema: Mapping[str, Any] | str, *, strict: bool = True, **options: Any) -> str:
+def json_form(field: str, schema: Mapping[str, Any], *, strict: bool) -> AnswerForm:
+    """Return the form of JSON that keeps to the schema, for which `field` asks. Raises RequestError."""
+    grammar = schema_grammar(schema, strict=strict, field=field)
+    return AnswerForm(field, grammar, AnswerSchema(schema=schema, strict=strict))
+
+
+def schema_grammar(
+    schema: Mapping[str, Any] | str, *, strict: bool = True, field: str = "structured_outputs", **options: Any
+) -> str:
     """Return the grammar of JSON that keeps to the schema, its keys in the schema's order: to all of it where it is `strict`,
     else as far as a grammar can. Raises RequestError where the text is no JSON."""
     try:
@@ -127,10 +129,11 @@ def schema_grammar(schema: Mapping[str, Any] | str, *, strict: bool = True, **op
             overrides={**json_options(strict=strict), **options},  # type: ignore[typeddict-item]
         )
     except (ValueError, RecursionError) as error:
-        raise RequestError(f"the JSON schema cannot be read: {error}", field="structured_outputs") from None
+        raise RequestError(f"{field}: the JSON schema cannot be read: {error}", field=field) from None
 
 
-def _structured(asked: StructuredOutputs) -> str:
+def structured_grammar(asked: StructuredOutputs) -> str:
+    """Return the grammar that is asked for. Raises RequestError."""
     options: dict[str, Any] = {}
     if asked.disable_any_whitespace:
         options = {"whitespace_flexible": False, "whitespace_pattern": None}

@@ -9,10 +9,9 @@ from pydantic import BeforeValidator, Field, ValidationInfo
 from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything, note
 from cluster.ingress.bodies.cache_hints import CacheControl
 from cluster.ingress.bodies.json_schema import Schema
-from cluster.ingress.http.request_json import parse_json
-from core.errors import RequestError
+from cluster.ingress.requests import conversation
 
-MAX_TOOLS = 512
+MAX_TOOLS, MAX_NAME = 512, 128
 
 
 def without_tools(tools: Any, is_other: Callable[[Any], bool], info: ValidationInfo) -> Any:
@@ -44,7 +43,7 @@ def own_tools(tools: Any, info: ValidationInfo) -> Any:
     return without_tools(tools, is_vendors, info)
 
 
-FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
+FunctionName = Annotated[str, Field(pattern=rf"^[A-Za-z0-9_.-]{{1,{MAX_NAME}}}$")]
 
 
 class Function(Strict):
@@ -59,6 +58,11 @@ class Tool(Strict):
     type: Literal["function"]
     function: Function
     cache_control: CacheControl | None = Field(default=None, exclude=True)
+
+    @property
+    def tool(self) -> conversation.DeclaredTool:
+        own = self.function
+        return conversation.DeclaredTool(own.name, own.description, own.parameters, own.strict)
 
     @property
     def cache_controls(self) -> tuple[CacheControl | None, ...]:
@@ -108,15 +112,11 @@ class ToolCall(Strict):
     function: CalledFunction
     index: int | None = None
 
+    @property
+    def call(self) -> conversation.MessageCall:
+        return conversation.MessageCall(self.id, self.function.name, self.function.arguments)
+
 
 Tools = Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), BeforeValidator(own_tools)]
 ToolChoice = Literal["none", "auto", "required"] | NamedTool | AllowedChatTools
 ToolCalls = Annotated[list[ToolCall], Field(max_length=MAX_TOOLS, fail_fast=True)]
-
-
-def object_of(arguments: str) -> dict[str, Any]:
-    """Return a call's arguments. What a model wrote in place of an object stands under `text`, so that nothing is lost."""
-    try:
-        return parse_json(arguments.encode() or b"{}")
-    except RequestError:
-        return {"text": arguments}

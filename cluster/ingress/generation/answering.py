@@ -1,4 +1,4 @@
-"""Turns a checked body and its prompts into an answer, for every route that generates."""
+"""Turns a request and its prompts into an answer, for every route that generates."""
 
 import asyncio
 import logging
@@ -13,8 +13,6 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import Response
 from pydantic import BaseModel
 
-from cluster.ingress.bodies.cache_hints import hints_of
-from cluster.ingress.bodies.request_bodies import ChatRequest, Common, ModelRequest
 from cluster.ingress.delivery.beam_search import BeamParams
 from cluster.ingress.delivery.generator import ChatTokenizer, Generator
 from cluster.ingress.delivery.shared_prompt import SharedPrompt
@@ -34,6 +32,8 @@ from cluster.ingress.http.http_errors import describe
 from cluster.ingress.images.image_intake import pictures_of
 from cluster.ingress.parsers.output_events import PlainParser
 from cluster.ingress.parsers.stop_strings import StopStrings
+from cluster.ingress.requests.conversation import ChatConversation
+from cluster.ingress.requests.generation_request import GenerationRequest, Terms
 from cluster.ingress.telemetry.metrics import IngressMetrics
 from cluster.ingress.tenants.access import Access, Tenant
 from cluster.ingress.tenants.fair_threads import Steps, at_once
@@ -74,19 +74,23 @@ class Answering:
         """Return the result of `work` on the body that was read. Raises what it raises."""
         return await self.work.do(http, work)
 
-    async def prepare(self, http: HttpRequest, body: ChatRequest) -> PreparedChat:
+    async def prepare(
+        self, http: HttpRequest, conversation: ChatConversation, request: GenerationRequest
+    ) -> PreparedChat:
         """Prepare what is to be generated. Raises RequestError."""
-        chat = await self._with_pictures(http, body, self.chat_format.prepare)
-        if body.reasoning_effort is not None:
+        chat = await self._with_pictures(
+            http, conversation, lambda shown: self.chat_format.prepare(shown, request)
+        )
+        if conversation.effort is not None:
             http.state.effort = chat.effort.taken or "default"
             http.state.notes += [chat.effort.note] if chat.effort.note else []
-        await self.check_grammar(body, chat.grammar)
+        await self.check_grammar(request, chat.grammar)
         return chat
 
-    async def prompt_of(self, http: HttpRequest, body: ChatRequest) -> tuple[int, ...]:
+    async def prompt_of(self, http: HttpRequest, conversation: ChatConversation) -> tuple[int, ...]:
         """Return a conversation's tokens, which the tenant pays for. Raises RequestError."""
         _check_account(http)
-        prompt = await self._with_pictures(http, body, self.chat_format.prompt_of)
+        prompt = await self._with_pictures(http, conversation, self.chat_format.prompt_of)
         http.state.tenant.spend(len(prompt))
         return prompt
 
@@ -108,21 +112,21 @@ class Answering:
         return text
 
     async def _with_pictures(
-        self, http: HttpRequest, body: ChatRequest, work: Callable[[ChatRequest], T]
+        self, http: HttpRequest, conversation: ChatConversation, work: Callable[[ChatConversation], T]
     ) -> T:
-        """Do `work` on the body once its pictures are there."""
+        """Do `work` on the conversation once its pictures are there."""
         fetcher = self.settings.picture_fetcher
         if fetcher is not None:
-            messages = await unless_gone(http, fetcher.with_data(body.messages))
+            messages = await unless_gone(http, fetcher.with_data(conversation.messages))
             if messages is not None:
-                body = body.model_copy(update={"messages": messages})
-        num_more = sum(len(picture.url) for _, picture in pictures_of(body.messages))
-        return await self.work.do(http, at_once(lambda: work(body)), num_more)
+                conversation = replace(conversation, messages=messages)
+        num_more = sum(len(picture.url) for picture in pictures_of(conversation.messages))
+        return await self.work.do(http, at_once(lambda: work(conversation)), num_more)
 
     async def answer(
         self,
         http: HttpRequest,
-        body: Common,
+        request: GenerationRequest,
         choices: list[ChoiceStream],
         num_prompts: int,
         shape: BodyShape,
@@ -134,7 +138,7 @@ class Answering:
             pieces = self._runner.run(choices, num_prompts, tenant)
         else:
             pieces = self._runner.search(choices, num_prompts, tenant, beams)
-        if not body.stream:
+        if not request.stream:
             return await whole(http, pieces, choices, num_prompts, shape)
         begun = asyncio.Event()
         source = events(pieces, choices, num_prompts, shape, http.state.request_id, begun)
@@ -161,99 +165,78 @@ class Answering:
             log.warning("request %s ended in the background: %r", request_id, error)
             shape.error(status, body, request_id)
 
-    def fitting(self, body: ChatRequest, prompt: Sequence[int]) -> ChatRequest:
-        """Return `body` where the context has room for as many tokens as it asks for; else a copy that asks for as many as there
-        is room for."""
-        room = self.settings.max_context_tokens - len(prompt)
-        wanted = body.max_completion_tokens
-        return (
-            body
-            if wanted is None or wanted <= room
-            else body.model_copy(update={"max_completion_tokens": max(1, room)})
-        )
+    def fitting(self, request: GenerationRequest, prompt: Sequence[int]) -> GenerationRequest:
+        """Return `request` where the context has room for as many tokens as it asks for; else a copy that asks for as many as
+        there is room for."""
+        room, wanted = self.settings.max_context_tokens - len(prompt), request.max_tokens
+        return request if wanted is None or wanted <= room else replace(request, max_tokens=max(1, room))
 
     async def choices(
         self,
         http: HttpRequest,
-        body: Common,
+        request: GenerationRequest,
         prompts: list[tuple[int, ...]],
         n: int,
         chat: PreparedChat | None = None,
-        *,
-        grammar: Grammar | None,
-        ends: tuple[int, ...] = (),
     ) -> list[ChoiceStream]:
-        """Return the choices to generate. `ends` are token ids that end the answers beside those that the model and the body
-        name. Raises RequestError."""
+        """Return the choices to generate. Raises RequestError."""
         request_params.check_generates(self.settings)
-        make = partial(self._choices, http, body, prompts, n, chat=chat, grammar=grammar, ends=ends)
-        return await self.aside(http, at_once(make))
+        return await self.aside(http, at_once(partial(self._choices, http, request, prompts, n, chat)))
 
     def _choices(
         self,
         http: HttpRequest,
-        body: Common,
+        asked: GenerationRequest,
         prompts: list[tuple[int, ...]],
         n: int,
-        *,
         chat: PreparedChat | None,
-        grammar: Grammar | None,
-        ends: tuple[int, ...],
     ) -> list[ChoiceStream]:
-        tenant: Tenant = http.state.tenant
-        slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
-        hints, retain = hints_of(body.hints, body.prompt_cache_key, body.prompt_cache_retention)
+        slo = self._slo(http, asked.terms)
         choices: list[ChoiceStream] = []
-        field = "prompt" if chat is None else "messages"
-        common = self._sampling(body, chat, grammar, ends)
-        for prompt in self._shortened(body, prompts):
-            max_tokens = request_params.max_new_tokens(body, len(prompt), self.settings)
-            seed = request_params.seed_of_prompt(body)
+        common = request_params.to_sampling(asked, self.settings, self.tokenizer)
+        if chat is not None:
+            common = replace(common, grammar=chat.grammar, thinking=chat.thinking)
+        for prompt in self._shortened(asked, prompts):
+            max_tokens = request_params.max_new_tokens(asked, len(prompt), self.settings)
+            seed = request_params.seed_of_prompt(asked)
             sampling = replace(common, max_tokens=max_tokens, seed=seed)
             shared = SharedPrompt() if n > 1 else None
             for choice in range(n):
                 if choice:  # the prompt's tokens are scored once
                     sampling = replace(sampling, num_prompt_logprobs=-1)
                 seeded = replace(sampling, seed=request_params.seed_of_choice(sampling.seed or 0, choice))
-                request = self._request(http, body, slo, prompt, seeded, field, retain=retain)
-                request = replace(request, hints=hints, pictures=chat.pictures if chat is not None else ())
-                choices.append(self._choice(len(choices), request, body, chat, shared))
+                field, retain = asked.prompt_field, asked.retain
+                request = self._request(http, asked.terms, slo, prompt, seeded, field, retain=retain)
+                pictures = chat.pictures if chat is not None else ()
+                request = replace(request, hints=asked.hints, pictures=pictures)
+                choices.append(self._choice(len(choices), request, asked, chat, shared))
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
         return choices
 
-    def _shortened(self, body: Common, prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Return the ends of the prompts, as far as the body wants them. Raises RequestError."""
-        if body.truncate_prompt_tokens is None:
+    def _slo(self, http: HttpRequest, terms: Terms) -> Slo:
+        header = http.headers.get("x-slo-class")
+        return self._access.slo(http.state.tenant, header, terms.service_tier, terms.priority)
+
+    def _shortened(self, request: GenerationRequest, prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Return the ends of the prompts, as far as the request wants them. Raises RequestError."""
+        if request.truncate_prompt_tokens is None:
             return prompts
-        num_wanted = max(1, request_params.wanted_tokens(body) or 1)
-        longest = max(1, self.settings.max_context_tokens - num_wanted)
-        most = most_tokens(body.truncate_prompt_tokens, longest)
+        longest = max(1, self.settings.max_context_tokens - (request.max_tokens or 1))
+        most = most_tokens(request.truncate_prompt_tokens, longest)
         around = self.tokenizer.encode("")
         return [shortened(prompt, most, around, keep_end=True) for prompt in prompts]
-
-    def _sampling(
-        self, body: Common, chat: PreparedChat | None, grammar: Grammar | None, ends: tuple[int, ...]
-    ) -> SamplingParams:
-        """Return what the sampling of all prompts has in common."""
-        sampling = request_params.to_sampling(body, self.settings, self.tokenizer)
-        return replace(
-            sampling,
-            grammar=grammar,
-            stop_token_ids=sampling.stop_token_ids + tuple(e for e in ends if e < self.settings.vocab_size),
-            thinking=sampling.thinking if chat is None else chat.thinking,
-        )
 
     def _choice(
         self,
         index: int,
         request: Request,
-        body: Common,
+        asked: GenerationRequest,
         chat: PreparedChat | None,
         shared: SharedPrompt | None,
     ) -> ChoiceStream:
         hidden = chat.hidden_tokens if chat else None
-        skips_special = body.skip_special_tokens and hidden is None
-        stops = self._stops(body, hidden, skips_special=skips_special)
+        skips_special = asked.skip_special_tokens and hidden is None
+        stops = self._stops(asked, hidden, skips_special=skips_special)
         return ChoiceStream(
             index,
             request,
@@ -266,24 +249,26 @@ class Answering:
             ),
             parser=chat.new_parser(stops) if chat else PlainParser(stops),
             stops=stops,
-            prompt_only=body.max_tokens == 0,
+            prompt_only=asked.max_tokens == 0,
             shared=shared,
         )
 
-    def _stops(self, body: Common, hidden: frozenset[int] | None, *, skips_special: bool) -> StopStrings:
+    def _stops(
+        self, request: GenerationRequest, hidden: frozenset[int] | None, *, skips_special: bool
+    ) -> StopStrings:
         """Return a sequence's stop strings. The special tokens that its text leaves out can be named in them."""
-        special = self.tokenizer.special_tokens.items() if body.stops else ()
+        special = self.tokenizer.special_tokens.items() if request.stops else ()
         return StopStrings(
-            body.stops,
+            request.stops,
             hidden={text: token for text, token in special if skips_special or token in (hidden or ())},
-            include=body.include_stop_str_in_output,
-            min_tokens=body.min_tokens,
+            include=request.include_stop,
+            min_tokens=request.min_tokens,
         )
 
     async def vectors(
         self,
         http: HttpRequest,
-        body: ModelRequest,
+        terms: Terms,
         prompts: Sequence[tuple[int, ...]],
         field: str,
         seconds: Sequence[int] = (),
@@ -306,13 +291,13 @@ class Answering:
                 field=field,
                 code="context_length_exceeded",
             )
-        slo = self._access.slo(tenant, http.headers.get("x-slo-class"), body.service_tier, body.priority)
+        slo = self._slo(http, terms)
         sampling = SamplingParams(temperature=0.0, seed=0, max_tokens=1, pooling=settings.pooling.kind)
         choices = [
             ChoiceStream(
                 index,
                 self._request(
-                    http, body, slo, prompt, replace(sampling, second_text_at=second), field, retain=False
+                    http, terms, slo, prompt, replace(sampling, second_text_at=second), field, retain=False
                 ),
                 TextStream(self.tokenizer, ()),
                 prompt_only=True,
@@ -324,7 +309,7 @@ class Answering:
     def _request(
         self,
         http: HttpRequest,
-        body: ModelRequest,
+        terms: Terms,
         slo: Slo,
         prompt: tuple[int, ...],
         sampling: SamplingParams,
@@ -341,8 +326,8 @@ class Answering:
             sampling=sampling,
             reply_to=self._generator.address,
             slo=slo,
-            salt=tenant.salt(body.cache_salt),
-            adapter=request_params.adapter_of(body.model, self.settings),
+            salt=tenant.salt(terms.cache_salt),
+            adapter=request_params.adapter_of(terms.model, self.settings),
             arrival_s=http.state.arrival_s,
             tenant=tenant.name,
             weight=tenant.rules.weight,
@@ -359,12 +344,12 @@ class Answering:
                 found[piece.index] = np.frombuffer(piece.token.embedding, "<f4")
         return [found[index] for index in range(len(choices))]
 
-    async def check_grammar(self, body: Common, grammar: Grammar | None) -> None:
+    async def check_grammar(self, request: GenerationRequest, grammar: Grammar | None) -> None:
         """Raise RequestError where the answer cannot be held to the grammar."""
         if grammar is None:
             return
-        field = request_params.constrained_by(body)
-        request_params.check_constrainable(body, field, self.settings)
+        field = request.constrained_by
+        request_params.check_constrainable(request, field, self.settings)
         if self._grammars is None:
             raise RequestError(f"{field}: this server's tokenizer cannot be constrained", field=field)
         await self._grammars.check(grammar.text, field)

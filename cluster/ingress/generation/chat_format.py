@@ -4,19 +4,11 @@ import secrets
 import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-from cluster.ingress.bodies.request_bodies import ChatRequest, Message
-from cluster.ingress.bodies.structured import answer_schema, grammar_of
-from cluster.ingress.bodies.tool_bodies import (
-    AllowedChatTools,
-    NamedTool,
-    Tool,
-    ToolChoice,
-)
 from cluster.ingress.delivery.generator import ChatTokenizer
-from cluster.ingress.generation.request_params import ApiSettings, chat_prompt
+from cluster.ingress.generation.prompt_length import check_counted, check_length
+from cluster.ingress.generation.request_params import ApiSettings
 from cluster.ingress.images.image_intake import Seen, pictures_of
 from cluster.ingress.parsers.call_formats import markup_of
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
@@ -24,6 +16,14 @@ from cluster.ingress.parsers.harmony_grammar import harmony_grammar
 from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, make_parser
 from cluster.ingress.parsers.output_events import OutputParser
 from cluster.ingress.parsers.stop_strings import StopStrings
+from cluster.ingress.requests.conversation import (
+    CallChoice,
+    ChatConversation,
+    ChatMessage,
+    DeclaredTool,
+    top_field,
+)
+from cluster.ingress.requests.generation_request import AnswerForm, GenerationRequest
 from cluster.ingress.templates.chat_template import ChatTemplate
 from cluster.ingress.templates.reasoning_effort import ReasoningEfforts, TakenEffort
 from core.errors import RequestError
@@ -33,6 +33,14 @@ from core.types import Grammar, ThinkingBudget
 _TAIL_TOKENS = 16
 """The number of tokens at the prompt's end that tell whether it ends within the reasoning."""
 _LETTERS = string.ascii_letters + string.digits
+_TEMPLATE_RESERVED = {
+    "self",
+    *("messages", "conversation", "tools", "documents", "chat_template"),
+    *("add_generation_prompt", "continue_final_message", "return_assistant_tokens_mask"),
+    *("template_name", "tokenize", "tokenizer_kwargs", "sanitize_control_tokens"),
+    *("padding", "truncation", "max_length", "return_tensors", "return_dict"),
+}
+"""What a client may not set through chat_template_kwargs: above all the template, which is a program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,12 +99,11 @@ class ChatFormat:
         letters = "".join(secrets.choice(_LETTERS) for _ in range(9 if short else 24))
         return letters if short else f"call_{letters}"
 
-    def prepare(self, body: ChatRequest) -> PreparedChat:
+    def prepare(self, conversation: ChatConversation, request: GenerationRequest) -> PreparedChat:
         """Prepare a conversation. Raises RequestError."""
-        body = _narrowed(body)
-        tools = self._callable_tools(body)
-        seen = self._seen(body, tools, is_counted=False)
-        if seen.pictures and body.truncate_prompt_tokens is not None:
+        tools, choice = self._callable_tools(conversation), conversation.tool_choice
+        seen = self._seen(conversation, tools, request)
+        if seen.pictures and request.truncate_prompt_tokens is not None:
             raise RequestError(
                 "truncate_prompt_tokens does not go with pictures: it could cut one",
                 field="truncate_prompt_tokens",
@@ -104,74 +111,75 @@ class ChatFormat:
             )
         prompt = seen.prompt
         opened = self._prompt_ends_with(prompt, 0)
-        grammar = self._grammar(body, tools, prompt, opened=opened)
-        one_call = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
+        grammar = self._grammar(request, tools, choice, prompt, opened=opened)
         return PreparedChat(
             prompt=prompt,
             formats=self.formats,
             opened=opened,
-            schemas={tool.function.name: tool.function.parameters or {} for tool in tools} if tools else None,
-            max_calls=1 if tools and one_call else None,
-            hidden_tokens=self._hidden[bool(tools)] if body.skip_special_tokens else None,
-            thinking=self._budget(body.thinking_token_budget, opened=opened, cut=grammar is not None),
+            schemas={tool.name: tool.parameters or {} for tool in tools} if tools else None,
+            max_calls=1 if tools and choice.one_call else None,
+            hidden_tokens=self._hidden[bool(tools)] if request.skip_special_tokens else None,
+            thinking=self._budget(request.thinking_tokens, opened=opened, cut=grammar is not None),
             grammar=grammar,
             pictures=seen.pictures,
-            effort=self._effort(body),
+            effort=self._effort(conversation),
         )
 
-    def prompt_of(self, body: ChatRequest) -> tuple[int, ...]:
+    def prompt_of(self, conversation: ChatConversation) -> tuple[int, ...]:
         """Return a conversation's tokens, also where they are more than the context has room for. Raises RequestError."""
-        body = _narrowed(body)
-        return self._seen(body, self._callable_tools(body), is_counted=True).prompt
+        return self._seen(conversation, self._callable_tools(conversation), None).prompt
 
-    def _seen(self, body: ChatRequest, tools: Sequence[Tool], *, is_counted: bool) -> Seen:
-        """Return the prompt and its pictures. Raises RequestError."""
-        self._check_messages(body)
-        rendered = [tool.model_dump(exclude_unset=True) for tool in tools] or None
-        arguments = {**self._effort(body).arguments, **(body.chat_template_kwargs or {})}
-        shown = partial(self._shown, body.messages)
-        prompt = chat_prompt(
-            body,
-            rendered,
+    def _seen(
+        self, conversation: ChatConversation, tools: Sequence[DeclaredTool], request: GenerationRequest | None
+    ) -> Seen:
+        """Return the prompt and its pictures. `request` is None where only the prompt's length is wanted, which may be more than
+        the context's. Raises RequestError."""
+        messages = conversation.messages
+        self._check_pictures(messages)
+        if conversation.goes_on_by:
+            self._check_final_message(messages[-1], conversation.goes_on_by)
+        text, field = self._text(conversation, tools), top_field(messages[-1].place)
+        if request is None:
+            check_counted(text, field, self._max_context_tokens)
+        elif request.truncate_prompt_tokens is None:
+            check_length(text, field, self._tokenizer, self._max_context_tokens)
+        pictures = self._pictures if pictures_of(messages) else None
+        shown = text if pictures is None else pictures.in_text(text)
+        prompt = tuple(self._tokenizer.encode(shown, add_special_tokens=False))
+        if not prompt:
+            raise RequestError("the conversation renders to no tokens", field=field)
+        return Seen(prompt, ()) if pictures is None else pictures.take_in(messages, prompt)
+
+    def _text(self, conversation: ChatConversation, tools: Sequence[DeclaredTool]) -> str:
+        """Return what the template makes of a conversation. Raises RequestError."""
+        arguments = {**self._effort(conversation).arguments, **conversation.template_arguments}
+        if reserved := _TEMPLATE_RESERVED.intersection(arguments):
+            raise RequestError(
+                f"chat_template_kwargs: {min(reserved)!r} cannot be set there", field="chat_template_kwargs"
+            )
+        return self._template.render(
+            conversation.messages,
+            [tool.shown for tool in tools] or None,
             arguments,
-            self._template,
-            self._tokenizer,
-            self._max_context_tokens,
-            shown=shown,
-            is_counted=is_counted,
+            adds_prompt=conversation.begins_answer,
+            goes_on=bool(conversation.goes_on_by),
         )
-        if self._pictures is None or not pictures_of(body.messages):
-            return Seen(prompt, ())
-        return self._pictures.take_in(body.messages, prompt)
 
-    def _check_messages(self, body: ChatRequest) -> None:
-        self._check_pictures(body.messages)
-        if body.continue_final_message:
-            self._check_final_message(body)
-
-    def _shown(self, messages: Sequence[Message], text: str) -> str:
-        """Return the messages' text as it is tokenized."""
-        has_pictures = self._pictures is not None and pictures_of(messages)
-        return self._pictures.in_text(text) if self._pictures is not None and has_pictures else text
-
-    def _check_pictures(self, messages: Sequence[Message]) -> None:
+    def _check_pictures(self, messages: Sequence[ChatMessage]) -> None:
         """Raise RequestError where there are any and the model reads text alone. Its chat template would fail on them."""
         if self._pictures is None and (found := pictures_of(messages)):
             raise RequestError(
-                f"{found[0][0]}: the model {self._model_name!r} reads no pictures here",
-                field="messages",
+                f"{found[0].place}: the model {self._model_name!r} reads no pictures here",
+                field=top_field(found[0].place),
                 code="unsupported_parameter",
             )
 
-    def _check_final_message(self, body: ChatRequest) -> None:
+    def _check_final_message(self, last: ChatMessage, field: str) -> None:
         """Raise RequestError where the last message cannot be gone on with."""
-        last, field = body.messages[-1], "continue_final_message"
-        if last.role != "assistant" or last.tool_calls or not (last.text or "").strip():
+        if last.role != "assistant" or last.calls or not last.text.strip():
             raise RequestError(
                 f"{field}: the last message must be the assistant's, with text and without calls", field=field
             )
-        if body.add_generation_prompt and "add_generation_prompt" in body.model_fields_set:
-            raise RequestError(f"{field} does not go with add_generation_prompt=true", field=field)
         if self.formats.is_harmony:
             raise RequestError(
                 f"{field}: an answer on gpt-oss's channels cannot be gone on with",
@@ -179,21 +187,18 @@ class ChatFormat:
                 code="unsupported_parameter",
             )
 
-    def _callable_tools(self, body: ChatRequest) -> list[Tool]:
-        """Return the tools to show, or None where `tool_choice` forbids calls: a model that is not shown a tool does not call
-        it."""
-        tools, choice = body.tools or [], body.tool_choice
-        names = [tool.function.name for tool in tools]
+    def _callable_tools(self, conversation: ChatConversation) -> Sequence[DeclaredTool]:
+        """Return the tools to show: none where `tool_choice` forbids calls. A model that is not shown a tool does not call it."""
+        tools, choice = conversation.tools, conversation.tool_choice
+        names = [tool.name for tool in tools]
         if doubled := next((name for name in names if names.count(name) > 1), None):
             raise RequestError(f"two tools are called {doubled!r}", field="tools")
-        if isinstance(choice, NamedTool) and choice.function.name not in names:
-            raise RequestError(
-                f"tool_choice names {choice.function.name!r}, which is no tool", field="tool_choice"
-            )
-        if choice == "required" and not tools:
+        if choice.name and choice.name not in names:
+            raise RequestError(f"tool_choice names {choice.name!r}, which is no tool", field="tool_choice")
+        if choice.mode == "required" and not tools:
             raise RequestError("tool_choice is 'required', but there are no tools", field="tool_choice")
-        if not tools or choice == "none":
-            return []
+        if not tools or choice.mode == "none":
+            return ()
         if self.formats.tools == "none":
             raise RequestError(
                 f"this model's chat template {self._template.problem}; the server's operator can set "
@@ -204,17 +209,26 @@ class ChatFormat:
         return tools
 
     def _grammar(
-        self, body: ChatRequest, tools: Sequence[Tool], prompt: tuple[int, ...], *, opened: bool
+        self,
+        request: GenerationRequest,
+        tools: Sequence[DeclaredTool],
+        choice: CallChoice,
+        prompt: tuple[int, ...],
+        *,
+        opened: bool,
     ) -> Grammar | None:
-        """Return the grammar that `response_format`, `structured_outputs`, a forced call or a strict tool ask for. The reasoning
-        before it is free. None means that the whole answer is."""
-        must_call = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
+        """Return the grammar that the answer's form, a forced call or a strict tool ask for. The reasoning before it is free.
+        None means that the whole answer is."""
+        form = request.form
+        if tools and form is not None and form.schema is None:
+            raise RequestError(f"{form.field} and tools exclude each other", field=form.field)
         if self.formats.is_harmony:
-            return self._channels_grammar(body, tools, must_call=must_call)
-        if tools and (must_call or any(tool.function.strict for tool in tools) or body.is_structured):
-            text = self._call_grammar(body, tools, must_call=must_call)
+            return self._channels_grammar(request, tools, choice)
+        must_call = choice.mode == "required"
+        if tools and (must_call or any(tool.strict for tool in tools) or form is not None):
+            text = self._call_grammar(form, tools, choice)
         else:
-            text = grammar_of(body.response_format, body.structured_outputs)
+            text = "" if form is None else form.grammar
         if not text:
             return None
         begin, end = (self._known_ids(mark) for mark in THINK_MARKS.get(self.formats.reasoning, ("", "")))
@@ -222,7 +236,7 @@ class ChatFormat:
             if len(end) != 1:
                 raise RequestError(
                     "this model has no token that ends its reasoning, so what follows cannot be constrained",
-                    field="response_format",
+                    field=request.constrained_by,
                     code="unsupported_parameter",
                 )
             return Grammar(text=text, think_end=end[0])
@@ -231,19 +245,17 @@ class ChatFormat:
         return Grammar(text=text)
 
     def _channels_grammar(
-        self, body: ChatRequest, tools: Sequence[Tool], *, must_call: bool
+        self, request: GenerationRequest, tools: Sequence[DeclaredTool], choice: CallChoice
     ) -> Grammar | None:
         """The same over gpt-oss's channels, of the whole turn: what is said on `analysis` is free within it."""
-        if tools and body.structured_outputs is not None:
-            raise _exclusive()
-        answer = grammar_of(body.response_format, body.structured_outputs)
-        if not answer and not must_call and not any(tool.function.strict for tool in tools):
+        answer, must_call = "" if request.form is None else request.form.grammar, choice.mode == "required"
+        if not answer and not must_call and not any(tool.strict for tool in tools):
             return None
-        special, callables = self._tokenizer.special_tokens, _callables(tools, body.tool_choice)
+        special, callables = self._tokenizer.special_tokens, _callables(tools, choice)
         try:
             text = harmony_grammar(special, callables, must_call=must_call, answer=answer)
         except ValueError as error:
-            field = "tool_choice" if must_call else "response_format"
+            field = "tool_choice" if must_call else request.constrained_by
             raise RequestError(
                 f"gpt-oss's channels cannot be constrained with this model: {error}",
                 field=field,
@@ -251,30 +263,28 @@ class ChatFormat:
             ) from None
         return Grammar(text=text)
 
-    def _call_grammar(self, body: ChatRequest, tools: Sequence[Tool], *, must_call: bool) -> str:
-        callables = _callables(tools, body.tool_choice)
+    def _call_grammar(
+        self, form: AnswerForm | None, tools: Sequence[DeclaredTool], choice: CallChoice
+    ) -> str:
+        callables = _callables(tools, choice)
         names = [tool.name for tool in callables]
         template, special = self._tokenizer.template, self._tokenizer.special_tokens
         markup = markup_of(self.formats.tools, names, special, template)
         assert markup is not None, "harmony has a grammar of its own"
-        if body.structured_outputs is not None:
-            raise _exclusive()
-        one_call = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
-        answer = answer_schema(body.response_format)
         try:
             return call_grammar(
                 markup,
                 callables,
-                must_call=must_call,
-                one_call=one_call,
-                answer=answer,
+                must_call=choice.mode == "required",
+                one_call=choice.one_call,
+                answer=None if form is None else form.schema,
                 reasons=self.formats.reasoning != "none",
             )
         except ValueError as error:
             raise RequestError(f"tools: {error}", field="tools") from None
 
-    def _effort(self, body: ChatRequest) -> TakenEffort:
-        return TakenEffort() if body.reasoning_effort is None else self._efforts.of(body.reasoning_effort)
+    def _effort(self, conversation: ChatConversation) -> TakenEffort:
+        return TakenEffort() if conversation.effort is None else self._efforts.of(conversation.effort)
 
     def _budget(self, max_tokens: int | None, *, opened: bool, cut: bool) -> ThinkingBudget | None:
         """Return the budget of the reasoning. `cut` forces nothing behind the reasoning's end, where a grammar begins."""
@@ -316,25 +326,10 @@ class ChatFormat:
         return frozenset(special[text] for text in special.keys() - of_markup) if of_markup else None
 
 
-def _callables(tools: Sequence[Tool], choice: ToolChoice | None) -> list[CallableTool]:
+def _callables(tools: Sequence[DeclaredTool], choice: CallChoice) -> list[CallableTool]:
     """Return the tools that may be called: the named one, or all."""
-    functions = [tool.function for tool in tools]
-    if isinstance(choice, NamedTool):
-        functions = [function for function in functions if function.name == choice.function.name]
-    return [CallableTool(name=f.name, schema=f.parameters or {}, strict=bool(f.strict)) for f in functions]
-
-
-def _narrowed(body: ChatRequest) -> ChatRequest:
-    """Return `body` with the tools that its `tool_choice` allows, and the mode of that in its place. Raises RequestError."""
-    if not isinstance(body.tool_choice, AllowedChatTools):
-        return body
-    subset = body.tool_choice.allowed_tools
-    allowed = {tool.function.name for tool in subset.tools}
-    tools = [tool for tool in body.tools or () if tool.function.name in allowed]
-    if unknown := allowed - {tool.function.name for tool in tools}:
-        raise RequestError(f"tool_choice allows {min(unknown)!r}, which is no tool", field="tool_choice")
-    return body.model_copy(update={"tools": tools, "tool_choice": subset.mode})
-
-
-def _exclusive() -> RequestError:
-    return RequestError("structured_outputs and tools exclude each other", field="structured_outputs")
+    return [
+        CallableTool(name=tool.name, schema=tool.parameters or {}, strict=bool(tool.strict))
+        for tool in tools
+        if choice.name in ("", tool.name)
+    ]

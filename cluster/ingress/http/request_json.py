@@ -42,6 +42,14 @@ def parse_json(body: bytes) -> dict[str, Any]:
     return value
 
 
+def object_of(arguments: str) -> dict[str, Any]:
+    """Return a call's arguments. What a model wrote in place of an object stands under `text`, so that nothing is lost."""
+    try:
+        return parse_json(arguments.encode() or b"{}")
+    except RequestError:
+        return {"text": arguments}
+
+
 def _in_words(error: str) -> str:
     """Say what is wrong with a body that the parser has refused."""
     where = error[error.rfind(" at line") :]

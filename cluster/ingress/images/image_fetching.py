@@ -7,12 +7,13 @@ import asyncio
 import base64
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import httpx
 
-from cluster.ingress.bodies.request_bodies import ImagePart, Message
 from cluster.ingress.images.image_intake import checked_pictures, refused
 from cluster.ingress.images.public_addresses import is_public
+from cluster.ingress.requests.conversation import ChatMessage, MessageImage
 from core.config.image_config import PictureConfig
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -33,11 +34,11 @@ class PictureFetcher:
         self._hosts = frozenset(host.lower() for host in limits.url_hosts)
         self._tls = httpx.create_ssl_context()
 
-    async def with_data(self, messages: Sequence[Message]) -> list[Message] | None:
+    async def with_data(self, messages: Sequence[ChatMessage]) -> list[ChatMessage] | None:
         """Return the messages with each http(s) URL replaced by a data URL of what it names; None where there is none. Raises
         RequestError."""
         shown = checked_pictures(messages, self._limits)
-        places = {picture.url: where for where, picture in shown if _is_remote(picture.url)}
+        places = {picture.url: picture.place for picture in shown if _is_remote(picture.url)}
         if not places:
             return None
         try:
@@ -124,13 +125,11 @@ def _is_remote(url: str) -> bool:
     return url[:8].lower().startswith(("http://", "https://"))
 
 
-def _replaced(message: Message, data: dict[str, str]) -> Message:
-    if not message.has_pictures or not isinstance(message.content, list):
+def _replaced(message: ChatMessage, data: dict[str, str]) -> ChatMessage:
+    if not message.has_images:
         return message
-    parts = [_fetched(part, data) if isinstance(part, ImagePart) else part for part in message.content]
-    return message.model_copy(update={"content": parts})
-
-
-def _fetched(part: ImagePart, data: dict[str, str]) -> ImagePart:
-    url = data.get(part.image_url.url, part.image_url.url)
-    return part.model_copy(update={"image_url": part.image_url.model_copy(update={"url": url})})
+    parts = (
+        replace(part, url=data.get(part.url, part.url)) if isinstance(part, MessageImage) else part
+        for part in message.parts
+    )
+    return replace(message, content=tuple(parts))

@@ -6,7 +6,7 @@ import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.ingress.bodies.request_bodies import ImagePart, ImageUrl, Message
+from cluster.ingress.requests.conversation import ChatMessage, MessageImage, top_field
 from core.config.image_config import PictureConfig
 from core.errors import RequestError
 from core.prompt_pictures import Picture
@@ -20,7 +20,6 @@ from models.vision.picture_reader import (
 )
 
 _BASE64 = ";base64"
-_FIELD = "messages"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +38,7 @@ class PictureIntake:
         """Return a conversation's text as it is tokenized: with what the model has around each picture."""
         return self._reader.in_text(text)
 
-    def take_in(self, messages: Sequence[Message], prompt: Sequence[int]) -> Seen:
+    def take_in(self, messages: Sequence[ChatMessage], prompt: Sequence[int]) -> Seen:
         """Return the prompt with its pictures. `prompt` has one token for each of them, as the chat template writes it. Raises
         RequestError."""
         shown = checked_pictures(messages, self._limits)
@@ -49,21 +48,21 @@ class PictureIntake:
             raise RequestError(
                 f"the chat template makes {len(places)} placeholders of {len(shown)} pictures: a message has text that stands "
                 "for a picture, or a picture where this model takes none",
-                field=_FIELD,
+                field=top_field(shown[0].place),
             )
-        taken = [self._taken(where, picture) for where, picture in shown]
+        taken = [self._taken(picture) for picture in shown]
         return _spliced(prompt, places, taken, self._reader.token_id)
 
-    def _taken(self, where: str, shown: ImageUrl) -> tuple[bytes, PictureLayout]:
+    def _taken(self, shown: MessageImage) -> tuple[bytes, PictureLayout]:
         """Return the picture and how it stands in a prompt."""
-        data = self._data(where, shown.url)
+        data = self._data(shown.place, shown.url)
         try:
             image = open_picture(data, self._limits.max_pixels)
-            if shown.detail == "low" and max(image.size) > LOW_DETAIL_PIXELS:
+            if shown.is_small and max(image.size) > LOW_DETAIL_PIXELS:
                 data, image = at_low_detail(image)
             return data, self._reader.layout(image)
         except UnreadablePicture as error:
-            raise refused(where, f"the picture cannot be read: {error}") from None
+            raise refused(shown.place, f"the picture cannot be read: {error}") from None
 
     def _data(self, where: str, url: str) -> bytes:
         head, comma, text = url.partition(",")
@@ -88,26 +87,21 @@ class PictureIntake:
         return data
 
 
-def checked_pictures(messages: Sequence[Message], limits: PictureConfig) -> list[tuple[str, ImageUrl]]:
-    """Return each picture behind the place of its URL, in order. Raises RequestError where there are too many."""
+def checked_pictures(messages: Sequence[ChatMessage], limits: PictureConfig) -> list[MessageImage]:
+    """Return the pictures in order. Raises RequestError where there are too many."""
     found = pictures_of(messages)
     if len(found) > limits.max_per_request:
         raise RequestError(
             f"{len(found)} pictures exceed this server's limit of {limits.max_per_request} (pictures.max_per_request)",
-            field=_FIELD,
+            field=top_field(found[0].place),
         )
     return found
 
 
-def pictures_of(messages: Sequence[Message]) -> list[tuple[str, ImageUrl]]:
-    """Return each picture behind the place of its URL, in order."""
-    return [
-        (f"messages[{index}].content[{number}].image_url.url", part.image_url)
-        for index, message in enumerate(messages)
-        if isinstance(message.content, list)
-        for number, part in enumerate(message.content)
-        if isinstance(part, ImagePart)
-    ]
+def pictures_of(messages: Sequence[ChatMessage]) -> list[MessageImage]:
+    """Return the pictures in order."""
+    contents = (message.content for message in messages if message.has_images)
+    return [part for content in contents for part in content if isinstance(part, MessageImage)]
 
 
 def _spliced(
@@ -140,4 +134,4 @@ def _runs(tokens: Sequence[int], token_id: int, first: int) -> tuple[tuple[int, 
 
 
 def refused(where: str, why: str) -> RequestError:
-    return RequestError(f"{where}: {why}", field=_FIELD)
+    return RequestError(f"{where}: {why}", field=top_field(where))

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from cluster.ingress.bodies.request_bodies import Common, CompletionRequest
 from cluster.ingress.delivery.beam_search import BeamParams
-from cluster.ingress.generation.request_params import ApiSettings, constrained_by
+from cluster.ingress.generation.request_params import ApiSettings
+from cluster.ingress.openai.request_bodies import Common, CompletionRequest
+from cluster.ingress.requests.generation_request import GenerationRequest
 from core.errors import RequestError
 from core.types import Grammar
 
@@ -44,7 +45,9 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def beams_of(body: Common, width: int, grammar: Grammar | None, settings: ApiSettings) -> BeamParams | None:
+def beams_of(
+    body: Common, request: GenerationRequest, width: int, grammar: Grammar | None, settings: ApiSettings
+) -> BeamParams | None:
     """None where no beam search is asked for. `width`: `best_of`, or `n`. Raises RequestError, naming the field."""
     if not body.use_beam_search:
         for name, neutral in (("length_penalty", 1.0), ("early_stopping", False)):
@@ -55,7 +58,7 @@ def beams_of(body: Common, width: int, grammar: Grammar | None, settings: ApiSet
         if refuses(getattr(body, name, None)):
             raise RequestError(f"{name} does not go with use_beam_search: {why}", field=name)
     if grammar is not None:
-        name = constrained_by(body)
+        name = request.constrained_by
         raise RequestError(f"{name} does not go with use_beam_search: {_NO_SHAPING}", field=name)
     if isinstance(body, CompletionRequest):
         _check_completion(body)

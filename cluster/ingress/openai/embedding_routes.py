@@ -10,19 +10,18 @@ import numpy as np
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
-from cluster.ingress.bodies.request_bodies import (
-    MAX_TEXTS,
-    EmbeddingRequest,
-    ModelRequest,
-    Prompts,
-    RerankRequest,
-    ScoreRequest,
-)
 from cluster.ingress.generation import request_params
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.generation.prompt_length import check_length
 from cluster.ingress.generation.truncation import most_tokens, shortened
 from cluster.ingress.http.http_route import HttpRoute
+from cluster.ingress.openai.request_bodies import (
+    MAX_TEXTS,
+    EmbeddingRequest,
+    ModelRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from cluster.ingress.tenants.fair_threads import Steps
 from core.errors import RequestError
 from models.pooling.pooling import Pooling
@@ -61,7 +60,9 @@ class EmbeddingRoutes:
             http, body.input, "input", add_special_tokens=body.add_special_tokens, is_cut=is_cut
         )
         prompts = self._shortened(body, prompts)
-        vectors = self._finished(await self._answering.vectors(http, body, prompts, "input"), body.dimensions)
+        vectors = self._finished(
+            await self._answering.vectors(http, body.terms, prompts, "input"), body.dimensions
+        )
         data = [
             {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
             for index, vector in enumerate(vectors)
@@ -112,13 +113,13 @@ class EmbeddingRoutes:
         A scorer says how well; else it is the cosine of the two vectors."""
         if (scorer := self._scorer) is None:
             prompts = await self._prompts(http, [*first, *second], field)
-            vectors = await self._answering.vectors(http, body, prompts, field)
+            vectors = await self._answering.vectors(http, body.terms, prompts, field)
             pairs = zip(_repeated(vectors[: len(first)], len(second)), vectors[len(first) :], strict=True)
             return [_cosine(*pair) for pair in pairs], prompts
         pairs = list(zip(_repeated(first, len(second)), second, strict=True))
         encoded = await self._answering.aside(http, lambda: self._encoded(pairs, field))
         prompts = [tuple(ids) for ids, _ in encoded]
-        vectors = await self._answering.vectors(http, body, prompts, field, [at for _, at in encoded])
+        vectors = await self._answering.vectors(http, body.terms, prompts, field, [at for _, at in encoded])
         return [_sigmoid(float(one[0])) if scorer.sigmoid else float(one[0]) for one in vectors], prompts
 
     def _encoded(self, pairs: Sequence[tuple[str, str]], field: str) -> Steps[list[tuple[list[int], int]]]:
@@ -139,7 +140,7 @@ class EmbeddingRoutes:
     async def _prompts(
         self,
         http: HttpRequest,
-        texts: Prompts,
+        texts: request_params.Prompts,
         field: str,
         *,
         add_special_tokens: bool = True,

@@ -6,10 +6,11 @@ from typing import Annotated, Any, ClassVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import Response
-from pydantic import Field
+from pydantic import Field, WithJsonSchema
 
-from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything, is_one_of, validate
-from cluster.ingress.bodies.request_bodies import CompletionRequest, Stops
+from cluster.ingress.bodies import request_fields as fields
+from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything, is_one_of
+from cluster.ingress.bodies.cache_hints import CacheHintsBody, hints_of
 from cluster.ingress.generation import request_params
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.generation.body_shape import Json
@@ -17,6 +18,7 @@ from cluster.ingress.generation.choices import TextPiece
 from cluster.ingress.generation.prompt_length import beyond_context, check_length
 from cluster.ingress.http.http_route import HttpRoute
 from cluster.ingress.openai.fill_in_middle import FillInMiddle, fill_in_middle
+from cluster.ingress.requests.generation_request import GenerationRequest, Terms
 from cluster.ingress.tenants.fair_threads import at_once
 from core.types import FinishReason
 
@@ -57,34 +59,43 @@ class InfillRequest(Strict):
     """What the model is to go on with behind the prefix: the beginning of the line that the cursor is in."""
     n_predict: Annotated[int, Field(ge=-1)] | None = None
     stream: bool | None = None
-    stop: Stops | None = None
+    stop: fields.Stops | None = None
     seed: Annotated[int, Field(ge=-1)] | None = None
-    repeat_penalty: float | None = None
-    # As in completions, which check them.
-    temperature: Any = None
-    top_k: Any = None
-    top_p: Any = None
-    min_p: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    ignore_eos: Any = None
-    cache_hints: Any = None
+    repeat_penalty: Annotated[fields.RepetitionPenalty | None, fields.ANY_NUMBER] = None
+    temperature: Annotated[fields.Temperature | None, fields.ANY_VALUE] = None
+    top_k: Annotated[fields.TopK | None, fields.ANY_VALUE] = None
+    top_p: Annotated[fields.Probability | None, fields.ANY_VALUE] = None
+    min_p: Annotated[fields.MinP | None, fields.ANY_VALUE] = None
+    presence_penalty: Annotated[fields.Penalty | None, fields.ANY_VALUE] = None
+    frequency_penalty: Annotated[fields.Penalty | None, fields.ANY_VALUE] = None
+    ignore_eos: Annotated[bool | None, fields.ANY_VALUE] = None
+    cache_hints: Annotated[CacheHintsBody | None, WithJsonSchema({"title": "Cache Hints"})] = None
+
+    @property
+    def repetition_penalty(self) -> float | None:
+        return self.repeat_penalty
 
     @property
     def wanted(self) -> int | None:
         """The most tokens of the answer; None where that is open."""
         return None if self.n_predict == -1 else self.n_predict
 
-    def as_completion(self, model: str, room: int) -> CompletionRequest:
-        """Return the completion that it asks for. `room`: the tokens that the context has left. Raises RequestError."""
-        same = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
-        own: Json = {
-            name: getattr(self, name) for name in (*same, "ignore_eos", "cache_hints", "stream", "stop")
-        }
-        tokens = room if self.wanted is None else self.wanted
-        seed = None if self.seed == -1 else self.seed
-        own |= {"max_tokens": tokens, "seed": seed, "repetition_penalty": self.repeat_penalty}
-        return validate(CompletionRequest, {"model": model, "prompt": self.input_prefix, **own})
+    def generation(self, model: str, ends: tuple[int, ...]) -> GenerationRequest:
+        """Return how the answer is generated. `ends` are token ids that end it. Raises RequestError."""
+        hints, retain = hints_of(self.cache_hints, None, None)
+        return GenerationRequest(
+            terms=Terms(model),
+            prompt_field="input_prefix",
+            max_tokens=self.wanted,
+            sampling=fields.sampling_of(self),
+            seed=None if self.seed == -1 else self.seed,
+            stops=tuple(self.stop or ()),
+            ends=ends,
+            ignore_eos=bool(self.ignore_eos),
+            stream=bool(self.stream),
+            hints=hints,
+            retain=retain,
+        )
 
 
 class InfillRoutes:
@@ -100,11 +111,10 @@ class InfillRoutes:
         body = await answering.read(http, InfillRequest)
         request_params.check_model(body.model, answering.settings)
         filled = await answering.aside(http, at_once(lambda: self._filled(body)))
-        room = max(1, answering.settings.max_context_tokens - len(filled.prompt))
-        completion = body.as_completion(body.model or answering.settings.model_name, room)
-        choices = await answering.choices(http, completion, [filled.prompt], 1, grammar=None, ends=filled.end)
-        shape = InfillShape(completion.model, len(filled.prompt), stopped=lambda: choices[0].stops.found)
-        return await answering.answer(http, completion, choices, 1, shape)
+        request = body.generation(body.model or answering.settings.model_name, filled.end)
+        choices = await answering.choices(http, request, [filled.prompt], 1)
+        shape = InfillShape(request.terms.model, len(filled.prompt), stopped=lambda: choices[0].stops.found)
+        return await answering.answer(http, request, choices, 1, shape)
 
     def _filled(self, body: InfillRequest) -> FillInMiddle:
         """Return the prompt, without the first of the other files where all of them are too long. Raises RequestError."""

@@ -5,20 +5,13 @@ import json
 import time
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
-from cluster.ingress.bodies.request_bodies import (
-    ChatRequest,
-    Common,
-    CompletionRequest,
-    DetokenizeRequest,
-    TokenizeRequest,
-)
-from cluster.ingress.bodies.structured import grammar_of
 from cluster.ingress.generation import request_params
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.generation.choices import ChoiceStream
@@ -29,9 +22,17 @@ from cluster.ingress.openai.beam_requests import beams_of
 from cluster.ingress.openai.chat_bodies import ChatShape
 from cluster.ingress.openai.fill_in_middle import FillInMiddle, fill_in_middle
 from cluster.ingress.openai.openai_bodies import CompletionShape, Extras
-from cluster.ingress.tenants.fair_threads import Steps
+from cluster.ingress.openai.openai_requests import check_count, conversation_of, generation_of
+from cluster.ingress.openai.request_bodies import (
+    ChatRequest,
+    Common,
+    CompletionRequest,
+    DetokenizeRequest,
+    StreamOptions,
+    TokenizeRequest,
+)
+from cluster.ingress.tenants.fair_threads import Steps, at_once
 from core.errors import RequestError
-from core.types import Grammar
 
 
 class OpenAIRoutes:
@@ -51,35 +52,38 @@ class OpenAIRoutes:
         ]
 
     async def chat(self, http: HttpRequest) -> Response:
-        body = await self._answering.read(http, ChatRequest)
-        request_params.check_model(body.model, self._answering.settings)
-        n = request_params.check_count(body, 1, self._answering.settings)
-        chat = await self._answering.prepare(http, body)
-        beams = beams_of(body, n, chat.grammar, self._answering.settings)
-        choices = await self._answering.choices(http, body, [chat.prompt], n, chat, grammar=chat.grammar)
+        answering = self._answering
+        body = await answering.read(http, ChatRequest)
+        request_params.check_model(body.model, answering.settings)
+        n = check_count(body, 1, answering.settings)
+        conversation, request = await answering.aside(
+            http, at_once(lambda: (conversation_of(body), generation_of(body)))
+        )
+        chat = await answering.prepare(http, conversation, request)
+        beams = beams_of(body, request, n, chat.grammar, answering.settings)
+        choices = await answering.choices(http, request, [chat.prompt], n, chat)
         shape = ChatShape(
             f"chatcmpl-{uuid.uuid4().hex}",
             body.model,
-            self._answering.tokenizer,
+            answering.tokenizer,
             _extras(body, logprobs=bool(body.logprobs)),
             choices,
             1,
-            new_call_id=self._answering.chat_format.new_call_id,
+            new_call_id=answering.chat_format.new_call_id,
         )
-        return await self._answering.answer(http, body, choices, 1, shape, beams)
+        return await answering.answer(http, request, choices, 1, shape, beams)
 
     async def completions(self, http: HttpRequest) -> Response:
         body = await self._answering.read(http, CompletionRequest)
         request_params.check_model(body.model, self._answering.settings)
         num_prompts = len(request_params.items_of(body.prompt))
-        n = request_params.check_count(body, num_prompts, self._answering.settings)
+        n = check_count(body, num_prompts, self._answering.settings)
         prompts, ends = await self._answering.aside(http, lambda: self._prompts(body))
-        text = grammar_of(body.response_format, body.structured_outputs)
-        grammar = Grammar(text=text) if text else None
-        await self._answering.check_grammar(body, grammar)
-        beams = beams_of(body, n, grammar, self._answering.settings)
+        request = await self._answering.aside(http, at_once(lambda: replace(generation_of(body), ends=ends)))
+        await self._answering.check_grammar(request, request.grammar)
+        beams = beams_of(body, request, n, request.grammar, self._answering.settings)
         count = n if beams is None else body.n or 1
-        choices = await self._answering.choices(http, body, prompts, count, grammar=grammar, ends=ends)
+        choices = await self._answering.choices(http, request, prompts, count)
         echoes: dict[int, str] = {}
         if body.echo:
             echoes = await self._answering.aside(http, lambda: self._echoes(body, choices))
@@ -93,7 +97,7 @@ class OpenAIRoutes:
             echoes=echoes,
             num_best=body.n or 1,
         )
-        return await self._answering.answer(http, body, choices, len(prompts), shape, beams)
+        return await self._answering.answer(http, request, choices, len(prompts), shape, beams)
 
     def _echoes(self, body: CompletionRequest, choices: Sequence[ChoiceStream]) -> Steps[dict[int, str]]:
         """Return the prompts' texts, by choice."""
@@ -144,7 +148,8 @@ class OpenAIRoutes:
         if (body.prompt is None) == (body.messages is None):
             raise RequestError("give either prompt or messages", field="prompt")
         if body.prompt is None:
-            ids = list(await self._answering.prompt_of(http, body.as_chat))
+            conversation = await self._answering.aside(http, at_once(lambda: conversation_of(body.as_chat)))
+            ids = list(await self._answering.prompt_of(http, conversation))
         else:
             ids = await self._answering.tokens_of(http, body.prompt, special=body.add_special_tokens)
         return JSONResponse(
@@ -194,10 +199,11 @@ class OpenAIRoutes:
 
 
 def _extras(body: Common, *, logprobs: bool) -> Extras:
+    wanted = body.stream_options or StreamOptions()
     return Extras(
         logprobs=logprobs,
-        usage=body.wants_usage,
-        usage_everywhere=body.wants_usage_everywhere,
+        usage=bool(wanted.include_usage),
+        usage_everywhere=bool(wanted.continuous_usage_stats),
         token_ids=bool(body.return_token_ids),
         prompt_logprobs=body.prompt_logprobs,
     )

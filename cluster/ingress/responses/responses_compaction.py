@@ -3,13 +3,14 @@
 import time
 import uuid
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from fastapi import Request as HttpRequest
 from pydantic import Field
 
 from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything
-from cluster.ingress.bodies.cache_hints import CacheHintsBody
+from cluster.ingress.bodies.cache_hints import CacheHintsBody, Retention
+from cluster.ingress.bodies.request_fields import ANY_TEXT, ANY_VALUE, CacheKey, ServiceTier
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.responses.conversation_store import with_id
 from cluster.ingress.responses.responses_bodies import Json, ResponsesShape
@@ -18,6 +19,7 @@ from cluster.ingress.responses.responses_items import (
     InputItem,
     Item,
     MessageItem,
+    PlacedItem,
     compacted,
 )
 from cluster.ingress.responses.responses_requests import RESPONSES_NEUTRAL, ResponsesRequest
@@ -40,9 +42,9 @@ class CompactRequest(Strict):
     ) = None
     instructions: str | None = None
     previous_response_id: str | None = None
-    service_tier: str | None = None
-    prompt_cache_retention: Any = None
-    prompt_cache_key: Any = None
+    service_tier: Annotated[ServiceTier | None, ANY_TEXT] = None
+    prompt_cache_retention: Annotated[Retention | None, ANY_VALUE] = None
+    prompt_cache_key: Annotated[CacheKey | None, ANY_VALUE] = None
     cache_hints: CacheHintsBody | None = None
 
     @property
@@ -56,13 +58,13 @@ class CompactRequest(Strict):
 
 
 async def compaction(
-    http: HttpRequest, answering: Answering, body: CompactRequest, items: Sequence[Item]
+    http: HttpRequest, answering: Answering, body: CompactRequest, items: Sequence[PlacedItem]
 ) -> Json:
     """Return the compacted conversation. Raises RequestError."""
-    asked = [*items, MessageItem(role="user", content=_ASK)]
-    chat_body, chat = await prepared_turn(http, answering, body.as_response, asked)
-    fitting = answering.fitting(chat_body, chat.prompt)
-    choices = await answering.choices(http, fitting, [chat.prompt], 1, chat, grammar=chat.grammar)
+    asked = [*items, PlacedItem(MessageItem(role="user", content=_ASK), "input")]
+    request, chat = await prepared_turn(http, answering, body.as_response, asked)
+    fitting = answering.fitting(request, chat.prompt)
+    choices = await answering.choices(http, fitting, [chat.prompt], 1, chat)
     shape = ResponsesShape(
         {"output": []},
         new_call_id=answering.chat_format.new_call_id,
@@ -79,7 +81,7 @@ async def compaction(
             "the model wrote no summary: ask again, or shorten the conversation yourself", code="no_summary"
         )
     summary: Json = {"type": "compaction", "encrypted_content": compacted(text)}
-    said = [item.model_dump(exclude_none=True) for item in items if _is_users(item)]
+    said = [one.item.model_dump(exclude_none=True) for one in items if _is_users(one.item)]
     taken: set[str] = set()
     return {
         "id": f"resp_{uuid.uuid4().hex}",

@@ -2,21 +2,22 @@
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    Discriminator,
-    Field,
-    Tag,
-    TypeAdapter,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationInfo, field_validator, model_validator
 
 from cluster.ingress.bodies.body_model import Strict, note
-from cluster.ingress.bodies.request_bodies import Detail
+from cluster.ingress.bodies.request_fields import Detail
 from cluster.ingress.bodies.tool_bodies import FunctionName
+from cluster.ingress.requests.conversation import (
+    ChatMessage,
+    MessageCall,
+    MessageImage,
+    MessageText,
+    Part,
+    content_of,
+)
 
 Json = dict[str, Any]
 MAX_ITEMS = 4096
@@ -66,12 +67,12 @@ class SummaryText(Strict):
 ContentPart = Annotated[InputText | InputImage | OutputText | Refusal, Field(discriminator="type")]
 
 
-def text_of(part: ContentPart) -> str:
+def _part(part: ContentPart, place: str) -> Part:
     match part:
-        case InputImage():
-            return ""
+        case InputImage(image_url=url):
+            return MessageImage(url, place, part.detail == "low")
         case Refusal(refusal=text) | InputText(text=text) | OutputText(text=text):
-            return text
+            return MessageText(text)
 
 
 class MessageItem(_Item):
@@ -80,23 +81,12 @@ class MessageItem(_Item):
     content: str | list[ContentPart]
     phase: Literal["commentary", "final_answer"] | None = None
 
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(text_of(part) for part in self.content)
-
-    @property
-    def in_chat(self) -> str | list[Json]:
-        """The content as a chat's message has it: parts where there are pictures, else text."""
-        if isinstance(self.content, str) or not any(isinstance(part, InputImage) for part in self.content):
-            return self.text
-        return [
-            {"type": "image_url", "image_url": {"url": part.image_url, "detail": part.detail}}
-            if isinstance(part, InputImage)
-            else {"type": "text", "text": text_of(part)}
-            for part in self.content
-        ]
+    def message(self, place: str) -> ChatMessage:
+        content = self.content
+        if not isinstance(content, str):
+            parts = [_part(part, f"{place}.content[{at}].image_url") for at, part in enumerate(content)]
+            content = content_of(parts)
+        return ChatMessage(role=self.role, content=content, place=place)
 
 
 def joined_name(namespace: str | None, name: str) -> str:
@@ -111,19 +101,30 @@ class CallItem(_Item):
     name: FunctionName
     arguments: str
 
+    def message(self, place: str) -> ChatMessage:
+        call = MessageCall(self.call_id, joined_name(self.namespace, self.name), self.arguments)
+        return ChatMessage(role="assistant", calls=(call,), place=place)
+
 
 class CallOutputItem(_Item):
     type: Literal["function_call_output"]
     call_id: str
     output: str | list[Annotated[InputText | InputImage, Field(discriminator="type")]]
 
-    @property
-    def text(self) -> str:
-        return self.output if isinstance(self.output, str) else "".join(map(text_of, self.output))
+    def message(self, place: str) -> ChatMessage:
+        """Return the message without pictures: templates show none in results."""
+        parts = () if isinstance(self.output, str) else self.output
+        text = "".join(part.text for part in parts if isinstance(part, InputText))
+        content = self.output if isinstance(self.output, str) else text
+        return ChatMessage(role="tool", content=content, call_id=self.call_id, place=place)
 
-    @property
-    def pictures(self) -> list[ContentPart]:
-        return [part for part in self.output if isinstance(part, InputImage)]
+    def pictures(self, place: str) -> list[Part]:
+        parts = enumerate(() if isinstance(self.output, str) else self.output)
+        return [
+            _part(part, f"{place}.output[{at}].image_url")
+            for at, part in parts
+            if isinstance(part, InputImage)
+        ]
 
 
 class ReasoningItem(_Item):
@@ -138,12 +139,13 @@ class ReasoningItem(_Item):
             note(info, "encrypted_content: another server's secret, which the model is not shown")
         return self
 
-    @property
-    def text(self) -> str:
-        return "".join(part.text for part in self.content)
+    def message(self, place: str) -> ChatMessage:
+        reasoning = "".join(part.text for part in self.content)
+        return ChatMessage(role="assistant", reasoning=reasoning, place=place)
 
 
 _COMPACTED = "baton-summary:"
+_SUMMARY = "This is a summary of the conversation so far:"
 
 
 class CompactionItem(_Item):
@@ -160,9 +162,9 @@ class CompactionItem(_Item):
             raise ValueError("another server's secret: send the conversation itself")
         return content
 
-    @property
-    def summary(self) -> str:
-        return _summary(self.encrypted_content) or ""
+    def message(self, place: str) -> ChatMessage:
+        summary = _summary(self.encrypted_content) or ""
+        return ChatMessage(role="user", content=f"{_SUMMARY}\n{summary}", place=place)
 
 
 def compacted(summary: str) -> str:
@@ -206,6 +208,20 @@ _BY_KIND = Discriminator(
 )
 Item = Annotated[_Said, _BY_KIND]
 InputItem = Annotated[_Said | Annotated[ItemReference, Tag("item_reference")], _BY_KIND]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedItem:
+    """An item of a conversation, and the place in the body by which the client named it."""
+
+    item: Item
+    place: str
+
+    @property
+    def message(self) -> ChatMessage:
+        return self.item.message(self.place)
+
+
 _ITEMS: TypeAdapter[list[Item]] = TypeAdapter(list[Item])
 
 

@@ -1,29 +1,46 @@
-"""Bodies of OpenAI's /v1/responses and the chat requests that they stand for. Each parameter is honoured or refused by name."""
+"""Bodies of OpenAI's /v1/responses and the requests that they stand for. Each parameter is honoured or refused by name."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import groupby
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
-from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything, is_one_of, note, validate
-from cluster.ingress.bodies.cache_hints import CacheHintsBody
-from cluster.ingress.bodies.json_schema import Schema
+from cluster.ingress.bodies import request_fields as fields
+from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything, is_one_of, note
+from cluster.ingress.bodies.cache_hints import CacheHintsBody, Retention, hints_of
+from cluster.ingress.bodies.json_schema import Schema, without_nulls
 from cluster.ingress.bodies.neutral_fields import NEUTRAL, NOTED
-from cluster.ingress.bodies.request_bodies import CHATS_OWN, ChatRequest
-from cluster.ingress.bodies.structured import ObjectFormat, TextFormat
-from cluster.ingress.bodies.tool_bodies import MAX_TOOLS, FunctionName, own_tools
+from cluster.ingress.bodies.structured import FormatName, ObjectFormat, TextFormat, form_of, json_form
+from cluster.ingress.bodies.tool_bodies import MAX_NAME, MAX_TOOLS, FunctionName, own_tools
+from cluster.ingress.openai.request_bodies import CHATS_OWN
+from cluster.ingress.requests.conversation import (
+    CallChoice,
+    ChatConversation,
+    ChatMessage,
+    DeclaredTool,
+    content_of,
+    only_named,
+)
+from cluster.ingress.requests.generation_request import AnswerForm, GenerationRequest, Terms
 from cluster.ingress.responses.responses_items import (
     MAX_ITEMS,
-    CallItem,
     CallOutputItem,
-    CompactionItem,
-    ContentPart,
     InputItem,
-    Item,
     MessageItem,
-    ReasoningItem,
+    PlacedItem,
     joined_name,
 )
+from core.errors import RequestError
 
 Json = dict[str, Any]
 
@@ -79,7 +96,7 @@ class AllowedTools(Strict):
 
 class SchemaText(Strict):
     type: Literal["json_schema"]
-    name: str
+    name: Annotated[FormatName, WithJsonSchema({"type": "string"})]
     schema_: Annotated[Schema, Field(alias="schema")]
     description: str | None = None
     strict: bool | None = None
@@ -97,7 +114,7 @@ class TextConfig(Strict):
 
 
 class ReasoningConfig(Strict):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    effort: fields.Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     """It changes nothing: there are no summaries, and the reasoning comes as it is."""
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
@@ -150,8 +167,8 @@ class ResponsesRequest(Strict):
     background: bool | None = None
     stream: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Annotated[fields.Temperature | None, fields.ANY_NUMBER] = None
+    top_p: Annotated[fields.Probability | None, fields.ANY_NUMBER] = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: (
         Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True), BeforeValidator(own_tools)] | None
@@ -167,22 +184,22 @@ class ResponsesRequest(Strict):
     include: list[Includable] | None = None
     """Only log-probabilities can be left out: reasoning comes as it is, and OpenAI's own tools are not run."""
     metadata: Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16)] | None = None
-    service_tier: str | None = None
-    prompt_cache_retention: Any = None
-    prompt_cache_key: Any = None
+    service_tier: Annotated[fields.ServiceTier | None, fields.ANY_TEXT] = None
+    prompt_cache_retention: Annotated[Retention | None, fields.ANY_VALUE] = None
+    prompt_cache_key: Annotated[fields.CacheKey | None, fields.ANY_VALUE] = None
     cache_hints: CacheHintsBody | None = None
-    # vLLM's, as in chat requests, which check them and those above.
-    top_k: Any = None
-    min_p: Any = None
-    seed: Any = None
-    stop: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    repetition_penalty: Any = None
-    ignore_eos: Any = None
-    cache_salt: Any = None
-    chat_template_kwargs: Any = None
-    thinking_token_budget: Any = None
+    # vLLM's, as in chats.
+    top_k: Annotated[fields.TopK | None, fields.ANY_VALUE] = None
+    min_p: Annotated[fields.MinP | None, fields.ANY_VALUE] = None
+    seed: Annotated[fields.Seed | None, fields.ANY_VALUE] = None
+    stop: Annotated[fields.Stop | fields.Stops | None, fields.ANY_VALUE] = None
+    presence_penalty: Annotated[fields.Penalty | None, fields.ANY_VALUE] = None
+    frequency_penalty: Annotated[fields.Penalty | None, fields.ANY_VALUE] = None
+    repetition_penalty: Annotated[fields.RepetitionPenalty | None, fields.ANY_VALUE] = None
+    ignore_eos: Annotated[bool | None, fields.ANY_VALUE] = None
+    cache_salt: Annotated[fields.CacheSalt | None, fields.ANY_VALUE] = None
+    chat_template_kwargs: Annotated[Json | None, fields.ANY_VALUE] = None
+    thinking_token_budget: Annotated[fields.ThinkingTokens | None, fields.ANY_VALUE] = None
 
     @property
     def namespaces(self) -> dict[str, tuple[str, str]]:
@@ -203,132 +220,109 @@ class ResponsesRequest(Strict):
         return self.store is not False
 
 
-_SUMMARY = "This is a summary of the conversation so far:"
-_AS_IN_CHAT = (
-    *(
-        "model",
-        "stream",
-        "temperature",
-        "top_p",
-        "parallel_tool_calls",
-        "service_tier",
-        "prompt_cache_retention",
-        "prompt_cache_key",
-        "cache_hints",
-    ),
-    *("top_k", "min_p", "seed", "stop", "presence_penalty", "frequency_penalty", "repetition_penalty"),
-    *("ignore_eos", "cache_salt", "chat_template_kwargs", "thinking_token_budget"),
-)
-
-
 def input_items(body: ResponsesRequest) -> list[InputItem]:
     if isinstance(body.input, str):
         return [MessageItem(role="user", content=body.input)]
     return list(body.input)
 
 
-def chat_of(body: ResponsesRequest, items: Sequence[Item]) -> ChatRequest:
-    """Return the chat request. `items` is the whole conversation. Raises RequestError."""
-    messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
-    chat: Json = {name: getattr(body, name) for name in _AS_IN_CHAT}
-    chat |= {"messages": messages + _messages(items), **_tools(body)}
-    chat |= {"max_completion_tokens": body.max_output_tokens, **_format(body.text)}
-    if body.wants_logprobs:
-        chat |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    if body.reasoning is not None:
-        chat["reasoning_effort"] = body.reasoning.effort
-    return validate(ChatRequest, chat)
+def conversation_of(body: ResponsesRequest, items: Sequence[PlacedItem]) -> ChatConversation:
+    """Return what a response's prompt is made of. `items` is the whole conversation. Raises RequestError."""
+    told = body.instructions
+    head = [] if told is None else [ChatMessage(role="system", content=told, place="instructions")]
+    tools = tuple(_tools(body))
+    if len(tools) > MAX_TOOLS:
+        raise RequestError(f"tools: {len(tools)} functions exceed the limit of {MAX_TOOLS}", field="tools")
+    if isinstance(body.tool_choice, AllowedTools):
+        tools = only_named(tools, [tool.name for tool in body.tool_choice.tools])
+    return ChatConversation(
+        messages=[*head, *_messages(items)],
+        tools=tools,
+        tool_choice=_choice(body),
+        effort=None if body.reasoning is None else body.reasoning.effort,
+        template_arguments=body.chat_template_kwargs or {},
+    )
 
 
-def _messages(items: Sequence[Item]) -> list[Json]:
-    """Return the messages. Reasoning, text and calls that follow each other are one message of the assistant."""
-    out: list[Json] = []
-    turn: Json | None = None
-    for item in _with_shown(items):
-        if isinstance(item, CallOutputItem):
-            out.append({"role": "tool", "tool_call_id": item.call_id, "content": item.text})
-        elif isinstance(item, CompactionItem):
-            out.append({"role": "user", "content": f"{_SUMMARY}\n{item.summary}"})
-        elif isinstance(item, MessageItem) and item.role != "assistant":
-            out.append({"role": item.role, "content": item.in_chat})
-        else:
-            if turn is None or out[-1] is not turn:
-                turn = {"role": "assistant", "content": None}
-                out.append(turn)
-            _say(turn, item)
-    return out
+def generation_of(body: ResponsesRequest) -> GenerationRequest:
+    """Return how the answer is generated. Raises RequestError."""
+    hints, retain = hints_of(body.cache_hints, body.prompt_cache_key, body.prompt_cache_retention)
+    return GenerationRequest(
+        terms=Terms(body.model, body.service_tier, cache_salt=body.cache_salt or ""),
+        prompt_field="input",
+        max_tokens=body.max_output_tokens,
+        sampling=fields.sampling_of(body),
+        seed=body.seed,
+        stops=fields.as_tuple(body.stop),
+        ignore_eos=bool(body.ignore_eos),
+        num_logprobs=(body.top_logprobs or 0) if body.wants_logprobs else -1,
+        stream=bool(body.stream),
+        thinking_tokens=body.thinking_token_budget,
+        form=_form(body.text),
+        hints=hints,
+        retain=retain,
+    )
 
 
-def _with_shown(items: Sequence[Item]) -> Iterator[Item]:
-    """Yield the items. Behind calls' results their pictures are a user's message, since templates show none in results."""
-    pictures: list[ContentPart] = []
-    for item in items:
-        if pictures and not isinstance(item, CallOutputItem):
-            yield MessageItem(role="user", content=pictures)
-            pictures = []
-        yield item
-        if isinstance(item, CallOutputItem):
-            pictures += item.pictures
-    if pictures:
-        yield MessageItem(role="user", content=pictures)
+def _messages(items: Sequence[PlacedItem]) -> Iterator[ChatMessage]:
+    """Yield the messages. Reasoning, text and calls that follow each other are one message of the assistant. Behind calls'
+    results their pictures are a user's message."""
+    converted = [(placed.message, placed) for placed in items]
+    for role, group in groupby(converted, lambda pair: pair[0].role):
+        pairs = list(group)
+        messages = [message for message, _ in pairs]
+        yield from [_one_turn(messages)] if role == "assistant" else messages
+        pictures = [
+            part
+            for _, placed in pairs
+            if isinstance(placed.item, CallOutputItem)
+            for part in placed.item.pictures(placed.place)
+        ]
+        if pictures:
+            yield ChatMessage(role="user", content=content_of(pictures), place=pairs[-1][0].place)
 
 
-def _say(turn: Json, item: MessageItem | CallItem | ReasoningItem) -> None:
-    match item:
-        case MessageItem():
-            turn["content"] = (turn["content"] or "") + item.text
-        case CallItem():
-            function = {"name": joined_name(item.namespace, item.name), "arguments": item.arguments}
-            turn.setdefault("tool_calls", []).append({"id": item.call_id, "function": function})
-        case ReasoningItem():
-            if item.text:
-                turn["reasoning_content"] = turn.get("reasoning_content", "") + item.text
+def _one_turn(messages: Sequence[ChatMessage]) -> ChatMessage:
+    return replace(
+        messages[0],
+        content="".join(message.text for message in messages),
+        reasoning="".join(message.reasoning for message in messages),
+        calls=tuple(call for message in messages for call in message.calls),
+    )
 
 
-def _tools(body: ResponsesRequest) -> Mapping[str, Any]:
-    choice: Any = body.tool_choice
-    match choice:
-        case AllowedTools(mode="auto", tools=[]):
-            choice = "none"
-        case AllowedTools(mode=mode, tools=allowed):
-            subset = {"mode": mode, "tools": [_named(one) for one in allowed]}
-            choice = {"type": "allowed_tools", "allowed_tools": subset}
-        case NamedFunction():
-            choice = _named(choice)
-        case _:
-            pass
-    declared = [{"type": "function", "function": function} for function in _functions(body)]
-    return {"tools": declared or None, "tool_choice": choice}
-
-
-def _functions(body: ResponsesRequest) -> Iterator[Json]:
-    """Yield the functions. What a namespace is described as stands before its first one's description."""
+def _tools(body: ResponsesRequest) -> Iterator[DeclaredTool]:
+    """Yield the functions. What a namespace is described as stands before its first one's description. Raises RequestError."""
     for tool in body.tools or ():
         if isinstance(tool, FunctionTool):
-            yield _function(tool)
+            yield _tool(tool, tool.name, tool.description)
             continue
         for number, inner in enumerate(tool.tools):
             described = [*([] if number else [tool.description]), inner.description or ""]
-            yield _function(inner) | {
-                "name": joined_name(tool.name, inner.name),
-                "description": "\n".join(filter(None, described)),
-            }
+            name = joined_name(tool.name, inner.name)
+            if len(name) > MAX_NAME:
+                raise RequestError(f"tools: {name!r} has more than {MAX_NAME} characters", field="tools")
+            yield _tool(inner, name, "\n".join(filter(None, described)))
 
 
-def _function(tool: FunctionTool) -> Json:
-    return {field: getattr(tool, field) for field in ("name", "description", "parameters", "strict")}
+def _tool(tool: FunctionTool, name: str, description: str | None) -> DeclaredTool:
+    parameters = None if tool.parameters is None else without_nulls(tool.parameters)
+    return DeclaredTool(name, description, parameters, tool.strict)
 
 
-def _named(function: NamedFunction) -> Json:
-    return {"type": "function", "function": {"name": function.name}}
+def _choice(body: ResponsesRequest) -> CallChoice:
+    parallel = body.parallel_tool_calls is not False
+    match body.tool_choice:
+        case NamedFunction(name=name):
+            return CallChoice("required", name, parallel)
+        case AllowedTools(mode=mode):
+            return CallChoice(mode, "", parallel)
+        case mode:
+            return CallChoice(mode or "auto", "", parallel)
 
 
-def _format(text: TextConfig | None) -> Mapping[str, Any]:
-    match text and text.format:
-        case ObjectFormat():
-            return {"response_format": {"type": "json_object"}}
-        case SchemaText(name=name, schema_=schema, strict=strict):
-            named = {"name": name, "schema": schema, "strict": strict}
-            return {"response_format": {"type": "json_schema", "json_schema": named}}
-        case _:
-            return {}
+def _form(text: TextConfig | None) -> AnswerForm | None:
+    asked = text and text.format
+    if isinstance(asked, SchemaText):
+        return json_form("text.format", asked.schema_, strict=asked.strict is True)
+    return form_of(asked, None, field="text.format")

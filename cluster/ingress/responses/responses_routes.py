@@ -21,9 +21,9 @@ from cluster.ingress.responses.conversation_store import ConversationStore
 from cluster.ingress.responses.response_store import ResponseStore, StoredResponse
 from cluster.ingress.responses.responses_bodies import Json, ResponsesShape
 from cluster.ingress.responses.responses_compaction import CompactRequest, compaction
-from cluster.ingress.responses.responses_items import Item, ItemReference, items_of
-from cluster.ingress.responses.responses_requests import ResponsesRequest, chat_of, input_items
-from cluster.ingress.responses.responses_turns import prepared_turn
+from cluster.ingress.responses.responses_items import ItemReference, PlacedItem, items_of
+from cluster.ingress.responses.responses_requests import ResponsesRequest, input_items
+from cluster.ingress.responses.responses_turns import conversation_with, prepared_turn
 from cluster.ingress.tenants.fair_threads import at_once
 from core.errors import RequestError
 
@@ -59,9 +59,9 @@ class ResponsesRoutes:
         self._check(body)
         owner: str = http.state.holder.owner
         before, own, items = await answering.aside(http, at_once(lambda: self._conversation(body, owner)))
-        chat_body, chat = await prepared_turn(http, answering, body, items)
-        fitting = answering.fitting(chat_body, chat.prompt)
-        choices = await answering.choices(http, fitting, [chat.prompt], 1, chat, grammar=chat.grammar)
+        request, chat = await prepared_turn(http, answering, body, items)
+        fitting = answering.fitting(request, chat.prompt)
+        choices = await answering.choices(http, fitting, [chat.prompt], 1, chat)
         response_id = f"resp_{uuid.uuid4().hex}"
         stored = StoredResponse(tenant=owner, items=(*before, *own), num_own=len(own), body={})
 
@@ -99,25 +99,32 @@ class ResponsesRoutes:
         request_params.check_model(body.model, answering.settings)
         owner: str = http.state.holder.owner
         *_, items = await answering.aside(http, at_once(lambda: self._conversation(body, owner)))
-        prompt = await answering.prompt_of(http, chat_of(body, items))
+        conversation = await conversation_with(http, answering, body, items)
+        prompt = await answering.prompt_of(http, conversation)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
     def _conversation(
         self, body: ResponsesRequest, owner: str
-    ) -> tuple[tuple[Json, ...], tuple[Json, ...], list[Item]]:
+    ) -> tuple[tuple[Json, ...], tuple[Json, ...], list[PlacedItem]]:
         """Return the items before the body's own, these, and all of them, validated. Raises RequestError."""
-        own = tuple(
-            self._store.item(item.id, owner)
-            if isinstance(item, ItemReference)
-            else item.model_dump(exclude_none=True)
-            for item in input_items(body)
-        )
         before: tuple[Json, ...] = ()
+        field = "previous_response_id"
         if body.conversation_id is not None:
-            before = self._conversations.get(body.conversation_id, owner, "conversation").items
+            field = "conversation"
+            before = self._conversations.get(body.conversation_id, owner, field).items
         elif body.previous_response_id is not None:
             before = self._before(body.previous_response_id, owner)
-        return before, own, items_of([*before, *own])
+        items = [PlacedItem(item, field) for item in items_of(before)]
+        own: list[Json] = []
+        is_text = isinstance(body.input, str)
+        for at, item in enumerate(input_items(body)):
+            if isinstance(item, ItemReference):
+                own.append(self._store.item(item.id, owner))
+                (item,) = items_of(own[-1:])
+            else:
+                own.append(item.model_dump(exclude_none=True))
+            items.append(PlacedItem(item, "input" if is_text else f"input[{at}]"))
+        return before, tuple(own), items
 
     def _before(self, response_id: str, owner: str) -> tuple[Json, ...]:
         """Return the conversation up to a response. Raises RequestError."""

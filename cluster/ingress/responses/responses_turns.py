@@ -5,50 +5,60 @@ from itertools import takewhile
 
 from fastapi import Request as HttpRequest
 
-from cluster.ingress.bodies.request_bodies import ChatRequest
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.generation.chat_format import PreparedChat
-from cluster.ingress.responses.responses_items import Item, MessageItem
-from cluster.ingress.responses.responses_requests import ResponsesRequest, chat_of
+from cluster.ingress.requests.conversation import ChatConversation
+from cluster.ingress.requests.generation_request import GenerationRequest
+from cluster.ingress.responses.responses_items import Item, MessageItem, PlacedItem
+from cluster.ingress.responses.responses_requests import ResponsesRequest, conversation_of, generation_of
+from cluster.ingress.tenants.fair_threads import at_once
 
 _ROOM_SHARE = 8
 """With truncation, up to 1 / `_ROOM_SHARE` of the context is kept for the answer, as far as the request wants it."""
 
 
 async def prepared_turn(
-    http: HttpRequest, answering: Answering, body: ResponsesRequest, items: Sequence[Item]
-) -> tuple[ChatRequest, PreparedChat]:
-    """Return the chat request and what is generated from. Raises RequestError."""
-    chat_body = chat_of(body, items)
+    http: HttpRequest, answering: Answering, body: ResponsesRequest, items: Sequence[PlacedItem]
+) -> tuple[GenerationRequest, PreparedChat]:
+    """Return the request and what is generated from. Raises RequestError."""
+    request = await answering.aside(http, at_once(lambda: generation_of(body)))
     if body.truncation == "auto":
-        chat_body = await _fitting(http, answering, body, items)
-    return chat_body, await answering.prepare(http, chat_body)
+        items = await _fitting(http, answering, body, items)
+    conversation = await conversation_with(http, answering, body, items)
+    return request, await answering.prepare(http, conversation, request)
+
+
+async def conversation_with(
+    http: HttpRequest, answering: Answering, body: ResponsesRequest, items: Sequence[PlacedItem]
+) -> ChatConversation:
+    """Return the conversation of these items. Raises RequestError."""
+    return await answering.aside(http, at_once(lambda: conversation_of(body, items)))
 
 
 async def _fitting(
-    http: HttpRequest, answering: Answering, body: ResponsesRequest, items: Sequence[Item]
-) -> ChatRequest:
-    """Return the chat of as many of the last turns as the context has room for, and of the first instructions; of the last turn
-    alone where even that is too long."""
+    http: HttpRequest, answering: Answering, body: ResponsesRequest, items: Sequence[PlacedItem]
+) -> list[PlacedItem]:
+    """Return as many of the last turns as the context has room for, and the first instructions; the last turn alone where even
+    that is too long."""
     context = answering.settings.max_context_tokens
     share = context // _ROOM_SHARE
     most = context - max(1, min(body.max_output_tokens or share, share))
-    head = list(takewhile(_instructs, items))
-    starts = [0, *(at for at, item in enumerate(items) if at > len(head) and _begins_turn(item))]
+    head = list(takewhile(lambda placed: _instructs(placed.item), items))
+    starts = [0, *(at for at, one in enumerate(items) if at > len(head) and _begins_turn(one.item))]
     first, last = 0, len(starts) - 1
     while first < last:
         middle = (first + last) // 2
-        chat_body = chat_of(body, _from(items, head, starts[middle]))
-        fits = len(await answering.prompt_of(http, chat_body)) <= most
+        conversation = await conversation_with(http, answering, body, _from(items, head, starts[middle]))
+        fits = len(await answering.prompt_of(http, conversation)) <= most
         first, last = (first, middle) if fits else (middle + 1, last)
     if first:
         http.state.notes.append(
             f"truncation: the first {starts[first] - len(head)} items do not fit and were left out"
         )
-    return chat_of(body, _from(items, head, starts[first]))
+    return _from(items, head, starts[first])
 
 
-def _from(items: Sequence[Item], head: Sequence[Item], start: int) -> list[Item]:
+def _from(items: Sequence[PlacedItem], head: Sequence[PlacedItem], start: int) -> list[PlacedItem]:
     return [*head, *items[start:]] if start else list(items)
 
 

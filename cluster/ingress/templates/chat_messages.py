@@ -1,12 +1,12 @@
 """Messages as chat templates want them: families differ in what they take calls' arguments and ids for."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Literal
 
-from cluster.ingress.bodies.request_bodies import Message, TextPart
-from cluster.ingress.bodies.tool_bodies import ToolCall, object_of
+from cluster.ingress.http.request_json import object_of
+from cluster.ingress.requests.conversation import ChatMessage, MessageCall, MessageText
 from cluster.ingress.templates.message_repairs import AS_IS, Repairs, repaired
 
 _SHORT_ID = 9
@@ -36,37 +36,34 @@ class MessageStyle:
 
 
 def template_messages(
-    messages: Sequence[Message], style: MessageStyle, repairs: Repairs = AS_IS
+    messages: Sequence[ChatMessage], style: MessageStyle, repairs: Repairs = AS_IS
 ) -> list[dict[str, Any]]:
     """Return the messages in the template's form."""
     parted = _with_ids(repaired(messages, repairs), style.ids)
-    names = {call.id: call.function.name for message in parted for call in message.tool_calls or ()}
+    names = {call.id: call.name for message in parted for call in message.calls}
     out = [_template_message(message, style, names) for message in parted]
     if not style.shows_names:
         _put_names_into_texts(out)
     return _with_one_system(out, into_user=repairs.system == "in_user") if repairs.system else out
 
 
-def _with_ids(messages: Sequence[Message], style: IdStyle) -> Sequence[Message]:
+def _with_ids(messages: Sequence[ChatMessage], style: IdStyle) -> Sequence[ChatMessage]:
     """Return the messages with ids in the style. A result has the id of the last call before it that had the same one."""
     if style == "as_sent":
         return messages
-    out: list[Message] = []
+    out: list[ChatMessage] = []
     written: dict[str, str] = {}
     num_calls = 0
     for message in messages:
-        calls: list[ToolCall] = []
-        for call in message.tool_calls or ():
-            numbered = f"functions.{call.function.name}:{num_calls}"
+        calls: list[MessageCall] = []
+        for call in message.calls:
+            numbered = f"functions.{call.name}:{num_calls}"
             written[call.id] = short_id(call.id) if style == "short" else numbered
-            calls.append(call.model_copy(update={"id": written[call.id]}))
+            calls.append(replace(call, id=written[call.id]))
             num_calls += 1
-        changed: dict[str, object] = {"tool_calls": calls} if calls else {}
-        if (answered := message.tool_call_id) is not None:
-            changed["tool_call_id"] = written.get(answered) or (
-                short_id(answered) if style == "short" else answered
-            )
-        out.append(message.model_copy(update=changed) if changed else message)
+        if (answered := message.call_id) is not None:
+            answered = written.get(answered) or (short_id(answered) if style == "short" else answered)
+        out.append(replace(message, calls=tuple(calls), call_id=answered))
     return out
 
 
@@ -124,47 +121,40 @@ def short_id(call_id: str) -> str:
     return "".join(c for c in call_id if c.isascii() and c.isalnum())[-_SHORT_ID:].rjust(_SHORT_ID, "0")
 
 
-def _template_message(message: Message, style: MessageStyle, names: Mapping[str, str]) -> dict[str, Any]:
+def _template_message(message: ChatMessage, style: MessageStyle, names: Mapping[str, str]) -> dict[str, Any]:
     """Return one message in the template's form. `developer` is OpenAI's newer word for `system`, which templates would drop.
     `names` are of the tools that were called, by the call's id."""
-    content = message.text
+    content: str | None = message.text
     if not content:
         # Some templates take a message for one with calls only where its content is null.
-        content = None if message.tool_calls and not style.text_content else ""
-    in_parts = message.has_pictures or (style.text_parts and content is not None)
+        content = None if message.calls and not style.text_content else ""
+    in_parts = message.has_images or (style.text_parts and content is not None)
     out: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": _template_parts(message) if in_parts else content,
     }
     if message.name is not None:
         out["name"] = message.name
-    elif style.names_results and (name := names.get(message.tool_call_id or "")):
+    elif style.names_results and (name := names.get(message.call_id or "")):
         out["name"] = name
-    if message.tool_call_id is not None:
-        out["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        out["tool_calls"] = [_template_call(call, style) for call in message.tool_calls]
-    reasoning = message.thought
-    if reasoning and not (style.reasoning_key == "thinking" and content):
-        out[style.reasoning_key] = reasoning
+    if message.call_id is not None:
+        out["tool_call_id"] = message.call_id
+    if message.calls:
+        out["tool_calls"] = [_template_call(call, style) for call in message.calls]
+    if message.reasoning and not (style.reasoning_key == "thinking" and content):
+        out[style.reasoning_key] = message.reasoning
     return out
 
 
-def _template_parts(message: Message) -> list[dict[str, str]]:
-    """Return the text and the places of pictures, as transformers' templates name them."""
-    if not message.has_pictures or not isinstance(message.content, list):
-        return [{"type": "text", "text": message.text or ""}]
+def _template_parts(message: ChatMessage) -> list[dict[str, str]]:
+    """Return the text and the places of images, as transformers' templates name them."""
     return [
-        {"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"}
-        for part in message.content
+        {"type": "text", "text": part.text} if isinstance(part, MessageText) else {"type": "image"}
+        for part in message.parts
     ]
 
 
-def _template_call(call: ToolCall, style: MessageStyle) -> dict[str, Any]:
-    text = call.function.arguments
+def _template_call(call: MessageCall, style: MessageStyle) -> dict[str, Any]:
+    text = call.arguments
     arguments = text or "{}" if style.text_arguments else object_of(text)
-    return {
-        "id": call.id,
-        "type": call.type,
-        "function": {"name": call.function.name, "arguments": arguments},
-    }
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}

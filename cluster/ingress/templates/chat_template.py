@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
-from cluster.ingress.bodies.request_bodies import Message
 from cluster.ingress.delivery.generator import ChatTokenizer
 from cluster.ingress.parsers.model_formats import ModelFormats
+from cluster.ingress.requests.conversation import ChatMessage, top_field
 from cluster.ingress.templates.chat_messages import MessageStyle, template_messages
 from cluster.ingress.templates.format_probe import find_calls, find_reasoning
 from cluster.ingress.templates.message_repairs import AS_IS, Repairs, repairs_of
@@ -81,7 +81,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         tools: Tools,
         arguments: Mapping[str, Any],
         *,
@@ -90,18 +90,18 @@ class ChatTemplate:
     ) -> str:
         """Return a conversation's text. `adds_prompt` lets the answer begin behind it, `goes_on` within its last message. Raises
         RequestError where the template refuses it or would lose a part of it."""
-        has_calls = any(message.tool_calls for message in messages)
+        has_calls = any(message.calls for message in messages)
         way = self._with_tools if tools else self._history if has_calls else self._plain
         if has_calls and not way.keeps_calls:
-            raise _lossy("this model's chat template renders no tool calls")
+            raise _lossy(messages[0], "this model's chat template renders no tool calls")
         shapes, repairs = shapes_of(messages), AS_IS
         if not (way.keeps_usual and is_usual(shapes)):
             (few, places), said = condensed(shapes), json.dumps(arguments, sort_keys=True)
             repairs, lost = self._repairs(way, few, said, adds_prompt=adds_prompt)
             if lost is not None:
-                raise _lossy(
-                    f"messages[{places[lost.at]}]: this model's chat template would leave out {lost.what}"
-                )
+                message = messages[places[lost.at]]
+                why = f"{message.place}: this model's chat template would leave out {lost.what}"
+                raise _lossy(message, why)
         rendered = template_messages(messages, way.style, repairs)
 
         def text(tools: Tools) -> str:
@@ -184,5 +184,5 @@ def _demands_parts(tokenizer: ChatTokenizer) -> bool:
         return True
 
 
-def _lossy(why: str) -> RequestError:
-    return RequestError(why, field="messages", code="unsupported_parameter")
+def _lossy(message: ChatMessage, why: str) -> RequestError:
+    return RequestError(why, field=top_field(message.place), code="unsupported_parameter")

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from itertools import product, takewhile
 from typing import Final
 
-from cluster.ingress.bodies.request_bodies import Message
 from cluster.ingress.parsers import harmony
 from cluster.ingress.parsers.call_formats import CALL_FORMATS
 from cluster.ingress.parsers.model_formats import THINK_MARKS, ModelFormats, make_parser
@@ -18,6 +17,7 @@ from cluster.ingress.parsers.output_events import (
     Text,
     joined,
 )
+from cluster.ingress.requests.conversation import ChatMessage
 from cluster.ingress.templates.chat_messages import MessageStyle, ReasoningKey
 from cluster.ingress.templates.template_probe import (
     ARGUMENTS,
@@ -49,8 +49,8 @@ _PYTHONIC_SIGN: Final = "[func_name1("
 """Llama's templates that ask for Python, and render earlier calls as JSON all the same."""
 _THOUGHT: Final = "probe thought"
 _THINKING: Final = (
-    Message(role="assistant", content="probe answer", reasoning_content=_THOUGHT),
-    CALLING.model_copy(update={"reasoning_content": _THOUGHT}),
+    ChatMessage(role="assistant", content="probe answer", reasoning=_THOUGHT),
+    replace(CALLING, reasoning=_THOUGHT),
 )
 
 

@@ -1,11 +1,11 @@
 """What is done to messages that a chat template would refuse or lose as they are. Nothing of them is left out."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Literal
 
-from cluster.ingress.bodies.request_bodies import Message, TextPart
+from cluster.ingress.requests.conversation import ChatMessage
 
 SystemPlace = Literal["", "first", "in_user"]
 
@@ -29,23 +29,23 @@ class Repairs:
 AS_IS = Repairs()
 
 
-def repairs_of(messages: Sequence[Message]) -> list[Repairs]:
+def repairs_of(messages: Sequence[ChatMessage]) -> list[Repairs]:
     """Return all repairs that would change these messages, the slightest first."""
     systems = [at for at, message in enumerate(messages) if _is_system(message)]
-    with_calls = [message for message in messages if message.tool_calls]
+    with_calls = [message for message in messages if message.calls]
     places: tuple[SystemPlace, ...] = ("",)
     if systems:
         places = ("", "first", "in_user") if systems != [0] else ("", "in_user")
     every = product(
         places,
-        (False, True) if any(len(message.tool_calls or ()) > 1 for message in with_calls) else (False,),
+        (False, True) if any(len(message.calls) > 1 for message in with_calls) else (False,),
         (False, True) if any(message.text for message in with_calls) else (False,),
         (False, True) if _has_neighbours(messages) else (False,),
     )
     return sorted((Repairs(*each) for each in every), key=lambda each: (each.count, each.system == "in_user"))
 
 
-def repaired(messages: Sequence[Message], repairs: Repairs) -> list[Message]:
+def repaired(messages: Sequence[ChatMessage], repairs: Repairs) -> list[ChatMessage]:
     """Return the messages after all repairs but that of system texts."""
     out = list(messages)
     if repairs.text_apart:
@@ -55,56 +55,52 @@ def repaired(messages: Sequence[Message], repairs: Repairs) -> list[Message]:
     return _with_one_turn(out, across_systems=bool(repairs.system)) if repairs.one_turn else out
 
 
-def _is_system(message: Message) -> bool:
+def _is_system(message: ChatMessage) -> bool:
     return message.role in ("system", "developer")
 
 
-def _is_plain(message: Message) -> bool:
-    return message.role in ("user", "assistant") and not message.tool_calls
+def _is_plain(message: ChatMessage) -> bool:
+    return message.role in ("user", "assistant") and not message.calls
 
 
-def _has_neighbours(messages: Sequence[Message]) -> bool:
+def _has_neighbours(messages: Sequence[ChatMessage]) -> bool:
     others = [message for message in messages if not _is_system(message)]
     return any(_go_together(*pair) for pair in pairwise(others))
 
 
-def _go_together(one: Message, other: Message) -> bool:
+def _go_together(one: ChatMessage, other: ChatMessage) -> bool:
     return _is_plain(one) and _is_plain(other) and one.role == other.role and one.name == other.name
 
 
-def _text_apart(message: Message) -> list[Message]:
+def _text_apart(message: ChatMessage) -> list[ChatMessage]:
     """Return the text and the calls apart. Reasoning stays with the calls: gpt-oss's template leaves out that of texts."""
-    if not (message.tool_calls and message.text):
+    if not (message.calls and message.text):
         return [message]
-    said = message.model_copy(update={"tool_calls": None, "reasoning_content": None, "reasoning": None})
-    return [said, message.model_copy(update={"content": None})]
+    return [replace(message, calls=(), reasoning=""), replace(message, content="")]
 
 
-def _calls_apart(messages: Sequence[Message]) -> Iterator[Message]:
+def _calls_apart(messages: Sequence[ChatMessage]) -> Iterator[ChatMessage]:
     """Yield the messages with each call in one of its own. The results that follow are put behind their calls."""
     left = list(messages)
     while left:
         message = left.pop(0)
-        calls = message.tool_calls or []
-        if len(calls) < 2:
+        if len(calls := message.calls) < 2:
             yield message
             continue
         num_results = next((n for n, other in enumerate(left) if other.role != "tool"), len(left))
         results, left = left[:num_results], left[num_results:]
         for call in calls:
-            yield message.model_copy(update={"tool_calls": [call]})
-            message = message.model_copy(
-                update={"content": None, "reasoning_content": None, "reasoning": None}
-            )
-            yield from (result for result in results if result.tool_call_id == call.id)
+            yield replace(message, calls=(call,))
+            message = replace(message, content="", reasoning="")
+            yield from (result for result in results if result.call_id == call.id)
         ids = {call.id for call in calls}
-        yield from (result for result in results if result.tool_call_id not in ids)
+        yield from (result for result in results if result.call_id not in ids)
 
 
-def _with_one_turn(messages: Sequence[Message], *, across_systems: bool) -> list[Message]:
+def _with_one_turn(messages: Sequence[ChatMessage], *, across_systems: bool) -> list[ChatMessage]:
     """Return the messages with neighbouring texts of one role joined. `across_systems`: system messages, which will be moved,
     may stand between them."""
-    out: list[Message] = []
+    out: list[ChatMessage] = []
     for message in messages:
         places = reversed(range(len(out)))
         last = next((at for at in places if not (across_systems and _is_system(out[at]))), None)
@@ -115,19 +111,12 @@ def _with_one_turn(messages: Sequence[Message], *, across_systems: bool) -> list
     return out
 
 
-def _one_of(one: Message, other: Message) -> Message:
-    if not one.has_pictures and not other.has_pictures:
-        texts = [text for text in (one.text, other.text) if text]
-        return one.model_copy(update={"content": "\n\n".join(texts), **_reasoning(one, other)})
-    parts = [*_parts(one), *_parts(other)]
-    return one.model_copy(update={"content": parts, **_reasoning(one, other)})
+def _one_of(one: ChatMessage, other: ChatMessage) -> ChatMessage:
+    reasoning = _joined(one.reasoning, other.reasoning)
+    if one.has_images or other.has_images:
+        return replace(one, content=(*one.parts, *other.parts), reasoning=reasoning)
+    return replace(one, content=_joined(one.text, other.text), reasoning=reasoning)
 
 
-def _parts(message: Message) -> list[object]:
-    content = message.content
-    return list(content) if isinstance(content, list) else [TextPart(type="text", text=content or "")]
-
-
-def _reasoning(one: Message, other: Message) -> dict[str, str | None]:
-    texts = [each.reasoning_content or each.reasoning for each in (one, other)]
-    return {"reasoning_content": "\n\n".join(filter(None, texts)) or None}
+def _joined(*texts: str) -> str:
+    return "\n\n".join(filter(None, texts))

@@ -4,13 +4,18 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Final, Literal
+from typing import Final
 
-from cluster.ingress.bodies.request_bodies import ImagePart, ImageUrl, Message, TextPart
-from cluster.ingress.bodies.tool_bodies import CalledFunction, ToolCall
+from cluster.ingress.requests.conversation import (
+    ChatMessage,
+    MessageCall,
+    MessageImage,
+    MessageText,
+    Part,
+    Role,
+)
 from cluster.ingress.tenants.pieces import between_pieces
 
-Role = Literal["system", "developer", "user", "assistant", "tool"]
 _LONGEST_ROUND, _KEPT_ROUNDS = 6, 4
 _WORDS: Final = {
     "system": "a system message",
@@ -63,23 +68,23 @@ def is_usual(shapes: Sequence[MessageShape]) -> bool:
     return bool(turns) and all(shape == expected[at % 2] for at, shape in enumerate(turns))
 
 
-def shapes_of(messages: Sequence[Message]) -> tuple[MessageShape, ...]:
+def shapes_of(messages: Sequence[ChatMessage]) -> tuple[MessageShape, ...]:
     calls: dict[str, int] = {}
     num_calls = 0
     shapes: list[MessageShape] = []
     for message in messages:
         between_pieces()
-        called = calls.get(message.tool_call_id or "")
+        called = calls.get(message.call_id or "")
         shapes.append(
             MessageShape(
                 role=message.role,
                 parts=_parts(message),
-                num_calls=len(message.tool_calls or ()),
+                num_calls=len(message.calls),
                 answers=0 if called is None else num_calls - called,
-                reasons=bool(message.reasoning_content or message.reasoning),
+                reasons=bool(message.reasoning),
             )
         )
-        for call in message.tool_calls or ():
+        for call in message.calls:
             calls[call.id], num_calls = num_calls, num_calls + 1
     return tuple(shapes)
 
@@ -107,18 +112,16 @@ def _rounds(shapes: Sequence[MessageShape], at: int) -> Iterator[tuple[int, int]
             yield size, count
 
 
-def _parts(message: Message) -> str:
-    if not isinstance(message.content, list) or not message.has_pictures:
-        return "t" if (message.text or "").strip() else ""
-    parts = message.content
-    letters = ["i" if isinstance(part, ImagePart) else "t" if part.text.strip() else "" for part in parts]
+def _parts(message: ChatMessage) -> str:
+    parts = message.parts
+    letters = ["i" if isinstance(part, MessageImage) else "t" if part.text.strip() else "" for part in parts]
     return "".join(letters)
 
 
-def marked_messages(shapes: Sequence[MessageShape]) -> tuple[list[Message], list[Mark]]:
+def marked_messages(shapes: Sequence[MessageShape]) -> tuple[list[ChatMessage], list[Mark]]:
     """Return messages of these shapes with a mark instead of each text, and the marks that must not be lost."""
     numbers, num_calls = count(), 0
-    messages: list[Message] = []
+    messages: list[ChatMessage] = []
     marks: list[Mark] = []
 
     def mark(at: int, what: str) -> str:
@@ -132,29 +135,27 @@ def marked_messages(shapes: Sequence[MessageShape]) -> tuple[list[Message], list
             for number in range(shape.num_calls)
         ]
         messages.append(
-            Message(
+            ChatMessage(
                 role=shape.role,
-                content=_content(texts) or (None if made else ""),
-                tool_calls=made or None,
-                tool_call_id=_id(num_calls - shape.answers) if shape.role == "tool" else None,
-                reasoning_content="thought" if shape.reasons else None,
+                content=_content(texts),
+                calls=tuple(made),
+                call_id=_id(num_calls - shape.answers) if shape.role == "tool" else None,
+                reasoning="thought" if shape.reasons else "",
             )
         )
         num_calls += shape.num_calls
     return messages, marks
 
 
-def _content(texts: Sequence[str | None]) -> str | list[TextPart | ImagePart]:
-    """Return a message's content. None stands for a picture."""
+def _content(texts: Sequence[str | None]) -> str | tuple[Part, ...]:
+    """Return a message's content. None stands for an image."""
     if None not in texts:
         return "".join(text or "" for text in texts)
-    picture = ImagePart(type="image_url", image_url=ImageUrl(url="data:,"))
-    return [picture if text is None else TextPart(type="text", text=text) for text in texts]
+    return tuple(MessageImage("data:,") if text is None else MessageText(text) for text in texts)
 
 
-def _call(number: int, name: str, value: str) -> ToolCall:
-    function = CalledFunction(name=name, arguments=json.dumps({"probe": value}))
-    return ToolCall(id=_id(number), function=function)
+def _call(number: int, name: str, value: str) -> MessageCall:
+    return MessageCall(_id(number), name, json.dumps({"probe": value}))
 
 
 def _id(number: int) -> str:

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Final
 
-from cluster.ingress.bodies.request_bodies import Message
-from cluster.ingress.bodies.tool_bodies import CalledFunction, ToolCall
 from cluster.ingress.delivery.generator import ChatTokenizer
+from cluster.ingress.requests.conversation import ChatMessage, DeclaredTool, MessageCall
 from cluster.ingress.templates.chat_messages import IdStyle, MessageStyle, template_messages
 from cluster.ingress.templates.message_repairs import AS_IS, Repairs
 from core.errors import RequestError
@@ -24,16 +23,13 @@ PARAMETERS: Final = {
     "required": ["shade", "count"],
 }
 _SHOWN = "probe_brush"
-_TOOL = {
-    "type": "function",
-    "function": {"name": _SHOWN, "description": "Finds a brush.", "parameters": PARAMETERS},
-}
+_TOOL = DeclaredTool(_SHOWN, "Finds a brush.", PARAMETERS).shown
 _ID = "call_0123456789abcdef01234567"
-ASKED: Final = Message(role="user", content="probe question")
-_TOLD: Final = Message(role="system", content="probe order")
-_CALL = ToolCall(id=_ID, function=CalledFunction(name=CALLED, arguments=json.dumps(ARGUMENTS)))
-CALLING: Final = Message(role="assistant", tool_calls=[_CALL])
-_NAME, _RESULT = "probename", Message(role="tool", content="probe result", tool_call_id=_ID)
+ASKED: Final = ChatMessage(role="user", content="probe question")
+_TOLD: Final = ChatMessage(role="system", content="probe order")
+_CALL = MessageCall(_ID, CALLED, json.dumps(ARGUMENTS))
+CALLING: Final = ChatMessage(role="assistant", calls=(_CALL,))
+_NAME, _RESULT = "probename", ChatMessage(role="tool", content="probe result", call_id=_ID)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,7 @@ class TemplateUse:
 
     def rendered(
         self,
-        messages: Sequence[Message],
+        messages: Sequence[ChatMessage],
         style: MessageStyle,
         repairs: Repairs = AS_IS,
         *,
@@ -67,7 +63,7 @@ class TemplateUse:
         except RequestError:
             return None
 
-    def turn(self, answer: Message, style: MessageStyle) -> tuple[str, str]:
+    def turn(self, answer: ChatMessage, style: MessageStyle) -> tuple[str, str]:
         """Return the prompt for an answer, and what the template adds to it where the answer is known."""
         prompt = self.rendered([ASKED], style, adds_prompt=True) or ""
         whole = self.rendered([ASKED, answer], style) or ""
@@ -87,12 +83,12 @@ class TemplateUse:
         """Return whether the system's text is where the user's would begin."""
         told = self.rendered([_TOLD, ASKED], style) or ""
         asked = self.rendered([ASKED], style) or ""
-        before, found, _ = told.partition(_TOLD.text or "")
-        return bool(found) and before == asked.partition(ASKED.text or "")[0]
+        before, found, _ = told.partition(_TOLD.text)
+        return bool(found) and before == asked.partition(ASKED.text)[0]
 
     def with_names(self, style: MessageStyle) -> MessageStyle:
         """Return the style with what the template does with names."""
-        named = [each.model_copy(update={"name": _NAME}) for each in (ASKED, _RESULT)]
+        named = [replace(each, name=_NAME) for each in (ASKED, _RESULT)]
         user = self.rendered([named[0]], style) or ""
         tool = self.rendered([ASKED, CALLING, named[1]], style) or ""
         return replace(style, shows_names=_NAME in user, names_results=_NAME in tool)

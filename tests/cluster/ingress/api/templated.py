@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from cluster.ingress.bodies.body_model import validate
-from cluster.ingress.bodies.request_bodies import ChatRequest
 from cluster.ingress.generation.chat_format import ChatFormat
+from cluster.ingress.openai.openai_requests import conversation_of, generation_of
+from cluster.ingress.openai.request_bodies import ChatRequest
+from cluster.ingress.requests.conversation import ChatConversation
+from cluster.ingress.requests.generation_request import GenerationRequest
 from models.text.tokenizer import Tokenizer, load_tokenizer
 from tests.cluster.ingress.api.harness import SETTINGS
 
@@ -47,6 +50,11 @@ def tokenizer_with(template: str | Mapping[str, str], folder: Path) -> Tokenizer
     return load_tokenizer(folder)
 
 
+def chat_asked(body: dict[str, Any]) -> tuple[ChatConversation, GenerationRequest]:
+    chat = validate(ChatRequest, body)
+    return conversation_of(chat), generation_of(chat)
+
+
 class Chat:
     def __init__(self, tokenizer: Tokenizer, **settings: Any) -> None:
         self.tokenizer = tokenizer
@@ -58,8 +66,8 @@ class Chat:
         return self.format.formats.tools, self.format.formats.reasoning
 
     def prompt(self, *messages: Mapping[str, Any], **body: Any) -> str:
-        asked = validate(ChatRequest, {"model": "fake", "messages": list(messages), **body})
-        return self.tokenizer.decode(self.format.prompt_of(asked), skip_special_tokens=False)
+        conversation, _ = chat_asked({"model": "fake", "messages": list(messages), **body})
+        return self.tokenizer.decode(self.format.prompt_of(conversation), skip_special_tokens=False)
 
 
 def chat_with(template: str | Mapping[str, str], folder: Path, **settings: Any) -> Chat:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pytest
 
 from cluster.ingress.bodies.body_model import validate
-from cluster.ingress.bodies.request_bodies import ChatRequest
+from cluster.ingress.openai.request_bodies import ChatRequest
 from core.errors import RequestError
 from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, COMPLETIONS, OK, SETTINGS, Api

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.ingress.bodies.body_model import validate
-from cluster.ingress.bodies.request_bodies import ChatRequest, CompletionRequest
+from cluster.ingress.openai.request_bodies import ChatRequest, CompletionRequest
 from core.errors import RequestError
 from tests.cluster.ingress.api.harness import CHAT, OK
 

@@ -15,7 +15,7 @@ from cluster.ingress.anthropic.anthropic_requests import MESSAGES_NEUTRAL, Messa
 from cluster.ingress.batches.batch_routes import BATCH_NEUTRAL, BatchRequest
 from cluster.ingress.bodies.body_model import validate
 from cluster.ingress.bodies.neutral_fields import NEUTRAL
-from cluster.ingress.bodies.request_bodies import ChatRequest, CompletionRequest, EmbeddingRequest
+from cluster.ingress.openai.request_bodies import ChatRequest, CompletionRequest, EmbeddingRequest
 from cluster.ingress.responses.responses_requests import RESPONSES_NEUTRAL, ResponsesRequest
 from core.errors import RequestError
 

@@ -12,7 +12,7 @@ import pytest
 from llguidance import LLMatcher
 from pydantic import ValidationError
 
-from cluster.ingress.bodies.structured import StructuredOutputs, grammar_of, schema_grammar
+from cluster.ingress.bodies.structured import StructuredOutputs, schema_grammar, structured_grammar
 from cluster.ingress.grammar.grammar_checker import GrammarChecker
 from core.errors import ReplicaLost, RequestError
 from engine.execution.sampling.grammar_matcher import load_vocabulary
@@ -63,7 +63,7 @@ async def refused(checker: GrammarChecker, grammar: str) -> str:
 async def test_as_many_choices_can_be_followed_as_the_field_takes(checker: GrammarChecker) -> None:
     words = [f"w{number}" for number in range(10_000)]
     asked = StructuredOutputs(choice=words)
-    await checker.check(grammar_of(None, asked), "structured_outputs")
+    await checker.check(structured_grammar(asked), "structured_outputs")
     with pytest.raises(ValidationError, match="at most 10000 items"):
         StructuredOutputs(choice=[*words, "w"])
 
@@ -73,7 +73,7 @@ def test_each_choice_is_all_of_the_answer(words: list[str]) -> None:
     tokenizer = load_tokenizer(FOLDER)
     vocabulary = load_vocabulary(FOLDER, VOCAB)
     for text in [*words, "", "b", words[0] + words[1], words[0][:-1] + "x"]:
-        matcher = LLMatcher(vocabulary, grammar_of(None, StructuredOutputs(choice=words)), log_level=0)
+        matcher = LLMatcher(vocabulary, structured_grammar(StructuredOutputs(choice=words)), log_level=0)
         tokens = tokenizer.encode(text, add_special_tokens=False)
         follows = matcher.consume_tokens(tokens) and matcher.is_accepting()
         assert follows is (text in words), text

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from cluster.ingress.bodies.structured import ResponseFormat, SchemaFormat, grammar_of, schema_grammar
+from cluster.ingress.bodies.structured import SchemaFormat, form_of, schema_grammar
 from cluster.ingress.parsers.argument_values import kinds_of
 from cluster.ingress.parsers.call_formats import CALL_FORMATS, markup_of
 from cluster.ingress.parsers.call_grammars import AnswerSchema, CallableTool, call_grammar
@@ -123,7 +123,7 @@ TAKEN: dict[str, tuple[dict[str, Any], str, str]] = {
 def test_what_no_grammar_holds_is_left_out_unless_it_is_strict(keyword: str) -> None:
     schema, right, wrong = TAKEN[keyword]
     for strict in (None, False):
-        wanted = grammar_of(response_format(schema, strict), None)
+        wanted = format_grammar(schema, strict)
         assert accepts(wanted, right)
         assert not accepts(wanted, wrong)
     beside = call_grammar_of(AnswerSchema(schema=schema, strict=False))
@@ -131,15 +131,17 @@ def test_what_no_grammar_holds_is_left_out_unless_it_is_strict(keyword: str) -> 
     assert not accepts(beside, wrong)
     if keyword != "zod's record":  # it says nothing
         for refused in (
-            grammar_of(response_format(schema, True), None),
+            format_grammar(schema, True),
             call_grammar_of(AnswerSchema(schema=schema, strict=True)),
         ):
             assert LLMatcher(VOCABULARY, refused, log_level=0).is_error()
 
 
-def response_format(schema: dict[str, Any], strict: bool | None) -> ResponseFormat:
+def format_grammar(schema: dict[str, Any], strict: bool | None) -> str:
     asked = {"name": "n", "schema": schema, "strict": strict}
-    return SchemaFormat.model_validate({"type": "json_schema", "json_schema": asked})
+    form = form_of(SchemaFormat.model_validate({"type": "json_schema", "json_schema": asked}), None)
+    assert form is not None
+    return form.grammar
 
 
 def call_grammar_of(answer: AnswerSchema) -> str:

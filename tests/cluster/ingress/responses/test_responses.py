@@ -340,7 +340,7 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "http
 @pytest.mark.parametrize(
     ("body", "param", "says"),
     [
-        ({"input": IMAGE}, "messages", "reads no pictures"),
+        ({"input": IMAGE}, "input", "input[0].content[0].image_url: the model"),
         ({"input": [{"type": "computer_call"}]}, "input", "items are message, function_call"),
         ({"tools": [{"type": "fucntion"}]}, "tools", "tools[0]: a tool's type must be 'function' or 'namespace'"),
         ({"tools": [{"type": "function", "parameters": {}}]}, "tools", "tools[0].name is required"),
@@ -350,7 +350,7 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "http
         ({"background": True, "store": False}, "background", "must be stored"),
         ({"temperature": 3}, "temperature", "temperature must be at most 2, not 3"),
         ({"max_tokens": 3}, "max_tokens", "it is called max_output_tokens here"),
-        ({"text": {"format": {"type": "json_object"}}}, "response_format", "cannot be constrained"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format", "cannot be constrained"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "name": "f"}}, "tool_choice", "'f', which is no tool"),
     ],
 )  # fmt: skip

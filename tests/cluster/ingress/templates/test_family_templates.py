@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from cluster.ingress.bodies.body_model import validate
-from cluster.ingress.bodies.request_bodies import ChatRequest
 from cluster.ingress.generation.chat_format import ChatFormat, PreparedChat
 from cluster.ingress.generation.detokenize import TextStream
 from cluster.ingress.parsers.output_events import OutputEvent, joined
@@ -19,6 +17,7 @@ from core.types import SamplingParams
 from engine.execution.sampling.grammar_matcher import GuidanceMatchers
 from models.text.tokenizer import load_tokenizer
 from tests.cluster.ingress.api.harness import SETTINGS
+from tests.cluster.ingress.api.templated import chat_asked
 from tests.cluster.ingress.parsers.family_templates import FAMILIES, Family
 from tests.cluster.ingress.parsers.recorded_texts import TWO_CALLS, WEATHER
 
@@ -97,7 +96,7 @@ def prepared(chat: ChatFormat, *messages: dict[str, Any], choice: str = "", add:
     """With a strict tool where there is a `choice`."""
     tools = [{**tool, "function": {**tool["function"], "strict": bool(choice)}} for tool in TOOLS]
     body = {"model": "fake", "messages": [ASK, *messages], "tools": tools, "add_generation_prompt": add}
-    return chat.prepare(validate(ChatRequest, {**body, "tool_choice": choice or "auto"}))
+    return chat.prepare(*chat_asked({**body, "tool_choice": choice or "auto"}))
 
 
 def said_by(family: Family, chat: ChatFormat, tokenizer: Any, calls: list[dict[str, Any]]) -> str:

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from cluster.ingress.bodies.request_bodies import Message
-from cluster.ingress.bodies.tool_bodies import CalledFunction, ToolCall
+from cluster.ingress.requests.conversation import ChatMessage, MessageCall
 from cluster.ingress.templates.message_shapes import condensed, shapes_of
 from core.errors import RequestError
 from tests.cluster.ingress.api.templated import (
@@ -20,7 +19,6 @@ from tests.cluster.ingress.api.templated import (
     result,
 )
 
-CALLED = CalledFunction(name="paint", arguments="{}")
 LATER = {"role": "system", "content": "Mind the gap."}
 ANSWER = {"role": "assistant", "content": "Blue."}
 GO_ON = {"role": "user", "content": "And then?"}
@@ -173,12 +171,12 @@ def test_rounds_of_a_loop_that_are_alike_are_tried_once() -> None:
             part
             for number in range(num_rounds)
             for part in (
-                Message(role="assistant", tool_calls=[ToolCall(id=str(number), function=CALLED)]),
-                Message(role="tool", tool_call_id=str(number), content="seen"),
+                ChatMessage(role="assistant", calls=(MessageCall(str(number), "paint", "{}"),)),
+                ChatMessage(role="tool", call_id=str(number), content="seen"),
             )
         ]
         return condensed(
-            shapes_of([Message(role="user", content="x"), *rounds, Message(role="user", content="y")])
+            shapes_of([ChatMessage(role="user", content="x"), *rounds, ChatMessage(role="user", content="y")])
         )
 
     assert shapes(20)[0] == shapes(8)[0]
@@ -204,3 +202,14 @@ def test_ids_that_stand_for_names_have_the_name_and_the_calls_number(tmp_path: P
     assert begins == ["functions.paint:0", "functions.paint:1", "functions.paint:2"]
     results = [part.split()[0] for part in prompt.split("## Return of ")[1:]]
     assert results == ["functions.paint:1", "functions.paint:0", "functions.paint:2"]
+
+
+@pytest.mark.parametrize(
+    "thought",
+    [{"reasoning_content": "Hm."}, {"reasoning_details": [{"text": "Hm."}]}, {"thinking_blocks": [{"thinking": "Hm."}]}],
+)  # fmt: skip
+def test_reasoning_stays_with_the_calls_in_each_form(thought: dict[str, Any], tmp_path: Path) -> None:
+    said = calling(call("call_a"), content="I look.") | thought
+    template = TEXT_OR_CALLS.replace("[{{ m.role }}]", "[{{ m.role }}]{{ m.reasoning_content or '' }}")
+    prompt = rendered(template, tmp_path, ASK, said, result("call_a", "seen"))
+    assert prompt.startswith("[user]Which shade?[assistant]I look.[assistant]Hm.<tool_call>")

@@ -1,51 +1,22 @@
-"""The bodies that clients send. Every parameter of OpenAI's schema is honoured here, or refused by name.
-
-pydantic is strict: "5" is no number and true is no integer."""
+"""The bodies of OpenAI's routes, and vLLM's beside them. Every parameter of OpenAI's schema is honoured, or refused by name."""
 
 from collections.abc import Iterator
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator, model_validator
+from pydantic import BeforeValidator, Field, WrapValidator, model_validator
 
+from cluster.ingress.bodies import request_fields as fields
 from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything, in_pieces, is_one_of
 from cluster.ingress.bodies.cache_hints import CacheControl, CacheHintsBody, Retention, with_ttl
 from cluster.ingress.bodies.neutral_fields import NEUTRAL, NOTED
 from cluster.ingress.bodies.structured import ResponseFormat, StructuredOutputs
 from cluster.ingress.bodies.tool_bodies import ToolCalls, ToolChoice, Tools
+from cluster.ingress.requests import conversation
+from cluster.ingress.requests.generation_request import Terms
 
-Probability = Annotated[float, Field(gt=0, le=1)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
-Stop = Annotated[str, Field(min_length=1, max_length=1024)]
-MAX_STOPS = 64
-_MAX_STOP_CHARACTERS = 4096
-"""The most characters of all stop strings together: each token's text is compared with all of them."""
-TokenNumber = Annotated[int, Field(ge=0)]
-# A list ends at its first bad item: a million complaints would hold up everybody's tokens while they are written.
-Ids = Annotated[list[TokenNumber], Field(min_length=1, fail_fast=True), WrapValidator(in_pieces)]
-Truncation = Annotated[int, Field(ge=-1)]
-"""vLLM's field: so many tokens of a prompt are taken; -1 means as many as the model takes."""
-MAX_BIASES = 1024
 MAX_TEXTS = 2048
 """The most texts of one request for vectors, as with OpenAI."""
-
-
-def _not_too_many(biases: Any) -> Any:
-    """Refuse too many biases before each of them is validated, which takes time."""
-    if isinstance(biases, dict) and len(biases) > MAX_BIASES:
-        raise ValueError(f"{len(biases)} token ids exceed the limit of {MAX_BIASES}")
-    return biases
-
-
-def _not_too_long(stops: list[str]) -> list[str]:
-    if (length := sum(map(len, stops))) > _MAX_STOP_CHARACTERS:
-        raise ValueError(f"{length} characters together exceed the limit of {_MAX_STOP_CHARACTERS}")
-    return stops
-
-
-Stops = Annotated[list[Stop], Field(max_length=MAX_STOPS), AfterValidator(_not_too_long)]
-BadWord = Annotated[str, Field(min_length=1, max_length=256)]
-Biases = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_not_too_many)]
 
 
 class StreamOptions(Strict):
@@ -62,30 +33,34 @@ class ModelRequest(Strict):
     noted: ClassVar[NeutralFields] = NOTED
 
     model: str
-    service_tier: Annotated[str, Field(max_length=64)] | None = None
+    service_tier: fields.ServiceTier | None = None
     """The service class, where the header x-slo-class names none. `auto` and `default` mean the tenant's own."""
     priority: Annotated[int, Field(ge=-1000, le=1000)] = 0
     """A smaller number goes first, within what the tenant's classes allow."""
-    cache_salt: Annotated[str, Field(max_length=256)] = ""
+    cache_salt: fields.CacheSalt = ""
     """Prefixes are shared only among requests of one tenant with equal salts."""
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(self.model, self.service_tier, self.priority, self.cache_salt)
 
 
 class Common(ModelRequest):
     """What both generation routes take. None means the model's default."""
 
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Probability | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    logit_bias: Biases | None = None
+    temperature: fields.Temperature | None = None
+    top_p: fields.Probability | None = None
+    top_k: fields.TopK | None = None
+    min_p: fields.MinP | None = None
+    repetition_penalty: fields.RepetitionPenalty | None = None
+    presence_penalty: fields.Penalty | None = None
+    frequency_penalty: fields.Penalty | None = None
+    seed: fields.Seed | None = None
+    logit_bias: fields.Biases | None = None
     allowed_token_ids: (
-        Annotated[list[TokenNumber], Field(min_length=1, fail_fast=True, max_length=65536)] | None
+        Annotated[list[fields.TokenNumber], Field(min_length=1, fail_fast=True, max_length=65536)] | None
     ) = None
-    bad_words: Annotated[list[BadWord], Field(max_length=128, fail_fast=True)] | None = None
+    bad_words: Annotated[list[fields.BadWord], Field(max_length=128, fail_fast=True)] | None = None
     """Texts that the answer does not contain."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] = 0
@@ -94,12 +69,12 @@ class Common(ModelRequest):
     """vLLM's: the answers are the likeliest that a search over `n` (or `best_of`) beams finds."""
     length_penalty: Annotated[float, Field(ge=-10, le=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
-    stop: Stop | Stops | None = None
-    stop_token_ids: Annotated[list[TokenNumber], Field(fail_fast=True, max_length=1024)] | None = None
+    stop: fields.Stop | fields.Stops | None = None
+    stop_token_ids: Annotated[list[fields.TokenNumber], Field(fail_fast=True, max_length=1024)] | None = None
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
-    truncate_prompt_tokens: Truncation | None = None
+    truncate_prompt_tokens: fields.Truncation | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """vLLM's field: how likely each token of the prompt was, and so many of the likeliest."""
     return_token_ids: bool | None = None
@@ -108,7 +83,7 @@ class Common(ModelRequest):
     prompt_cache_retention: Retention | None = None
     """With `24h` a prefix is pinned as with `cache_hints.ttl_s`; `in_memory` is how all are kept. `none` is Baton's: no request
     will continue from here, and the cache gives these blocks up first."""
-    prompt_cache_key: Annotated[str, Field(max_length=256)] | None = None
+    prompt_cache_key: fields.CacheKey | None = None
     """The session, where `cache_hints` name none."""
     cache_hints: CacheHintsBody | None = None
     response_format: ResponseFormat | None = None
@@ -116,26 +91,9 @@ class Common(ModelRequest):
     """vLLM's field, for what OpenAI's `response_format` cannot say."""
 
     @property
-    def is_structured(self) -> bool:
-        text = self.response_format is None or self.response_format.type == "text"
-        return not text or self.structured_outputs is not None
-
-    @property
-    def wants_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
-
-    @property
-    def wants_usage_everywhere(self) -> bool:
-        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
-
-    @property
     def hints(self) -> CacheHintsBody | None:
         """What the body says of the time after it."""
         return self.cache_hints
-
-    @property
-    def stops(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
 class _Part(Strict):
@@ -147,19 +105,22 @@ class TextPart(_Part):
     type: Literal["text"]
     text: str
 
-
-Detail = Literal["auto", "low", "high", "original"]
-"""`low` makes a large picture smaller. With the others a model sees as finely as its processor lets it."""
+    def part(self, place: str) -> conversation.Part:
+        return conversation.MessageText(self.text)
 
 
 class ImageUrl(Strict):
     url: str
-    detail: Detail | None = None
+    detail: fields.Detail | None = None
 
 
 class ImagePart(_Part):
     type: Literal["image_url"]
     image_url: ImageUrl
+
+    def part(self, place: str) -> conversation.Part:
+        url, is_small = self.image_url.url, self.image_url.detail == "low"
+        return conversation.MessageImage(url, f"{place}.image_url.url", is_small)
 
 
 def _said(part: Any) -> Any:
@@ -224,17 +185,22 @@ class Message(Strict):
                 raise ValueError("content is required")
             if self.tool_calls or self.thought:
                 raise ValueError("only an assistant's message has tool_calls or reasoning")
-        if self.role != "user" and self.has_pictures:
-            raise ValueError("only a user's message has pictures")
         return self
 
-    @property
-    def text(self) -> str | None:
-        """The text alone."""
-        parts = self.content if self.content is not None else self.refusal
-        if not isinstance(parts, list):
-            return parts
-        return "".join(part.text for part in parts if isinstance(part, TextPart))
+    def message(self, place: str) -> conversation.ChatMessage:
+        content = self.refusal if self.content is None else self.content
+        if isinstance(content, list):
+            parts = [part.part(f"{place}.content[{at}]") for at, part in enumerate(content)]
+            content = conversation.content_of(parts)
+        return conversation.ChatMessage(
+            role=self.role,
+            content=content or "",
+            name=self.name,
+            reasoning=self.thought,
+            calls=tuple(call.call for call in self.tool_calls or ()),
+            call_id=self.tool_call_id,
+            place=place,
+        )
 
     @property
     def thought(self) -> str:
@@ -247,10 +213,6 @@ class Message(Strict):
         yield self.cache_control
         if isinstance(self.content, list):
             yield from (part.cache_control for part in self.content)
-
-    @property
-    def has_pictures(self) -> bool:
-        return isinstance(self.content, list) and any(isinstance(part, ImagePart) for part in self.content)
 
 
 Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True)]
@@ -268,9 +230,8 @@ class ChatRequest(Common):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
-    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
-    """Tokens after which the end of reasoning is forced, as in vLLM."""
+    reasoning_effort: fields.Effort | None = None
+    thinking_token_budget: fields.ThinkingTokens | None = None
 
     @property
     def hints(self) -> CacheHintsBody | None:
@@ -279,20 +240,12 @@ class ChatRequest(Common):
         return with_ttl(self.cache_hints, chain(told, declared))
 
 
-Prompts = (
-    str
-    | Ids
-    | Annotated[list[str], Field(min_length=1, fail_fast=True)]
-    | Annotated[list[Ids], Field(min_length=1, fail_fast=True)]
-)
-
-
 class RerankDocument(Strict):
     text: str
 
 
 class CompletionRequest(Common):
-    prompt: Prompts
+    prompt: fields.Prompts
     echo: bool | None = None
     suffix: str | None = None
     """The text that follows the wanted text."""
@@ -325,11 +278,11 @@ CHATS_OWN: NeutralFields = {
 
 
 class EmbeddingRequest(ModelRequest):
-    input: Prompts
+    input: fields.Prompts
     dimensions: Annotated[int, Field(ge=1)] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     add_special_tokens: bool = True
-    truncate_prompt_tokens: Truncation | None = None
+    truncate_prompt_tokens: fields.Truncation | None = None
 
 
 class RerankRequest(ModelRequest):
@@ -368,4 +321,4 @@ class DetokenizeRequest(Strict):
     neutral: ClassVar[NeutralFields] = NEUTRAL
 
     model: str | None = None
-    tokens: Annotated[list[TokenNumber], Field(fail_fast=True), WrapValidator(in_pieces)]
+    tokens: Annotated[list[fields.TokenNumber], Field(fail_fast=True), WrapValidator(in_pieces)]
