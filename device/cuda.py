@@ -31,8 +31,19 @@ _DEFAULT_STREAM = 0
 """The stream that torch launches on where nobody chooses another."""
 
 
+_INSTALL_CUPY = "pip install cupy-cuda13x, or cupy-cuda12x for a torch of CUDA 12"
+
+
 def has_cupy() -> bool:
     return importlib.util.find_spec("cupy") is not None
+
+
+def check_cupy() -> None:
+    """Raise ConfigError where cupy is not installed."""
+    if not has_cupy():
+        raise ConfigError(
+            f"Baton reaches GPUs through cupy, which is not installed: {_INSTALL_CUPY}, or set engine.device to cpu"
+        )
 
 
 def load_runtime() -> Any:
@@ -41,8 +52,7 @@ def load_runtime() -> Any:
         return importlib.import_module("cupy.cuda.runtime")
     except ImportError as error:
         raise ConfigError(
-            f"CUDA is reached through cupy, which cannot be imported ({error}): "
-            "pip install cupy-cuda13x, or cupy-cuda12x for a torch of CUDA 12"
+            f"CUDA is reached through cupy, which cannot be imported ({error}): {_INSTALL_CUPY}"
         ) from error
 
 

@@ -105,8 +105,7 @@ class Bench:
 
     @property
     def _pool_bytes(self) -> int:
-        memory = self._rank.memory
-        return 0 if memory is None or INTERPRETED else memory.region.num_bytes
+        return 0 if INTERPRETED else self._rank.memory.region.num_bytes
 
 
 def _alike(one: list[list[int]], other: list[list[int]]) -> float:

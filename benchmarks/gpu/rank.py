@@ -1,6 +1,5 @@
 """A rank of a shape, alone: its model with made-up weights, its KV pool, and plans of steps for it."""
 
-import mmap
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -15,13 +14,12 @@ from core.garbage import leave_out_all_there_is
 from core.kv import KVShard, num_blocks_for
 from core.plan import NewSeq, SeqWork, StepPlan, StepResult
 from core.types import SamplingParams
-from device.cuda import CudaDevice, has_cupy
+from device.cuda import CudaDevice
 from device.poller import Poller
 from device.port import PoolMemory
 from device.simulated import SimulatedDevice
 from engine.execution.batch.step_memory import NUM_STEPS, StepMemory
 from engine.execution.graphs.step_graphs import StepGraphs
-from engine.execution.pools.mirrored_pool import MirroredPool
 from engine.execution.pools.resident_pool import ResidentPool
 from engine.execution.runner import LaunchedStep, Runner
 from kernels.ops import ScaledKV
@@ -34,9 +32,9 @@ BLOCK_SIZE = 16
 @dataclass(frozen=True, slots=True)
 class Rank:
     model: Model
-    pool: ResidentPool | MirroredPool
-    memory: PoolMemory | None
-    """What the pool lies in; None where it has a copy in host memory, since cupy is missing."""
+    pool: ResidentPool
+    memory: PoolMemory
+    """What the pool lies in."""
 
     @classmethod
     def of(cls, shape: Shape, num_tokens: int, device: torch.device) -> "Rank":
@@ -44,16 +42,9 @@ class Rank:
         model = model_of(shape, device)
         shard = KVShard.whole(model.spec.kv_layout(BLOCK_SIZE, str(DTYPE).removeprefix("torch.")))
         num_blocks = num_blocks_for(num_tokens, BLOCK_SIZE)
-        pool: ResidentPool | MirroredPool
-        memory = None
-        if INTERPRETED or has_cupy():
-            own = SimulatedDevice(seed=num_blocks) if INTERPRETED else CudaDevice(0)
-            memory = take_device_memory(own, shard.pool_bytes(num_blocks + 1))
-            pool = ResidentPool(shard, num_blocks + 1, memory, device)
-        else:
-            pool = MirroredPool(
-                shard, num_blocks, memoryview(mmap.mmap(-1, shard.pool_bytes(num_blocks))), device
-            )
+        own = SimulatedDevice(seed=num_blocks) if INTERPRETED else CudaDevice(0)
+        memory = take_device_memory(own, shard.pool_bytes(num_blocks + 1))
+        pool = ResidentPool(shard, num_blocks + 1, memory, device)
         for layer in pool.layers:
             assert not isinstance(layer, ScaledKV)
             layer.normal_()
@@ -62,9 +53,7 @@ class Rank:
 
     def runner(self, max_rows: int, graphs: StepGraphs | None = None) -> Runner:
         """`max_rows`: the most tokens that a step draws."""
-        steps = (
-            StepMemory(self.memory.device, self.pool.device, max_rows) if self.memory is not None else None
-        )
+        steps = StepMemory(self.memory.device, self.pool.device, max_rows)
         return Runner(self.model, self.pool, BLOCK_SIZE, graphs=graphs, steps=steps)
 
 

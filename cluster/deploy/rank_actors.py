@@ -32,7 +32,7 @@ from core.config.cluster_config import ClusterConfig, TransferConfig
 from core.config.serve_config import ServeConfig
 from core.cost.memory_model import DeviceMemory
 from core.errors import ConfigError, ReplicaLost
-from device.cuda import has_cupy
+from device.cuda import check_cupy
 from engine.ranks.rank import Rank, Spawner, rank_name
 from engine.ranks.rank_messages import RankSetup
 from engine.ranks.rank_process import serve_instance
@@ -135,8 +135,15 @@ def rank_actors(
         memories,
         _addresses(hosts, host),
     )
-    has_gpus = bool(granted[0].num_gpus) and has_cupy()
+    has_gpus = _have_gpus(granted)
     return InstancePlace(spawner, keep if len(hosts) > 1 else None, keep_on_devices if has_gpus else None)
+
+
+def _have_gpus(granted: Sequence[BundleShare]) -> bool:
+    """Return whether ranks compute on GPUs. Raises ConfigError where that needs cupy and there is none."""
+    if granted[0].num_gpus:
+        check_cupy()
+    return bool(granted[0].num_gpus)
 
 
 def _gpus_of(ranks: Sequence[Any]) -> list[str]:

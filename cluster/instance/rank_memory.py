@@ -1,4 +1,4 @@
-"""What memory an instance's ranks find where they are started, how many others share it, and whether pools keep to a GPU's."""
+"""What memory an instance's ranks find where they are started, and how many others share it."""
 
 import shutil
 from dataclasses import replace
@@ -8,15 +8,13 @@ from cluster.instance.instance_parts import Role
 from core.config.cluster_config import ClusterConfig
 from core.config.parallel_config import ParallelConfig
 from core.config.pools import pools_of
-from core.cost.memory_model import MEMORY_SERVER_BYTES, DeviceMemory, Sharing
+from core.cost.memory_model import MEMORY_SERVER_BYTES, DeviceMemory
 from core.errors import ConfigError
 from engine.ranks.rank import Spawner
 from engine.sizing.devices import (
     choose_device,
     host_cpus,
     host_gpus,
-    host_memory,
-    keeps_pool,
     memory_of,
 )
 from engine.sizing.model_dims import mesh_of
@@ -28,6 +26,8 @@ _SHARED_MEMORY = Path("/dev/shm")
 def memory_in_process(config: ClusterConfig, parallel: ParallelConfig, spawner: Spawner | None) -> RankMemory:
     """Return the memory where all instances of the configuration are in this process, on the same devices. Raises
     ConfigError."""
+    if spawner is not None and not spawner.memory[0].is_host:
+        _check_nobody_reads(config)
     if parallel.shares_card:
         raise ConfigError(
             f"gpu_share is {parallel.gpu_share:g}: instances within one process have no shares of their own of its card: "
@@ -37,11 +37,18 @@ def memory_in_process(config: ClusterConfig, parallel: ParallelConfig, spawner: 
     return _found(config, parallel, spawner, num_on_host=num_ranks, num_in_process=num_ranks)
 
 
-def why_copied(config: ClusterConfig) -> str:
-    """Return a clause that says what needs a copy in host memory of the KV of several ranks on GPUs; empty where nothing does."""
-    if config.transfer.transport not in ("auto", "tcp", "cuda_ipc", "nixl", "nccl"):
-        return f"transfer.transport {config.transfer.transport} moves host memory"
-    return ""
+def _check_nobody_reads(config: ClusterConfig) -> None:
+    """Raise ConfigError where others would read the pools of several ranks on GPUs. In one process only the ranks reach them."""
+    engine = config.engine
+    readers = [name for name in ("host_cache_bytes", "disk_cache_bytes") if getattr(engine, name)]
+    reader = f"engine.{readers[0]}" if readers else ""
+    if (num := sum(pool.num_instances for pool in pools_of(config))) > 1:
+        reader = f"a hand-over among {num} instances"
+    if reader:
+        raise ConfigError(
+            f"{reader} needs memory servers where an instance has several GPUs, and one process has none: serve without --local, "
+            "or have one instance without lower tiers (prefill_instances 0, decode_instances 1)"
+        )
 
 
 def memory_of_replica(
@@ -50,12 +57,11 @@ def memory_of_replica(
     parallel: ParallelConfig,
     spawner: Spawner | None,
     *,
-    ranks_keep: bool = False,
     num_instances: int = 0,
 ) -> RankMemory:
     """Return the memory where the instance has its process, and its GPUs, for itself. As many others may be beside it as the host
-    has processors and GPUs for. `ranks_keep` says that several ranks on GPUs have their pools there and nowhere else.
-    `num_instances` are those that share this host, or pod, where whoever places them says so; 0: nobody does."""
+    has processors and GPUs for. Several ranks on GPUs have a memory server each. `num_instances` are those that share this host,
+    or pod, where whoever places them says so; 0: nobody does."""
     memories = spawner.memories if spawner else ()
     own = max(map(memories.count, memories)) if memories else -(-parallel.num_ranks // parallel.hosts)
     with_room = [
@@ -67,14 +73,15 @@ def memory_of_replica(
     if num_instances:
         with_room.append(num_instances * own)
     on_host = max(own, min(with_room))
-    found = _found(config, parallel, spawner, num_on_host=on_host, num_in_process=1, ranks_keep=ranks_keep)
+    found = _found(config, parallel, spawner, num_on_host=on_host, num_in_process=1)
+    if found.on_device and parallel.num_ranks > 1:
+        return replace(found, devices=tuple(_without_server(device) for device in found.devices))
     if role == "prefill" or config.transfer.transport not in ("auto", "shm") or found.on_device:
         return found
     # Others write into this pool through /dev/shm, where a container often has little.
     shared, utilization = shutil.disk_usage(_SHARED_MEMORY), config.engine.memory_utilization
     free = int(min(shared.free, shared.total / on_host) * utilization)
-    limit = found.most_pool_bytes
-    return replace(found, most_pool_bytes=free if limit is None else min(free, limit))
+    return replace(found, most_pool_bytes=free)
 
 
 def _found(
@@ -84,7 +91,6 @@ def _found(
     *,
     num_on_host: int,
     num_in_process: int,
-    ranks_keep: bool = False,
 ) -> RankMemory:
     devices = _devices(config, parallel, spawner)
     if all(device.is_host for device in devices):
@@ -96,16 +102,13 @@ def _found(
         are_alike = len({mesh_of(pool.parallel) for pool in pools_of(config)}) == 1
         num_alike = max(1, num_on_host // parallel.num_ranks) if are_alike else 1
         return RankMemory(devices=left, num_sharers=num_on_host, num_alike=num_alike)
-    if parallel.num_ranks > 1 and ranks_keep:
-        left = tuple(_without(device, MEMORY_SERVER_BYTES, MEMORY_SERVER_BYTES) for device in devices)
-        return RankMemory(devices=left, num_sharers=num_in_process, on_device=True)
-    share = parallel.gpu_share
-    if keeps_pool(parallel.num_ranks, device_is_host=devices[0].is_host):
-        return RankMemory(devices=devices, num_sharers=num_in_process, on_device=True, card_share=share)
-    # The pool is mirrored in host memory, which bounds it, too.
-    host = host_memory()
-    most = host.budget_bytes(config.engine.memory_utilization, Sharing(num_on_host))
-    return RankMemory(devices=devices, num_sharers=num_in_process, most_pool_bytes=most, card_share=share)
+    return RankMemory(
+        devices=devices, num_sharers=num_in_process, on_device=True, card_share=parallel.gpu_share
+    )
+
+
+def _without_server(device: DeviceMemory) -> DeviceMemory:
+    return _without(device, MEMORY_SERVER_BYTES, MEMORY_SERVER_BYTES)
 
 
 def _without(device: DeviceMemory, of_total: int, of_free: int) -> DeviceMemory:

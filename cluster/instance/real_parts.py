@@ -10,8 +10,8 @@ import torch
 from cluster.instance.device_access import device_access, loopback_access, take_device_memory
 from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.pool_access import PoolAccess, no_access, remote_access
-from cluster.instance.pull_media import MEDIA, device_media
-from cluster.instance.rank_memory import memory_in_process, memory_of_replica, why_copied
+from cluster.instance.pull_media import device_media
+from cluster.instance.rank_memory import memory_in_process, memory_of_replica
 from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.instance.remote_memory.remote_bytes import NUM_SLOTS, RemoteBytes
 from cluster.instance.remote_memory.remote_host import Keep, RemoteHost, start_memories
@@ -35,7 +35,7 @@ from engine.tiers.build_tiers import build_tiers
 from engine.tiers.saved_first import SavedFirst
 from kernels.cpu.library import native
 from kvtransfer.staging import STAGING_BYTES, HostStaging
-from kvtransfer.transport.base import Holder, Receiver, Sender
+from kvtransfer.transport.base import Holder, Receiver
 from kvtransfer.transport.loopback_transport import LoopbackFabric, LoopbackReceiver, LoopbackSender
 from kvtransfer.transport.shm import host_id
 from models.families.table import read_spec
@@ -54,7 +54,7 @@ class InstancePlace:
     keep: Keep | None = None
     """None where there are no other hosts."""
     keep_on_devices: Keep | None = None
-    """Starts a memory server on each rank's device, in the ranks' order, before the ranks. None where that cannot be."""
+    """Starts a memory server on each rank's device, in the ranks' order, before the ranks. None: they compute on CPUs."""
 
 
 def local_parts(
@@ -73,36 +73,39 @@ def local_parts(
         timer=timer,
     )
     timer.begin("pool")
-    if size.on_device:
-        memory = take_device_memory(CudaDevice(0), size.num_bytes)
-        access = loopback_access(fabric, mail.address, memory, size.num_bytes)
-        return _parts(
-            config, folder, size, parallel, access=access, host="process", spawner=None, timer=timer
-        )
-    memory, path = take_memory(size.num_bytes + STAGING_BYTES)
-    buffer = memory[: size.num_bytes]
-
-    def receivers(holder: Holder) -> list[Receiver]:
-        return [LoopbackReceiver(fabric, mail.address, buffer, holder.may_write, holder.arrived)]
-
-    def senders() -> list[Sender]:
-        return [LoopbackSender(fabric, memory)]
-
     return _parts(
         config,
         folder,
         size,
         parallel,
-        access=PoolAccess(
-            buffer=buffer,
-            make_receivers=receivers,
-            make_senders=senders,
-            path=path,
-            staging=HostStaging(memory, size.num_bytes),
-        ),
+        access=_local_access(size, mail.address, fabric, has_ranks=spawner is not None),
         host="process",
         spawner=spawner,
+        other_memories=[MemoryPlace(pool.num_bytes) for pool in size.pools] if size.on_device else (),
         timer=timer,
+    )
+
+
+def _local_access(size: PoolSize, address: str, fabric: LoopbackFabric, *, has_ranks: bool) -> PoolAccess:
+    """Return the access to the pool within this process. `has_ranks`: they are processes, and where they compute on GPUs nobody
+    else reaches their pools."""
+    if size.on_device and has_ranks:
+        return no_access()
+    if size.on_device:
+        device_memory = take_device_memory(CudaDevice(0), size.num_bytes)
+        return loopback_access(fabric, address, device_memory, size.num_bytes)
+    memory, path = take_memory(size.num_bytes + STAGING_BYTES)
+    buffer = memory[: size.num_bytes]
+
+    def receivers(holder: Holder) -> list[Receiver]:
+        return [LoopbackReceiver(fabric, address, buffer, holder.may_write, holder.arrived)]
+
+    return PoolAccess(
+        buffer=buffer,
+        make_receivers=receivers,
+        make_senders=lambda: [LoopbackSender(fabric, memory)],
+        path=path,
+        staging=HostStaging(memory, size.num_bytes),
     )
 
 
@@ -130,7 +133,6 @@ def remote_parts(
         role,
         parallel,
         spawner,
-        ranks_keep=_ranks_keep(config, placement),
         num_instances=num_instances,
     )
     size = _size(config, folder, role, parallel, spawner=spawner, found=found, timer=timer)
@@ -148,6 +150,7 @@ def remote_parts(
             host=host_id(),
             spawner=spawner,
             remote=remote,
+            other_memories=[host.memory for host in remote],
             card=card,
             timer=timer,
         )
@@ -170,7 +173,6 @@ def _access(
             receives=role != "prefill",
             key=key,
             num_bytes=size.num_bytes,
-            media=MEDIA,
         )
     if not in_process:
         return no_access()
@@ -190,15 +192,6 @@ def _keep_to_share(config: ClusterConfig, parallel: ParallelConfig, found: RankM
     card, num_processors = card_of(device)
     log.info("this instance shares GPU %s, and CUDA shows it %d of its multiprocessors", card, num_processors)
     return card
-
-
-def _ranks_keep(config: ClusterConfig, placement: InstancePlace | None) -> bool:
-    """Return whether ranks on GPUs have their pools there and nowhere else."""
-    if placement is None or placement.keep_on_devices is None:
-        return False
-    if why := why_copied(config):
-        log.info("KV of ranks on GPUs has a copy in host memory: %s", why)
-    return not why
 
 
 def _memory_servers(
@@ -272,6 +265,7 @@ def _parts(
     host: str,
     spawner: Spawner | None,
     remote: tuple[RemoteHost, ...] = (),
+    other_memories: Sequence[MemoryPlace] = (),
     card: str = "",
     timer: StartTimer,
 ) -> InstanceParts:
@@ -285,14 +279,13 @@ def _parts(
 
     def group(sink: LayerSink | None) -> WorkerGroup:
         if spawner is not None:
-            memories = [MemoryPlace(size.num_bytes, access.path), *(host.memory for host in remote)]
             try:
                 ranks = start_ranks(
                     folder,
                     config.engine,
                     size,
                     parallel,
-                    memories=memories,
+                    memories=[MemoryPlace(size.num_bytes, access.path), *other_memories],
                     sink=sink,
                     spawner=spawner,
                     companions=remote,

@@ -15,8 +15,7 @@ a NIC."""
 _FIXES = {
     "tcp": "KV goes over TCP. Where there is RDMA: install NIXL, and give the pods their RDMA devices. Otherwise raise "
     "transfer.tcp_streams",
-    "shm": "KV of GPUs passes through the host's memory: install cupy, so that they hand over by CUDA IPC. Otherwise other work "
-    "fills the memory bus",
+    "shm": "is other work filling the memory bus?",
     "nixl": "is it GPUDirect RDMA (nvidia-peermem or dma-buf), by the card next to the GPU? UCX_LOG_LEVEL=info says what UCX has "
     "chosen",
 }

@@ -21,13 +21,12 @@ from torch.distributed import DistStoreError, TCPStore  # pyright: ignore[report
 
 from cluster.instance.device_access import device_access, take_device_memory
 from cluster.instance.pool_access import PoolAccess, remote_access
-from cluster.instance.pull_media import MEDIA, device_media
+from cluster.instance.pull_media import device_media
 from cluster.preflight.rank_job import RankJob, another_connection, exchange, meet, read_job
 from core.errors import BatonError
 from core.kv import KVLayout, KVShard
 from core.messages import RegionKey
 from device.cuda import CudaDevice
-from engine.sizing.devices import keeps_pool
 from kvtransfer.copies import CopyRun
 from kvtransfer.pusher import MAX_WRITES
 from kvtransfer.source import HostSource, Source
@@ -152,7 +151,7 @@ def messages_of(num_blocks: int) -> list[list[CopyRun]]:
 def open_pool(job: RankJob, num_bytes: int) -> PoolAccess:
     """Make a pool, as that of an instance of one rank on this node is made. Raises ConfigError."""
     me, key = Identity(f"doctor-{job.rank}", str(os.getpid()), os.getpid()), bytes.fromhex(job.key)
-    if keeps_pool(1, device_is_host=not torch.cuda.is_available()):
+    if torch.cuda.is_available():
         card = job.card % torch.cuda.device_count()
         torch.cuda.set_device(card)
         device = CudaDevice(card)
@@ -161,7 +160,7 @@ def open_pool(job: RankJob, num_bytes: int) -> PoolAccess:
         return device_access(
             job.transfer, me, job.host, key=key, memory=memory, num_bytes=num_bytes, media=media
         )
-    return remote_access(job.transfer, me, job.host, receives=True, key=key, num_bytes=num_bytes, media=MEDIA)
+    return remote_access(job.transfer, me, job.host, receives=True, key=key, num_bytes=num_bytes)
 
 
 def _region(text: str) -> RegionKey:

@@ -4,14 +4,13 @@ model."""
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from cluster.instance.rank_memory import memory_of_replica, why_copied
+from cluster.instance.rank_memory import memory_of_replica
 from cluster.preflight.findings import Finding, Verdict
 from core.config.cluster_config import ClusterConfig
 from core.config.draft_config import draft_path, engine_of_role
 from core.config.parallel_config import ParallelConfig
 from core.config.pools import PoolName, pools_of
 from core.errors import ConfigError
-from device.cuda import has_cupy
 from engine.sizing.model_dims import mesh_of
 from engine.sizing.pool_size import size_pool
 from models.files.hub import folder_of
@@ -62,7 +61,6 @@ def _check_pool(
                 name,
                 parallel,
                 None,
-                ranks_keep=has_cupy() and not why_copied(config),
                 num_instances=num_instances,
             ),
             slots=config.adapters,

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from cluster.instance.rank_memory import why_copied
 from cluster.preflight.findings import Finding, Verdict
 from core.config.cluster_config import ClusterConfig, EngineConfig
 from core.config.draft_config import engine_of_role
@@ -97,12 +96,11 @@ def _instance(
     parallel, engine = pool.parallel, engine_of_role(config.engine, pool.name)
     size = _size(config, engine, folder, pool, on_gpus=on_gpus)
     num_here = -(-parallel.num_ranks // parallel.hosts)
-    is_copied = on_gpus and parallel.num_ranks > 1 and bool(why_copied(config))
     weights = 0 if on_gpus else sum(need.weight_bytes for need in size.needs)
     if config.model.packed_cache not in ("auto", "none"):  # `auto` stores none in a pod
         weights = -(-weights // num_alike)
     steps = 0 if on_gpus else sum(need.step_bytes for need in size.needs)
-    kv_bytes = size.num_bytes if is_copied or not on_gpus else 0
+    kv_bytes = 0 if on_gpus else size.num_bytes
     if not on_gpus and not (engine.kv_bytes or engine.num_blocks):
         # Of what memory_utilization leaves beside weights and steps, a pool on a CPU takes half.
         needs = weights + steps

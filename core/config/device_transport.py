@@ -10,3 +10,7 @@ def check_device_transport(transport: str, wanted: str, device: str) -> None:
         raise ConfigError(
             f"{auto}transfer.transport {transport} moves GPU memory; CPUs hand KV over in host memory: use auto, shm, tcp or nixl"
         )
+    if transport == "shm" and device == "cuda":
+        raise ConfigError(
+            "transfer.transport shm moves host memory, and the KV of GPUs is in their own: use auto, tcp, cuda_ipc, nixl or nccl"
+        )

@@ -28,7 +28,6 @@ from engine.execution.held_adapters import HeldAdapters
 from engine.execution.inline_group import InlineGroup
 from engine.execution.launching_group import LaunchingGroup
 from engine.execution.pools.kv_pool import DevicePool, KVPool
-from engine.execution.pools.mirrored_pool import MirroredPool
 from engine.execution.pools.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from engine.execution.sampling.grammar_masks import GrammarMasks
@@ -140,7 +139,7 @@ class _Build:
     def _pool_in(self, memory: memoryview | PoolMemory) -> DevicePool:
         if isinstance(memory, PoolMemory):
             return ResidentPool(self.place.shard, self.place.num_blocks, memory, self.device)
-        return make_pool(self.place, memory, self.device)
+        return host_pool(self.place, memory)
 
     def _graphs(self, model: CausalModel, pool: DevicePool, capture: Capture | None) -> StepGraphs | None:
         engine, most = self.engine, self.size.max_context_tokens
@@ -174,9 +173,7 @@ class _Build:
             )
 
 
-def make_pool(place: RankPool, memory: memoryview, device: torch.device) -> DevicePool:
-    """Make a rank's pool in its instance's memory. Raises ConfigError."""
+def host_pool(place: RankPool, memory: memoryview) -> KVPool:
+    """Make a rank's pool in its instance's memory, the host's."""
     buffer = memory[place.base_bytes : place.base_bytes + place.num_bytes]
-    if device.type == "cpu":
-        return KVPool(place.shard, place.num_blocks, buffer)
-    return MirroredPool(place.shard, place.num_blocks, buffer, device)
+    return KVPool(place.shard, place.num_blocks, buffer)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from core.kv import num_blocks_for
 from core.plan import FailedSeq, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from core.records import record
@@ -113,9 +112,7 @@ class Runner:
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         started_s = time.perf_counter()
         self._draws.begin(plan)
-        layer_done = begin_step(
-            plan, self._seqs, self._pool, self._block_size, self._sink, self._num_state_blocks
-        )
+        layer_done = begin_step(plan, self._seqs, self._pool, self._sink)
         seqs = [self._seqs[item.key] for item in plan.work]
         io, pack, graphs = self._steps.begin(), Pack(), self._graphs
         size = 0
@@ -211,9 +208,7 @@ def begin_step(
     plan: StepPlan,
     seqs: dict[str, RankSeq],
     pool: DevicePool,
-    block_size: int,
     sink: LayerSink | None,
-    num_state_blocks: int = 0,
 ) -> LayerDone | None:
     """Let sequences leave and come, and bring the blocks into the state that the step expects. Returns whom to tell of the step's
     layers, if anybody waits for them."""
@@ -228,7 +223,6 @@ def begin_step(
     layer_done = sink.step_started(plan) if sink is not None else None
     pool.begin(plan)
     pool.copy_blocks(plan.copies)
-    _take_in(pool, plan, block_size, num_state_blocks)
     return layer_done
 
 
@@ -243,21 +237,6 @@ def layer_hook(
     def written(layer: int) -> None:
         pool.written(layer - first_layer, slots)
         if layer_done is not None:
-            pool.hand_over()
             layer_done(0, layer)
 
     return written
-
-
-def _take_in(pool: DevicePool, plan: StepPlan, block_size: int, num_state_blocks: int) -> None:
-    """Take in what others may have computed of the new sequences' KV."""
-    if not pool.is_told:
-        return
-    new = {seq.key for seq in plan.new}
-    known = [
-        item.block_ids[: num_state_blocks + num_blocks_for(item.start, block_size)]
-        for item in plan.work
-        if item.key in new and item.start
-    ]
-    if blocks := [block for ids in known for block in ids]:
-        pool.arrived(torch.tensor(blocks, dtype=torch.int64))

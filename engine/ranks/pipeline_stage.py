@@ -74,9 +74,7 @@ class StageRunner:
             self._learn()
         if self._model.is_last:
             self._draws.begin(plan)
-        layer_done = begin_step(
-            plan, self._seqs, self._pool, self._block_size, self._sink, self._num_state_blocks
-        )
+        layer_done = begin_step(plan, self._seqs, self._pool, self._sink)
         cut = [micro_batches(work, self._num_micro_batches) for work in plan.groups or (plan.work,)]
         parts = list(zip_longest(*cut, fillvalue=()))
         sampled: list[Sampled] = []

@@ -38,7 +38,7 @@ class Meeting:
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlace:
-    """How a rank reaches the memory that its pool lies in."""
+    """How a rank reaches the memory that its pool lies in. Without a path and a handle it takes that from its own device."""
 
     num_bytes: int
     path: str = ""

@@ -29,7 +29,7 @@ from device.port import PoolMemory
 from device.seam import DeviceOf
 from engine.execution.batch.picture_rows import PictureRows, make_picture_rows
 from engine.execution.batch.step_memory import StepMemory
-from engine.execution.build_group import make_pool
+from engine.execution.build_group import host_pool
 from engine.execution.drafting.load_head import load_head
 from engine.execution.drafting.proposing import Proposer, Proposing
 from engine.execution.expert_load import counted
@@ -366,14 +366,13 @@ def _warm_up(setup: RankSetup, step: Step) -> None:
 def _pool(
     setup: RankSetup, device: torch.device, device_of: DeviceOf
 ) -> tuple[DevicePool, PoolMemory | None]:
-    """Return the rank's pool and, where that lies on a device, the memory that it has in common with its memory server."""
+    """Return the rank's pool and, where that lies on a device, its memory there."""
     own, place = setup.pools[setup.rank], setup.memory
-    if not place.handle:
-        return make_pool(own, _map(place.path, place.num_bytes), device), None
-    opener = device_of(setup.device)
-    whole = opener.open(place.handle, place.offset + place.num_bytes)
-    region = whole.part(place.offset + own.base_bytes, own.num_bytes)
-    memory = PoolMemory(opener, region, Poller())
+    if place.path:
+        return host_pool(own, _map(place.path, place.num_bytes)), None
+    where, size = device_of(setup.device), own.num_bytes
+    whole = where.open(place.handle, place.offset + place.num_bytes) if place.handle else where.allocate(size)
+    memory = PoolMemory(where, whole.part(place.offset + own.base_bytes, size), Poller())
     return ResidentPool(own.shard, own.num_blocks, memory, device), memory
 
 

@@ -7,7 +7,7 @@ import torch
 
 from core.cost.memory_model import DeviceMemory
 from core.errors import ConfigError
-from device.cuda import has_cupy
+from device.cuda import check_cupy
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -18,13 +18,8 @@ def choose_device(wanted: str) -> torch.device:
         raise ConfigError(
             "engine.device is cuda, but torch sees no CUDA device here: install a CUDA build of torch and give the instance a GPU"
         )
+    check_cupy()
     return torch.device("cuda", 0)
-
-
-def keeps_pool(num_ranks: int, *, device_is_host: bool) -> bool:
-    """Whether the KV of an instance without memory servers lies in a GPU's memory alone. Several ranks, and processes without
-    cupy, have a copy in host memory, which transports and lower tiers read."""
-    return not device_is_host and num_ranks == 1 and has_cupy()
 
 
 def memory_of(device: torch.device) -> DeviceMemory:

@@ -14,7 +14,7 @@ from core.errors import ConfigError
 from core.kv import PAGE_BYTES, KVLayout, KVShard, RankPool, lay_out, memory_bytes, num_blocks_for
 from engine.planning.whole_prompts import encoder_config
 from engine.sizing.adapter_needs import with_adapters
-from engine.sizing.devices import choose_device, host_cores, keeps_pool, memory_of
+from engine.sizing.devices import choose_device, host_cores, memory_of
 from engine.sizing.draft_size import DraftSize, Target, size_draft
 from engine.sizing.kv_part_limits import check_kv_parts
 from engine.sizing.memory_needs import needs_of, stored_as
@@ -43,9 +43,9 @@ class RankMemory:
     num_sharers: int = 1
     """The number of ranks, of this instance and of others, that share one device's memory evenly."""
     most_pool_bytes: int | None = None
-    """The most that each rank's pool may take of memory beside the device's, to which it is copied or in which it is shared."""
+    """The most that each rank's pool may take of the memory in which it is shared with other processes."""
     on_device: bool = False
-    """Whether pools lie in that memory, a GPU's, and nowhere else."""
+    """Whether pools lie in that memory, a GPU's."""
     card_share: float = 1.0
     """The part of its GPU that an instance has, where one of another role has the rest."""
     num_alike: int = 1
@@ -84,7 +84,7 @@ class PoolSize:
     hands_over: bool = False
     """Whether it computes prompts for other instances."""
     on_device: bool = False
-    """Whether pools lie in GPUs' memory alone. With several ranks each is then in a memory of its own, from number 1 on. Without
+    """Whether pools lie in GPUs' memory. With several ranks each is then in a memory of its own, from number 1 on. Without
     `dp`, where steps may be captured, each has a block more, which is nobody's."""
 
     @property
@@ -358,8 +358,7 @@ def shares_weights(model: ModelConfig, folder: Path, spec: ModelSpec, device: to
 def _found_here(device: torch.device, num_ranks: int) -> RankMemory:
     """Return the memory of ranks that have all of this process's device."""
     found = memory_of(device)
-    on_device = keeps_pool(num_ranks, device_is_host=found.is_host)
-    return RankMemory(devices=(found,) * num_ranks, num_sharers=num_ranks, on_device=on_device)
+    return RankMemory(devices=(found,) * num_ranks, num_sharers=num_ranks, on_device=not found.is_host)
 
 
 def _draft_bytes(draft: DraftSize | None, mesh: Mesh) -> list[int]:

@@ -24,6 +24,7 @@ from cluster.instance.real_parts import InstancePlace
 from core.config.cluster_config import load
 from core.cost.memory_model import DeviceMemory
 from core.errors import ConfigError, ProtocolError, ReplicaLost
+from device import cuda
 from parallel.mesh import Mesh
 
 NAMES = ["rank 0 of 2", "rank 1 of 2"]
@@ -93,7 +94,9 @@ async def test_all_or_none_within_the_deadline(second: Serve, why: str) -> None:
         await meet([Actor(greets), Actor(second)], NAMES, "127.0.0.1", 1.0)
 
 
-def place(monkeypatch: pytest.MonkeyPatch, hosts: list[str], num_hosts: int = 1) -> InstancePlace:
+def place(
+    monkeypatch: pytest.MonkeyPatch, hosts: list[str], num_hosts: int = 1, *, has_cupy: bool = True
+) -> InstancePlace:
     """As in a replica on host a whose placement group has a bundle on each of these hosts; none: it has no group."""
     group = SimpleNamespace(bundle_specs=[{"CPU": 1.0, "GPU": 1.0} for _ in hosts]) if hosts else None
     table = {"bundles_to_node_id": dict(enumerate(hosts))}
@@ -102,6 +105,7 @@ def place(monkeypatch: pytest.MonkeyPatch, hosts: list[str], num_hosts: int = 1)
     monkeypatch.setattr(ray.util, "placement_group_table", lambda _: table)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "a"))
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(cuda, "has_cupy", lambda: has_cupy)
     config = load(None, {}, {"decode.pp": len(hosts) or 2, "decode.hosts": num_hosts})
 
     def memory_at(group: Any, shares: Sequence[BundleShare]) -> list[DeviceMemory]:
@@ -162,7 +166,6 @@ def test_memory_servers_see_the_gpus_of_their_ranks_and_take_none(monkeypatch: p
     ranks, servers = GpuActors(), GpuActors()
     monkeypatch.setattr(module, "BatonRank", ranks)
     monkeypatch.setattr(module, "BatonMemoryServer", servers)
-    monkeypatch.setattr(module, "has_cupy", lambda: True)
     monkeypatch.setattr(ray, "get", lambda refs, timeout: list(refs))
     placement = place(monkeypatch, ["a", "a"])
     assert placement.keep is None
@@ -211,6 +214,6 @@ def _returned(process: "subprocess.Popen[bytes]") -> int | None:
         return None
 
 
-def test_without_gpus_or_cupy_there_is_no_memory_server_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "has_cupy", lambda: False)
-    assert place(monkeypatch, ["a", "a"]).keep_on_devices is None
+def test_ranks_on_gpus_are_refused_where_there_is_no_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"through cupy, which is not installed: pip install cupy-cuda13x"):
+        place(monkeypatch, ["a", "a"], has_cupy=False)

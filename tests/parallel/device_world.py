@@ -40,16 +40,19 @@ def running(config: ClusterConfig, notes: Path) -> AbstractAsyncContextManager[L
     return LocalCluster.assembled(config, join, parts)
 
 
-def placed(config: ClusterConfig, mesh: Mesh, notes: Path) -> InstancePlace:
+def spawner(mesh: Mesh, notes: Path) -> Spawner:
     def start(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
         return [ForkedChild(rank_name(setup), simulated_rank, str(notes)) for setup in setups]
 
+    return Spawner(start, ("cpu",) * mesh.size, (GPU,) * mesh.size)
+
+
+def placed(config: ClusterConfig, mesh: Mesh, notes: Path) -> InstancePlace:
     def keep(setups: Sequence[MemorySetup], deadline_s: float) -> list[Rank]:
         arguments = simulated_memory, str(notes), config.transfer, KEY
         return [ForkedChild(f"the memory server of rank {rank}", *arguments) for rank, _ in enumerate(setups)]
 
-    spawner = Spawner(start, ("cpu",) * mesh.size, (GPU,) * mesh.size)
-    return InstancePlace(spawner, keep_on_devices=keep)
+    return InstancePlace(spawner(mesh, notes), keep_on_devices=keep)
 
 
 def processes(kind: str) -> list[psutil.Process]:

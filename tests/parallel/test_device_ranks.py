@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
+from cluster.instance import real_parts
 from cluster.local import LocalCluster
 from core.reports import Status
 from core.types import SamplingParams
 from tests.models.served import make_served
-from tests.parallel.device_world import processes, running, unordered
+from tests.parallel.device_world import processes, running, spawner, unordered
 from tests.parallel.test_late_masks import said_by, say
 from tests.parallel.test_served import SAMPLING, answer, answers, checkpoint, fails, settings
 from tests.parallel.test_states_below import reports
@@ -94,6 +95,21 @@ async def test_greedy_and_sampled_are_the_same_from_device_to_device_with_replay
         assert total(status, "grants"), "nothing was handed over"
         for instance in cluster.instances:
             instance.check_integrity()
+    assert unordered(tmp_path) == []
+
+
+@pytest.mark.parametrize(("family", "axis"), [("llama", "tp"), ("mixtral", "dp")])
+async def test_within_one_process_ranks_have_their_devices_memory_to_themselves(
+    family: str, axis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `baton.LLM` with several GPUs: there are no memory servers."""
+    prompts, want = checkpoint(tmp_path, family)
+    monkeypatch.setattr(real_parts, "children", lambda engine, mesh: spawner(mesh, tmp_path))
+    keys = {"prefill_instances": 0, f"decode.{axis}": 2}
+    async with LocalCluster.running(settings(tmp_path, **keys)) as cluster:
+        assert await answers(cluster, prompts) == want
+        assert (len(processes("rank")), processes("memory")) == (2, [])
+        cluster.instances[0].check_integrity()
     assert unordered(tmp_path) == []
 
 

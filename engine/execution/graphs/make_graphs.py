@@ -9,7 +9,6 @@ from engine.execution.graphs.graph_capture import Capture
 from engine.execution.graphs.graph_sizes import GraphSizes
 from engine.execution.graphs.step_graphs import StepGraphs
 from engine.execution.pools.kv_pool import DevicePool
-from engine.execution.pools.mirrored_pool import MirroredPool
 from engine.execution.pools.resident_pool import ResidentPool
 from models.causal_model import CausalModel
 from models.model import Model
@@ -39,11 +38,11 @@ def make_graphs(
         if asked.are_named:
             raise ConfigError(f"engine.cuda_graphs names sizes, but {why}: leave it at auto")
         return None, _launched(why)
-    assert isinstance(pool, MirroredPool | ResidentPool), "on a GPU"
+    assert isinstance(pool, ResidentPool), "on a GPU"
     most_blocks, graphs = num_blocks_for(max_context_tokens, block_size), None
     why = "capturing them has failed on another rank"
     try:
-        marks = pool.layer_marks() if asked.hand_over and isinstance(pool, ResidentPool) else None
+        marks = pool.layer_marks() if asked.hand_over else None
         graphs = StepGraphs(
             model,
             pool,

@@ -24,7 +24,6 @@ from engine.execution.batch.batch import OnDevice, RankSeq, drawing_rows, packed
 from engine.execution.batch.step_memory import Pack, Placed, StepIO
 from engine.execution.graphs.graph_capture import Capture, Launch
 from engine.execution.pools.layer_marks import LayerMarks
-from engine.execution.pools.mirrored_pool import MirroredPool
 from engine.execution.pools.resident_pool import ResidentPool
 from kernels.ops import FixedStep
 from models.causal_model import CausalModel
@@ -56,7 +55,7 @@ class StepGraphs:
     def __init__(
         self,
         model: CausalModel,
-        pool: MirroredPool | ResidentPool,
+        pool: ResidentPool,
         block_size: int,
         max_blocks: int,
         sizes: Sequence[int],
@@ -183,7 +182,7 @@ class Replay:
     """One step's. Call `hidden` when its pack is sent."""
 
     captured: _Captured
-    pool: MirroredPool | ResidentPool
+    pool: ResidentPool
     marks: LayerMarks | None
     num_rows: int
     rows: Placed
@@ -214,7 +213,6 @@ class Replay:
         out = captured.replay()[: self.num_rows]
         self.pool.written_in_all(captured.fixed.meta.slots[: self.num_rows])
         if layer_done is not None:
-            self.pool.hand_over()
             num_layers = len(self.pool.layers)
             written = [None] * num_layers if self.marks is None else self.marks.events(number)
             for layer, after in enumerate(written, first_layer):

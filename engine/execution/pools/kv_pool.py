@@ -32,7 +32,7 @@ class DevicePool(Protocol):
 
     @property
     def is_told(self) -> bool:
-        """Whether `arrived` and `written` are to be called."""
+        """Whether `written` is to be called."""
         ...
 
     def begin(self, plan: StepPlan) -> None:
@@ -43,17 +43,9 @@ class DevicePool(Protocol):
         """Copy the leading slots of blocks, in all layers."""
         ...
 
-    def arrived(self, blocks: Tensor) -> None:
-        """Take note of (N,) int64 blocks that are about to be read and whose bytes others may have put into the buffer."""
-        ...
-
     def written(self, layer: int, slots: Tensor) -> None:
         """Take note of (T,) int64 slots (block * block_size + offset) whose K and V the device has written in the pool's
         `layer`."""
-        ...
-
-    def hand_over(self) -> None:
-        """Let others have what was `written`, who are told of it next."""
         ...
 
     def finish(self) -> None:
@@ -77,14 +69,8 @@ class KVPool:
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         copy_slots(self._parts, copies)
 
-    def arrived(self, blocks: Tensor) -> None:
-        """Do nothing: the buffer is the pool."""
-
     def written(self, layer: int, slots: Tensor) -> None:
         """Do nothing: the buffer is the pool."""
-
-    def hand_over(self) -> None:
-        """Do nothing."""
 
     def finish(self) -> None:
         """Do nothing."""

@@ -1,4 +1,4 @@
-"""A KV pool in a device's memory, and nowhere else: transports and lower tiers read and write it there.
+"""A KV pool in a device's memory: transports and lower tiers read and write it there.
 
 Whoever is told of a layer orders itself behind the compute stream by an event. The compute stream waits only for reads of
 blocks that may be written by now.
@@ -43,9 +43,6 @@ class ResidentPool:
             self._compute.uses(self._in_all((copy.src,)), self._in_all((copy.dst,)))
         copy_slots(self._parts, copies)
 
-    def arrived(self, blocks: Tensor) -> None:
-        """Do nothing: others have put their bytes into this very memory."""
-
     def written(self, layer: int, slots: Tensor) -> None:
         self._compute.uses(self._blocks(layer, self._reading), self._slots(layer, slots))
 
@@ -59,9 +56,6 @@ class ResidentPool:
     def layer_marks(self) -> LayerMarks:
         """Return new marks for captured steps that write this pool."""
         return LayerMarks(self._memory.device, self.device, range(*self._shard.layers))
-
-    def hand_over(self) -> None:
-        """Do nothing: whoever is told of a layer waits for the compute stream on a stream of its own."""
 
     def finish(self) -> None:
         # The step's result lets its blocks be kept and given away, and says how long the step took, so the stream must have come

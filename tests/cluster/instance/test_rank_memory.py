@@ -1,4 +1,4 @@
-"""Where the pools of several ranks lie: on their GPUs and nowhere else, or with a copy in host memory that bounds them."""
+"""Where the pools of several ranks lie: on their GPUs, beside memory servers, or in an instance's own process without them."""
 
 import random
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cluster.instance import rank_memory
-from cluster.instance.rank_memory import memory_in_process, memory_of_replica, why_copied
+from cluster.instance.rank_memory import memory_in_process, memory_of_replica
 from core.config.cluster_config import EngineConfig, ModelConfig, load
 from core.cost.memory_model import DeviceMemory
 from core.errors import ConfigError
@@ -29,14 +29,35 @@ def never(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
 def test_pools_on_gpus_leave_room_for_memory_servers_and_ask_nothing_of_the_host() -> None:
     config = load(None, {}, {"decode.tp": 2})
     spawner = Spawner(never, ("cuda:0", "cuda:1"), (GPU, GPU))
-    kept = memory_of_replica(config, "decode", config.decode, spawner, ranks_keep=True)
+    kept = memory_of_replica(config, "decode", config.decode, spawner)
     assert (kept.on_device, kept.most_pool_bytes) == (True, None)
     left = replace(GPU, total_bytes=GPU.total_bytes - (512 << 20), free_bytes=GPU.free_bytes - (512 << 20))
     assert kept.devices == (left, left)
-    copied = memory_of_replica(config, "decode", config.decode, spawner)
-    assert not copied.on_device
-    assert copied.devices == (GPU, GPU)
-    assert copied.most_pool_bytes is not None
+
+
+def test_several_gpus_of_one_process_have_their_pools_to_themselves() -> None:
+    config = load(None, {}, {"decode.tp": 2, "prefill_instances": 0})
+    spawner = Spawner(never, ("cuda:0", "cuda:1"), (GPU, GPU))
+    found = memory_in_process(config, config.decode, spawner)
+    assert (found.on_device, found.devices) == (True, (GPU, GPU))
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        ({"prefill_instances": 1}, "a hand-over among 2 instances"),
+        ({"decode_instances": 3}, "a hand-over among 3 instances"),
+        ({"engine.host_cache_bytes": 1 << 20}, "engine.host_cache_bytes"),
+        ({"engine.disk_cache_bytes": 1 << 20, "engine.disk_cache_path": "/x"}, "engine.disk_cache_bytes"),
+    ],
+)
+def test_where_others_would_read_them_one_process_with_several_gpus_is_refused(
+    keys: dict[str, object], what: str
+) -> None:
+    config = load(None, {}, {"decode.tp": 2, "prefill_instances": 0, **keys})
+    spawner = Spawner(never, ("cuda:0", "cuda:1"), (GPU, GPU))
+    with pytest.raises(ConfigError, match=f"{what} needs memory servers .* serve without --local"):
+        memory_in_process(config, config.decode, spawner)
 
 
 def test_where_it_is_known_how_many_instances_share_a_host_they_share_all_of_it(
@@ -77,21 +98,9 @@ def test_instances_on_one_card_have_a_share_of_it_each_but_not_within_one_proces
         memory_in_process(config, config.decode, None)
 
 
-@pytest.mark.parametrize(
-    ("keys", "why"),
-    [
-        ({}, ""),
-        ({"transfer.transport": "tcp"}, ""),
-        ({"transfer.transport": "cuda_ipc"}, ""),
-        ({"transfer.transport": "nccl"}, ""),
-        ({"transfer.transport": "shm"}, "transfer.transport shm moves host memory"),
-        ({"engine.host_cache_bytes": 1 << 20}, ""),
-    ],
-)
-def test_what_needs_a_copy_in_host_memory_is_said(keys: dict[str, object], why: str) -> None:
-    found = why_copied(load(None, {}, {"decode.tp": 2, **keys}))
-    assert found.startswith(why)
-    assert bool(found) == bool(why)
+def test_shared_memory_is_refused_for_pools_on_gpus() -> None:
+    with pytest.raises(ConfigError, match="shm moves host memory.*use auto, tcp, cuda_ipc, nixl or nccl"):
+        load(None, {}, {"engine.device": "cuda", "transfer.transport": "shm"})
 
 
 def test_each_rank_on_a_gpu_has_a_memory_of_its_own_with_the_instances_blocks(tmp_path: Path) -> None:

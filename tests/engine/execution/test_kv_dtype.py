@@ -53,11 +53,10 @@ def test_the_same_tokens_whatever_the_pool_and_the_chunks(kv_dtype: str, model: 
     want = Instance(model, kv_dtype=kv_dtype).run(requests)
     copies = 0
     for num_blocks in (200, 17):
-        for where in ("mirrored", "simulated", ""):
+        for where in ("simulated", ""):
             instance = Instance(
                 model,
                 num_blocks,
-                mirrored=where == "mirrored",
                 simulated=where == "simulated",
                 kv_dtype=kv_dtype,
                 max_batch_tokens=5,

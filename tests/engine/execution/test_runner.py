@@ -25,7 +25,6 @@ from engine.execution.drafting.proposing import Proposer, Proposing
 from engine.execution.graphs.graph_capture import again
 from engine.execution.graphs.step_graphs import StepGraphs
 from engine.execution.pools.kv_pool import KVPool
-from engine.execution.pools.mirrored_pool import MirroredPool
 from engine.execution.pools.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from engine.planning.speculation.drafter import Drafter
@@ -71,7 +70,7 @@ def resident_pool(shard: KVShard, num_blocks: int, device: SimulatedDevice) -> R
 
 class Instance:
     def __init__(
-        self, model: CausalModel, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, *, mirrored: bool = False,
+        self, model: CausalModel, num_blocks: int = 200, depth: int = 2, sink: Sink | None = None, *,
         simulated: bool = False, kv_dtype: str = "", sizes: tuple[int, ...] = (), drafter: Drafter | None = None,
         draft: CausalModel | None = None, head: DraftingHead | None = None,
         head_layout: KVLayout | None = None, **config: object,
@@ -83,15 +82,10 @@ class Instance:
         layout = model.spec.kv_layout(settings.block_size, "float32")
         shard = KVShard.whole(replace(layout, dtype=kv_dtype, scales="vector") if kv_dtype else layout)
         buffer = memoryview(bytearray(b"\xff" * shard.pool_bytes(num_blocks)))  # NaN: must never be read
-        self.buffer = buffer
         self.device = SimulatedDevice(seed=num_blocks)
-        pool: MirroredPool | ResidentPool | KVPool
-        if simulated:
-            pool = resident_pool(shard, num_blocks, self.device)
-        elif mirrored:
-            pool = MirroredPool(shard, num_blocks, buffer, CPU)
-        else:
-            pool = KVPool(shard, num_blocks, buffer)
+        pool = (
+            resident_pool(shard, num_blocks, self.device) if simulated else KVPool(shard, num_blocks, buffer)
+        )
         self.pool = pool
         graphs = None
         if sizes:

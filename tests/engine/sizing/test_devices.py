@@ -9,6 +9,7 @@ import torch
 from baton import LLM, SamplingParams
 from core.config.cluster_config import EngineConfig
 from core.errors import ConfigError
+from device import cuda
 from engine.execution.graphs import make_graphs as graphs_made
 from engine.execution.graphs.graph_capture import again, cuda_capture
 from engine.execution.graphs.graph_sizes import GraphSizes
@@ -27,6 +28,21 @@ def test_a_device_that_is_not_there_is_refused() -> None:
     assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
     with pytest.raises(ConfigError, match="no CUDA device"):
         choose_device("cuda")
+
+
+@pytest.mark.parametrize("wanted", ["auto", "cuda"])
+def test_a_gpu_without_cupy_is_refused_before_anything_is_loaded(
+    wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(cuda, "has_cupy", lambda: False)
+    assert choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(
+        ConfigError, match="through cupy, which is not installed: pip install .* engine.device to cpu"
+    ):
+        choose_device(wanted)
+    monkeypatch.setattr(cuda, "has_cupy", lambda: True)
+    assert choose_device(wanted) == torch.device("cuda", 0)
 
 
 def test_a_process_on_a_shared_card_runs_out_of_memory_at_its_own_share(

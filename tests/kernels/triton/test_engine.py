@@ -1,6 +1,5 @@
 """A rank's steps on the Triton kernels, from a plan to what is said of the tokens."""
 
-import mmap
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +10,16 @@ import torch
 from core.kv import KVShard
 from core.plan import NewSeq, SeqWork, StepPlan
 from core.types import SamplingParams
-from engine.execution.pools.mirrored_pool import MirroredPool
+from device.cuda import CudaDevice
+from device.poller import Poller
+from device.port import PoolMemory
+from device.simulated import SimulatedDevice
+from engine.execution.pools.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from kernels.ops import Ops
 from kernels.torch.reference import reference_ops
 from kernels.triton.ops import invariant_triton_ops, triton_ops
+from kernels.triton.platform import INTERPRETED
 from models.families.table import read_spec
 from models.formats.checkpoint import Checkpoint
 from models.model import Model
@@ -31,8 +35,9 @@ def runner_of(folder: Path, device: torch.device, ops: Ops, kv_dtype: str = "flo
     layout = spec.kv_layout(BLOCK_SIZE, "float32")
     scales = "none" if kv_dtype == "float32" else "vector"
     shard = KVShard.whole(replace(layout, dtype=kv_dtype, scales=scales))
-    buffer = memoryview(mmap.mmap(-1, shard.pool_bytes(NUM_BLOCKS)))  # pages of its own, which a GPU locks
-    return Runner(model, MirroredPool(shard, NUM_BLOCKS, buffer, device), BLOCK_SIZE)
+    own = SimulatedDevice(seed=0) if INTERPRETED else CudaDevice(0)
+    memory = PoolMemory(own, own.allocate(shard.pool_bytes(NUM_BLOCKS)), Poller())
+    return Runner(model, ResidentPool(shard, NUM_BLOCKS, memory, device), BLOCK_SIZE)
 
 
 def test_logprobs_are_those_of_transformers(device: torch.device, tmp_path: Path) -> None:
