@@ -5,8 +5,7 @@
 Bandwidth is that of a burst of 32 MiB (at least one transfer), two transfers under way at once as a prefill instance sends
 layers, until the holder's ledger has counted all of it and the writer knows; latency is that of 4 KiB alone. Rounds are
 interleaved. `of_raw`: the transport's bandwidth by that of the raw link (for sockets whichever of 1, 2 and 4 connections has the
-best median), by medians and, `of_raw_best`, by the best rounds, which other work on the machine disturbs less. gloo stands in for
-NCCL.
+best median), by medians and, `of_raw_best`, by the best rounds, which other work on the machine disturbs less.
 Predictions are in PREDICTIONS, written before the first run."""
 
 import asyncio
@@ -41,7 +40,6 @@ from core.messages import RegionKey
 from kvtransfer.copies import CopyRun
 from kvtransfer.pusher import MAX_WRITES
 from kvtransfer.transport.base import Sender
-from kvtransfer.transport.collective import gloo_over_host
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
@@ -54,7 +52,6 @@ PREDICTIONS = {
     "tcp": "the same system calls as raw: 90-100 % of the best raw socket from 4 MiB on; 60 % at 1 MiB; "
     "4 KiB: one thread wake-up and one loop turn more than raw, 40 us + 50 us",
     "nixl": "the same read, and 0.2 ms of messages and thread switches: 90 % of raw from 16 MiB on, 60 % at 4 MiB",
-    "gloo": "two more copies and one more protocol than a socket: 1 to 2 GB/s",
 }
 POOL_BYTES = 256 << 20
 BURST_BYTES = 32 << 20
@@ -116,8 +113,7 @@ def holder(pipe: Any, back: socket.socket, wanted_path: str) -> None:
 
 
 def media(pool: memoryview) -> list[Medium]:
-    found: list[Medium] = [NixlMedium(RegisteredMemory.of(pool))] if available() else []
-    return [*found, gloo_over_host(pool, "127.0.0.1")]
+    return [NixlMedium(RegisteredMemory.of(pool))] if available() else []
 
 
 class Ways:

@@ -1,6 +1,6 @@
 """How an instance's KV pool is reached: the memory it lies in, its receivers and its senders, as the configuration chooses."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from kvtransfer.source import Source
 from kvtransfer.staging import STAGING_BYTES, HostStaging, Staging
 from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
-from kvtransfer.transport.pull import Medium, PullReceiver, PullSender
+from kvtransfer.transport.pull import PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
 from kvtransfer.transport.streams import TlsContexts
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
@@ -45,21 +45,15 @@ def remote_access(
     receives: bool,
     key: bytes,
     num_bytes: int,
-    media: Mapping[str, Callable[[memoryview, str], Medium]] | None = None,
 ) -> PoolAccess:
-    """Return the access to a pool in a process of its own, of the instance that `me` names, listening at `host`, by
-    `config.transport`. `auto` means shared memory on this host, TCP from others, and NIXL where it is installed and there are
-    RDMA devices. `receives` says that others write into it. `media` makes those that need torch. Raises ConfigError."""
+    """Return the access to a pool of host memory in a process of its own, of the instance that `me` names, listening at `host`,
+    by `config.transport`. `auto` means shared memory on this host, TCP from others, and NIXL where it is installed and there are
+    RDMA devices. `receives` says that others write into it. Raises ConfigError."""
     ways = _ways(config)
     tls = tls_of(config)
-    known = {"nixl": lambda pool, _: NixlMedium(RegisteredMemory.of(pool)), **(media or {})}
-    if unknown := [way for way in ways if way not in known and way not in ("shm", "tcp")]:
-        raise ConfigError(
-            f"transfer.transport {unknown[0]} is not available to this kind of instance; use shm or tcp"
-        )
     segment = SharedSegment(num_bytes) if receives and "shm" in ways else None
     memory, path = (segment.buffer, str(segment.path)) if segment else take_memory(num_bytes + STAGING_BYTES)
-    mediums = [known[way](memory, host) for way in ways if way in known]
+    mediums = [NixlMedium(RegisteredMemory.of(memory))] if "nixl" in ways else []
 
     def receivers(holder: Holder) -> list[Receiver]:
         admission = WriteAdmission(holder.may_write, holder.arrived, holder.corrupted)
@@ -94,6 +88,11 @@ def _ways(config: TransferConfig) -> tuple[str, ...]:
         case "loopback":
             raise ConfigError(
                 "transfer.transport loopback works within one process only (--local); use auto, shm or tcp"
+            )
+        case "nccl" | "cuda_ipc" as one:
+            raise ConfigError(
+                f"transfer.transport {one} moves KV pools in GPU memory, and this one is in host memory: use auto, shm, tcp "
+                "or nixl"
             )
         case one:
             return (one,)

@@ -1,42 +1,16 @@
-"""The media of KV transports for a pool in this process's memory, by name; each refuses by name what this machine cannot do."""
+"""The media of KV transports for a pool in a GPU's memory, by name."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 from cluster.instance.pool_access import has_rdma
 from core.config.cluster_config import TransferConfig
-from core.errors import ConfigError
 from device.port import PoolMemory
 from device.seam import SharingDevice
-from kvtransfer.transport.collective import CollectiveMedium, gloo_over_host
-from kvtransfer.transport.communicator import check
+from kvtransfer.transport.collective import nccl_medium
 from kvtransfer.transport.cuda_ipc import CudaIpcMedium
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import Medium
-
-
-def _nccl(pool: memoryview, hostname: str) -> Medium:
-    check("nccl")
-    raise _in_host_memory("nccl")
-
-
-def _cuda_ipc(pool: memoryview, hostname: str) -> Medium:
-    raise _in_host_memory("cuda_ipc")
-
-
-def _in_host_memory(transport: str) -> ConfigError:
-    """Return the refusal of a GPU's pool that has a copy in host memory, which a medium that wrote it would have to update."""
-    return ConfigError(
-        f"transfer.transport {transport} moves KV pools in GPU memory, and this instance hands KV over in host memory: use auto, "
-        "shm, tcp or nixl"
-    )
-
-
-MEDIA: Mapping[str, Callable[[memoryview, str], Medium]] = {
-    "gloo": gloo_over_host,
-    "nccl": _nccl,
-    "cuda_ipc": _cuda_ipc,
-}
 
 
 def device_media(config: TransferConfig, device: SharingDevice) -> dict[str, Callable[[PoolMemory], Medium]]:
@@ -46,7 +20,7 @@ def device_media(config: TransferConfig, device: SharingDevice) -> dict[str, Cal
         made["nixl"] = _registered
     if config.transport == "nccl":
         # Not with auto: its kernels take processors from the model while they wait for a peer.
-        made["nccl"] = lambda memory: CollectiveMedium("nccl", memory, "")
+        made["nccl"] = nccl_medium
     return made
 
 

@@ -130,7 +130,7 @@ class EngineConfig(Section):
 
 
 class TransferConfig(Section):
-    transport: Literal["auto", "shm", "tcp", "nixl", "gloo", "nccl", "cuda_ipc", "loopback"] = "auto"
+    transport: Literal["auto", "shm", "tcp", "nixl", "nccl", "cuda_ipc", "loopback"] = "auto"
     """`auto`: of shared memory, TCP and (on hosts with RDMA) NIXL the one that is measured to be the fastest between two
     instances; loopback within a process."""
     tcp_streams: int = Field(default=0, ge=0, le=32)

@@ -1,4 +1,4 @@
-"""Transfers by torch.distributed, point to point: NCCL between GPUs, gloo in its place between CPUs.
+"""Transfers by torch.distributed, point to point: NCCL between GPUs.
 
 Each pair of processes has a communicator of its own, made when the first KV is to be moved, over a store that lives in the
 authenticated connection of `kvtransfer/transport/pull.py`. The holder receives into the communicator's buffers and copies from
@@ -6,37 +6,38 @@ there into its pool, under a lock and on a stream of its own. So whatever a dead
 does, it does to those buffers. No copy into the pool waits for a peer: one is given to its stream when its bytes are there. The
 fence waits for that stream alone, aborts the communicator, and need not wait for its end. The next write makes a new one.
 
-gloo's and NCCL's own connections are neither authenticated nor encrypted: use them on networks that are trusted. The way of NCCL
-has been run with gloo on a simulated device, not on a GPU."""
+NCCL's own connections are neither authenticated nor encrypted: use it on networks that are trusted. Tests run this with another
+backend of torch on a simulated device. No GPU has run it."""
 
 import threading
 from collections.abc import Callable, Sequence
 
-from core.errors import DeviceError, TransferError
-from device.cpu import CpuDevice
-from device.host_memory import address_of
-from device.poller import Poller
+import torch
+import torch.distributed as dist
+
+from core.errors import ConfigError, DeviceError, TransferError
 from device.port import PoolMemory
-from device.seam import HOST, Copy, Region
+from device.seam import Copy, Region
 from kvtransfer.copies import CopyRun, chunk_runs
-from kvtransfer.transport.communicator import BUFFER_BYTES, NUM_BUFFERS, Backend, Communicator, check
+from kvtransfer.transport.communicator import (
+    BUFFER_BYTES,
+    NUM_BUFFERS,
+    Communicator,
+    MakeGroup,
+    nccl_group,
+)
 from kvtransfer.transport.pull import Exchange
 
 
 class CollectiveMedium:
     host = ""
     needs_go = True
+    memory: memoryview | None = None
 
-    def __init__(
-        self, backend: Backend, pool: PoolMemory, hostname: str, memory: memoryview | None = None
-    ) -> None:
-        """`pool` lies on a device that the backend moves. `memory` is what the processor reads of it, if it can. Raises
-        ConfigError."""
-        check(backend)
-        self.name: str = backend
-        self._backend: Backend = backend
-        self.pool, self._hostname, self.num_bytes = pool, hostname, pool.region.num_bytes
-        self.memory = memory
+    def __init__(self, name: str, make_group: MakeGroup, pool: PoolMemory) -> None:
+        """`pool` lies on a device whose memory the groups that `make_group` makes can move."""
+        self.name, self._make_group = name, make_group
+        self.pool, self.num_bytes = pool, pool.region.num_bytes
 
     def take(self, exchange: Exchange) -> "_CollectiveIntake":
         return _CollectiveIntake(self.pool, self._connect(exchange, 0), self.name)
@@ -48,13 +49,16 @@ class CollectiveMedium:
         """Do nothing: communicators belong to the connections."""
 
     def _connect(self, exchange: Exchange, rank: int) -> Communicator:
-        return Communicator(self._backend, self.pool, exchange, rank, self._hostname)
+        return Communicator(self.name, self._make_group, self.pool, exchange, rank)
 
 
-def gloo_over_host(pool: memoryview, hostname: str) -> CollectiveMedium:
-    """Return the medium of a pool in this process's memory. Raises ConfigError."""
-    region = Region(HOST, address_of(pool), len(pool))
-    return CollectiveMedium("gloo", PoolMemory(CpuDevice(), region, Poller()), hostname, pool)
+def nccl_medium(pool: PoolMemory) -> CollectiveMedium:
+    """Return the medium of a pool in a GPU's memory. Raises ConfigError where there is no NCCL."""
+    if not (torch.cuda.is_available() and dist.is_nccl_available()):
+        raise ConfigError(
+            "transfer.transport nccl needs NVIDIA GPUs and a CUDA build of torch; use auto, shm or tcp"
+        )
+    return CollectiveMedium("nccl", nccl_group, pool)
 
 
 class _Copies:

@@ -1,23 +1,23 @@
-"""One end of a communicator of torch.distributed between two processes: NCCL between GPUs, gloo in its place elsewhere.
+"""One end of a communicator of torch.distributed between two processes.
 
 What it moves lies in two buffers of its own on the pool's device. It is issued on a stream of its own, never on the one that
 models compute on, and it has moved when the host has seen an event on that stream. A buffer is touched by others only then."""
 
 import contextlib
 import os
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 import msgpack
 import torch
 import torch.distributed as dist
 
-from core.errors import ConfigError, DeviceError, TransferError
+from core.errors import DeviceError, TransferError
 from device.port import PoolMemory
 from device.seam import DeviceStream, Region
 from kvtransfer.transport.pull import Exchange
 
-Backend = Literal["gloo", "nccl"]
 BUFFER_BYTES = 4 << 20
 NUM_BUFFERS = 2
 _PATIENCE_S = 30.0
@@ -25,21 +25,11 @@ _MAX_BLOCKS = 4
 """Thread blocks of a GPU that one communicator takes, so that those of many writers find room beside each other and the model."""
 
 
-def check(backend: Backend) -> None:
-    """Raise ConfigError where this machine lacks the backend."""
-    if backend == "nccl" and not (torch.cuda.is_available() and dist.is_nccl_available()):
-        raise ConfigError(
-            "transfer.transport nccl needs NVIDIA GPUs and a CUDA build of torch; use auto, shm or tcp"
-        )
-    if backend == "gloo" and not dist.is_gloo_available():
-        raise ConfigError("transfer.transport gloo needs a torch build with gloo; use auto, shm or tcp")
-
-
 class Communicator:
     """Rank 0 receives and rank 1 sends. For one thread at a time, but `abort`, which is for any."""
 
     def __init__(
-        self, backend: Backend, pool: PoolMemory, exchange: Exchange, rank: int, hostname: str
+        self, backend: str, make_group: "MakeGroup", pool: PoolMemory, exchange: Exchange, rank: int
     ) -> None:
         """Returns after a first byte has gone through it. Raises TransferError."""
         device, store = pool.device, ChannelStore(exchange)
@@ -53,7 +43,7 @@ class Communicator:
             for _ in range(NUM_BUFFERS):
                 self.buffers.append(device.allocate(BUFFER_BYTES))
                 self._tensors.append(torch.as_tensor(device.array(self.buffers[-1])))
-            self._group = _nccl(store, rank) if backend == "nccl" else _gloo(store, rank, hostname)
+            self._group = make_group(store, rank)
             self.start(0, 1)
             self.finish(0)
             store.set(f"ready{rank}", b"1")
@@ -146,7 +136,12 @@ class ChannelStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         """Do nothing: the exchange has its own timeout."""
 
 
-def _nccl(store: ChannelStore, rank: int) -> Any:
+MakeGroup = Callable[[ChannelStore, int], Any]
+"""(store, rank) -> torch's group of the two processes."""
+
+
+def nccl_group(store: ChannelStore, rank: int) -> Any:
+    """Return a group of two processes with a GPU each."""
     # A lost peer ends a connection. As it is shipped, torch's watchdog would end this process, and could abort a communicator
     # behind our back, which ends a receive without its bytes. Nothing else in this process uses NCCL.
     os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
@@ -155,14 +150,6 @@ def _nccl(store: ChannelStore, rank: int) -> Any:
     options.config.max_ctas = _MAX_BLOCKS
     options._timeout = timedelta(seconds=_PATIENCE_S)  # pyright: ignore[reportPrivateUsage]
     return dist.ProcessGroupNCCL(store, rank, 2, options)
-
-
-def _gloo(store: ChannelStore, rank: int, hostname: str) -> Any:
-    gloo: Any = dist.ProcessGroupGloo
-    options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=hostname)]
-    options._timeout = timedelta(seconds=_PATIENCE_S)
-    return gloo(store, rank, 2, options)
 
 
 def _on(stream: DeviceStream, tensor: torch.Tensor) -> contextlib.AbstractContextManager[object]:

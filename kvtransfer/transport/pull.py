@@ -1,5 +1,5 @@
 """Transports in which the holder fetches. The writer says over an authenticated connection what lies where. The holder asks its
-ledger, moves the bytes into its own pool by whatever medium the two have (NIXL, CUDA IPC, gloo, NCCL), and answers.
+ledger, moves the bytes into its own pool by whatever medium the two have (NIXL, CUDA IPC, NCCL), and answers.
 
 This makes a fence possible where memory access cannot be revoked: nobody but the holder ever writes the pool, so a writer that is
 dead, stopped or cut off can do nothing to it. The fence cuts the connection and waits until the holder's own fetch under way
@@ -7,7 +7,7 @@ dead, stopped or cut off can do nothing to it. The fence cuts the connection and
 nobody uses what it reads.
 
 Messages: `[grant id, sources, destinations, sizes, crc or nil, attempt]`, then `[verdict, reason]`, with a `[go]` before it where
-the writer takes part (gloo, NCCL). Before the first the two media set themselves up with messages of their own: `Exchange`."""
+the writer takes part (NCCL). Before the first the two media set themselves up with messages of their own: `Exchange`."""
 
 import asyncio
 import logging

@@ -1,5 +1,5 @@
 """Runs cases, several clusters at a time. `python -m tests.chaos.matrix [TRANSPORT ...] --json FILE` runs all of them, or those of some
-transports, and writes the table of recovery times; pytest runs a part of those over NIXL and gloo, which stands in for NCCL.
+transports, and writes the table of recovery times; pytest runs a part of those over NIXL.
 The witness computes, or with `--model FAMILY` a tiny model with recurrent layers. That has cases over TCP with lower tiers and a
 buddy, too, in which prompts and answers are so long that states leave the pools.
 
@@ -40,7 +40,6 @@ _LOG_LINES = 200
 SHM: dict[str, Any] = {}
 TCP: dict[str, Any] = {"transfer.transport": "tcp", "transfer.checksum": True}
 NIXL: dict[str, Any] = {"transfer.transport": "nixl", "transfer.checksum": True}
-GLOO: dict[str, Any] = {"transfer.transport": "gloo", "transfer.checksum": True}
 DEVICE: dict[str, Any] = TCP | {ON_DEVICE: True}
 TIERS: dict[str, Any] = TCP | {
     "engine.num_blocks": 330,
@@ -49,7 +48,7 @@ TIERS: dict[str, Any] = TCP | {
     "transfer.kv_replicas": 1,
 }
 """The pool has room for two checkpoints; host memory has it for a few more."""
-REMOTE = {"tcp": TCP, "device": DEVICE, "gloo": GLOO} | ({"nixl": NIXL} if available() else {})
+REMOTE = {"tcp": TCP, "device": DEVICE} | ({"nixl": NIXL} if available() else {})
 TRANSPORTS = {"shm": SHM} | REMOTE | {"tiers": TIERS}
 _WITNESS_ALONE = ("device",)
 """Nothing else computes on simulated devices."""
@@ -64,7 +63,7 @@ _PART = (
     "kill decode in prefill.COMPUTING", "stop decode in decode.RECALLING", "restart decode in decode.GRANTED",
     "stop decode in decode.RESERVING",
 )  # fmt: skip
-"""The cases that pytest tries over NIXL and gloo, as far as there are any, and with a hybrid over shared memory and with tiers."""
+"""The cases that pytest tries over NIXL, as far as there are any, and with a hybrid over shared memory and with tiers."""
 _OF_WITNESS = ("hang", "seize")
 """Faults within a step, which the witness can have."""
 _PART_FAMILY, _PART_OVER = "qwen3_next", ("shm", "tiers")
@@ -104,7 +103,7 @@ def possible(family: str = "") -> list[str]:
 
 def part() -> list[Entry]:
     """What is run each time."""
-    plain = [e for e in entries() if e.transport not in ("nixl", "gloo") or e.what in _PART]
+    plain = [e for e in entries() if e.transport != "nixl" or e.what in _PART]
     return plain + [e for e in entries(_PART_FAMILY) if e.transport in _PART_OVER and e.what in _PART]
 
 

@@ -34,7 +34,6 @@ from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import InstanceParts, Role
 from cluster.instance.pool_access import PoolAccess, remote_access
 from cluster.instance.process_guard import ProcessGuard
-from cluster.instance.pull_media import MEDIA
 from cluster.instance.real_parts import InstancePlace, remote_parts
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.placement.slo_policy import SloPolicy
@@ -227,7 +226,6 @@ class Node:
             receives=role != "prefill",
             key=KEY,
             num_bytes=SHARD.pool_bytes(num_blocks),
-            media=MEDIA,
         )
 
     def device_access(self, num_blocks: int) -> PoolAccess:

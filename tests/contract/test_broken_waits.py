@@ -20,7 +20,6 @@ from engine.execution.batch.step_memory import Pack, StepMemory
 from engine.execution.pools.resident_pool import ResidentPool
 from kvtransfer.copies import CopyRun
 from kvtransfer.source import DeviceSource
-from kvtransfer.transport.collective import CollectiveMedium
 from kvtransfer.transport.communicator import BUFFER_BYTES, NUM_BUFFERS
 from kvtransfer.transport.cuda_ipc import CudaIpcMedium
 from kvtransfer.transport.loopback_transport import (
@@ -32,6 +31,7 @@ from kvtransfer.transport.pull import PullReceiver, PullSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
+from tests.contract.gloo_group import gloo_medium
 from tests.contract.transports import BLOCKS, KEY, SHARD, WRITER
 from tests.models.checkpoints import CPU
 from tests.patience import until
@@ -226,10 +226,8 @@ async def by_communicator(ours: PoolMemory, theirs: PoolMemory, asked: Poller | 
     device, half = ours.device, ours.region.num_bytes // 2
     admission = WriteAdmission(lambda *_: True, lambda *_: None, lambda _: None)
     holder = Identity("holder", "h1", os.getpid())
-    receiver = PullReceiver(
-        KEY, holder, "127.0.0.1", CollectiveMedium("gloo", theirs, "127.0.0.1"), admission
-    )
-    sender = PullSender(KEY, WRITER, CollectiveMedium("gloo", ours, "127.0.0.1"), checksum=False)
+    receiver = PullReceiver(KEY, holder, "127.0.0.1", gloo_medium(theirs), admission)
+    sender = PullSender(KEY, WRITER, gloo_medium(ours), checksum=False)
     source = DeviceSource(PoolMemory(device, ours.region, asked or Poller()), None, ("gloo",))
     region = receiver.region(SHARD, BLOCKS)
     try:

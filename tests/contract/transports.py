@@ -20,7 +20,6 @@ from device.seam import Region
 from kvtransfer.copies import CopyRun, Side, as_bytes, at_layer, plan_vectors
 from kvtransfer.inbox import Inbox
 from kvtransfer.transport.base import Receiver, Sender
-from kvtransfer.transport.collective import CollectiveMedium, gloo_over_host
 from kvtransfer.transport.cuda_ipc import CudaIpcMedium
 from kvtransfer.transport.loopback_transport import (
     DeviceLoopbackReceiver,
@@ -38,6 +37,7 @@ from net.channel import Identity
 from tests.contract.cuda_as_cpp import load_launch
 from tests.contract.device_pools import DevicePoolView, FromDevice
 from tests.contract.fake_cuda import FakeRuntime
+from tests.contract.gloo_group import gloo_medium
 
 KEY = b"cluster key"
 SHARD = KVShard.whole(KVLayout(num_layers=2, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32"))
@@ -128,10 +128,8 @@ def medium(kind: str, pool: Any) -> Medium:
             return CudaIpcMedium(device, PoolMemory(device, Region(0, address, len(pool)), Poller()))
         case "nixl":
             return NixlMedium(RegisteredMemory.of(pool))
-        case "gloo":
-            return gloo_over_host(pool, "127.0.0.1")
         case "gloo on a device":
-            return CollectiveMedium("gloo", pool.memory, "127.0.0.1")
+            return gloo_medium(pool.memory)
         case _:
             raise AssertionError(kind)
 
@@ -174,8 +172,8 @@ def make_sender(
             return PullSender(KEY, me, medium(kind, source), checksum=checksum)
 
 
-PULLED = [pytest.param("nixl", marks=needs_nixl), "gloo", "gloo on a device", "cuda_ipc"]
-IN_HOST_MEMORY = PULLED[:2]
+PULLED = [pytest.param("nixl", marks=needs_nixl), "gloo on a device", "cuda_ipc"]
+IN_HOST_MEMORY = PULLED[:1]
 REMOTE = ["tcp", "tcp on a device", *PULLED]
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from cluster.instance.device_access import device_access, take_device_memory
 from cluster.instance.pool_access import PoolAccess, remote_access
-from cluster.instance.pull_media import MEDIA, device_media
+from cluster.instance.pull_media import device_media
 from cluster.instance.remote_memory.memory_messages import (
     TO_MEMORY,
     Answer,
@@ -264,7 +264,5 @@ def _opened(
             transfer, me, setup.host, key=key, memory=memory, num_bytes=num_bytes, media=media
         )
         return MemoryPlace(num_bytes, handle=handle, offset=offset), access
-    access = remote_access(
-        transfer, me, setup.host, receives=setup.receives, key=key, num_bytes=num_bytes, media=MEDIA
-    )
+    access = remote_access(transfer, me, setup.host, receives=setup.receives, key=key, num_bytes=num_bytes)
     return MemoryPlace(num_bytes, path=access.path), access

@@ -29,11 +29,11 @@ from kvtransfer.inbox import Inbox
 from kvtransfer.pusher import Pusher
 from kvtransfer.source import Source
 from kvtransfer.transport.base import Sender
-from kvtransfer.transport.collective import CollectiveMedium
 from kvtransfer.transport.loopback_transport import LoopbackFabric
 from models.causal_model import CausalModel
 from models.registry import load_model
 from net.channel import Identity
+from tests.contract.gloo_group import gloo_medium
 from tests.engine.execution.test_kv_dtype import BLOCKS, TEXT, FakeMail, rows_of, shard_of
 from tests.models.checkpoints import CPU, FAMILIES, make
 from tests.patience import PATIENCE_S
@@ -65,9 +65,9 @@ def access(way: str, name: str, memory: PoolMemory, shard: KVShard, fabric: Loop
     if way == "loopback":
         return loopback_access(fabric, name, memory, num_bytes)
     me = Identity(name, name, os.getpid())
-    kind = "gloo" if way == "gloo" else "tcp"
+    kind = "nccl" if way == "collective" else "tcp"
     config = TransferConfig(transport=kind, checksum=way == "tcp, checked")
-    media = {"gloo": lambda pool: CollectiveMedium("gloo", pool, HOST)} if way == "gloo" else {}
+    media = {"nccl": gloo_medium} if way == "collective" else {}
     return device_access(config, me, HOST, key=KEY, memory=memory, num_bytes=num_bytes, media=media)
 
 
@@ -135,7 +135,7 @@ def alone(model: CausalModel) -> torch.Tensor:
     return rows_of(model, Runner(model, pool, 4), 0, (1, 2, 3, 4, 5))
 
 
-@pytest.mark.parametrize("way", ["tcp", "tcp, checked", "gloo", "loopback"])
+@pytest.mark.parametrize("way", ["tcp", "tcp, checked", "collective", "loopback"])
 async def test_decode_goes_on_from_what_prefill_has_computed_on_another_device(
     way: str, model: CausalModel, devices: list[SimulatedDevice]
 ) -> None:
@@ -154,7 +154,7 @@ async def test_layers_that_a_step_without_memory_has_sent_are_sent_again(
     assert not [device.violations for device in devices if device.violations]
 
 
-@pytest.mark.parametrize("way", ["tcp", "gloo", "loopback"])
+@pytest.mark.parametrize("way", ["tcp", "collective", "loopback"])
 async def test_kv_is_converted_on_its_device(
     way: str, model: CausalModel, devices: list[SimulatedDevice]
 ) -> None:
@@ -216,7 +216,7 @@ def test_memory_goes_back_with_its_last_user(devices: list[SimulatedDevice]) -> 
 
 async def test_what_moves_host_memory_alone_is_refused_by_name(devices: list[SimulatedDevice]) -> None:
     memory = take_device_memory(devices[0], 1 << 12)
-    for transport in ("shm", "gloo", "loopback", "nixl"):
+    for transport in ("shm", "loopback", "nixl"):
         with pytest.raises(ConfigError, match=f"transport {transport} .* use auto, tcp"):
             device_access(
                 TransferConfig(transport=transport),  # type: ignore[arg-type]

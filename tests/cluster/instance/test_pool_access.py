@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from cluster.instance.pool_access import remote_access
-from cluster.instance.pull_media import MEDIA
 from core.config.cluster_config import TransferConfig
 from core.errors import ConfigError
 from core.kv import KVLayout, KVShard
@@ -33,8 +32,8 @@ async def ways(mail: TcpMail, **settings: Any) -> tuple[set[str], set[str]]:
     """The transports that a decode instance offers and that a prefill instance has."""
     config = TransferConfig(**settings)
     size = SHARD.pool_bytes(BLOCKS)
-    decode = remote_access(config, mail.me, HOST, receives=True, key=KEY, num_bytes=size, media=MEDIA)
-    prefill = remote_access(config, mail.me, HOST, receives=False, key=KEY, num_bytes=size, media=MEDIA)
+    decode = remote_access(config, mail.me, HOST, receives=True, key=KEY, num_bytes=size)
+    prefill = remote_access(config, mail.me, HOST, receives=False, key=KEY, num_bytes=size)
     inbox = Inbox(
         SHARD,
         BLOCKS,
@@ -56,7 +55,7 @@ async def ways(mail: TcpMail, **settings: Any) -> tuple[set[str], set[str]]:
     return {region.transport for region in regions}, {sender.name for sender in senders}
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp", "gloo"])
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
 async def test_one_way_can_be_forced(mail: TcpMail, transport: str) -> None:
     assert await ways(mail, transport=transport) == ({transport}, {transport})
 
@@ -76,8 +75,8 @@ async def test_auto_opens_shared_memory_and_tcp(mail: TcpMail) -> None:
     ("settings", "word"),
     [
         ({"transport": "loopback"}, "one process only"),
-        ({"transport": "nccl"}, "nccl"),
-        ({"transport": "cuda_ipc"}, "cuda_ipc"),
+        ({"transport": "nccl"}, "nccl moves KV pools in GPU memory.*use auto, shm, tcp or nixl"),
+        ({"transport": "cuda_ipc"}, "cuda_ipc moves KV pools in GPU memory"),
         ({"transport": "tcp", "tls_cert": "/nowhere"}, "belong together"),
         (
             {"transport": "tcp", "tls_cert": "/x", "tls_key": "/y", "tls_ca": "/z"},
@@ -87,16 +86,7 @@ async def test_auto_opens_shared_memory_and_tcp(mail: TcpMail) -> None:
 )
 async def test_what_cannot_be_is_refused_by_name(mail: TcpMail, settings: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
-        remote_access(
-            TransferConfig(**settings), mail.me, HOST, receives=False, key=KEY, num_bytes=1 << 16, media=MEDIA
-        )
-
-
-async def test_a_way_that_needs_torch_is_refused_where_there_is_none(mail: TcpMail) -> None:
-    with pytest.raises(ConfigError, match="gloo is not available"):
-        remote_access(
-            TransferConfig(transport="gloo"), mail.me, HOST, receives=False, key=KEY, num_bytes=1 << 16
-        )
+        remote_access(TransferConfig(**settings), mail.me, HOST, receives=False, key=KEY, num_bytes=1 << 16)
 
 
 async def test_no_segment_is_left(mail: TcpMail) -> None:

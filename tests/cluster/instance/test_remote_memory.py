@@ -35,7 +35,7 @@ from tests.contract.transports import (
 from tests.patience import PATIENCE_S, until
 
 POOL = RankPool(shard=SHARD, num_blocks=BLOCKS, memory=1)
-WAYS = ["tcp", "gloo", pytest.param("nixl", marks=pytest.mark.skipif(not available(), reason="no nixl"))]
+WAYS = ["tcp", pytest.param("nixl", marks=pytest.mark.skipif(not available(), reason="no nixl"))]
 
 
 class ThreadServer:
