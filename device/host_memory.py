@@ -18,8 +18,3 @@ def view_of(address: int, num_bytes: int) -> memoryview:
 
 def address_of(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).ctypes.data) if len(view) else 0
-
-
-def move(destination: int, source: int, num_bytes: int) -> None:
-    """Other threads run meanwhile."""
-    ctypes.memmove(destination, source, num_bytes)

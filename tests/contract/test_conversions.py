@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from core.errors import DeviceError
 from core.kv import DTYPE_BYTES, KVLayout
 from device.convert import convert
-from device.cpu import CpuDevice
 from device.cuda import CudaDevice
 from device.poller import Poller
 from device.seam import ComputeDevice, Conversion, Copy, Region
@@ -27,11 +26,9 @@ STORAGES = [
 NUM_VECTORS = 300
 
 
-@pytest.fixture(params=["cpu", "cuda", "simulated", A_GPU])
+@pytest.fixture(params=["cuda", "simulated", A_GPU])
 def device(request: pytest.FixtureRequest) -> Iterator[ComputeDevice]:
     match request.param:
-        case "cpu":
-            yield CpuDevice()
         case "a GPU":
             yield CudaDevice(0)
         case "cuda":

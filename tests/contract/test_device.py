@@ -14,7 +14,6 @@ import torch
 
 from core.errors import ConfigError, DeviceError, OutOfMemory
 from device import cuda
-from device.cpu import CpuDevice
 from device.cuda import CudaDevice
 from device.poller import Poller
 from device.port import HostPort, PoolMemory
@@ -38,11 +37,9 @@ A_GPU = pytest.param(
 )
 
 
-@pytest.fixture(params=["cpu", "cuda", "cuda, short copies one by one", "simulated", A_GPU])
+@pytest.fixture(params=["cuda", "cuda, short copies one by one", "simulated", A_GPU])
 def device(request: pytest.FixtureRequest) -> Iterator[ComputeDevice]:
     match request.param:
-        case "cpu":
-            yield CpuDevice()
         case "a GPU":
             yield CudaDevice(0)
         case "cuda":

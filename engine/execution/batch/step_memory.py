@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from device.cpu import CpuStream
 from device.seam import ComputeDevice, Copy, Event, Region
 
 NUM_STEPS = 2
@@ -90,6 +89,16 @@ class Steps(Protocol):
         ...
 
 
+class _Done:
+    """The `Event` of work that the host has waited for."""
+
+    def query(self) -> bool:
+        return True
+
+
+_DONE = _Done()
+
+
 class HostSteps:
     """`Steps` that wait for the device wherever the host reads from it."""
 
@@ -100,7 +109,7 @@ class HostSteps:
         return _HostStep(self._device)
 
     def mark(self) -> Event:
-        return CpuStream().record()
+        return _DONE
 
     def close(self) -> None:
         """Do nothing."""
@@ -125,7 +134,7 @@ class _HostStep:
         self._results = results
 
     def end(self) -> Event:
-        return CpuStream().record()
+        return _DONE
 
     def read(self) -> list[Any]:
         return [result.tolist() for result in self._results]
