@@ -41,7 +41,6 @@ SIZES = {
 }  # fmt: skip
 ALL: frozenset[Kind] = frozenset(("float8", "int8", "four_bit", "mxfp4"))
 GROUP, BATCH = 128, 8
-Quantise = Callable[[torch.Tensor], dict[str, torch.Tensor]]
 
 
 def eight_bit(folder: Path, kind: str, strategy: str) -> None:

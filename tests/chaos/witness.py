@@ -16,7 +16,6 @@ from core.ports import LayerDone, LayerSink
 VOCAB_SIZE = 50_000
 LAYOUT = KVLayout(num_layers=3, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32")
 SHARD = KVShard.whole(LAYOUT)
-_TOKEN_WORDS = LAYOUT.token_bytes // 4
 _SEED = b"witness"
 
 

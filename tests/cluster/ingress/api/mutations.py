@@ -151,15 +151,6 @@ BODIES["/v1/messages/count_tokens"] = [
         if name in ("messages", "tools", "system")
     }
 ]
-_WITHOUT_MODEL = (
-    *(
-        "/v1/cache_hints",
-        "/v1/load_lora_adapter",
-        "/v1/unload_lora_adapter",
-        "/v1/batches",
-        "/v1/conversations",
-    ),
-)
 
 
 def valid_bodies(route: str) -> list[dict[str, Any]]:

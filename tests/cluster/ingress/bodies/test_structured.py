@@ -142,19 +142,6 @@ CITY = {
     "additionalProperties": False,
 }
 YEAR = {"type": "object", "properties": {"year": {"type": "integer", "minimum": 0, "maximum": 99}}, "required": ["year"], "additionalProperties": False}  # fmt: skip
-STAY: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "nights": {"type": "integer", "minimum": 1, "maximum": 9},
-        "city": {"type": "string", "enum": ["Oslo", "Rome"]},
-        "guest": {"type": "object", "properties": {"adult": {"type": "boolean"}}, "required": ["adult"], "additionalProperties": False},
-        "meals": {"type": "array", "items": {"$ref": "#/$defs/meal"}, "maxItems": 2},
-        "note": {"type": ["string", "null"], "maxLength": 4},
-    },
-    "required": ["city", "meals"],
-    "$defs": {"meal": {"enum": ["soup", None, "it's, (so)"]}},
-    "additionalProperties": False,
-}  # fmt: skip
 TOOLS: dict[str, dict[str, Any]] = {"weather": CITY, "count": YEAR}
 FORMATS = list(CALL_FORMATS)
 SPECIAL = {hermes.BEGIN: 1, hermes.END: 2, mistral.BEGIN: 1, deepseek.CALLS_BEGIN: 1, deepseek.CALLS_END: 2}
