@@ -1,6 +1,6 @@
-"""The highest rate of a trace that a fleet serves with enough requests within their targets: bisection over superposed copies.
+"""Which share of what is offered a fleet serves within its targets: a trace's window or sessions, in superposed copies.
 
-Goodput is requests per second and instance offered at that rate; a refused or unfinished request has missed."""
+A refused or unfinished request has missed."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,9 +16,6 @@ from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import simulate
 from sim.outcome_report import served_job
 from sim.trace_workload import Row
-
-_PRECISION = 1.08
-_MAX_STEPS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,40 +122,3 @@ def _has_missed(job: SimulatedRequest, now: float) -> bool:
     if job.rejected or min(job.first_s, now) > due_s:
         return True
     return isfinite(job.last_s) and job.last_s - job.first_s > slo.tpot_s * max(1, job.num_output - 1)
-
-
-def highest(
-    measure: Callable[[float], float],
-    wanted: float,
-    guess: float,
-    precision: float = _PRECISION,
-    max_steps: int = _MAX_STEPS,
-) -> float:
-    """Return the largest argument at which the falling `measure` is still `wanted`; 0 where there is none. An argument
-    `precision` times as large is too large."""
-    low, high, at = 0.0, 0.0, guess
-    for _ in range(max_steps):
-        if measure(at) >= wanted:
-            low = at
-        else:
-            high = at
-        if low and high:
-            if high / low < precision:
-                break
-            at = (low * high) ** 0.5
-        else:
-            at = low * 1.6 if low else high / 1.6
-    return low
-
-
-class Curve:
-    """Attainment over copies, remembered, so that several targets share their runs."""
-
-    def __init__(self, measure: Callable[[float], float]) -> None:
-        self._measure = measure
-        self.points: dict[float, float] = {}
-
-    def __call__(self, copies: float) -> float:
-        if copies not in self.points:
-            self.points[copies] = self._measure(copies)
-        return self.points[copies]

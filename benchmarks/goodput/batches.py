@@ -1,6 +1,6 @@
 """What a batch of 1,000 requests beside an interactive load costs it: requests of the class `interactive` within their targets.
 
-    python -m benchmarks.goodput.batches [--json FILE] [--smoke]
+    python -m benchmarks.goodput batches [--json FILE] [--smoke]
 
 The production ingress, scheduler and engine on two modelled devices of any role, under virtual time. Interactive requests (300
 tokens in, 50 out) come at random for 20 s, alone and beside the batch, whose lines are alike and go `serve.batch_at_once` at a
@@ -76,7 +76,7 @@ def main() -> None:
     sizes = Sizes(2.0, 20) if args.smoke else Sizes(DURATION_S, NUM_LINES)
     rows = [measure(rate, sizes) for rate in RATES]
     print(json.dumps(rows, indent=2))
-    write(args.json, "benchmarks.goodput.batches", {"prediction": PREDICTION, "rows": rows})
+    write(args.json, "benchmarks.goodput batches", {"prediction": PREDICTION, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ if each token of service took as long as any other.
 Predicted when slacks of 0 and 0.3 had been tried on two seeds (index 1.00 and 0.99, cost 3 % and 2 %): a slack of 0.4 costs 1.5 %
 at an index of 0.98, one of 0.6 costs 1 % at 0.97; equal shares cost the ideal 2.6 %.
 
-    python -m benchmarks.goodput.fairness [--json FILE]"""
+    python -m benchmarks.goodput fairness [--json FILE]"""
 
 import json
 import random
@@ -152,7 +152,7 @@ def main() -> None:
         "engine": "baton simulate --coarse",
         "load": f"{RATE:g} requests/s for {args.seconds:g} s of {SHARES}, two instances for any role",
     }
-    write(args.json, "benchmarks.goodput.fairness", {"setup": setup, "means": means, "runs": runs})
+    write(args.json, "benchmarks.goodput fairness", {"setup": setup, "means": means, "runs": runs})
     print(json.dumps(means, indent=1))
 
 

@@ -72,7 +72,7 @@ def main() -> None:
         "targets": {"ttft_s": SLO.ttft_s, "tpot_s": SLO.tpot_s},
     }
     results = measure(args.trace, seconds)
-    write(args.json, "benchmarks.goodput.links", {"setup": setup, "results": results})
+    write(args.json, "benchmarks.goodput links", {"setup": setup, "results": results})
 
 
 if __name__ == "__main__":

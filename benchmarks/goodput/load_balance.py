@@ -1,6 +1,6 @@
 """How evenly the scheduler shares prompts out while it goes where their prefixes are cached.
 
-    python -m benchmarks.goodput.load_balance TRACE [--json FILE]
+    python -m benchmarks.goodput load_balance TRACE [--json FILE]
 
 The coarse simulation of 16 H100s of any role, fixed roles beside it, under ten minutes of a trace at two loads; all prompts of
 the Mooncake conversation share their first block. For each whole minute: prompt tokens that the busiest instance was given to
@@ -118,7 +118,7 @@ def main() -> None:
         for rate in RATES:
             results.append(run(rows, name, rate, *spans_s))
             print(json.dumps(results[-1]), flush=True)
-    write(args.json, f"benchmarks.goodput.load_balance {args.trace.name}", {"results": results})
+    write(args.json, f"benchmarks.goodput load_balance {args.trace.name}", {"results": results})
 
 
 if __name__ == "__main__":

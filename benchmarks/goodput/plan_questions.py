@@ -1,6 +1,6 @@
 """Five questions to `baton plan`: how soon each is answered, and what the whole trace says of the answer.
 
-    python -m benchmarks.goodput.plan_questions --traces ../shared/traces [--only chat ...] [--json FILE]
+    python -m benchmarks.goodput plan_questions --traces ../shared/traces [--only chat ...] [--json FILE]
 
 Each is asked as a user asks it, as a process of its own, whose wall time counts from its start: twice, since others use the
 machine, and the sooner counts. Both answers have to be the same. Then every request of the trace,
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.bench.traces import TraceRow, read_trace
+from benchmarks.goodput.devices import DEEPSEEK_V3
 from benchmarks.report import parser, write
 from core.types import Slo
 from sim.agent_sessions import SessionLoad, is_session_trace, read_sessions
@@ -49,25 +50,6 @@ SEEDS = (1, 2, 3)
 TRIES = 2
 _LOOK_S = 30.0
 MODEL = "llama-3.1-8b"
-MOE = {
-    "vocab_size": 129_280,
-    "hidden_size": 7168,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128,
-    "v_head_dim": 128,
-    "intermediate_size": 18_432,
-    "moe_intermediate_size": 2048,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "n_shared_experts": 1,
-    "first_k_dense_replace": 3,
-    "quantization_config": {"quant_method": "fp8"},
-}
-"""DeepSeek-V3's sizes, in 8 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +108,7 @@ QUESTIONS = {
         tpot_s=0.1,
         attainment=0.95,
         copies=0.25,
-        config=MOE,
+        config=DEEPSEEK_V3,
     ),
     "mixed GPUs, price list": Question(
         trace="azure2023_code.csv.gz",
@@ -340,7 +322,7 @@ def main() -> None:
                 what(name, args.traces, limit, answers[name], row)
             shown = {key: row[key] for key in ("whole", "redrawn", "one_fewer", "cheaper") if row[key]}
             print(f"{name}: {shown}", flush=True)
-            write(args.json, "benchmarks.goodput.plan_questions --traces ../shared/traces", summed_up(rows))
+            write(args.json, "benchmarks.goodput plan_questions --traces ../shared/traces", summed_up(rows))
 
 
 def summed_up(rows: dict[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What shortlists cost against looking at the whole fleet, and what several schedulers cost that tell each other what they place.
 
-    python -m benchmarks.goodput.shortlists --traces ../shared/traces [--json FILE]
+    python -m benchmarks.goodput shortlists --traces ../shared/traces [--json FILE]
 
 The coarse simulation of 64 H100s under the same load, one variant after the other for each seed (a window of the trace), reports
 100 ms old. The load is one that the scan just about serves; what counts is the share of all requests within both targets, beside
@@ -116,7 +116,7 @@ def main() -> None:
             for name in {row["case"]: None for row in found}
         }
         content = {"relative_to_scan": summary, "windows": found}
-        write(args.json, "benchmarks.goodput.shortlists --traces ../shared/traces", content)
+        write(args.json, "benchmarks.goodput shortlists --traces ../shared/traces", content)
 
 
 if __name__ == "__main__":

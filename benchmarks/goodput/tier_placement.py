@@ -1,6 +1,6 @@
 """How much of a conversation's prompt is spared when its KV has left the device's pool for host memory.
 
-    python -m benchmarks.goodput.tier_placement [--json FILE] [--rounds N]
+    python -m benchmarks.goodput tier_placement [--json FILE] [--rounds N]
 
 Four local instances of any role serve 256 conversations of four turns, eight at a time. Between two turns of one at least 128
 others have theirs, twice what the pools have room for; host memory has room for all. The production scheduler, engine and
@@ -184,7 +184,7 @@ def main() -> None:
     }
     print(medians)
     content = {"prediction": PREDICTION, "results": medians, "runs": rows}
-    write(args.json, "benchmarks.goodput.tier_placement", content)
+    write(args.json, "benchmarks.goodput tier_placement", content)
 
 
 if __name__ == "__main__":

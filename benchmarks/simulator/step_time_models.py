@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 
-from benchmarks.goodput.goodput_wide import DEVICES as SERVING
+from benchmarks.goodput.devices import DEVICES as SERVING
 from benchmarks.report import parser, write
 from cluster.instance.rank_memory import memory_of_replica
 from core.config.cluster_config import load
@@ -41,7 +41,7 @@ DEVICES: dict[str, Gpu] = {
     "H100, compute x 2": replace(_H100, flop_per_s=_H100.flop_per_s * 2),
 }
 EXPERTS = ("MoE on 8", "Mixtral on 2", "Qwen3-30B", "gpt-oss-120b")
-"""The devices of `benchmarks.goodput.goodput_wide` whose models have routed experts."""
+"""The devices of `benchmarks.goodput.devices` whose models have routed experts."""
 _NUM_STEPS = 1200
 _TRAINED = 0.75
 

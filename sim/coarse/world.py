@@ -34,7 +34,7 @@ _TICK_S = 0.1
 _ASK_S = 1.0
 _LOOKS_OF_AN_EVENT = 4
 """An event takes as long as so many looks of the scheduler at requests that wait: measured with the loads of
-`benchmarks.goodput.plan_questions`."""
+`benchmarks.goodput plan_questions`."""
 _MOST_LOOKED_AT = 32
 """The number of those that it looks at with an event, at most."""
 _FRONTEND = "frontend"

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -21,11 +21,12 @@ from tests.benchmarks.small_traces import write_traces
 from tests.forked import FORKED
 from tests.parallel.forked_ranks import start_forked
 
+PACKAGES = ("benchmarks.goodput",)
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 SLOW = {
     "benchmarks.serving.cluster_memory", "benchmarks.serving.cluster_start", "benchmarks.engine.cold_start", "benchmarks.cpu.run", "benchmarks.cpu.cpu_memory", "benchmarks.cpu.cpu_sharing", "benchmarks.cpu.servers", "benchmarks.parallel.expert_balance", "benchmarks.simulator.fidelity",
-    "benchmarks.serving.first_minutes", "benchmarks.serving.hostile_bodies", "benchmarks.serving.load_balancer", "benchmarks.parallel.parallel_ranks", "benchmarks.engine.perplexity", "benchmarks.goodput.plan_questions",
+    "benchmarks.serving.first_minutes", "benchmarks.serving.hostile_bodies", "benchmarks.serving.load_balancer", "benchmarks.parallel.parallel_ranks", "benchmarks.engine.perplexity", "benchmarks.goodput plan_questions",
     "benchmarks.engine.quantised_weights", "benchmarks.transfer.remote_memory", "benchmarks.serving.scheduler_loss", "benchmarks.parallel.served_grid", "benchmarks.serving.serving_overhead",
     "benchmarks.soak.soak", "benchmarks.serving.streaming", "benchmarks.transfer.transport", "benchmarks.transfer.transport_overlap", "tests.chaos.matrix",
 }  # fmt: skip
@@ -41,6 +42,15 @@ class Headline:
     file: str
     command: tuple[str, ...]
     """What follows `python -m`."""
+
+    @property
+    def name(self) -> str:
+        return name_of(self.command)
+
+
+def name_of(command: Sequence[str]) -> str:
+    """Return the module, and what it is asked for if it is a package."""
+    return " ".join(command[: 2 if command[0] in PACKAGES else 1])
 
 
 def headlines() -> Iterator[Headline]:
@@ -98,11 +108,11 @@ def exit_code(main: Callable[[], None]) -> object:
 def commands() -> Iterator[Any]:
     for file, rows in by_file().items():
         (command,) = {row.command for row in rows}
-        marks = [pytest.mark.slow] if command[0] in SLOW else []
+        marks = [pytest.mark.slow] if name_of(command) in SLOW else []
         if command[0] == "benchmarks.serving.load_balancer":
             there = shutil.which("haproxy") and shutil.which("nginx")
             marks.append(pytest.mark.skipif(not there, reason="haproxy and nginx are not installed"))
-        yield pytest.param(file, command, id=command[0], marks=marks)
+        yield pytest.param(file, command, id=name_of(command), marks=marks)
 
 
 def other_commands() -> set[tuple[str, ...]]:
@@ -111,8 +121,10 @@ def other_commands() -> set[tuple[str, ...]]:
     named = {
         tuple(shlex.split(words)) for words in re.findall(r"`[^`\n]*python (?:-P )?-m ([^`\n]+)`", pages)
     }
-    known = {headline.command[0] for headline in headlines()}
-    return {words for words in named if words[0] not in known and not words[0].startswith("benchmarks.gpu")}
+    known = {headline.name for headline in headlines()}
+    return {
+        words for words in named if name_of(words) not in known and not words[0].startswith("benchmarks.gpu")
+    }
 
 
 @pytest.fixture(scope="session")
@@ -136,7 +148,7 @@ def test_each_command_writes_what_its_headlines_need(
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(words, id=words[0], marks=[pytest.mark.slow] if words[0] in SLOW else [])
+        pytest.param(words, id=name_of(words), marks=[pytest.mark.slow] if name_of(words) in SLOW else [])
         for words in sorted(other_commands())
     ],
 )
@@ -160,4 +172,4 @@ def run(command: tuple[str, ...], out: Path, traces: Path, monkeypatch: pytest.M
     arguments = [*words, "--smoke", *(() if "--json" in words else ("--json", str(out)))]
     monkeypatch.setattr(sys, "argv", [module, *arguments])
     monkeypatch.chdir(RESULTS.parents[1])
-    assert not exit_code(import_module(module).main)
+    assert not exit_code(import_module(f"{module}.__main__" if module in PACKAGES else module).main)

@@ -1,74 +1,70 @@
 """Up to which rate a target is never missed: the goodput of an operator, who does not choose the rate.
 
-    python -m benchmarks.goodput.goodput_sure --traces ../shared/traces --cells benchmarks/results/goodput.json
+    python -m benchmarks.goodput sure --traces ../shared/traces --cells benchmarks/results/goodput.json
         [--schedulers baton sarathi] [--targets 0.99] [--processes 1] [--json FILE]
 
-`benchmarks.goodput.goodput` finds a rate at which a target is held by bisection, and so may find a lucky one: in a window of
-170 requests of which one may miss, a scheduler can miss at 1.5, 1.8 and 2.0 requests a second and hold at 2.19. Here rates go
-up from 0.3 times what could be sustained (`sim.bound`) in steps of 5 %, and what counts is the last one before the first miss.
-Windows are those of `benchmarks.goodput.goodput`, whose file (CELLS) says the bounds and the ratios of fixed roles, without
-hopeless ones.
+`known` finds a rate at which a target is held by bisection, and so may find a lucky one: in a window of 170 requests of which one
+may miss, a scheduler can miss at 1.5, 1.8 and 2.0 requests a second and hold at 2.19. Here rates go up from 0.3 times what could
+be sustained (`sim.bound`) in steps of 5 %, and what counts is the last one before the first miss. Windows are those of `known`,
+whose file (CELLS) says the bounds and the ratios of fixed roles, without hopeless ones.
 
 Predicted, after a look at one window: at 99 % 1.15 times the best dynamic baseline (1.07 by bisection), since what decides there
 is luck with one request of a hundred, which a scheduler that misses few at any rate needs less of; at 90 % as by bisection."""
 
 import json
-import multiprocessing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from rich.progress import track
-
-from benchmarks.goodput.goodput import NUM_GPUS, SLOS, fleet_of, window
+from benchmarks.goodput.known import task_of
+from benchmarks.goodput.loads import Cell
+from benchmarks.goodput.search import in_time, run_all
 from benchmarks.report import parser, write
-from sim.baselines.table import SCHEDULERS
-from sim.goodput import attained
 
 FIRST_SHARE, STEP, LAST_SHARE = 0.3, 1.05, 1.5
 SMOKE = {"first_share": 0.02, "step": 4.0}
 """Traces that are made up for a test may be heavier than those whose bounds are known."""
 
-Task = tuple[Path, str, float, str, int, float]
-"""(traces, trace/targets/seed, target, scheduler, prefill instances, bound in requests per second and GPU)"""
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    cell: Cell
+    name: str
+    """The scheduler's."""
+    target: float
+    bound: float
+    """Requests per second and GPU."""
 
 
 def highest_sure(
     task: Task, first_share: float = FIRST_SHARE, step: float = STEP
 ) -> tuple[str, str, str, float]:
-    """(target, window, scheduler, requests per second and GPU)"""
-    folder, where, target, name, num_prefill, bound = task
-    trace, slo, seed = where.split("/")
-    part = window(folder, trace, int(seed))
-    fleet, per_copy = fleet_of(num_prefill), part.rate / NUM_GPUS
-    sure, rate = 0.0, first_share * bound
-    while rate <= LAST_SHARE * bound:
-        if (
-            attained(
-                part, rate / per_copy, int(seed), SLOS[slo], fleet=fleet, entry=SCHEDULERS[name], least=target
-            )
-            < target
-        ):
+    """Return (target, window, scheduler, requests per second and GPU)."""
+    sure, rate, per_copy = 0.0, first_share * task.bound, task.cell.rate_per_copy
+    while rate <= LAST_SHARE * task.bound:
+        if in_time(task.cell, rate / per_copy, task.target) < task.target:
             break
         sure, rate = rate, rate * step
-    return f"{target:g}", where, name, sure
+    return f"{task.target:g}", task.cell.window, task.name, sure
 
 
-def tasks(folder: Path, found: dict[str, Any], schedulers: list[str], targets: list[float]) -> list[Task]:
+def tasks(
+    folder: Path, found: Mapping[str, Any], schedulers: Sequence[str], targets: Sequence[float]
+) -> list[Task]:
     prefills = {
         (where, name): cell["num_prefill"]
         for key, cell in found["cells"].items()
         for where, name, _ in [key.rsplit("/", 2)]
     }
     return [
-        (
-            folder,
-            where,
-            target,
-            name,
-            prefills[where, name],
-            found["bound"][f"{where}/{target:g}"]["sustained"],
+        Task(
+            cell=task_of(folder, where, name, prefills[where, name])[1],
+            name=name,
+            target=target,
+            bound=found["bound"][f"{where}/{target:g}"]["sustained"],
         )
         for target in targets
         for where in found["summary"][f"{target:g}"]["windows"]
@@ -76,7 +72,7 @@ def tasks(folder: Path, found: dict[str, Any], schedulers: list[str], targets: l
     ]
 
 
-def against(rates: dict[str, dict[str, float]], ours: str, other: str) -> dict[str, float]:
+def against(rates: Mapping[str, Mapping[str, float]], ours: str, other: str) -> dict[str, float]:
     """`_missed_from_the_start`: windows in which a scheduler misses at the very first rate; the means are without them."""
     both = [where for where in rates[ours] if rates[ours][where] and rates[other][where]]
     ratios = [rates[ours][where] / rates[other][where] for where in both]
@@ -104,22 +100,18 @@ def main() -> None:
     args = options.parse_args()
     todo = tasks(args.traces, json.loads(args.cells.read_text()), args.schedulers, args.targets)
     if args.smoke:
-        todo = [task for task in todo if task[1] == todo[0][1]]
+        todo = [task for task in todo if task.cell.window == todo[0].cell.window]
     rates: dict[str, dict[str, dict[str, float]]] = {}
-    with multiprocessing.get_context("spawn").Pool(args.processes) as pool:
-        for target, where, name, rate in track(
-            pool.imap_unordered(partial(highest_sure, **(SMOKE if args.smoke else {})), todo), total=len(todo)
-        ):
-            rates.setdefault(target, {}).setdefault(name, {})[where] = round(rate, 4)
+    measure = partial(highest_sure, **(SMOKE if args.smoke else {}))
+    for target, where, name, rate in run_all(measure, todo, processes=args.processes):
+        rates.setdefault(target, {}).setdefault(name, {})[where] = round(rate, 4)
     ours, *others = args.schedulers
     summary = {
         target: {other: against(of, ours, other) for other in others if len(of[other]) == len(of[ours])}
         for target, of in rates.items()
     }
     print(json.dumps(summary, indent=1))
-    command = (
-        "benchmarks.goodput.goodput_sure --traces ../shared/traces --cells benchmarks/results/goodput.json"
-    )
+    command = "benchmarks.goodput sure --traces ../shared/traces --cells benchmarks/results/goodput.json"
     names = f" --schedulers {' '.join(args.schedulers)} --targets {' '.join(map(str, args.targets))}"
     ordered = {
         target: {name: dict(sorted(of[name].items())) for name in args.schedulers}

@@ -1,10 +1,10 @@
 """By how much two schedulers' shares in time differ at one load, whatever the arrivals.
 
-    python -m benchmarks.goodput.goodput_arrivals --traces ../shared/traces [--at worst azure-chat/interactive/0|memory/2|20.24
+    python -m benchmarks.goodput arrivals --traces ../shared/traces [--at worst azure-chat/interactive/0|memory/2|20.24
     ...]
         [--schedulers baton sarathi+refuse ...] [--arrivals 5] [--hours 24] [--json FILE]
 
-A search (`benchmarks.goodput.goodput_wide`) says of two schedulers that one serves a step more, which is 1.06 or 1.08. It asks
+A search (`wide`) says of two schedulers that one serves a step more, which is 1.06 or 1.08. It asks
 one set of arrivals whether 90 % are in time, so a request or two may decide. Here every scheduler gets the same requests at the
 same load, at the instants of several seeds: the mean of its shares in time, their deviation, what the others missed by, and how
 far Baton is ahead of each other on the same arrivals, with the standard error of that. A place is a window, a device and a
@@ -27,10 +27,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.goodput.goodput import NUM_GPUS
-from benchmarks.goodput.goodput_wide import TARGETS, Cell, code, fleet_of, offered
+from benchmarks.goodput.loads import Cell
+from benchmarks.goodput.search import code, is_due
 from benchmarks.report import parser, write
-from sim.baselines.table import OURS, entry_of
+from sim.baselines.table import OURS
 from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.goodput import serve
 from sim.outcome_report import served_job
@@ -73,12 +73,10 @@ def run(traces: Path, place: str, scheduler: str, arrivals: int) -> dict[str, fl
     """Return the share of all requests that held both targets of their class, and what it is made of (`shares`)."""
     window, device, load = place.split("|")
     cell = Cell(traces, window, device, scheduler)
-    trace, targets, seed, window_s = cell.named
-    part, fleet = offered(traces, trace, seed, window_s), fleet_of(cell)
-    amount, _, is_copies = load.partition(" ")
-    copies = float(amount) if is_copies else float(amount) * NUM_GPUS / part.rate
-    work = part.jobs(copies, arrivals, TARGETS[targets])
-    serve(work, part.block_tokens, fleet=fleet, entry=entry_of(scheduler.partition(":")[0]))
+    part, (amount, _, is_copies) = cell.part, load.partition(" ")
+    copies = float(amount) if is_copies else float(amount) / cell.rate_per_copy
+    work = part.jobs(copies, arrivals, cell.targets)
+    serve(work, part.block_tokens, fleet=cell.fleet, entry=cell.entry)
     return shares(work)
 
 
@@ -179,7 +177,7 @@ def main() -> None:
         for arrivals in range(args.arrivals):
             for name in args.schedulers:
                 key = f"{place}|{name}|{arrivals}"
-                if runs.get(key, {}).get("code") == code() or time.monotonic() > until_s:
+                if not is_due(runs.get(key), again=True) or time.monotonic() > until_s:
                     continue
                 runs[key] = run(args.traces, place, name, arrivals) | {"code": code()}
                 print(f"{runs[key]['share']:.4f}  {key}", flush=True)
@@ -193,7 +191,7 @@ def _write(path: Path | None, runs: Mapping[str, Any]) -> None:
         by_place.setdefault("|".join(place), {}).setdefault(name, {})[seed] = one
     places = {place: summary(found) for place, found in by_place.items()}
     content = {"names": by_name(places), "places": places, "runs": runs}
-    write(path, "benchmarks.goodput.goodput_arrivals --traces ../shared/traces", content)
+    write(path, "benchmarks.goodput arrivals --traces ../shared/traces", content)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What `benchmarks.goodput.goodput_arrivals` says of shares at one rate, and which runs it makes."""
+"""What `benchmarks.goodput arrivals` says of shares at one rate, and which runs it makes."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.goodput.goodput_arrivals import MISSES, PLACES, by_name, main, run, shares, summary
+from benchmarks.goodput.arrivals import MISSES, PLACES, by_name, main, run, shares, summary
 from core.types import Request, SamplingParams, Slo
 from sim.coarse.simulated_sequence import SimulatedRequest
 from tests.benchmarks.small_traces import write_traces
@@ -109,7 +109,7 @@ def test_runs_of_the_same_code_are_not_made_again(tmp_path: Path, monkeypatch: p
 
     def runs(arrivals: int) -> dict[str, Any]:
         words = ["--at", place, "--schedulers", "sarathi", "--arrivals", str(arrivals), "--json", str(out)]
-        monkeypatch.setattr(sys, "argv", ["goodput_arrivals", "--traces", str(tmp_path), *words])
+        monkeypatch.setattr(sys, "argv", ["arrivals", "--traces", str(tmp_path), *words])
         main()
         return json.loads(out.read_text())["runs"]
 
