@@ -1,6 +1,9 @@
 """Turns tokens into text as they come: never half a character.
 
-Invariant: the pieces of a sequence join to what decoding all its tokens at once would give (behind its prompt)."""
+Invariant: the pieces of a sequence join to what decoding all its tokens at once would give (behind its prompt).
+
+`tokenizers`' own stream holds back for ever what becomes no character, raises for bytes in no order, and knows no tokenizer of
+another library (`tests/world/test_decode_stream.py`)."""
 
 from collections.abc import Container, Mapping, Sequence
 from types import MappingProxyType
