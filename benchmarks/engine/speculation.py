@@ -46,7 +46,6 @@ SOURCES = {
     "none": "none",
     "control": "none",
     "ngram": "ngram",
-    "suffix": "suffix",
     "draft": "draft:embedded-draft",
 }
 GUESSING = [*SOURCES][2:]

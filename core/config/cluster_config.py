@@ -84,14 +84,14 @@ class EngineConfig(Section):
     lookahead: bool = True
     """Plan the next step while one runs."""
     speculate: (
-        Literal["none", "ngram", "suffix", "mtp"]
+        Literal["none", "ngram", "mtp"]
         | Annotated[str, Field(title="draft:PATH", pattern="^draft:.+")]
         | Annotated[str, Field(title="eagle:PATH", pattern="^eagle:.+")]
     ) = "none"
     """How to guess a sequence's next tokens, so that one step may draw several: `ngram` by what followed its last few tokens
-    before, `suffix` by its longest suffix that it or an output of its tenant had before, `draft:PATH` by a small model with the
-    same vocabulary, a folder or a hub id, `mtp` by the layer for multi-token prediction of DeepSeek-V3, GLM-4-MoE and
-    Qwen3-Next, `eagle:PATH` by an EAGLE-3 head that was made for the model. No answer changes by it."""
+    before, `draft:PATH` by a small model with the same vocabulary, a folder or a hub id, `mtp` by the layer for multi-token
+    prediction of DeepSeek-V3, GLM-4-MoE and Qwen3-Next, `eagle:PATH` by an EAGLE-3 head that was made for the model. No answer
+    changes by it."""
     speculate_tokens: int = Field(default=8, ge=1, le=64)
     """Guesses of one sequence in one step at the most; there are fewer the less they gain."""
     prefix_cache: bool = True

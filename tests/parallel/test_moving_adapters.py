@@ -125,7 +125,7 @@ async def test_a_disk_below_gives_each_adapter_its_own_kv_also_after_a_restart(
         await reported(cluster, 0, lambda one: one.tiers.disk_hits > 0)  # or the test shows nothing
 
 
-@pytest.mark.parametrize("source", ["suffix", "draft", "eagle"])
+@pytest.mark.parametrize("source", ["ngram", "draft", "eagle"])
 async def test_guesses_are_made_without_adapters_and_checked_with_them(
     source: str, llama: Served, tmp_path: Path
 ) -> None:

@@ -194,7 +194,7 @@ def ranks_of(keys: dict[str, int], role: str) -> range:
     [
         pytest.param("llama", {"decode.tp": 2}, id="tp2"),
         pytest.param(
-            "qwen3_next", {"decode.pp": 2, "engine.speculate": "suffix", **STATES}, id="recurrent layers, pp2"
+            "qwen3_next", {"decode.pp": 2, "engine.speculate": "ngram", **STATES}, id="recurrent layers, pp2"
         ),
     ],
 )
@@ -281,7 +281,7 @@ async def test_prompts_are_scored_and_embedded_on_any_mesh(keys: dict[str, int],
 )
 async def test_guesses_change_no_token_on_any_mesh(family: str, keys: dict[str, int], tmp_path: Path) -> None:
     prompts, want = checkpoint(tmp_path, family)
-    guessing: dict[str, Any] = {**keys, "prefill_instances": 0, "engine.speculate": "suffix"}
+    guessing: dict[str, Any] = {**keys, "prefill_instances": 0, "engine.speculate": "ngram"}
     async with cluster_of_even_steps(settings(tmp_path, **guessing)) as cluster:
         for _ in ("nothing is known of outputs", "all of them are"):
             assert [await answer(cluster, prompt) for prompt in prompts] == want

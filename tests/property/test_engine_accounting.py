@@ -319,7 +319,7 @@ def check_output(drive: Drive, request: Request, aborted: bool) -> None:
     cache=st.booleans(),
     num_groups=st.sampled_from([1, 1, 2, 3]),
     put_off=st.sampled_from([0.0, 0.0, 0.2, 0.7]),
-    speculate=st.sampled_from(["none", "suffix"]),
+    speculate=st.sampled_from(["none", "ngram"]),
     no_memory=st.sampled_from([0.0, 0.0, 0.05, 0.3]),
     tiers=st.booleans(),
 )
@@ -337,7 +337,7 @@ def test_every_sequence_gets_its_tokens_and_every_block_comes_back(
     cache: bool,
     num_groups: int,
     put_off: float,
-    speculate: Literal["none", "suffix"],
+    speculate: Literal["none", "ngram"],
     no_memory: float,
     tiers: bool,
 ) -> None:

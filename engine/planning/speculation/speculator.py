@@ -26,7 +26,6 @@ from engine.planning.speculation.prompt_lookup import PromptLookup
 from engine.planning.speculation.proposal_pace import ProposalPace
 from engine.planning.speculation.proposals import Proposals
 from engine.planning.speculation.realised_gain import RealisedGain
-from engine.planning.speculation.suffix_drafter import SuffixDrafter
 from engine.planning.speculation.trial_time import TrialTime
 
 _FORCED = "grammar"
@@ -245,8 +244,6 @@ def make_speculator(config: EngineConfig, max_context_tokens: int) -> Speculator
     match config.speculate:
         case "ngram":
             drafter = PromptLookup()
-        case "suffix":
-            drafter = SuffixDrafter()
         case "none":
             pass
         case _:

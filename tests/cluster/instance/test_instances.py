@@ -273,7 +273,7 @@ def repeating(count: int) -> list[tuple[int, ...]]:
     return [tuple(rng.randrange(2, VOCAB) for _ in range(5)) * 3 for _ in range(count)]
 
 
-@pytest.mark.parametrize("source", ["ngram", "suffix", "draft", "mtp", "eagle"])
+@pytest.mark.parametrize("source", ["ngram", "draft", "mtp", "eagle"])
 async def test_guesses_cost_no_token_when_an_instance_dies_or_leaves(
     reference: tuple[Path, Any], source: str, tmp_path: Path
 ) -> None:

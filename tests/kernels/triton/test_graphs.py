@@ -116,7 +116,7 @@ def test_guesses_are_verified_by_replays(tmp_path: Path) -> None:
     reference, _, model = tiny(tmp_path, "llama")
     requests = requests_of([(5, 9), (9, 7)])
     want = of_transformers(reference, requests)
-    instance = Instance(model, 20, simulated=True, sizes=(4, 16), max_batch_tokens=16, speculate="suffix")
+    instance = Instance(model, 20, simulated=True, sizes=(4, 16), max_batch_tokens=16, speculate="ngram")
     plans: list[StepPlan] = []
     instance.on_step = plans.append
     for _ in ("nothing is known of outputs", "all of them are"):

@@ -293,4 +293,4 @@ def test_an_instance_that_prefills_alone_has_none() -> None:
     engine = EngineConfig(speculate="draft:x")
     assert engine_of_role(engine, "prefill").speculate == "none"
     assert engine_of_role(engine, "decode") == engine_of_role(engine, "both") == engine
-    assert engine_of_role(EngineConfig(speculate="suffix"), "prefill").speculate == "suffix"
+    assert engine_of_role(EngineConfig(speculate="ngram"), "prefill").speculate == "ngram"

@@ -223,14 +223,14 @@ async def test_no_guess_changes_a_token_under_a_grammar(family: str, tmp_path: P
     asked = requests(rng, 6)
     few, many = 6 + 2 * states if states else 24, 400 + 6 * states
     plain = await said(model, asked, plain=True, lookahead=False, num_blocks=many)
-    sources = ("none", "ngram", "suffix", "adversary", *([] if states else ["draft:itself"]))
+    sources = ("none", "ngram", "adversary", *([] if states else ["draft:itself"]))
     for source in sources:
         got = await said(
             model,
             asked,
             drafter=Adversary(tokens_of(plain), rng) if source == "adversary" else None,
             draft=model if source == "draft:itself" else None,
-            num_blocks=few if source in ("none", "suffix") else many,
+            num_blocks=few if source == "none" else many,
             lookahead=rng.random() < 0.7,
             max_batch_tokens=rng.choice((9, 64)),
             prefix_cache=rng.random() < 0.7,

@@ -170,7 +170,7 @@ def test_no_source_changes_a_token(family: str, tmp_path: Path) -> None:
     drafts = {"draft:stranger": loaded(tmp_path / "stranger", "qwen3", seed=4)}
     if not states:  # a draft model takes nothing back
         drafts |= {"draft:itself": model, "draft:alike": alike(tmp_path / "alike", family, seed=2)}
-    for source in ("ngram", "suffix", "adversary", *drafts, *heads):
+    for source in ("ngram", "adversary", *drafts, *heads):
         head, head_layout = heads.get(source, (None, None))
         truth = {id: [token.token for token in tokens] for id, tokens in want.items()}
         instance = Instance(
@@ -204,7 +204,6 @@ def test_sixty_four_seeds_at_any_temperature(family: str, tmp_path: Path) -> Non
     num_blocks = 40 + 4 * num_states(model)
     for keys in (
         {"speculate": "ngram"},
-        {"speculate": "suffix"},
         {"speculate": "draft:alike", "draft": draft},
         {"drafter": Adversary(truth, rng)},
     ):
@@ -215,7 +214,7 @@ def test_sixty_four_seeds_at_any_temperature(family: str, tmp_path: Path) -> Non
         assert num_states(model) or instance.scheduler.load().num_preempted > 0
 
 
-@pytest.mark.parametrize("source", ["suffix", "draft:itself", "mtp"])
+@pytest.mark.parametrize("source", ["ngram", "draft:itself", "mtp"])
 def test_a_sequence_that_came_from_elsewhere_goes_on_as_it_would_have(source: str, tmp_path: Path) -> None:
     if source == "mtp":
         make_right_mtp(tmp_path)
