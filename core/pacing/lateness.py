@@ -3,6 +3,7 @@
 A missed target is no worse for a few seconds more, while each prompt that waits behind a missed one may miss its own. After
 `YIELD_S` a late one takes its turn again, and one that has been begun gets a share of the time, so nothing starves."""
 
+from collections.abc import Iterable
 from math import inf
 from typing import Final
 
@@ -39,6 +40,11 @@ def is_late(seq: ServedSequence, now: float, steps: StepModels) -> bool:
         return False
     missing = len(seq.tokens) - seq.num_computed
     return now + steps.prompt.work_s(seq.num_computed, missing) > due
+
+
+def late_tokens(missing: Iterable[tuple[ServedSequence, int]], now: float, steps: StepModels) -> int:
+    """Return how many of the `missing` tokens of each sequence are of late prompts, which let others pass."""
+    return sum(count for seq, count in missing if is_late(seq, now, steps))
 
 
 def turn(seq: ServedSequence, now: float, steps: StepModels) -> tuple[float, bool]:

@@ -48,6 +48,17 @@ def taking_part(decoding: Seq[S], prompts: Iterable[S], steps: StepModels, start
     return taken
 
 
+def tokens_by_priority(
+    priorities: Iterable[int], missing: Iterable[tuple[ServedSequence, int]]
+) -> tuple[tuple[int, int], ...]:
+    """Return (priority, `missing` tokens of its sequences), the lowest first, of these priorities and those of the sequences."""
+    tokens: dict[int, int] = dict.fromkeys(priorities, 0)
+    for seq, count in missing:
+        priority = seq.request.slo.priority
+        tokens[priority] = tokens.get(priority, 0) + count
+    return tuple(sorted(tokens.items()))
+
+
 def _limit_s(higher: Seq[ServedSequence], context_tokens: int, steps: StepModels, starts_s: float) -> float:
     """Return how long a step may take beside `higher`, all sequences of higher priority that take part."""
     model = steps.decode

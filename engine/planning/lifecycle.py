@@ -7,17 +7,18 @@ from math import inf
 
 from core.errors import Bug
 from engine.planning.block_ledger import BlockLedger
+from engine.planning.prefixes import Prefixes
 from engine.planning.sequence import Sequence, State
 from engine.planning.sequence_table import SequenceTable
 from engine.planning.speculation.speculator import Speculator
 
 
 class Lifecycle:
-    def __init__(self, table: SequenceTable, ledger: BlockLedger, speculator: Speculator | None) -> None:
-        self.table, self.ledger, self._speculator = table, ledger, speculator
+    def __init__(
+        self, table: SequenceTable, ledger: BlockLedger, prefixes: Prefixes, speculator: Speculator | None
+    ) -> None:
+        self.table, self.ledger, self.prefixes, self._speculator = table, ledger, prefixes, speculator
         self.num_preempted = 0
-        self.on_lost: Callable[[Sequence], None] = lambda _: None
-        """Called with each preempted sequence before it loses its blocks."""
         self.on_left: Callable[[Sequence], None] = lambda _: None
         """Called with each sequence that leaves before it gives its blocks back."""
         self._drop: list[str] = []
@@ -101,7 +102,7 @@ class Lifecycle:
             if seq.key in self.table.all:
                 self.forget(seq)
         elif seq.state is State.PREEMPTED:
-            self.on_lost(seq)
+            self.prefixes.keep_below(seq)
             self._give_up_blocks(seq)
             seq.is_lost = True
             self.wait(seq)

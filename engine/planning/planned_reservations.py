@@ -11,7 +11,7 @@ from engine.planning.block_ledger import BlockLedger
 from engine.planning.rank_groups import RankGroup, RankGroups
 from engine.planning.sequence import Sequence, State
 
-_REST_BLOCKS = 3
+REST_BLOCKS = 3
 """Where the beginning of a sequence is here, at most so many blocks behind it are computed here, too. The last is not full, and
 copies of two more may have been on their way when an instance was lost."""
 
@@ -103,7 +103,7 @@ def _reserve(group: RankGroup, request: Request) -> Reservation | None:
 
 def _begins_near(ledger: BlockLedger, request: Request, match: PrefixMatch) -> bool:
     """Return whether what a request lacks of its KV is so little that it is to be computed here, whoever else could."""
-    num_blocks = _REST_BLOCKS if match.blocks else 1
+    num_blocks = REST_BLOCKS if match.blocks else 1
     if match.state and request.emitted:  # nobody who is asked for it has more of what was generated
         num_blocks += ledger.checkpointing.num_apart
     return len(request.tokens) <= (len(match.blocks) + num_blocks) * ledger.block_size

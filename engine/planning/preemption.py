@@ -1,14 +1,20 @@
 """Takes slots and blocks from running sequences, which wait and are computed again, or read back from lower tiers. Owned by
-StepScheduler."""
+StepScheduler.
+
+Those that are ahead of their pace lend theirs (`core.pacing.overcommit`) where lower tiers keep their KV, so that it need not be
+computed again."""
 
 from collections import deque
 
+from core.pacing.overcommit import COUNTS_S, ahead_s, lenders
 from core.ports import SchedulerPolicy
 from core.types import Request
-from engine.planning.block_lending import Lending
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.sequence import Sequence, State
 from engine.planning.step_limits import StepLimits
+
+_UNSAVED_BLOCKS = 2
+"""The last block is not full, and the one before it may not have been offered yet."""
 
 
 class Preemption:
@@ -17,10 +23,11 @@ class Preemption:
         limits: StepLimits,
         policy: SchedulerPolicy[Sequence],
         lifecycle: Lifecycle,
-        lending: Lending,
+        longest_pause_s: float,
     ) -> None:
-        self._limits, self._policy, self.lifecycle, self._lending = limits, policy, lifecycle, lending
+        self._limits, self._policy, self.lifecycle = limits, policy, lifecycle
         self._table, self._ledger = lifecycle.table, lifecycle.ledger
+        self._longest_pause_s = longest_pause_s
 
     def free_slots(self, now: float) -> None:
         """Preempt sequences of lower classes where those of higher ones wait and have no slot."""
@@ -52,7 +59,7 @@ class Preemption:
         priority = request.slo.priority
         below = self._table.below(priority)
         lower = set(below)
-        ahead = deque(seq for seq in self._lending.lenders(priority, now) if seq not in lower)
+        ahead = deque(seq for seq in self._lenders(priority, now) if seq not in lower)
         wanted = self._ledger.num_needed(num_tokens) + self._table.headroom
         coming = self._ledger.num_available
         if not (below or ahead) or coming + sum(len(seq.block_ids) for seq in (*below, *ahead)) < wanted:
@@ -63,7 +70,7 @@ class Preemption:
                 below.remove(victim)
             else:
                 victim = ahead.popleft()
-                self._lending.lends(victim, now)
+                self.lends(victim, now)
             coming += len(victim.block_ids)
             self.lifecycle.preempt(victim)
         return True
@@ -83,6 +90,14 @@ class Preemption:
         self._ledger.grow(seq, count)
         return True
 
+    def lends(self, seq: Sequence, now: float) -> None:
+        """Note that a sequence, which is preempted next, lends its blocks from now on."""
+        seq.rests_until_s = now + self._longest_pause_s
+
+    def lendable_blocks(self, now: float) -> int:
+        """Return the blocks of sequences that are so far ahead that the scheduler may count on them."""
+        return sum(len(seq.block_ids) for seq in self._able_to_lend() if ahead_s(seq, now) > COUNTS_S)
+
     @property
     def _are_coming(self) -> bool:
         """Whether blocks come free when a step in flight is committed."""
@@ -91,8 +106,28 @@ class Preemption:
     def _victim(self, seq: Sequence, now: float) -> Sequence | None:
         """Return who gives way to a running sequence, maybe itself: what is furthest ahead of its pace lends, else the policy
         says it."""
-        if ahead := self._lending.lenders(seq.request.slo.priority, now):
-            self._lending.lends(ahead[0], now)
+        if ahead := self._lenders(seq.request.slo.priority, now):
+            self.lends(ahead[0], now)
             return ahead[0]
         victims = [s for s in self._table.running if s.push is None and s.state is State.RUNNING]
         return self._policy.victim(victims) if victims else None
+
+    def _lenders(self, priority: int, now: float) -> list[Sequence]:
+        """Return the running sequences that may lend to a class of that priority, what is furthest ahead first."""
+        return lenders(self._able_to_lend(), priority, now)
+
+    def _able_to_lend(self) -> list[Sequence]:
+        if not self._longest_pause_s or self._ledger.num_state_blocks:
+            return []
+        return [seq for seq in self._table.running if self._is_kept_below(seq)]
+
+    def _is_kept_below(self, seq: Sequence) -> bool:
+        """Return whether all that is computed of a sequence that decodes, but for its last blocks, is kept below."""
+        num_unsaved = len(seq.tokens) - seq.num_kept * self._ledger.block_size
+        return (
+            seq.state is State.RUNNING
+            and seq.push is None
+            and seq.num_missing <= 1
+            and num_unsaved <= _UNSAVED_BLOCKS * self._ledger.block_size
+            and self.lifecycle.prefixes.may_return(seq)
+        )

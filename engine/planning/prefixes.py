@@ -9,6 +9,7 @@ from core.types import Request
 from engine.cache.radix_cache import Kept, RadixCache
 from engine.cache.state_checkpoints import CheckpointKept
 from engine.planning.block_ledger import BlockLedger
+from engine.planning.sequence import Sequence
 from engine.planning.sequence_table import SequenceTable
 
 
@@ -137,6 +138,17 @@ class Prefixes:
     def read(self, place: PrefixPlace, request: Request, then: Callable[[bool], None]) -> int:
         """As a ReadBack. Without lower tiers there is nothing to read."""
         return self.read_back(place, request, then) if self.read_back is not None else 0
+
+    def may_return(self, seq: Sequence) -> bool:
+        """Return whether the sequence, if it is preempted, may find its KV in lower tiers."""
+        return self.read_back is not None and (seq.request.reuses_prefix or seq.num_output > 0)
+
+    def keep_below(self, seq: Sequence) -> None:
+        """Have lower tiers keep the KV of a preempted sequence, which is about to lose its blocks."""
+        if self.read_back is not None:
+            seq.num_below = seq.num_kept * self._ledger.block_size
+        if self.keep is not None and self.may_return(seq):
+            self.keep(seq.with_output, self._ledger.kept(seq))
 
     def drain_cache_events(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         return self._cache.drain_events()

@@ -18,13 +18,13 @@ class State(Enum):
     """What is done with a sequence, and by whom. Lifecycle passes it on, and ends it."""
 
     WAITING = auto()
-    """Has no blocks. StepComposer begins it."""
+    """Has no blocks. StepAdmission begins it."""
     RUNNING = auto()
     """StepComposer plans its work. When a step has ended, Committing gives it what was drawn, or Undoing takes its work back."""
     PREEMPTED = auto()
     """Lifecycle takes its blocks as soon as no step in flight writes them. Then it waits again."""
     RETURNING = auto()
-    """Was preempted, and has no blocks. It waits again when Returning has what lower tiers have of its KV in the prefix cache."""
+    """Was preempted, and has no blocks. StepAdmission lets it wait again when its KV from lower tiers is in the prefix cache."""
     RESERVED = auto()
     """Has blocks that another instance writes, or will. PlannedReservations has it until these are written or given back."""
     PAUSED = auto()
@@ -88,7 +88,7 @@ class Sequence:
     num_below: int = 0
     """The number of leading tokens of a sequence that has lost its blocks whose KV lower tiers were given."""
     rests_until_s: float = -inf
-    """Until when it may sit out at the longest, having lent its blocks (`engine.planning.block_lending`)."""
+    """Until when it may sit out at the longest, having lent its blocks (`engine.planning.preemption`)."""
     is_lost: bool = False
     """Whether it has lost its blocks, and lower tiers have not been asked for their KV since then."""
     announced: bool = False
@@ -98,6 +98,11 @@ class Sequence:
     def __post_init__(self) -> None:
         self.key = self.request.key
         self.end = min(self.end, self.num_prompt + self.request.sampling.max_tokens)
+
+    @property
+    def with_output(self) -> Request:
+        """The request with all that was generated here."""
+        return replace(self.request, emitted=tuple(self.tokens[self.num_prompt :]))
 
     @property
     def num_output(self) -> int:

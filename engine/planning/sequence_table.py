@@ -4,12 +4,14 @@ Invariant: a sequence is listed as running, waiting or returning exactly while i
 
 import itertools
 from collections import Counter
+from collections.abc import Iterator
 
 from core.cost.steps import StepModels
 from core.errors import Bug, RequestError
 from core.kv import num_blocks_for
 from core.messages import Grant
-from core.pacing.lateness import is_late
+from core.pacing.lateness import late_tokens
+from core.pacing.priority import tokens_by_priority
 from core.types import Request
 from engine.planning.sequence import Sequence, State
 
@@ -75,22 +77,12 @@ class SequenceTable:
 
     def num_late_tokens(self, now: float, steps: StepModels) -> int:
         """Return the tokens of `num_waiting_tokens` of prompts that are late, which let others pass (`core.pacing.lateness`)."""
-        late = sum(s.num_missing for s in self.running if s.num_missing > 1 and is_late(s, now, steps))
-        late += sum(count for seq, count in self.returning.items() if is_late(seq, now, steps))
-        return late + sum(_to_compute(seq) for seq in self.waiting if is_late(seq, now, steps))
+        return late_tokens(self._to_compute(), now, steps)
 
     @property
     def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
         """(priority, tokens of `num_waiting_tokens`) of each class that is here, the lowest first."""
-        tokens = dict.fromkeys(sorted(self._priorities), 0)
-        for seq in self.running:
-            if seq.num_missing > 1:
-                tokens[seq.request.slo.priority] += seq.num_missing
-        for seq in self.waiting:
-            tokens[seq.request.slo.priority] += _to_compute(seq)
-        for seq, count in self.returning.items():
-            tokens[seq.request.slo.priority] += count
-        return tuple(tokens.items())
+        return tokens_by_priority(self._priorities, self._to_compute())
 
     def check_fits(self, request: Request) -> None:
         """Raise RequestError for a request that could never be served here, or is here."""
@@ -138,6 +130,15 @@ class SequenceTable:
         if not self._priorities[priority]:
             del self._priorities[priority]
 
+    def _to_compute(self) -> Iterator[tuple[Sequence, int]]:
+        """Yield each sequence that does not decode yet, with how many of its tokens are to be computed before it does."""
+        for seq in self.running:
+            if seq.num_missing > 1:
+                yield seq, seq.num_missing
+        for seq in self.waiting:
+            yield seq, len(seq.tokens) - (seq.num_below if seq.is_lost else 0)
+        yield from self.returning.items()
+
     def check_integrity(self) -> None:
         """Raise Bug where states and lists disagree."""
         lists = {State.RUNNING: self.running, State.WAITING: self.waiting, State.RETURNING: [*self.returning]}
@@ -145,8 +146,3 @@ class SequenceTable:
             here = {id(seq) for seq in self.all.values() if seq.state is state}
             if here != {id(seq) for seq in listed} or len(here) != len(listed):
                 raise Bug(f"{len(here)} sequences are {state.name}, {len(listed)} are listed so")
-
-
-def _to_compute(seq: Sequence) -> int:
-    """Return how many tokens of a waiting sequence are to be computed before it decodes."""
-    return len(seq.tokens) - (seq.num_below if seq.is_lost else 0)

@@ -1,17 +1,18 @@
-"""Fills a step: first with what decodes, then with prompts, in the order of a policy. Owned by StepScheduler."""
+"""Fills a step: first with what decodes, then with prompts, in the order of a policy. Owned by StepScheduler.
+
+It computes sequences that run. Those that wait begin in StepAdmission, and those that give way leave through Preemption."""
 
 from collections.abc import Sequence as SeqOf
 
 from core.cost.steps import StepModels
-from core.pacing.overcommit import rests
 from core.pacing.priority import taking_part
+from core.pacing.slots import decode_slots
 from core.plan import SeqWork
 from core.ports import SchedulerPolicy
-from engine.cache.radix_cache import PrefixMatch
 from engine.planning.preemption import Preemption
-from engine.planning.returning import Returning
 from engine.planning.sequence import Sequence, State
 from engine.planning.speculation.speculator import Drafts, Speculator
+from engine.planning.step_admission import StepAdmission
 from engine.planning.step_builder import StepBuilder
 from engine.planning.step_limits import StepLimits
 from engine.planning.whole_runs import Run, missing_runs, uncut
@@ -23,15 +24,14 @@ class StepComposer:
         limits: StepLimits,
         policy: SchedulerPolicy[Sequence],
         preemption: Preemption,
-        returning: Returning,
+        admission: StepAdmission,
         speculator: Speculator | None,
         *,
         whole_prompts: bool,
     ) -> None:
         self._limits, self._policy, self._whole_prompts = limits, policy, whole_prompts
-        self._preemption, self._returning, self._speculator = preemption, returning, speculator
-        self._lifecycle = lifecycle = preemption.lifecycle
-        self._table, self._ledger = lifecycle.table, lifecycle.ledger
+        self._preemption, self._admission, self._speculator = preemption, admission, speculator
+        self._table, self._ledger = preemption.lifecycle.table, preemption.lifecycle.ledger
 
     def compose(self, builder: StepBuilder, now: float, steps: StepModels, starts_s: float) -> None:
         """Add the work of the step that is planned at `now` and begins at `starts_s`. Changes the sequences, and may preempt."""
@@ -88,16 +88,9 @@ class StepComposer:
             seq.num_in_flight += 1
 
     def _num_slots(self, num_decoding: int) -> int:
-        """Return how many sequences a step decodes.
-
-        Sequences whose prompts were computed elsewhere may wait for a slot here. While more of them come, prompts that have been
-        begun and preempted sequences would never get one, so a slot is left for these."""
-        num_slots = self._limits.num_seqs
-        if num_decoding <= num_slots:
-            return num_slots
-        running, waiting = self._table.running, self._table.waiting
-        is_passed = any(seq.num_missing > 1 for seq in running) or any(seq.num_output for seq in waiting)
-        return max(1, num_slots - is_passed)
+        """Return how many sequences a step decodes."""
+        begun = (seq for seq in self._table.running if seq.num_missing > 1)
+        return decode_slots(self._limits.num_seqs, num_decoding, begun, self._table.waiting)
 
     def _taking_part(self, decoding: list[Sequence], steps: StepModels, starts_s: float) -> SeqOf[Sequence]:
         """Return those of `decoding` that this step computes: all, unless a class of higher priority needs the time."""
@@ -128,60 +121,16 @@ class StepComposer:
             builder.budget = self._policy.prompt_tokens(
                 decoding, context, [*prompts, *self._table.waiting], steps, builder.budget, starts_s
             )
-        waiting = self._in_order(now) if builder.budget > 0 else ()
+        waiting = self._admission.in_order(now) if builder.budget > 0 else ()
         may_admit = True
         for seq in sorted((*prompts, *waiting), key=turn):
             if builder.budget <= 0 or len(builder.work) >= self._limits.num_seqs:
                 return
             if self._whole_prompts and len(seq.tokens) > builder.budget:
                 continue  # those after it may fit; in the next step it comes before them
-            if seq.state is State.RUNNING:
-                self._plan_one(seq, builder)
-            elif may_admit and seq.state is State.WAITING:
-                may_admit = self._admit(seq, builder)
-
-    def _in_order(self, now: float) -> SeqOf[Sequence]:
-        """Return the sequences that wait. Those that have lent their blocks and need not be back yet come last: they take what
-        others leave."""
-        waiting = self._policy.order(self._table.waiting, now)
-        return sorted(waiting, key=lambda seq: rests(seq, seq.rests_until_s, now))
-
-    def _admit(self, seq: Sequence, builder: StepBuilder) -> bool:
-        """Begin a sequence. Returns False where it must wait for a slot or for blocks, as must all that come after it."""
-        num_placed, num_slots = self._table.num_placed, self._limits.num_seqs
-        if num_placed >= num_slots and not (seq.num_output and num_placed > num_slots):
-            return False
-        match = self._find(seq, builder)
-        if self._begin(seq, match, builder):
-            return True
-        if self._table.running and rests(seq, seq.rests_until_s, builder.now):
-            return False
-        made_room = self._preemption.make_room(seq.request, len(seq.tokens) + 1, builder.now)
-        # A copy has its source beside it. A request that is alone may need those blocks.
-        match = PrefixMatch(blocks=() if match.state else match.blocks)
-        return (made_room or not self._table.running) and self._begin(seq, match, builder)
-
-    def _begin(self, seq: Sequence, match: PrefixMatch, builder: StepBuilder) -> bool:
-        """Let a sequence run, or have its KV read first where lower tiers have more of it. Returns False where there is no room
-        for either."""
-        if self._returning.begin(seq, match):
-            return True
-        if not self._ledger.admit(seq, match, len(seq.tokens), self._table.headroom):
-            return False
-        builder.copies += self._ledger.copies(seq, match, builder.step)
-        self._table.waiting.remove(seq)
-        self._lifecycle.run(seq)
-        self._plan_one(seq, builder)
-        return True
-
-    def _find(self, seq: Sequence, builder: StepBuilder) -> PrefixMatch:
-        """What is here of its KV: in the prefix cache, and in the blocks of its sibling."""
-        match = self._ledger.find(seq.request, seq.tokens, partial=True)
-        sibling = self._table.all.get(seq.request.sibling)
-        if sibling is None or sibling.state is not State.RUNNING:
-            return match
-        num_computed = builder.num_computed_before(sibling.key, sibling.num_computed)
-        return self._ledger.find_at(sibling, num_computed, seq, match)
+            if may_admit and seq.state is State.WAITING:
+                may_admit = self._admission.begin(seq, builder)
+            self._plan_one(seq, builder)
 
     def _plan_one(self, seq: Sequence, builder: StepBuilder, drafts: tuple[int, ...] = ()) -> None:
         """Add the sequence's next work if there is any, with as many of its `drafts` as find room."""

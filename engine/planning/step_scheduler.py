@@ -15,7 +15,6 @@ from core.types import TokenOut
 from engine.cache.block_pool import BlockPool
 from engine.cache.radix_cache import RadixCache
 from engine.planning.block_ledger import BlockLedger
-from engine.planning.block_lending import Lending
 from engine.planning.committing import Committing
 from engine.planning.lifecycle import Lifecycle
 from engine.planning.pinning import Pinning
@@ -25,11 +24,11 @@ from engine.planning.planner_load import PlannerLoad
 from engine.planning.preemption import Preemption
 from engine.planning.prefixes import Prefixes
 from engine.planning.rank_groups import RankGroup, RankGroups
-from engine.planning.returning import Returning
 from engine.planning.sequence import Sequence
 from engine.planning.sequence_table import SequenceTable
 from engine.planning.sessions import Sessions
 from engine.planning.speculation.speculator import Speculator
+from engine.planning.step_admission import StepAdmission
 from engine.planning.step_builder import StepBuilder
 from engine.planning.step_composer import StepComposer
 from engine.planning.step_limits import StepLimits
@@ -61,14 +60,13 @@ class StepScheduler:
         ledger = BlockLedger(pool, cache, size, num_state_blocks)
         capacity = (num_blocks - num_state_blocks) * size
         table = SequenceTable(max_context_tokens, capacity, num_state_blocks * size, size)
-        lifecycle = Lifecycle(table, ledger, speculator)
         self.prefixes = Prefixes(cache, ledger, table)
+        lifecycle = Lifecycle(table, ledger, self.prefixes, speculator)
         self._limits = StepLimits(config, whole_prompts=whole_prompts)
-        self._returning = Returning(self.prefixes, lifecycle)
-        self.lending = Lending(lifecycle, self._returning, config.longest_pause_s)
-        preemption = Preemption(self._limits, policy, lifecycle, self.lending)
+        preemption = Preemption(self._limits, policy, lifecycle, config.longest_pause_s)
+        self._admission = StepAdmission(self._limits, policy, preemption)
         self._composer = StepComposer(
-            self._limits, policy, preemption, self._returning, speculator, whole_prompts=whole_prompts
+            self._limits, policy, preemption, self._admission, speculator, whole_prompts=whole_prompts
         )
         pinning = Pinning(cache, int(config.pinned_share * num_blocks))
         self.sessions = Sessions(cache, ledger, self.prefixes, pinning, config.longest_pin_s)
@@ -95,10 +93,10 @@ class StepScheduler:
             num_waiting=table.num_waiting,
             num_context_tokens=sum(len(seq.tokens) for seq in table.running),
             num_late_tokens=table.num_late_tokens(now, steps),
-            lendable_blocks=self.lending.lendable_blocks(now),
+            lendable_blocks=self.group.preemption.lendable_blocks(now),
             waiting_by_priority=table.waiting_by_priority,
             num_preempted=self.group.lifecycle.num_preempted,
-            num_returned=self._returning.num_returned,
+            num_returned=self._admission.num_returned,
             prefix_tokens=(ledger.num_queried_tokens, ledger.num_hit_tokens),
             draft_tokens=(0, 0) if self._speculator is None else self._speculator.counts,
         )

@@ -126,7 +126,7 @@ class Restoring:
         await asyncio.gather(*self._under_way.values(), *self._returning, return_exceptions=True)
 
     def _bring_back(self, place: PrefixPlace, request: Request, then: Callable[[bool], None]) -> int:
-        """An `engine.planning.returning.ReadBack`."""
+        """An `engine.planning.prefixes.ReadBack`."""
         restore, digests = (None, []) if self._closing else self._begin(place, request)
         if restore is None:
             return 0
@@ -137,7 +137,7 @@ class Restoring:
         return len(restore.prefix) + len(restore.blocks)
 
     def _keep_all(self, request: Request, blocks: Sequence[int]) -> None:
-        """An `engine.planning.returning.Keep`."""
+        """An `engine.planning.prefixes.Keep`."""
         digests = prefix_digests(self._root(request.prefix_salt), request.tokens, self._block_size)
         before = b""
         for digest, block in zip(digests, blocks, strict=False):

@@ -76,7 +76,7 @@ class Below:
         self.scheduler.check_integrity()
 
     def read(self, place: PrefixPlace, request: Request, then: Callable[[bool], None]) -> int:
-        """An `engine.planning.returning.ReadBack`."""
+        """An `engine.planning.prefixes.ReadBack`."""
         cached, size = place.cached_prefix(request), self.rank.size
         limit = (len(request.tokens) - 1) // size
         prefixes = [(request.salt, request.tokens[: end * size]) for end in range(limit + 1)]

@@ -25,14 +25,14 @@ class Lent(Drive):
 
     def watch(self) -> None:
         assert isinstance(self.scheduler, StepScheduler)
-        lending = self.scheduler.lending
-        lends = lending.lends
+        preemption = self.scheduler.group.preemption
+        lends = preemption.lends
 
         def count(seq: Sequence, now: float) -> None:
             self.num_lent += 1
             lends(seq, now)
 
-        lending.lends = count
+        preemption.lends = count
 
 
 def serve(

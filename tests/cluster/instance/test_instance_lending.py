@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from core.types import Slo
-from engine.planning.block_lending import Lending
+from engine.planning.preemption import Preemption
 from engine.planning.sequence import Sequence
 from tests.cluster.instance import test_instances
 from tests.cluster.instance.instance_world import world
@@ -24,13 +24,13 @@ async def test_sequences_that_lend_their_blocks_come_back_with_their_kv(
     """All are far ahead of a pace of ten seconds per token."""
     folder, model = reference
     batch, num_lent = prompts(16, seed=5, longest=50)[::2], Counter[float]()
-    lends = Lending.lends
+    lends = Preemption.lends
 
-    def count(lending: Lending, seq: Sequence, now: float) -> None:
+    def count(preemption: Preemption, seq: Sequence, now: float) -> None:
         num_lent[pause_s] += 1
-        lends(lending, seq, now)
+        lends(preemption, seq, now)
 
-    monkeypatch.setattr(Lending, "lends", count)
+    monkeypatch.setattr(Preemption, "lends", count)
     for pause_s in (0.05, 0.0):
         keys = {
             "engine.num_blocks": 40,
