@@ -4,8 +4,7 @@ StepScheduler.
 Those that are ahead of their pace lend theirs (`core.pacing.overcommit`) where lower tiers keep their KV, so that it need not be
 computed again."""
 
-from collections import deque
-
+from core.pacing.giving_way import giving_way
 from core.pacing.overcommit import COUNTS_S, ahead_s, lenders
 from core.ports import SchedulerPolicy
 from core.types import Request
@@ -58,22 +57,13 @@ class Preemption:
             return False
         priority = request.slo.priority
         below = self._table.below(priority)
-        lower = set(below)
-        ahead = deque(seq for seq in self._lenders(priority, now) if seq not in lower)
-        wanted = self._ledger.num_needed(num_tokens) + self._table.headroom
-        coming = self._ledger.num_available
-        if not (below or ahead) or coming + sum(len(seq.block_ids) for seq in (*below, *ahead)) < wanted:
-            return False
-        while coming < wanted and (below or ahead):
-            if below:
-                victim = self._policy.victim(below)
-                below.remove(victim)
-            else:
-                victim = ahead.popleft()
+        short = self._ledger.num_needed(num_tokens) + self._table.headroom - self._ledger.num_available
+        victims = giving_way(self._policy, below, self._lenders(priority, now), short)
+        for victim in victims or ():
+            if victim not in below:
                 self.lends(victim, now)
-            coming += len(victim.block_ids)
             self.lifecycle.preempt(victim)
-        return True
+        return victims is not None
 
     def grow(self, seq: Sequence, count: int, now: float) -> bool:
         """Give a running sequence more blocks, taken from a victim when none are left. Returns False when it gets none now: it

@@ -1,4 +1,5 @@
-"""One instance of the coarse simulation: composes steps as `step_scheduler` does, and takes equal decode steps in one burst.
+"""One instance of the coarse simulation: composes steps as `StepScheduler` does, and takes equal decode steps in one burst.
+`tests/sim/test_steps_agree.py` holds it to that.
 
 Production: block pool, prefix tree, eviction and ledger (`sim.coarse.blocks`), the worker policy. Modelled: the order in which a
 step is filled, preemption by recompute, lookahead (a step knows what was here when the one before began), the hand-over (layers
@@ -15,6 +16,7 @@ from typing import Protocol
 from core.cost.steps import chunk_pairs
 from core.ports import SchedulerPolicy
 from core.reports import LoadReport, Register
+from engine.planning.planned_reservations import REST_BLOCKS
 from engine.planning.sequence import Sequence
 from sim.coarse.blocks import FINE_BLOCK_TOKENS, Blocks
 from sim.coarse.burst import Burst, decoding_burst
@@ -25,8 +27,6 @@ from sim.coarse.simulated_sequence import Rate, SimulatedRequest, SimulatedSeque
 
 _PAUSED_STEPS = 8
 """Steps that are taken at once, at most, while some sequences sit them out, or where another device may slow them down."""
-_REST_BLOCKS = 3
-"""A prompt that lacks no more than a production block, or than three behind a prefix, is computed where it is decoded."""
 
 
 class Surroundings(Protocol):
@@ -176,7 +176,6 @@ class Device:
     def _begin(self, now: float, planned_s: float) -> None:
         """The next step or burst, as it was planned at `planned_s`; as of now where there was nothing to plan then."""
         self._seqs.join(planned_s)
-        self._put_reservations_first(now)
         self._seqs.put_classes_first(now)
         self._seqs.grow_decoding(now)
         self._chunks = self._compose(now, planned_s)
@@ -225,6 +224,7 @@ class Device:
         self._measure(now)
         self._finish_decoding(now)
         self._finish_chunks(now, burst)
+        self._burst = None
         self._serve_reservations(now)
         self._world.changed(self, now)
         self._begin(now, burst.last_began_s if self._config.lookahead else now)
@@ -331,7 +331,7 @@ class Device:
             if not self._reserve(seq, now):
                 return
             self._reserving.popleft()
-            num_blocks = _REST_BLOCKS if seq.num_computed else 1
+            num_blocks = REST_BLOCKS if seq.num_computed else 1
             if seq.num_missing <= num_blocks * FINE_BLOCK_TOKENS:
                 self._compute_here(seq, now)
             else:
@@ -343,16 +343,8 @@ class Device:
         num_tokens = seq.num_known + 1
         if self._blocks.admit(seq, num_tokens, self._seqs.num_running):
             return True
-        lent = self._seqs.borrow(seq, num_tokens, now)
-        return lent and self._blocks.admit(seq, num_tokens, self._seqs.num_running)
-
-    def _put_reservations_first(self, now: float) -> None:
-        """Take blocks of lower classes for sequences whose KV is to come, as `engine.loop` does."""
-        while self._reserving and self._seqs.free_blocks(self._reserving[0][0], now):
-            num_left = len(self._reserving)
-            self._serve_reservations(now)
-            if len(self._reserving) == num_left:
-                return
+        made_room = self._seqs.make_room(seq, num_tokens, now, between_steps=self._burst is None)
+        return made_room and self._blocks.admit(seq, num_tokens, self._seqs.num_running)
 
     def _expire(self, now: float, seq: SimulatedSequence, source: "Device") -> None:
         """Its prompt was not begun in time; `source` may wait for blocks just as this instance does. Compute it here."""

@@ -2,11 +2,11 @@
 
 Invariant: each sequence that is here is in exactly one of the five; all but those that wait have blocks."""
 
-from math import inf
-
-from core.pacing.lateness import is_late
+from core.pacing.giving_way import giving_way
+from core.pacing.lateness import late_tokens
 from core.pacing.overcommit import COUNTS_S, ahead_s, lenders, rests
-from core.pacing.priority import taking_part
+from core.pacing.priority import taking_part, tokens_by_priority
+from core.pacing.slots import decode_slots, has_slot
 from core.ports import SchedulerPolicy
 from core.reports import Register
 from core.types import Request
@@ -47,37 +47,33 @@ class DeviceSequences:
     @property
     def num_waiting_tokens(self) -> int:
         """The number of tokens to compute before everything here decodes."""
-        return sum(s.num_missing for s in self.prompts) + sum(s.num_known - s.num_below for s in self.waiting)
+        return sum(count for _, count in self._to_compute())
 
     def late_tokens(self, now: float) -> int:
         """Return the tokens of prompts that are late, which let others pass."""
         if self._config.mixed_batch_tokens:
             return 0
-        steps = self._config.steps
-        return sum(
-            s.num_known - s.num_computed for s in (*self.prompts, *self.waiting) if is_late(s, now, steps)
-        )
+        return late_tokens(self._to_compute(), now, self._config.steps)
 
     def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
         """Return (priority, tokens to compute) of each class that is here, the lowest first; empty where one class came."""
         if len(self._priorities) <= 1:
             return ()
-        tokens = {seq.request.slo.priority: 0 for seq in (*self.decoding, *self.paused)}
-        for seq in self.prompts:
-            tokens[seq.request.slo.priority] = tokens.get(seq.request.slo.priority, 0) + seq.num_missing
-        for seq in self.waiting:
-            tokens[seq.request.slo.priority] = (
-                tokens.get(seq.request.slo.priority, 0) + seq.num_known - seq.num_below
-            )
-        return tuple(sorted(tokens.items()))
+        decoding = (seq.request.slo.priority for seq in (*self.decoding, *self.paused))
+        return tokens_by_priority(decoding, self._to_compute())
+
+    def _to_compute(self) -> list[tuple[SimulatedSequence, int]]:
+        """Return each sequence that does not decode yet, with how many of its tokens are to be computed before it does."""
+        waiting = [(seq, seq.num_known - seq.num_below) for seq in self.waiting]
+        return [(seq, seq.num_missing) for seq in self.prompts] + waiting
 
     def admit(self, seq: SimulatedSequence, now: float) -> bool:
         """Begin the prompt of a waiting sequence. Return False where it lacks a slot or blocks."""
-        num_running, num_slots = self.num_running, self._info.max_num_seqs
-        if num_running >= num_slots and not (seq.num_output and num_running > num_slots):
+        num_running = self.num_running
+        if not has_slot(seq, num_running, self._info.max_num_seqs):
             return False
         if not self._blocks.admit(seq, seq.num_known, num_running):
-            if self.rests(seq, now) or not self.borrow(seq, seq.num_known, now):
+            if self.rests(seq, now) or not self.make_room(seq, seq.num_known + 1, now):
                 return False
             if not self._blocks.admit(seq, seq.num_known, self.num_running):
                 return False
@@ -99,23 +95,23 @@ class DeviceSequences:
         """Return whether a waiting sequence has lent its blocks, and need not be back yet."""
         return rests(seq, seq.rests_until_s, now)
 
-    def borrow(self, seq: SimulatedSequence, num_tokens: int, now: float) -> bool:
-        """Have sequences that are ahead of their pace lend blocks until `seq` finds some for so many tokens. Return False, and
-        none lends, where they have too few."""
+    def make_room(
+        self, seq: SimulatedSequence, num_tokens: int, now: float, *, between_steps: bool = True
+    ) -> bool:
+        """Have others give way until `seq` finds blocks for so many tokens. Return False, and none does, where they have too few.
+        While steps run, only such give way as are ahead of their pace."""
         size = self._info.block_size
         wanted = -(-num_tokens // size) + self._info.state_blocks
         wanted += -(-self.num_running * FINE_BLOCK_TOKENS // size)
-        coming, chosen = self._blocks.num_available, list[SimulatedSequence]()
-        for lender in self._lenders(seq, now):
-            if coming >= wanted:
-                break
-            coming += len(lender.blocks.block_ids)
-            chosen.append(lender)
-        if not chosen or coming < wanted:
-            return False
-        for lender in chosen:
-            self._lend(lender, now)
-        return True
+        below = self._below(seq) if between_steps else []
+        short = wanted - self._blocks.num_available
+        victims = giving_way(self._policy, below, self._lenders(seq, now), short)
+        for victim in victims or ():
+            if victim in below:
+                self._preempt(victim, now)
+            else:
+                self._lend(victim, now)
+        return victims is not None
 
     def lendable_blocks(self, now: float, num_done: int) -> int:
         """Return the blocks of sequences that are so far ahead, `num_done` steps after the last count, that the scheduler may
@@ -156,13 +152,9 @@ class DeviceSequences:
         self.joining = left
 
     def _num_slots(self) -> int:
-        """Return how many sequences may decode. Where others wait for a slot, one is left for prompts and for preempted
-        sequences, as in production."""
-        num_slots = self._info.max_num_seqs
-        if len(self.decoding) + len(self.joining) <= num_slots:
-            return num_slots
-        is_passed = bool(self.prompts) or any(seq.num_output for seq in self.waiting)
-        return max(1, num_slots - is_passed)
+        """Return how many sequences may decode."""
+        num_decoding = len(self.decoding) + len(self.joining)
+        return decode_slots(self._info.max_num_seqs, num_decoding, self.prompts, self.waiting)
 
     def enter_batch(self, seq: SimulatedSequence, now: float) -> None:
         """Let a sequence decode whose prompt was computed here, behind those that wait for a slot. Where there are slots, the
@@ -202,12 +194,10 @@ class DeviceSequences:
         return [*self.decoding.counted(), *self.paused, *self.joining, *prompts]
 
     def put_classes_first(self, now: float) -> None:
-        """Say which sequences sit the next step out, and take slots and blocks of lower classes for higher ones that wait."""
+        """Say which sequences sit the next step out, and take slots of lower classes for higher ones that wait."""
         if len(self._priorities) <= 1:
             return
-        for seq in self._policy.order(self.waiting, now):
-            if not self._make_way(seq, now):
-                break
+        self._free_slots(now)
         batch = [*self.decoding.counted(), *self.paused]
         taking = taking_part(batch, (*self.prompts, *self.waiting), self._config.steps, now)
         chosen = set(map(id, taking if taking or self.prompts else batch))
@@ -221,29 +211,21 @@ class DeviceSequences:
                 self.decoding.remove(seq)
                 self.paused.append(seq)
 
-    def _make_way(self, seq: SimulatedSequence, now: float) -> bool:
-        """Preempt lower classes where `seq` lacks a slot or blocks, and what they have suffices; False: it waits."""
-        return self._take_from_lower(seq, now, seq.num_known, self._info.max_num_seqs)
+    def _free_slots(self, now: float) -> None:
+        num_free = self._info.max_num_seqs - self.num_running
+        if num_free >= len(self.waiting):
+            return
+        for seq in [*self._policy.order(self.waiting, now)][max(0, num_free) :]:
+            if not (victims := self._below(seq)):
+                return
+            self._preempt(self._policy.victim(victims), now)
 
-    def free_blocks(self, seq: SimulatedSequence, now: float) -> bool:
-        """Preempt lower classes until a sequence whose KV is to come has blocks. Return False where they have too few."""
-        return len(self._priorities) > 1 and self._take_from_lower(seq, now, seq.num_known + 1, inf)
-
-    def _take_from_lower(self, seq: SimulatedSequence, now: float, num_tokens: int, num_slots: float) -> bool:
+    def _below(self, seq: SimulatedSequence) -> list[SimulatedSequence]:
+        """Return the sequences of lower classes that can be preempted."""
+        if len(self._priorities) <= 1:
+            return []
         priority = seq.request.slo.priority
-        victims = [one for one in self._preemptible() if one.request.slo.priority < priority]
-        wanted = -(-num_tokens // self._info.block_size) + self._info.state_blocks + self.num_running
-        coming = self._blocks.num_available
-        if coming + sum(len(one.blocks.block_ids) for one in victims) < wanted:
-            return False
-        while self.num_running >= num_slots or coming < wanted:
-            if not victims:
-                return False
-            victim = self._policy.victim(victims)
-            victims.remove(victim)
-            coming += len(victim.blocks.block_ids)
-            self._preempt(victim, now)
-        return True
+        return [one for one in self._preemptible() if one.request.slo.priority < priority]
 
     def _preempt(self, seq: SimulatedSequence, now: float) -> None:
         if seq in self.decoding:

@@ -78,6 +78,10 @@ class SimulatedSequence:
         return self.job.num_prompt
 
     @property
+    def block_ids(self) -> list[int]:
+        return self.blocks.block_ids
+
+    @property
     def num_missing(self) -> int:
         return self.num_known - self.num_computed
 
