@@ -28,7 +28,7 @@ _MAX_IDENTITY_BYTES = 1024
 _MAX_HEADER_BYTES = 256 << 20
 _READ_BYTES = 1 << 16
 _HANDSHAKE_S = 5.0
-_MAX_STRANGERS = 1024
+MAX_STRANGERS = 1024
 """Connections that may be proving the key at once. One more takes the place of the oldest: who knows it needs milliseconds."""
 
 
@@ -239,7 +239,7 @@ class Listener:
             return
         self._accepted.add(sock)
         self._strangers[sock] = self._spawn(self._welcome(sock, me))
-        if len(self._strangers) > _MAX_STRANGERS:
+        if len(self._strangers) > MAX_STRANGERS:
             self._strangers.pop(next(iter(self._strangers))).cancel()
 
     async def _welcome(self, sock: socket.socket, me: Identity) -> None:

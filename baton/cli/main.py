@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from core.errors import ConfigError
 
-_MODULES: Final = {
+MODULES: Final = {
     "serve": "serve",
     "chat": "chat",
     "bench": "bench",
@@ -51,13 +51,13 @@ class _Command(TyperCommand):
     def _imported(self) -> Any:
         name = self.name or ""
         one = typer.Typer(**_PLAIN)
-        one.command()(getattr(import_module(f"baton.cli.{_MODULES[name]}"), name))
+        one.command()(getattr(import_module(f"baton.cli.{MODULES[name]}"), name))
         return typer.main.get_command(one)
 
 
 def _help(name: str) -> str:
     """Return the docstring of a command's function, read from its file."""
-    spec = find_spec(f"baton.cli.{_MODULES[name]}")
+    spec = find_spec(f"baton.cli.{MODULES[name]}")
     assert spec is not None
     assert spec.origin is not None
     parts = ast.parse(Path(spec.origin).read_bytes()).body
@@ -72,10 +72,10 @@ class _Commands(Mapping[str, Any]):
         return _Command(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(_MODULES)
+        return iter(MODULES)
 
     def __len__(self) -> int:
-        return len(_MODULES)
+        return len(MODULES)
 
 
 class _Group(TyperGroup):

@@ -39,7 +39,7 @@ PLUGINS = (
     "pytest_asyncio.plugin",
 )
 """All that pytest loads: what else is installed on such a machine may not know this pytest."""
-_LOOK_S = 2.0
+LOOK_S = 2.0
 
 
 def run(arguments: Sequence[str], tell: Callable[[str], None]) -> Row:
@@ -57,7 +57,7 @@ def run(arguments: Sequence[str], tell: Callable[[str], None]) -> Row:
         with subprocess.Popen(command, cwd=ROOT, env=env) as process:
             while process.poll() is None:
                 try:
-                    process.wait(_LOOK_S)
+                    process.wait(LOOK_S)
                 except subprocess.TimeoutExpired:
                     found = _outcomes(path)
                     tell(f"cut: {found['passed']} passed; failed: {', '.join(found['failed']) or 'none'}")

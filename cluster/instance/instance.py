@@ -91,7 +91,7 @@ class Instance:
             num_schedulers=config.serve.schedulers,
             interval_s=config.schedule.report_interval_s,
             check=self.check_integrity,
-            count=self._counts,
+            count=self.work_counts,
             links=self._pusher.links,
             drain_sent=self._prefill.drain_sent,
             first_words=lambda: self._adapters.introduction(),
@@ -160,7 +160,8 @@ class Instance:
         if self._inbox is not None:
             self._inbox.check_integrity()
 
-    def _counts(self) -> WorkCounts:
+    def work_counts(self) -> WorkCounts:
+        """Return what the engine has done, and how many rights to write this instance has given."""
         counts, inbox = self._engine.work_counts(), self._inbox
         if inbox is None:
             return counts

@@ -18,7 +18,7 @@ MAX_FAILURES: Final = 8
 """An instance that has failed so often in a row is not replaced any more. One request may end five before it is given up."""
 STEADY_S: Final = 60.0
 """An instance that fails after having served for so long begins a new row."""
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.5, 30.0
+FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 30.0
 
 
 class Kept(Protocol):
@@ -108,7 +108,7 @@ class KeptInstances(Generic[K]):
 
     async def _replace(self, number: int, role: Role, why: str, num_failed: int) -> str:
         """Start another instance after a pause. Returns why that has failed; empty where it serves."""
-        pause_s = min(_FIRST_PAUSE_S * 2.0 ** (num_failed - 1), _MAX_PAUSE_S)
+        pause_s = min(FIRST_PAUSE_S * 2.0 ** (num_failed - 1), MAX_PAUSE_S)
         text = (
             f"the {role} instance has failed ({why}); another one starts in {pause_s:g} s "
             f"(failure {num_failed} of at most {MAX_FAILURES} in a row)"

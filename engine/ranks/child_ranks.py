@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _ROOT = Path(__file__).parents[2]
 _LAST_LINES = 8
-_END_S = 3.0
+END_S = 3.0
 
 
 class Child:
@@ -59,7 +59,7 @@ class Child:
     def obituary(self) -> str:
         """Return how it ended, or that it had to be ended, and its last words."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_S)
+            self._process.wait(END_S)
         code = self._process.poll()
         if code is None:
             how = "has closed its connection"
@@ -67,7 +67,7 @@ class Child:
             how = f"was killed by {signal.Signals(-code).name}"
         else:
             how = f"ended with exit code {code}"
-        self._stderr.join(_END_S)
+        self._stderr.join(END_S)
         words = " | ".join(self._last_lines)
         return f"{self.name} {how}" + (f"; its last lines: {words}" if words else "")
 
@@ -79,14 +79,14 @@ class Child:
             self._process.kill()
             self._wait_for_the_kernel()
         self.sock.close()
-        self._stderr.join(_END_S)
+        self._stderr.join(END_S)
         if self._process.stderr is not None and not self._stderr.is_alive():
             self._process.stderr.close()
 
     def _wait_for_the_kernel(self) -> None:
         """Wait until it is gone. One that is stuck within a driver runs no code of its own any more, so nobody waits for it."""
         try:
-            self._process.wait(_END_S)
+            self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             log.error("%s was killed, and a driver keeps its process: %d", self.name, self._process.pid)
 

@@ -14,7 +14,7 @@ from parallel.moves import Move, moved, next_moves
 
 log = logging.getLogger(__name__)
 
-_MIN_CHOICES = 32
+MIN_CHOICES = 32
 """The average number of choices for each slot of a layer that the window must have before the layer's experts move."""
 
 
@@ -60,7 +60,7 @@ class Balancer:
     def _decide(self, layer: int) -> tuple[int, Placement] | None:
         window, old = self._window[layer], self.placement(layer)
         self._window[layer] = [count // 2 for count in window]
-        if sum(window) < _MIN_CHOICES * len(old):
+        if sum(window) < MIN_CHOICES * len(old):
             return None
         new = rebalance(old, window, self._num_ranks)
         if new == old:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.ops import AttentionMeta
 
-_MOST_NUMBERS = 1 << 19
+MOST_NUMBERS = 1 << 19
 """Numbers of the largest tensor that exists on the way, unless one query takes more: what a processor's cache holds."""
 
 
@@ -86,5 +86,5 @@ def vectors_of(kv_layer: Tensor) -> Tensor:
 
 def runs(first: int, end: int, numbers: int) -> Iterator[slice]:
     """Yield slices of the rows from `first` to `end`, each of which is `numbers` in the largest tensor."""
-    size = max(1, _MOST_NUMBERS // numbers)
+    size = max(1, MOST_NUMBERS // numbers)
     return (slice(start, min(start + size, end)) for start in range(first, end, size))

@@ -22,7 +22,7 @@ from kernels.triton.platform import INTERPRETED, cdiv, dot_dtype, next_power_of_
 from kernels.triton.tiles import uploaded
 
 _BLOCK_N = 16 if INTERPRETED else 64
-_MOST_SCORES = 1 << 24
+MOST_SCORES = 1 << 24
 """Scores that exist at one time, unless one query has more. Choosing by them takes some five times their bytes."""
 
 
@@ -145,7 +145,7 @@ def _parts(positions: np.ndarray) -> Iterator[tuple[slice, int]]:
     start = 0
     while start < len(positions):
         longest = np.maximum.accumulate(positions[start:]) + 1
-        fits = longest.astype(np.int64) * np.arange(1, len(longest) + 1) <= _MOST_SCORES
+        fits = longest.astype(np.int64) * np.arange(1, len(longest) + 1) <= MOST_SCORES
         count = max(1, int(fits.sum()))
         yield slice(start, start + count), int(longest[count - 1])
         start += count

@@ -32,9 +32,9 @@ log = logging.getLogger(__name__)
 _FOLDER = Path("/dev/shm")
 _PREFIX = "baton-kv"
 _TAKEN_BACK = "taken back"
-_TURN_BYTES = 4 << 20
+TURN_BYTES = 4 << 20
 """Bytes copied in one turn of the event loop: a tenth or two of a millisecond, less than another thread's wake-up costs."""
-_LONG_BYTES = 64 << 20
+LONG_BYTES = 64 << 20
 """A longer run is copied in one go, on a thread: memmove then writes past the caches, for which smaller pieces are too short."""
 
 
@@ -182,13 +182,13 @@ class ShmSender:
         if self._checksum:
             await in_thread(lambda: self._copy_checked(target, runs))
             return
-        if sum(run.num_bytes for run in runs) <= _TURN_BYTES:
+        if sum(run.num_bytes for run in runs) <= TURN_BYTES:
             self._copy(target, runs)
             return
-        if max(run.num_bytes for run in runs) > _LONG_BYTES:
+        if max(run.num_bytes for run in runs) > LONG_BYTES:
             await in_thread(lambda: self._copy(target, runs))
             return
-        for part in chunk_runs(runs, _TURN_BYTES):
+        for part in chunk_runs(runs, TURN_BYTES):
             self._copy(target, part)
             await asyncio.sleep(0)
 

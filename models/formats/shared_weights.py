@@ -14,7 +14,7 @@ from models.formats.checkpoint import Shard, whole
 from models.formats.kept_matrices import MatrixReader, MatrixRecorder
 
 _log = logging.getLogger(__name__)
-_LEAST_BYTES: Final = 128 << 20
+LEAST_BYTES: Final = 128 << 20
 """The size of a checkpoint from which on `auto` stores its packed weights. Smaller ones are packed in moments."""
 _LEAST_SHARE: Final = 4
 """Packed weights take at least this part of a checkpoint's bytes: they may have 4 bits instead of 16."""
@@ -34,7 +34,7 @@ def place_of(setting: str, folder: Path) -> Path | None:
         return None
     if setting != "auto":
         return Path(setting).expanduser()
-    return default_folder() if weights_bytes(folder) >= _LEAST_BYTES else None
+    return default_folder() if weights_bytes(folder) >= LEAST_BYTES else None
 
 
 class SharedWeights:

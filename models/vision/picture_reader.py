@@ -21,7 +21,7 @@ MOST_STRETCHED = 32
 
 LOW_DETAIL_PIXELS = 512
 """The most of a side of a picture at low detail, as OpenAI has it."""
-_FEWEST_ROWS = 2
+FEWEST_ROWS = 2
 """transformers' projector of Mistral 3 fails with a single one."""
 
 
@@ -99,7 +99,7 @@ class PictureReader:
         """Return how the picture stands in a prompt. Raises UnreadablePicture."""
         read = self._read(image)
         tokens = read["input_ids"][0].tolist()
-        if tokens.count(self.token_id) < _FEWEST_ROWS:
+        if tokens.count(self.token_id) < FEWEST_ROWS:
             raise UnreadablePicture(f"it is too small for this model: {image.width} x {image.height} pixels")
         return PictureLayout(tokens, self._columns(read), getattr(self._inner, "both_ways", False))
 

@@ -64,7 +64,7 @@ def serving(fake: Fake) -> Iterator[Fake]:
 
     async def serve() -> None:
         server = HttpServer(fake.app(), "127.0.0.1", [0], shared=False)
-        fake.url = f"http://127.0.0.1:{server._listener.getsockname()[1]}"
+        fake.url = f"http://127.0.0.1:{server.port}"
         loops.append(asyncio.get_running_loop())
         server.start()
         ready.set()

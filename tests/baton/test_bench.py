@@ -53,7 +53,7 @@ def slow_server(first_s: float, gap_s: float, tokens: int, least: int = 0) -> Fa
 
 async def run(app: FastAPI, jobs: list[BenchRequest], concurrency: int = 0) -> list[Record]:
     server = HttpServer(app, "127.0.0.1", [0], shared=False)
-    port = server._listener.getsockname()[1]
+    port = server.port
     server.start()
     client = Client(f"http://127.0.0.1:{port}", "m", "", 30, {}, chat=False)
     try:

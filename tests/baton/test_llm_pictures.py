@@ -153,7 +153,7 @@ def test_ranks_agree_that_they_cannot_see_a_picture(
     reference, processor = make_seeing(tmp_path, "mistral3")
     messages, images = talks()[0]
     want = greedy_over(reference, processor, messages, images, 8)
-    monkeypatch.setattr(picture_reader, "_FEWEST_ROWS", 1)
+    monkeypatch.setattr(picture_reader, "FEWEST_ROWS", 1)
     with LLM(str(tmp_path), **SMALL, **keys) as llm:
         for _ in range(2):
             with pytest.raises(RequestError, match="cannot be read by the instance"):

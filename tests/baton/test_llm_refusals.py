@@ -17,7 +17,7 @@ from baton import LLM, SamplingParams
 from cluster.ingress.api_factory import api_settings
 from core.errors import ReplicaLost, RequestError
 from core.types import Grammar, ThinkingBudget
-from engine.loop import Engine
+from engine.planning.step_scheduler import StepScheduler
 from models.files.hub import resolve
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import COMPLETIONS, Api
@@ -195,14 +195,14 @@ def test_messages_that_the_api_refuses_are_refused(llm: LLM, want: str, messages
 @pytest.mark.parametrize("keys", [{}, {"decode__tp": 2}], ids=["one rank", "two ranks"])
 def test_an_engine_that_dies_is_replaced(keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM("embedded", engine__num_blocks=400, **keys) as llm:
-        want, steps, commit = text_of(llm, PROMPT), count(), Engine._commit
+        want, steps, commit = text_of(llm, PROMPT), count(), StepScheduler.commit
 
-        def fails_once(engine: Engine, *of_step: Any) -> Any:
+        def fails_once(scheduler: StepScheduler, *of_step: Any) -> Any:
             if next(steps) == 1:
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
-            return commit(engine, *of_step)
+            return commit(scheduler, *of_step)
 
-        monkeypatch.setattr(Engine, "_commit", fails_once)
+        monkeypatch.setattr(StepScheduler, "commit", fails_once)
         assert text_of(llm, PROMPT) == want, "the request goes on with the next instance"
         assert text_of(llm, PROMPT) == want
 
@@ -219,9 +219,9 @@ def test_one_whose_instances_all_fail_says_what_to_do(monkeypatch: pytest.Monkey
     def fails(*_: Any) -> Any:
         raise RuntimeError("the device is gone")
 
-    monkeypatch.setattr("cluster.instance.kept_instances._MAX_PAUSE_S", 0.01)
+    monkeypatch.setattr("cluster.instance.kept_instances.MAX_PAUSE_S", 0.01)
     with LLM("embedded", engine__num_blocks=400) as llm:
-        monkeypatch.setattr(Engine, "_commit", fails)
+        monkeypatch.setattr(StepScheduler, "commit", fails)
         for _ in range(3):
             with pytest.raises(ReplicaLost) as lost:
                 text_of(llm, PROMPT)

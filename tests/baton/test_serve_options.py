@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from baton.cli.main import _MODULES  # pyright: ignore[reportPrivateUsage]
+from baton.cli.main import MODULES
 from baton.cli.serve_options import KEYS, overrides, signature
 from baton.config_page import PAGE, page
 from core.config.cluster_config import ClusterConfig, load
@@ -53,7 +53,7 @@ def test_options_that_are_not_given_say_nothing() -> None:
     assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for one in signature().parameters.values())
 
 
-@pytest.mark.parametrize("command", sorted(_MODULES))
+@pytest.mark.parametrize("command", sorted(MODULES))
 def test_help_imports_nothing_heavy(command: str) -> None:
     code = (
         "import sys\n"

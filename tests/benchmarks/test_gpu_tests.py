@@ -25,7 +25,7 @@ def test_each_outcome_is_told_and_one_file_hides_no_other(
 ) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "test_broken.py").write_text("import no_such_module")
-    monkeypatch.setattr(device_tests, "_LOOK_S", 0.05)
+    monkeypatch.setattr(device_tests, "LOOK_S", 0.05)
     heard = list[str]()
     row = device_tests.run(
         ["-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)], heard.append

@@ -71,7 +71,7 @@ def test_the_job_downloads_every_model_once_and_pods_go_on_when_theirs_is_whole(
 def test_a_pod_waits_while_a_download_is_not_whole(
     downloads: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_files, "_POLL_S", 0.01)
+    monkeypatch.setattr(model_files, "POLL_S", 0.01)
     waiting = threading.Thread(target=model_files.wait, args=(["owner/large"], tmp_path, 60))
     waiting.start()
     waiting.join(0.1)

@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from core.errors import ReplicaLost, TransferError
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport import shm
+from kvtransfer.transport.checks import destination_crc
 from kvtransfer.transport.shm import ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
@@ -170,15 +172,15 @@ async def test_a_damaged_copy_into_shared_memory_is_made_again_and_then_given_up
     holder = Holder("shm")
     source = memoryview(bytearray(os.urandom(SHARD.pool_bytes(BLOCKS))))
     sender = ShmSender(source, checksum=True)
-    copy, left = ShmSender._copy, [num_times]  # pyright: ignore[reportPrivateUsage]
+    left = [num_times]
 
-    def damage(self: ShmSender, target: Any, runs: list[CopyRun]) -> None:
-        copy(self, target, runs)
+    def damaged(view: memoryview, runs: Sequence[CopyRun]) -> int:
         if left[0]:
             left[0] -= 1
-            target.view[runs[0].destination] ^= 1
+            view[runs[0].destination] ^= 1
+        return destination_crc(view, runs)
 
-    monkeypatch.setattr(ShmSender, "_copy", damage)
+    monkeypatch.setattr(shm, "destination_crc", damaged)
     grant = holder.grant([2])
     if num_times < 2:
         await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
@@ -194,8 +196,8 @@ async def test_a_damaged_copy_into_shared_memory_is_made_again_and_then_given_up
 async def test_long_writes_into_shared_memory_leave_the_loop_its_turns(
     long_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shm, "_TURN_BYTES", 100)
-    monkeypatch.setattr(shm, "_LONG_BYTES", long_bytes)
+    monkeypatch.setattr(shm, "TURN_BYTES", 100)
+    monkeypatch.setattr(shm, "LONG_BYTES", long_bytes)
     holder = Holder("shm")
     source = memoryview(bytearray(os.urandom(SHARD.pool_bytes(BLOCKS))))
     sender, grant = ShmSender(source), holder.grant([2, 3])

@@ -4,9 +4,10 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgpack
@@ -17,10 +18,10 @@ from core.messages import Grant, RegionKey
 from kvtransfer.copies import CopyRun
 from kvtransfer.transport.base import Sender
 from kvtransfer.transport.loopback_transport import LoopbackFabric
-from kvtransfer.transport.pull import _Incoming
+from kvtransfer.transport.pull import Intake
 from kvtransfer.transport.shm import SharedSegment, remove_orphans
 from kvtransfer.transport.tcp import TcpSender
-from net.channel import Channel, Identity, connect
+from net.channel import Identity, connect
 from tests.contract.transports import (
     BLOCKS,
     IN_HOST_MEMORY,
@@ -108,14 +109,15 @@ async def test_a_stopped_writer_is_fenced_in_time_and_changes_nothing_when_it_go
         await holder.inbox.shut()
 
 
-async def connected(holder: Holder) -> tuple[Sender, Grant, Any]:
+async def connected(holder: Holder) -> tuple[Sender, Grant, Intake]:
     """A sender that has written once, its grant, and the holder's end of its medium."""
     source = source_for(holder.kind, b"\xab" * SHARD.pool_bytes(BLOCKS))
     sender = make_sender(holder.kind, holder.fabric, source)
     grant = holder.grant([2, 3])
     await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
-    ((link,),) = holder.receiver._links.values()
-    return sender, grant, link._intake
+    assert holder.medium is not None
+    (intake,) = holder.medium.intakes
+    return sender, grant, intake
 
 
 @pytest.mark.parametrize("holder", PULLED, indirect=True)
@@ -134,7 +136,7 @@ async def test_the_fence_waits_for_a_fetch_that_is_writing_the_pool(
     holder: Holder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever moves the bytes is held half-way: the blocks may not be given away before it is over."""
-    sender, grant, intake = await connected(holder)
+    sender, grant, _ = await connected(holder)
     begun, go_on = threading.Event(), threading.Event()
 
     def held(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -145,14 +147,11 @@ async def test_the_fence_waits_for_a_fetch_that_is_writing_the_pool(
 
         return run
 
-    match holder.kind:
-        case "nixl":
-            monkeypatch.setattr(intake, "_finish", held(intake._finish))
-        case "cuda_ipc":
-            monkeypatch.setattr(intake._stream, "copy", held(intake._stream.copy))
-        case _:
-            stream = intake._copies._stream
-            monkeypatch.setattr(stream, "copy", held(stream.copy))
+    medium: Any = holder.medium.medium if holder.medium else None
+    if holder.kind == "nixl":
+        monkeypatch.setattr(medium, "before", held(medium.before))
+    else:
+        monkeypatch.setattr(medium.pool, "order", held(medium.pool.order))
     writing = asyncio.create_task(sender.write(grant.id, grant.regions[0], runs_for([3], [0])))
     assert await asyncio.to_thread(begun.wait, PATIENCE_S)
     fence = asyncio.create_task(holder.inbox.fence(grant.id, "writer"))
@@ -170,25 +169,19 @@ async def test_the_fence_waits_for_a_fetch_that_is_writing_the_pool(
 
 @pytest.mark.parametrize("kind", IN_HOST_MEMORY)
 @pytest.mark.parametrize("num_times", [1, 2])
-async def test_a_damaged_fetch_is_made_again_and_then_given_up(
-    kind: str, num_times: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_damaged_fetch_is_made_again_and_then_given_up(kind: str, num_times: int) -> None:
     holder = Holder(kind)
     source = memoryview(bytearray(os.urandom(SHARD.pool_bytes(BLOCKS))))
     sender = make_sender(kind, holder.fabric, source, checksum=True)
-    fetch, left = _Incoming._fetch, [num_times]
+    left = [num_times]
 
-    def damage(self: Any, intake: Any, runs: list[CopyRun], crc: int | None, *, scratch: bool) -> bool:
-        class Damaging:
-            def fetch(self, runs: list[CopyRun], *, scratch: bool) -> None:
-                intake.fetch(runs, scratch=scratch)
-                if left[0]:
-                    left[0] -= 1
-                    holder.buffer[runs[0].destination] ^= 1
+    def damage(runs: Sequence[CopyRun]) -> None:
+        if left[0]:
+            left[0] -= 1
+            holder.buffer[runs[0].destination] ^= 1
 
-        return fetch(self, Damaging(), runs, crc, scratch=scratch)
-
-    monkeypatch.setattr(_Incoming, "_fetch", damage)
+    assert holder.medium is not None
+    holder.medium.fetched = damage
     grant = holder.grant([2])
     if num_times == 1:
         await sender.write(grant.id, grant.regions[0], runs_for([2], [0]))
@@ -219,41 +212,41 @@ async def test_a_fenced_grant_that_nobody_wrote_cannot_be_written_any_more(holde
     await sender.close()
 
 
-async def half_a_frame(holder: Holder, grant_id: str) -> Channel:
+async def half_a_frame(holder: Holder, grant_id: str) -> socket.socket:
     """A writer whose first run has arrived and whose second has not."""
     (region,) = holder.inbox.regions()
     channel = await connect(region.endpoint, KEY, WRITER)
     size = SHARD.block_bytes
     head = msgpack.packb([grant_id, [2 * size, 3 * size], [size, size], None, 0])
-    loop = asyncio.get_running_loop()
-    await loop.sock_sendall(channel._sock, struct.pack("<IQ", len(head), 2 * size) + head + b"\xab" * size)
+    sock = channel.detach()
+    sock.sendall(struct.pack("<IQ", len(head), 2 * size) + head + b"\xab" * size)
     await until(lambda: holder.block(0, 2) == b"\xab" * size)
-    return channel
+    return sock
 
 
 async def test_a_last_word_that_overtakes_a_tcp_frame_waits_for_it() -> None:
     holder = Holder("tcp")
     grant = holder.grant([2, 3])
-    channel = await half_a_frame(holder, grant.id)
+    sock = await half_a_frame(holder, grant.id)
     ended: list[str] = []
     holder.inbox.end(grant.id, lambda: ended.append("grant"))
     await asyncio.sleep(0.02)
     assert not ended, "the rest of the frame would be written into blocks that were given away"
     assert holder.inbox.num_live == 1
-    await asyncio.get_running_loop().sock_sendall(channel._sock, b"\xab" * SHARD.block_bytes)
+    sock.sendall(b"\xab" * SHARD.block_bytes)
     await until(lambda: bool(ended))
     assert holder.inbox.num_live == 0
-    channel.close()
+    sock.close()
     await holder.inbox.shut()
 
 
 async def test_a_writer_that_dies_within_a_frame_does_not_keep_its_blocks() -> None:
     holder = Holder("tcp")
     grant = holder.grant([2, 3])
-    channel = await half_a_frame(holder, grant.id)
+    sock = await half_a_frame(holder, grant.id)
     ended: list[str] = []
     holder.inbox.end(grant.id, lambda: ended.append("grant"))
-    channel.close()
+    sock.close()
     await until(lambda: bool(ended))
     await holder.inbox.shut()
 
@@ -261,14 +254,14 @@ async def test_a_writer_that_dies_within_a_frame_does_not_keep_its_blocks() -> N
 async def test_bytes_in_the_kernel_do_not_reach_the_pool_after_a_tcp_fence() -> None:
     holder = Holder("tcp")
     grant = holder.grant([2, 3])
-    channel = await half_a_frame(holder, grant.id)
+    sock = await half_a_frame(holder, grant.id)
     # The holder's loop does not run before the fence: these bytes wait in the kernel.
-    channel._sock.send(b"\xab" * SHARD.block_bytes)
+    sock.sendall(b"\xab" * SHARD.block_bytes)
     await holder.receiver.fence("writer", grant.id)
     holder.buffer[:] = bytes(len(holder.buffer))
     await asyncio.sleep(0.02)
     assert bytes(holder.buffer) == bytes(len(holder.buffer))
-    channel.close()
+    sock.close()
     await holder.inbox.shut()
 
 

@@ -38,6 +38,7 @@ from tests.contract.cuda_as_cpp import load_launch
 from tests.contract.device_pools import DevicePoolView, FromDevice
 from tests.contract.fake_cuda import FakeRuntime
 from tests.contract.gloo_group import gloo_medium
+from tests.contract.watched_medium import WatchedMedium
 
 KEY = b"cluster key"
 SHARD = KVShard.whole(KVLayout(num_layers=2, num_kv_heads=2, head_dim=4, block_size=4, dtype="float32"))
@@ -80,7 +81,10 @@ class Holder:
             )
         else:
             me = Identity("holder", "h1", os.getpid())
-            self.receiver = make_receiver(self.kind, me, self.buffer, self.admission())
+            self.medium = (
+                None if self.kind.startswith("tcp") else WatchedMedium(medium(self.kind, self.buffer))
+            )
+            self.receiver = make_receiver(self.kind, me, self.buffer, self.admission(), self.medium)
         receivers: list[Receiver] = [self.receiver]
         self.inbox.attach(receivers)
 
@@ -140,12 +144,15 @@ def source_for(kind: str, content: bytes) -> Any:
     return source
 
 
-def make_receiver(kind: str, me: Identity, pool: Any, admission: WriteAdmission) -> Receiver:
+def make_receiver(
+    kind: str, me: Identity, pool: Any, admission: WriteAdmission, through: Medium | None = None
+) -> Receiver:
+    """`through`: what the holder fetches by, where it does. None: a medium of that kind."""
     if kind == "tcp on a device":
         return TcpReceiver(KEY, me, "127.0.0.1", pool.memory, admission)
     if kind == "tcp":
         return TcpReceiver(KEY, me, "127.0.0.1", pool, admission)
-    return PullReceiver(KEY, me, "127.0.0.1", medium(kind, pool), admission)
+    return PullReceiver(KEY, me, "127.0.0.1", through or medium(kind, pool), admission)
 
 
 def make_sender(

@@ -93,10 +93,15 @@ class Receipts:
     @asynccontextmanager
     async def listening(cls) -> "AsyncGenerator[Receipts]":
         receipts = cls()
-        async with await asyncio.start_server(receipts._welcome, "127.0.0.1", 0) as server:
-            receipts._port = server.sockets[0].getsockname()[1]
+        async with receipts.serving():
             yield receipts
-            for writer in receipts._writers.values():
+
+    @asynccontextmanager
+    async def serving(self) -> "AsyncGenerator[None]":
+        async with await asyncio.start_server(self._welcome, "127.0.0.1", 0) as server:
+            self._port = server.sockets[0].getsockname()[1]
+            yield
+            for writer in self._writers.values():
                 writer.close()
 
     def prompt(self, name: int) -> str:

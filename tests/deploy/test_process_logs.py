@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-from cluster.deploy import process_logs
 from cluster.deploy.process_logs import JsonFormatter, configure_logging
 from cluster.ingress.telemetry import request_context
 from core.errors import ConfigError
@@ -13,16 +12,17 @@ from tests.e2e.cluster_process import ROOT
 
 @pytest.fixture
 def restored():
-    ours, theirs = process_logs._OURS, process_logs._THEIRS  # pyright: ignore[reportPrivateUsage]
-    names = (*ours, *theirs, *process_logs._ALWAYS)  # pyright: ignore[reportPrivateUsage]
-    before = [
-        (logging.getLogger(n), list(logging.getLogger(n).handlers), logging.getLogger(n).level) for n in names
-    ]
+    before = {logger: (logger.handlers[:], logger.level, logger.propagate) for logger in loggers()}
     yield
-    for logger, handlers, level in before:
-        logger.handlers[:] = handlers
+    for logger in loggers():
+        logger.handlers[:], level, logger.propagate = before.get(logger, ([], logging.NOTSET, True))
         logger.setLevel(level)
-        logger.propagate = True
+
+
+def loggers() -> list[logging.Logger]:
+    """All that there are by now."""
+    made = logging.root.manager.loggerDict.values()
+    return [logging.root, *(each for each in made if isinstance(each, logging.Logger))]
 
 
 def test_a_json_line_bears_the_request_id_and_what_went_wrong() -> None:

@@ -49,10 +49,11 @@ def regions(*names: str, shard: KVShard = SHARD) -> list[RegionKey]:
     ]
 
 
-async def settled(routes: Routes) -> None:
+async def settled() -> None:
+    """Wait for all that has been begun."""
     async with asyncio.timeout(PATIENCE_S):
-        while routes._tasks:
-            await asyncio.sleep(0.005)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
 
 
 def chosen(routes: Routes, offered: list[RegionKey], holder: str = "h") -> str:
@@ -66,11 +67,11 @@ async def test_the_fastest_is_used_once_it_is_known_and_said(caplog: pytest.LogC
     slow, fast = Way("slow", 4e8), Way("fast", 4e9)
     routes = Routes([slow, fast])
     assert chosen(routes, regions("fast", "slow")) == "slow", "the order decides until there are figures"
-    await settled(routes)
+    await settled()
     assert chosen(routes, regions("fast", "slow")) == "fast"
     assert "goes by fast: measured slow 0." in caplog.text
     probes = fast.num_probes
-    await settled(routes)
+    await settled()
     assert fast.num_probes == probes, "measured once"
     await routes.close()
 
@@ -78,7 +79,7 @@ async def test_the_fastest_is_used_once_it_is_known_and_said(caplog: pytest.LogC
 async def test_a_way_that_does_not_get_through_is_not_used() -> None:
     routes = Routes([Way("broken", None), Way("works", 1e9)])
     chosen(routes, regions("broken", "works"))
-    await settled(routes)
+    await settled()
     assert chosen(routes, regions("broken", "works")) == "works"
     await routes.close()
 
@@ -87,7 +88,7 @@ async def test_a_single_way_is_not_measured_and_none_is_refused_by_name() -> Non
     only = Way("only", 1e9)
     routes = Routes([only])
     assert chosen(routes, regions("only", "other")) == "only"
-    await settled(routes)
+    await settled()
     assert not only.num_probes
     with pytest.raises(TransferError, match="decode offers other, prefill has only"):
         routes.choose("h", regions("other"))
@@ -97,15 +98,15 @@ async def test_a_holder_that_came_back_is_measured_again() -> None:
     first, second = Way("first", 1e9), Way("second", 4e9)
     routes = Routes([first, second])
     chosen(routes, regions("first", "second"))
-    await settled(routes)
+    await settled()
     routes.forget("h")
     assert chosen(routes, regions("first", "second")) == "first"
-    await settled(routes)
+    await settled()
     assert chosen(routes, regions("first", "second")) == "second"
     routes.forget("h")
     chosen(routes, regions("first", "second"))
     routes.forget("h")  # while it is being measured
-    await settled(routes)
+    await settled()
     await routes.close()
 
 
@@ -115,6 +116,6 @@ async def test_each_rank_has_its_own_way() -> None:
     offered = [*regions("a", "b", shard=halves[0]), *regions("b", shard=halves[1])]
     routes = Routes([Way("a", 4e9), Way("b", 1e9)])
     routes.choose("h", offered)
-    await settled(routes)
+    await settled()
     assert [sender.name for sender, _ in routes.choose("h", offered)] == ["a", "b"]
     await routes.close()

@@ -128,7 +128,7 @@ async def test_nobody_there_is_said_plainly() -> None:
 
 
 async def test_strangers_who_say_nothing_make_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channel_module, "_MAX_STRANGERS", 8)
+    monkeypatch.setattr(channel_module, "MAX_STRANGERS", 8)
     host, _, port = server.listener.address.rpartition(":")
     silent = [await asyncio.open_connection(host, int(port)) for _ in range(30)]
     async with asyncio.timeout(PATIENCE_S / 20):  # less than a handshake may take

@@ -30,13 +30,17 @@ class ForkedChild(Child):
         self._stderr.start()
         _started.append((main, self))
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
 
 _started: list[tuple[Main, ForkedChild]] = []
 
 
 def forked_children(main: Main) -> list[psutil.Process]:
     """Return the living ones that were started with this function, in the order in which they were started."""
-    _started[:] = [(each, child) for each, child in _started if child._process.poll() is None]  # pyright: ignore[reportPrivateUsage]
+    _started[:] = [(each, child) for each, child in _started if not child.has_ended]
     return [psutil.Process(child.pid) for each, child in _started if each is main]
 
 

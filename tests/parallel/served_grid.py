@@ -111,7 +111,7 @@ async def http_server(config: ClusterConfig) -> AsyncIterator[tuple[LocalCluster
         app = build_app(cluster.frontend, config, card, LiveRules(config).access, observers)
         server = HttpServer(app, "127.0.0.1", [0], shared=False)
         server.start()
-        port = server._listener.getsockname()[1]
+        port = server.port
         try:
             url = f"http://127.0.0.1:{port}/v1"
             async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=120) as client:
@@ -132,7 +132,7 @@ async def serve(pair: Pair, folder: Path, prompts: list[list[int]], want: list[s
         found = await asyncio.gather(*(ask(client, model, prompt) for prompt in prompts))
         for instance in cluster.instances:
             instance.check_integrity()
-        grants = [instance._counts().grants for instance in cluster.instances]
+        grants = [instance.work_counts().grants for instance in cluster.instances]
     equal = sum(ours == theirs for ours, theirs in zip(found, want, strict=True))
     return Found(
         family=pair.family,

@@ -76,7 +76,7 @@ def test_little_evidence_and_an_interval_of_zero_move_nothing() -> None:
 async def test_tokens_stay_the_same_while_experts_move(
     family: str, axis: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.ranks.expert_balancer._MIN_CHOICES", 1)
+    monkeypatch.setattr("engine.ranks.expert_balancer.MIN_CHOICES", 1)
     prompts, want = checkpoint(tmp_path, family)
     keys = {
         "prefill_instances": 0,

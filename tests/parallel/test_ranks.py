@@ -115,14 +115,14 @@ async def test_ranks_that_a_driver_keeps_are_not_waited_for_for_ever(
     """A process within a driver's call cannot be killed before that returns."""
     child = Child("rank 0 of 1", "engine.ranks.rank_process")
     killed: list[str] = []
-    monkeypatch.setattr("engine.ranks.child_ranks._END_S", 0.1)
+    monkeypatch.setattr("engine.ranks.child_ranks.END_S", 0.1)
     with monkeypatch.context() as driver:
-        driver.setattr(child._process, "kill", lambda: killed.append("kill"))  # pyright: ignore[reportPrivateUsage]
+        driver.setattr(subprocess.Popen, "kill", lambda _: killed.append("kill"))
         child.end()
     assert killed == ["kill"]
     assert "rank 0 of 1 was killed, and a driver keeps its process" in caplog.text
     child.end()
-    assert not is_running(child._process.pid)  # pyright: ignore[reportPrivateUsage]
+    assert not is_running(child.pid)
 
 
 PAUSED = """

@@ -74,7 +74,7 @@ async def test_float16_is_computed_handed_over_and_decoded(tmp_path: Path) -> No
     async with http_server(settings(tmp_path, pair, **{"model.dtype": "float16"})) as (cluster, client):
         model = (await client.models.list()).data[0].id
         assert [await ask(client, model, prompt) for prompt in prompts] == want
-        assert sum(instance._counts().grants for instance in cluster.instances) >= len(prompts)
+        assert sum(instance.work_counts().grants for instance in cluster.instances) >= len(prompts)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from core.config.cluster_config import TransferConfig
 from core.kv import RankPool
-from core.messages import ChunkDone, Message, PrefillAssigned, Submit
+from core.messages import Cancel, ChunkDone, Message, PrefillAssigned, Submit
 from core.types import FinishReason, Request, Route, SamplingParams, TokenOut
 from decode.decode_worker import DecodeWorker
 from kvtransfer.inbox import Inbox
@@ -204,11 +204,14 @@ class Machine(RuleBasedStateMachine):
         index = data.draw(st.integers(0, len(self.clock.sleeps) - 1))
         self.run(lambda: self.clock.sleeps[index].done() or self.clock.sleeps[index].set_result(None))
 
+    def cancelled(self, request: Request) -> None:
+        self.run(lambda: self.decode.on_message("f", Cancel(request.id, request.attempt)))
+
     @precondition(lambda self: self.keys)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         request = data.draw(st.sampled_from(self.keys))
-        self.run(lambda: self.decode._cancel(request.key))
+        self.cancelled(request)
 
     @precondition(lambda self: self.engine.computing)
     @rule(data=st.data())
@@ -278,7 +281,7 @@ class Machine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Everybody is cancelled, the writers say their last words: then nothing may be left."""
         for request in self.keys:
-            self.run(lambda key=request.key: self.decode._cancel(key))
+            self.cancelled(request)
         for _ in range(40):
             for writer, push in self.pushes():
                 self.run(lambda writer=writer, push=push: (writer.write(push), writer.end(push)))

@@ -1,6 +1,7 @@
 """Grammars over published tokenizers: what the models really write is admitted, and nothing else."""
 
 import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -25,7 +26,7 @@ from tests.cluster.ingress.api.harness import SETTINGS, Api
 from tests.cluster.ingress.api.templated import chat_asked
 from tests.cluster.ingress.parsers.family_templates import FAMILIES
 from tests.cluster.ingress.parsers.recorded_texts import WEATHER
-from tests.world.artefacts import artefact
+from tests.world.artefacts import artefact, model_folder
 
 NUM_LOGITS = {
     "qwen3": 151936,
@@ -192,12 +193,20 @@ PARSERS: dict[str, ToolFormat] = {"deepseek_v3": "deepseek_v3", "gemma3": "pytho
 """Templates that show no tools."""
 
 
+@cache
+def with_template(name: str, template: str) -> Tokenizer:
+    with tempfile.TemporaryDirectory() as folder:
+        beside = model_folder(name, Path(folder)) / "chat_template.json"
+        beside.write_text(json.dumps({"chat_template": template}))
+        return load_tokenizer(Path(folder))
+
+
 def chat_of(here: World) -> ChatFormat:
     tokenizer: Any = here.tokenizer
     if here.name in ("gptoss", "llama2"):  # published without a template
-        template = FAMILIES["gpt-oss" if here.name == "gptoss" else "qwen2.5"].template
-        tokenizer = load_tokenizer(here.folder)
-        tokenizer.template = tokenizer._inner.chat_template = template
+        tokenizer = with_template(
+            here.name, FAMILIES["gpt-oss" if here.name == "gptoss" else "qwen2.5"].template
+        )
     parser = PARSERS.get(here.name, "auto")
     settings = replace(SETTINGS, vocab_size=here.size, max_context_tokens=4000, tool_call_parser=parser)
     return ChatFormat(tokenizer, settings)

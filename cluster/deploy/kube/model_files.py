@@ -21,7 +21,7 @@ from models.files.hub import folder_of, resolve
 
 log = logging.getLogger(__name__)
 
-_POLL_S = 2.0
+POLL_S = 2.0
 _SAY_EVERY_S = 60.0
 
 
@@ -57,7 +57,7 @@ def wait(ids: Sequence[str], volume: Path, timeout_s: float) -> None:
         if now - said_at >= _SAY_EVERY_S:
             log.info("waits for the Job that fetches %s", ", ".join(missing))
             said_at = now
-        time.sleep(_POLL_S)
+        time.sleep(POLL_S)
 
 
 def _mark(volume: Path, hub_id: str) -> Path:

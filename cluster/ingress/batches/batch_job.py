@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 Call = Callable[[Json], Awaitable[tuple[int, Mapping[str, str], Any]]]
 """A request's body -> (status, headers in lower case, the answer's JSON)."""
-_LOOK_S = 1.0
+LOOK_S = 1.0
 """The time between two checks whether to go on. Progress is written as often."""
 MAX_WAIT_S = 30.0
 """How long a refused request waits at most before it is sent again."""
@@ -115,7 +115,7 @@ class BatchJob:
                 return "expired"
             record["status"] = "in_progress"
             await self._until_room(self._save, once=True)
-            ended, waiting = await asyncio.wait(waiting, timeout=_LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
+            ended, waiting = await asyncio.wait(waiting, timeout=LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
             for task in ended:
                 task.result()
         return "completed"
@@ -159,7 +159,7 @@ class BatchJob:
                 self._is_full = True
             if once:
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(LOOK_S)
 
     def _save(self) -> None:
         counts = self._record["request_counts"]

@@ -26,7 +26,7 @@ _FORM_BYTES = 64 << 10
 MAX_UPLOAD_BYTES = _MAX_FILE_BYTES + _FORM_BYTES
 """What is in front of an ingress must let so much through."""
 _SECONDS_PER_BYTE = 1e-6
-_MAX_UNFINISHED = 1000
+MAX_UNFINISHED = 1000
 """Batches of one tenant that may wait or run."""
 _WINDOW_S = 24 * 3600
 _FILE, _BATCH = "/v1/files/{id}", "/v1/batches/{id}"
@@ -129,8 +129,8 @@ class BatchRoutes:
             raise RequestError(
                 f"the purpose of {file.id} is {file.purpose!r}, not 'batch'", field="input_file_id"
             )
-        if await asyncio.to_thread(self._batches.num_unfinished, tenant) >= _MAX_UNFINISHED:
-            raise Overloaded(f"{_MAX_UNFINISHED} batches wait or run already", retry_after_s=60.0)
+        if await asyncio.to_thread(self._batches.num_unfinished, tenant) >= MAX_UNFINISHED:
+            raise Overloaded(f"{MAX_UNFINISHED} batches wait or run already", retry_after_s=60.0)
         now = int(time.time())
         record: Record = {
             "id": self._batches.new_id(),

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 HOLDER = "baton.holder"
 """The key in the scope of a request that did not come over the network, under which stands who asks. No client can put it
 there."""
-_LOOK_S = 1.0
+LOOK_S = 1.0
 _MAX_BATCHES = 32
 """The most batches of one tenant in one ingress at a time. Each keeps where its lines are in memory."""
 
@@ -54,7 +54,7 @@ class BatchRunner:
                     await self._look()
                 except OSError as error:
                     log.warning("cannot look for batches: %s", error)
-                await asyncio.sleep(_LOOK_S)
+                await asyncio.sleep(LOOK_S)
         finally:
             for task in self._running.values():
                 task.cancel()

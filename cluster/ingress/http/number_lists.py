@@ -9,14 +9,14 @@ from pydantic_core import from_json
 
 from cluster.ingress.tenants.pieces import between_pieces
 
-_PIECE_BYTES = 32 << 10
+PIECE_BYTES = 32 << 10
 _IN_LISTS = b"0123456789+-.eE, \t\r\n"
 _PLACE = re.compile(r" at line \d+ column \d+$")
 
 
 def parse(body: bytes) -> Any:
     """Return what the JSON says. Raises ValueError, with a line and a column where there are no long lists."""
-    runs = [*_runs(body)] if len(body) > 2 * _PIECE_BYTES else []
+    runs = [*_runs(body)] if len(body) > 2 * PIECE_BYTES else []
     if not runs:
         return _parse(body)
     names = [secrets.randbits(128) for _ in runs]  # no client can write any
@@ -44,9 +44,9 @@ def _runs(body: bytes) -> Iterator[tuple[int, int]]:
     if b"\\" in body:
         plain = body.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     in_string, begin = 0, None
-    for start in range(0, len(plain) + _PIECE_BYTES, _PIECE_BYTES):
+    for start in range(0, len(plain) + PIECE_BYTES, PIECE_BYTES):
         between_pieces()
-        piece = plain[start : start + _PIECE_BYTES]
+        piece = plain[start : start + PIECE_BYTES]
         are_numbers = bool(piece) and not in_string and not piece.translate(None, _IN_LISTS)
         if are_numbers and begin is None:
             begin = start
@@ -61,7 +61,7 @@ def _runs(body: bytes) -> Iterator[tuple[int, int]]:
 def _numbers(body: bytes, begin: int, end: int) -> list[Any]:
     found: list[Any] = []
     while True:
-        comma = body.find(b",", min(begin + _PIECE_BYTES, end), end)
+        comma = body.find(b",", min(begin + PIECE_BYTES, end), end)
         last = end if comma < 0 else comma
         piece = body[begin:last]
         found += _parse(b"[%s]" % (piece if piece.strip() else b","))

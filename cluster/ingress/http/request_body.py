@@ -7,7 +7,7 @@ from fastapi import Request as HttpRequest
 from cluster.ingress.http.body_room import BodyRoom
 from core.errors import RequestError
 
-_ROOM = BodyRoom()
+ROOM = BodyRoom()
 
 
 async def read_json(http: HttpRequest, max_bytes: int, timeout_s: float) -> bytes:
@@ -32,7 +32,7 @@ async def _read(http: HttpRequest, max_bytes: int) -> bytes:
     data = bytearray()
     if announced.isdigit() and int(announced[:20]) > max_bytes:
         raise RequestError(f"the body exceeds {max_bytes} bytes", status=413)
-    with _ROOM.coming(http.state.tenant.name) as room:
+    with ROOM.coming(http.state.tenant.name) as room:
         async for piece in http.stream():
             room.add(len(piece))
             data += piece

@@ -34,7 +34,7 @@ _MAX_WAITING_BYTES = 64 << 20
 """The most bytes of one tenant's bodies that are worked on or wait."""
 _GIVE_BACK_BYTES = 256 << 10
 """A tokenizer takes about 200 bytes of memory for each byte of a text. The allocator keeps them unless it is asked."""
-_GIVE_BACK_AFTER_S = 5.0
+GIVE_BACK_AFTER_S = 5.0
 """How long after such a body it is asked, for all that came meanwhile: nobody else can allocate for some 10 ms."""
 _RETRY_AFTER_S = 1.0
 _SHARE = 0.25
@@ -227,7 +227,7 @@ class FairThreads:
     def _give_back_soon(self) -> None:
         if not self._gives_back:
             self._gives_back = True
-            asyncio.get_running_loop().call_later(_GIVE_BACK_AFTER_S, self._give_back)
+            asyncio.get_running_loop().call_later(GIVE_BACK_AFTER_S, self._give_back)
 
     def _give_back(self) -> None:
         self._gives_back = False

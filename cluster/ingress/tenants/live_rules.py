@@ -17,7 +17,7 @@ from core.file_states import FileStates, file_states
 
 log = logging.getLogger(__name__)
 
-_PERIOD_S = 1.0
+PERIOD_S = 1.0
 """The time between two looks."""
 
 
@@ -36,7 +36,7 @@ class LiveRules:
         """Run for as long as the server lives. Returns at once where no file is configured. `changed` is called with "taken" or
         "refused"."""
         while self._files:
-            await asyncio.sleep(_PERIOD_S)
+            await asyncio.sleep(PERIOD_S)
             states = await asyncio.to_thread(file_states, self._files | self._seen.keys())
             if states != self._seen:
                 self._seen = states

@@ -20,7 +20,7 @@ VALUES = st.recursive(
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(number_lists, "_PIECE_BYTES", 8)
+    monkeypatch.setattr(number_lists, "PIECE_BYTES", 8)
 
 
 def both(body: bytes) -> tuple[Any, Any]:

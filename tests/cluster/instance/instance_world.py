@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cluster.ingress.delivery.frontend import Frontend
+from cluster.ingress.telemetry.timeline import Observe, nobody
 from cluster.instance.instance import Instance
 from cluster.instance.real_parts import local_parts
 from core.clock import WallClock
@@ -89,7 +90,7 @@ class World:
 
     def __init__(
         self, folder: Path, num_prefill: int = 1, num_decode: int = 1, num_both: int = 0, *,
-        of_role: Mapping[str, Mapping[str, Any]] | None = None, **overrides: Any,
+        of_role: Mapping[str, Mapping[str, Any]] | None = None, observe: Observe = nobody, **overrides: Any,
     ) -> None:  # fmt: skip
         """`of_role`: what instances of a role have in place of the others' configuration."""
         values = {
@@ -120,6 +121,7 @@ class World:
             4,
             resolve_schedulers=self._resolve,
             request_timeout_s=60,
+            observe=observe,
         )
         self.running = asyncio.create_task(self.frontend.run())
         self.count = 0

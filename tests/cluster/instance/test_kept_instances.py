@@ -220,7 +220,7 @@ async def test_a_process_answers_while_another_instance_loads_its_model() -> Non
 async def test_a_process_whose_instances_all_fail_says_so_and_stays_not_ready(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("cluster.instance.kept_instances._FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("cluster.instance.kept_instances.FIRST_PAUSE_S", 0.01)
     world = Breaking()
     async with world.running() as cluster:
         world.is_broken, world.groups[0].error = True, RuntimeError("the device is gone")

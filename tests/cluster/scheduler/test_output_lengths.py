@@ -143,6 +143,10 @@ def test_one_that_was_given_up_counts_as_far_as_it_came() -> None:
 
 def test_tenants_that_come_and_go_are_not_kept_for_ever() -> None:
     lengths = OutputLengths()
-    for i in range(20_000):
+    lengths.begin("first", "chat").ended(3000)
+    for i in range(4000):
         lengths.begin(f"t{i}", "chat").ended(10)
-    assert len(lengths._of) <= 4097  # pyright: ignore[reportPrivateUsage]
+    assert lengths.curve("first", "chat").mean > lengths.curve("nobody", "chat").mean
+    for i in range(4000, 8000):
+        lengths.begin(f"t{i}", "chat").ended(10)
+    assert lengths.curve("first", "chat").mean == lengths.curve("nobody", "chat").mean

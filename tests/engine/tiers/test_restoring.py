@@ -5,6 +5,7 @@ import mmap
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -33,6 +34,7 @@ class HeldBack(BlockPieces):
     """A block comes back when it may."""
 
     may = threading.Event()
+    may.set()
 
     def scatter(self, block: int, content: memoryview) -> None:
         self.may.wait(PATIENCE_S)
@@ -44,9 +46,10 @@ class Served:
 
     def __init__(self, config: EngineConfig, num_groups: int = 1) -> None:
         pool = memoryview(mmap.mmap(-1, SHARD.pool_bytes(NUM_BLOCKS)))
-        self.store: TierStore = build_tiers(
-            config, pool, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)], "witness"
-        )  # type: ignore[assignment]
+        with patch("engine.tiers.build_tiers.BlockPieces", HeldBack):
+            self.store: TierStore = build_tiers(
+                config, pool, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)], "witness"
+            )  # type: ignore[assignment]
         self.scheduler = make_planner(config, NUM_BLOCKS, 1000, FifoPolicy(), num_groups)
         self.num_computed = 0
         self.memory = pool
@@ -144,7 +147,6 @@ async def test_requests_that_find_every_block_being_filled_go_on_when_that_is_ov
     served = Served(config(tmp_path, 500))
     for prompt in prompts(12):
         await served.ask(prompt)
-    served.store._pieces = HeldBack(served.memory, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
     HeldBack.may.clear()
     names = [served.add(prompt) for prompt in prompts(4)]  # 10 blocks each of 40
     async with asyncio.timeout(PATIENCE_S):
@@ -165,7 +167,6 @@ async def test_what_comes_back_from_disk_is_saved_above_it_as_it_was(tmp_path: P
     heard: dict[bytes, bytes] = {}
     served.store.on_saved = heard.__setitem__
     HeldBack.may.clear()
-    served.store._pieces = HeldBack(served.memory, [RankPool(shard=SHARD, num_blocks=NUM_BLOCKS)])  # pyright: ignore[reportPrivateUsage]
     name = served.add(prompts(1)[0])
     async with asyncio.timeout(PATIENCE_S):
         while len(heard) < 9:

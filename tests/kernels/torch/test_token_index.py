@@ -67,7 +67,7 @@ def test_what_is_not_chosen_is_not_read() -> None:
 
 
 def test_long_contexts_are_taken_in_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_index, "_MOST_NUMBERS", 1000)
+    monkeypatch.setattr(token_index, "MOST_NUMBERS", 1000)
     step = IndexedStep.draw([(30, 60), (1, 500)])
     got = select_ops(CPU).select_tokens(step.q, step.weights, step.pool, step.meta, 7)
     assert torch.equal(got, step.chosen(7))

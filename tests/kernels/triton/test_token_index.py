@@ -23,7 +23,7 @@ def test_the_chosen_tokens(device: torch.device, lens: Lens, heads: int, levels:
 
 
 def test_long_contexts_are_taken_in_runs(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(token_index, "_MOST_SCORES", 150)
+    monkeypatch.setattr(token_index, "MOST_SCORES", 150)
     step = IndexedStep.draw([(9, 40), (1, 200), (3, 20)], device=device)
     got = select_tokens(step.q, step.weights, step.pool, step.meta, 7)
     assert torch.equal(got.cpu(), step.chosen(7))

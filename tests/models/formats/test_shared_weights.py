@@ -269,7 +269,7 @@ def test_small_checkpoints_are_not_stored_unless_a_folder_is_named(
     cache = Cache(tmp_path / "model", tmp_path / "cache")
     cache.logits("auto")
     assert cache.files == []
-    monkeypatch.setattr(shared_weights, "_LEAST_BYTES", 1)
+    monkeypatch.setattr(shared_weights, "LEAST_BYTES", 1)
     cache.logits("auto")
     assert len(cache.files) == 1
 

@@ -61,7 +61,7 @@ async def test_files_from_before_keys_had_their_own_stay_seen_by_keys_without_a_
 
 
 async def test_so_many_batches_wait_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_routes, "_MAX_UNFINISHED", 2)
+    monkeypatch.setattr(batch_routes, "MAX_UNFINISHED", 2)
     server = Server(tmp_path, FakeGenerator())
     first = await server.submit([line(1)])
     await server.submit([line(2)])

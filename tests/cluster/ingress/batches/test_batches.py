@@ -36,7 +36,7 @@ CHATS = "/v1/chat/completions"
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_runner, "_LOOK_S", 0.01)
+    monkeypatch.setattr(batch_runner, "LOOK_S", 0.01)
 
 
 class Server:

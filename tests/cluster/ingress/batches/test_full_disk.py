@@ -34,8 +34,8 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_runner, "_LOOK_S", 0.01)
-    monkeypatch.setattr(batch_job, "_LOOK_S", 0.02)
+    monkeypatch.setattr(batch_runner, "LOOK_S", 0.01)
+    monkeypatch.setattr(batch_job, "LOOK_S", 0.02)
 
 
 def fill(disk: Path, left: int = 0) -> Path:

@@ -44,12 +44,12 @@ class Peer:
     ) -> None:
         self.mail: LoopbackMail = network.join(name)
         self.got: list[Message] = []
-        self._act = act
+        self.act = act
         self.mail.listen(self._on_message, lambda _: None)
 
     def _on_message(self, sender: str, message: Message) -> None:
         self.got.append(message)
-        self._act(self, sender, message)
+        self.act(self, sender, message)
 
     def tokens(self, to: str, request: Request, indices: list[int]) -> None:
         last = request.sampling.max_tokens - 1
@@ -256,7 +256,7 @@ async def test_refusals_reach_the_client_as_what_they_are(world: World) -> None:
         if isinstance(message, Place):
             peer.mail.send(sender, replace(answers.pop(0), request_id=message.request_id))
 
-    world.scheduler._act = reject
+    world.scheduler.act = reject
     with pytest.raises(Overloaded) as overloaded:
         await world.run(world.request())
     assert overloaded.value.retry_after_s == 3.0
@@ -343,7 +343,7 @@ async def test_a_scheduler_that_was_lost_and_found_again_is_asked_again(world: W
             plain(peer, sender, message)
 
     world.decode(act)
-    plain, world.scheduler._act = world.scheduler._act, forget_the_first
+    plain, world.scheduler.act = world.scheduler.act, forget_the_first
     answer = asyncio.create_task(world.run(world.request()))
     await until(lambda: bool(asked))
     world.mail.loses(world.scheduler.mail.address)

@@ -37,7 +37,7 @@ def test_one_tenant_has_half_and_all_together_the_whole() -> None:
 
 
 async def test_who_sends_too_much_at_once_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_body, "_ROOM", BodyRoom(400_000))
+    monkeypatch.setattr(request_body, "ROOM", BodyRoom(400_000))
     tenants = {name: TenantRules((SecretStr(name),)) for name in ("acme", "other")}
     made = Api(FakeGenerator(), SETTINGS, Rules(CLASSES, {"": TenantRules(), **tenants}))
     go_on = asyncio.Event()

@@ -24,7 +24,7 @@ async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     server = HttpServer(Api(FakeGenerator()).app, "127.0.0.1", [0], shared=False, tls=tls)
     server.start()
     try:
-        yield server._listener.getsockname()[1]
+        yield server.port
     finally:
         await server.stop()
 

@@ -23,7 +23,7 @@ async def serving(
     server = HttpServer(api.app, "127.0.0.1", [0], shared=False)
     server.start()
     try:
-        yield api, server._listener.getsockname()[1]
+        yield api, server.port
     finally:
         await server.stop()
 

@@ -166,8 +166,7 @@ def test_spans_nest_and_carry_the_transfer() -> None:
 async def test_a_real_hand_over_is_told_to_the_ingress(reference) -> None:  # noqa: F811
     folder, _ = reference
     seen: list[Timeline] = []
-    world = World(folder)
-    world.frontend._observe = all_of(seen.append)
+    world = World(folder, observe=all_of(seen.append))
     try:
         async for _ in world.frontend.generate(world.request(tuple(range(2, 40)), 6)):
             pass

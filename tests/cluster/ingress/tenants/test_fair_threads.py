@@ -117,7 +117,7 @@ async def test_memory_is_given_back_once_for_all_long_work_of_a_while(
     later = loop.call_later
 
     def call_later(delay_s: float, callback: Callable[..., None], *args: Any, **more: Any) -> Any:
-        is_ours = delay_s == fair_threads._GIVE_BACK_AFTER_S
+        is_ours = delay_s == fair_threads.GIVE_BACK_AFTER_S
         return soon.append(callback) if is_ours else later(delay_s, callback, *args, **more)
 
     monkeypatch.setattr(loop, "call_later", call_later)

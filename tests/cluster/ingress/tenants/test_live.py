@@ -41,7 +41,7 @@ def holds(rules: LiveRules, key: str) -> bool:
 async def test_a_file_that_changes_while_it_is_read_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_rules, "_PERIOD_S", 0.02)
+    monkeypatch.setattr(live_rules, "PERIOD_S", 0.02)
     file, keys = tmp_path / "live.yaml", tmp_path / "keys"
     keys.write_text("k-old\n")
     write(file, {"tenants": {"acme": {"keys_file": str(keys)}}})
@@ -64,7 +64,7 @@ async def test_a_file_that_changes_while_it_is_read_is_read_again(
 async def test_changes_are_taken_over_and_mistakes_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(live_rules, "_PERIOD_S", 0.02)
+    monkeypatch.setattr(live_rules, "PERIOD_S", 0.02)
     caplog.set_level(logging.INFO, "cluster.ingress.tenants.live_rules")
     file, keys = tmp_path / "live.yaml", tmp_path / "keys"
     keys.write_text("k-file\n")
@@ -125,7 +125,7 @@ async def test_changes_are_taken_over_and_mistakes_are_not(
 async def test_a_change_never_opens_the_server_to_everybody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(live_rules, "_PERIOD_S", 0.02)
+    monkeypatch.setattr(live_rules, "PERIOD_S", 0.02)
     file = tmp_path / "live.yaml"
     write(file, {"tenants": {"acme": {"keys": ["k-1"]}}})
     outcomes: list[str] = []
@@ -139,7 +139,7 @@ async def test_a_change_never_opens_the_server_to_everybody(
 
 
 async def test_a_file_of_keys_is_watched_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_rules, "_PERIOD_S", 0.02)
+    monkeypatch.setattr(live_rules, "PERIOD_S", 0.02)
     keys = tmp_path / "keys"
     write(keys, "old\n")
     outcomes: list[str] = []
