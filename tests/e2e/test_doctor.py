@@ -21,7 +21,6 @@ decode: {pp: 2, hosts: 2}
 """
 
 
-@pytest.mark.slow
 def run(module: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
@@ -34,6 +33,7 @@ def run(module: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_each_node_is_asked_for_its_part_of_an_instance_and_what_has_no_room_is_named(tmp_path: Path) -> None:
     """In a process of its own, since a process has one Ray."""
