@@ -24,7 +24,7 @@ from tests.models.foreign_checkpoints import VOCAB, make_foreign
 from tests.parallel.forked_ranks import start_forked
 
 CPU = torch.device("cpu")
-LENGTH, TIE = 64, 1e-4
+LENGTH, TIE = 24, 1e-4
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH)
 SERVED = (
     "AfmoeForCausalLM",
