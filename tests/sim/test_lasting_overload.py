@@ -10,6 +10,7 @@ FLEET = one_instance(weights_read_s=0.006, kv_token_read_s=2e-7, num_blocks=4000
 """A step takes 20 ms where sequences hold 60,000 tokens together."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("rate", "least"), [(17.0, 0.9), (20.0, 0.75)])
 def test_some_are_late_so_that_nobody_else_is_and_nobody_is_slow(rate: float, least: float) -> None:
     """Outputs are drawn so that few are long and these are most of what runs. Where batches are filled by prompts and half of

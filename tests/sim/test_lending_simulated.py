@@ -24,6 +24,7 @@ def offered(rate: float, lasts_s: float = 60.0, output: int = 300) -> list[Simul
     )
 
 
+@pytest.mark.slow
 def test_more_are_in_time_where_memory_is_the_limit_and_none_is_slow_for_it() -> None:
     without, lent = offered(15.0), offered(15.0)
     simulate(FLEET, without)

@@ -208,6 +208,7 @@ def test_fleets_of_two_kinds_of_gpus_are_considered_where_each_is_better_at_some
     assert prices == sorted(prices)
 
 
+@pytest.mark.slow
 def test_a_fleet_of_two_kinds_computes_on_both() -> None:
     """A slow instance beside a fast one serves more than the fast one alone."""
     instances = Hardware(model="llama-3.1-8b", gpus=("L40S", "H100")).instances(64)
