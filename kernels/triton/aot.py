@@ -1,18 +1,23 @@
 """Compiles for GPUs that are not there: launches on meta tensors are compiled for an architecture instead of run.
 
 It compiles exactly what a launcher would launch for tensors of those shapes, strides and alignment, so that nothing is described
-twice. The machine code's registers, stack and shared memory are read with the cuobjdump that triton brings."""
+twice. The machine code's registers, stack and shared memory are read with the cuobjdump that triton brings.
 
+Compiling takes seconds for each kernel. A digest of all that goes into it says whether the outcome is known already."""
+
+import hashlib
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
@@ -20,6 +25,8 @@ from triton.runtime.jit import JITFunction
 MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """What one program may have, by compute capability."""
 
+_DIGESTS: dict[int, str] = {}
+"""By the identity of a compiled kernel, which lives as long as the process."""
 _CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
@@ -61,31 +68,52 @@ class _AbsentGpu:
         return torch.device("meta")
 
 
-def compile_launches(capability: int, launch: Callable[[], object]) -> list[Build]:
-    """Run `launch`, whose tensors are all on the meta device, and compile every kernel it launches.
+def compile_launches(
+    capability: int, launch: Callable[[], object], known: Mapping[str, Build] | None = None
+) -> dict[str, Build]:
+    """Run `launch`, whose tensors are all on the meta device, and compile every kernel it launches. Returns the builds by the
+    digests of what they were made from. One whose digest is `known` is not made again.
 
     Not for processes with TRITON_INTERPRET, and not thread-safe: triton's driver is replaced meanwhile."""
-    builds, compiled, run = list[Build](), [], JITFunction.run
+    builds, run = dict[str, Build](), JITFunction.run
 
     def compile_only(kernel, *args, grid, warmup, **kwargs):
-        compiled.append(run(kernel, *args, grid=grid, warmup=True, **kwargs))
+        digests: list[str] = []
+
+        def is_known(*, key: str, fn: Any, **_: Any) -> bool:
+            digests.append(_digest(fn.jit_function.cache_key, key, capability))
+            return digests[-1] in (known or {})
+
+        with knobs.runtime.scope():
+            knobs.runtime.jit_cache_hook = is_known
+            made = run(kernel, *args, grid=grid, warmup=True, **kwargs)
+        if made is None:
+            builds[digests[0]] = (known or {})[digests[0]]
+        else:  # this process may have made it before, and triton has kept it
+            digest = _DIGESTS.setdefault(id(made), digests[0]) if digests else _DIGESTS[id(made)]
+            builds[digest] = _build(made, capability)
 
     with launches_given_to(capability, compile_only):
         launch()
-    for kernel in compiled:
-        metadata = kernel.metadata
-        registers, stack_bytes = _resource_usage(kernel.asm["cubin"])
-        builds.append(
-            Build(
-                name=metadata.name,
-                capability=capability,
-                num_warps=metadata.num_warps,
-                registers=registers,
-                stack_bytes=stack_bytes,
-                shared_bytes=metadata.shared,
-            )
-        )
     return builds
+
+
+def _digest(source: str, arguments: str, capability: int) -> str:
+    """Return it of a kernel's source with all that it calls, of what its arguments and options are, and of the compiler."""
+    parts = (source, arguments, str(capability), triton.__version__)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]
+
+
+def _build(kernel: Any, capability: int) -> Build:
+    registers, stack_bytes = _resource_usage(kernel.asm["cubin"])
+    return Build(
+        name=kernel.metadata.name,
+        capability=capability,
+        num_warps=kernel.metadata.num_warps,
+        registers=registers,
+        stack_bytes=stack_bytes,
+        shared_bytes=kernel.metadata.shared,
+    )
 
 
 @contextmanager

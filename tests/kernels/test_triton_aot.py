@@ -1,6 +1,11 @@
 """Every kernel compiles for the GPUs that are served, within their registers and shared memory. Needs none of them."""
 
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.util import module_from_spec, spec_from_file_location
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +15,27 @@ from kernels.triton import attention_config, gemm, gemm_scaled
 from kernels.triton.aot import Build, compile_launches, launches_given_to
 from kernels.triton.attention_config import DECODE_ROWS, INVARIANT_ROWS, AttentionShape
 from kernels.triton.launches import LAUNCHES, Launch
+from tests.kernels.known_builds import known_builds
 
+KNOWN = known_builds()
+OWN = """
+import torch, triton
+from triton import language as tl
+
+@triton.jit
+def more(x):
+    return x + 1
+
+@triton.jit
+def kernel(out, SIZE: tl.constexpr):
+    places = out + tl.arange(0, SIZE)
+    tl.store(places, more(tl.load(places)))
+
+def launch():
+    kernel[(1,)](torch.empty(256, device="meta"), SIZE=64)
+"""
+"""A kernel, what it calls, and its launch."""
+_EACH_DAY = 3
 CASES = [
     pytest.param(launch, capability, id=f"{launch.name}-sm_{capability}")
     for launch in LAUNCHES
@@ -18,14 +43,52 @@ CASES = [
 ]
 
 
+def todays() -> list[Any]:
+    first = datetime.now(UTC).date().toordinal() * _EACH_DAY
+    return [CASES[(first + at) % len(CASES)] for at in range(_EACH_DAY)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("launch", "capability"), CASES)
 def test_fits(launch: Launch, capability: int) -> None:
-    builds = compile_launches(capability, launch.run)
+    """What is known of the same source by the same compiler is not compiled again."""
+    builds = [*compile_launches(capability, launch.run, KNOWN).values()]
     assert builds
     for build in builds:
         assert build.registers > 8, "a kernel of which nothing is left has four"
     assert [build for build in builds if not build.fits] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("launch", "capability"), todays())
+def test_what_is_known_of_a_kernel_is_what_compiling_gives(launch: Launch, capability: int) -> None:
+    builds = compile_launches(capability, launch.run)
+    assert {digest: build for digest, build in builds.items() if KNOWN.get(digest, build) != build} == {}
+
+
+def own_kernel(folder: Path, text: str) -> Any:
+    """A module that this process has not compiled anything of."""
+    folder.mkdir()
+    (folder / "own_kernel.py").write_text(text)
+    spec = spec_from_file_location("own_kernel", folder / "own_kernel.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_what_is_known_is_not_compiled_and_what_has_changed_is(tmp_path: Path) -> None:
+    ((digest, build),) = compile_launches(80, own_kernel(tmp_path / "first", OWN).launch).items()
+    known = {digest: replace(build, registers=1)}
+    assert compile_launches(80, own_kernel(tmp_path / "again", OWN).launch, known) == known
+    changed = (OWN, 90), (OWN.replace("+ 1", "+ 2"), 80), (OWN.replace("SIZE=64", "SIZE=128"), 80)
+    for number, (text, capability) in enumerate(changed):
+        launch = own_kernel(tmp_path / str(number), text).launch
+        for _ in ("compiled", "as this process has it"):
+            ((other, made),) = compile_launches(capability, launch, known).items()
+            assert other != digest
+            assert made.registers > 1
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
