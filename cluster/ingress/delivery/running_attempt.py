@@ -11,7 +11,7 @@ from core.messages import Place, Rejected
 from core.ports import Clock
 from core.types import Request, Route, Slo, TokenOut
 
-_FIRST_PAUSE_S, _GROWTH = 0.25, 4.0
+FIRST_PAUSE_S, _GROWTH = 0.25, 4.0
 """Behind the second attempt without a token, and how many times as long behind each further one."""
 
 
@@ -130,7 +130,7 @@ class RunningAttempt:
         attempt's failure."""
         if num_fruitless < 2:
             return
-        pause_s = min(_FIRST_PAUSE_S * _GROWTH ** (num_fruitless - 2), deadline - self._clock.now())
+        pause_s = min(FIRST_PAUSE_S * _GROWTH ** (num_fruitless - 2), deadline - self._clock.now())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, pause_s)):
                 while self.failure is None:
