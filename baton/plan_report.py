@@ -54,7 +54,7 @@ class PlanFinding:
 
 
 def tokens_per_s(columns: Columns) -> float:
-    span_s = float(columns.at_s[-1] - columns.at_s[0]) if len(columns) > 1 else 0.0
+    span_s = float(columns.at[-1] - columns.at[0]) if len(columns) > 1 else 0.0
     return columns.tokens / max(1.0, span_s)
 
 
@@ -100,7 +100,7 @@ def plain(trial: Trial) -> dict[str, Any]:
 def window(load: PeakLoad) -> dict[str, Any]:
     return {
         "why": load.why,
-        "start_s": load.start_s,
+        "start_s": load.start_at,
         "seconds": load.duration_s,
         "requests": len(load.columns),
     }

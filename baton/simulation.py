@@ -159,7 +159,7 @@ class Study:
             config = replace(coarse_config(self.fleet, workload.block_tokens), schedule=self.config.schedule)
             outcome = run_coarse(
                 config,
-                [job for job in work if isfinite(job.request.arrival_s)],
+                [job for job in work if isfinite(job.request.arrival_at)],
                 lambda config, log: GatedScheduler(production(config, log), TenantGate(tenants)),
                 advanced=lambda count: bar.update(task, completed=count),
             )
@@ -179,25 +179,25 @@ def _bar() -> Progress:
 
 def _instances(served: Sequence[ServedRequest], lives: Sequence[InstanceLife]) -> dict[str, Any]:
     """Return how many instances there were, what they took until the last answer, and when each served."""
-    end_s = max((one.at_s + one.e2e_s for one in served if isfinite(one.e2e_s)), default=0.0)
-    ended = [life for life in lives if life.ended_s <= end_s]
-    changes = [(life.asked_s, 1) for life in lives] + [(life.ended_s, -1) for life in ended]
+    end_at = max((one.at + one.e2e_s for one in served if isfinite(one.e2e_s)), default=0.0)
+    ended = [life for life in lives if life.ended_at <= end_at]
+    changes = [(life.asked_at, 1) for life in lives] + [(life.ended_at, -1) for life in ended]
     now = most = 0
     for _, change in sorted(changes):
         now += change
         most = max(most, now)
-    taken_s = sum(min(life.ended_s, end_s) - min(life.asked_s, end_s) for life in lives)
+    taken_s = sum(min(life.ended_at, end_at) - min(life.asked_at, end_at) for life in lives)
     return {
         "hours": taken_s / 3600,
         "most": most,
-        "started": sum(life.asked_s > 0 for life in lives),
+        "started": sum(life.asked_at > 0 for life in lives),
         "ended": len(ended),
         "lives": [
             {
                 "role": life.role,
-                "asked_s": life.asked_s,
-                "serving_s": life.serving_s,
-                "ended_s": life.ended_s if life.ended_s <= end_s else None,
+                "asked_s": life.asked_at,
+                "serving_s": life.serving_at,
+                "ended_s": life.ended_at if life.ended_at <= end_at else None,
             }
             for life in lives
         ],

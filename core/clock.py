@@ -7,7 +7,7 @@ _BEGAN_S = time.time() - time.monotonic()
 """The epoch's time at the monotonic clock's zero, as this process saw it when it started."""
 
 
-def now_s() -> float:
+def current_time() -> float:
     """Return the seconds since the epoch. They never jump nor go back, and are comparable among hosts as closely as their clocks
     agree.
 
@@ -17,7 +17,7 @@ def now_s() -> float:
 
 class WallClock:
     def now(self) -> float:
-        return now_s()
+        return current_time()
 
     async def sleep(self, delay_s: float) -> None:
         await asyncio.sleep(delay_s)

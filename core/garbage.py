@@ -49,17 +49,17 @@ class IdleCollector:
         """Run for as long as the process lives, until cancelled; after that the process collects as ever again."""
         before = gc.get_threshold()
         gc.set_threshold(before[0], before[1], _NEVER)
-        collected_s = time.monotonic()
+        collected_at = time.monotonic()
         try:
             while True:
                 await asyncio.sleep(look_every_s)
                 has_news = gc.get_count()[2] > 0
-                is_late = time.monotonic() - collected_s >= self._at_least_every_s
+                is_late = time.monotonic() - collected_at >= self._at_least_every_s
                 if has_news and (is_late or self._is_idle()):
-                    began_s = time.monotonic()
+                    began_at = time.monotonic()
                     num_found = gc.collect()
-                    collected_s = time.monotonic()
-                    took_ms = (collected_s - began_s) * 1e3
+                    collected_at = time.monotonic()
+                    took_ms = (collected_at - began_at) * 1e3
                     log.debug("a full collection took %.0f ms and found %d objects", took_ms, num_found)
         finally:
             gc.set_threshold(*before)

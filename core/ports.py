@@ -122,7 +122,7 @@ class ServedSequence(Protocol):
     @property
     def num_computed(self) -> int: ...
     @property
-    def first_token_s(self) -> float:
+    def first_token_at(self) -> float:
         """When its first output token was on this instance; infinite before."""
         ...
 
@@ -149,10 +149,10 @@ class SchedulerPolicy(Protocol[S]):
         prompts: Sequence[S],
         steps: StepModels,
         budget_tokens: int,
-        starts_s: float,
+        starts_at: float,
     ) -> int:
-        """Return how many of `budget_tokens` a step that begins at `starts_s` may spend on `prompts`, those that wait among them,
-        beside `decoding`."""
+        """Return how many of `budget_tokens` a step that begins at `starts_at` may spend on `prompts`, those that wait among
+        them, beside `decoding`."""
         ...
 
     def turn(self, seq: S, now: float, steps: StepModels) -> tuple[float, bool]:

@@ -155,7 +155,7 @@ class Request:
     adapter: str = ""
     """The adapter that changes the model for it, by name and revision (`core.config.adapter_config`); empty: the model as it
     is."""
-    arrival_s: float = 0.0
+    arrival_at: float = 0.0
     attempt: int = 0
     emitted: tuple[TokenId, ...] = ()
     tenant: str = ""

@@ -58,7 +58,7 @@ class _Job:
     asked: str = ""
     """The scheduler that was asked for another prefill instance."""
     commit: Commit | None = None
-    committed_s: float = 0.0
+    committed_at: float = 0.0
     """When the last Commit came."""
     timer: "asyncio.Task[None] | None" = None
     fence: "asyncio.Task[None] | None" = None
@@ -248,7 +248,7 @@ class DecodeWorker:
     def _committed(self, commit: Commit) -> None:
         job = self._grants.get(commit.grant_id)
         if job is not None:
-            job.committed_s = self._clock.now()
+            job.committed_at = self._clock.now()
         self._inbox.committed(commit)
 
     def _assigned(self, key: str, epoch: int, prefill: str) -> None:
@@ -355,7 +355,7 @@ class DecodeWorker:
         self._stop_timer(job)
         drawn, request = (job.commit.first, *job.commit.more), job.request
         # A writer of an older release has counted its own writes in `exposed_s`.
-        exposed_s = job.commit.times.exposed_s + self._clock.now() - job.committed_s
+        exposed_s = job.commit.times.exposed_s + self._clock.now() - job.committed_at
         times = replace(job.commit.times, exposed_s=exposed_s)
         self._mail.send(
             request.reply_to, HandedOver(request.id, request.attempt, job.commit.num_bytes, times)

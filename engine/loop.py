@@ -257,9 +257,9 @@ class Engine:
 
     async def _something_changes(self) -> None:
         """Wait until something has changed, or a session is to be read back."""
-        due_s = self._scheduler.sessions.next_due_s
+        due_at = self._scheduler.sessions.next_due_at
         with suppress(TimeoutError):
-            async with asyncio.timeout(None if due_s == inf else max(0.0, due_s - self._clock.now())):
+            async with asyncio.timeout(None if due_at == inf else max(0.0, due_at - self._clock.now())):
                 await self._changed.wait()
 
     def _tiers_failed(self, error: Exception) -> None:

@@ -24,7 +24,7 @@ def made_up(rate: float, seconds: float) -> list[TraceRow]:
     rng = random.Random(0)
     return [
         TraceRow(
-            arrival_s=number / rate, input_tokens=rng.randint(500, 6000), output_tokens=rng.randint(20, 400)
+            arrival_at=number / rate, input_tokens=rng.randint(500, 6000), output_tokens=rng.randint(20, 400)
         )
         for number in range(int(rate * seconds))
     ]

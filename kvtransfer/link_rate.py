@@ -25,14 +25,14 @@ class Write:
     """One write under way."""
 
     num_bytes: int
-    began_s: float
+    began_at: float
 
 
 @dataclass(slots=True)
 class LinkRate:
     """Everything is told with the time at which it happens."""
 
-    last_s: float = -inf
+    last_at: float = -inf
     """When the last write ended."""
     _under_way: list[Write] = field(default_factory=list[Write])
     _weight: float = 0.0
@@ -53,8 +53,8 @@ class LinkRate:
         """Learn from a write that is over. Writes overlap: it has had the link since the one before it ended. `carried` is what
         has arrived meanwhile, where writes end before their bytes are there."""
         self._under_way.remove(write)
-        took_s = max(0.0, now - max(write.began_s, self.last_s))
-        self.last_s = max(self.last_s, now)
+        took_s = max(0.0, now - max(write.began_at, self.last_at))
+        self.last_at = max(self.last_at, now)
         if carried is None:
             self.note(write.num_bytes, took_s)
         else:
@@ -65,7 +65,7 @@ class LinkRate:
         self._under_way.remove(write)
 
     def idle_s(self, now: float) -> float:
-        return 0.0 if self._under_way else now - self.last_s
+        return 0.0 if self._under_way else now - self.last_at
 
     def note(self, num_bytes: int, took_s: float) -> None:
         """Learn that so many bytes have taken so long."""
@@ -104,7 +104,7 @@ class LinkRate:
         """Return (latency in seconds, seconds per byte); both 0 while nothing is known."""
         latency_s, s_per_byte = self._line() if self._weight else (0.0, 0.0)
         for write in self._under_way:
-            elapsed_s = now - max(write.began_s, self.last_s)
+            elapsed_s = now - max(write.began_at, self.last_at)
             if elapsed_s > 2 * (latency_s + write.num_bytes * s_per_byte):
                 s_per_byte = max(s_per_byte, elapsed_s / write.num_bytes)
         return latency_s, s_per_byte

@@ -26,9 +26,9 @@ class LinkSpeeds:
     ) -> Generator[None]:
         """Learn from the write that is made inside, unless it fails. `ask` says what has arrived, where its end does not
         (`Sender.carried`)."""
-        began_s, key = self._now(), (holder, transport)
-        rate = self._rates.setdefault(key, LinkRate(last_s=began_s))
-        write = rate.begin(num_bytes, began_s)
+        began_at, key = self._now(), (holder, transport)
+        rate = self._rates.setdefault(key, LinkRate(last_at=began_at))
+        write = rate.begin(num_bytes, began_at)
         try:
             yield
         except BaseException:

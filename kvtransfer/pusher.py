@@ -114,7 +114,7 @@ class Pusher:
             on_delivered=on_delivered,
             on_quiet=on_quiet,
             on_failed=on_failed,
-            opened_s=self._now(),
+            opened_at=self._now(),
             duties=duty,
         )
 
@@ -124,7 +124,7 @@ class Pusher:
         push = self._pushes.get(grant_id)
         if push is None:
             return 0.0
-        elapsed_s = self._now() - push.writing_since_s[0] if push.writing_since_s else 0.0
+        elapsed_s = self._now() - push.writing_since[0] if push.writing_since else 0.0
         return max(elapsed_s, push.queued_bytes * self._speeds.s_per_byte(push.grant.holder, push.transport))
 
     def links(self) -> tuple[LinkSpeed, ...]:
@@ -217,8 +217,8 @@ class Pusher:
             push = self._pushes.get(work.push.grant_id) if work.push else None
             if push is None or work.push is None or push.stopped:
                 continue
-            if push.started_s is None:
-                push.started_s = self._now()
+            if push.started_at is None:
+                push.started_at = self._now()
             part = work.push
             plans = {
                 rank: [plan_target(pool, push, number, work.block_ids, part) for number in duty]
@@ -258,7 +258,7 @@ class Pusher:
         """Fail the grants whose writes take too long, so that computing goes on for the others."""
         now, stall_s = self._now(), self.room.stall_s
         for push in list(self._pushes.values()):
-            if push.writing_since_s and now - push.writing_since_s[0] >= stall_s:
+            if push.writing_since and now - push.writing_since[0] >= stall_s:
                 self._failed(push, f"a write to {push.grant.holder} has not ended for {stall_s:g} s")
 
     def _queue_layer(self, chunks: list[Chunk], rank: int, layer: int, after: tuple[Event, ...]) -> None:
@@ -300,8 +300,8 @@ class Pusher:
     async def _write(self, push: ActivePush, items: list[LinkWrite]) -> None:
         """Write layers of one grant."""
         size = sum(item.num_bytes for item in items)
-        started_s = self._now()
-        push.writing_since_s.append(started_s)
+        started_at = self._now()
+        push.writing_since.append(started_at)
         try:
             if not push.stopped:
                 with self._speeds.writing(push.grant.holder, push.transport, size, push.carried):
@@ -312,7 +312,7 @@ class Pusher:
             log.exception("grant %s: writing KV failed", push.grant.id)
             self._failed(push, f"{type(error).__name__}: {error}")
         finally:
-            push.writing_since_s.remove(started_s)
+            push.writing_since.remove(started_at)
             self._over(push, size)
 
     def _failed(self, push: ActivePush, why: str) -> None:
@@ -334,8 +334,8 @@ class Pusher:
                         copies += await self._layer_copies(push, item, plan)
             if copies:
                 await self._source.write(sender, push.grant.id, region, copies, after)
-        if push.written_s is None:
-            push.written_s = self._now()
+        if push.written_at is None:
+            push.written_at = self._now()
         for item in items:
             item.chunk.num_left -= 1
             if not item.chunk.num_left and not push.stopped:

@@ -29,12 +29,12 @@ class ActivePush:
     on_delivered: Callable[[str], None]
     on_quiet: Callable[[str], None]
     on_failed: Callable[[str, str], None]
-    opened_s: float
+    opened_at: float
     duties: list[list[int]]
     """For each rank of the writer the targets that it writes to."""
-    started_s: float | None = None
+    started_at: float | None = None
     """When the first step with its prompt started."""
-    written_s: float | None = None
+    written_at: float | None = None
     """When its first write ended."""
     closing: bool = False
     """Whether it ends when its writes do. Nothing that is computed from now on is sent."""
@@ -47,7 +47,7 @@ class ActivePush:
     queued_bytes: int = 0
     num_writes: int = 0
     """The number of writes that are queued or under way."""
-    writing_since_s: list[float] = field(default_factory=list[float])
+    writing_since: list[float] = field(default_factory=list[float])
     """When each write under way began."""
     unfinished: list["Chunk"] = field(default_factory=list["Chunk"])
     """Chunks that the holder has not been told of yet."""
@@ -65,11 +65,11 @@ class ActivePush:
         return Carried(sum(one.num_bytes for one in told), max(one.busy_s for one in told)) if told else None
 
     def times(self) -> HandoverTimes:
-        opened_s = self.opened_s
+        opened_at = self.opened_at
         return HandoverTimes(
             self.transport,
-            (self.started_s or opened_s) - opened_s,
-            (self.written_s or opened_s) - opened_s,
+            (self.started_at or opened_at) - opened_at,
+            (self.written_at or opened_at) - opened_at,
         )
 
 

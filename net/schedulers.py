@@ -21,7 +21,7 @@ _MAX_AWAY = 64
 
 @dataclass(frozen=True, slots=True)
 class _Absence:
-    since_s: float
+    since: float
     wait_s: float
     """The time before it is tried again."""
 
@@ -80,7 +80,7 @@ class Schedulers:
         if address not in self.living:
             return False
         now, last = self._clock.now(), self._away.pop(address, None)
-        wait_s = _RETRY_S if last is None or now - last.since_s > _FORGOTTEN_S else 2 * last.wait_s
+        wait_s = _RETRY_S if last is None or now - last.since > _FORGOTTEN_S else 2 * last.wait_s
         self._away[address] = _Absence(now, min(_MAX_RETRY_S, wait_s))
         if len(self._away) > _MAX_AWAY:
             del self._away[next(iter(self._away))]
@@ -107,4 +107,4 @@ class Schedulers:
         if absence is None:
             return False
         wait_s = absence.wait_s if self.living else _RETRY_S
-        return self._clock.now() - absence.since_s < wait_s
+        return self._clock.now() - absence.since < wait_s

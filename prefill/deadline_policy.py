@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence as Seq
 
-from core.pacing.lateness import order_s, turn
+from core.pacing.lateness import order_at, turn
 from core.pacing.pacing import tokens_in_time
 from core.ports import S
 
@@ -16,7 +16,9 @@ class DeadlinePolicy:
     turn = staticmethod(turn)
 
     def order(self, waiting: Seq[S], now: float) -> Seq[S]:
-        return sorted(waiting, key=lambda seq: (-seq.request.slo.priority, order_s(seq.request), seq.arrival))
+        return sorted(
+            waiting, key=lambda seq: (-seq.request.slo.priority, order_at(seq.request), seq.arrival)
+        )
 
     def victim(self, running: Seq[S]) -> S:
-        return max(running, key=lambda seq: (-seq.request.slo.priority, order_s(seq.request), seq.arrival))
+        return max(running, key=lambda seq: (-seq.request.slo.priority, order_at(seq.request), seq.arrival))

@@ -7,7 +7,7 @@ from functools import partial
 
 from core.errors import RequestError, TransferError
 from core.messages import Drained, Grant, Message, PrefillFailed, Revoke, StartPrefill, Tokens
-from core.pacing.lateness import due_s
+from core.pacing.lateness import due_at
 from core.plan import FailedSeq
 from core.ports import Mail
 from core.types import Request, TokenOut
@@ -138,7 +138,7 @@ class PrefillWorker:
         if grant.id in self._jobs or grant.id in self._over:
             return
         try:
-            urgency = (-request.slo.priority, due_s(request))
+            urgency = (-request.slo.priority, due_at(request))
             self._pusher.open(grant, self._delivered, self._quiet, self._failed, urgency)
         except TransferError as error:
             log.error("request %s cannot be handed over: %s", request.id, error)

@@ -114,7 +114,7 @@ class _Begun:
 
     name: str
     copy: int
-    begins_s: float
+    begins_at: float
     turns: Session
 
 
@@ -125,7 +125,7 @@ class SessionLoad:
     sessions: Sequence[Session]
     start_within_s: float
     block_tokens: int = BLOCK_TOKENS
-    until_s: float = inf
+    ends_at: float = inf
     """Turns that cannot come before this, however soon they are answered, are left out."""
 
     @property
@@ -149,7 +149,7 @@ class SessionLoad:
                     f"{begun.name}.{number}",
                     f"copy {begun.copy}",
                     numbers,
-                    arrival_s=inf if number else begun.begins_s,
+                    arrival_at=inf if number else begun.begins_at,
                     slo=slos[len(first) % len(slos)],
                 )
                 for number, turn in enumerate(begun.turns)
@@ -161,14 +161,14 @@ class SessionLoad:
                     job.answer_ids = follower.ids[job.num_prompt // BLOCK_TOKENS :]
             first.append(turns[0])
             rest += turns[1:]
-        return sorted(first, key=lambda job: job.request.arrival_s) + rest
+        return sorted(first, key=lambda job: job.request.arrival_at) + rest
 
     def arrivals(self, copies: float, seed: int) -> list[Arrival]:
         """Return the same turns for the full simulation: the first ones, by arrival, and then those that follow."""
         keys: dict[tuple[int, int], int] = {}
-        begun = sorted(self._begun(copies, seed), key=lambda one: one.begins_s)
+        begun = sorted(self._begun(copies, seed), key=lambda one: one.begins_at)
         found = [
-            Arrival(one.begins_s, _prompt(one, 0, keys, number), one.turns[0].output_tokens, seed + number)
+            Arrival(one.begins_at, _prompt(one, 0, keys, number), one.turns[0].output_tokens, seed + number)
             for number, one in enumerate(begun)
         ]
         for opener, one in enumerate(begun):
@@ -194,15 +194,15 @@ class SessionLoad:
         for copy in range(-int(-copies // 1)):
             for session in self.sessions:
                 if rng.random() < min(1.0, copies - copy) * share:
-                    begins_s = rng.random() * self.start_within_s
-                    yield _Begun(f"s{count}", copy, begins_s, self._until(session, begins_s))
+                    begins_at = rng.random() * self.start_within_s
+                    yield _Begun(f"s{count}", copy, begins_at, self._until(session, begins_at))
                     count += 1
 
-    def _until(self, session: Session, begins_s: float) -> Session:
-        at_s = accumulate((turn.gap_s for turn in session), initial=begins_s)
-        next(at_s)
+    def _until(self, session: Session, begins_at: float) -> Session:
+        times = accumulate((turn.gap_s for turn in session), initial=begins_at)
+        next(times)
         return tuple(
-            turn for turn, earliest_s in zip(session, at_s, strict=True) if earliest_s < self.until_s
+            turn for turn, earliest_at in zip(session, times, strict=True) if earliest_at < self.ends_at
         )
 
 
@@ -219,7 +219,7 @@ def _job(
     copy: str,
     numbers: dict[tuple[str, int], int],
     *,
-    arrival_s: float,
+    arrival_at: float,
     slo: Slo,
 ) -> SimulatedRequest:
     """`numbers` has one for each block of text: those of one copy are shared, the rest of a prompt is its own."""
@@ -234,7 +234,7 @@ def _job(
         sampling=SamplingParams(max_tokens=max(1, turn.output_tokens)),
         reply_to="",
         slo=slo,
-        arrival_s=arrival_s,
+        arrival_at=arrival_at,
     )
     whole = ids[: num_prompt // BLOCK_TOKENS]
     return SimulatedRequest(request=request, ids=ids, hashes=block_hashes(whole, 1), num_prompt=num_prompt)

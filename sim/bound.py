@@ -33,8 +33,8 @@ class EngineBound:
 class _Need:
     """When one request is due, and what it takes, in instance seconds by what may run out."""
 
-    first_due_s: float
-    last_due_s: float
+    first_due_at: float
+    last_due_at: float
     prompt_s: tuple[float, ...]
     """What computing its prompt takes; due with the first token."""
     whole_s: tuple[float, ...]
@@ -67,9 +67,10 @@ class Needs:
         they had time for."""
         num_spare = self._num_spare(attainment)
         return num_spare >= 0 and all(
-            _least_s([work(need) for need in due[:count]], num_spare) <= num_instances * due_s(due[count - 1])
-            for due_s, work in (_FIRST, _WHOLE)
-            for due in [sorted(self._needs, key=due_s)]
+            _least_s([work(need) for need in due[:count]], num_spare)
+            <= num_instances * due_at(due[count - 1])
+            for due_at, work in (_FIRST, _WHOLE)
+            for due in [sorted(self._needs, key=due_at)]
             for count in _counts(len(due))
         )
 
@@ -80,8 +81,8 @@ class Needs:
 
 
 _Due = tuple[Callable[[_Need], float], Callable[[_Need], tuple[float, ...]]]
-_FIRST: _Due = (lambda need: need.first_due_s, lambda need: need.prompt_s)
-_WHOLE: _Due = (lambda need: need.last_due_s, lambda need: need.whole_s)
+_FIRST: _Due = (lambda need: need.first_due_at, lambda need: need.prompt_s)
+_WHOLE: _Due = (lambda need: need.last_due_at, lambda need: need.whole_s)
 
 
 def _counts(total: int) -> list[int]:
@@ -111,7 +112,7 @@ def _need(job: SimulatedRequest, num_cached: int, engine: EngineBound) -> _Need 
     kept_share = (context + engine.state_tokens) / engine.kv_tokens
     fills = (read_s / room_s if num_decoded else 0.0, 1 / engine.max_num_seqs, kept_share)
     decode_s = (num_decoded * (read_s + fixed_s * fill) for fill in fills)
-    first_due_s = job.request.arrival_s + slo.ttft_s
-    last_due_s = first_due_s + num_decoded * slo.tpot_s
+    first_due_at = job.request.arrival_at + slo.ttft_s
+    last_due_at = first_due_at + num_decoded * slo.tpot_s
     whole_s = (prompt_s + num_decoded / cost.tokens_per_s, *decode_s)
-    return _Need(first_due_s, last_due_s, (prompt_s,), whole_s)
+    return _Need(first_due_at, last_due_at, (prompt_s,), whole_s)

@@ -21,13 +21,13 @@ _FAILURE = re.compile(r"(prefill|decode|both)-([1-9]\d*)@(\d+(?:\.\d+)?)(?:-(\d+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """The `number`-th instance of a role, from 1 on in order of their starts, is lost `at_s` seconds after the start. Another one
-    takes its place at `back_at_s`."""
+    """The `number`-th instance of a role, from 1 on in order of their starts, is lost `at` seconds after the start. Another one
+    takes its place at `back_at`."""
 
     role: Role
     number: int
-    at_s: float
-    back_at_s: float = inf
+    at: float
+    back_at: float = inf
 
 
 def read_failure(text: str) -> Failure:
@@ -36,10 +36,10 @@ def read_failure(text: str) -> Failure:
     failure = found and Failure(
         role=cast(Role, found[1]),
         number=int(found[2]),
-        at_s=float(found[3]),
-        back_at_s=float(found[4] or inf),
+        at=float(found[3]),
+        back_at=float(found[4] or inf),
     )
-    if failure is None or failure.back_at_s <= failure.at_s:
+    if failure is None or failure.back_at <= failure.at:
         raise ConfigError(
             f"--fail {text}: say which instance is lost after how many seconds, and perhaps when another takes its place, as in "
             f"decode-1@120 or decode-1@120-180; roles: {', '.join(get_args(Role))}"
@@ -49,12 +49,12 @@ def read_failure(text: str) -> Failure:
 
 @dataclass(slots=True)
 class InstanceLife:
-    """Seconds after the start. An instance costs money from `asked_s` on, and serves from `serving_s` on."""
+    """Seconds after the start. An instance costs money from `asked_at` on, and serves from `serving_at` on."""
 
     role: Role
-    asked_s: float
-    serving_s: float = inf
-    ended_s: float = inf
+    asked_at: float
+    serving_at: float = inf
+    ended_at: float = inf
 
 
 class ChangingFleet(Protocol):
@@ -77,19 +77,19 @@ Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
 async def carry_out(
-    failure: Failure, fleet: ChangingFleet, clock: Clock, start_s: float, replace: Callable[[Role], None]
+    failure: Failure, fleet: ChangingFleet, clock: Clock, start_at: float, replace: Callable[[Role], None]
 ) -> None:
     """Lose an instance, if it is there then. `replace` is called where no time says when another one takes its place."""
-    await clock.sleep(start_s + failure.at_s - clock.now())
+    await clock.sleep(start_at + failure.at - clock.now())
     life = fleet.nth(failure.role, failure.number)
     if life is None:
         return
     await fleet.lose(life)
-    if failure.back_at_s == inf:
+    if failure.back_at == inf:
         replace(failure.role)
         return
-    await clock.sleep(start_s + failure.back_at_s - clock.now())
-    fleet.start_instance(InstanceLife(failure.role, failure.back_at_s))
+    await clock.sleep(start_at + failure.back_at - clock.now())
+    fleet.start_instance(InstanceLife(failure.role, failure.back_at))
 
 
 def pool_roles(num_prefill: int, num_both: int) -> dict[PoolName, Role]:
@@ -116,7 +116,7 @@ class SimulatedPools:
         self._roles, self._cold_start_s = roles, cold_start_s
         self._sizes: dict[PoolName, int] = {pool: len(fleet.living(role)) for pool, role in roles.items()}
         self._starting: dict[PoolName, list[InstanceLife]] = {pool: [] for pool in roles}
-        self._start_s = clock.now()
+        self._start_at = clock.now()
 
     async def get(self) -> dict[PoolName, int]:
         return dict(self._sizes)
@@ -139,7 +139,7 @@ class SimulatedPools:
         return Autoscaler(config, facts, self, self._clock, lambda _: None).run()
 
     def _begin(self, pool: PoolName) -> None:
-        life = InstanceLife(self._roles[pool], self._clock.now() - self._start_s)
+        life = InstanceLife(self._roles[pool], self._clock.now() - self._start_at)
         self._starting[pool].append(life)
         self._spawn(self._start(pool, life))
 

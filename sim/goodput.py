@@ -20,10 +20,10 @@ from sim.trace_workload import Row
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """`duration_s` of a trace from `start_s` on."""
+    """`duration_s` of a trace from `start_at` on."""
 
     rows: Sequence[Row]
-    start_s: float
+    start_at: float
     duration_s: float
     block_tokens: int
     named: bool = False
@@ -32,8 +32,8 @@ class Window:
     @property
     def rate(self) -> float:
         """Requests per second of one copy."""
-        end_s = self.start_s + self.duration_s
-        return sum(self.start_s <= row.arrival_s < end_s for row in self.rows) / self.duration_s
+        end_at = self.start_at + self.duration_s
+        return sum(self.start_at <= row.arrival_at < end_at for row in self.rows) / self.duration_s
 
     def load(self, copies: float, seed: int, share: float = 1.0) -> Load:
         return Load(
@@ -41,7 +41,7 @@ class Window:
             duration_s=self.duration_s,
             copies=copies,
             share=share,
-            start_s=self.start_s,
+            start_at=self.start_at,
             seed=seed,
             named=self.named,
         )
@@ -98,7 +98,7 @@ def serve(
     """Simulate `work`, which is changed, until all has ended or `enough(now)`."""
     budget = 0 if entry.paced else token_budget(fleet.step_model, min(job.request.slo.tpot_s for job in work))
     config = replace(coarse_config(fleet, block_tokens), mixed_batch_tokens=budget)
-    first = [job for job in work if isfinite(job.request.arrival_s)]
+    first = [job for job in work if isfinite(job.request.arrival_at)]
     simulate(config, first, entry.make, enough=enough)
 
 
@@ -118,7 +118,7 @@ class _Watch:
 
 def _has_missed(job: SimulatedRequest, now: float) -> bool:
     slo = job.request.slo
-    due_s = job.request.arrival_s + slo.ttft_s
-    if job.rejected or min(job.first_s, now) > due_s:
+    due_at = job.request.arrival_at + slo.ttft_s
+    if job.rejected or min(job.first_at, now) > due_at:
         return True
-    return isfinite(job.last_s) and job.last_s - job.first_s > slo.tpot_s * max(1, job.num_output - 1)
+    return isfinite(job.last_at) and job.last_at - job.first_at > slo.tpot_s * max(1, job.num_output - 1)

@@ -13,15 +13,15 @@ class ModelledLink:
     def __init__(self, clock: Clock, cost: LinkCost, pairs: Mapping[str, LinkCost] | None = None) -> None:
         """`pairs`: links to single receivers, which share nothing with the others."""
         self._clock, self._cost, self._pairs = clock, cost, pairs or {}
-        self._free_s: dict[str, float] = {}
+        self._free_at: dict[str, float] = {}
 
     async def carry(self, num_bytes: int, receiver: str = "") -> None:
         """Carry so many bytes. Returns when they have passed, after all that were sent before."""
         own = self._pairs.get(receiver)
         key, cost = (receiver, own) if own else ("", self._cost)
         now = self._clock.now()
-        free_s = self._free_s[key] = max(now, self._free_s.get(key, 0.0)) + cost.duration_s(num_bytes)
-        await self._clock.sleep(free_s - now)
+        free_at = self._free_at[key] = max(now, self._free_at.get(key, 0.0)) + cost.duration_s(num_bytes)
+        await self._clock.sleep(free_at - now)
 
 
 class ModelledSender(LoopbackSender):

@@ -17,9 +17,9 @@ _QUANTILES = (0.5, 0.9, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class ServedRequest:
-    """Times count from the arrival at `at_s`, and are infinite for what did not happen."""
+    """Times count from the arrival at `at`, and are infinite for what did not happen."""
 
-    at_s: float
+    at: float
     ttft_s: float
     e2e_s: float
     num_output: int
@@ -47,22 +47,22 @@ def served_in_full(
 ) -> list[ServedRequest]:
     rows = zip(
         arrivals,
-        outcome.arrived_s,
-        outcome.first_token_s,
-        outcome.last_token_s,
+        outcome.arrived_at,
+        outcome.first_token_at,
+        outcome.last_token_at,
         outcome.tokens,
         strict=True,
     )
     return [
         ServedRequest(
-            at_s,
-            first_s,
-            last_s,
+            at,
+            first_at,
+            last_at,
             len(tokens),
             tenant=arrival.tenant,
             slo=tenants and tenants.slo_of(arrival.tenant),
         )
-        for arrival, at_s, first_s, last_s, tokens in rows
+        for arrival, at, first_at, last_at, tokens in rows
     ]
 
 
@@ -72,9 +72,9 @@ def served_coarsely(outcome: CoarseOutcome) -> list[ServedRequest]:
 
 def served_job(job: SimulatedRequest) -> ServedRequest:
     request = job.request
-    at_s = request.arrival_s
+    at = request.arrival_at
     return ServedRequest(
-        at_s, job.first_s - at_s, job.last_s - at_s, job.num_output, tenant=request.tenant, slo=request.slo
+        at, job.first_at - at, job.last_at - at, job.num_output, tenant=request.tenant, slo=request.slo
     )
 
 
@@ -106,21 +106,21 @@ def crowd(served: Sequence[ServedRequest]) -> list[tuple[float, int, int]]:
     A request that was refused or never finished is not counted from its arrival, or its first token, on."""
     changes: dict[float, tuple[int, int]] = {}
 
-    def change(at_s: float, waiting: int, decoding: int) -> None:
-        before = changes.get(at_s, (0, 0))
-        changes[at_s] = before[0] + waiting, before[1] + decoding
+    def change(at: float, waiting: int, decoding: int) -> None:
+        before = changes.get(at, (0, 0))
+        changes[at] = before[0] + waiting, before[1] + decoding
 
     for one in served:
         if math.isfinite(one.ttft_s):
-            change(one.at_s, 1, 0)
-            change(one.at_s + one.ttft_s, -1, int(math.isfinite(one.e2e_s)))
+            change(one.at, 1, 0)
+            change(one.at + one.ttft_s, -1, int(math.isfinite(one.e2e_s)))
         if math.isfinite(one.e2e_s):
-            change(one.at_s + one.e2e_s, 0, -1)
+            change(one.at + one.e2e_s, 0, -1)
     waiting = decoding = 0
     result = [(0.0, 0, 0)]
-    for at_s in sorted(changes):
-        waiting, decoding = waiting + changes[at_s][0], decoding + changes[at_s][1]
-        result.append((at_s, waiting, decoding))
+    for at in sorted(changes):
+        waiting, decoding = waiting + changes[at][0], decoding + changes[at][1]
+        result.append((at, waiting, decoding))
     return result
 
 
@@ -136,7 +136,7 @@ def quantiles_ms(values_s: Sequence[float]) -> dict[str, float]:
 
 
 def figures(served: Sequence[ServedRequest], slo: Slo) -> dict[str, object]:
-    span_s = max((one.at_s + one.e2e_s for one in served if math.isfinite(one.e2e_s)), default=0.0)
+    span_s = max((one.at + one.e2e_s for one in served if math.isfinite(one.e2e_s)), default=0.0)
     output_tokens = sum(one.num_output for one in served)
     return {
         "num_offered": len(served),

@@ -45,12 +45,12 @@ async def simulate(
         tokens, first, last, times, arrived = zip(*results, strict=True)
         return Outcome(
             tokens=tokens,
-            first_token_s=first,
-            last_token_s=last,
+            first_token_at=first,
+            last_token_at=last,
             decisions=tuple(cluster.decisions),
-            token_times_s=times,
+            token_times=times,
             batch_s=batch_s,
-            arrived_s=arrived,
+            arrived_at=arrived,
             lives=tuple(cluster.fleet.lives),
         )
 
@@ -77,7 +77,7 @@ class _Cluster:
             number: loop.create_future() for number in followed
         }
         """The prompt as it was sent, the answer, and when it ended, for arrivals that others follow."""
-        self._start_s = 0.0
+        self._start_at = 0.0
 
     async def start(self) -> None:
         nodes = self._start_schedulers(self._settings.serve.schedulers)
@@ -91,7 +91,7 @@ class _Cluster:
             self._start_frontend(f"frontend{number or ''}") for number in range(self._config.num_ingresses)
         ]
         await self.clock.sleep(SETTLE_S)
-        self._start_s = self.fleet.start_s = self.clock.now()
+        self._start_at = self.fleet.start_at = self.clock.now()
         self._change_fleet(nodes[0])
 
     def _start_schedulers(self, count: int) -> list[SchedulerNode]:
@@ -133,7 +133,7 @@ class _Cluster:
             self._spawn(pools.autoscaler(self._settings.scaling, node))
         for failure in config.failures:
             replace = _nobody if pools is None else pools.replace
-            self._spawn(carry_out(failure, self.fleet, self.clock, self._start_s, replace))
+            self._spawn(carry_out(failure, self.fleet, self.clock, self._start_at, replace))
 
     async def serve(
         self, number: int, arrival: Arrival
@@ -142,7 +142,7 @@ class _Cluster:
         it arrived."""
         if arrival.follows is not None:
             arrival = arrival.after(*await self._ended[arrival.follows])
-        await self.clock.sleep(self._start_s + arrival.at_s - self.clock.now())
+        await self.clock.sleep(self._start_at + arrival.at - self.clock.now())
         frontend = self._frontends[number % len(self._frontends)]
         request = self._request(frontend, f"r{number}", arrival, self._config.slo)
         tokens: list[int] = []
@@ -150,14 +150,14 @@ class _Cluster:
         try:
             async for token in self._let_in(frontend, request):
                 tokens.append(token)
-                times.append(self.clock.now() - self._start_s - arrival.at_s)
-            first_s, last_s = times[0], times[-1]
+                times.append(self.clock.now() - self._start_at - arrival.at)
+            first_at, last_at = times[0], times[-1]
         except (Overloaded, RequestError, ReplicaLost):
-            first_s = last_s = math.inf
+            first_at = last_at = math.inf
         self._finished()
         if (ended := self._ended.get(number)) is not None:
-            ended.set_result((arrival.prompt, tuple(tokens), self.clock.now() - self._start_s))
-        return tuple(tokens), first_s, last_s, tuple(times), arrival.at_s
+            ended.set_result((arrival.prompt, tuple(tokens), self.clock.now() - self._start_at))
+        return tuple(tokens), first_at, last_at, tuple(times), arrival.at
 
     async def _let_in(self, frontend: Frontend, request: Request) -> AsyncGenerator[int, None]:
         """Yield its tokens, if its tenant may ask for them now, and let the tenant pay. Raises as the frontend does."""
@@ -177,7 +177,7 @@ class _Cluster:
 
     async def serve_batch(self, batch: BatchLoad) -> tuple[float, ...]:
         """Return when each line is answered. As in `cluster/ingress/batches/batch_job.py`, a refused one asks again."""
-        answered_s, frontend = list[float](), self._frontends[0]
+        answered_at, frontend = list[float](), self._frontends[0]
         left = iter(enumerate(batch.lines))
 
         async def work() -> None:
@@ -187,10 +187,10 @@ class _Cluster:
                     frontend, self._request(frontend, f"b{number}.{tries}", line, batch.slo)
                 ):
                     tries += 1
-                answered_s.append(self.clock.now() - self._start_s)
+                answered_at.append(self.clock.now() - self._start_at)
 
         await asyncio.gather(*(work() for _ in range(batch.at_once)))
-        return tuple(answered_s)
+        return tuple(answered_at)
 
     async def _is_answered(self, frontend: Frontend, request: Request) -> bool:
         try:
@@ -208,7 +208,7 @@ class _Cluster:
             sampling=SamplingParams(temperature=1.0, seed=arrival.seed, max_tokens=arrival.max_tokens),
             reply_to=frontend.address,
             slo=slo,
-            arrival_s=self.clock.now(),
+            arrival_at=self.clock.now(),
             tenant=arrival.tenant,
         )
         return request if self._config.tenants is None else self._config.tenants.named(request)

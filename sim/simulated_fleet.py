@@ -19,7 +19,7 @@ from sim.simulated_run import HOST, VOCAB_SIZE, SimConfig
 
 
 class SimulatedFleet:
-    """sim.fleet_changes.ChangingFleet. `start_s` is when the first request may come."""
+    """sim.fleet_changes.ChangingFleet. `start_at` is when the first request may come."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class SimulatedFleet:
         self._leaving: set[int] = set()
         self.lives: list[InstanceLife] = []
         """All that there were, in order of their starts."""
-        self.start_s = 0.0
+        self.start_at = 0.0
         layout = KVLayout(
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
@@ -50,7 +50,7 @@ class SimulatedFleet:
     def start_instance(self, life: InstanceLife) -> None:
         mail = self._network.join(life.role)
         instance = Instance(self._settings, life.role, mail, self._clock, self._resolve, self._parts(mail))
-        life.serving_s = max(0.0, self._clock.now() - self.start_s) if self.start_s else 0.0
+        life.serving_at = max(0.0, self._clock.now() - self.start_at) if self.start_at else 0.0
         self.lives.append(life)
         self._instances.append((life, instance))
         instance.run()
@@ -61,7 +61,7 @@ class SimulatedFleet:
     def nth(self, role: Role, number: int) -> InstanceLife | None:
         ever = [life for life in self.lives if life.role == role]
         found = ever[number - 1] if number <= len(ever) else None
-        return found if found is not None and found.ended_s == inf else None
+        return found if found is not None and found.ended_at == inf else None
 
     async def lose(self, life: InstanceLife) -> None:
         instance = self._take(life)
@@ -88,7 +88,7 @@ class SimulatedFleet:
         found = next((instance for own, instance in self._instances if own is life), None)
         self._instances = [(own, instance) for own, instance in self._instances if own is not life]
         if found is not None:
-            life.ended_s = self._clock.now() - self.start_s
+            life.ended_at = self._clock.now() - self.start_at
         return found
 
     def _parts(self, mail: Mail) -> InstanceParts:

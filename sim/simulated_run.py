@@ -51,7 +51,7 @@ class SimConfig:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    at_s: float
+    at: float
     """Seconds after the start; where it follows another, after that one's answer or refusal."""
     prompt: tuple[int, ...]
     max_tokens: int
@@ -64,10 +64,10 @@ class Arrival:
     has_answer: bool = field(default=False, kw_only=True)
     """Whether that one's answer comes next in its prompt."""
 
-    def after(self, prompt: tuple[int, ...], answer: tuple[int, ...], ended_s: float) -> "Arrival":
+    def after(self, prompt: tuple[int, ...], answer: tuple[int, ...], ended_at: float) -> "Arrival":
         """Return it as it comes, once the one that it follows has ended."""
         begins = prompt[: self.num_shared] + (answer if self.has_answer else ())
-        return replace(self, at_s=ended_s + self.at_s, prompt=begins + self.prompt[len(begins) :])
+        return replace(self, at=ended_at + self.at, prompt=begins + self.prompt[len(begins) :])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,17 +82,17 @@ class BatchLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What happened. `tokens[i]` and `first_token_s[i]` belong to the i-th arrival; times count from `arrived_s[i]`.
+    """What happened. `tokens[i]` and `first_token_at[i]` belong to the i-th arrival; times count from `arrived_at[i]`.
 
     A request that was refused or could not be finished has infinite times."""
 
     tokens: tuple[tuple[int, ...], ...]
-    first_token_s: tuple[float, ...]
-    last_token_s: tuple[float, ...]
+    first_token_at: tuple[float, ...]
+    last_token_at: tuple[float, ...]
     decisions: tuple[str, ...]
-    token_times_s: tuple[tuple[float, ...], ...]
+    token_times: tuple[tuple[float, ...], ...]
     """The time of every token; where a request was not finished, of those that came."""
-    arrived_s: tuple[float, ...]
+    arrived_at: tuple[float, ...]
     lives: tuple[InstanceLife, ...]
     """All instances that there were."""
     batch_s: tuple[float, ...] = ()

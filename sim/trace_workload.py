@@ -18,7 +18,7 @@ class Row(Protocol):
     """One request of a trace (baton.bench.traces.TraceRow)."""
 
     @property
-    def arrival_s(self) -> float: ...
+    def arrival_at(self) -> float: ...
     @property
     def input_tokens(self) -> int: ...
     @property
@@ -32,27 +32,27 @@ class Row(Protocol):
 
 
 def arrivals(
-    rows: Sequence[Row], until_s: float, copies: int = 1, seed: int = 0, *, named: bool = False
+    rows: Sequence[Row], span_s: float, copies: int = 1, seed: int = 0, *, named: bool = False
 ) -> list[Arrival]:
-    """Return the requests of the first `until_s` seconds, in order of arrival. Copy i is turned by i/copies of that span.
+    """Return the requests of the first `span_s` seconds, in order of arrival. Copy i is turned by i/copies of that span.
     `named`: each request's tenant is the trace's client.
 
     Rows without tokens to compute or to generate get one of each."""
     numbers: Iterator[int] = count(1)
     known: dict[tuple[int, str, int], int] = {}
-    chosen = [row for row in rows if row.arrival_s < until_s]
+    chosen = [row for row in rows if row.arrival_at < span_s]
     timed: list[tuple[float, tuple[int, ...], int, str]] = []
     for copy in range(copies):
         for row in chosen:
             client = row.client if named else ""
             keys = [known.setdefault((copy, client, id_), len(known) * 2) for id_ in row.prefix_ids]
-            at_s = (row.arrival_s + copy * until_s / copies) % until_s
+            at = (row.arrival_at + copy * span_s / copies) % span_s
             prompt = prompt_of(keys, row.prefix_block_tokens, row.input_tokens, 2 * next(numbers) + 1)
-            timed.append((at_s, prompt, max(1, row.output_tokens), client))
+            timed.append((at, prompt, max(1, row.output_tokens), client))
     timed.sort(key=lambda item: item[0])
     return [
-        Arrival(at_s, prompt, output, seed + i, tenant=client)
-        for i, (at_s, prompt, output, client) in enumerate(timed)
+        Arrival(at, prompt, output, seed + i, tenant=client)
+        for i, (at, prompt, output, client) in enumerate(timed)
     ]
 
 

@@ -16,7 +16,7 @@ T = TypeVar("T")
 class _JumpingSelector(selectors.SelectSelector):
     """Instead of sleeping for `timeout` seconds, moves the loop's clock on by as much."""
 
-    now_s = 0.0
+    now = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
@@ -24,7 +24,7 @@ class _JumpingSelector(selectors.SelectSelector):
             return ready
         if timeout is None:
             raise Bug("virtual time stands still: every task waits for something that no timer will bring")
-        self.now_s += max(0.0, timeout)
+        self.now += max(0.0, timeout)
         return []
 
 
@@ -36,7 +36,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jumping)
 
     def time(self) -> float:
-        return self._jumping.now_s
+        return self._jumping.now
 
 
 class LoopClock:

@@ -25,11 +25,11 @@ open read write close key item count range length first last next type none true
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """One request. `prompt` is a text, token ids, or chat messages; `arrival_s` counts from the start."""
+    """One request. `prompt` is a text, token ids, or chat messages; `arrival_at` counts from the start."""
 
     prompt: Any
     max_tokens: int
-    arrival_s: float = 0.0
+    arrival_at: float = 0.0
 
 
 def synthetic(
@@ -99,7 +99,7 @@ def from_trace(
         return _prompt(pieces[:length] + _pieces(rng, length - len(pieces), vocab_size))
 
     return [
-        BenchRequest(prompt(row), max(1, min(row.output_tokens, max_output)), row.arrival_s * time_scale)
+        BenchRequest(prompt(row), max(1, min(row.output_tokens, max_output)), row.arrival_at * time_scale)
         for row in rows[:count]
     ]
 
@@ -123,7 +123,7 @@ def curve_arrivals(windows: Sequence[RateWindow], count: int, seed: int) -> list
     for mass in sorted(rng.random() * ends[-1] for _ in range(count)):
         index = bisect_right(ends, mass)
         window = windows[index]
-        times.append(window.start_s + window.duration_s - (ends[index] - mass) / window.rate)
+        times.append(window.start_at + window.duration_s - (ends[index] - mass) / window.rate)
     return times
 
 

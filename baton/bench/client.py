@@ -17,10 +17,10 @@ from baton.bench.sse import DONE, SseReader, error_message
 class Record:
     """What happened to one offered request. Times are seconds since the run's start."""
 
-    sent_s: float
-    tokens_s: list[float] = field(default_factory=list[float])
+    sent_at: float
+    tokens_at: list[float] = field(default_factory=list[float])
     """When each piece of the answer came; a piece is one token, or a few that form a character."""
-    done_s: float = 0.0
+    done_at: float = 0.0
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
@@ -45,25 +45,25 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def send(self, job: BenchRequest, origin_s: float) -> Record:
+    async def send(self, job: BenchRequest, origin_at: float) -> Record:
         """Stream `job`; an error is part of the record."""
         body = json.dumps(self._body(job)).encode()
-        record = Record(sent_s=time.perf_counter() - origin_s)
+        record = Record(sent_at=time.perf_counter() - origin_at)
         try:
             async with asyncio.timeout(self._timeout_s):
-                await self._stream(body, record, origin_s)
+                await self._stream(body, record, origin_at)
         except (TimeoutError, httpx.TimeoutException):
             record.error = "timeout"
         except httpx.HTTPError as error:
             record.error, record.detail = f"transport: {type(error).__name__}", str(error)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             record.error, record.detail = "malformed event", str(error)
-        record.done_s = time.perf_counter() - origin_s
-        if not record.error and not record.tokens_s:
+        record.done_at = time.perf_counter() - origin_at
+        if not record.error and not record.tokens_at:
             record.error = "no token"
         return record
 
-    async def _stream(self, body: bytes, record: Record, origin_s: float) -> None:
+    async def _stream(self, body: bytes, record: Record, origin_at: float) -> None:
         path = "/v1/chat/completions" if self._chat else "/v1/completions"
         headers = {"Content-Type": "application/json"}
         async with self._http.stream("POST", path, content=body, headers=headers) as answer:
@@ -75,12 +75,12 @@ class Client:
                 return
             reader, done = SseReader(), False
             async for piece in answer.aiter_bytes():
-                now_s = time.perf_counter() - origin_s
+                now = time.perf_counter() - origin_at
                 for payload in reader.feed(piece):
                     if payload == DONE:
                         done = True  # read on: a connection can be used again only when its stream was read to the end
                     else:
-                        _note(json.loads(payload), record, now_s)
+                        _note(json.loads(payload), record, now)
             if not done and not record.error:
                 record.error = "stream cut short"
 
@@ -98,31 +98,31 @@ class Client:
         return {**body, "messages": messages}
 
 
-def _note(event: dict[str, Any], record: Record, now_s: float) -> None:
+def _note(event: dict[str, Any], record: Record, now: float) -> None:
     """Put what `event` says into `record`."""
     if error := event.get("error"):
         record.error, record.detail = "error in the stream", str(error)
     if usage := event.get("usage"):
         record.prompt_tokens, record.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
-        if not record.tokens_s and record.output_tokens:
+        if not record.tokens_at and record.output_tokens:
             # Its only tokens have no text: an end of text, or part of a character.
-            record.tokens_s.append(now_s)
+            record.tokens_at.append(now)
     choice = (event.get("choices") or [{}])[0]
     delta = choice.get("delta") or {}
     if choice.get("text") or delta.get("content") or delta.get("reasoning_content") or delta.get("reasoning"):
-        record.tokens_s.append(now_s)
+        record.tokens_at.append(now)
 
 
 async def open_loop(
     client: Client, jobs: Sequence[BenchRequest], on_done: Callable[[Record], None]
 ) -> list[Record]:
     """Send each job at its arrival time, whatever has become of the others."""
-    origin_s = time.perf_counter()
+    origin_at = time.perf_counter()
 
     async def one(job: BenchRequest) -> Record:
-        await asyncio.sleep(max(0.0, job.arrival_s - (time.perf_counter() - origin_s)))
-        record = await client.send(job, origin_s)
-        record.late_s = record.sent_s - job.arrival_s
+        await asyncio.sleep(max(0.0, job.arrival_at - (time.perf_counter() - origin_at)))
+        record = await client.send(job, origin_at)
+        record.late_s = record.sent_at - job.arrival_at
         on_done(record)
         return record
 
@@ -133,12 +133,12 @@ async def closed_loop(
     client: Client, jobs: Sequence[BenchRequest], concurrency: int, on_done: Callable[[Record], None]
 ) -> list[Record]:
     """Keep `concurrency` requests running until all jobs are done."""
-    origin_s = time.perf_counter()
+    origin_at = time.perf_counter()
     todo, records = iter(jobs), list[Record]()
 
     async def worker() -> None:
         for job in todo:
-            record = await client.send(job, origin_s)
+            record = await client.send(job, origin_at)
             records.append(record)
             on_done(record)
 

@@ -40,17 +40,17 @@ class Summary:
 
 
 def ttft_s(record: Record) -> float:
-    return record.tokens_s[0] - record.sent_s
+    return record.tokens_at[0] - record.sent_at
 
 
 def gaps_s(record: Record) -> list[float]:
-    return [later - earlier for earlier, later in zip(record.tokens_s, record.tokens_s[1:], strict=False)]
+    return [later - earlier for earlier, later in zip(record.tokens_at, record.tokens_at[1:], strict=False)]
 
 
 def tpot_s(record: Record) -> float | None:
     """None for a single token. The server's token count is used where it gave one: a chunk may carry several."""
-    count = max(record.output_tokens, len(record.tokens_s))
-    return (record.tokens_s[-1] - record.tokens_s[0]) / (count - 1) if count > 1 else None
+    count = max(record.output_tokens, len(record.tokens_at))
+    return (record.tokens_at[-1] - record.tokens_at[0]) / (count - 1) if count > 1 else None
 
 
 def meets(record: Record, slo_ttft_ms: float, slo_tpot_ms: float) -> bool:
@@ -64,10 +64,10 @@ def summarise(
     records: Sequence[Record], slo_ttft_ms: float, slo_tpot_ms: float, offered_rate: float = 0.0
 ) -> Summary:
     good = [record for record in records if not record.error]
-    start = min((record.sent_s for record in records), default=0.0)
-    duration_s = max((record.done_s for record in records), default=0.0) - start
+    start = min((record.sent_at for record in records), default=0.0)
+    duration_s = max((record.done_at for record in records), default=0.0) - start
     per_s = 1 / duration_s if duration_s > 0 else 0.0
-    output = sum(max(record.output_tokens, len(record.tokens_s)) for record in good)
+    output = sum(max(record.output_tokens, len(record.tokens_at)) for record in good)
     prompt = sum(record.prompt_tokens for record in good)
     met = sum(meets(record, slo_ttft_ms, slo_tpot_ms) for record in records)
     return Summary(
@@ -81,7 +81,7 @@ def summarise(
         ttft_ms=percentiles([ttft_s(r) * 1e3 for r in good]),
         itl_ms=percentiles([gap * 1e3 for r in good for gap in gaps_s(r)]),
         tpot_ms=percentiles([t * 1e3 for r in good if (t := tpot_s(r)) is not None]),
-        e2e_ms=percentiles([(r.tokens_s[-1] - r.sent_s) * 1e3 for r in good]),
+        e2e_ms=percentiles([(r.tokens_at[-1] - r.sent_at) * 1e3 for r in good]),
         attainment=met / len(records) if records else 0.0,
         slo_ttft_ms=slo_ttft_ms,
         slo_tpot_ms=slo_tpot_ms,

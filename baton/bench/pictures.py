@@ -22,14 +22,14 @@ def draw(path: Path, summaries: Sequence[Summary], runs: Sequence[Sequence[Recor
         good = [record for record in records if not record.error]
         _cdf(axes[0][0], [ttft_s(r) * 1e3 for r in good], label)
         _cdf(axes[0][1], [gap * 1e3 for r in good for gap in gaps_s(r)], label)
-        axes[1][0].scatter([r.sent_s for r in good], [ttft_s(r) * 1e3 for r in good], s=8, label=label)
+        axes[1][0].scatter([r.sent_at for r in good], [ttft_s(r) * 1e3 for r in good], s=8, label=label)
     _label(axes[0][0], "time to first token", "ms", "share of requests")
     _label(axes[0][1], "inter-token latency", "ms", "share of gaps")
     _label(axes[1][0], "time to first token over the run", "s since start", "ms")
     if len(summaries) > 1:
         _attainment(axes[1][1], summaries)
     else:
-        _throughput(axes[1][1], [t for records in runs for record in records for t in record.tokens_s])
+        _throughput(axes[1][1], [t for records in runs for record in records for t in record.tokens_at])
     if len(summaries) > 1:
         axes[0][0].legend(title="offered")
     figure.savefig(path, dpi=110)
@@ -45,10 +45,10 @@ def _attainment(axis: Any, summaries: Sequence[Summary]) -> None:
     _label(axis, "SLO attainment", "offered requests/s", "% of offered requests")
 
 
-def _throughput(axis: Any, tokens_s: list[float]) -> None:
+def _throughput(axis: Any, tokens_at: list[float]) -> None:
     """Pieces of answers received in each of up to 60 slices of the run."""
-    slice_s = max(1.0, max(tokens_s, default=0.0) / 60)
-    counts = Counter(int(t / slice_s) for t in tokens_s)
+    slice_s = max(1.0, max(tokens_at, default=0.0) / 60)
+    counts = Counter(int(t / slice_s) for t in tokens_at)
     slices = range(max(counts, default=0) + 1)
     axis.step([i * slice_s for i in slices], [counts[i] / slice_s for i in slices], where="post")
     _label(axis, "output over the run", "s since start", "tokens/s")

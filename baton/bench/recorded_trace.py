@@ -15,7 +15,7 @@ from core.reports import Register
 
 @dataclass(slots=True)
 class _Request:
-    arrived_s: float
+    arrived_at: float
     place: Place
     """As it came first."""
     num_output_tokens: int = 0
@@ -56,11 +56,11 @@ def _block_size(requests: list[_Request], sizes: set[int]) -> int:
 
 def _lines(requests: list[_Request], block_size: int) -> Iterator[dict[str, Any]]:
     numbers: dict[int, int] = {}
-    start_s = min(one.arrived_s for one in requests)
-    for one in sorted(requests, key=lambda one: one.arrived_s):
+    start_at = min(one.arrived_at for one in requests)
+    for one in sorted(requests, key=lambda one: one.arrived_at):
         blocks = [numbers.setdefault(found, len(numbers)) for found in one.place.block_hashes]
         yield {
-            "timestamp": (one.arrived_s - start_s) * 1000,
+            "timestamp": (one.arrived_at - start_at) * 1000,
             "input_length": one.place.num_tokens,
             "output_length": one.num_output_tokens,
             "hash_ids": blocks,

@@ -36,7 +36,7 @@ _FORMATS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRow:
-    arrival_s: float
+    arrival_at: float
     input_tokens: int
     output_tokens: int
     prefix_ids: tuple[int, ...] = ()
@@ -48,9 +48,9 @@ class TraceRow:
 
 @dataclass(frozen=True, slots=True)
 class RateWindow:
-    """`rate` requests per second during `duration_s` from `start_s` on."""
+    """`rate` requests per second during `duration_s` from `start_at` on."""
 
-    start_s: float
+    start_at: float
     duration_s: float
     rate: float
 
@@ -71,9 +71,9 @@ def read_trace(path: Path, seed: int = 0) -> list[TraceRow]:
         ) from None
     if not rows:
         raise ConfigError(f"the trace {path} has no requests")
-    rows.sort(key=lambda row: row.arrival_s)
-    start = rows[0].arrival_s
-    return [replace(row, arrival_s=row.arrival_s - start) for row in rows]
+    rows.sort(key=lambda row: row.arrival_at)
+    start = rows[0].arrival_at
+    return [replace(row, arrival_at=row.arrival_at - start) for row in rows]
 
 
 def read_rate_curve(path: Path, pool: str = "") -> list[RateWindow]:
@@ -95,8 +95,8 @@ def read_rate_curve(path: Path, pool: str = "") -> list[RateWindow]:
     last_s = points[-1][0] - points[-2][0]
     durations_s = [*(later[0] - earlier[0] for earlier, later in pairwise(points)), last_s]
     return [
-        RateWindow(start_s - points[0][0], duration_s, rate)
-        for (start_s, rate), duration_s in zip(points, durations_s, strict=True)
+        RateWindow(start_at - points[0][0], duration_s, rate)
+        for (start_at, rate), duration_s in zip(points, durations_s, strict=True)
     ]
 
 
@@ -121,7 +121,7 @@ def _json_rows(lines: Iterable[str], seed: int) -> list[TraceRow]:
     block = _block_tokens(raw)
     rows = [
         TraceRow(
-            arrival_s=item["timestamp"] / 1000,
+            arrival_at=item["timestamp"] / 1000,
             input_tokens=item["input_length"],
             output_tokens=item["output_length"],
             prefix_ids=tuple(item.get("hash_ids", ())),
@@ -144,12 +144,12 @@ def _block_tokens(raw: Sequence[dict[str, Any]]) -> int:
 
 def _spread(rows: list[TraceRow], seed: int) -> list[TraceRow]:
     """Spread each group of equal timestamps over the time until the next, since Mooncake's are multiples of 3 s."""
-    times = sorted({row.arrival_s for row in rows})
+    times = sorted({row.arrival_at for row in rows})
     if len(times) < 2 or len(times) > len(rows) // 2:
         return rows
     step_s = min(later - earlier for earlier, later in pairwise(times))
     rng = random.Random(seed)
-    return [replace(row, arrival_s=row.arrival_s + rng.random() * step_s) for row in rows]
+    return [replace(row, arrival_at=row.arrival_at + rng.random() * step_s) for row in rows]
 
 
 def _csv_rows(lines: Iterable[str]) -> list[TraceRow]:
@@ -157,7 +157,7 @@ def _csv_rows(lines: Iterable[str]) -> list[TraceRow]:
     if "TIMESTAMP" in (reader.fieldnames or ()):
         return [
             TraceRow(
-                arrival_s=_timestamp_s(row["TIMESTAMP"]),
+                arrival_at=_timestamp(row["TIMESTAMP"]),
                 input_tokens=int(row["ContextTokens"]),
                 output_tokens=int(row["GeneratedTokens"]),
             )
@@ -165,7 +165,7 @@ def _csv_rows(lines: Iterable[str]) -> list[TraceRow]:
         ]
     return [
         TraceRow(
-            arrival_s=float(row["arrival_s"]),
+            arrival_at=float(row["arrival_s"]),
             input_tokens=int(row["input_tokens"]),
             output_tokens=int(row["output_tokens"]),
             client=row.get("client") or "",
@@ -174,7 +174,7 @@ def _csv_rows(lines: Iterable[str]) -> list[TraceRow]:
     ]
 
 
-def _timestamp_s(text: str) -> float:
+def _timestamp(text: str) -> float:
     """Parse a timestamp. Azure writes seven digits of a second; Python reads six."""
     head, _, fraction = text.partition(".")
     return datetime.fromisoformat(f"{head}+00:00").timestamp() + float(f"0.{fraction or 0}")

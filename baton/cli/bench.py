@@ -190,14 +190,14 @@ def _rates(text: str) -> list[float]:
     return rates
 
 
-def _arriving(jobs: Sequence[BenchRequest], arrivals_s: Sequence[float]) -> list[BenchRequest]:
-    return [replace(job, arrival_s=at) for job, at in zip(jobs, arrivals_s, strict=True)]
+def _arriving(jobs: Sequence[BenchRequest], arrivals: Sequence[float]) -> list[BenchRequest]:
+    return [replace(job, arrival_at=at) for job, at in zip(jobs, arrivals, strict=True)]
 
 
 def _mean_rate(jobs: Sequence[BenchRequest]) -> float:
     """Return the requests per second of an open loop without `--rate`; 0 in a closed one."""
-    last_s = max(job.arrival_s for job in jobs)
-    return len(jobs) / last_s if last_s else 0.0
+    last_at = max(job.arrival_at for job in jobs)
+    return len(jobs) / last_at if last_at else 0.0
 
 
 async def _run(
@@ -212,7 +212,7 @@ async def _run(
     done: list[Record] = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     try:
-        await closed_loop(client, [replace(job, arrival_s=0.0) for job in warm], 4, lambda _: None)
+        await closed_loop(client, [replace(job, arrival_at=0.0) for job in warm], 4, lambda _: None)
         with Progress(*columns, console=console, transient=True) as bar:
             task = bar.add_task("requests", total=len(jobs))
 

@@ -56,7 +56,7 @@ def plan(
             adapter_bytes=adapters_gb * 1e9,
             gpus=gpus.split(","),
             prices=prices,
-            start_s=start if start >= 0 else None,
+            start_at=start if start >= 0 else None,
             window_s=seconds,
             copies=copies,
             ttft_s=ttft_ms / 1e3,

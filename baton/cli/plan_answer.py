@@ -39,7 +39,7 @@ class PlanQuestion:
     gpus: list[str]
     prices: str
     """Dollars an hour by GPU, as H100=2.10,L40S=0.80."""
-    start_s: float | None
+    start_at: float | None
     """The beginning of the window; None: the busiest one."""
     window_s: float
     """0: some hundred requests."""
@@ -55,7 +55,7 @@ class PlanQuestion:
 def answer(question: PlanQuestion, output: Path | None, picture: Path | None) -> None:
     """Print the fleets that were tried and the finding, and write it to `output` and `picture`. Raises ConfigError, also where no
     fleet would do."""
-    began_s = time.perf_counter()
+    began_at = time.perf_counter()
     wanted = question.attainment
     demand = _demand(question)
     Console(stderr=True).print(_what_is_looked_at(demand), highlight=False)
@@ -68,7 +68,7 @@ def answer(question: PlanQuestion, output: Path | None, picture: Path | None) ->
         more = f"--effort {2 * question.effort:g} looks further, --effort 0 to the end"
         Console(stderr=True).print(more, highlight=False)
     if output is not None:
-        took = {"wall_s": time.perf_counter() - began_s}
+        took = {"wall_s": time.perf_counter() - began_at}
         output.write_text(json.dumps(as_json(found) | took, indent=1) + "\n")
     if picture is not None:
         from baton.plan_picture import draw_plan  # noqa: PLC0415 (matplotlib takes seconds to import)
@@ -95,12 +95,12 @@ def _demand(question: PlanQuestion) -> Demand:
         return session_demand(
             SessionLoad(sessions=read_sessions(trace), start_within_s=within_s), hardware, targets
         )
-    return trace_demand(read_trace(trace), hardware, targets, question.start_s, question.window_s)
+    return trace_demand(read_trace(trace), hardware, targets, question.start_at, question.window_s)
 
 
 def _what_is_looked_at(demand: Demand) -> str:
     first = demand.loads[0]
-    where = ", ".join(f"{load.start_s:.0f} s ({load.why})" for load in demand.loads)
+    where = ", ".join(f"{load.start_at:.0f} s ({load.why})" for load in demand.loads)
     return f"{len(demand.whole)} requests in {demand.whole.span_s:.0f} s; looks at {first.duration_s:.0f} s from {where}"
 
 

@@ -33,7 +33,7 @@ _SHARE = 0.5
 
 def found(
     prompts: Prompts,
-    times_s: Sequence[float],
+    times: Sequence[float],
     num_blocks: int,
     theirs: Sequence[bool],
     pins: Sequence[bool],
@@ -44,7 +44,7 @@ def found(
     small = SmallCache(prompts, num_blocks)
     pinning = Pinning(small.cache, int(_SHARE * num_blocks))
     hits: list[int] = []
-    for prompt, now, own, pin, stays in zip(prompts, times_s, theirs, pins, wanted, strict=True):
+    for prompt, now, own, pin, stays in zip(prompts, times, theirs, pins, wanted, strict=True):
         pinning.pass_by(now)
         count, blocks = small.begin(prompt)
         hits.append(count)
@@ -60,7 +60,7 @@ def found(
 
 def run(rows: Sequence[TraceRow], block_tokens: int, seed: int) -> list[dict[str, Any]]:
     kept = [row for row in rows if row.prefix_ids and row.input_tokens >= row.prefix_block_tokens]
-    prompts, times_s = prompts_of(kept), [row.arrival_s for row in kept]
+    prompts, times = prompts_of(kept), [row.arrival_at for row in kept]
     conversations = sorted({prompt[1:2] for prompt in prompts})
     rng, most = random.Random(seed), endless_hits(prompts)
     order = rng.sample(conversations, len(conversations))
@@ -68,14 +68,14 @@ def run(rows: Sequence[TraceRow], block_tokens: int, seed: int) -> list[dict[str
     out: list[dict[str, Any]] = []
     for millions in track(MILLIONS, "cache sizes"):
         size = millions * 1_000_000 // block_tokens
-        plain = found(prompts, times_s, size, nobody, nobody, always)
+        plain = found(prompts, times, size, nobody, nobody, always)
         for share in SHARES:
             chosen = set(order[: max(1, round(share * len(order)))])
             theirs = [prompt[1:2] in chosen for prompt in prompts]
             known = [not own or goes for own, goes in zip(theirs, go_on, strict=True)]
             for way in WAYS:
                 wanted = always if way == "all" else known
-                hits = found(prompts, times_s, size, theirs, theirs, wanted)
+                hits = found(prompts, times, size, theirs, theirs, wanted)
                 shares = _shares(most, plain, hits, theirs)
                 out.append({"million_tokens": millions, "first": share, "pins": way, **shares})
     return out

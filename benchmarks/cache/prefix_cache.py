@@ -116,9 +116,9 @@ def run(prompts: Prompts, block_tokens: int, seed: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for millions in track(MILLIONS, "cache sizes"):
         size = millions * 1_000_000 // block_tokens
-        start_s = time.process_time()
+        start_at = time.process_time()
         lru = cache_hits(prompts, size, always)
-        took_s = time.process_time() - start_s
+        took_s = time.process_time() - start_at
         hits = {
             "lru": lru,
             "half told": cache_hits(prompts, size, half),

@@ -143,11 +143,11 @@ async def _session(
             hints=case.hints(name),
         )
         in_pool = instance.has_all(request)
-        began_s = time.perf_counter()
+        began_at = time.perf_counter()
         instance.engine.add(request)
         await answers.at[request_id]
         if turn >= NUM_UNCOUNTED:
-            found.append((time.perf_counter() - began_s, in_pool))
+            found.append((time.perf_counter() - began_at, in_pool))
         tokens += [1, *(rng.randrange(1 << 30) for _ in range(NUM_NEW))]
         await asyncio.sleep(case.gap_s(rng))
     return found

@@ -53,10 +53,10 @@ def in_turns(ways: dict[str, Callable[[], object]], rounds: int) -> Row:
     found: dict[str, list[float]] = {f"{way}, {kind}": [] for way in ways for kind in ("wall", "processors")}
     for _ in range(rounds + 1):
         for way, run in ways.items():
-            start, used_s = time.perf_counter(), time.process_time()
+            start, cpu_at = time.perf_counter(), time.process_time()
             run()
             found[f"{way}, wall"].append(1e3 * (time.perf_counter() - start))
-            found[f"{way}, processors"].append(1e3 * (time.process_time() - used_s))
+            found[f"{way}, processors"].append(1e3 * (time.process_time() - cpu_at))
     return {name: statistics.median(times[1:] or times) for name, times in found.items()}
 
 

@@ -100,9 +100,9 @@ def measure(
 
 
 def _used_ms(meter: StepMeter, step: list[PromptPiece]) -> float:
-    before_s = time.process_time()
+    began_at = time.process_time()
     meter.measure(step)
-    return 1e3 * (time.process_time() - before_s)
+    return 1e3 * (time.process_time() - began_at)
 
 
 def main() -> None:

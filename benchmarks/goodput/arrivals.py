@@ -169,7 +169,7 @@ def main() -> None:
     if args.smoke:
         args.at = [f"azure-code/mixed/0|{device}|2" for device in ("base", "base+host")]
         args.schedulers, args.arrivals = [OURS, "sarathi"], 2
-    until_s = time.monotonic() + args.hours * 3600
+    ends_at = time.monotonic() + args.hours * 3600
     runs: dict[str, Any] = {}
     if args.json and args.json.exists():
         runs = json.loads(args.json.read_text())["runs"]
@@ -177,7 +177,7 @@ def main() -> None:
         for arrivals in range(args.arrivals):
             for name in args.schedulers:
                 key = f"{place}|{name}|{arrivals}"
-                if not is_due(runs.get(key), again=True) or time.monotonic() > until_s:
+                if not is_due(runs.get(key), again=True) or time.monotonic() > ends_at:
                     continue
                 runs[key] = run(args.traces, place, name, arrivals) | {"code": code()}
                 print(f"{runs[key]['share']:.4f}  {key}", flush=True)

@@ -29,15 +29,15 @@ class Sizes:
     num_lines: int
 
 
-def arrival(rng: random.Random, at_s: float) -> Arrival:
+def arrival(rng: random.Random, at: float) -> Arrival:
     prompt = tuple(rng.randrange(1, 30_000) for _ in range(NUM_PROMPT))
-    return Arrival(at_s, prompt, NUM_OUTPUT, rng.randrange(1 << 30))
+    return Arrival(at, prompt, NUM_OUTPUT, rng.randrange(1 << 30))
 
 
 def interactive(rate: float, duration_s: float) -> list[Arrival]:
-    rng, found, at_s = random.Random(int(rate)), list[Arrival](), 0.0
-    while (at_s := at_s + rng.expovariate(rate)) < duration_s:
-        found.append(arrival(rng, at_s))
+    rng, found, at = random.Random(int(rate)), list[Arrival](), 0.0
+    while (at := at + rng.expovariate(rate)) < duration_s:
+        found.append(arrival(rng, at))
     return found
 
 
@@ -46,7 +46,7 @@ def attainment(outcome: Outcome, slo: Slo) -> float:
     gaps = NUM_OUTPUT - 1
     return sum(
         first <= slo.ttft_s and last - first <= slo.tpot_s * gaps
-        for first, last in zip(outcome.first_token_s, outcome.last_token_s, strict=True)
+        for first, last in zip(outcome.first_token_at, outcome.last_token_at, strict=True)
     ) / len(outcome.tokens)
 
 
@@ -66,7 +66,7 @@ def measure(rate: float, sizes: Sizes) -> dict[str, Any]:
         "attainment": {"alone": round(shares[0], 4), "beside": round(shares[1], 4)},
         "falls_by_points": round(100 * (shares[0] - shares[1]), 2),
         "lines_answered": len(beside.batch_s),
-        "lines_answered_while_requests_came": sum(at_s <= sizes.duration_s for at_s in beside.batch_s),
+        "lines_answered_while_requests_came": sum(at <= sizes.duration_s for at in beside.batch_s),
         "batch_s": round(max(beside.batch_s), 2),
     }
 

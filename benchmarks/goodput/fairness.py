@@ -34,9 +34,9 @@ SLACKS = (0.0, 0.2, 0.4, 0.6)
 
 def offered(seed: int, seconds: float, named: bool) -> list[SimulatedRequest]:
     """`named`: each request bears its tenant's name, else all are nobody's."""
-    rng, jobs, at_s = random.Random(seed), list[SimulatedRequest](), 0.0
-    while at_s < seconds:
-        at_s += rng.expovariate(RATE)
+    rng, jobs, at = random.Random(seed), list[SimulatedRequest](), 0.0
+    while at < seconds:
+        at += rng.expovariate(RATE)
         tenant = rng.choices(list(SHARES), list(SHARES.values()))[0]
         num_prompt, output = rng.randint(500, 1500), rng.randint(50, 150)
         sampling = SamplingParams(max_tokens=output)
@@ -47,7 +47,7 @@ def offered(seed: int, seconds: float, named: bool) -> list[SimulatedRequest]:
             sampling=sampling,
             reply_to="",
             slo=SLO,
-            arrival_s=at_s,
+            arrival_at=at,
             tenant=name,
         )
         ids = tuple(10_000 * len(jobs) + i for i in range(-(-num_prompt // BLOCK)))
@@ -69,7 +69,7 @@ def run(jobs: list[SimulatedRequest], seconds: float, slack: float) -> CoarseOut
         step=StepCost(overhead_s=0.004, tokens_per_s=20_000.0),
         schedule=schedule,
     )
-    return simulate(config, jobs, until_s=seconds)
+    return simulate(config, jobs, ends_at=seconds)
 
 
 def good(served: Sequence[ServedRequest]) -> int:

@@ -116,19 +116,19 @@ def main() -> None:
     options.add_argument("--again", nargs="*", default=[], help="Schedulers whose cells are measured anew.")
     args = options.parse_args()
     grid, seeds = ([("azure-code", "standard")], 1) if args.smoke else (GRID, args.seeds)
-    until_s = time.monotonic() + args.hours * 3600
+    ends_at = time.monotonic() + args.hours * 3600
     found: dict[str, Any] = json.loads(args.json.read_text()) if args.json.exists() else {"cells": {}}
     cells = {name: cell for name, cell in found["cells"].items() if name.split("/")[3] not in args.again}
     measure = partial(run_cell, max_steps=2 if args.smoke else MAX_STEPS)
 
     def run(tasks: Iterator[Task]) -> None:
-        todo = [task for task in tasks if task[0] not in cells and time.monotonic() < until_s]
-        for name, cell in run_all(measure, todo, processes=args.processes, until_s=until_s):
+        todo = [task for task in tasks if task[0] not in cells and time.monotonic() < ends_at]
+        for name, cell in run_all(measure, todo, processes=args.processes, ends_at=ends_at):
             cells[name] = cell
             _write(args.json, found | {"cells": cells})
 
     run(tuning(args.traces, grid))
-    if time.monotonic() < until_s:
+    if time.monotonic() < ends_at:
         run(study(args.traces, grid, cells, seeds, args.schedulers))
     bound = bounds(args.traces, grid, seeds)
     summary = summarise(cells, bound)

@@ -32,14 +32,14 @@ def in_time(window: Window, roles: tuple[int, int, int], gb_per_s: float, learne
     prefill, decode, both = roles
     fleet = Fleet(gpu=GPU, model=MODEL, num_prefill=prefill, num_decode=decode, num_both=both, changed=gpu)
     config = replace(coarse_config(fleet, window.block_tokens), reports_links=learned)
-    outcome = simulate(config, window.jobs(COPIES, 0, SLO), until_s=window.duration_s + 30)
+    outcome = simulate(config, window.jobs(COPIES, 0, SLO), ends_at=window.duration_s + 30)
     handed_over = sum(line.startswith("place ") and line.split()[2] != "local" for line in outcome.decisions)
     return attainment(served_coarsely(outcome), SLO), handed_over
 
 
 def measure(trace: Path, seconds: float) -> dict[str, Any]:
     rows = read_trace(trace)
-    windows = [Window(rows, start_s, seconds, natural_block_tokens(rows)) for start_s in STARTS_S]
+    windows = [Window(rows, start_at, seconds, natural_block_tokens(rows)) for start_at in STARTS_S]
     windows = [window for window in windows if window.rate] or [
         Window(rows, 0.0, seconds, natural_block_tokens(rows))
     ]

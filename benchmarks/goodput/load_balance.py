@@ -61,9 +61,9 @@ class Counting:
 
 def run(rows: list[TraceRow], name: str, rate: float, seconds: float, span_s: float) -> dict[str, Any]:
     roles, block_tokens = FLEETS[name], natural_block_tokens(rows)
-    per_s = sum(START_S <= row.arrival_s < START_S + seconds for row in rows) / seconds
+    per_s = sum(START_S <= row.arrival_at < START_S + seconds for row in rows) / seconds
     work = jobs(
-        Load(rows=rows, duration_s=seconds, copies=rate * NUM_INSTANCES / per_s, start_s=START_S),
+        Load(rows=rows, duration_s=seconds, copies=rate * NUM_INSTANCES / per_s, start_at=START_S),
         SLO,
         block_tokens,
     )

@@ -117,19 +117,19 @@ def offered(folder: Path, trace: str, seed: int, window_s: float) -> Window | Se
     if trace == "agents":
         return SessionLoad(sessions=read_sessions(folder / SESSIONS), start_within_s=60.0)
     rows = read_trace(folder / TRACES.get(trace, SYNTHETIC))
-    end_s = rows[-1].arrival_s
+    end_at = rows[-1].arrival_at
     if trace in TRACES:
-        start_s = FIRST_WINDOW_S + seed * BETWEEN_WINDOWS_S
-        start_s = 0.0 if start_s + window_s > end_s else start_s
+        start_at = FIRST_WINDOW_S + seed * BETWEEN_WINDOWS_S
+        start_at = 0.0 if start_at + window_s > end_at else start_at
     else:
-        start_s = (FIRST_WINDOW_S + seed * BETWEEN_SYNTHETIC_S) % max(window_s, end_s - window_s)
-    while _num_within(rows, start_s, window_s) < LEAST_REQUESTS:
-        start_s += window_s
+        start_at = (FIRST_WINDOW_S + seed * BETWEEN_SYNTHETIC_S) % max(window_s, end_at - window_s)
+    while _num_within(rows, start_at, window_s) < LEAST_REQUESTS:
+        start_at += window_s
         if trace not in TRACES:
-            start_s %= end_s
-    part = Window(rows, start_s, window_s, natural_block_tokens(rows))
+            start_at %= end_at
+    part = Window(rows, start_at, window_s, natural_block_tokens(rows))
     return replace(part, named=bool(tenants))
 
 
-def _num_within(rows: Sequence[Row], start_s: float, window_s: float) -> int:
-    return sum(start_s <= row.arrival_s < start_s + window_s for row in rows)
+def _num_within(rows: Sequence[Row], start_at: float, window_s: float) -> int:
+    return sum(start_at <= row.arrival_at < start_at + window_s for row in rows)

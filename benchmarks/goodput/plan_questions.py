@@ -128,9 +128,9 @@ def ask(question: Question, traces: Path, *more: str) -> dict[str, Any]:
         config, answer = Path(folder) / "config.json", Path(folder) / "answer.json"
         config.write_text(json.dumps(question.config))
         words = [sys.executable, "-m", "baton.cli", *question.words(str(traces), str(config)), *more]
-        before, began_s = os.times(), time.perf_counter()
+        before, began_at = os.times(), time.perf_counter()
         ran = subprocess.run([*words, "--json", str(answer)], capture_output=True, text=True, check=False)
-        took = {"wall_s": round(time.perf_counter() - began_s, 2)}
+        took = {"wall_s": round(time.perf_counter() - began_at, 2)}
         after = os.times()
         spent_s = after.children_user + after.children_system - before.children_user - before.children_system
         found = json.loads(answer.read_text()) if answer.exists() else {"finding": ran.stderr, "best": None}
@@ -175,11 +175,11 @@ def served(
     """Simulate the whole load on a fleet; `limit` > 0: no more than so many rows of the trace. A run ends where more than twice
     as many were late as may miss: it says at most how many could have been in time."""
     work, block_tokens = whole(question, traces / question.trace, limit, seed)
-    began_s = time.perf_counter()
+    began_at = time.perf_counter()
     watch = _Watch(question, work)
     outcome = simulate(
         mixed_config(fleets, block_tokens),
-        [job for job in work if isfinite(job.request.arrival_s)],
+        [job for job in work if isfinite(job.request.arrival_at)],
         enough=watch,
     )
     held = sum(served_job(job).holds(question.slo) for job in work)
@@ -188,7 +188,7 @@ def served(
         "attained": round((len(work) - watch.num_late if watch.is_over else held) / len(work), 4),
         "cut_short": watch.is_over,
         "busy_share": round(outcome.busy_share, 3),
-        "simulated_in_s": round(time.perf_counter() - began_s, 1),
+        "simulated_in_s": round(time.perf_counter() - began_at, 1),
     }
 
 
@@ -196,15 +196,15 @@ class _Watch:
     """Looks now and then whether too many are late."""
 
     def __init__(self, question: Question, work: Sequence[SimulatedRequest]) -> None:
-        self._question, self._work, self._next_s = question, work, 0.0
+        self._question, self._work, self._next_at = question, work, 0.0
         self.num_late, self.is_over = 0, False
 
     def __call__(self, now: float) -> bool:
-        if now < self._next_s:
+        if now < self._next_at:
             return False
-        self._next_s = now + _LOOK_S
-        due_s = now - self._question.ttft_s
-        late = (job.rejected or job.first_s > now for job in self._work if job.request.arrival_s < due_s)
+        self._next_at = now + _LOOK_S
+        due_at = now - self._question.ttft_s
+        late = (job.rejected or job.first_at > now for job in self._work if job.request.arrival_at < due_at)
         self.num_late = sum(map(bool, late))
         self.is_over = self.num_late > 2 * (1 - self._question.attainment) * len(self._work)
         return self.is_over
@@ -219,7 +219,7 @@ def whole(
         return sessions.jobs(question.copies, seed or 0, question.slo), sessions.block_tokens
     rows = read_trace(trace)[: limit or None]
     scaled = scale(rows, question.copies, seed)
-    load = Load(rows=scaled, duration_s=scaled[-1].arrival_s + 1.0)
+    load = Load(rows=scaled, duration_s=scaled[-1].arrival_at + 1.0)
     block_tokens = natural_block_tokens(rows)
     return jobs(load, question.slo, block_tokens), block_tokens
 
@@ -231,8 +231,8 @@ def scale(rows: Sequence[TraceRow], copies: float, seed: int | None) -> list[Tra
     found = [
         replace(
             row,
-            arrival_s=max(
-                0.0, row.arrival_s + (rng.uniform(-JITTER_S, JITTER_S) / 2 if copy >= num_in_place else 0.0)
+            arrival_at=max(
+                0.0, row.arrival_at + (rng.uniform(-JITTER_S, JITTER_S) / 2 if copy >= num_in_place else 0.0)
             ),
             prefix_ids=tuple(-(copy << 40) - id_ if copy else id_ for id_ in row.prefix_ids),
         )
@@ -240,7 +240,7 @@ def scale(rows: Sequence[TraceRow], copies: float, seed: int | None) -> list[Tra
         for row in rows
         if rng.random() < copies - copy
     ]
-    return sorted(found, key=lambda row: row.arrival_s)
+    return sorted(found, key=lambda row: row.arrival_at)
 
 
 def answered(name: str, traces: Path, limit: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -121,7 +121,7 @@ def limits_of(cell: Cell) -> Limits | None:
 
 
 def run_all(
-    work: Callable[[T], R], todo: Sequence[T], *, processes: int = 1, until_s: float = float("inf")
+    work: Callable[[T], R], todo: Sequence[T], *, processes: int = 1, ends_at: float = float("inf")
 ) -> Iterator[R]:
     """Yield what `work` returns of all `todo` while there is time, in any order."""
     with ExitStack() as stack:
@@ -131,7 +131,7 @@ def run_all(
             found = pool.imap_unordered(work, todo)
         for one in track(found, total=len(todo)):
             yield one
-            if time.monotonic() > until_s:
+            if time.monotonic() > ends_at:
                 return
 
 

@@ -59,14 +59,14 @@ CASES = {
 def attained(rows: list[TraceRow], case: Case, seed: int, variant: str, window_s: float) -> float:
     half = NUM_INSTANCES // 2
     roles = (0, 0, NUM_INSTANCES) if case.any_role else (half, half, 0)
-    block_tokens, start_s = natural_block_tokens(rows), FIRST_S + seed * BETWEEN_S
-    base = sum(start_s <= row.arrival_s < start_s + window_s for row in rows) / window_s
+    block_tokens, start_at = natural_block_tokens(rows), FIRST_S + seed * BETWEEN_S
+    base = sum(start_at <= row.arrival_at < start_at + window_s for row in rows) / window_s
     work = jobs(
         Load(
             rows=rows,
             duration_s=window_s,
             copies=case.rate * NUM_INSTANCES / base,
-            start_s=start_s,
+            start_at=start_at,
             seed=seed,
         ),
         case.slo,
@@ -77,7 +77,7 @@ def attained(rows: list[TraceRow], case: Case, seed: int, variant: str, window_s
         block_tokens,
     )
     config = replace(config, schedule=ScheduleConfig(report_interval_s=REPORT_INTERVAL_S))
-    outcome = simulate(config, work, several(*VARIANTS[variant]), until_s=window_s + PATIENCE_S)
+    outcome = simulate(config, work, several(*VARIANTS[variant]), ends_at=window_s + PATIENCE_S)
     return attainment(served_coarsely(outcome), case.slo)
 
 

@@ -124,9 +124,9 @@ class Conversation:
             sampling=SamplingParams(temperature=1.0, seed=self.number, max_tokens=OUTPUT_TOKENS),
             reply_to=frontend.address,
         )
-        start_s, first_s = time.perf_counter(), 0.0
+        start_at, first_s = time.perf_counter(), 0.0
         async for token in frontend.generate(request):
-            first_s = first_s or time.perf_counter() - start_s
+            first_s = first_s or time.perf_counter() - start_at
             self.tokens += (token.token,)
         return first_s
 

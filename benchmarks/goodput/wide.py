@@ -102,7 +102,7 @@ def main() -> None:
     if args.smoke:
         args.windows, args.steps = ["azure-code/mixed/0", "agents/interactive/0"], 1
         args.schedulers = [OURS, "sarathi+refuse+engine"]
-    until_s = time.monotonic() + args.hours * 3600
+    ends_at = time.monotonic() + args.hours * 3600
     found: dict[str, Any] = {"cells": {}, "bounds": {}}
     if args.json and args.json.exists():
         found |= json.loads(args.json.read_text())
@@ -115,7 +115,7 @@ def main() -> None:
     save()
     todo = [cell for cell in all_cells if is_due(cells.get(cell.key), again=args.again)]
     measure = partial(run_cell, target=args.target, max_steps=args.steps)
-    for key, cell in run_all(measure, todo, processes=args.processes, until_s=until_s):
+    for key, cell in run_all(measure, todo, processes=args.processes, ends_at=ends_at):
         cells[key] = cell
         print(f"{cell['goodput']:8.2f}  {key}", flush=True)
         save()

@@ -51,7 +51,7 @@ class Tokens:
     def run(self) -> dict[str, float]:
         until, gaps = time.perf_counter() + _RUN_S, list[float]()
         while not gaps or time.perf_counter() < until:
-            ended = [at_s for at_s, _ in ahead(self._runner, decode_plans(_BATCH, _CONTEXT, _NUM_STEPS))]
+            ended = [at for at, _ in ahead(self._runner, decode_plans(_BATCH, _CONTEXT, _NUM_STEPS))]
             gaps += [end - start for start, end in pairwise(ended)]
         return {"step_ms": 1e3 * statistics.fmean(gaps)}
 
@@ -68,7 +68,7 @@ class Prompts:
         until, times = time.perf_counter() + _RUN_S, list[float]()
         while not times or time.perf_counter() < until:
             plans = (prefill_plan(step, _PROMPT_TOKENS) for step in itertools.islice(self._steps, 4))
-            ended = [at_s for at_s, _ in ahead(self._runner, plans)]
+            ended = [at for at, _ in ahead(self._runner, plans)]
             times += [end - start for start, end in pairwise(ended)]
         return {"prompt_ms": 1e3 * statistics.fmean(times)}
 

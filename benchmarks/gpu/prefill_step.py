@@ -39,7 +39,7 @@ class Bench:
     @torch.inference_mode()
     def prompt(self, tokens: int) -> Row:
         plans = (prefill_plan(step, tokens) for step in itertools.islice(self._steps, _WARM + _ROUNDS))
-        ended = [at_s for at_s, _ in ahead(self._runner, plans)]
+        ended = [at for at, _ in ahead(self._runner, plans)]
         step_s = statistics.median(end - start for start, end in pairwise(ended[_WARM - 1 :]))
         rate = self._shape.prefill_flops(tokens) / step_s
         return {

@@ -72,8 +72,8 @@ def ahead(runner: Launching, plans: Iterable[StepPlan]) -> Iterator[tuple[float,
     def over() -> tuple[float, StepResult]:
         launched = flight.popleft()
         poller.wait([launched.over])
-        at_s = time.perf_counter()
-        return at_s, runner.finish(launched)
+        at = time.perf_counter()
+        return at, runner.finish(launched)
 
     for plan in plans:
         flight.append(runner.launch(plan))

@@ -67,16 +67,16 @@ def run(rows: list[TraceRow], case: Case) -> dict[str, Any]:
     )
     config = replace(config, schedule=ScheduleConfig(report_interval_s=REPORT_INTERVAL_S))
     total_s = WARM_S + case.measured_s
-    in_trace = sum(START_S <= row.arrival_s < START_S + total_s for row in rows)
+    in_trace = sum(START_S <= row.arrival_at < START_S + total_s for row in rows)
     copies = case.rate * case.size * total_s / in_trace
-    work = jobs(Load(rows=rows, duration_s=total_s, copies=copies, start_s=START_S), SLO, block_tokens)
+    work = jobs(Load(rows=rows, duration_s=total_s, copies=copies, start_at=START_S), SLO, block_tokens)
     with TemporaryDirectory() as folder:
         path = Path(folder) / "recording"
 
         def make(config: ScheduleConfig, _: Log) -> RecordedScheduler:
             return RecordedScheduler(config, path, case.scan_up_to)
 
-        simulate(config, work, make, until_s=total_s)
+        simulate(config, work, make, ends_at=total_s)
         replays = [replayed(path, case) for _ in range(case.num_replays)]
     return {
         "compiled": scheduler_is_compiled(),
@@ -104,14 +104,14 @@ def replayed(path: Path, case: Case) -> tuple[dict[str, list[float]], float]:
             assert decided.popleft() == item
             continue
         event, now = item
-        began_s = time.thread_time()
+        began_at = time.thread_time()
         scheduler.on(event, now)
         if now > WARM_S:
-            took_s[type(event).__name__].append(time.thread_time() - began_s)
+            took_s[type(event).__name__].append(time.thread_time() - began_at)
     gc.enable()
-    began_s = time.thread_time()
+    began_at = time.thread_time()
     gc.collect()
-    collection_s = time.thread_time() - began_s
+    collection_s = time.thread_time() - began_at
     gc.unfreeze()
     return {name: sorted(times) for name, times in took_s.items()}, collection_s
 

@@ -55,14 +55,14 @@ def offered(
     config: CoarseConfig, slo: Slo, load: float, slowness: float, seed: int, num: int
 ) -> list[SimulatedRequest]:
     """Return `num` chats of about 500 prompt and 150 output tokens, at random instants."""
-    rng, rows, at_s = random.Random(seed), list[TraceRow](), 0.0
+    rng, rows, at = random.Random(seed), list[TraceRow](), 0.0
     rate = load * config.num_instances * 3.4 / slowness
     for _ in range(num * config.num_instances):
-        at_s += rng.expovariate(rate)
+        at += rng.expovariate(rate)
         prompt, output = rng.lognormvariate(5.9, 0.8), rng.lognormvariate(4.7, 0.8)
         rows.append(
             TraceRow(
-                arrival_s=at_s,
+                arrival_at=at,
                 input_tokens=1 + min(3000, int(prompt)),
                 output_tokens=1 + min(1000, int(output)),
             )
@@ -74,9 +74,9 @@ def measure(served: Sequence[ServedRequest]) -> dict[str, float]:
     """Return tokens per second until the last one, quantiles of the time to the first token, and the share that was refused."""
     done = [one for one in served if one.e2e_s < inf]
     ttft = sorted(one.ttft_s for one in served)
-    last_s = max(one.at_s + one.e2e_s for one in done)
+    last_at = max(one.at + one.e2e_s for one in done)
     return {
-        "tokens_per_s": sum(one.num_output for one in done) / last_s,
+        "tokens_per_s": sum(one.num_output for one in done) / last_at,
         "ttft_p50_s": ttft[len(ttft) // 2],
         "ttft_p99_s": ttft[int(0.99 * len(ttft))],
         "ttft_max_s": ttft[-1],

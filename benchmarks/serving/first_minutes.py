@@ -73,8 +73,8 @@ def made(root: Path, *arguments: str) -> Generator["subprocess.Popen[bytes]"]:
 
 def answered(url: str, process: "subprocess.Popen[bytes]") -> None:
     """Return when a completion has come. Raises SystemExit where the server ends, or says nothing for too long."""
-    deadline_s = time.monotonic() + _READY_S
-    while time.monotonic() < deadline_s:
+    deadline_at = time.monotonic() + _READY_S
+    while time.monotonic() < deadline_at:
         if process.poll() is not None:
             raise SystemExit(f"`{' '.join(map(str, process.args))}` ended with status {process.returncode}")  # type: ignore[arg-type]
         with contextlib.suppress(httpx.HTTPError):

@@ -53,9 +53,9 @@ async def direct(work: Sequence[BenchRequest]) -> list[Record]:
                     sampling=params,
                     reply_to=cluster.frontend.address,
                 )
-                record = Record(sent_s=time.perf_counter())
+                record = Record(sent_at=time.perf_counter())
                 async for _ in cluster.frontend.generate(request):
-                    record.tokens_s.append(time.perf_counter())
+                    record.tokens_at.append(time.perf_counter())
                 records.append(record)
 
         await asyncio.gather(*(worker() for _ in range(STREAMS)))

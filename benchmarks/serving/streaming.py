@@ -184,14 +184,14 @@ async def stream(backend: Backend, pid: int, port: int, path: str, streams: int,
     connections = await clients.open(port, path, streams, steps)
     await backend.have(streams)
     opening = int("chat" in path)  # a chat's first event names the role
-    began_s, warm = 0.0, min(WARM_STEPS, steps // 2)
+    began_at, warm = 0.0, min(WARM_STEPS, steps // 2)
     for index in range(steps):
         backend.step(index, index + 1 == steps)
         is_over = index + 1 == steps  # the last token is followed by [DONE]
         await clients.have(streams * (index + 1 + opening + is_over))
         if index + 1 == warm:
-            began_s = processor_s(pid)
-    taken_s = processor_s(pid) - began_s
+            began_at = processor_s(pid)
+    taken_s = processor_s(pid) - began_at
     for connection in connections:
         connection.close()
     return taken_s / (streams * (steps - warm))

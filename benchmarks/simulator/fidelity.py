@@ -74,10 +74,10 @@ class Trip:
 
 def timed(work: Sequence[BenchRequest], rate: float, seed: int) -> list[BenchRequest]:
     """Poisson arrivals."""
-    rng, at_s, result = Random(seed), 0.0, list[BenchRequest]()
+    rng, at, result = Random(seed), 0.0, list[BenchRequest]()
     for job in work:
-        at_s += rng.expovariate(rate)
-        result.append(replace(job, arrival_s=at_s))
+        at += rng.expovariate(rate)
+        result.append(replace(job, arrival_at=at))
     return result
 
 
@@ -94,7 +94,7 @@ async def ask(url: str, run: Callable[[Client], Any]) -> list[Record]:
 
 
 def real_trip(record: Record) -> Trip:
-    return Trip(ttft_s(record), record.tokens_s[-1] - record.sent_s, tuple(gaps_s(record)))
+    return Trip(ttft_s(record), record.tokens_at[-1] - record.sent_at, tuple(gaps_s(record)))
 
 
 def lone_work(run: int) -> list[BenchRequest]:
@@ -103,13 +103,13 @@ def lone_work(run: int) -> list[BenchRequest]:
         synthetic(LONE, tokens, OUTPUT_TOKENS, 0.0, vocab_size=4000, seed=tokens, run=run)
         for tokens in LONE_INPUTS
     ]
-    return [replace(job, arrival_s=10.0 * i) for i, job in enumerate(chain(*zip(*each, strict=True)))]
+    return [replace(job, arrival_at=10.0 * i) for i, job in enumerate(chain(*zip(*each, strict=True)))]
 
 
 def together_work(run: int) -> list[BenchRequest]:
     short = LONE_INPUTS[0]
     each = synthetic(2 * TOGETHER, short, OUTPUT_TOKENS, 0.0, vocab_size=4000, seed=short, run=run)
-    return [replace(job, arrival_s=10.0 * (i // TOGETHER)) for i, job in enumerate(each)]
+    return [replace(job, arrival_at=10.0 * (i // TOGETHER)) for i, job in enumerate(each)]
 
 
 def calibrated(url: str, work: Sequence[BenchRequest], streams: int) -> list[Trip]:
@@ -121,7 +121,7 @@ def simulated(config: SimConfig, work: Sequence[BenchRequest], front_s: float) -
     """`front_s` is added to each first token."""
     rng = Random(1)
     arrivals = [
-        Arrival(job.arrival_s, tuple(rng.randrange(1, VOCAB_SIZE) for _ in job.prompt), job.max_tokens, i)
+        Arrival(job.arrival_at, tuple(rng.randrange(1, VOCAB_SIZE) for _ in job.prompt), job.max_tokens, i)
         for i, job in enumerate(work)
     ]
     outcome = run_virtual(simulate(config, arrivals))
@@ -131,7 +131,7 @@ def simulated(config: SimConfig, work: Sequence[BenchRequest], front_s: float) -
             times[-1] + front_s,
             tuple(b - a for a, b in pairwise(times)),
         )
-        for times in outcome.token_times_s
+        for times in outcome.token_times
     ]
 
 

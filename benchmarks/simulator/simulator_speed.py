@@ -61,9 +61,9 @@ class Offered:
     def block_tokens(self) -> int:
         return natural_block_tokens(self.rows)
 
-    def load(self, num_instances: int, until_s: float) -> Load:
-        rate = sum(row.arrival_s < until_s for row in self.rows) / until_s
-        return Load(rows=self.rows, duration_s=until_s, copies=num_instances * self.per_minute / 60 / rate)
+    def load(self, num_instances: int, duration_s: float) -> Load:
+        rate = sum(row.arrival_at < duration_s for row in self.rows) / duration_s
+        return Load(rows=self.rows, duration_s=duration_s, copies=num_instances * self.per_minute / 60 / rate)
 
 
 @dataclass(slots=True)
@@ -85,10 +85,10 @@ class Timed:
 
 
 class Arrivals:
-    """The jobs of `until_s` seconds, each made as it arrives; and how they fared, of which nothing else is kept."""
+    """The jobs of `duration_s` seconds, each made as it arrives; and how they fared, of which nothing else is kept."""
 
-    def __init__(self, offered: Offered, num_instances: int, until_s: float) -> None:
-        self._load, self._block_tokens = offered.load(num_instances, until_s), offered.block_tokens
+    def __init__(self, offered: Offered, num_instances: int, duration_s: float) -> None:
+        self._load, self._block_tokens = offered.load(num_instances, duration_s), offered.block_tokens
         self._open: deque[SimulatedRequest] = deque()
         self.num_requests = 0
         self.num_in_time = self.num_ended = 0
@@ -102,7 +102,7 @@ class Arrivals:
             yield job
 
     def settle(self) -> None:
-        while self._open and (isfinite(self._open[0].last_s) or self._open[0].rejected):
+        while self._open and (isfinite(self._open[0].last_at) or self._open[0].rejected):
             self.num_in_time += served_job(self._open.popleft()).holds(SLO)
             self.num_ended += 1
 
@@ -138,10 +138,14 @@ class Clocked:
 
 
 def run(
-    offered: Offered, num_instances: int, until_s: float, clocked: Clocked, timed: list[Timed] | None = None
+    offered: Offered,
+    num_instances: int,
+    duration_s: float,
+    clocked: Clocked,
+    timed: list[Timed] | None = None,
 ) -> tuple[CoarseOutcome, Arrivals]:
-    """A fleet's first `until_s` seconds; with `timed` its scheduler is put there."""
-    arrivals = Arrivals(offered, num_instances, until_s)
+    """A fleet's first `duration_s` seconds; with `timed` its scheduler is put there."""
+    arrivals = Arrivals(offered, num_instances, duration_s)
     config = coarse_config(
         Fleet(gpu="H100", model="llama-3.1-8b", num_prefill=0, num_decode=0, num_both=num_instances),
         offered.block_tokens,
@@ -154,22 +158,22 @@ def run(
         timed.append(Timed(scheduler))
         return timed[-1]
 
-    outcome = simulate(config, arrivals, make, until_s=until_s, enough=clocked)
+    outcome = simulate(config, arrivals, make, ends_at=duration_s, enough=clocked)
     arrivals.settle()
     return outcome, arrivals
 
 
-def scheduler_share(offered: Offered, num_instances: int, until_s: float) -> float:
+def scheduler_share(offered: Offered, num_instances: int, duration_s: float) -> float:
     timed, clocked = list[Timed](), Clocked()
-    run(offered, num_instances, until_s, clocked, timed)
+    run(offered, num_instances, duration_s, clocked, timed)
     return timed[0].took_s / clocked.took_s
 
 
-def where(offered: Offered, num_instances: int, until_s: float) -> dict[str, float]:
+def where(offered: Offered, num_instances: int, duration_s: float) -> dict[str, float]:
     """Shares of a profiled run's own time, by package of ours; the rest is Python's."""
     profile = cProfile.Profile()
     profile.enable()
-    run(offered, num_instances, until_s, Clocked())
+    run(offered, num_instances, duration_s, Clocked())
     profile.disable()
     shares: dict[str, float] = defaultdict(float)
     stats = cast(

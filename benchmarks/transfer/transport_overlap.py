@@ -59,14 +59,14 @@ def holder(pipe: Any) -> None:
 
     async def main(segment: SharedSegment) -> None:
         mail = TcpMail(KEY)
-        committed_s: dict[str, float] = {}
+        committed_at: dict[str, float] = {}
         inbox = Inbox(
             SHARD,
             NUM_BLOCKS,
             mail.address,
             "d1",
             on_complete=lambda commit: pipe.send(
-                (commit.grant_id, committed_s.pop(commit.grant_id), time.monotonic())
+                (commit.grant_id, committed_at.pop(commit.grant_id), time.monotonic())
             ),
             on_corrupted=lambda _: None,
         )
@@ -76,7 +76,7 @@ def holder(pipe: Any) -> None:
                 case ChunkDone(grant_id=grant_id, seq=_, first_token=_, num_tokens=_, num_bytes=num_bytes):
                     inbox.arrived(grant_id, num_bytes)
                 case Commit(grant_id=grant_id):
-                    committed_s[grant_id] = time.monotonic()
+                    committed_at[grant_id] = time.monotonic()
                     inbox.committed(message)
                 case _:
                     raise AssertionError(message)
@@ -111,19 +111,19 @@ class Timed:
         self._inner, self.name, self.vouches = inner, inner.name, inner.vouches
         self.busy_s = 0.0
         """While at least one was under way."""
-        self._num_under_way, self._since_s = 0, 0.0
+        self._num_under_way, self._since = 0, 0.0
 
     def reaches(self, region: RegionKey) -> bool:
         return self._inner.reaches(region)
 
     async def write(self, grant_id: str, region: RegionKey, runs: Sequence[CopyRun]) -> None:
         if not self._num_under_way:
-            self._since_s = time.monotonic()
+            self._since = time.monotonic()
         self._num_under_way += 1
         await self._inner.write(grant_id, region, runs)
         self._num_under_way -= 1
         if not self._num_under_way:
-            self.busy_s += time.monotonic() - self._since_s
+            self.busy_s += time.monotonic() - self._since
 
     def carried(self, region: RegionKey) -> Carried | None:
         return self._inner.carried(region)

@@ -42,7 +42,7 @@ from cluster.ingress.telemetry.observers import Observers
 from cluster.ingress.telemetry.vllm_names import LoraInfo
 from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
 from cluster.ingress.tenants.api_keys import Scope
-from core.clock import now_s
+from core.clock import current_time
 from core.errors import BatonError, ReplicaLost, RequestError, forget_frames
 
 log = logging.getLogger(__name__)
@@ -134,7 +134,7 @@ class _Api:
 
         async def guard(request: HttpRequest) -> Response:
             request_id = _request_id(request)
-            request.state.request_id, request.state.arrival_s = request_id, now_s()
+            request.state.request_id, request.state.arrival_at = request_id, current_time()
             request_context.request_id.set(request_id)
             request_context.route.set("/v1/batches" if HOLDER in request.scope else path)
             request_context.traceparent.set(request.headers.get("traceparent", ""))
@@ -205,7 +205,7 @@ class _Api:
         """Return the scheduler's view of the instances, and this ingress's view of the last minute."""
         status = asdict(await self._generator.status())
         del status["nonce"]
-        recent, now = self._observers.recent, now_s()
+        recent, now = self._observers.recent, current_time()
         watched = {
             "model": self._model_name,
             "classes": [asdict(one) for one in recent.classes(now)],

@@ -55,7 +55,7 @@ class Reporter:
         self._seq = 0
         self._last: EngineLoad | None = None
         self._defect = ""
-        self._experts_due_s: float | None = None
+        self._experts_due_at: float | None = None
         """When the counts are due. None means that some scheduler knows none of them."""
 
     @property
@@ -130,7 +130,7 @@ class Reporter:
             for scheduler in others:
                 self._mail.send(scheduler, last)
         self._engine.cached.replay_cache_events()
-        self._experts_due_s = None
+        self._experts_due_at = None
         first = self._compose(load)
         for scheduler in new:
             for word in self._first_words():
@@ -141,11 +141,11 @@ class Reporter:
             self._mail.send(scheduler, first)
 
     def _experts(self) -> tuple[LayerExperts, ...]:
-        now, due_s = self._clock.now(), self._experts_due_s
-        if due_s is not None and now < due_s:
+        now, due_at = self._clock.now(), self._experts_due_at
+        if due_at is not None and now < due_at:
             return ()
-        self._experts_due_s = now + _EXPERTS_S
-        return self._engine.drain_experts(again=due_s is None)
+        self._experts_due_at = now + _EXPERTS_S
+        return self._engine.drain_experts(again=due_at is None)
 
     def _self_check(self) -> None:
         try:

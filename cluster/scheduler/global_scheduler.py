@@ -322,7 +322,7 @@ class GlobalScheduler:
         return lost
 
     def _on_report(self, report: LoadReport, now: float) -> list[Send]:
-        member = self._roster.report(report, settled_before_s=now - self._settle_s)
+        member = self._roster.report(report, settled_before=now - self._settle_s)
         if member is not None:
             self._policy.measured(member)
         self._placer.grown(report.grown)

@@ -20,22 +20,22 @@ LEAST_SHARE: Final = 0.25
 tokens per second, and a prompt that has been begun this share of the time from `YIELD_S` after its target on."""
 
 
-def due_s(request: Request) -> float:
-    """Return when its first token is due, by the clock of `Request.arrival_s`; infinite where its class has no target."""
-    return request.arrival_s + request.slo.ttft_s
+def due_at(request: Request) -> float:
+    """Return when its first token is due, by the clock of `Request.arrival_at`; infinite where its class has no target."""
+    return request.arrival_at + request.slo.ttft_s
 
 
-def order_s(request: Request) -> float:
+def order_at(request: Request) -> float:
     """Return the instant by which requests of one priority are ordered: when they are due, without a target as if `UNNAMED_S`
     were one. So requests with targets pass those without for a bounded time."""
     ttft_s = request.slo.ttft_s
-    return request.arrival_s + (UNNAMED_S if ttft_s == inf else ttft_s)
+    return request.arrival_at + (UNNAMED_S if ttft_s == inf else ttft_s)
 
 
 def is_late(seq: ServedSequence, now: float, steps: StepModels) -> bool:
     """Return whether its first token would miss its target even if the instance did nothing else from now on, and has not for
     long."""
-    due = due_s(seq.request)
+    due = due_at(seq.request)
     if seq.num_output or now > due + YIELD_S:
         return False
     missing = len(seq.tokens) - seq.num_computed
@@ -59,4 +59,4 @@ def _lacks_share(seq: ServedSequence, now: float, steps: StepModels) -> bool:
     """Return whether less of a prompt has been computed than its least share of the time since others need not pass it."""
     if seq.num_output or not seq.num_computed:
         return False
-    return steps.prompt.work_s(0, seq.num_computed) < LEAST_SHARE * (now - order_s(seq.request) - YIELD_S)
+    return steps.prompt.work_s(0, seq.num_computed) < LEAST_SHARE * (now - order_at(seq.request) - YIELD_S)

@@ -31,7 +31,7 @@ def lent_blocks(num_blocks: int, host_blocks: int) -> int:
 def ahead_s(seq: ServedSequence, now: float) -> float:
     """Return by how much a sequence is ahead of its pace; 0 without a first token, and where no pace is promised."""
     slack = slack_s(seq, now)
-    return slack if slack != inf and seq.first_token_s != inf else 0.0
+    return slack if slack != inf and seq.first_token_at != inf else 0.0
 
 
 def lenders(seqs: Iterable[S], priority: int, now: float) -> list[S]:
@@ -40,9 +40,9 @@ def lenders(seqs: Iterable[S], priority: int, now: float) -> list[S]:
     return [seq for ahead, seq in sorted(able, key=_furthest) if ahead > LENDS_S]
 
 
-def rests(seq: ServedSequence, until_s: float, now: float) -> bool:
-    """Return whether a sequence that has lent, `until_s` at the latest, need not be back yet."""
-    return now < until_s and ahead_s(seq, now) > RETURNS_S
+def rests(seq: ServedSequence, ends_at: float, now: float) -> bool:
+    """Return whether a sequence that has lent, `ends_at` at the latest, need not be back yet."""
+    return now < ends_at and ahead_s(seq, now) > RETURNS_S
 
 
 def _furthest(pair: tuple[float, ServedSequence]) -> tuple[float, int]:

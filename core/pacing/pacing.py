@@ -15,7 +15,7 @@ from math import inf
 from typing import Final
 
 from core.cost.steps import SURE, PromptStepModel, StepModels
-from core.pacing.lateness import due_s
+from core.pacing.lateness import due_at
 from core.ports import ServedSequence
 
 GAINFUL: Final = 3.0
@@ -41,9 +41,9 @@ def tokens_in_time(
     prompts: Seq[ServedSequence],
     steps: StepModels,
     budget_tokens: int,
-    starts_s: float,
+    starts_at: float,
 ) -> int:
-    """Return the prompt tokens, at most `budget_tokens`, with which a step that begins at `starts_s` leaves all in time.
+    """Return the prompt tokens, at most `budget_tokens`, with which a step that begins at `starts_at` leaves all in time.
 
     `prompts` are all that are here, those that have been begun first, in the order in which they get them. What the first has
     behind it is what their attention reads."""
@@ -53,7 +53,7 @@ def tokens_in_time(
     pace_s = _sure(steps) * min(seq.request.slo.tpot_s for seq in decoding)
     works_s = [steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed) for seq in prompts]
     needed_s = max(
-        _needed_s(prompts, works_s, model, starts_s),
+        _needed_s(prompts, works_s, model, starts_at),
         min(_backlog_s(sum(works_s), model, steps), pace_s),
         EASY_SHARE * pace_s,
     )
@@ -62,30 +62,30 @@ def tokens_in_time(
         steps,
         budget_tokens,
         needed_s=needed_s,
-        slack_s=min(slack_s(seq, starts_s) for seq in decoding),
+        slack_s=min(slack_s(seq, starts_at) for seq in decoding),
     )
 
 
 def slack_s(seq: ServedSequence, now: float) -> float:
     """Return how long a step that begins now may take for the sequence's next token to be in time."""
     tpot_s = seq.request.slo.tpot_s
-    if inf in (seq.first_token_s, tpot_s):
+    if inf in (seq.first_token_at, tpot_s):
         return tpot_s
-    return seq.first_token_s + seq.num_after_first * tpot_s - now
+    return seq.first_token_at + seq.num_after_first * tpot_s - now
 
 
 def _needed_s(
-    prompts: Seq[ServedSequence], works_s: Seq[float], model: PromptStepModel, starts_s: float
+    prompts: Seq[ServedSequence], works_s: Seq[float], model: PromptStepModel, starts_at: float
 ) -> float:
     """Return how long a step must be so that all prompts that can be in time are. `works_s` is what each takes. Up to one of
     them, prompts need a share of the time that is left; each step spends what decoding computes beside them, and none is longer
     than they need."""
     least_s, work_s, share, most_s = model.step_s(0), 0.0, 0.0, 0.0
-    dues_s = [due_s(seq.request) for seq in prompts]
-    for due, own_s in sorted(zip(dues_s, works_s, strict=True), key=_due):
+    dues = [due_at(seq.request) for seq in prompts]
+    for due, own_s in sorted(zip(dues, works_s, strict=True), key=_due):
         if due == inf:
             break  # nothing hurries these
-        left_s = due - starts_s - least_s
+        left_s = due - starts_at - least_s
         if own_s > left_s:
             continue  # it is late already
         work_s += own_s

@@ -10,7 +10,7 @@ from math import inf
 from typing import Final
 
 from core.cost.steps import StepModels
-from core.pacing.lateness import LEAST_SHARE, due_s
+from core.pacing.lateness import LEAST_SHARE, due_at
 from core.pacing.pacing import slack_s
 from core.ports import S, ServedSequence
 
@@ -25,11 +25,11 @@ HURRY: Final = 2.0
 """A prompt whose work takes more than one of so many parts of the time it has left gets its steps without lower classes."""
 
 
-def taking_part(decoding: Seq[S], prompts: Iterable[S], steps: StepModels, starts_s: float) -> list[S]:
-    """Return the sequences of `decoding` that the step which begins at `starts_s` should compute, higher priority first.
+def taking_part(decoding: Seq[S], prompts: Iterable[S], steps: StepModels, starts_at: float) -> list[S]:
+    """Return the sequences of `decoding` that the step which begins at `starts_at` should compute, higher priority first.
 
     `prompts` are those that are being computed or wait. The order within a priority stays as it is."""
-    hurried = max((_priority(seq) for seq in prompts if _is_hurried(seq, steps, starts_s)), default=-inf)
+    hurried = max((_priority(seq) for seq in prompts if _is_hurried(seq, steps, starts_at)), default=-inf)
     ordered = sorted(decoding, key=_priority, reverse=True)
     model = steps.decode
     taken: list[S] = []
@@ -37,12 +37,12 @@ def taking_part(decoding: Seq[S], prompts: Iterable[S], steps: StepModels, start
     for seq in ordered:
         if _priority(seq) < level:
             level = _priority(seq)
-            limit_s = _limit_s(taken, context, steps, starts_s)
+            limit_s = _limit_s(taken, context, steps, starts_at)
         length = len(seq.tokens)
         fits = level >= hurried and (
             limit_s == inf or model.step_s(len(taken) + 1, context + length, len(taken) + 1) <= limit_s
         )
-        if fits or _is_behind(seq, starts_s):
+        if fits or _is_behind(seq, starts_at):
             taken.append(seq)
             context += length
     return taken
@@ -59,7 +59,7 @@ def tokens_by_priority(
     return tuple(sorted(tokens.items()))
 
 
-def _limit_s(higher: Seq[ServedSequence], context_tokens: int, steps: StepModels, starts_s: float) -> float:
+def _limit_s(higher: Seq[ServedSequence], context_tokens: int, steps: StepModels, starts_at: float) -> float:
     """Return how long a step may take beside `higher`, all sequences of higher priority that take part."""
     model = steps.decode
     if not higher or not model.num_steps:
@@ -67,30 +67,30 @@ def _limit_s(higher: Seq[ServedSequence], context_tokens: int, steps: StepModels
     stretched_s = STRETCH * model.step_s(len(higher), context_tokens, len(higher))
     if model.step_s(1, context_tokens / len(higher), 1) > min(seq.request.slo.tpot_s for seq in higher):
         return stretched_s
-    next_due_s = min(slack_s(seq, starts_s) for seq in higher)
-    return max(min(_in_time_s(seq, starts_s) for seq in higher), min(stretched_s, next_due_s))
+    next_due_s = min(slack_s(seq, starts_at) for seq in higher)
+    return max(min(_in_time_s(seq, starts_at) for seq in higher), min(stretched_s, next_due_s))
 
 
-def _in_time_s(seq: ServedSequence, starts_s: float) -> float:
+def _in_time_s(seq: ServedSequence, starts_at: float) -> float:
     """Return how long a step may take beside a sequence of a higher class, by how far it is behind."""
     share_s = SHARE * seq.request.slo.tpot_s
-    if inf in (seq.first_token_s, share_s):
+    if inf in (seq.first_token_at, share_s):
         return share_s
-    behind_s = starts_s - seq.first_token_s - seq.num_after_first * share_s
+    behind_s = starts_at - seq.first_token_at - seq.num_after_first * share_s
     return share_s - CATCH_UP_SHARE * max(0.0, behind_s)
 
 
-def _is_hurried(seq: ServedSequence, steps: StepModels, starts_s: float) -> bool:
+def _is_hurried(seq: ServedSequence, steps: StepModels, starts_at: float) -> bool:
     """Return whether it needs the device for itself to be in time, or is late already."""
     work_s = steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed)
-    return seq.num_output > 0 or starts_s + HURRY * work_s > due_s(seq.request)
+    return seq.num_output > 0 or starts_at + HURRY * work_s > due_at(seq.request)
 
 
-def _is_behind(seq: ServedSequence, starts_s: float) -> bool:
+def _is_behind(seq: ServedSequence, starts_at: float) -> bool:
     """Return whether it has had fewer tokens than its least share."""
     pace_s = seq.request.slo.tpot_s / LEAST_SHARE
-    return inf not in (seq.first_token_s, pace_s) and (
-        starts_s - seq.first_token_s > seq.num_after_first * pace_s
+    return inf not in (seq.first_token_at, pace_s) and (
+        starts_at - seq.first_token_at > seq.num_after_first * pace_s
     )
 
 

@@ -74,11 +74,11 @@ class EvictionOrder:
 
     def _is_current(self, entry: _Entry) -> bool:
         """Return whether an entry is up to date. A run that falls idle anew does so at a later time."""
-        until_s, wanted, idle_since, _, run = entry
+        ends_at, wanted, idle_since, _, run = entry
         if run.idle_since != idle_since or run.wanted != wanted or not self._may_go(run):
             return False
-        return run.pinned_until_s == until_s
+        return run.pinned_until == ends_at
 
 
 def _entry(run: Run, number: int) -> _Entry:
-    return run.pinned_until_s, run.wanted, run.idle_since, number, run
+    return run.pinned_until, run.wanted, run.idle_since, number, run

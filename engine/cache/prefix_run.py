@@ -15,7 +15,7 @@ Children = dict[tuple[int, ...], "Run"]
 class Pin:
     """Somebody's wish that certain blocks stay: they go after those that nobody has pinned."""
 
-    until_s: float
+    ends_at: float
     """Until when, as far as is known. Of pinned blocks those go first whose pin ends first."""
     runs: dict["Run", None] = field(default_factory=dict["Run", None])
     """What is left of them."""
@@ -44,9 +44,9 @@ class Run:
         return tuple(self.tokens[index * block_size : (index + 1) * block_size])
 
     @property
-    def pinned_until_s(self) -> float:
+    def pinned_until(self) -> float:
         """When the last of its pins ends; in the endless past without any."""
-        return max((pin.until_s for pin in self.pins), default=-inf)
+        return max((pin.ends_at for pin in self.pins), default=-inf)
 
     def pin(self, pin: Pin) -> None:
         self.pins[pin] = pin.runs[self] = None

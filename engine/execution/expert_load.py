@@ -20,14 +20,14 @@ def counted(step: Callable[[P], StepResult], model: CausalModel) -> Callable[[P]
     """Wrap `step` so that its results now and then carry the loads of `model`'s experts since the last time."""
     if not model.experts:
         return step
-    due_s = time.monotonic() + INTERVAL_S
+    due_at = time.monotonic() + INTERVAL_S
 
     def with_load(plan: P) -> StepResult:
-        nonlocal due_s
+        nonlocal due_at
         result = step(plan)
-        if time.monotonic() < due_s:
+        if time.monotonic() < due_at:
             return result
-        due_s = time.monotonic() + INTERVAL_S
+        due_at = time.monotonic() + INTERVAL_S
         return replace(result, expert_loads=_take(model))
 
     return with_load

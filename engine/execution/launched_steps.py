@@ -39,7 +39,7 @@ class Launcher(Protocol):
 class _InFlight:
     step: LaunchedStep
     say: Say
-    over_s: float | None = None
+    over_at: float | None = None
     """When the device was seen to be done with it, which may be while this thread launches the next step."""
 
 
@@ -57,7 +57,7 @@ class LaunchedSteps:
         self._launcher, self._finish, self._poller, self._look = launcher, finish, poller, look
         self._order = StepOrder()
         self._in_flight: deque[_InFlight] = deque()
-        self._ended_s = 0.0
+        self._ended_at = 0.0
         """When the last step that is over ended."""
 
     def execute(self, plan: StepPlan, say: Say) -> None:
@@ -136,13 +136,13 @@ class LaunchedSteps:
 
     def _note_end(self, in_flight: _InFlight) -> None:
         """Called on any thread."""
-        in_flight.over_s = time.perf_counter()
+        in_flight.over_at = time.perf_counter()
         self._look()
 
     def _timed(self, in_flight: _InFlight) -> StepResult:
         """Count a step's time from when the device was free for it until it was over. Its result may be read much later, when the
         next step is launched: the two would then seem to take the time of both and none."""
-        over_s = in_flight.over_s or time.perf_counter()
-        began_s = max(in_flight.step.started_s, self._ended_s)
-        self._ended_s = over_s
-        return replace(self._finish(in_flight.step), duration_s=over_s - began_s)
+        over_at = in_flight.over_at or time.perf_counter()
+        began_at = max(in_flight.step.started_at, self._ended_at)
+        self._ended_at = over_at
+        return replace(self._finish(in_flight.step), duration_s=over_at - began_at)

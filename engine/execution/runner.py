@@ -28,7 +28,7 @@ class LaunchedStep:
     """A step that a device computes, or has computed."""
 
     number: int
-    started_s: float
+    started_at: float
     io: StepIO
     draws: Launched
     replayed: bool
@@ -110,7 +110,7 @@ class Runner:
         return self._finish(launched)
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
-        started_s = time.perf_counter()
+        started_at = time.perf_counter()
         self._draws.begin(plan)
         layer_done = begin_step(plan, self._seqs, self._pool, self._sink)
         seqs = [self._seqs[item.key] for item in plan.work]
@@ -131,7 +131,7 @@ class Runner:
         draws = self._draws.launch(computed.rows, asked, io)
         return LaunchedStep(
             number=plan.step,
-            started_s=started_s,
+            started_at=started_at,
             io=io,
             draws=draws,
             replayed=isinstance(inputs, Replay),
@@ -164,7 +164,7 @@ class Runner:
         return StepResult(
             step=launched.number,
             sampled=sampled,
-            duration_s=time.perf_counter() - launched.started_s,
+            duration_s=time.perf_counter() - launched.started_at,
             replayed=launched.replayed,
             failed=launched.failed + self._draws.take_dead_ends(),
         )

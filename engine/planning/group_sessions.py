@@ -14,8 +14,8 @@ class GroupSessions:
         self._groups = groups
 
     @property
-    def next_due_s(self) -> float:
-        return min(group.next_due_s for group in self._groups)
+    def next_due_at(self) -> float:
+        return min(group.next_due_at for group in self._groups)
 
     @property
     def counts(self) -> SessionCounts:

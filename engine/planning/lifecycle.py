@@ -25,7 +25,7 @@ class Lifecycle:
 
     def run(self, seq: Sequence) -> None:
         """Let a sequence that has blocks be computed."""
-        seq.state, seq.is_lost, seq.rests_until_s = State.RUNNING, False, -inf
+        seq.state, seq.is_lost, seq.rests_until = State.RUNNING, False, -inf
         self.table.running.append(seq)
 
     def wait(self, seq: Sequence) -> None:
@@ -37,7 +37,7 @@ class Lifecycle:
         """Let a waiting sequence sit out while its KV is read, but for that of `num_missing` tokens. One that has lent
         its blocks need not come last any more: those that came later would take what has been read."""
         self._unlist(seq)
-        seq.state, seq.rests_until_s = State.RETURNING, -inf
+        seq.state, seq.rests_until = State.RETURNING, -inf
         self.table.returning[seq] = num_missing
 
     def has_kv(self, seq: Sequence) -> None:

@@ -52,7 +52,7 @@ class Pinning:
     def pin(
         self,
         key: Hashable,
-        until_s: float,
+        ends_at: float,
         blocks: SeqOf[int],
         twins: SeqOf[int] = (),
         *,
@@ -63,19 +63,19 @@ class Pinning:
         as in `RadixCache.insert`."""
         self.served(tenant, weight)
         before = self._all.pop(key, None)
-        self._all[key] = new = _Pinned(tenant, Pin(until_s))
+        self._all[key] = new = _Pinned(tenant, Pin(ends_at))
         parts = self._parts()
         self._cache.pin(new.pin, parts[tenant], blocks, twins)
-        self._ends.set(key, until_s)
+        self._ends.set(key, ends_at)
         if before is not None:  # not sooner, or what stays pinned could be given up in between
             self._cache.unpin(before.pin)
         for name in {one.tenant for one in self._all.values()}:
             self._cut(name, parts[name])
 
-    def until_s(self, key: Hashable) -> float:
+    def ends_at(self, key: Hashable) -> float:
         """When its pin ends; in the endless past where it has none."""
         one = self._all.get(key)
-        return one.pin.until_s if one is not None else -inf
+        return one.pin.ends_at if one is not None else -inf
 
     def unpin(self, key: Hashable) -> None:
         """End a pin, if there is one."""
@@ -92,7 +92,7 @@ class Pinning:
     def _parts(self) -> dict[str, int]:
         """Return how many blocks each tenant may pin, of those that were served here lately or have pins."""
         pinning = {one.tenant for one in self._all.values()}
-        for name in [name for name, (_, last_s) in self._served.items() if last_s < self._now - _LATELY_S]:
+        for name in [name for name, (_, last_at) in self._served.items() if last_at < self._now - _LATELY_S]:
             if name not in pinning:
                 del self._served[name]
         whole = sum(weight for weight, _ in self._served.values())
@@ -103,7 +103,7 @@ class Pinning:
         own = [(key, one.pin) for key, one in self._all.items() if one.tenant == tenant]
         left: set[Run] = set()
         num_left = 0
-        for key, pin in sorted(own, key=lambda pair: -pair[1].until_s):
+        for key, pin in sorted(own, key=lambda pair: -pair[1].ends_at):
             more = pin.runs.keys() - left
             count = _num_blocks(more)
             if num_left + count <= most:

@@ -82,7 +82,7 @@ class Preemption:
 
     def lends(self, seq: Sequence, now: float) -> None:
         """Note that a sequence, which is preempted next, lends its blocks from now on."""
-        seq.rests_until_s = now + self._longest_pause_s
+        seq.rests_until = now + self._longest_pause_s
 
     def lendable_blocks(self, now: float) -> int:
         """Return the blocks of sequences that are so far ahead that the scheduler may count on them."""

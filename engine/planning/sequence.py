@@ -73,7 +73,7 @@ class Sequence:
     """The cached block with the last checkpoint of what it has generated; -1: there is none."""
     num_saved: int = 0
     """The number of leading blocks behind which lower tiers have got its state last."""
-    first_token_s: float = inf
+    first_token_at: float = inf
     """When an output token was first known on this instance."""
     num_first: int = 0
     """The number of output tokens that were known then."""
@@ -87,7 +87,7 @@ class Sequence:
     """The number of tokens with which it ends at the latest: those of a context, or fewer, with as much output as it may have."""
     num_below: int = 0
     """The number of leading tokens of a sequence that has lost its blocks whose KV lower tiers were given."""
-    rests_until_s: float = -inf
+    rests_until: float = -inf
     """Until when it may sit out at the longest, having lent its blocks (`engine.planning.preemption`)."""
     is_lost: bool = False
     """Whether it has lost its blocks, and lower tiers have not been asked for their KV since then."""
@@ -111,7 +111,7 @@ class Sequence:
 
     @property
     def num_after_first(self) -> int:
-        """The number of output tokens since `first_token_s`, planned ones included."""
+        """The number of output tokens since `first_token_at`, planned ones included."""
         return self.num_output + self.num_pending - self.num_first
 
     @property
@@ -143,8 +143,8 @@ class Sequence:
     def know(self, tokens: Iterable[int], now: float) -> None:
         """Append tokens that have been drawn."""
         self.tokens += tokens
-        if self.first_token_s == inf:
-            self.first_token_s, self.num_first = now, self.num_output
+        if self.first_token_at == inf:
+            self.first_token_at, self.num_first = now, self.num_output
 
     def as_new(self) -> NewSeq:
         """Return what the ranks learn before they compute what follows `num_computed` tokens."""
@@ -167,8 +167,8 @@ class Sequence:
         gets. The KV of all known tokens but the last exists then, since drafts that were right have been computed."""
         request, tokens = self.request, self.tokens
         out: list[TokenOut] = []
-        if self.first_token_s == inf:
-            self.first_token_s, self.num_first = now, self.num_output + 1
+        if self.first_token_at == inf:
+            self.first_token_at, self.num_first = now, self.num_output + 1
         every: tuple[Sampled | Drawn, ...] = (sampled, *sampled.more) if sampled.more else (sampled,)
         for drawn in every:
             tokens.append(drawn.token)

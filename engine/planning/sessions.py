@@ -36,10 +36,10 @@ class _Session:
     tokens: "array[int]"
     """The prompt and the answer of its last turn."""
     gaps: TurnGaps = field(default_factory=TurnGaps)
-    ended_s: float = 0.0
+    ended_at: float = 0.0
     is_idle: bool = False
     """Whether no turn is known to run."""
-    late_s: float = -inf
+    late_at: float = -inf
     """Until when its next turn is expected."""
 
     @property
@@ -56,7 +56,7 @@ class SessionCare(Protocol):
     """What an engine asks of Sessions, or of those of several groups of ranks."""
 
     @property
-    def next_due_s(self) -> float: ...
+    def next_due_at(self) -> float: ...
     @property
     def counts(self) -> SessionCounts: ...
     def begins(self, request: Request, now: float) -> None: ...
@@ -97,9 +97,9 @@ class Sessions:
         )
 
     @property
-    def next_due_s(self) -> float:
+    def next_due_at(self) -> float:
         """When the first session is to be read back; in the endless future where none is."""
-        return self._due.next_s
+        return self._due.next_at
 
     def begins(self, request: Request, now: float) -> None:
         """Note that a request has come, which may be the next turn of a session."""
@@ -110,7 +110,7 @@ class Sessions:
         if session.is_idle:
             session.is_idle = False
             for gaps in (session.gaps, self._gaps.setdefault(request.tenant, TurnGaps(of_tenant=True))):
-                gaps.add(now - session.ended_s)
+                gaps.add(now - session.ended_at)
 
     def ends(self, seq: Sequence) -> None:
         """Note that a sequence leaves. It still has its blocks."""
@@ -121,8 +121,8 @@ class Sessions:
             return
         if hints.ttl_s and self._cache.enabled and (kept := self._ledger.kept(seq)):
             key = (request.tenant, hints.session) if hints.session else seq.key
-            until_s = self._now + min(hints.ttl_s, self._longest_pin_s)
-            self._pinning.pin(key, until_s, kept, seq.twins, tenant=request.tenant, weight=request.weight)
+            ends_at = self._now + min(hints.ttl_s, self._longest_pin_s)
+            self._pinning.pin(key, ends_at, kept, seq.twins, tenant=request.tenant, weight=request.weight)
         if hints.session:
             self._remember(request, seq.tokens)
 
@@ -169,11 +169,11 @@ class Sessions:
         if not found:
             return
         self._num_prefetched += 1
-        late_s = session.late_s if (session := self._all.get(key)) is not None else -inf
-        until_s = max(late_s, self._pinning.until_s(key))
+        late_at = session.late_at if (session := self._all.get(key)) is not None else -inf
+        ends_at = max(late_at, self._pinning.ends_at(key))
         blocks = self._prefixes.cached_blocks(request)
-        if blocks and until_s > self._now:
-            self._pinning.pin(key, until_s, blocks, tenant=request.tenant, weight=request.weight)
+        if blocks and ends_at > self._now:
+            self._pinning.pin(key, ends_at, blocks, tenant=request.tenant, weight=request.weight)
 
     def _remember(self, request: Request, tokens: Iterable[int]) -> None:
         before = self._all.get((request.tenant, request.hints.session))
@@ -183,7 +183,7 @@ class Sessions:
         session = _Session(bare, array("I", tokens))
         if before is not None:
             session.gaps = before.gaps
-        session.is_idle, session.ended_s = True, self._now
+        session.is_idle, session.ended_at = True, self._now
         self._all[session.key] = session
         self._num_tokens += len(session.tokens)
         self._expect(session)
@@ -203,6 +203,6 @@ class Sessions:
             expected = session.gaps.expected_s or (of_tenant.expected_s if of_tenant is not None else None)
             if expected is not None:
                 self._due.set(session.key, self._now + expected[0])
-                session.late_s = self._now + expected[1]
+                session.late_at = self._now + expected[1]
         elif after_s < inf:
             self._due.set(session.key, self._now + after_s)

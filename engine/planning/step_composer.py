@@ -33,21 +33,23 @@ class StepComposer:
         self._preemption, self._admission, self._speculator = preemption, admission, speculator
         self._table, self._ledger = preemption.lifecycle.table, preemption.lifecycle.ledger
 
-    def compose(self, builder: StepBuilder, now: float, steps: StepModels, starts_s: float) -> None:
-        """Add the work of the step that is planned at `now` and begins at `starts_s`. Changes the sequences, and may preempt."""
+    def compose(self, builder: StepBuilder, now: float, steps: StepModels, starts_at: float) -> None:
+        """Add the work of the step that is planned at `now` and begins at `starts_at`. Changes the sequences, and may preempt."""
         self._preemption.free_slots(now)
         decoding = self._table.decoding
         has_begun_prompts = len(decoding) < len(self._table.running)
         # The next draw of the others waits for a mask.
         decoding = [seq for seq in decoding if seq.num_unmasked <= seq.num_masked]
-        taking = self._taking_part(decoding, steps, starts_s)
+        taking = self._taking_part(decoding, steps, starts_at)
         computed, drafts = taking[: self._num_slots(len(taking))], Drafts()
         if self._speculator is not None:
             drafts = self._speculator.draft(computed, self._table, steps)
         self._plan_decoding(computed, drafts, builder)
         if has_begun_prompts or self._table.waiting:
             planned = {work.key for work in builder.work}
-            self._plan_prompts([seq for seq in computed if seq.key in planned], builder, now, steps, starts_s)
+            self._plan_prompts(
+                [seq for seq in computed if seq.key in planned], builder, now, steps, starts_at
+            )
         if not builder.work and len(taking) < len(decoding):
             # No sequence of a higher class can go on, so nothing is gained by waiting for it.
             for seq in decoding[: self._limits.num_seqs]:
@@ -92,15 +94,15 @@ class StepComposer:
         begun = (seq for seq in self._table.running if seq.num_missing > 1)
         return decode_slots(self._limits.num_seqs, num_decoding, begun, self._table.waiting)
 
-    def _taking_part(self, decoding: list[Sequence], steps: StepModels, starts_s: float) -> SeqOf[Sequence]:
+    def _taking_part(self, decoding: list[Sequence], steps: StepModels, starts_at: float) -> SeqOf[Sequence]:
         """Return those of `decoding` that this step computes: all, unless a class of higher priority needs the time."""
         if self._table.num_priorities <= 1:
             return decoding
         prompts = [seq for seq in (*self._table.running, *self._table.waiting) if seq.num_missing > 1]
-        return taking_part(decoding, prompts, steps, starts_s)
+        return taking_part(decoding, prompts, steps, starts_at)
 
     def _plan_prompts(
-        self, decoding: SeqOf[Sequence], builder: StepBuilder, now: float, steps: StepModels, starts_s: float
+        self, decoding: SeqOf[Sequence], builder: StepBuilder, now: float, steps: StepModels, starts_at: float
     ) -> None:
         """Plan prompts by the policy's order. Among equals, those that have been begun come before those that wait for room.
 
@@ -119,7 +121,7 @@ class StepComposer:
         builder.budget = min(builder.budget, self._limits.prompt_tokens)
         if not self._whole_prompts:
             builder.budget = self._policy.prompt_tokens(
-                decoding, context, [*prompts, *self._table.waiting], steps, builder.budget, starts_s
+                decoding, context, [*prompts, *self._table.waiting], steps, builder.budget, starts_at
             )
         waiting = self._admission.in_order(now) if builder.budget > 0 else ()
         may_admit = True

@@ -117,11 +117,11 @@ class StepScheduler:
         """Return the next step, without work where there is none. One whose sequences have all given way is composed anew: others
         have room now, and no event would say so."""
         # A step is planned when another has just ended or none is in flight, so the whole time of those in flight is to come.
-        starts_s = now + sum(expected_s(plan, steps) for plan in self._in_flight)
+        starts_at = now + sum(expected_s(plan, steps) for plan in self._in_flight)
         while True:
             num_preempted = self.group.lifecycle.num_preempted
             builder = StepBuilder(step=self._next_step, now=now, budget=self._config.max_batch_tokens)
-            self._composer.compose(builder, now, steps, starts_s)
+            self._composer.compose(builder, now, steps, starts_at)
             if builder.work or self.group.lifecycle.num_preempted == num_preempted:
                 return builder
 

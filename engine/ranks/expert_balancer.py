@@ -23,7 +23,7 @@ class Balancer:
         """`first` is where every layer's experts are in the beginning; with an `interval_s` of 0 they stay there. A rank
         receives, and sends, at most `most` experts before a step."""
         self._first, self._num_ranks, self._interval_s, self._most = first, num_ranks, interval_s, most
-        self._due_s = now + interval_s
+        self._due_at = now + interval_s
         self._placements: dict[int, Placement] = {}
         self._undecided: list[int] = []
         """The layers that are still to be decided in this round, the last one first."""
@@ -50,8 +50,8 @@ class Balancer:
         """Return the experts that change their slots before the next step, by layer: those of one layer at most, and mostly none.
 
         Layers are decided one by one, the most uneven first, since a decision takes time, too."""
-        if self._target is None and not self._undecided and self._interval_s and now >= self._due_s:
-            self._due_s = now + self._interval_s
+        if self._target is None and not self._undecided and self._interval_s and now >= self._due_at:
+            self._due_at = now + self._interval_s
             self._undecided = sorted(self._window, key=self._imbalance)
         if self._target is None and self._undecided:
             self._target = self._decide(self._undecided.pop())

@@ -11,25 +11,25 @@ from sim.coarse.decode_batch import DecodeBatch
 
 @dataclass(slots=True)
 class Burst:
-    began_s: float
+    began_at: float
     num_steps: int
     first_s: float
     slope_s: float = 0.0
 
     @property
-    def end_s(self) -> float:
-        return self.began_s + self.elapsed_s(self.num_steps)
+    def end_at(self) -> float:
+        return self.began_at + self.elapsed_s(self.num_steps)
 
     @property
-    def last_began_s(self) -> float:
-        return self.began_s + self.elapsed_s(self.num_steps - 1)
+    def last_began_at(self) -> float:
+        return self.began_at + self.elapsed_s(self.num_steps - 1)
 
     def elapsed_s(self, num_steps: int) -> float:
         return num_steps * self.first_s + self.slope_s * num_steps * (num_steps - 1) / 2
 
     def num_done(self, now: float) -> int:
         """Return the whole steps that are over at `now`."""
-        elapsed_s = max(0.0, now - self.began_s)
+        elapsed_s = max(0.0, now - self.began_at)
         half = self.slope_s / 2
         linear = self.first_s - half
         done = 2 * elapsed_s / (linear + math.sqrt(linear * linear + 4 * half * elapsed_s))

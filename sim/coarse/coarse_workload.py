@@ -16,14 +16,14 @@ from sim.trace_workload import Row
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """`copies` of the trace's seconds [start_s, start_s + duration_s)."""
+    """`copies` of the trace's seconds [start_at, start_at + duration_s)."""
 
     rows: Sequence[Row]
     duration_s: float
     copies: float = 1.0
     share: float = 1.0
     """What is kept of each copy, at random: as steady a load, and less of it, where fewer copies would be burstier."""
-    start_s: float = 0.0
+    start_at: float = 0.0
     seed: int = 0
     named: bool = False
     """Whether each request's tenant is the trace's client; tenants share no prefixes."""
@@ -39,20 +39,20 @@ def arriving(load: Load, slo: Slo | Sequence[Slo], block_tokens: int) -> Iterato
     names, may_recur = _Names(block_tokens), any(row.prefix_ids for row in load.rows)
     rng = random.Random(load.seed)
     timed: list[tuple[float, int, Row]] = []
-    end_s = load.start_s + load.duration_s
-    chosen = [row for row in load.rows if load.start_s <= row.arrival_s < end_s]
+    end_at = load.start_at + load.duration_s
+    chosen = [row for row in load.rows if load.start_at <= row.arrival_at < end_at]
     num_copies = -int(-load.copies // 1)
     for copy in range(num_copies):
         share = min(1.0, load.copies - copy) * load.share
         shift_s = rng.random() * load.duration_s if copy or load.seed else 0.0
         timed += [
-            ((row.arrival_s - load.start_s + shift_s) % load.duration_s, copy, row)
+            ((row.arrival_at - load.start_at + shift_s) % load.duration_s, copy, row)
             for row in chosen
             if share >= 1.0 or rng.random() < share
         ]
-    timed.sort(key=_at_s)
+    timed.sort(key=_at)
     slos = [slo] if isinstance(slo, Slo) else slo
-    for number, (at_s, copy, row) in enumerate(timed):
+    for number, (at, copy, row) in enumerate(timed):
         tenant = row.client if load.named else ""
         num_prompt, ids = max(1, row.input_tokens), names.of((copy, tenant), row)
         whole = ids[: num_prompt // block_tokens]
@@ -65,7 +65,7 @@ def arriving(load: Load, slo: Slo | Sequence[Slo], block_tokens: int) -> Iterato
             sampling=_sampling(max(1, row.output_tokens)),
             reply_to="",
             slo=slos[number % len(slos)],
-            arrival_s=at_s,
+            arrival_at=at,
             tenant=tenant,
         )
         yield SimulatedRequest(
@@ -73,7 +73,7 @@ def arriving(load: Load, slo: Slo | Sequence[Slo], block_tokens: int) -> Iterato
         )
 
 
-def _at_s(timed: tuple[float, int, Row]) -> float:
+def _at(timed: tuple[float, int, Row]) -> float:
     return timed[0]
 
 

@@ -32,7 +32,7 @@ _PAUSED_STEPS = 8
 class Surroundings(Protocol):
     """What a device asks of the world."""
 
-    def at(self, time_s: float, call: Callable[..., None], *args: object) -> None: ...
+    def at(self, due_at: float, call: Callable[..., None], *args: object) -> None: ...
     def device(self, address: str) -> "Device": ...
     def new_block_id(self) -> int: ...
     def tokens(self, job: SimulatedRequest, now: float, num_tokens: int) -> None:
@@ -99,8 +99,8 @@ class Device:
 
     def committed(self, now: float, seq: SimulatedSequence) -> None:
         """The KV of the prompt of `seq` is here, and the first token is drawn."""
-        seq.first_token_s = now
-        seq.num_computed, seq.num_known, seq.ready_s = seq.num_known, seq.num_known + 1, now
+        seq.first_token_at = now
+        seq.num_computed, seq.num_known, seq.ready_at = seq.num_known, seq.num_known + 1, now
         self._blocks.offer(seq)
         if seq.num_output >= seq.job.max_tokens:
             self._blocks.strip(seq)
@@ -173,26 +173,26 @@ class Device:
             burst.num_steps = known
             self._set_timer()
 
-    def _begin(self, now: float, planned_s: float) -> None:
-        """The next step or burst, as it was planned at `planned_s`; as of now where there was nothing to plan then."""
-        self._seqs.join(planned_s)
+    def _begin(self, now: float, planned_at: float) -> None:
+        """The next step or burst, as it was planned at `planned_at`; as of now where there was nothing to plan then."""
+        self._seqs.join(planned_at)
         self._seqs.put_classes_first(now)
         self._seqs.grow_decoding(now)
-        self._chunks = self._compose(now, planned_s)
+        self._chunks = self._compose(now, planned_at)
         self._num_measured = 0
         batch = len(self._seqs.decoding)
         if not batch and not self._chunks:
             self._burst = None
-            if planned_s < now:
+            if planned_at < now:
                 self._begin(now, now)
-            elif later := [seq.ready_s for seq in self._seqs.prompts if seq.ready_s > now]:
+            elif later := [seq.ready_at for seq in self._seqs.prompts if seq.ready_at > now]:
                 self._world.at(min(later), self._wake)
             return
         if self._chunks:
             self._burst = Burst(now, 1, self._step_with_prompts_s(batch))
         else:
             self._burst = decoding_burst(now, self._seqs.decoding, self._config.step)
-            if any(seq.ready_s > planned_s for seq in self._seqs.coming):
+            if any(seq.ready_at > planned_at for seq in self._seqs.coming):
                 self._burst.num_steps = 1
             elif self._seqs.paused or self._config.shares_card or (self._seqs.lends and self._seqs.waiting):
                 self._burst.num_steps = min(self._burst.num_steps, _PAUSED_STEPS)
@@ -212,7 +212,7 @@ class Device:
         """At the end of the burst, which may have become another."""
         assert self._burst is not None
         self._timer += 1
-        self._world.at(self._burst.end_s, self._end, self._timer)
+        self._world.at(self._burst.end_at, self._end, self._timer)
 
     def _end(self, now: float, timer: int) -> None:
         burst = self._burst
@@ -220,14 +220,14 @@ class Device:
             return
         self._seqs.decoding.advance(burst.num_steps)
         self.num_steps += burst.num_steps
-        self.busy_s += now - burst.began_s
+        self.busy_s += now - burst.began_at
         self._measure(now)
         self._finish_decoding(now)
         self._finish_chunks(now, burst)
         self._burst = None
         self._serve_reservations(now)
         self._world.changed(self, now)
-        self._begin(now, burst.last_began_s if self._config.lookahead else now)
+        self._begin(now, burst.last_began_at if self._config.lookahead else now)
 
     def _measure(self, now: float) -> None:
         """Let the moving averages know of the steps that are over."""
@@ -250,28 +250,28 @@ class Device:
         for chunk in self._chunks:
             seq = chunk.seq
             self._blocks.offer(seq)
-            sent_s = self._push(seq, now, burst) if seq.holder is not None else now
+            sent_at = self._push(seq, now, burst) if seq.holder is not None else now
             if seq.num_missing:
                 continue
             self._seqs.prompts.remove(seq)
             if seq.holder is None:
                 seq.num_known += 1
-                seq.first_token_s = min(seq.first_token_s, now)
+                seq.first_token_at = min(seq.first_token_at, now)
                 self._world.tokens(seq.job, now, seq.num_output)
                 self._seqs.enter_batch(seq, now)
             else:
                 self._world.tokens(seq.job, now, seq.num_output + 1)
                 holder = self._world.device(seq.holder.address)
-                self._world.at(sent_s, self.delivered, seq)
-                self._world.at(sent_s + self._config.message_s, holder.committed, seq.holder)
+                self._world.at(sent_at, self.delivered, seq)
+                self._world.at(sent_at + self._config.message_s, holder.committed, seq.holder)
         self._chunks = []
 
-    def _compose(self, now: float, planned_s: float) -> list[_Chunk]:
+    def _compose(self, now: float, planned_at: float) -> list[_Chunk]:
         """Prompts in the room that the decoding sequences leave in the step."""
         if not self._seqs.prompts and not self._seqs.waiting:
             return []
-        prompts = self._by_turn((seq for seq in self._seqs.prompts if seq.ready_s <= planned_s), now)
-        here = [seq for seq in self._seqs.waiting if seq.ready_s <= planned_s]
+        prompts = self._by_turn((seq for seq in self._seqs.prompts if seq.ready_at <= planned_at), now)
+        here = [seq for seq in self._seqs.waiting if seq.ready_at <= planned_at]
         budget = self._prompt_budget(now, [*prompts, *here])
         waiting = self._in_order(here, now) if here and budget > 0 else ()
         chunks: list[_Chunk] = []
@@ -321,7 +321,7 @@ class Device:
             address=self.info.address,
             arrival=next(self._arrivals),
             num_known=job.num_prompt,
-            ready_s=now,
+            ready_at=now,
             blocks=blocks,
         )
 
@@ -354,7 +354,7 @@ class Device:
 
     def _compute_here(self, seq: SimulatedSequence, now: float) -> None:
         """Compute the prompt of a sequence that has its blocks."""
-        seq.ready_s = now
+        seq.ready_at = now
         self._seqs.prompts.append(seq)
 
     def withdraw(self, holder: SimulatedSequence) -> bool:
@@ -370,7 +370,7 @@ class Device:
         seq.num_pushed = max(seq.num_pushed, seq.num_computed)
         if not seq.num_missing:
             num_tokens += self.info.state_blocks * self.info.block_size
-        return self._link.send(num_tokens * self.info.kv_token_bytes, burst.began_s, now)
+        return self._link.send(num_tokens * self.info.kv_token_bytes, burst.began_at, now)
 
 
 def _precedence(reservation: tuple[SimulatedSequence, str]) -> int:

@@ -27,7 +27,7 @@ class DeviceSequences:
         self.decoding = DecodeBatch(info.block_size, info.state_blocks)
         self.paused: list[SimulatedSequence] = []
         """Sequences that decode and sit steps out, because a class of higher priority needs the time."""
-        self._read_until_s = 0.0
+        self._read_until = 0.0
         """When the last of what is being read back will be here."""
         self._priorities: set[int] = set()
         """The priorities of the classes that have come here."""
@@ -87,13 +87,13 @@ class DeviceSequences:
         num_tokens, seq.num_below = seq.num_below - seq.num_computed, 0
         if num_tokens > 0:
             seq.num_computed += num_tokens
-            self._read_until_s = max(self._read_until_s, now)
-            self._read_until_s += num_tokens * self._info.kv_token_bytes / self._config.host_bytes_per_s
-            seq.ready_s = self._read_until_s
+            self._read_until = max(self._read_until, now)
+            self._read_until += num_tokens * self._info.kv_token_bytes / self._config.host_bytes_per_s
+            seq.ready_at = self._read_until
 
     def rests(self, seq: SimulatedSequence, now: float) -> bool:
         """Return whether a waiting sequence has lent its blocks, and need not be back yet."""
-        return rests(seq, seq.rests_until_s, now)
+        return rests(seq, seq.rests_until, now)
 
     def make_room(
         self, seq: SimulatedSequence, num_tokens: int, now: float, *, between_steps: bool = True
@@ -135,17 +135,17 @@ class DeviceSequences:
         return lenders(self.decoding.counted(), seq.request.slo.priority, now) if self.lends else []
 
     def _lend(self, seq: SimulatedSequence, now: float) -> None:
-        seq.rests_until_s = now + self._config.longest_pause_s
+        seq.rests_until = now + self._config.longest_pause_s
         self._preempt(seq, now)
 
-    def join(self, planned_s: float) -> None:
+    def join(self, planned_at: float) -> None:
         """Let those decode that were ready when the step was planned."""
         if not self.joining:
             return
         num_slots = self._num_slots()
         left: list[SimulatedSequence] = []
         for seq in self.joining:
-            if seq.ready_s <= planned_s and len(self.decoding) < num_slots:
+            if seq.ready_at <= planned_at and len(self.decoding) < num_slots:
                 self.decoding.insert(seq)
             else:
                 left.append(seq)
@@ -163,7 +163,7 @@ class DeviceSequences:
             self._blocks.keep_output(seq)
             self._blocks.strip(seq)
             return
-        seq.ready_s = now
+        seq.ready_at = now
         if len(self.decoding) + len(self.joining) < self._info.max_num_seqs:
             self.decoding.insert(seq)
         else:
@@ -239,5 +239,5 @@ class DeviceSequences:
         if self._config.host_bytes_per_s and not self._info.state_blocks:
             seq.num_below = seq.num_computed // FINE_BLOCK_TOKENS * FINE_BLOCK_TOKENS
         self._blocks.preempt(seq)
-        seq.num_computed, seq.ready_s = 0, now
+        seq.num_computed, seq.ready_at = 0, now
         self.waiting.append(seq)

@@ -37,8 +37,8 @@ class Several:
     def on(self, event: Event, now: float) -> list[Send]:
         actions: list[Send] = []
         while self._later and self._later[0][0] <= now:
-            due_s, _, name, word = heapq.heappop(self._later)
-            actions += self._tell(name, word, due_s)
+            due_at, _, name, word = heapq.heappop(self._later)
+            actions += self._tell(name, word, due_at)
         for name in self._hearers(event):
             actions += self._tell(name, event, now)
         if isinstance(event, LoadReport):
@@ -74,8 +74,8 @@ class Several:
                 outside.append(action)
         return outside
 
-    def _put(self, due_s: float, name: str, event: Event) -> None:
-        heapq.heappush(self._later, (due_s, next(self._numbers), name, event))
+    def _put(self, due_at: float, name: str, event: Event) -> None:
+        heapq.heappush(self._later, (due_at, next(self._numbers), name, event))
 
 
 def several(count: int, scan_up_to: int) -> MakeScheduler:

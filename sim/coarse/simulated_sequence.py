@@ -29,8 +29,8 @@ class SimulatedRequest:
     after_s: float = 0.0
     answer_ids: tuple[int, ...] = ()
     """Names of the blocks from the prompt's last full one on, under which the next turn has this one's answer in its prompt."""
-    first_s: float = math.inf
-    last_s: float = math.inf
+    first_at: float = math.inf
+    last_at: float = math.inf
     num_output: int = 0
     rejected: str = ""
 
@@ -50,19 +50,19 @@ class SimulatedSequence:
     arrival: int
     """Order of arrival on this instance."""
     num_known: int
-    ready_s: float
+    ready_at: float
     """Steps that are planned before this know nothing of it."""
     blocks: Sequence
     """Its blocks as the production ledger keeps them; there a token is a block's id, and the block size 1."""
     num_computed: int = 0
-    first_token_s: float = math.inf
+    first_token_at: float = math.inf
     """When its first output token was on this instance."""
     holder: "SimulatedSequence | None" = None
     """The sequence on the other instance for which this prompt is computed."""
     num_pushed: int = 0
     num_below: int = 0
     """The number of its leading tokens whose KV host memory keeps, since it was preempted."""
-    rests_until_s: float = -math.inf
+    rests_until: float = -math.inf
     """Until when it may sit out at the longest, having lent its blocks."""
     joined_step: int = -1
     grow_step: int = -1
@@ -91,7 +91,7 @@ class SimulatedSequence:
 
     @property
     def num_after_first(self) -> int:
-        """Output tokens since `first_token_s`, with the one that the next step draws."""
+        """Output tokens since `first_token_at`, with the one that the next step draws."""
         return self.num_output
 
     @property

@@ -143,18 +143,18 @@ def simulate(
     make_scheduler: MakeScheduler = production,
     advanced: Callable[[int], None] = lambda _: None,
     *,
-    until_s: float = float("inf"),
+    ends_at: float = float("inf"),
     enough: Callable[[float], bool] = lambda _: False,
     most_work: int = sys.maxsize,
 ) -> CoarseOutcome:
-    """Serve `jobs` (which are changed) until all have ended, or `until_s`, or `enough(now)`, or after `most_work`. The last two
+    """Serve `jobs` (which are changed) until all have ended, or `ends_at`, or `enough(now)`, or after `most_work`. The last two
     are looked at every second. `advanced` hears how many arrivals there were, now and then. Jobs that are made as they
     arrive (`sim.coarse.coarse_workload.arriving`) are kept by who makes them, if at all.
 
     Raises Bug when an instance's block accounting is off at the end."""
     with _no_search_for_garbage():
         world = _World(config, make_scheduler, enough, most_work)
-        world.run(jobs, advanced, until_s)
+        world.run(jobs, advanced, ends_at)
     for device in world.devices.values():
         device.check_integrity()
     busy_s = sum(device.busy_s for device in world.devices.values())
@@ -164,7 +164,7 @@ def simulate(
         num_events=world.num_events,
         work=world.work,
         num_steps=sum(device.num_steps for device in world.devices.values()),
-        busy_share=busy_s / max(1e-9, world.last_s * config.num_instances),
+        busy_share=busy_s / max(1e-9, world.last_at * config.num_instances),
     )
 
 
@@ -191,9 +191,9 @@ class _World:
         most_work: int,
     ) -> None:
         self._config, self._enough, self._most_work = config, enough, most_work
-        self._is_over, self._ask_s = False, 0.0
+        self._is_over, self._ask_at = False, 0.0
         self.now = 0.0
-        self.last_s = 0.0
+        self.last_at = 0.0
         """When the last token so far was seen."""
         self.num_events = 0
         self._num_looked_at = 0
@@ -212,37 +212,37 @@ class _World:
         self._ticking = False
         self._add_devices()
 
-    def run(self, jobs: Iterable[SimulatedRequest], advanced: Callable[[int], None], until_s: float) -> None:
+    def run(self, jobs: Iterable[SimulatedRequest], advanced: Callable[[int], None], ends_at: float) -> None:
         for number, job in enumerate(jobs):
-            self._pass(min(job.request.arrival_s, until_s))
-            if job.request.arrival_s > until_s or self._is_over:
+            self._pass(min(job.request.arrival_at, ends_at))
+            if job.request.arrival_at > ends_at or self._is_over:
                 return
             self._arrive(job)
             if number % 64 == 0:
                 advanced(number)
-        self._pass(until_s)
+        self._pass(ends_at)
 
     @property
     def work(self) -> int:
         """Return what the run has taken so far, counted in events without a queue."""
         return self.num_events + self._num_looked_at // _LOOKS_OF_AN_EVENT
 
-    def _pass(self, until_s: float) -> None:
+    def _pass(self, ends_at: float) -> None:
         """Process all events that are due."""
         heap = self._heap
-        while heap and heap[0][0] <= until_s:
+        while heap and heap[0][0] <= ends_at:
             self.now, _, call, args = heapq.heappop(heap)
             self.num_events += 1
             call(self.now, *args)
-            if self.now >= self._ask_s:
-                self._ask_s = self.now + _ASK_S
+            if self.now >= self._ask_at:
+                self._ask_at = self.now + _ASK_S
                 if self._enough(self.now) or self.work >= self._most_work:
                     self._is_over = True
                     return
 
-    def at(self, time_s: float, call: Callable[..., None], *args: object) -> None:
+    def at(self, due_at: float, call: Callable[..., None], *args: object) -> None:
         self._num_pushed += 1
-        heapq.heappush(self._heap, (time_s, self._num_pushed, call, args))
+        heapq.heappush(self._heap, (due_at, self._num_pushed, call, args))
 
     def device(self, address: str) -> Device:
         return self.devices[address]
@@ -252,17 +252,17 @@ class _World:
         return self._num_ids
 
     def tokens(self, job: SimulatedRequest, now: float, num_tokens: int) -> None:
-        seen_s = now + self._config.message_s
-        job.first_s = min(job.first_s, seen_s)
+        seen_at = now + self._config.message_s
+        job.first_at = min(job.first_at, seen_at)
         if num_tokens >= job.max_tokens and job.num_output < num_tokens:
-            job.last_s = seen_s
-            self.last_s = max(self.last_s, seen_s)
+            job.last_at = seen_at
+            self.last_at = max(self.last_at, seen_at)
             self.at(
-                seen_s + self._config.message_s,
+                seen_at + self._config.message_s,
                 self._feed,
                 Finished(job.request.id, 0, num_tokens, complete=True),
             )
-            self._go_on(job, seen_s)
+            self._go_on(job, seen_at)
         job.num_output = max(job.num_output, num_tokens)
 
     def changed(self, device: Device, now: float) -> None:
@@ -346,7 +346,7 @@ class _World:
             self.at(now + self._config.message_s, self._feed, report)
 
     def _arrive(self, job: SimulatedRequest) -> None:
-        self.now = now = max(self.now, job.request.arrival_s)
+        self.now = now = max(self.now, job.request.arrival_at)
         self._jobs[job.request.id] = job
         request = job.request
         place = Place(
@@ -363,13 +363,13 @@ class _World:
         )
         self.at(now + self._config.message_s, self._feed, RequestArrived(_FRONTEND, place))
 
-    def _go_on(self, job: SimulatedRequest, seen_s: float) -> None:
+    def _go_on(self, job: SimulatedRequest, seen_at: float) -> None:
         """Let its session's next turn come."""
         if job.then is not None:
-            self.at(seen_s + job.after_s, self._follow, job.then)
+            self.at(seen_at + job.after_s, self._follow, job.then)
 
     def _follow(self, now: float, job: SimulatedRequest) -> None:
-        job.request = replace(job.request, arrival_s=now)
+        job.request = replace(job.request, arrival_at=now)
         self._arrive(job)
 
     def _feed(self, now: float, event: Event) -> None:
@@ -379,8 +379,8 @@ class _World:
                     job = self._jobs.pop(request_id)
                     if slo is not None and slo is not job.request.slo:
                         job.request = replace(job.request, slo=slo)
-                    submitted_s = now + 2 * self._config.message_s
-                    self.at(submitted_s, self.devices[route.decode].submit, job, route.prefill)
+                    submitted_at = now + 2 * self._config.message_s
+                    self.at(submitted_at, self.devices[route.decode].submit, job, route.prefill)
                 case Rejected(request_id, _, reason):
                     job = self._jobs.pop(request_id)
                     job.rejected = reason

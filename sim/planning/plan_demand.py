@@ -15,10 +15,10 @@ def trace_demand(
     rows: Sequence[Row],
     hardware: Hardware,
     targets: Targets,
-    start_s: float | None = None,
+    start_at: float | None = None,
     seconds: float = 0.0,
 ) -> Demand:
-    """Plan for the windows that decide, or for the one that begins at `start_s`. What takes of the cheapest instance says which
+    """Plan for the windows that decide, or for the one that begins at `start_at`. What takes of the cheapest instance says which
     windows decide. Raises ConfigError where the model fits no instance, and for a window without requests."""
     columns, block_tokens = columns_of(rows), natural_block_tokens(rows)
     cheapest = hardware.instances(block_tokens)[:1]
@@ -26,13 +26,13 @@ def trace_demand(
         min(seconds, columns.span_s) if seconds else window_s(columns, targets.attainment, targets.copies)
     )
     before_s = answer_s(columns, targets.slo)
-    if start_s is None:
+    if start_at is None:
         work = kinds(cheapest, columns, targets.slo, block_tokens)[0].needs
         loads = peaks(rows, columns, work, duration_s, before_s)
     else:
-        loads = [window_at(rows, columns, start_s, duration_s, before_s)]
+        loads = [window_at(rows, columns, start_at, duration_s, before_s)]
     if not len(loads[0].columns):
-        raise ConfigError(f"the trace has no request in the {duration_s:g} s from {start_s:g} s on")
+        raise ConfigError(f"the trace has no request in the {duration_s:g} s from {start_at:g} s on")
     return Demand(hardware=hardware, targets=targets, loads=loads, whole=columns)
 
 

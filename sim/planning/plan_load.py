@@ -36,22 +36,22 @@ _STEPS = 8
 class Columns:
     """One entry for each request: when it comes, its prompt, what of it no prompt before had, and its answer, in tokens."""
 
-    at_s: Column
+    at: Column
     prompt: Column
     new: Column
     output: Column
 
-    def between(self, start_s: float, end_s: float) -> "Columns":
-        low, high = numpy.searchsorted(self.at_s, [start_s, end_s])
-        return Columns(*(column[low:high] for column in (self.at_s, self.prompt, self.new, self.output)))
+    def between(self, start_at: float, end_at: float) -> "Columns":
+        low, high = numpy.searchsorted(self.at, [start_at, end_at])
+        return Columns(*(column[low:high] for column in (self.at, self.prompt, self.new, self.output)))
 
     def __len__(self) -> int:
-        return len(self.at_s)
+        return len(self.at)
 
     @property
     def span_s(self) -> float:
         """From 0 to the last."""
-        return float(self.at_s[-1]) if len(self.at_s) else 0.0
+        return float(self.at[-1]) if len(self.at) else 0.0
 
     @property
     def tokens(self) -> float:
@@ -69,12 +69,12 @@ class Work(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakLoad:
-    """What is simulated. Requests that come in the first `lead_s` do not count, nor those from `end_s` on."""
+    """What is simulated. Requests that come in the first `lead_s` do not count, nor those from `end_at` on."""
 
     offered: Offered
     lead_s: float
-    end_s: float
-    start_s: float
+    end_at: float
+    start_at: float
     """Where in the trace those begin that count."""
     why: str
     columns: Columns
@@ -84,7 +84,7 @@ class PeakLoad:
 
     @property
     def duration_s(self) -> float:
-        return self.end_s - self.lead_s
+        return self.end_at - self.lead_s
 
     def jobs(self, copies: float, slo: Slo, share: float) -> list[SimulatedRequest]:
         return self.offered.jobs(copies, 0, slo, share)
@@ -104,7 +104,7 @@ def columns_of(rows: Sequence[Row]) -> Columns:
         new[index] = max(1, row.input_tokens - cached)
     prompts = numpy.fromiter((max(1, row.input_tokens) for row in rows), float, len(rows))
     outputs = numpy.fromiter((max(1, row.output_tokens) for row in rows), float, len(rows))
-    return Columns(numpy.fromiter((row.arrival_s for row in rows), float, len(rows)), prompts, new, outputs)
+    return Columns(numpy.fromiter((row.arrival_at for row in rows), float, len(rows)), prompts, new, outputs)
 
 
 def window_s(columns: Columns, attainment: float, copies: float = 1.0) -> float:
@@ -126,8 +126,8 @@ def peaks(
     """Return the windows that decide, with `before_s` of what comes before them: the one with most of both kinds of work first.
     One may be so for several reasons."""
     starts = numpy.arange(0.0, max(1e-9, columns.span_s - duration_s + 1e-9), duration_s / _STEPS)
-    first = numpy.searchsorted(columns.at_s, starts)
-    last = numpy.searchsorted(columns.at_s, starts + duration_s)
+    first = numpy.searchsorted(columns.at, starts)
+    last = numpy.searchsorted(columns.at, starts + duration_s)
     measures = {
         "all work": work.prompt_s + work.decode_s,
         "prompts": work.prompt_s,
@@ -136,40 +136,40 @@ def peaks(
     found: dict[float, list[str]] = {}
     for name, measure in measures.items():
         sums = numpy.concatenate([[0.0], numpy.cumsum(measure)])
-        start_s = float(starts[int((sums[last] - sums[first]).argmax())])
-        near = next((one for one in found if abs(one - start_s) < duration_s / 2), start_s)
+        start_at = float(starts[int((sums[last] - sums[first]).argmax())])
+        near = next((one for one in found if abs(one - start_at) < duration_s / 2), start_at)
         found.setdefault(near, []).append(name)
     return [
-        window_at(rows, columns, start_s, duration_s, before_s, why=f"most of {' and of '.join(why)}")
-        for start_s, why in found.items()
+        window_at(rows, columns, start_at, duration_s, before_s, why=f"most of {' and of '.join(why)}")
+        for start_at, why in found.items()
     ]
 
 
 def window_at(
     rows: Sequence[Row],
     columns: Columns,
-    start_s: float,
+    start_at: float,
     duration_s: float,
     before_s: float,
     *,
     why: str = "as asked for",
 ) -> PeakLoad:
-    """Return the window that begins at `start_s`."""
+    """Return the window that begins at `start_at`."""
     around_s = _AROUND * duration_s
-    lead_s = min(start_s, max(around_s, before_s))
-    low, high = numpy.searchsorted(columns.at_s, [start_s - lead_s, start_s + duration_s + around_s])
+    lead_s = min(start_at, max(around_s, before_s))
+    low, high = numpy.searchsorted(columns.at, [start_at - lead_s, start_at + duration_s + around_s])
     return PeakLoad(
         offered=Window(
             rows[low:high],
-            start_s - lead_s,
+            start_at - lead_s,
             lead_s + duration_s + around_s,
             natural_block_tokens(rows),
         ),
         lead_s=lead_s,
-        end_s=lead_s + duration_s,
-        start_s=start_s,
+        end_at=lead_s + duration_s,
+        start_at=start_at,
         why=why,
-        columns=columns.between(start_s, start_s + duration_s),
+        columns=columns.between(start_at, start_at + duration_s),
     )
 
 
@@ -177,10 +177,10 @@ def session_peak(load: SessionLoad) -> PeakLoad:
     """Return the second half of the time within which sessions begin: most of them run then."""
     seconds = load.start_within_s
     return PeakLoad(
-        offered=replace(load, until_s=seconds),
+        offered=replace(load, ends_at=seconds),
         lead_s=seconds / 2,
-        end_s=seconds,
-        start_s=seconds / 2,
+        end_at=seconds,
+        start_at=seconds / 2,
         why="most sessions at once",
         columns=all_turns(load).between(seconds / 2, seconds),
         follows=True,
@@ -192,9 +192,9 @@ def all_turns(load: SessionLoad) -> Columns:
     rng, seen = random.Random(0), set[int]()
     rows: list[tuple[float, float, float, float]] = []
     for session in load.sessions:
-        at_s = rng.random() * load.start_within_s
+        at = rng.random() * load.start_within_s
         for before, turn in zip((None, *session), session, strict=False):
-            at_s += turn.gap_s
+            at += turn.gap_s
             num_shared = 0
             for id_ in turn.block_ids[: turn.input_tokens // BLOCK_TOKENS]:
                 if id_ not in seen:
@@ -203,6 +203,6 @@ def all_turns(load: SessionLoad) -> Columns:
             seen.update(turn.block_ids)
             if before is not None and turn.has_answer_of(before):
                 num_shared += before.output_tokens
-            rows.append((at_s, turn.input_tokens, max(1, turn.input_tokens - num_shared), turn.output_tokens))
+            rows.append((at, turn.input_tokens, max(1, turn.input_tokens - num_shared), turn.output_tokens))
     rows.sort()
     return Columns(*numpy.array(rows, dtype=float).reshape(-1, 4).T)

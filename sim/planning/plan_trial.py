@@ -78,7 +78,7 @@ def try_fleet(
         judge.most_missed = (1 - wanted) * _most_counted(jobs, load, copies * share)
         outcome = simulate(
             mixed_config(small, load.offered.block_tokens),
-            [job for job in jobs if isfinite(job.request.arrival_s)],
+            [job for job in jobs if isfinite(job.request.arrival_at)],
             enough=judge,
             most_work=effort.left,
         )
@@ -120,7 +120,7 @@ def _most_counted(jobs: Sequence[SimulatedRequest], load: PeakLoad, copies: floa
     """Return how many requests count; where they follow others, so many as hardly come."""
     if load.follows:
         return _FOLLOWING * copies * len(load.columns)
-    return sum(load.lead_s <= job.request.arrival_s < load.end_s for job in jobs)
+    return sum(load.lead_s <= job.request.arrival_at < load.end_at for job in jobs)
 
 
 class _Judge:
@@ -150,20 +150,20 @@ class _Judge:
         self._open = [job for job in self._open if self._stays_open(job, now)]
         if self.num_late + self.num_slow > self.most_missed:
             return True
-        return not self._open and (self._num_known is not None or now >= self._load.end_s)
+        return not self._open and (self._num_known is not None or now >= self._load.end_at)
 
     def _counts(self, job: SimulatedRequest) -> bool:
-        return self._load.lead_s <= job.request.arrival_s < self._load.end_s
+        return self._load.lead_s <= job.request.arrival_at < self._load.end_at
 
     def _stays_open(self, job: SimulatedRequest, now: float) -> bool:
-        arrival_s, slo = job.request.arrival_s, job.request.slo
-        if not isfinite(arrival_s):
-            return now < self._load.end_s
+        arrival_at, slo = job.request.arrival_at, job.request.slo
+        if not isfinite(arrival_at):
+            return now < self._load.end_at
         if not self._counts(job):
             return False
-        if job.rejected or min(job.first_s, now) > arrival_s + slo.ttft_s:
+        if job.rejected or min(job.first_at, now) > arrival_at + slo.ttft_s:
             self.num_late += 1
-        elif isfinite(job.last_s):
+        elif isfinite(job.last_at):
             self.num_slow += not served_job(job).holds(slo)
         else:
             return True

@@ -79,7 +79,7 @@ async def test_measured_times_are_the_servers_delays() -> None:
 async def test_open_loop_keeps_its_times_and_refusals_count() -> None:
     jobs = [BenchRequest("hi", 2, 0.0), BenchRequest("refuse", 2, 0.05), BenchRequest("hi", 2, 0.15)]
     records = await run(slow_server(0.0, 0.0, 2, least=3), jobs)
-    assert all(record.sent_s > job.arrival_s - 1e-3 for record, job in zip(records, jobs, strict=True))
+    assert all(record.sent_at > job.arrival_at - 1e-3 for record, job in zip(records, jobs, strict=True))
     assert [r.error for r in records] == ["", "HTTP 429", ""]
     assert summarise(records, 5000, 5000).attainment == pytest.approx(2 / 3)
 
@@ -129,9 +129,9 @@ def made_up(ttft_s: float, gaps: list[float], error: str = "") -> Record:
     for gap in gaps:
         times.append(times[-1] + gap)
     return Record(
-        sent_s=0.0,
-        tokens_s=[] if error else times,
-        done_s=times[-1],
+        sent_at=0.0,
+        tokens_at=[] if error else times,
+        done_at=times[-1],
         prompt_tokens=10,
         output_tokens=len(times),
         error=error,
@@ -206,7 +206,7 @@ def test_every_trace_format_is_read(name: str, tmp_path: Path) -> None:
     packed.write_bytes(gzip.compress(TRACES[name].encode()))
     rows = read_trace(plain)
     assert rows == read_trace(packed)
-    assert rows[0].arrival_s == 0.0
+    assert rows[0].arrival_at == 0.0
     assert all(row.input_tokens > 0 and row.output_tokens > 0 for row in rows)
     assert len(rows) == (8 if name.startswith("mooncake") else 2)
 
@@ -215,7 +215,7 @@ def test_mooncakes_groups_are_spread_and_prefixes_are_shared(tmp_path: Path) -> 
     path = tmp_path / "t.jsonl"
     path.write_text(TRACES["mooncake.jsonl"])
     rows = read_trace(path)
-    assert len({row.arrival_s for row in rows}) == 8
+    assert len({row.arrival_at for row in rows}) == 8
     jobs = from_trace(rows, 8, 1.0, 800, max_output=5, vocab_size=1000, seed=0)
     assert all(job.prompt[:512] == jobs[0].prompt[:512] for job in jobs)
     assert len({tuple(job.prompt) for job in jobs}) == 8
@@ -251,7 +251,7 @@ def test_shared_blocks_of_sixteen_tokens(tmp_path: Path) -> None:
 def test_real_traces_have_their_known_sizes(name: str, count: int, minutes: float) -> None:
     rows = read_trace(SHARED / name)
     assert len(rows) == count
-    assert rows[-1].arrival_s / 60 == pytest.approx(minutes, rel=0.03)
+    assert rows[-1].arrival_at / 60 == pytest.approx(minutes, rel=0.03)
     assert {row.prefix_block_tokens for row in rows} <= {0, 16 if "blk16" in name else 512}
 
 

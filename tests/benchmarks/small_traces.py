@@ -27,7 +27,7 @@ def write_traces(folder: Path) -> None:
     for name, block_tokens in blocks.items():
         lines = [
             {
-                "timestamp": int(at_s * 1000),
+                "timestamp": int(at * 1000),
                 "input_length": num_prompt,
                 "output_length": num_output,
                 "hash_ids": [
@@ -35,13 +35,13 @@ def write_traces(folder: Path) -> None:
                     *range(1000 * number + 1000, 1000 * number + 1000 + num_prompt // block_tokens),
                 ],
             }
-            for number, (at_s, num_prompt, num_output) in enumerate(work)
+            for number, (at, num_prompt, num_output) in enumerate(work)
         ]
         _write(folder / f"{name}.jsonl.gz", "".join(json.dumps(line) + "\n" for line in lines))
     for name, times in (("azure2023_conv", 1), ("azure2023_code", 5)):  # long prompts: few fill a fleet
         rows = [
-            (START + timedelta(seconds=at_s), times * num_prompt, num_output)
-            for at_s, num_prompt, num_output in work
+            (START + timedelta(seconds=at), times * num_prompt, num_output)
+            for at, num_prompt, num_output in work
         ]
         _write(folder / f"{name}.csv.gz", _table(("TIMESTAMP", "ContextTokens", "GeneratedTokens"), rows))
     _write(folder / "agent_lmcache_sessions.jsonl.gz", _sessions(work))

@@ -128,13 +128,13 @@ class Case:
             for stream in await asyncio.gather(*(self.decoding("frontend1") for _ in range(4))):
                 await self.end(stream)
 
-    def pause_after(self, stream: Stream, moment_s: float) -> float:
-        """The longest gap that ends after `moment_s`."""
-        at, longest = stream.last_s, 0.0
+    def pause_after(self, stream: Stream, moment: float) -> float:
+        """The longest gap that ends after `moment`."""
+        at, longest = stream.last_at, 0.0
         for gap_s in reversed(stream.gaps_s):
-            if at < moment_s:
+            if at < moment:
                 break
-            longest = max(longest, min(gap_s, at - moment_s) if at - gap_s < moment_s else gap_s)
+            longest = max(longest, min(gap_s, at - moment) if at - gap_s < moment else gap_s)
             at -= gap_s
         return longest
 

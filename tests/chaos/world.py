@@ -113,7 +113,7 @@ class Stream:
     routes: list[tuple[str, str]] = field(default_factory=list)
     """Prefill and decode of each attempt, by address. No prefill: decode has computed the prompt itself."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
-    last_s: float = 0.0
+    last_at: float = 0.0
 
     @property
     def expected(self) -> tuple[int, ...]:
@@ -232,7 +232,7 @@ class World:
             prompt=prompt,
             max_tokens=max_tokens,
             model=self.model,
-            last_s=asyncio.get_running_loop().time(),
+            last_at=asyncio.get_running_loop().time(),
         )
         self.nodes[frontend].do(
             do="generate",
@@ -319,8 +319,8 @@ class World:
             return
         assert event["index"] == len(stream.tokens), "a token came twice, or out of order"
         stream.tokens.append(event["token"])
-        stream.gaps_s.append(now - stream.last_s)
-        stream.last_s = now
+        stream.gaps_s.append(now - stream.last_at)
+        stream.last_at = now
 
 
 def _bound(port: int) -> socket.socket:

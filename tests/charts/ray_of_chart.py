@@ -76,8 +76,10 @@ def _ranks(groups: dict[str, str]) -> list[tuple[str, dict[str, float]]]:
 
 def _marks(wanted: int) -> int:
     """Wait for as many marks of processes that compute, and return how many there are."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while (found := len(list(Path(os.environ[FOLDER]).iterdir()))) < wanted and time.monotonic() < deadline_s:
+    deadline_at = time.monotonic() + PATIENCE_S
+    while (
+        found := len(list(Path(os.environ[FOLDER]).iterdir()))
+    ) < wanted and time.monotonic() < deadline_at:
         time.sleep(0.2)
     return found
 
@@ -89,9 +91,9 @@ def _asked(resources: dict[str, float]) -> dict[str, float]:
 
 def _complete(port: int) -> str:
     body = {"model": "baton-embedded", "prompt": "import os\n", "max_tokens": 8, "temperature": 0}
-    deadline_s = time.monotonic() + TIMEOUT_S
+    deadline_at = time.monotonic() + TIMEOUT_S
     while httpx.get(f"http://127.0.0.1:{port}/ready", timeout=PATIENCE_S).status_code != 200:
-        assert time.monotonic() < deadline_s
+        assert time.monotonic() < deadline_at
         time.sleep(0.2)
     answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=60)
     return answer.raise_for_status().json()["choices"][0]["text"]

@@ -39,9 +39,9 @@ def is_ready(env: dict[str, str]) -> bool:
 
 
 def eventually(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_at = time.monotonic() + PATIENCE_S
     while not holds():
-        assert time.monotonic() < deadline_s
+        assert time.monotonic() < deadline_at
         time.sleep(0.05)
 
 

@@ -18,8 +18,8 @@ _STAGGER_S = 0.05
 
 @dataclass(kw_only=True)
 class Stream:
-    started_s: float
-    arrivals_s: list[float] = field(default_factory=list[float])
+    started_at: float
+    arrivals: list[float] = field(default_factory=list[float])
     """When each event came, on the client's clock; several in one piece have one time."""
     status: int = 0
     error: str = ""
@@ -30,7 +30,7 @@ class Stream:
         """ok; cut (broken off visibly after the first byte); refused (before it); silent (ended as if it were whole)."""
         if self.done:
             return "ok"
-        if not self.arrivals_s:
+        if not self.arrivals:
             return "refused"
         return "cut" if self.error else "silent"
 
@@ -41,13 +41,13 @@ class Stream:
 
     @property
     def gaps_s(self) -> list[float]:
-        return [b - a for a, b in zip(self.arrivals_s, self.arrivals_s[1:], strict=False)]
+        return [b - a for a, b in zip(self.arrivals, self.arrivals[1:], strict=False)]
 
 
 async def stream(
     client: httpx.AsyncClient, num_tokens: int, receipts: "Receipts | None" = None, name: int = 0
 ) -> Stream:
-    got = Stream(started_s=time.monotonic())
+    got = Stream(started_at=time.monotonic())
     prompt = "x" if receipts is None else receipts.prompt(name)
     body = {"model": NAME, "prompt": prompt, "max_tokens": num_tokens, "stream": True}
     reader = SseReader()
@@ -58,7 +58,7 @@ async def stream(
                 events = reader.feed(piece) if answer.status_code == 200 else []
                 got.done = got.done or DONE in events
                 num_tokens_come = sum(event != DONE for event in events)
-                got.arrivals_s += [time.monotonic()] * num_tokens_come
+                got.arrivals += [time.monotonic()] * num_tokens_come
                 if receipts is not None:
                     receipts.give(name, num_tokens_come)
     except httpx.HTTPError as error:

@@ -91,9 +91,9 @@ def grants(url: str) -> int:
 
 
 def wait(url: str, count: int) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
+    deadline_at = time.monotonic() + TIMEOUT_S
     while True:
-        assert time.monotonic() < deadline_s
+        assert time.monotonic() < deadline_at
         try:
             if httpx.get(f"{url}/ready").status_code == 200 and len(instances(url)) == count:
                 return

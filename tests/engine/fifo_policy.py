@@ -19,7 +19,7 @@ class FifoPolicy:
         prompts: Seq[ServedSequence],
         steps: StepModels,
         budget_tokens: int,
-        starts_s: float,
+        starts_at: float,
     ) -> int:
         return budget_tokens
 

@@ -250,7 +250,7 @@ class HungDevice:
 
     def launch(self, plan: StepPlan) -> Any:
         over = SimpleNamespace(query=lambda: plan.step < 20)
-        return SimpleNamespace(number=plan.step, plan=plan, started_s=0.0, over=over, ends_first=False)
+        return SimpleNamespace(number=plan.step, plan=plan, started_at=0.0, over=over, ends_first=False)
 
     def finish(self, launched: Any) -> StepResult:
         return self._rank.step(launched.plan)

@@ -55,7 +55,7 @@ def test_one_pause_is_no_slow_link_and_several_are() -> None:
 
 
 def test_writes_that_overlap_share_the_link() -> None:
-    rate = LinkRate(last_s=0.0)
+    rate = LinkRate(last_at=0.0)
     one, two = rate.begin(1000, 0.0), rate.begin(1000, 0.0)
     rate.end(one, 1.0)
     rate.end(two, 2.0)

@@ -210,8 +210,8 @@ async def test_the_request_that_is_due_first_overtakes_at_the_next_layer() -> No
     gate = Gate()
     pusher = Pusher(shard(), BLOCKS, FakeMail(), [gate])
     late, soon = grant_of("late", shard(), 1), grant_of("soon", shard(), 2)
-    for grant, due_s in ((late, 9.0), (soon, 1.0)):
-        pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why), (0.0, due_s))
+    for grant, due_at in ((late, 9.0), (soon, 1.0)):
+        pusher.open(grant, lambda _: None, lambda _: None, lambda _, why: pytest.fail(why), (0.0, due_at))
     done = pusher.step_started(works(late, (1,), 0, 4))
     await tell_of_layers(done, gate)
     done = pusher.step_started(works(soon, (2,), 0, 4))

@@ -11,13 +11,13 @@ class Time:
     """core.ports.Clock in the test's hand: sleeping passes the time."""
 
     def __init__(self) -> None:
-        self.now_s = 0.0
+        self.moment = 0.0
 
     def now(self) -> float:
-        return self.now_s
+        return self.moment
 
     async def sleep(self, delay_s: float) -> None:
-        self.now_s += delay_s
+        self.moment += delay_s
         await asyncio.sleep(0)
 
 
@@ -49,7 +49,7 @@ class World:
 
     def _found(self, address: str) -> None:
         assert address in self.schedulers.living
-        self.found.append((address, self.clock.now_s))
+        self.found.append((address, self.clock.moment))
 
 
 async def test_as_many_as_there_should_be_are_looked_for() -> None:
@@ -83,11 +83,11 @@ async def test_the_only_one_is_tried_again_soon_however_often_it_was_lost() -> N
         world.listed = ["a"]
         await world.turns()
         for _ in range(6):
-            lost_s = world.clock.now_s
+            lost_at = world.clock.moment
             assert world.schedulers.lose("a")
             assert not world.schedulers.lose("a")
             await world.turns()
-            assert 0.2 <= world.found[-1][1] - lost_s < 0.5
+            assert 0.2 <= world.found[-1][1] - lost_at < 0.5
 
 
 async def test_one_that_keeps_away_is_left_alone_longer_and_longer() -> None:
@@ -96,11 +96,11 @@ async def test_one_that_keeps_away_is_left_alone_longer_and_longer() -> None:
         await world.turns()
         waits: list[float] = []
         for _ in range(7):
-            lost_s = world.clock.now_s
+            lost_at = world.clock.moment
             world.schedulers.lose("a")
             while "a" not in world.schedulers.living:
                 await world.turns(1)
-            waits.append(world.found[-1][1] - lost_s)
+            waits.append(world.found[-1][1] - lost_at)
         assert waits[0] < 1.0
         assert 3.0 < waits[-1] <= 10.0
         world.listed = ["b", "c"]

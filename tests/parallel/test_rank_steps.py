@@ -54,7 +54,7 @@ class Rank:
         self.note(f"launch {plan.step}")
         return LaunchedStep(
             number=plan.step,
-            started_s=0.0,
+            started_at=0.0,
             io=Mock(),
             draws=Mock(),
             replayed=False,

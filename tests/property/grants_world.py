@@ -136,7 +136,7 @@ class Writer:
         self.engine = Engine()
         self.worker = PrefillWorker(self.mail, self, self.engine, self.engine)  # type: ignore[arg-type]
 
-    def open(self, grant: Grant, delivered: Any, quiet: Any, failed: Any, due_s: float) -> None:
+    def open(self, grant: Grant, delivered: Any, quiet: Any, failed: Any, due_at: float) -> None:
         self.pushes[grant.id] = Push(grant=grant, delivered=delivered, quiet=quiet)
 
     def finish(self, grant_id: str, drawn: list[TokenOut]) -> None:

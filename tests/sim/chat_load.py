@@ -37,15 +37,15 @@ def offered(
     lasts_s: float,
 ) -> list[SimulatedRequest]:
     """Return requests that come at random, `rate(seconds)` of them a second, each with a prompt of 300 tokens."""
-    rng, rows, at_s = random.Random(3), list[TraceRow](), 0.0
-    while (at_s := at_s + rng.expovariate(rate(at_s))) < lasts_s:
+    rng, rows, at = random.Random(3), list[TraceRow](), 0.0
+    while (at := at + rng.expovariate(rate(at))) < lasts_s:
         length = min(4000, 1 + round(output_tokens(rng)))
-        rows.append(TraceRow(arrival_s=at_s, input_tokens=300, output_tokens=length))
+        rows.append(TraceRow(arrival_at=at, input_tokens=300, output_tokens=length))
     return jobs(Load(rows=rows, duration_s=lasts_s), slo, fleet.block_tokens)
 
 
 def is_slow(job: SimulatedRequest) -> bool:
-    return job.last_s - job.first_s > job.request.slo.tpot_s * max(1, job.num_output - 1)
+    return job.last_at - job.first_at > job.request.slo.tpot_s * max(1, job.num_output - 1)
 
 
 def share_in_time(work: list[SimulatedRequest]) -> float:

@@ -37,7 +37,7 @@ def outcomes() -> dict[str, str]:
 
 
 def _digest(outcome: CoarseOutcome) -> str:
-    times = [(job.first_s, job.last_s, job.num_output, job.rejected) for job in outcome.jobs]
+    times = [(job.first_at, job.last_at, job.num_output, job.rejected) for job in outcome.jobs]
     rest = (outcome.num_events, outcome.num_steps, outcome.busy_share)
     digest = sha256(repr((outcome.decisions, times, rest)).encode()).hexdigest()
     return f"{digest} {len(outcome.decisions)} {outcome.num_events}"

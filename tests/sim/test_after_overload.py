@@ -17,7 +17,7 @@ def served(flood: float, after: float) -> list[SimulatedRequest]:
     work = offered(
         FLEET,
         CHAT,
-        lambda at_s: flood if at_s < FLOOD_S else after,
+        lambda at: flood if at < FLOOD_S else after,
         lambda rng: 500 * rng.lognormvariate(-0.1, 0.4),
         LASTS_S,
     )
@@ -30,7 +30,7 @@ def served(flood: float, after: float) -> list[SimulatedRequest]:
 def test_all_are_in_time_that_come_a_while_after_a_flood(flood: float, after: float) -> None:
     work = served(flood, after)
     assert share_in_time(work) < 0.95, "in the flood some are late"
-    assert share_in_time([job for job in work if job.request.arrival_s >= 2 * FLOOD_S]) > 0.98
+    assert share_in_time([job for job in work if job.request.arrival_at >= 2 * FLOOD_S]) > 0.98
 
 
 def test_what_is_late_is_served_where_there_is_room_again() -> None:

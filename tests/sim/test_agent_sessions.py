@@ -34,7 +34,7 @@ def load(tmp_path: Path) -> SessionLoad:
 
 
 def openers(work: list[SimulatedRequest]) -> list[SimulatedRequest]:
-    return [job for job in work if job.request.arrival_s < inf]
+    return [job for job in work if job.request.arrival_at < inf]
 
 
 def test_a_turn_arrives_its_gap_after_the_last_token_of_the_one_before(load: SessionLoad) -> None:
@@ -44,7 +44,7 @@ def test_a_turn_arrives_its_gap_after_the_last_token_of_the_one_before(load: Ses
     assert all(job.num_output == job.max_tokens for job in work)
     for job in work:
         if job.then is not None:
-            assert job.then.request.arrival_s == pytest.approx(job.last_s + 1.0)
+            assert job.then.request.arrival_at == pytest.approx(job.last_at + 1.0)
 
 
 def test_a_refused_turn_does_not_end_its_session(load: SessionLoad) -> None:
@@ -87,8 +87,8 @@ def test_in_full_a_turn_comes_its_gap_after_the_answer_before(load: SessionLoad)
     assert len(work) == 24
     for number, arrival in enumerate(work):
         if (before := arrival.follows) is not None:
-            ended_s = outcome.arrived_s[before] + outcome.last_token_s[before]
-            assert outcome.arrived_s[number] == pytest.approx(ended_s + 1.0)
+            ended_at = outcome.arrived_at[before] + outcome.last_token_at[before]
+            assert outcome.arrived_at[number] == pytest.approx(ended_at + 1.0)
 
 
 @pytest.mark.parametrize("room", [True, False])
@@ -105,11 +105,11 @@ def test_a_turn_finds_the_answer_before_where_its_prompt_has_room_for_it(tmp_pat
     missing_s = (num_second - (1900 if room else 1000)) / SLOW.tokens_per_s
     block_s = 2 * 64 / SLOW.tokens_per_s
     outcome = run_virtual(simulate_in_full(FULL, load.arrivals(1.0, 0)))
-    assert missing_s < outcome.first_token_s[1] < missing_s + block_s
+    assert missing_s < outcome.first_token_at[1] < missing_s + block_s
     work = load.jobs(1.0, 0, LOOSE)
     simulate(replace(CONFIG, step=SLOW, block_tokens=64), openers(work))
-    assert work[1].request.arrival_s == pytest.approx(work[0].last_s + 0.25)
-    assert missing_s < work[1].first_s - work[1].request.arrival_s < missing_s + block_s
+    assert work[1].request.arrival_at == pytest.approx(work[0].last_at + 0.25)
+    assert missing_s < work[1].first_at - work[1].request.arrival_at < missing_s + block_s
 
 
 def test_an_answer_that_was_in_a_prompt_stays_in_those_that_go_on_from_it(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_an_answer_that_was_in_a_prompt_stays_in_those_that_go_on_from_it(tmp_pa
     work = written(tmp_path / "own.jsonl", list(turns)).arrivals(1.0, 0)
     outcome = run_virtual(simulate_in_full(FULL, work))
     for number in (1, 2, 3):
-        assert outcome.first_token_s[number] < (600 + 2 * 64) / SLOW.tokens_per_s, (
+        assert outcome.first_token_at[number] < (600 + 2 * 64) / SLOW.tokens_per_s, (
             "all but the new text is cached"
         )
 

@@ -282,6 +282,6 @@ def test_every_scheduler_serves_a_light_load_within_its_targets(name: str) -> No
     work = jobs(Load(rows=random_rows(1, 80, 10.0), duration_s=1e9), Slo(ttft_s=2.0, tpot_s=0.1), 64)
     outcome = simulate(config, work, entry.make)
     assert all(job.num_output == job.max_tokens for job in outcome.jobs)
-    assert max(job.first_s - job.request.arrival_s for job in outcome.jobs) < 2.0
+    assert max(job.first_at - job.request.arrival_at for job in outcome.jobs) < 2.0
     used = {line.split()[-1] for line in outcome.decisions if line.startswith("place")}
     assert len(used) > 1 or name == "polyserve" or name == OURS

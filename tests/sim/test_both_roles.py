@@ -20,13 +20,13 @@ def test_instances_that_do_both_serve_everything_and_change_roles_by_the_load() 
     )
     outcome = run_virtual(simulate(config, work))
     assert [len(tokens) for tokens in outcome.tokens] == [arrival.max_tokens for arrival in work]
-    assert all(math.isfinite(end_s) for end_s in outcome.last_token_s)
+    assert all(math.isfinite(end_at) for end_at in outcome.last_token_at)
     placed = [line.split()[2:] for line in outcome.decisions if line.startswith("place")]
     assert len({decode for _, decode in placed}) >= 2
     tpot_s = [
         (last - first) / max(1, len(tokens) - 1)
         for first, last, tokens in zip(
-            outcome.first_token_s, outcome.last_token_s, outcome.tokens, strict=True
+            outcome.first_token_at, outcome.last_token_at, outcome.tokens, strict=True
         )
     ]
     assert sum(value <= 0.02 for value in tpot_s) >= 0.9 * len(work)

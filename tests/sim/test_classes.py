@@ -19,9 +19,9 @@ FLEET = CoarseConfig(
 
 
 def requests(slo: Slo, rate: float, num_output: int) -> list[SimulatedRequest]:
-    rng, rows, at_s = random.Random(slo.name), list[TraceRow](), 0.0
-    while (at_s := at_s + rng.expovariate(rate)) < DURATION_S:
-        rows.append(TraceRow(arrival_s=at_s, input_tokens=500, output_tokens=num_output))
+    rng, rows, at = random.Random(slo.name), list[TraceRow](), 0.0
+    while (at := at + rng.expovariate(rate)) < DURATION_S:
+        rows.append(TraceRow(arrival_at=at, input_tokens=500, output_tokens=num_output))
     made = jobs(Load(rows=rows, duration_s=DURATION_S), slo, FLEET.block_tokens)
     for job in made:
         job.request = replace(job.request, id=f"{slo.name} {job.request.id}")
@@ -31,19 +31,19 @@ def requests(slo: Slo, rate: float, num_output: int) -> list[SimulatedRequest]:
 def in_time(job: SimulatedRequest) -> bool:
     slo = job.request.slo
     steady_s = slo.tpot_s * max(1, job.num_output - 1)
-    return job.first_s - job.request.arrival_s <= slo.ttft_s and job.last_s - job.first_s <= steady_s
+    return job.first_at - job.request.arrival_at <= slo.ttft_s and job.last_at - job.first_at <= steady_s
 
 
 def test_a_higher_class_keeps_its_targets_beside_a_flood_which_gets_the_rest() -> None:
     few, flood = requests(INTERACTIVE, 4.0, 100), requests(BATCH, 40.0, 1000)
     alone = deepcopy(few)
     simulate(FLEET, alone)
-    everybody = sorted(few + flood, key=lambda job: job.request.arrival_s)
-    simulate(FLEET, everybody, until_s=2 * DURATION_S)
+    everybody = sorted(few + flood, key=lambda job: job.request.arrival_at)
+    simulate(FLEET, everybody, ends_at=2 * DURATION_S)
     assert not any(job.rejected for job in few)
     assert sum(map(in_time, few)) >= 0.95 * sum(map(in_time, alone)) > 0
     beside = deepcopy(flood)
     for job in beside:
-        job.num_output, job.rejected, job.first_s, job.last_s = 0, "", float("inf"), float("inf")
-    simulate(FLEET, beside, until_s=2 * DURATION_S)
+        job.num_output, job.rejected, job.first_at, job.last_at = 0, "", float("inf"), float("inf")
+    simulate(FLEET, beside, ends_at=2 * DURATION_S)
     assert sum(job.num_output for job in flood) >= 0.8 * sum(job.num_output for job in beside)

@@ -23,7 +23,7 @@ def arrivals() -> list[Arrival]:
             for turn in range(TURNS[tenant]):
                 found.append(
                     Arrival(
-                        at_s=0.01 if turn else rng.uniform(0, 0.2),
+                        at=0.01 if turn else rng.uniform(0, 0.2),
                         prompt=tuple(rng.randrange(1000) for _ in range(rng.randint(100, 300))),
                         max_tokens=rng.randint(30, 90),
                         seed=1,
@@ -53,6 +53,6 @@ def test_both_get_as_many_tokens(ttft_s: float, num_ingresses: int, num_schedule
     )
     outcome = run_virtual(simulate(config, work))
     tokens = dict.fromkeys(CLIENTS, 0)
-    for arrival, arrived_s, times_s in zip(work, outcome.arrived_s, outcome.token_times_s, strict=True):
-        tokens[arrival.tenant] += sum(FROM_S <= arrived_s + at_s < TO_S for at_s in times_s)
+    for arrival, arrived_at, times in zip(work, outcome.arrived_at, outcome.token_times, strict=True):
+        tokens[arrival.tenant] += sum(FROM_S <= arrived_at + at < TO_S for at in times)
     assert tokens["many"] / tokens["few"] == pytest.approx(1.0, abs=0.1)

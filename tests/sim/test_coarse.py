@@ -83,20 +83,20 @@ def placed(decisions: Sequence[str]) -> list[str]:
 
 
 def waited(job: SimulatedRequest) -> tuple[float, float]:
-    return job.first_s - job.request.arrival_s, job.last_s - job.request.arrival_s
+    return job.first_at - job.request.arrival_at, job.last_at - job.request.arrival_at
 
 
-@pytest.mark.parametrize("last_s", [0.03, 0.06, 0.1, 0.13])
-def test_a_step_has_no_prompt_that_came_after_it_was_planned(last_s: float) -> None:
+@pytest.mark.parametrize("last_at", [0.03, 0.06, 0.1, 0.13])
+def test_a_step_has_no_prompt_that_came_after_it_was_planned(last_at: float) -> None:
     """The first two prompts fill a step each. The third is in the step behind them, which is planned when the second one's
     begins, 69 ms after the start. So the last one is in that step, too, or in the one behind it."""
-    sizes = {0.0: 512, 0.02: 512, 0.025: 200, last_s: 100}
-    rows = [TraceRow(arrival_s=at_s, input_tokens=num, output_tokens=5) for at_s, num in sizes.items()]
+    sizes = {0.0: 512, 0.02: 512, 0.025: 200, last_at: 100}
+    rows = [TraceRow(arrival_at=at, input_tokens=num, output_tokens=5) for at, num in sizes.items()]
     outcome, quick = served(rows, 1, 1)
     assert placed(outcome.decisions) == placed(quick.decisions)
     assert all(" prefill-" in line for line in placed(quick.decisions))
     first, _ = zip(*map(waited, quick.jobs), strict=True)
-    assert first == pytest.approx(outcome.first_token_s, abs=1e-4)
+    assert first == pytest.approx(outcome.first_token_at, abs=1e-4)
 
 
 def test_the_same_decisions_and_times_where_one_choice_does_not_upset_the_next() -> None:
@@ -109,12 +109,12 @@ def test_the_same_decisions_and_times_where_one_choice_does_not_upset_the_next()
         there, here = placed(outcome.decisions), placed(quick.decisions)
         assert sum(a == b for a, b in zip(there, here, strict=True)) >= 52
         first, last = zip(*map(waited, quick.jobs), strict=True)
-        off = sorted(abs(a - b) for a, b in zip(first, outcome.first_token_s, strict=True))
+        off = sorted(abs(a - b) for a, b in zip(first, outcome.first_token_at, strict=True))
         assert off[len(off) // 2] < 0.001, (
             "half of the first tokens to the millisecond; a step takes 10 to 70"
         )
-        assert statistics.mean(last) == pytest.approx(statistics.mean(outcome.last_token_s), rel=0.01)
-        first_there += outcome.first_token_s
+        assert statistics.mean(last) == pytest.approx(statistics.mean(outcome.last_token_at), rel=0.01)
+        first_there += outcome.first_token_at
         first_here += first
     assert statistics.mean(first_here) == pytest.approx(statistics.mean(first_there), rel=0.01)
 
@@ -131,9 +131,9 @@ def test_the_same_latencies_in_the_mean_where_decisions_part_ways(
     for seed in range(3):
         outcome, quick = both(seed, 20.0, prefill, decode, blocks)
         first, last = zip(*map(waited, quick.jobs), strict=True)
-        there += outcome.last_token_s
+        there += outcome.last_token_at
         here += last
-        first_there += outcome.first_token_s
+        first_there += outcome.first_token_at
         first_here += first
     assert statistics.mean(here) == pytest.approx(statistics.mean(there), rel=0.02)
     assert statistics.mean(first_here) == pytest.approx(statistics.mean(first_there), rel=0.08)
@@ -221,10 +221,10 @@ def test_every_job_ends_and_the_ledger_balances(
     outcome = coarse(replace(config, lookahead=lookahead), work)
     for job in outcome.jobs:
         if job.rejected:
-            assert math.isinf(job.last_s)
+            assert math.isinf(job.last_at)
         else:
             assert job.num_output == job.max_tokens
-            assert job.request.arrival_s < job.first_s <= job.last_s
+            assert job.request.arrival_at < job.first_at <= job.last_at
 
 
 @given(
@@ -238,7 +238,7 @@ def test_a_burst_knows_its_steps(first: float, slope: float, count: int, into: f
     for done in (0, count // 2, count - 1):
         inside = burst.elapsed_s(done) + into * (first + done * slope)
         assert burst.num_done(5.0 + inside) == done
-    assert burst.num_done(burst.end_s) == count
+    assert burst.num_done(burst.end_at) == count
 
 
 def test_jobs_share_what_the_trace_says_at_any_block_size() -> None:
@@ -259,8 +259,8 @@ def test_jobs_share_what_the_trace_says_at_any_block_size() -> None:
 def test_a_share_of_a_copy_is_that_share_of_the_load() -> None:
     rows = random_rows(6, 400, 10.0)
     work = jobs(Load(rows=rows, duration_s=40.0, copies=2.5, seed=1), Slo(ttft_s=2.0, tpot_s=0.1), 64)
-    assert len(work) == pytest.approx(2.5 * sum(row.arrival_s < 40 for row in rows), rel=0.03)
-    assert [job.request.arrival_s for job in work] == sorted(job.request.arrival_s for job in work)
+    assert len(work) == pytest.approx(2.5 * sum(row.arrival_at < 40 for row in rows), rel=0.03)
+    assert [job.request.arrival_at for job in work] == sorted(job.request.arrival_at for job in work)
 
 
 def test_the_garbage_collector_rests_only_while_it_runs_and_has_nothing_to_do() -> None:

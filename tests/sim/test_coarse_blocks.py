@@ -37,7 +37,7 @@ def _serve(blocks: Blocks, ids: tuple[int, ...], block_tokens: int, *, retain: b
         address="here",
         arrival=ids[0],
         num_known=num_prompt,
-        ready_s=0.0,
+        ready_at=0.0,
         blocks=Sequence(request=request, tokens=list(ids), num_prompt=len(ids), arrival=0),
     )
     assert blocks.admit(seq, num_prompt, 0)

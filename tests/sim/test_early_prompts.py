@@ -17,16 +17,16 @@ FLEET = CoarseConfig(num_prefill=1, num_decode=1, max_num_seqs=16, max_batch_tok
 
 def in_time(job: SimulatedRequest) -> bool:
     steady_s = SLO.tpot_s * max(1, job.num_output - 1)
-    return job.first_s - job.request.arrival_s <= SLO.ttft_s and job.last_s - job.first_s <= steady_s
+    return job.first_at - job.request.arrival_at <= SLO.ttft_s and job.last_at - job.first_at <= steady_s
 
 
 def offered(rate: float, burst: int, num_tokens: int = 300) -> list[SimulatedRequest]:
     """A steady load, and a burst in its middle."""
-    rng, at_s = random.Random(0), list[float]()
-    while not at_s or at_s[-1] < 12.0:
-        at_s.append((at_s[-1] if at_s else 0.0) + rng.expovariate(rate))
-    at_s += [8.0 + 0.02 * number for number in range(burst)]
-    rows = [TraceRow(arrival_s=one, input_tokens=num_tokens, output_tokens=100) for one in sorted(at_s)]
+    rng, times = random.Random(0), list[float]()
+    while not times or times[-1] < 12.0:
+        times.append((times[-1] if times else 0.0) + rng.expovariate(rate))
+    times += [8.0 + 0.02 * number for number in range(burst)]
+    rows = [TraceRow(arrival_at=one, input_tokens=num_tokens, output_tokens=100) for one in sorted(times)]
     return jobs(Load(rows=rows, duration_s=20.0), SLO, FLEET.block_tokens)
 
 

@@ -33,29 +33,29 @@ def run(config: SimConfig, arrivals: list[Arrival]) -> Outcome:
     return run_virtual(simulate(config, arrivals))
 
 
-def serving(outcome: Outcome, at_s: float) -> int:
-    return sum(life.serving_s <= at_s < life.ended_s for life in outcome.lives)
+def serving(outcome: Outcome, at: float) -> int:
+    return sum(life.serving_at <= at < life.ended_at for life in outcome.lives)
 
 
 def test_what_an_instance_was_answering_goes_on_elsewhere() -> None:
     undisturbed = run(FLEET, work(12, 0.2))
     disturbed = run(replace(FLEET, failures=(read_failure("both-1@1.0"),)), work(12, 0.2))
     assert disturbed.tokens == undisturbed.tokens
-    assert [life.ended_s for life in disturbed.lives] == [pytest.approx(1.0), inf]
-    assert max(disturbed.last_token_s) > max(undisturbed.last_token_s), "something was computed twice"
+    assert [life.ended_at for life in disturbed.lives] == [pytest.approx(1.0), inf]
+    assert max(disturbed.last_token_at) > max(undisturbed.last_token_at), "something was computed twice"
 
 
 def test_until_another_takes_its_place_nobody_is_served() -> None:
     failing = replace(ONE, failures=(read_failure("both-1@1.05-4.0"),))
     outcome = run(failing, work(20, 0.2))
-    came_s = [
-        at_s + token_s
-        for at_s, times in zip(outcome.arrived_s, outcome.token_times_s, strict=True)
+    came_at = [
+        at + token_s
+        for at, times in zip(outcome.arrived_at, outcome.token_times, strict=True)
         for token_s in times
     ]
-    assert not [at_s for at_s in came_s if 1.06 < at_s < 4.0]
+    assert not [at for at in came_at if 1.06 < at < 4.0]
     assert all(len(tokens) == 20 for tokens in outcome.tokens), "all waited and were served"
-    assert [life.serving_s for life in outcome.lives] == [0.0, pytest.approx(4.0)]
+    assert [life.serving_at for life in outcome.lives] == [0.0, pytest.approx(4.0)]
 
 
 def test_of_a_failure_without_an_instance_nothing_comes() -> None:
@@ -75,23 +75,23 @@ SCALED = {
 def test_a_pool_grows_under_load_after_a_cold_start_and_shrinks_when_it_is_over(cold_start_s: float) -> None:
     """For 20 s prompts come 2.5 times as fast as one instance computes them, then almost none."""
     rush = work(100, 0.2, num_prompt=1000)
-    calm = [replace(one, at_s=20.0 + 2.0 * i, seed=1000 + i) for i, one in enumerate(work(30, 2.0))]
+    calm = [replace(one, at=20.0 + 2.0 * i, seed=1000 + i) for i, one in enumerate(work(30, 2.0))]
     outcome = run(replace(ONE, cold_start_s=cold_start_s, overrides=SCALED), rush + calm)
-    grown = [life for life in outcome.lives if life.asked_s > 0]
+    grown = [life for life in outcome.lives if life.asked_at > 0]
     assert grown
-    assert all(life.serving_s == pytest.approx(life.asked_s + cold_start_s, abs=0.1) for life in grown)
+    assert all(life.serving_at == pytest.approx(life.asked_at + cold_start_s, abs=0.1) for life in grown)
     assert serving(outcome, 20.0) > 1
     assert serving(outcome, 79.0) == 1
     assert all(tokens for tokens in outcome.tokens), "draining loses nobody"
     sizes_stay = run(replace(ONE, overrides=SCALED), rush + calm)
-    assert sum(outcome.first_token_s) < sum(sizes_stay.first_token_s)
+    assert sum(outcome.first_token_at) < sum(sizes_stay.first_token_at)
 
 
 def test_a_lost_instance_of_a_sized_pool_is_replaced_after_a_cold_start() -> None:
     failing = replace(ONE, failures=(read_failure("both-1@1.05"),), cold_start_s=3.0, overrides=SCALED)
     outcome = run(failing, work(10, 0.5))
-    assert outcome.lives[1].asked_s == pytest.approx(1.05)
-    assert outcome.lives[1].serving_s == pytest.approx(4.05)
+    assert outcome.lives[1].asked_at == pytest.approx(1.05)
+    assert outcome.lives[1].serving_at == pytest.approx(4.05)
     assert all(len(tokens) == 20 for tokens in outcome.tokens)
 
 

@@ -27,26 +27,26 @@ def requests(name: str, rows: list[TraceRow]) -> list[SimulatedRequest]:
 
 
 def timely(rate: float) -> list[SimulatedRequest]:
-    rng, rows, at_s = random.Random(1), list[TraceRow](), 1.0
-    while (at_s := at_s + rng.expovariate(rate)) < 20.0:
-        rows.append(TraceRow(arrival_s=at_s, input_tokens=400, output_tokens=100))
+    rng, rows, at = random.Random(1), list[TraceRow](), 1.0
+    while (at := at + rng.expovariate(rate)) < 20.0:
+        rows.append(TraceRow(arrival_at=at, input_tokens=400, output_tokens=100))
     return requests("timely", rows)
 
 
 def in_time(job: SimulatedRequest) -> bool:
     steady_s = CHAT.tpot_s * max(1, job.num_output - 1)
-    return job.first_s - job.request.arrival_s <= CHAT.ttft_s and job.last_s - job.first_s <= steady_s
+    return job.first_at - job.request.arrival_at <= CHAT.ttft_s and job.last_at - job.first_at <= steady_s
 
 
 def test_what_nobody_could_answer_in_time_costs_the_others_nothing_and_is_answered() -> None:
     hopeless = requests(
         "hopeless",
-        [TraceRow(arrival_s=0.5 + 0.1 * i, input_tokens=60_000, output_tokens=400) for i in range(2)],
+        [TraceRow(arrival_at=0.5 + 0.1 * i, input_tokens=60_000, output_tokens=400) for i in range(2)],
     )
     few = timely(30.0)
     alone = deepcopy(few)
     simulate(FLEET, alone)
-    simulate(FLEET, sorted(few + hopeless, key=lambda job: job.request.arrival_s))
+    simulate(FLEET, sorted(few + hopeless, key=lambda job: job.request.arrival_at))
     assert sum(map(in_time, few)) >= 0.98 * sum(map(in_time, alone)) > 0
-    assert all(job.request.slo == CHAT.giving_way() and job.last_s < inf for job in hopeless)
+    assert all(job.request.slo == CHAT.giving_way() and job.last_at < inf for job in hopeless)
     assert all(job.request.slo == CHAT for job in few)

@@ -81,7 +81,7 @@ def test_hopeless_requests_use_up_what_may_miss() -> None:
 def test_requests_are_bounded_by_the_targets_of_their_own_class() -> None:
     """2000 tokens take 202 ms: too long for every second one."""
     classes = (replace(SLO, ttft_s=0.2), replace(SLO, ttft_s=10.0))
-    rows = [TraceRow(arrival_s=0.0, input_tokens=2000, output_tokens=2)] * 10
+    rows = [TraceRow(arrival_at=0.0, input_tokens=2000, output_tokens=2)] * 10
     needs = Needs(jobs(Load(rows=rows, duration_s=1.0), classes, 64), ENGINE, 64)
     assert needs.can_ever_be(0.5, 1)
     assert not needs.can_ever_be(0.6, 100)
@@ -114,5 +114,5 @@ def test_what_is_due_by_some_time_must_have_been_done_by_then() -> None:
 
 def _jobs(prompts: Sequence[int]) -> list[SimulatedRequest]:
     """All at once, each with two tokens of output, one of which is decoded."""
-    rows = [TraceRow(arrival_s=0.0, input_tokens=num_tokens, output_tokens=2) for num_tokens in prompts]
+    rows = [TraceRow(arrival_at=0.0, input_tokens=num_tokens, output_tokens=2) for num_tokens in prompts]
     return jobs(Load(rows=rows, duration_s=1.0), SLO, 64)

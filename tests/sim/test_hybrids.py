@@ -21,10 +21,10 @@ STEP = StepCost(overhead_s=0.0, tokens_per_s=1e9, weights_read_s=0.01, kv_token_
 
 def ends_s(config: CoarseConfig) -> float:
     """Return when the last of ten ends that come at once. Each takes one block to begin with, and a second one soon."""
-    rows = [TraceRow(arrival_s=0.0, input_tokens=60, output_tokens=60) for _ in range(10)]
+    rows = [TraceRow(arrival_at=0.0, input_tokens=60, output_tokens=60) for _ in range(10)]
     work = jobs(Load(rows=rows, duration_s=1.0), SLO, 64)
     simulate(config, work)
-    return max(job.last_s for job in work)
+    return max(job.last_at for job in work)
 
 
 def test_as_many_run_at_once_as_their_states_have_room_for() -> None:

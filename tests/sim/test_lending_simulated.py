@@ -31,14 +31,14 @@ def test_more_are_in_time_where_memory_is_the_limit_and_none_is_slow_for_it() ->
     simulate(WITH_HOST, lent)
     assert share_in_time(lent) > share_in_time(without) + 0.05
     assert sum(map(is_slow, lent)) <= sum(map(is_slow, without)) + 0.005 * len(lent)
-    assert all(job.last_s < inf or job.rejected for job in lent)
+    assert all(job.last_at < inf or job.rejected for job in lent)
 
 
 def test_nothing_changes_where_blocks_suffice() -> None:
     without, lent = offered(4.0), offered(4.0)
     simulate(FLEET, without)
     simulate(WITH_HOST, lent)
-    assert [(job.first_s, job.last_s) for job in lent] == [(job.first_s, job.last_s) for job in without]
+    assert [(job.first_at, job.last_at) for job in lent] == [(job.first_at, job.last_at) for job in without]
 
 
 @pytest.mark.parametrize("roles", [(0, 0, 2), (1, 1, 0)], ids=["any role", "fixed roles"])
@@ -47,7 +47,7 @@ def test_blocks_agree_with_the_ledger_while_some_sit_out(roles: tuple[int, int, 
     config = replace(WITH_HOST, num_prefill=prefill, num_decode=decode, num_both=both)
     work = offered(14.0, 30.0)
     simulate(config, work)  # it checks the ledgers at the end
-    assert all(job.last_s < inf or job.rejected for job in work)
+    assert all(job.last_at < inf or job.rejected for job in work)
 
 
 def test_host_memory_is_of_the_coarse_simulation_alone() -> None:

@@ -58,5 +58,5 @@ def test_slots_are_filled_whatever_an_instance_believes_of_its_steps() -> None:
     )
     outcome = run_virtual(simulate(config, arrivals))
     assert [len(tokens) for tokens in outcome.tokens] == [each.max_tokens for each in arrivals]
-    begun_s = sorted(outcome.first_token_s)
-    assert begun_s[SLOTS - 1] < 5.7, "the slots are taken soon behind the slow steps"
+    begun_at = sorted(outcome.first_token_at)
+    assert begun_at[SLOTS - 1] < 5.7, "the slots are taken soon behind the slow steps"

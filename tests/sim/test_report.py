@@ -25,7 +25,7 @@ def test_the_crowd_is_counted_at_every_moment(served: list[ServedRequest]) -> No
     assert [step[0] for step in steps] == sorted(step[0] for step in steps)
     for moment in range(60):
         _, waiting, decoding = [step for step in steps if step[0] <= moment + 0.5][-1]
-        assert waiting == sum(s.ttft_s < inf and s.at_s < moment + 0.5 < s.at_s + s.ttft_s for s in served)
+        assert waiting == sum(s.ttft_s < inf and s.at < moment + 0.5 < s.at + s.ttft_s for s in served)
         assert decoding == sum(
-            s.e2e_s < inf and s.at_s + s.ttft_s < moment + 0.5 < s.at_s + s.e2e_s for s in served
+            s.e2e_s < inf and s.at + s.ttft_s < moment + 0.5 < s.at + s.e2e_s for s in served
         )

@@ -48,7 +48,7 @@ def test_so_does_the_coarse_simulation_also_of_outputs_that_sit_steps_out(tmp_pa
     path = tmp_path / "recording"
     config = CoarseConfig(num_prefill=0, num_decode=0, num_both=1, num_blocks=2000)
     rows = [
-        TraceRow(arrival_s=0.1 * i, input_tokens=300, output_tokens=NUM_OUTPUT) for i in range(NUM_REQUESTS)
+        TraceRow(arrival_at=0.1 * i, input_tokens=300, output_tokens=NUM_OUTPUT) for i in range(NUM_REQUESTS)
     ]
     work = jobs(Load(rows=rows, duration_s=1.0), Slo(ttft_s=2.0, tpot_s=0.1), config.block_tokens)
     high = Slo(name="high", ttft_s=2.0, tpot_s=0.1, priority=1)

@@ -22,9 +22,9 @@ LARGE = SCAN_UP_TO + 16
 
 def jobs(count: int, per_s: float, shared_blocks: int) -> list[SimulatedRequest]:
     """Prompts of 20 blocks, of which the first `shared_blocks` are everybody's."""
-    rng, found, at_s = random.Random(7), list[SimulatedRequest](), 0.0
+    rng, found, at = random.Random(7), list[SimulatedRequest](), 0.0
     for number in range(count):
-        at_s += rng.expovariate(per_s)
+        at += rng.expovariate(per_s)
         ids = (*range(1, shared_blocks + 1), *(1000 * (number + 1) + i for i in range(20 - shared_blocks)))
         request = Request(
             id=f"r{number}",
@@ -32,7 +32,7 @@ def jobs(count: int, per_s: float, shared_blocks: int) -> list[SimulatedRequest]
             sampling=SamplingParams(max_tokens=40),
             reply_to="",
             slo=SLO,
-            arrival_s=at_s,
+            arrival_at=at,
         )
         found.append(
             SimulatedRequest(request=request, ids=ids, hashes=block_hashes(ids, 1), num_prompt=20 * BLOCK)
@@ -53,7 +53,7 @@ def run(num_schedulers: int, any_role: bool, shared_blocks: int, per_s: float = 
         schedule=ScheduleConfig(report_interval_s=0.1),
     )
     return simulate(
-        config, jobs(600, per_s, shared_blocks), several(num_schedulers, SCAN_UP_TO), until_s=60.0
+        config, jobs(600, per_s, shared_blocks), several(num_schedulers, SCAN_UP_TO), ends_at=60.0
     )
 
 

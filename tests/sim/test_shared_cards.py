@@ -88,8 +88,8 @@ def served(config: CoarseConfig, rows: list[TraceRow]) -> list[SimulatedRequest]
     return list(outcome.jobs)
 
 
-def row(at_s: float, num_prompt: int, num_output: int) -> TraceRow:
-    return TraceRow(arrival_s=at_s, input_tokens=num_prompt, output_tokens=num_output)
+def row(at: float, num_prompt: int, num_output: int) -> TraceRow:
+    return TraceRow(arrival_at=at, input_tokens=num_prompt, output_tokens=num_output)
 
 
 def short_prompts_beside_an_answer() -> list[TraceRow]:
@@ -107,10 +107,10 @@ def test_prompts_slow_down_the_tokens_of_their_card_and_of_no_other() -> None:
         others=tuple(replace(group, step=SMALL.alone(), cards="") for group in shared.others),
     )
     answers = {name: served(config, rows)[0] for name, config in (("shared", shared), ("apart", apart))}
-    took = {name: job.last_s - job.first_s for name, job in answers.items()}
+    took = {name: job.last_at - job.first_at for name, job in answers.items()}
     alone = served(shared, rows[:1])[0]
     assert 1.1 * took["apart"] < took["shared"] < BESIDE * took["apart"]
-    assert alone.last_s - alone.first_s == pytest.approx(took["apart"], rel=0.02)
+    assert alone.last_at - alone.first_at == pytest.approx(took["apart"], rel=0.02)
 
 
 def test_the_first_of_both_share_a_card_and_so_do_the_second() -> None:
@@ -119,7 +119,7 @@ def test_the_first_of_both_share_a_card_and_so_do_the_second() -> None:
     one, two = (coarse_config(ONE.resized(count), 64) for count in (1, 2))
     assert [(group.num_prefill, group.num_decode) for group in two.groups] == [(2, 0), (0, 2)]
     held_up, less = (served(config, rows)[0] for config in (one, two))
-    assert less.last_s - less.first_s < 0.95 * (held_up.last_s - held_up.first_s)
+    assert less.last_at - less.first_at < 0.95 * (held_up.last_at - held_up.first_at)
 
 
 def test_more_processors_for_prompts_are_fewer_for_tokens() -> None:
@@ -128,9 +128,9 @@ def test_more_processors_for_prompts_are_fewer_for_tokens() -> None:
     for prefill in (0.3, 0.7):
         shares = CardShares(CardShare(0.3, prefill), CardShare(0.7, 1 - prefill))
         config = coarse_config(replace(ONE, shares=shares), 64)
-        firsts.append(sum(job.first_s - job.request.arrival_s for job in served(config, prompts)))
+        firsts.append(sum(job.first_at - job.request.arrival_at for job in served(config, prompts)))
         (answer,) = served(config, [row(0.0, 500, 1000)])
-        lasts.append(answer.last_s - answer.first_s)
+        lasts.append(answer.last_at - answer.first_at)
     assert firsts[0] > 1.5 * firsts[1]
     assert lasts[1] > 1.3 * lasts[0]
 

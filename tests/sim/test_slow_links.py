@@ -44,7 +44,7 @@ def test_more_requests_are_in_time_where_reports_say_how_slow_links_are() -> Non
     config = CoarseConfig(num_prefill=2, num_decode=2, link=LinkCost(bytes_per_s=0.03e9))
 
     def share(reports_links: bool) -> float:
-        outcome = simulate(replace(config, reports_links=reports_links), jobs(load, slo, 64), until_s=40.0)
+        outcome = simulate(replace(config, reports_links=reports_links), jobs(load, slo, 64), ends_at=40.0)
         return attainment(served_coarsely(outcome), slo)
 
     assert share(True) > 1.2 * share(False)

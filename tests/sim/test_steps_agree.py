@@ -44,8 +44,8 @@ class Planned:
     now: float = 0.0
     knows_s: float = 0.0
     """What has come until then is known to the next plan."""
-    first_s: dict[str, float] = field(default_factory=dict[str, float])
-    last_s: dict[str, float] = field(default_factory=dict[str, float])
+    first_at: dict[str, float] = field(default_factory=dict[str, float])
+    last_at: dict[str, float] = field(default_factory=dict[str, float])
 
     def __post_init__(self) -> None:
         config = self.config
@@ -59,7 +59,7 @@ class Planned:
 
     def serve(self, work: Sequence[SimulatedRequest]) -> None:
         """Serve requests that come here three messages after they arrive."""
-        left = [(job.request.arrival_s + 3 * self.config.message_s, job) for job in work]
+        left = [(job.request.arrival_at + 3 * self.config.message_s, job) for job in work]
         while left or self.scheduler.load().num_running or self.scheduler.load().num_waiting:
             while left and left[0][0] <= self.knows_s:
                 self._add(left.pop(0)[1])
@@ -76,13 +76,13 @@ class Planned:
         plan = self.scheduler.plan(self.now, self.steps)
         if plan is None:
             return False
-        began_s, self.now = self.now, self.now + duration_s(STEP, plan)
-        self.knows_s = began_s if self.config.lookahead else self.now
+        began_at, self.now = self.now, self.now + duration_s(STEP, plan)
+        self.knows_s = began_at if self.config.lookahead else self.now
         drawn = tuple(Sampled(work.key, 0) for work in plan.work if work.samples)
         for token in self.scheduler.commit(plan, StepResult(step=plan.step, sampled=drawn), self.now):
-            self.first_s.setdefault(token.request_id, self.now)
+            self.first_at.setdefault(token.request_id, self.now)
             if token.finish is not None:
-                self.last_s[token.request_id] = self.now
+                self.last_at[token.request_id] = self.now
         return True
 
 
@@ -90,10 +90,12 @@ def times(work: Sequence[SimulatedRequest], config: CoarseConfig) -> tuple[list[
     """Return each first and last token's time: in the coarse simulation, and by the production planner."""
     simulate(config, work, SCHEDULERS["round-robin"].make)
     planned = Planned(config)
-    planned.serve([replace(job, num_output=0, first_s=inf, last_s=inf) for job in work])
-    seen = [at for job in work for at in (job.first_s, job.last_s)]
+    planned.serve([replace(job, num_output=0, first_at=inf, last_at=inf) for job in work])
+    seen = [at for job in work for at in (job.first_at, job.last_at)]
     ids = [job.request.id for job in work]
-    return seen, [at + config.message_s for id_ in ids for at in (planned.first_s[id_], planned.last_s[id_])]
+    return seen, [
+        at + config.message_s for id_ in ids for at in (planned.first_at[id_], planned.last_at[id_])
+    ]
 
 
 LOADS = {
@@ -122,15 +124,15 @@ def test_every_token_comes_when_the_production_planner_has_it(name: str) -> None
 def test_outputs_take_as_long_in_the_mean_where_sequences_are_preempted(name: str) -> None:
     """A preempted sequence finds other blocks cached there: production shares the beginnings of blocks, too."""
     config, slos, rate = SCARCE[name]
-    seen_s, planned_s = list[float](), list[float]()
+    seen_at, planned_at = list[float](), list[float]()
     for seed in range(3):
         work = random_jobs(seed, rate, slos)
         seen, planned = times(work, config)
-        arrived = [job.request.arrival_s for job in work]
-        seen_s += map(sub, seen[1::2], arrived)
-        planned_s += map(sub, planned[1::2], arrived)
-    assert seen_s != planned_s
-    assert mean(seen_s) == pytest.approx(mean(planned_s), rel=0.03)
+        arrived = [job.request.arrival_at for job in work]
+        seen_at += map(sub, seen[1::2], arrived)
+        planned_at += map(sub, planned[1::2], arrived)
+    assert seen_at != planned_at
+    assert mean(seen_at) == pytest.approx(mean(planned_at), rel=0.03)
 
 
 def random_jobs(seed: int, rate: float, slos: Sequence[Slo]) -> list[SimulatedRequest]:

@@ -19,7 +19,7 @@ FLEET = Fleet(gpu="H100", model="llama-3.1-8b", num_prefill=0, num_decode=0, num
 def rows(count: int, per_s: float, clients: tuple[str, ...], num_prompt: int = 500) -> list[TraceRow]:
     return [
         TraceRow(
-            arrival_s=i / per_s, input_tokens=num_prompt, output_tokens=10, client=clients[i % len(clients)]
+            arrival_at=i / per_s, input_tokens=num_prompt, output_tokens=10, client=clients[i % len(clients)]
         )
         for i in range(count)
     ]

@@ -13,9 +13,9 @@ from sim.catalogue.catalogue import GPUS, MODELS, num_blocks, step_cost
 from sim.trace_workload import arrivals
 
 ROWS = [
-    TraceRow(arrival_s=0.0, input_tokens=40, output_tokens=3, prefix_ids=(0, 1, 2), prefix_block_tokens=16),
-    TraceRow(arrival_s=1.0, input_tokens=48, output_tokens=4, prefix_ids=(0, 1, 9), prefix_block_tokens=16),
-    TraceRow(arrival_s=2.0, input_tokens=5, output_tokens=2),
+    TraceRow(arrival_at=0.0, input_tokens=40, output_tokens=3, prefix_ids=(0, 1, 2), prefix_block_tokens=16),
+    TraceRow(arrival_at=1.0, input_tokens=48, output_tokens=4, prefix_ids=(0, 1, 9), prefix_block_tokens=16),
+    TraceRow(arrival_at=2.0, input_tokens=5, output_tokens=2),
 ]
 
 
@@ -32,7 +32,7 @@ def test_prompts_share_their_common_blocks_and_no_more() -> None:
 
 def test_copies_are_shifted_and_share_nothing() -> None:
     work = arrivals(ROWS, 4, copies=2)
-    assert [item.at_s for item in work] == [0, 0, 1, 2, 2, 3]
+    assert [item.at for item in work] == [0, 0, 1, 2, 2, 3]
     assert shared(work[0].prompt, work[3].prompt) == shared(work[0].prompt, work[4].prompt) == 0
 
 

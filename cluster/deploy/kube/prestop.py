@@ -26,13 +26,13 @@ _REPLICA = "ServeReplica:"
 
 def leave(timeout_s: float) -> bool:
     """Leave. Returns whether everything has left within `timeout_s`. Needs a connection to the node's Ray cluster."""
-    deadline_s = time.monotonic() + timeout_s
+    deadline_at = time.monotonic() + timeout_s
     node_id = ray.get_runtime_context().get_node_id()
     on_head = any(node["NodeID"] == node_id and _HEAD in node["Resources"] for node in ray.nodes())
     if not on_head:
         _drain(node_id)
     while _num_replicas(None if on_head else node_id):
-        if time.monotonic() > deadline_s:
+        if time.monotonic() > deadline_at:
             return False
         time.sleep(_POLL_S)
     return True

@@ -26,7 +26,7 @@ class Delivery:
         """`timeline` gets the attempts; its request may be one of which this is a part. `shared`: one for all requests of a
         prompt."""
         self._request, self._attempts, self._timeline, self._shared = request, attempts, timeline, shared
-        self._deadline = timeline.started_s + attempts.timeout_s
+        self._deadline = timeline.started_at + attempts.timeout_s
         self._running: RunningAttempt | None = None
         self._num_fruitless = 0
         self._exclude: tuple[str, ...] = ()

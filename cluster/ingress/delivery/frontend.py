@@ -158,7 +158,7 @@ class Frontend:
         with self._observed(request) as whole:
 
             async def draw(step: Request, shared: SharedPrompt) -> TokenOut:
-                timeline = Timeline(request=request, started_s=whole.started_s)
+                timeline = Timeline(request=request, started_at=whole.started_at)
                 try:
                     with contextlib.closing(Delivery(step, self._attempts, timeline, shared)) as delivery:
                         return (await delivery.take())[0]
@@ -172,7 +172,7 @@ class Frontend:
     @contextlib.contextmanager
     def _observed(self, request: Request) -> Generator[Timeline]:
         """The request's timeline, of which the observers hear at its end."""
-        timeline = Timeline(request=request, started_s=self._clock.now())
+        timeline = Timeline(request=request, started_at=self._clock.now())
         try:
             with self.adapters.running(request.adapter):
                 yield timeline
@@ -180,7 +180,7 @@ class Frontend:
             timeline.error, timeline.error_type = str(error), type(error).__name__
             raise
         finally:
-            timeline.ended_s = self._clock.now()
+            timeline.ended_at = self._clock.now()
             self._observe(timeline)
 
     def _on_message(self, sender: str, message: Message) -> None:

@@ -34,7 +34,7 @@ class RunningAttempt:
         self.scheduler = ""
         """The scheduler that was asked last."""
         self.route: Route | None = None
-        self.record = Attempt(number=request.attempt, started_s=clock.now())
+        self.record = Attempt(number=request.attempt, started_at=clock.now())
         self.known = list(request.emitted)
         """All output tokens, from every attempt."""
         self.finished = False
@@ -62,8 +62,8 @@ class RunningAttempt:
             self.known.append(following.token)
             self.finished = following.finish is not None
             following = self._early.pop(len(self.known), None) if self._early else None
-        if self.record.first_token_s is None:
-            self.record.first_token_s = self._clock.now()
+        if self.record.first_token_at is None:
+            self.record.first_token_at = self._clock.now()
         self._wake()
 
     async def take(self) -> list[TokenOut]:
@@ -102,7 +102,7 @@ class RunningAttempt:
         self._timer = asyncio.get_running_loop().call_later(max(0.0, seconds), self.fail, failure)
 
     def end(self) -> None:
-        self.record.ended_s = self._clock.now()
+        self.record.ended_at = self._clock.now()
         if self._timer is not None:
             self._timer.cancel()
         if self.brings is not None:
@@ -112,7 +112,7 @@ class RunningAttempt:
         """Take the scheduler's decision over: where it runs, and by which class if that is another one."""
         self.request = replace(self.request, slo=slo or self.request.slo)
         self.route = self.record.route = route
-        self.record.placed_s = self._clock.now()
+        self.record.placed_at = self._clock.now()
         self._wake()
 
     async def placed(self) -> Route:

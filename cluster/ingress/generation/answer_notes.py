@@ -6,7 +6,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from core.clock import now_s
+from core.clock import current_time
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class AnswerNotes:
         return {HEADER: _ascii("; ".join(notes))}
 
     def _log(self, route: str, note: str) -> None:
-        key, now = (route, re.sub(r"\[\d+\]", "[]", note)), now_s()
+        key, now = (route, re.sub(r"\[\d+\]", "[]", note)), current_time()
         while self._logged_at and now - next(iter(self._logged_at.values())) >= _QUIET_S:
             self._logged_at.popitem(last=False)
         if key in self._logged_at or len(self._logged_at) >= _MAX_LINES:

@@ -328,7 +328,7 @@ class Answering:
             slo=slo,
             salt=tenant.salt(terms.cache_salt),
             adapter=request_params.adapter_of(terms.model, self.settings),
-            arrival_s=http.state.arrival_s,
+            arrival_at=http.state.arrival_at,
             tenant=tenant.name,
             weight=tenant.rules.weight,
             retain=retain,

@@ -15,7 +15,7 @@ from cluster.ingress.parsers.output_events import OutputEvent, OutputParser, Pla
 from cluster.ingress.parsers.stop_strings import StopStrings
 from cluster.ingress.telemetry.metrics import IngressMetrics
 from cluster.ingress.tenants.access import Tenant
-from core.clock import now_s
+from core.clock import current_time
 from core.errors import Overloaded, TargetOutOfReach
 from core.types import FinishReason, PromptScore, Request, TokenOut
 
@@ -120,7 +120,7 @@ class ChoiceRunner:
         finally:
             metrics.running.dec(beams.width)
         metrics.prompt_tokens.inc(len(request.prompt))
-        metrics.e2e_s.observe(now_s() - request.arrival_s)
+        metrics.e2e_s.observe(current_time() - request.arrival_at)
         for tokens in found.beams:
             metrics.output_tokens.inc(len(tokens))
             if (finish := tokens[-1].finish) is not None:
@@ -171,10 +171,10 @@ class ChoiceRunner:
         try:
             async with aclosing(self._generator.generate(choice.request, choice.shared)) as tokens:
                 async for token in tokens:
-                    now = now_s()
+                    now = current_time()
                     if last is None:
                         metrics.prompt_tokens.inc(len(choice.request.prompt))
-                        metrics.ttft_s.observe(now - choice.request.arrival_s)
+                        metrics.ttft_s.observe(now - choice.request.arrival_at)
                     else:
                         metrics.itl_s.observe(now - last)
                     metrics.output_tokens.inc()
@@ -182,7 +182,7 @@ class ChoiceRunner:
                     piece = _piece(choice, token)
                     if finished := piece.finish is not None:
                         metrics.finished.labels(piece.finish.value).inc()
-                        metrics.e2e_s.observe(now - choice.request.arrival_s)
+                        metrics.e2e_s.observe(now - choice.request.arrival_at)
                     yield piece
                     if finished:
                         return

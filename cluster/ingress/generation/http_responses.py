@@ -155,7 +155,7 @@ class EventResponse(StreamingResponse):
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
         self._first, self._rest, self._keep_alive_s = first, rest, keep_alive_s
-        self._sent_s = 0.0
+        self._sent_at = 0.0
 
     async def stream_response(self, send: Send) -> None:
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
@@ -163,13 +163,13 @@ class EventResponse(StreamingResponse):
         beats: asyncio.Task[None] | None = None
         try:
             await send(start)
-            self._sent_s = clock() if self._first.done() else -inf
+            self._sent_at = clock() if self._first.done() else -inf
             if self._keep_alive_s:
                 beats = asyncio.create_task(self._beat(send))
             await send(_part(await self._first))
-            self._sent_s = clock()
+            self._sent_at = clock()
             async for event in self._rest:
-                self._sent_s = clock()
+                self._sent_at = clock()
                 await send(_part(event))
         finally:
             await _ended(self._first, beats)
@@ -180,9 +180,9 @@ class EventResponse(StreamingResponse):
         """Send a comment whenever nothing else has been sent for a while."""
         clock = asyncio.get_running_loop().time
         while True:
-            left_s = self._sent_s + self._keep_alive_s - clock()
+            left_s = self._sent_at + self._keep_alive_s - clock()
             if left_s <= 0:
-                self._sent_s, left_s = clock(), self._keep_alive_s
+                self._sent_at, left_s = clock(), self._keep_alive_s
                 await send(_part(_COMMENT))
             await asyncio.sleep(left_s)
 

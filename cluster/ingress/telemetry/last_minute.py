@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 
 from cluster.ingress.telemetry import request_context
-from cluster.ingress.telemetry.timeline import Timeline, attained, first_token_s
+from cluster.ingress.telemetry.timeline import Timeline, attained, first_token_at
 from core.types import Slo
 
 WINDOW_S = 60.0
@@ -68,7 +68,7 @@ class _Moved:
 class _Ended:
     """What is kept of a request. Its tokens are not: there may be a million."""
 
-    ended_s: float
+    ended_at: float
     route: str
     slo: Slo
     attained: bool
@@ -85,17 +85,17 @@ class Recent:
         self._ended: deque[_Ended] = deque(maxlen=MAX_REQUESTS)
 
     def observe(self, timeline: Timeline) -> None:
-        first_s = first_token_s(timeline)
+        first_at = first_token_at(timeline)
         tpot_s = None
-        if first_s is not None and timeline.num_output > 1:
-            tpot_s = (timeline.ended_s - first_s) / (timeline.num_output - 1)
+        if first_at is not None and timeline.num_output > 1:
+            tpot_s = (timeline.ended_at - first_at) / (timeline.num_output - 1)
         ended = _Ended(
-            ended_s=timeline.ended_s,
+            ended_at=timeline.ended_at,
             route=request_context.route.get(),
             slo=timeline.request.slo,
             attained=attained(timeline),
             num_output=timeline.num_output,
-            ttft_s=None if first_s is None else first_s - timeline.started_s,
+            ttft_s=None if first_at is None else first_at - timeline.started_at,
             tpot_s=tpot_s,
             moved=tuple(_moves(timeline)),
         )
@@ -134,14 +134,14 @@ class Recent:
         ]
 
     def _lately(self, now: float) -> Iterable[_Ended]:
-        while self._ended and self._ended[0].ended_s < now - WINDOW_S:
+        while self._ended and self._ended[0].ended_at < now - WINDOW_S:
             self._ended.popleft()
         return self._ended
 
     def _span_s(self, now: float) -> float:
         if len(self._ended) < MAX_REQUESTS:
             return WINDOW_S
-        return max(1.0, now - self._ended[0].ended_s)
+        return max(1.0, now - self._ended[0].ended_at)
 
 
 def _moves(timeline: Timeline) -> Iterable[_Moved]:

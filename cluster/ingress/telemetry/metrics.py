@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 
 from cluster.ingress.telemetry import request_context
 from cluster.ingress.telemetry.pool_metrics import pool_metrics
-from cluster.ingress.telemetry.timeline import Timeline, attained, first_token_s
+from cluster.ingress.telemetry.timeline import Timeline, attained, first_token_at
 from cluster.ingress.telemetry.token_metrics import TokenCounter, TokenHistogram
 from cluster.ingress.telemetry.vllm_names import Alias, VllmNames
 from core.config.adapter_config import adapter_name
@@ -160,8 +160,8 @@ class RequestMetrics:
     def observe(self, timeline: Timeline) -> None:
         """A cluster.ingress.telemetry.timeline.Observe."""
         for attempt in timeline.attempts:
-            if attempt.placed_s is not None:
-                self._queue_s.observe(attempt.placed_s - attempt.started_s)
+            if attempt.placed_at is not None:
+                self._queue_s.observe(attempt.placed_at - attempt.started_at)
             if attempt.lost:
                 self._lost.inc()
             if (handed := attempt.handed_over) is not None:
@@ -185,21 +185,21 @@ class RequestMetrics:
             self._adapter_tokens.labels(adapter, "output").inc(timeline.num_output)
 
     def _observe_route(self, route: str, timeline: Timeline) -> None:
-        if (first_s := first_token_s(timeline)) is not None:
-            self._route_ttft_s.labels(route).observe(first_s - timeline.started_s)
+        if (first_at := first_token_at(timeline)) is not None:
+            self._route_ttft_s.labels(route).observe(first_at - timeline.started_at)
             self._route_tokens.labels(route, "prompt").inc(len(timeline.request.prompt))
         self._route_tokens.labels(route, "output").inc(timeline.num_output)
 
     def _observe_whole(self, timeline: Timeline) -> None:
-        request, first_s = timeline.request, first_token_s(timeline)
-        placed_s = next((a.placed_s for a in timeline.attempts if a.placed_s is not None), None)
-        if placed_s is None or first_s is None:
+        request, first_at = timeline.request, first_token_at(timeline)
+        placed_at = next((a.placed_at for a in timeline.attempts if a.placed_at is not None), None)
+        if placed_at is None or first_at is None:
             return
-        self._prefill_s.observe(first_s - placed_s)
-        self._decode_s.observe(timeline.ended_s - first_s)
-        self._served_s.observe(timeline.ended_s - placed_s)
+        self._prefill_s.observe(first_at - placed_at)
+        self._decode_s.observe(timeline.ended_at - first_at)
+        self._served_s.observe(timeline.ended_at - placed_at)
         if timeline.num_output > 1:
-            self._tpot_s.observe((timeline.ended_s - first_s) / (timeline.num_output - 1))
+            self._tpot_s.observe((timeline.ended_at - first_at) / (timeline.num_output - 1))
         self._num_prompt.observe(len(request.prompt))
         self._num_output.observe(timeline.num_output)
         self._max_tokens.observe(request.sampling.max_tokens)

@@ -13,11 +13,11 @@ class Attempt:
     """One placing. Times are the ingress's clock. What did not happen is None."""
 
     number: int
-    started_s: float
+    started_at: float
     route: Route | None = None
-    placed_s: float | None = None
-    first_token_s: float | None = None
-    ended_s: float | None = None
+    placed_at: float | None = None
+    first_token_at: float | None = None
+    ended_at: float | None = None
     handed_over: HandedOver | None = None
     """How the KV went from prefill to decode. None when decode computed the prompt itself, or it is not known yet."""
     lost: str = ""
@@ -27,10 +27,10 @@ class Attempt:
 @dataclass(slots=True, kw_only=True)
 class Timeline:
     request: Request
-    started_s: float
+    started_at: float
     attempts: list[Attempt] = field(default_factory=list[Attempt])
     num_output: int = 0
-    ended_s: float = 0.0
+    ended_at: float = 0.0
     error: str = ""
     """Empty where it finished, or its client went away."""
     error_type: str = ""
@@ -41,18 +41,18 @@ Observe = Callable[[Timeline], None]
 """Called with every request once, at its end."""
 
 
-def first_token_s(timeline: Timeline) -> float | None:
-    return next((a.first_token_s for a in timeline.attempts if a.first_token_s is not None), None)
+def first_token_at(timeline: Timeline) -> float | None:
+    return next((a.first_token_at for a in timeline.attempts if a.first_token_at is not None), None)
 
 
 def attained(timeline: Timeline) -> bool:
     """Return whether the class's targets were met. TPOT is the mean gap after the first token, as MLPerf has it. A failed request
     misses."""
-    slo, first_s = timeline.request.slo, first_token_s(timeline)
-    if timeline.error or first_s is None or first_s - timeline.started_s > slo.ttft_s:
+    slo, first_at = timeline.request.slo, first_token_at(timeline)
+    if timeline.error or first_at is None or first_at - timeline.started_at > slo.ttft_s:
         return False
     num_gaps = timeline.num_output - 1
-    return num_gaps < 1 or (timeline.ended_s - first_s) / num_gaps <= slo.tpot_s
+    return num_gaps < 1 or (timeline.ended_at - first_at) / num_gaps <= slo.tpot_s
 
 
 def all_of(*observers: Observe) -> Observe:

@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from cluster.ingress.telemetry import request_context
-from cluster.ingress.telemetry.timeline import Attempt, Timeline, attained, first_token_s
+from cluster.ingress.telemetry.timeline import Attempt, Timeline, attained, first_token_at
 
 _OPERATION = "text_completion"
 """The operation, whatever the route: a conversation has become one prompt before it comes here."""
@@ -35,7 +35,7 @@ class Tracing:
             f"{_OPERATION} {self._model}",
             context=_PROPAGATOR.extract({"traceparent": request_context.traceparent.get()}),
             kind=SpanKind.SERVER,
-            start_time=_ns(timeline.started_s),
+            start_time=_ns(timeline.started_at),
             attributes={
                 "gen_ai.operation.name": _OPERATION,
                 "gen_ai.provider.name": "baton",
@@ -61,28 +61,28 @@ class Tracing:
         if timeline.error:
             root.set_status(Status(StatusCode.ERROR, timeline.error))
             root.set_attribute("error.type", timeline.error_type)
-        if (first_s := first_token_s(timeline)) is not None:
-            root.set_attribute("gen_ai.response.time_to_first_chunk", first_s - timeline.started_s)
+        if (first_at := first_token_at(timeline)) is not None:
+            root.set_attribute("gen_ai.response.time_to_first_chunk", first_at - timeline.started_at)
         for attempt in timeline.attempts:
-            self._attempt(root, attempt, attempt.ended_s or timeline.ended_s)
-        root.end(_ns(timeline.ended_s))
+            self._attempt(root, attempt, attempt.ended_at or timeline.ended_at)
+        root.end(_ns(timeline.ended_at))
 
     def close(self) -> None:
         self._provider.shutdown()
 
-    def _attempt(self, root: Span, attempt: Attempt, ended_s: float) -> None:
-        placed_s = ended_s if attempt.placed_s is None else attempt.placed_s
-        self._child(root, "queue", _ns(attempt.started_s), _ns(placed_s), {"baton.attempt": attempt.number})
+    def _attempt(self, root: Span, attempt: Attempt, ended_at: float) -> None:
+        placed_at = ended_at if attempt.placed_at is None else attempt.placed_at
+        self._child(root, "queue", _ns(attempt.started_at), _ns(placed_at), {"baton.attempt": attempt.number})
         if attempt.route is None:
             return
-        first_s = ended_s if attempt.first_token_s is None else attempt.first_token_s
+        first_at = ended_at if attempt.first_token_at is None else attempt.first_token_at
         where = {"baton.decode": attempt.route.decode, "baton.prefill": attempt.route.prefill or "local"}
-        self._child(root, "prefill", _ns(placed_s), _ns(first_s), where)
-        if attempt.first_token_s is None:
+        self._child(root, "prefill", _ns(placed_at), _ns(first_at), where)
+        if attempt.first_token_at is None:
             return
-        handed, decode_s = attempt.handed_over, first_s
+        handed, decode_at = attempt.handed_over, first_at
         if handed is not None:
-            decode_s = min(ended_s, first_s + handed.times.exposed_s)
+            decode_at = min(ended_at, first_at + handed.times.exposed_s)
             facts = {
                 "baton.transport": handed.times.transport,
                 "baton.bytes": handed.num_bytes,
@@ -90,9 +90,9 @@ class Tracing:
                 "baton.first_byte_s": handed.times.first_byte_s,
                 "baton.exposed_s": handed.times.exposed_s,
             }
-            self._child(root, "kv_transfer", _ns(first_s), _ns(decode_s), facts)
+            self._child(root, "kv_transfer", _ns(first_at), _ns(decode_at), facts)
         lost = {"baton.lost": attempt.lost} if attempt.lost else {}
-        self._child(root, "decode", _ns(decode_s), _ns(ended_s), lost)
+        self._child(root, "decode", _ns(decode_at), _ns(ended_at), lost)
 
     def _child(
         self, root: Span, name: str, start_ns: int, end_ns: int, facts: Mapping[str, str | int | float]
@@ -103,6 +103,6 @@ class Tracing:
         span.end(max(start_ns, end_ns))
 
 
-def _ns(moment_s: float) -> int:
+def _ns(moment: float) -> int:
     """Return a moment of core.clock as OpenTelemetry wants it."""
-    return round(moment_s * 1e9)
+    return round(moment * 1e9)

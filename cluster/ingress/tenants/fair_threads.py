@@ -255,11 +255,11 @@ def finished(steps: Steps[T]) -> T:
 
 def _step(steps: Steps[Any], pace: Pace) -> _Stepped:
     """Do one step, on a thread. No variable refers to the error: its traceback would keep the body alive in a circle."""
-    began_s = time.thread_time()
+    began_at = time.thread_time()
     pace.begin()
 
     def stepped(*, ended: bool, result: Any = None, error: Exception | None = None) -> _Stepped:
-        return _Stepped(time.thread_time() - began_s, pace.rested_for_s, ended, result, error)
+        return _Stepped(time.thread_time() - began_at, pace.rested_for_s, ended, result, error)
 
     try:
         next(steps)

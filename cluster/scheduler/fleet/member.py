@@ -169,9 +169,9 @@ class Member(PromisedFacts):
                 self._take_idle()
             self._refresh()
 
-    def report(self, report: LoadReport, settled_before_s: float) -> None:
+    def report(self, report: LoadReport, settled_before: float) -> None:
         """Take a report over. It shows all promises that it says have arrived, and is taken to show those made before
-        `settled_before_s`."""
+        `settled_before`."""
         self._take(report)
         for key in report.sent:
             self.out_links.give_back(key)
@@ -180,7 +180,7 @@ class Member(PromisedFacts):
                 self._settle(key)
         while self._unsettled:
             key, promise = next(iter(self._unsettled.items()))
-            if promise.made_at >= settled_before_s:
+            if promise.made_at >= settled_before:
                 break
             self._settle(key)
         self._refresh()

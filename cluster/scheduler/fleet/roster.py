@@ -110,10 +110,10 @@ class Roster:
         if (member := self._members.get(address)) is not None:
             member.leave()
 
-    def report(self, report: LoadReport, settled_before_s: float) -> Member | None:
+    def report(self, report: LoadReport, settled_before: float) -> Member | None:
         if (member := self._members.get(report.address)) is None:
             return None
-        member.report(report, settled_before_s)
+        member.report(report, settled_before)
         if report.links or member.out_links.is_known:
             receivers = [self._members.get(link.receiver) for link in report.links]
             localities = [locality(member.spot, one.spot) if one else "" for one in receivers]

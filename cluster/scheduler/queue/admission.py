@@ -27,7 +27,7 @@ class Admission:
         self._drain = DrainRate()
         self._hopeless = HopelessRule()
         self._num_arrived = 0
-        self._no_decode_since_s: float | None = None
+        self._no_decode_since: float | None = None
         self.num_schedulers = 1
         """The number of schedulers that share the instances, and the limit on waiting requests."""
 
@@ -103,12 +103,12 @@ class Admission:
         late = [w for w in self.queue if now - w.arrived_at > self._limit_s(w)]
         actions = [self._refuse(w, f"no place was free for {self._limit_s(w):g} s", now) for w in late]
         if not why_not:
-            self._no_decode_since_s = None
+            self._no_decode_since = None
             return actions
-        if self._no_decode_since_s is None:
-            self._no_decode_since_s = now
-        since_s = self._no_decode_since_s
-        alone = [w for w in self.queue if now - max(since_s, w.arrived_at) >= NO_DECODE_WAIT_S]
+        if self._no_decode_since is None:
+            self._no_decode_since = now
+        since = self._no_decode_since
+        alone = [w for w in self.queue if now - max(since, w.arrived_at) >= NO_DECODE_WAIT_S]
         for waiter in alone:
             self.queue.remove(waiter)
         return actions + [self._reject(w.key, w.frontend, w.place, why_not, NO_DECODE_WAIT_S) for w in alone]

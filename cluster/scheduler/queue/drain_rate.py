@@ -17,15 +17,15 @@ class DrainRate:
     (While nothing waits, requests leave as fast as they come, which says nothing about capacity.)"""
 
     def __init__(self) -> None:
-        self._waiting_since_s: float | None = None
+        self._waiting_since: float | None = None
         self._left: deque[float] = deque()
         self._last: tuple[float, float] | None = None
         """(rate of the last time that requests waited, when that was)."""
 
     def observe(self, num_waiting: int, num_left: int, now: float) -> None:
         """Note, after each event, how many wait now and how many were just placed."""
-        if self._waiting_since_s is None:
-            self._waiting_since_s = now if num_waiting else None
+        if self._waiting_since is None:
+            self._waiting_since = now if num_waiting else None
             return
         self._left.extend([now] * num_left)
         while self._left and self._left[0] < now - _WINDOW_S:
@@ -33,7 +33,7 @@ class DrainRate:
         if not num_waiting:
             if (rate := self._measured_per_s(now)) is not None:
                 self._last = (rate, now)
-            self._waiting_since_s = None
+            self._waiting_since = None
             self._left.clear()
 
     def per_s(self, now: float) -> float | None:
@@ -57,7 +57,7 @@ class DrainRate:
         return min(max(1.0, float(ceil((num_waiting - longest / 2) / rate))), _MAX_RETRY_S)
 
     def _measured_per_s(self, now: float) -> float | None:
-        if self._waiting_since_s is None or not self._left:
+        if self._waiting_since is None or not self._left:
             return None
-        elapsed_s = min(now - self._waiting_since_s, _WINDOW_S)
+        elapsed_s = min(now - self._waiting_since, _WINDOW_S)
         return len(self._left) / elapsed_s if elapsed_s >= _MIN_MEASURED_S else None

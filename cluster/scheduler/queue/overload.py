@@ -35,15 +35,15 @@ def dearest(waiters: Iterable[T], num_instances: float, beside_s: float, now: fl
     Each takes `work_s + beside_s` of one of `num_instances`."""
     given_up: list[T] = []
     taken: list[tuple[int, float, int, T]] = []
-    begin_s = now
+    begin_at = now
     for waiter in waiters:
         if not isinf(waiter.start_by):
             heappush(taken, (waiter.level, -waiter.work_s, waiter.number, waiter))
-        late = begin_s > waiter.start_by
-        begin_s += (waiter.work_s + beside_s) / num_instances
+        late = begin_at > waiter.start_by
+        begin_at += (waiter.work_s + beside_s) / num_instances
         if late:
             given_up.append(heappop(taken)[3])
-            begin_s -= (given_up[-1].work_s + beside_s) / num_instances
+            begin_at -= (given_up[-1].work_s + beside_s) / num_instances
     return given_up
 
 
@@ -53,7 +53,7 @@ class Spending:
     It is learned while requests wait, since then all of the fleet's time goes to those that are placed."""
 
     def __init__(self) -> None:
-        self._waiting_since_s: float | None = None
+        self._waiting_since: float | None = None
         self._fleet_s = self._work_s = self._num_placed = 0.0
 
     @property
@@ -65,9 +65,9 @@ class Spending:
 
     def observe(self, num_instances: float, now: float, *, some_wait: bool) -> None:
         """Learn that `num_instances` have worked for what was placed since the last call, if any waited then."""
-        if self._waiting_since_s is not None:
-            self._fleet_s += num_instances * (now - self._waiting_since_s)
-        self._waiting_since_s = now if some_wait else None
+        if self._waiting_since is not None:
+            self._fleet_s += num_instances * (now - self._waiting_since)
+        self._waiting_since = now if some_wait else None
         if self._fleet_s > _REMEMBERED_S * num_instances:
             self._fleet_s, self._work_s, self._num_placed = (
                 self._fleet_s / 2,
@@ -76,6 +76,6 @@ class Spending:
             )
 
     def placed(self, work_s: float) -> None:
-        if self._waiting_since_s is not None:
+        if self._waiting_since is not None:
             self._work_s += work_s
             self._num_placed += 1

@@ -101,9 +101,9 @@ class Autoscaler:
 
     def _learn_cold_start(self, members: Sequence[Member], now: float) -> None:
         """Learn the time from a decision until the first new instance has registered."""
-        for pool, (since_s, had) in list(self._grown.items()):
+        for pool, (since, had) in list(self._grown.items()):
             if sum(pool_of(m) == pool and not m.leaving for m in members) > had:
-                took_s = now - since_s
+                took_s = now - since
                 self._scaler.cold_start_s += _SMOOTHING * (took_s - self._scaler.cold_start_s)
                 del self._grown[pool]
 

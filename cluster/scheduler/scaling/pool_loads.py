@@ -22,14 +22,14 @@ class UseMeter:
 
     def __init__(self) -> None:
         self._computed: dict[str, int] = {}
-        self._at_s = 0.0
+        self._at = 0.0
 
     def loads(
         self, members: Iterable[Member], queued_tokens: int, targets: dict[PoolName, int], now: float
     ) -> list[PoolLoad]:
         """Return the load of each pool. `queued_tokens` are those of prompts that no instance was given yet, and `targets` the
         sizes that the pools shall have."""
-        elapsed_s, self._at_s = now - self._at_s, now
+        elapsed_s, self._at = now - self._at, now
         serving = [m for m in members if not m.leaving]
         found: list[PoolLoad] = []
         for pool, target in targets.items():

@@ -62,9 +62,9 @@ class Resize:
 @dataclass(slots=True)
 class _Trend:
     load: float
-    at_s: float
+    at: float
     slope_per_s: float = 0.0
-    calm_since_s: float | None = None
+    calm_since: float | None = None
 
 
 class Scaler:
@@ -89,25 +89,25 @@ class Scaler:
         reason = f"whose load is {load:.2f} and {ahead:.2f} in {self.cold_start_s:.0f} s"
         wanted = min(limits.at_most, max(limits.at_least, ceil(ahead / rules.target - 1e-9)))
         if wanted > size:
-            trend.calm_since_s = None
+            trend.calm_since = None
             return Resize(pool.name, wanted, reason=reason)
         if size <= limits.at_least or pool.num_starting or ahead > rules.shrink_below * (size - 1):
-            trend.calm_since_s = None
+            trend.calm_since = None
             return None
-        if trend.calm_since_s is None:
-            trend.calm_since_s = now
-        if now - trend.calm_since_s < rules.calm_s:
+        if trend.calm_since is None:
+            trend.calm_since = now
+        if now - trend.calm_since < rules.calm_s:
             return None
-        trend.calm_since_s = now
+        trend.calm_since = now
         idlest = min(pool.instances, key=lambda instance: instance.use)
         return Resize(pool.name, size - 1, (idlest.address,), reason)
 
     def _follow(self, name: PoolName, load: float, now: float) -> _Trend:
         """Follow the load's slope, smoothed over about one cold start."""
         trend = self._trends.setdefault(name, _Trend(load, now))
-        if (elapsed_s := now - trend.at_s) > 0:
+        if (elapsed_s := now - trend.at) > 0:
             share = min(1.0, elapsed_s / self.cold_start_s)
             slope = (load - trend.load) / elapsed_s
             trend.slope_per_s += share * (slope - trend.slope_per_s)
-            trend.load, trend.at_s = load, now
+            trend.load, trend.at = load, now
         return trend

@@ -57,9 +57,9 @@ def test_a_request_in_time_is_none_of_those_that_missed() -> None:
     )
     light = job("light", tenant="light")
     for one in (slow, timely, light):
-        one.first_s, one.last_s, one.num_output = 0.5, 1.0, 11
-    slow.last_s = 5.0
-    late.first_s, late.last_s, late.num_output = 3.0, 3.5, 11
+        one.first_at, one.last_at, one.num_output = 0.5, 1.0, 11
+    slow.last_at = 5.0
+    late.first_at, late.last_at, late.num_output = 3.0, 3.5, 11
     refused.rejected = "busy"
     assert shares([slow, late, refused, timely, light]) == {
         "share": 0.4,
@@ -74,7 +74,7 @@ def test_classes_have_shares_of_their_own_though_some_gave_way() -> None:
     chat, batch = replace(TIMED, name="chat"), replace(TIMED, name="batch")
     made = [job("a", slo=chat), job("b", slo=chat.giving_way()), job("c", slo=batch)]
     for one in made[1:]:
-        one.first_s, one.last_s, one.num_output = 0.5, 1.0, 11
+        one.first_at, one.last_at, one.num_output = 0.5, 1.0, 11
     found = shares(made)
     assert (found["share of chat"], found["share of batch"]) == (0.5, 1.0)
 
@@ -86,7 +86,7 @@ def job(name: str, *, slo: Slo = TIMED, tenant: str = "") -> SimulatedRequest:
         sampling=SamplingParams(max_tokens=11),
         reply_to="",
         slo=slo,
-        arrival_s=0.0,
+        arrival_at=0.0,
         tenant=tenant,
     )
     return SimulatedRequest(request=request, ids=(1,), hashes=(), num_prompt=1)

@@ -51,8 +51,8 @@ class World:
         self.said = pools
 
     async def pass_s(self, seconds: float, task: "asyncio.Task[None]") -> None:
-        until_s = self._now + seconds
-        while self._now < until_s:
+        ends_at = self._now + seconds
+        while self._now < ends_at:
             assert not task.done()
             await asyncio.sleep(0)
 

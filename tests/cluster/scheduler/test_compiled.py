@@ -103,7 +103,7 @@ def record(path: Path, fleet: tuple[int, int, int, float]) -> None:
         ),
         work,
         make,
-        until_s=4.0,
+        ends_at=4.0,
     )
     scheduler, now = made[0], 5.0
     scheduler.on(PeersChanged("a", ("b",)), now)

@@ -61,7 +61,7 @@ def test_what_a_report_showed_ends_with_the_last_request_that_it_showed() -> Non
     for key in ("one", "two", "later"):
         member.promise(key, Promise(0.0, 1, 1, 5, hashes=()))
     shown = report("d", waiting_tokens=800, num_waiting=1, num_running=1, received=("one", "two"))
-    member.report(shown, settled_before_s=0.0)
+    member.report(shown, settled_before=0.0)
     member.release("one")
     assert member.queued_tokens == 805, "whose tokens these are is not known"
     member.release("two")

@@ -32,7 +32,7 @@ def served(
     while True:
         now += rng.expovariate(rate)
         while due and due[0][0] <= now:
-            at_s, _, num_tokens, length, output = heapq.heappop(due)
+            at, _, num_tokens, length, output = heapq.heappop(due)
             if num_tokens == length:
                 output.ended(length)  # type: ignore[attr-defined]
                 ended.append(length)
@@ -40,7 +40,7 @@ def served(
             output.grown(num_tokens)  # type: ignore[attr-defined]
             after = min(length, next_mark(num_tokens))
             heapq.heappush(
-                due, (at_s + (after - num_tokens) / TOKENS_PER_S, next(numbers), after, length, output)
+                due, (at + (after - num_tokens) / TOKENS_PER_S, next(numbers), after, length, output)
             )
         length, output = length_at(now), lengths.begin("", "chat")
         first = min(length, next_mark(0))

@@ -113,7 +113,7 @@ def test_a_recording_becomes_a_trace_of_what_it_served(tmp_path: Path) -> None:
     rows = read_trace(trace)
     assert [row.input_tokens for row in rows] == [len(prompt) for prompt in prompts]
     assert [row.output_tokens for row in rows] == [6] * 5
-    assert [row.arrival_s for row in rows] == sorted(row.arrival_s for row in rows)
+    assert [row.arrival_at for row in rows] == sorted(row.arrival_at for row in rows)
     assert {row.prefix_block_tokens for row in rows} == {16}
     assert {row.prefix_ids[:4] for row in rows} == {(0, 1, 2, 3)}, "what they have in common"
     fleet = ["--both", "1", "--prefill", "0", "--decode", "0"]

@@ -25,7 +25,9 @@ STEPS = StepModels(
 POLICIES: list[SchedulerPolicy[Sequence]] = [HeadroomPolicy(), DeadlinePolicy()]
 
 
-def _request(name: str, num_prompt: int, arrival_s: float, ttft_s: float = 1.0, priority: int = 0) -> Request:
+def _request(
+    name: str, num_prompt: int, arrival_at: float, ttft_s: float = 1.0, priority: int = 0
+) -> Request:
     prompt = tuple(sum(map(ord, name)) + i for i in range(num_prompt))
     slo = Slo(name=name, ttft_s=ttft_s, tpot_s=1.0, priority=priority)
     return Request(
@@ -34,7 +36,7 @@ def _request(name: str, num_prompt: int, arrival_s: float, ttft_s: float = 1.0, 
         sampling=SamplingParams(max_tokens=5),
         reply_to="f",
         slo=slo,
-        arrival_s=arrival_s,
+        arrival_at=arrival_at,
     )
 
 
@@ -133,8 +135,8 @@ def test_without_targets_what_was_begun_goes_on() -> None:
 def test_all_are_computed_whoever_is_late(work: list[tuple[int, float]]) -> None:
     """Every prompt gets its token, and a step is never left empty while one waits."""
     engine = Engine(DeadlinePolicy(), num_slots=4)
-    for number, (num_prompt, arrival_s) in enumerate(work):
-        engine.scheduler.sequences.add(_request(f"r{number}", num_prompt, arrival_s))
+    for number, (num_prompt, arrival_at) in enumerate(work):
+        engine.scheduler.sequences.add(_request(f"r{number}", num_prompt, arrival_at))
     now = 5.0
     while engine.scheduler.load().num_waiting or engine.scheduler.load().num_running:
         assert engine.step(now)

@@ -15,7 +15,7 @@ NOW = 100.0
 @dataclass(eq=False)
 class Served:
     arrival: int = 0
-    first_token_s: float = NOW
+    first_token_at: float = NOW
     num_after_first: int = 0
     tpot_s: float = 0.1
     priority: int = 0
@@ -32,7 +32,7 @@ class Served:
 served = st.builds(
     Served,
     arrival=st.integers(0, 5),
-    first_token_s=st.sampled_from([NOW - 20, NOW - 5.0, NOW, inf]),
+    first_token_at=st.sampled_from([NOW - 20, NOW - 5.0, NOW, inf]),
     num_after_first=st.integers(0, 300),
     tpot_s=st.sampled_from([0.04, 0.1, 10.0, inf]),
     priority=st.integers(-1, 1),
@@ -46,8 +46,8 @@ def test_a_sequence_is_ahead_by_what_it_got_early() -> None:
 
 
 def test_nothing_is_ahead_without_a_first_token_or_a_pace() -> None:
-    assert ahead_s(Served(first_token_s=inf), NOW) == 0
-    assert ahead_s(Served(first_token_s=inf, tpot_s=10.0), NOW) == 0
+    assert ahead_s(Served(first_token_at=inf), NOW) == 0
+    assert ahead_s(Served(first_token_at=inf, tpot_s=10.0), NOW) == 0
     assert ahead_s(Served(tpot_s=inf, num_after_first=30), NOW) == 0
 
 
@@ -70,11 +70,11 @@ def test_only_what_is_ahead_by_enough_lends_and_to_no_lower_class(seqs: list[Ser
 def test_one_rests_until_its_token_is_due_or_its_pause_is_over(
     seq: Served, pause_s: float, passed_s: float
 ) -> None:
-    until_s, now = NOW + pause_s, NOW + passed_s
-    assert rests(seq, until_s, now) == (now < until_s and ahead_s(seq, now) > RETURNS_S)
-    if rests(seq, until_s, now):
-        due_s = seq.first_token_s + (seq.num_after_first + 1) * seq.tpot_s
-        assert now + RETURNS_S < due_s, "it comes back too late"
+    ends_at, now = NOW + pause_s, NOW + passed_s
+    assert rests(seq, ends_at, now) == (now < ends_at and ahead_s(seq, now) > RETURNS_S)
+    if rests(seq, ends_at, now):
+        due_at = seq.first_token_at + (seq.num_after_first + 1) * seq.tpot_s
+        assert now + RETURNS_S < due_at, "it comes back too late"
 
 
 def test_one_that_lends_rests_for_a_while_at_least() -> None:

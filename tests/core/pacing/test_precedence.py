@@ -21,7 +21,7 @@ HIGH = Slo(name="high", ttft_s=1.0, tpot_s=0.025, priority=1)
 LOW = Slo(name="low", ttft_s=100.0, tpot_s=10.0, priority=-1)
 
 
-def request(name: str, slo: Slo, num_prompt: int = 16, arrival_s: float = 0.0) -> Request:
+def request(name: str, slo: Slo, num_prompt: int = 16, arrival_at: float = 0.0) -> Request:
     prompt = tuple(1 + sum(map(ord, name)) + i for i in range(num_prompt))
     return Request(
         id=name,
@@ -29,7 +29,7 @@ def request(name: str, slo: Slo, num_prompt: int = 16, arrival_s: float = 0.0) -
         sampling=SamplingParams(max_tokens=100),
         reply_to="f",
         slo=slo,
-        arrival_s=arrival_s,
+        arrival_at=arrival_at,
     )
 
 

@@ -68,9 +68,9 @@ class PlainCache:
             node.idle_since = self._num_released
             self._num_released += 1
 
-    def pin(self, name: str, until_s: float, tokens: Sequence[int], num_blocks: int) -> None:
+    def pin(self, name: str, ends_at: float, tokens: Sequence[int], num_blocks: int) -> None:
         for index in range(num_blocks):
-            self._nodes[tuple(tokens[: (index + 1) * self._size])].pins[name] = until_s
+            self._nodes[tuple(tokens[: (index + 1) * self._size])].pins[name] = ends_at
 
     def unpin(self, name: str, wanted: bool) -> None:
         nodes = [node for node in self._nodes.values() if name in node.pins]

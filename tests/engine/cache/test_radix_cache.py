@@ -83,16 +83,16 @@ class Both:
         self.cache.release(idle[0], wanted=wanted)
         self.model.release(idle[1], wanted=wanted)
 
-    def pin(self, which: int, most: int, until_s: float) -> None:
+    def pin(self, which: int, most: int, ends_at: float) -> None:
         """Pin the first blocks of one that runs, as far as they are kept."""
         run = self.running[which % len(self.running)]
         if not run.num_kept:
             return
-        name, pin = f"pin {self.num_pins}", Pin(until_s)
+        name, pin = f"pin {self.num_pins}", Pin(ends_at)
         self.num_pins += 1
         self.pins[name] = pin
         self.cache.pin(pin, most, run.blocks[0][: run.num_kept], run.twins[0])
-        self.model.pin(name, until_s, run.tokens, min(run.num_kept, most))
+        self.model.pin(name, ends_at, run.tokens, min(run.num_kept, most))
 
     def unpin(self, which: int, wanted: bool) -> None:
         if self.pins:

@@ -19,31 +19,31 @@ class Machine:
     """A host that launches, and a device that computes at the same time. It is the launcher and the poller."""
 
     def __init__(self) -> None:
-        self.now_s, self._free_s = 0.0, 0.0
+        self.now, self._free_at = 0.0, 0.0
         self._events: list[tuple[float, Any]] = []
 
     def launch(self, plan: StepPlan) -> Any:
-        started_s, is_decode = self.now_s, plan.step % 2
+        started_at, is_decode = self.now, plan.step % 2
         self.go_on(REPLAYED_S if is_decode else LAUNCHED_S)
         compute_s = DECODE_S if is_decode else BEHIND_S
-        over_s = self._free_s = max(self._free_s, self.now_s) + compute_s
-        over = SimpleNamespace(query=lambda: self.now_s >= over_s, over_s=over_s)
-        return SimpleNamespace(number=plan.step, started_s=started_s, over=over, ends_first=False)
+        over_at = self._free_at = max(self._free_at, self.now) + compute_s
+        over = SimpleNamespace(query=lambda: self.now >= over_at, over_at=over_at)
+        return SimpleNamespace(number=plan.step, started_at=started_at, over=over, ends_first=False)
 
     def go_on(self, duration_s: float) -> None:
-        until_s = self.now_s + duration_s
-        for event in [event for event in self._events if event[0] <= until_s]:
+        ends_at = self.now + duration_s
+        for event in [event for event in self._events if event[0] <= ends_at]:
             self._events.remove(event)
-            self.now_s = event[0]
+            self.now = event[0]
             event[1](None)
-        self.now_s = until_s
+        self.now = ends_at
 
     def awaits(self, plan: StepPlan) -> dict[str, str]:
         del plan
         return {}
 
     def when_done(self, event: Any, then: Any) -> None:
-        self._events.append((event.over_s, then))
+        self._events.append((event.over_at, then))
 
 
 def test_a_step_takes_what_the_device_took_though_its_result_is_read_later(
@@ -54,7 +54,7 @@ def test_a_step_takes_what_the_device_took_though_its_result_is_read_later(
     def finish(step: Any) -> StepResult:
         return StepResult(step=step.number, sampled=())
 
-    monkeypatch.setattr(launched_steps, "time", SimpleNamespace(perf_counter=lambda: machine.now_s))
+    monkeypatch.setattr(launched_steps, "time", SimpleNamespace(perf_counter=lambda: machine.now))
     launcher: Any = machine
     steps = LaunchedSteps(launcher, finish, launcher, lambda: None)
     for number in range(6):

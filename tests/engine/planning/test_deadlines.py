@@ -20,24 +20,24 @@ def test_they_come_in_order_and_each_once(steps: list[tuple[Any, ...]]) -> None:
     deadlines, plain = Deadlines[int](), dict[int, float]()
     for name, *args in steps:
         match name, args:
-            case "set", [key, at_s]:
-                deadlines.set(key, at_s)
-                plain[key] = at_s
+            case "set", [key, at]:
+                deadlines.set(key, at)
+                plain[key] = at
             case "drop", [key]:
                 deadlines.drop(key)
                 plain.pop(key, None)
             case _:
                 (now,) = args
-                past = {key: at_s for key, at_s in plain.items() if at_s <= now}
+                past = {key: at for key, at in plain.items() if at <= now}
                 taken = [*deadlines.take(now)]
                 assert sorted(taken) == sorted(past)
                 assert [past[key] for key in taken] == sorted(past.values())
-                plain = {key: at_s for key, at_s in plain.items() if at_s > now}
-        assert deadlines.next_s == min(plain.values(), default=inf)
+                plain = {key: at for key, at in plain.items() if at > now}
+        assert deadlines.next_at == min(plain.values(), default=inf)
 
 
 def test_what_is_set_again_and_again_takes_no_room() -> None:
     deadlines = Deadlines[str]()
-    for at_s in range(100_000, 0, -1):
-        deadlines.set("same", at_s)
+    for at in range(100_000, 0, -1):
+        deadlines.set("same", at)
     assert deadlines.num_entries < 500

@@ -56,7 +56,7 @@ class Flooded:
             sampling=SamplingParams(max_tokens=200),
             reply_to="f",
             slo=Slo(ttft_s=10.0, tpot_s=0.1),
-            arrival_s=self._now,
+            arrival_at=self._now,
         )
         self._scheduler.sequences.add(request)
 

@@ -49,7 +49,7 @@ def until_ahead(w: World, one: Request) -> None:
 def lent(w: World, *requests: Request) -> list[str]:
     """The names of those of `requests` that have lent and need not be back yet."""
     here = [one for one in requests if one.key in scheduler(w).group.table.all]
-    return [one.id for one in here if seq(w, one).rests_until_s > w.now]
+    return [one.id for one in here if seq(w, one).rests_until > w.now]
 
 
 def run_all(w: World, todo: list[Request], every: int = 1) -> None:
@@ -234,13 +234,13 @@ def test_one_that_rests_takes_blocks_when_its_token_is_due_or_its_pause_is_over(
     w.scheduler.sequences.add(other)
     w.until(lambda: w.tiers.asked)
     assert w.tiers.asked[0].id == "b"
-    due_s = w.times[long.key][0] + len(w.out[long.key]) * long.slo.tpot_s
+    due_at = w.times[long.key][0] + len(w.out[long.key]) * long.slo.tpot_s
     if pause_s < 1:
         assert w.now - began == pytest.approx(pause_s, abs=0.15)
-        assert due_s - w.now > RETURNS_S + 0.2
+        assert due_at - w.now > RETURNS_S + 0.2
         assert lent(w, a, other) == ["a"], "what is furthest ahead gives way to it"
     else:
-        assert 0 < due_s - w.now <= RETURNS_S + PACE_S
+        assert 0 < due_at - w.now <= RETURNS_S + PACE_S
     assert w.scheduler.load().num_preempted > 1
     w.finish()
     check(w, a, long, other)

@@ -23,20 +23,20 @@ def turn(name: str, session: str = "", *, tenant: str = "", weight: float = 1.0,
 class Served(World):
     """A World that hears of requests as an engine does, and reads back what is due."""
 
-    def serve(self, *requests: Request, at_s: float | None = None) -> None:
+    def serve(self, *requests: Request, at: float | None = None) -> None:
         """Serve them one after another."""
-        self.now = self.now if at_s is None else at_s
+        self.now = self.now if at is None else at
         for one in requests:
             self.scheduler.sessions.begins(one, self.now)
             self.scheduler.sequences.add(one)
             self.finish()
 
-    def crowd(self, count: int = NUM_BLOCKS // 4, at_s: float | None = None) -> None:
+    def crowd(self, count: int = NUM_BLOCKS // 4, at: float | None = None) -> None:
         """Serve so many others that nothing but what is pinned stays of what was there."""
         first = self.num_crowds * 100
         self.num_crowds += 1
         self.serve(
-            *(replace(turn(chr(2000 + first + i)), id=f"crowd {first + i}") for i in range(count)), at_s=at_s
+            *(replace(turn(chr(2000 + first + i)), id=f"crowd {first + i}") for i in range(count)), at=at
         )
 
     num_crowds = 0
@@ -45,10 +45,10 @@ class Served(World):
         """How many full blocks of its prompt are in the prefix cache."""
         return self.scheduler.prefixes.cached_prefix(replace(one, prompt=(*one.prompt, 0))).num_kept
 
-    def look(self, at_s: float) -> None:
+    def look(self, at: float) -> None:
         """Let the time come, and what is read then."""
-        self.now = at_s
-        self.scheduler.sessions.read_due(at_s)
+        self.now = at
+        self.scheduler.sessions.read_due(at)
         while self.tiers.under_way:
             self.tiers.end()
 
@@ -60,25 +60,25 @@ def w() -> Served:
 
 def test_a_session_stays_for_as_long_as_its_client_has_said(w: Served) -> None:
     w.serve(turn("a", ttl_s=10.0), turn("b"))
-    w.crowd(at_s=9.9)
+    w.crowd(at=9.9)
     assert (w.cached(turn("a")), w.cached(turn("b"))) == (4, 0)
-    w.crowd(at_s=10.0)
+    w.crowd(at=10.0)
     assert w.cached(turn("a")) == 0
 
 
 def test_the_next_turn_renews_it(w: Served) -> None:
     w.serve(turn("a", "s", ttl_s=10.0))
-    w.serve(replace(turn("a", "s", ttl_s=10.0), id="again"), at_s=8.0)
-    w.crowd(at_s=17.0)
+    w.serve(replace(turn("a", "s", ttl_s=10.0), id="again"), at=8.0)
+    w.crowd(at=17.0)
     assert w.cached(turn("a")) == 4
-    w.crowd(at_s=18.0)
+    w.crowd(at=18.0)
     assert w.cached(turn("a")) == 0
 
 
 def test_nothing_stays_for_longer_than_the_configuration_says() -> None:
     w = Served(NUM_BLOCKS, longest_pin_s=5.0)
     w.serve(turn("a", ttl_s=inf))
-    w.crowd(at_s=5.0)
+    w.crowd(at=5.0)
     assert w.cached(turn("a")) == 0
 
 
@@ -170,30 +170,30 @@ def gaps(w: Served, *gaps_s: float, session: str = "s") -> None:
     """Turns of a session, with these gaps between them."""
     w.serve(turn("a", session))
     for number, gap_s in enumerate(gaps_s):
-        w.serve(replace(turn("a", session), id=f"turn {number}"), at_s=w.now + gap_s)
+        w.serve(replace(turn("a", session), id=f"turn {number}"), at=w.now + gap_s)
 
 
 def test_a_session_is_read_back_before_its_next_turn(w: Served) -> None:
     gaps(w, 30.0, 31.0, 60.0, 30.5, 90.0, 31.0)
-    ended_s = w.now
-    w.crowd(at_s=ended_s + 20.0)
-    w.look(ended_s + 28.0)
+    ended_at = w.now
+    w.crowd(at=ended_at + 20.0)
+    w.look(ended_at + 28.0)
     assert w.cached(turn("a")) == 0
-    assert w.scheduler.sessions.next_due_s == ended_s + 28.09375, "a sixteenth is for reading"
-    w.look(ended_s + 28.09375)
+    assert w.scheduler.sessions.next_due_at == ended_at + 28.09375, "a sixteenth is for reading"
+    w.look(ended_at + 28.09375)
     assert w.cached(turn("a")) == 4
     assert w.scheduler.sessions.counts.prefetched == 1
-    w.crowd(at_s=ended_s + 31.0)
+    w.crowd(at=ended_at + 31.0)
     assert w.cached(turn("a")) == 4, "it stays as long as its turn is expected"
-    w.crowd(at_s=ended_s + 32.0)
-    w.look(ended_s + 1000.0)
+    w.crowd(at=ended_at + 32.0)
+    w.look(ended_at + 1000.0)
     assert w.cached(turn("a")) == 0, "it is read back once"
 
 
 def test_its_turn_has_come_before_it_was_read_back(w: Served) -> None:
     gaps(w, 30.0, 31.0, 30.5, 30.0, 31.0, 30.5)
     w.scheduler.sessions.begins(turn("a", "s"), w.now + 1.0)
-    assert w.scheduler.sessions.next_due_s == inf
+    assert w.scheduler.sessions.next_due_at == inf
 
 
 def test_what_is_known_of_a_tenants_sessions_is_believed_of_a_new_one(w: Served) -> None:
@@ -202,19 +202,19 @@ def test_what_is_known_of_a_tenants_sessions_is_believed_of_a_new_one(w: Served)
     w.look(w.now + 4.39)
     assert len(w.tiers.asked) == 2
     w.serve(turn("c", "other's", tenant="other"))
-    assert w.scheduler.sessions.next_due_s == inf
+    assert w.scheduler.sessions.next_due_at == inf
 
 
 def test_a_client_may_say_when_or_never(w: Served) -> None:
     w.serve(turn("a", "s", prefetch_s=3.0), turn("b", "t", prefetch_s=inf))
-    w.crowd(at_s=2.0)
+    w.crowd(at=2.0)
     w.look(3.0)
     assert (w.cached(turn("a")), w.cached(turn("b"))) == (4, 0)
 
 
 def test_a_client_may_say_now(w: Served) -> None:
     w.serve(turn("a", "s"))
-    w.crowd(at_s=1.0)
+    w.crowd(at=1.0)
     assert w.scheduler.sessions.prefetch("", "s")
     assert not w.scheduler.sessions.prefetch("", "nobody's")
     w.look(1.0)
@@ -223,7 +223,7 @@ def test_a_client_may_say_now(w: Served) -> None:
 
 def test_what_is_read_back_takes_no_pinned_blocks(w: Served) -> None:
     w.serve(turn("a", "s", prefetch_s=3.0))
-    w.crowd(at_s=1.0)
+    w.crowd(at=1.0)
     w.serve(turn("b", ttl_s=inf), turn("c", ttl_s=inf))
     w.serve(request("z", (NUM_BLOCKS - 9) * SIZE, max_tokens=1))
     w.scheduler.sequences.add(request("y", (NUM_BLOCKS - 11) * SIZE, max_tokens=8))
@@ -245,9 +245,9 @@ def test_what_is_read_back_stays_as_long_as_was_said(w: Served) -> None:
     w.serve(request("z", NUM_BLOCKS * SIZE - 1, max_tokens=1))
     assert w.cached(turn("a")) == 0
     w.look(5.0)
-    w.crowd(at_s=49.0)
+    w.crowd(at=49.0)
     assert w.cached(turn("a")) == 4
-    w.crowd(at_s=50.0)
+    w.crowd(at=50.0)
     assert w.cached(turn("a")) == 0
 
 
@@ -263,7 +263,7 @@ def test_groups_of_ranks_each_know_their_sessions() -> None:
 
 def test_what_is_read_back_leaves_as_much_room_again(w: Served) -> None:
     w.serve(turn("a", "s", prefetch_s=3.0))
-    w.crowd(at_s=1.0)
+    w.crowd(at=1.0)
     running = request("z", (NUM_BLOCKS - 8) * SIZE, max_tokens=4)
     w.scheduler.sequences.add(running)
     w.turn()

@@ -24,7 +24,7 @@ def scheduler(num_blocks: int, max_num_seqs: int) -> StepScheduler:
 
 def text(number: int, length: int) -> Request:
     sampling = SamplingParams(max_tokens=1, pooling="mean")
-    return Request(id=str(number), prompt=(5,) * length, sampling=sampling, reply_to="f", arrival_s=number)
+    return Request(id=str(number), prompt=(5,) * length, sampling=sampling, reply_to="f", arrival_at=number)
 
 
 @given(st.lists(st.integers(1, LONGEST), max_size=40), st.integers(8, 30), st.integers(1, 8), st.booleans())

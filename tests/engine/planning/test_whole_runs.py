@@ -32,7 +32,7 @@ class Hesitant(FifoPolicy):
         prompts: Seq[ServedSequence],
         steps: StepModels,
         budget_tokens: int,
-        starts_s: float,
+        starts_at: float,
     ) -> int:
         return min(budget_tokens, self.rng.randrange(12)) if decoding else budget_tokens
 

@@ -69,9 +69,9 @@ def test_a_model_too_large_for_one_gets_a_group() -> None:
         trace_demand(ROWS, Hardware(model="llama-3.1-70b", gpus=()), targets)
 
 
-def burst(at_s: float, count: int, num_prompt: int, num_output: int) -> list[TraceRow]:
+def burst(at: float, count: int, num_prompt: int, num_output: int) -> list[TraceRow]:
     return [
-        TraceRow(arrival_s=at_s + i / count, input_tokens=num_prompt, output_tokens=num_output)
+        TraceRow(arrival_at=at + i / count, input_tokens=num_prompt, output_tokens=num_output)
         for i in range(count)
     ]
 
@@ -79,23 +79,23 @@ def burst(at_s: float, count: int, num_prompt: int, num_output: int) -> list[Tra
 def test_the_windows_that_decide_are_those_with_most_prompts_and_most_decoding() -> None:
     rows = sorted(
         [
-            *(TraceRow(arrival_s=float(i), input_tokens=50, output_tokens=2) for i in range(600)),
+            *(TraceRow(arrival_at=float(i), input_tokens=50, output_tokens=2) for i in range(600)),
             *burst(100.0, 10, 9000, 2),
             *burst(400.0, 10, 50, 3000),
         ],
-        key=lambda row: row.arrival_s,
+        key=lambda row: row.arrival_at,
     )
     loads = trace_demand(rows, Hardware(model="llama-3.1-8b", gpus=("H100",)), CHAT, seconds=40.0).loads
     at = {word: found for found in loads for word in ("prompts", "decoding", "all work") if word in found.why}
-    assert at["prompts"].start_s <= 100.0 < at["prompts"].start_s + 40.0
-    assert at["decoding"].start_s <= 400.0 < at["decoding"].start_s + 40.0
+    assert at["prompts"].start_at <= 100.0 < at["prompts"].start_at + 40.0
+    assert at["decoding"].start_at <= 400.0 < at["decoding"].start_at + 40.0
     assert at["all work"] is loads[0]
     assert all(
-        len(found.columns) == sum(found.start_s <= row.arrival_s < found.start_s + 40.0 for row in rows)
+        len(found.columns) == sum(found.start_at <= row.arrival_at < found.start_at + 40.0 for row in rows)
         for found in loads
     )
     only = trace_demand(rows, Hardware(model="llama-3.1-8b"), CHAT, 200.0, 30.0).loads
-    assert [(found.start_s, found.duration_s) for found in only] == [(200.0, 30.0)]
+    assert [(found.start_at, found.duration_s) for found in only] == [(200.0, 30.0)]
 
 
 def test_what_comes_around_a_window_does_not_count() -> None:
@@ -116,7 +116,7 @@ def test_what_comes_around_a_window_does_not_count() -> None:
 def test_tokens_that_a_prompt_before_had_are_not_counted_as_new() -> None:
     rows = [
         TraceRow(
-            arrival_s=float(i), input_tokens=1100, output_tokens=1, prefix_ids=ids, prefix_block_tokens=512
+            arrival_at=float(i), input_tokens=1100, output_tokens=1, prefix_ids=ids, prefix_block_tokens=512
         )
         for i, ids in enumerate([(1, 2), (1, 3), (4, 2), (1, 2)])
     ]
@@ -142,10 +142,10 @@ def test_a_part_of_a_load_is_as_steady_as_the_whole() -> None:
     rows = burst(50.0, 200, 100, 1)
     (load,) = trace_demand(rows, Hardware(model="llama-3.1-8b"), CHAT, 0.0, 100.0).loads
     for copies, share, most in ((1.0, 1.0, 1.0), (10.0, 1.0, 0.4), (10.0, 0.1, 0.4)):
-        at_s = [job.request.arrival_s for job in load.jobs(copies, CHAT.slo, share)]
-        assert len(at_s) == pytest.approx(200 * copies * share, rel=0.2)
-        fullest = max(sum(start <= at < start + 5 for at in at_s) for start in range(125))
-        assert fullest <= most * len(at_s)
+        times = [job.request.arrival_at for job in load.jobs(copies, CHAT.slo, share)]
+        assert len(times) == pytest.approx(200 * copies * share, rel=0.2)
+        fullest = max(sum(start <= at < start + 5 for at in times) for start in range(125))
+        assert fullest <= most * len(times)
 
 
 def test_the_answer_holds_its_headroom_and_no_more() -> None:
@@ -174,8 +174,8 @@ def test_the_answer_holds_its_headroom_and_no_more() -> None:
 
 
 def test_what_no_fleet_could_serve_is_said_and_what_tokens_cost() -> None:
-    long = [TraceRow(arrival_s=1.0 * i, input_tokens=200_000, output_tokens=5) for i in range(2)]
-    rows = sorted([*ROWS, *long], key=lambda row: row.arrival_s)
+    long = [TraceRow(arrival_at=1.0 * i, input_tokens=200_000, output_tokens=5) for i in range(2)]
+    rows = sorted([*ROWS, *long], key=lambda row: row.arrival_at)
     demand = trace_demand(rows, Hardware(model="llama-3.1-8b", gpus=("L40S",)), CHAT)
     found = plan(demand)
     assert found.hopeless_share == pytest.approx(2 / len(rows))
@@ -184,15 +184,15 @@ def test_what_no_fleet_could_serve_is_said_and_what_tokens_cost() -> None:
     cost = PlanFinding(demand, found).dollars_per_million_tokens
     assert found.best is not None
     tokens = 2 * sum(row.input_tokens + row.output_tokens for row in rows)
-    hours = (rows[-1].arrival_s - rows[0].arrival_s) / 3600
+    hours = (rows[-1].arrival_at - rows[0].arrival_at) / 3600
     assert cost == pytest.approx(found.best.dollars_per_h * hours / tokens * 1e6, rel=1e-6)
 
 
 def test_fleets_of_two_kinds_of_gpus_are_considered_where_each_is_better_at_something() -> None:
     """Short requests are served for less by a cheap GPU; alone it is too slow for long prompts, and in groups no longer cheap."""
-    short = [TraceRow(arrival_s=0.05 * i, input_tokens=100, output_tokens=40) for i in range(300)]
-    long = [TraceRow(arrival_s=1.5 * i, input_tokens=12_000, output_tokens=5) for i in range(10)]
-    rows = sorted([*short, *long], key=lambda row: row.arrival_s)
+    short = [TraceRow(arrival_at=0.05 * i, input_tokens=100, output_tokens=40) for i in range(300)]
+    long = [TraceRow(arrival_at=1.5 * i, input_tokens=12_000, output_tokens=5) for i in range(10)]
+    rows = sorted([*short, *long], key=lambda row: row.arrival_at)
     hardware = Hardware(model="llama-3.1-8b", gpus=("L40S", "H100"))
     targets = replace(CHAT, slo=Slo(name="t", ttft_s=0.5, tpot_s=0.05))
     load = trace_demand(rows, hardware, targets).loads[0]
@@ -266,7 +266,7 @@ def test_sessions_are_planned_for_when_most_of_them_run(tmp_path: Path) -> None:
     many = replace(sessions, sessions=4 * [*sessions.sessions])
     targets = replace(CHAT, copies=1.0)
     demand = session_demand(many, Hardware(model="llama-3.1-8b", gpus=("H100",)), targets)
-    assert [(found.start_s, found.duration_s) for found in demand.loads] == [(4.0, 4.0)]
+    assert [(found.start_at, found.duration_s) for found in demand.loads] == [(4.0, 4.0)]
     found = answer(demand)
     more = answer(replace(demand, targets=replace(targets, copies=16.0, max_instances=64)))
     assert found.best is not None

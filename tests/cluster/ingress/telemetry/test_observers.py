@@ -30,29 +30,29 @@ def timeline(*, ttft_s: float = 0.1, end_s: float = 1.0, error: str = "") -> Tim
     times = HandoverTimes("shm", 0.01, 0.02, 0.005)
     first = Attempt(
         number=0,
-        started_s=10.0,
+        started_at=10.0,
         route=Route("d0", "p0"),
-        placed_s=10.01,
-        first_token_s=None,
-        ended_s=10.05,
+        placed_at=10.01,
+        first_token_at=None,
+        ended_at=10.05,
         handed_over=None,
         lost="d0",
     )
     second = Attempt(
         number=1,
-        started_s=10.05,
+        started_at=10.05,
         route=Route("d1", "p0"),
-        placed_s=10.06,
-        first_token_s=10.0 + ttft_s,
-        ended_s=10.0 + end_s,
+        placed_at=10.06,
+        first_token_at=10.0 + ttft_s,
+        ended_at=10.0 + end_s,
     )
     second.handed_over = HandedOver("r", 1, 4096, times)
     return Timeline(
         request=request,
-        started_s=10.0,
+        started_at=10.0,
         attempts=[first, second],
         num_output=6,
-        ended_s=10.0 + end_s,
+        ended_at=10.0 + end_s,
         error=error,
     )
 
@@ -177,4 +177,6 @@ async def test_a_real_hand_over_is_told_to_the_ingress(reference) -> None:  # no
     assert attempt.handed_over is not None
     assert attempt.handed_over.times.transport == "loopback"
     assert attempt.handed_over.num_bytes > 0
-    assert story.started_s <= attempt.placed_s <= attempt.first_token_s <= attempt.ended_s <= story.ended_s
+    assert (
+        story.started_at <= attempt.placed_at <= attempt.first_token_at <= attempt.ended_at <= story.ended_at
+    )

@@ -146,35 +146,35 @@ async def test_what_work_raises_is_raised() -> None:
 
 async def test_work_with_pythons_lock_leaves_others_most_of_the_time() -> None:
     def work() -> float:
-        began_s = time.thread_time()
+        began_at = time.thread_time()
         sum(range(1_000_000))
-        return time.thread_time() - began_s
+        return time.thread_time() - began_at
 
     for others, least in ((False, 0.0), (True, 3.0)):
         threads = FairThreads(num_long_threads=1)
         if others:
             threads.note("other", 1.0)
-        began_s = time.monotonic()
+        began_at = time.monotonic()
         first_s = await threads.run("one", 1.0, LONG, at_once(work), holds_lock=True)
         await threads.run("one", 1.0, LONG, at_once(work), holds_lock=True)
-        assert time.monotonic() - began_s > (1 + least) * first_s
+        assert time.monotonic() - began_at > (1 + least) * first_s
 
 
 def pieces(num_pieces: int, worked_s: list[float]) -> None:
     for _ in range(num_pieces):
         between_pieces()
-        began_s = time.thread_time()
+        began_at = time.thread_time()
         sum(range(100_000))
-        worked_s.append(time.thread_time() - began_s)
+        worked_s.append(time.thread_time() - began_at)
 
 
 async def test_long_work_beside_others_rests_between_its_pieces() -> None:
     for holds_lock in (False, True):
         threads, worked_s = FairThreads(num_long_threads=1), list[float]()
         threads.note("other", 1.0)
-        began_s = time.monotonic()
+        began_at = time.monotonic()
         await threads.run("one", 1.0, LONG, at_once(partial(pieces, 50, worked_s)), holds_lock=holds_lock)
-        assert time.monotonic() - began_s > 3.5 * sum(worked_s)
+        assert time.monotonic() - began_at > 3.5 * sum(worked_s)
 
 
 async def test_work_rests_less_where_more_threads_do_it(monkeypatch: pytest.MonkeyPatch) -> None:
