@@ -10,7 +10,7 @@ from core.records import record
 from core.types import PromptScore, SamplingParams, TokenId
 
 PROPOSED: TokenId = -1
-"""In place of a guess that the rank makes itself, with a draft model or a head."""
+"""In place of a draft token that the rank makes itself, with a draft model or a head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class SeqWork:
     """Draw the next token from the logits of the last position."""
     push: KVPush | None = None
     drafts: tuple[TokenId, ...] = ()
-    """Guesses of what will be drawn: the last of the `count` tokens. A token is drawn behind the one before them, and behind each
-    of them that was right. All of them may be PROPOSED."""
+    """Draft tokens of what will be drawn: the last of the `count` tokens. A token is drawn behind the one before them, and behind
+    each of them that was right. All of them may be PROPOSED."""
     adapter: str = ""
     """As in `Request`."""
     has_picture: bool = False
@@ -67,7 +67,7 @@ class SeqWork:
 
     @property
     def known_end(self) -> int:
-        """The number of the sequence's tokens up to the first guess: the place of the token that it draws."""
+        """The number of the sequence's tokens up to the first draft token: the place of the token that it draws."""
         return self.start + self.count - len(self.drafts)
 
     @property
@@ -77,7 +77,7 @@ class SeqWork:
 
     @property
     def is_prompt_piece(self) -> bool:
-        """Whether it computes several known tokens. Guesses do not count."""
+        """Whether it computes several known tokens. Draft tokens do not count."""
         return self.count - len(self.drafts) > 1
 
 
@@ -101,7 +101,7 @@ class StepSize(NamedTuple):
     num_drafts: int
     num_plain: int
     """The works that compute one token, draw the next one, and have nothing else to them: nothing is pushed, and there are no
-    guesses, adapters or pictures."""
+    draft tokens, adapters or pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +114,7 @@ class StepPlan:
     """Keys whose rank-side state goes away (before `new` is applied)."""
     groups: tuple[tuple[SeqWork, ...], ...] = ()
     """In a rank's share of a plan, where groups of ranks meet at the experts: the work of each as it was planned, the rank's own
-    first. All groups decide by it, so that all decide alike, whatever each of them has guessed since then."""
+    first. All groups decide by it, so that all decide alike, whatever each of them has proposed since then."""
 
     @cached_property
     def size(self) -> StepSize:
@@ -166,7 +166,7 @@ class Sampled:
     run: tuple[TokenId, ...] = ()
     """The tokens that the sequence's grammar forces behind all of these, as far as is known."""
     num_unmade: int = 0
-    """The number of the work's PROPOSED guesses that the rank has not made."""
+    """The number of the work's PROPOSED draft tokens that the rank has not made."""
 
     @property
     def tokens(self) -> list[TokenId]:
@@ -208,7 +208,7 @@ class StepResult:
     replayed: bool = False
     """Whether its launches had been captured before."""
     proposing_s: float = 0.0
-    """How long the rank has made guesses before the step; 0 where it has read much that it had not seen, too."""
+    """How long the rank has made draft tokens before the step; 0 where it has read much that it had not seen, too."""
     reading_s: float = 0.0
     """How long both have taken then."""
     failed: tuple[FailedSeq, ...] = ()

@@ -153,7 +153,7 @@ class WorkCounts:
     replayed_steps: int = 0
     """Steps that were replayed from CUDA graphs."""
     draft_tokens: int = 0
-    """Guesses that steps have computed; `accepted_tokens` of them were right."""
+    """Draft tokens that steps have computed; `accepted_tokens` of them were right."""
     accepted_tokens: int = 0
     out_of_memory_steps: int = 0
     """Steps for which there was no memory, and that were planned again with less."""

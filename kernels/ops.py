@@ -22,7 +22,7 @@ from kernels.sampling import DrawShapes, Masks, Penalties
 from kernels.state_layer import StateLayer
 
 TakeIn = Callable[["AttentionMeta", Tensor], None]
-"""(meta of some sequences, rows (T,) int64): take these rows of the guesses into their states."""
+"""(meta of some sequences, rows (T,) int64): take these rows of the draft tokens into their states."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class StateBlocks:
     """(B, blocks of a state) int64"""
     begins: Tensor
     """(B,) bool: the sequence's first token is in this step, so that nothing is in its blocks yet."""
-    num_guesses: tuple[int, ...] = ()
-    """How many of each sequence's rows, the last ones, are guesses; () where none are. They are computed as though they were
+    num_drafts: tuple[int, ...] = ()
+    """How many of each sequence's rows, the last ones, are draft tokens; () where none are. They are computed as though they were
     right, but states are written as they are behind the rows before them."""
     kept: list[TakeIn] = field(default_factory=list[TakeIn])
-    """What `AttentionMeta.take_in` calls: each layer that has computed guesses keeps what goes into its states of them."""
+    """What `AttentionMeta.take_in` calls: each layer that has computed draft tokens keeps what goes into its states of them."""
 
 
 Rows = slice | Tensor
@@ -121,11 +121,12 @@ class AttentionMeta:
         return cls.over(query_lens, query_lens, (), torch.empty(0, dtype=torch.int64), states)
 
     def take_in(self, num_right: Sequence[int]) -> bool:
-        """Take the first `num_right` guesses of each sequence, which were right, into its states. Return if there are any."""
+        """Take the first `num_right` draft tokens of each sequence, which were right, into its states. Return if there are
+        any."""
         states, seqs = self.states, [seq for seq, count in enumerate(num_right) if count]
         if states is None or not seqs:
             return False
-        firsts = tuple(accumulate(states.num_guesses, initial=0))
+        firsts = tuple(accumulate(states.num_drafts, initial=0))
         rows = [firsts[seq] + at for seq in seqs for at in range(num_right[seq])]
         device = states.blocks.device
         own = states.blocks.index_select(0, torch.tensor(seqs, device=device))

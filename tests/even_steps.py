@@ -1,7 +1,7 @@
 """Steps that all say they took the same time, so that no plan depends on how busy the machine is.
 
-How many guesses are worth while is decided by how long steps take with guesses and without. A busy machine delays some of them, and
-now and then it looks as if no guess had ever paid."""
+How many draft tokens are worth while is decided by how long steps take with draft tokens and without. A busy machine delays some
+of them, and now and then it looks as if no draft token had ever paid."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,7 +24,7 @@ PROPOSING_S = STEP_S / 1000
 
 
 class EvenSteps:
-    """A WorkerGroup to which more tokens and guesses are nothing."""
+    """A WorkerGroup to which more tokens and draft tokens are nothing."""
 
     def __init__(self, group: WorkerGroup) -> None:
         self.on_ready, self.hold_adapters, self.lost, self.give_up, self.close, self._execute = (

@@ -1,4 +1,4 @@
-"""Train the draft model that guesses for the embedded one (`--speculate draft:embedded/draft`), from what that one says.
+"""Train the draft model that proposes for the embedded one (`--speculate draft:embedded/draft`), from what that one says.
 
     python tools/train_embedded_draft.py           about 10 minutes of one core with AVX-512 BF16
 
@@ -145,7 +145,7 @@ def _save(model: LlamaForCausalLM, out: Path, metrics: dict[str, object]) -> Non
         f"""# baton-embedded-draft
 
 The draft model of baton-embedded: a smaller Llama with the same tokenizer, which `train_draft.py` in the folder above has taught
-what baton-embedded says of the Python standard library's source. It is for guessing, not for answers.
+what baton-embedded says of the Python standard library's source. It is for drafting, not for answers.
 
 | | |
 |---|---|

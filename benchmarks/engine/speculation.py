@@ -1,15 +1,15 @@
-"""What guesses gain: tokens a second with each source by those without, and how often guesses are right.
+"""What draft tokens gain: tokens a second with each source by those without, and how often draft tokens are right.
 
     python -m benchmarks.engine.speculation [--json FILE] [--threads 1] [--rounds 2] [--only SOURCE ...] [--smoke]
 
 The embedded model goes on with pieces of the source files that were held out of its training, 192 tokens each, for 128 tokens,
 greedily or at temperature 0.8. Each source has an engine of its own, with one rank in this process and steps planned ahead where
 the engine does so; all take turns, and other files come each round. `draft` is the embedded model's draft model, and `control` a
-second engine without guesses: its ratio says what the measure is off by. One step computes all prompts. Otherwise engines would
-spread prompts each in its own way, and decode batches of different sizes. The time is that from the last sequence's first token
-to the end, the pace is the tokens drawn in it, and each ratio is of one round; medians are told. The processor's time in it is
-this process's own, of all its threads, on which others that use the machine weigh less. A
-sequence that ends early leaves its place empty, with guesses and without."""
+second engine without draft tokens: its ratio says what the measure is off by. One step computes all prompts. Otherwise engines
+would spread prompts each in its own way, and decode batches of different sizes. The time is that from the last sequence's first
+token to the end, the pace is the tokens drawn in it, and each ratio is of one round; medians are told. The processor's time in it
+is this process's own, of all its threads, on which others that use the machine weigh less. A
+sequence that ends early leaves its place empty, with draft tokens and without."""
 
 import asyncio
 import json
@@ -48,7 +48,7 @@ SOURCES = {
     "ngram": "ngram",
     "draft": "draft:embedded-draft",
 }
-GUESSING = [*SOURCES][2:]
+DRAFTING = [*SOURCES][2:]
 PROMPT, NUM_TOKENS, SMOKE_TOKENS = 192, 128, 16
 LARGEST_BATCH = 32
 
@@ -71,7 +71,7 @@ class Run:
 
 
 class Bench:
-    """An engine with one source of guesses."""
+    """An engine with one source of draft tokens."""
 
     def __init__(self, source: Any, threads: int) -> None:
         folder = resolve("embedded")
@@ -160,7 +160,7 @@ async def compare(
     """Every source answers the same batches in turn. The first round warms up and teaches the law of steps."""
     paces: dict[str, list[float]] = {source: [] for source in benches}
     by_processor: dict[str, list[float]] = {source: [] for source in benches}
-    guessed: dict[str, list[int]] = {}
+    proposed: dict[str, list[int]] = {}
     equal, num_drawn = 0, rounds * num_batches * size * (num_tokens - 1)
     rng = random.Random(f"{size} {temperature}")
     for number in range(rounds + 1):
@@ -175,7 +175,7 @@ async def compare(
                 drawn = sum(run.drawn for run in runs)
                 paces[source].append(drawn / sum(run.ended - run.began for run in runs))
                 by_processor[source].append(drawn / sum(run.processor_s for run in runs))
-                counts = guessed.setdefault(source, [0, 0])
+                counts = proposed.setdefault(source, [0, 0])
                 counts[0] += after.draft_tokens - before.draft_tokens
                 counts[1] += after.accepted_tokens - before.accepted_tokens
         equal += all(tokens == said["none"] for tokens in said.values())
@@ -184,8 +184,8 @@ async def compare(
             "speed": _ratio(paces[source], paces["none"]),
             "speed_by_processor_time": _ratio(by_processor[source], by_processor["none"]),
             "tokens_per_s": round(statistics.median(paces[source]), 1),
-            "guessed_per_token": round(guessed[source][0] / num_drawn, 3),
-            "right": round(guessed[source][1] / max(1, guessed[source][0]), 3),
+            "guessed_per_token": round(proposed[source][0] / num_drawn, 3),
+            "right": round(proposed[source][1] / max(1, proposed[source][0]), 3),
         }
         for source in benches
     } | {"rounds_with_equal_tokens": equal, "rounds": rounds + 1}
@@ -216,11 +216,11 @@ def main() -> None:
     options = parser(__doc__)
     options.add_argument("--threads", type=int, default=1)
     options.add_argument("--rounds", type=int, default=2)
-    options.add_argument("--only", nargs="+", choices=GUESSING, default=GUESSING, help="sources")
+    options.add_argument("--only", nargs="+", choices=DRAFTING, default=DRAFTING, help="sources")
     args = options.parse_args()
     rounds = 1 if args.smoke else args.rounds
     results = asyncio.run(measure(args.threads, rounds, args.only, args.smoke))
-    chosen = "" if args.only == GUESSING else f" --only {' '.join(args.only)}"
+    chosen = "" if args.only == DRAFTING else f" --only {' '.join(args.only)}"
     write(
         args.json,
         f"benchmarks.engine.speculation --threads {args.threads} --rounds {args.rounds}{chosen}",

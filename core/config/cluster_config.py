@@ -88,12 +88,12 @@ class EngineConfig(Section):
         | Annotated[str, Field(title="draft:PATH", pattern="^draft:.+")]
         | Annotated[str, Field(title="eagle:PATH", pattern="^eagle:.+")]
     ) = "none"
-    """How to guess a sequence's next tokens, so that one step may draw several: `ngram` by what followed its last few tokens
+    """How to propose a sequence's next tokens, so that one step may draw several: `ngram` by what followed its last few tokens
     before, `draft:PATH` by a small model with the same vocabulary, a folder or a hub id, `mtp` by the layer for multi-token
     prediction of DeepSeek-V3, GLM-4-MoE and Qwen3-Next, `eagle:PATH` by an EAGLE-3 head that was made for the model. No answer
     changes by it."""
     speculate_tokens: int = Field(default=8, ge=1, le=64)
-    """Guesses of one sequence in one step at the most; there are fewer the less they gain."""
+    """Draft tokens of one sequence in one step at the most; there are fewer the less they gain."""
     prefix_cache: bool = True
     """Keep the KV of ended sequences for prompts that begin alike; what was not used for longest is given up first."""
     pinned_share: float = Field(default=0.5, ge=0, le=1)

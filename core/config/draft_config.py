@@ -1,4 +1,4 @@
-"""What `engine.speculate` says of guesses that ranks make themselves, and which instances make them."""
+"""What `engine.speculate` says of draft tokens that ranks make themselves, and which instances make them."""
 
 from core.config.cluster_config import EngineConfig
 
@@ -9,12 +9,12 @@ def draft_path(engine: EngineConfig) -> str:
 
 
 def proposes(engine: EngineConfig) -> bool:
-    """Return whether ranks make guesses themselves, by a draft model or a head."""
+    """Return whether ranks make draft tokens themselves, by a draft model or a head."""
     return engine.speculate == "mtp" or bool(draft_path(engine))
 
 
 def engine_of_role(engine: EngineConfig, role: str) -> EngineConfig:
-    """Return what an instance of this role goes by. The ranks of one that only prefills make no guesses: nothing decodes
+    """Return what an instance of this role goes by. The ranks of one that only prefills make no draft tokens: nothing decodes
     there."""
     if role == "prefill" and proposes(engine):
         return engine.model_copy(update={"speculate": "none"})

@@ -96,7 +96,7 @@ class _Build:
         with timer.within("vision"):
             pictures = make_picture_rows(self.folder, loaded, device)
         proposer = self._proposer(loaded)
-        # Each step's tokens are known on the host before the next ones are guessed: nothing is launched ahead of that.
+        # Each step's tokens are known on the host before the next ones are proposed: nothing is launched ahead of that.
         ahead = memory if isinstance(memory, PoolMemory) and proposer is None else None
         runner = Runner(
             loaded,

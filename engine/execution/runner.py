@@ -12,7 +12,7 @@ from core.records import record
 from device.poller import Poller
 from device.seam import Event
 from engine.execution.batch.batch import PackedBatch, RankSeq
-from engine.execution.batch.guessed_states import GuessedStates, guessed_states
+from engine.execution.batch.draft_states import DraftStates, draft_states
 from engine.execution.batch.picture_rows import PictureRows
 from engine.execution.batch.prompt_outputs import read_lens, read_prompts
 from engine.execution.batch.step_memory import HostSteps, Pack, StepIO, Steps
@@ -35,7 +35,7 @@ class LaunchedStep:
     ends_first: bool
     """Whether it must be finished before another step is launched: ranks meet then, as they do in a launch."""
     over: Event
-    guessed: GuessedStates | None
+    drafted: DraftStates | None
     """What states take in when it is known what was drawn, if anything."""
     failed: tuple[FailedSeq, ...] = ()
 
@@ -46,7 +46,7 @@ class _Computed:
     """(T, hidden_size) of all tokens."""
     rows: Tensor
     """(N, hidden_size), those behind which a token is drawn."""
-    guessed: GuessedStates | None = None
+    drafted: DraftStates | None = None
     failed: tuple[FailedSeq, ...] = ()
 
 
@@ -137,7 +137,7 @@ class Runner:
             replayed=isinstance(inputs, Replay),
             ends_first=self._draws.meets_peers(asked),
             over=io.end(),
-            guessed=computed.guessed,
+            drafted=computed.drafted,
             failed=computed.failed,
         )
 
@@ -158,9 +158,9 @@ class Runner:
 
     def _finish(self, launched: LaunchedStep) -> StepResult:
         sampled = self._draws.finish(launched.draws, launched.io)
-        if launched.guessed is not None:
+        if launched.drafted is not None:
             num_right = {one.key: len(one.more) for one in sampled}
-            launched.guessed.take_in(num_right, self._pool, self._block_size)
+            launched.drafted.take_in(num_right, self._pool, self._block_size)
         return StepResult(
             step=launched.number,
             sampled=sampled,
@@ -194,7 +194,7 @@ class Runner:
         if self._pictures is not None:
             x, failed = self._pictures.embedded(x, work, seqs)
         hidden = self._model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)
-        return _Computed(hidden, batch.sampled(hidden), guessed_states(work, batch), failed)
+        return _Computed(hidden, batch.sampled(hidden), draft_states(work, batch), failed)
 
 
 def _why_waits(item: SeqWork, seq: RankSeq) -> str:
@@ -219,7 +219,7 @@ def begin_step(
     if plan.size.num_drafts:
         for item in plan.work:
             if item.drafts:
-                seqs[item.key].guess(item)
+                seqs[item.key].put_drafts(item)
     layer_done = sink.step_started(plan) if sink is not None else None
     pool.begin(plan)
     pool.copy_blocks(plan.copies)

@@ -31,7 +31,7 @@ class PlannerLoad:
     prefix_tokens: tuple[int, int] = field(default=(0, 0), compare=False)
     """(known tokens of the sequences that came, of these found in the prefix cache)."""
     draft_tokens: tuple[int, int] = field(default=(0, 0), compare=False)
-    """The number of guesses that steps have computed, and of those that were right."""
+    """The number of draft tokens that steps have computed, and of those that were right."""
 
     @property
     def num_waiting_tokens(self) -> int:

@@ -52,7 +52,7 @@ class StepScheduler:
         num_state_blocks: int = 0,
     ) -> None:
         """`whole_prompts`: a prompt is computed in one step, for which `config` has room, and nothing decodes. `speculator`: who
-        guesses what sequences draw next, if anybody. `num_state_blocks`: each sequence's first blocks, which have its recurrent
+        proposes what sequences draw next, if anybody. `num_state_blocks`: each sequence's first blocks, which have its recurrent
         state (ADR 028)."""
         self._config, self._speculator, size = config, speculator, config.block_size
         pool = BlockPool(num_blocks, first_block)
@@ -80,7 +80,7 @@ class StepScheduler:
 
     @property
     def awaits_tokens(self) -> bool:
-        """Whether the next step is to be planned when those in flight are committed, since guesses follow what they draw."""
+        """Whether the next step is to be planned when those in flight are committed, since draft tokens follow what they draw."""
         return self._speculator is not None and self._speculator.awaits(self._in_flight, self.group.table)
 
     def load(self, now: float = 0.0, steps: StepModels = UNKNOWN_STEPS) -> PlannerLoad:

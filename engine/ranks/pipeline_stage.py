@@ -14,7 +14,7 @@ from core.kv import KVShard
 from core.plan import FailedSeq, Sampled, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch.batch import RankSeq, build_batch
-from engine.execution.batch.guessed_states import GuessedStates, guessed_states
+from engine.execution.batch.draft_states import DraftStates, draft_states
 from engine.execution.batch.picture_rows import PictureRows
 from engine.execution.batch.prompt_outputs import read_prompts
 from engine.execution.batch.step_memory import HostSteps, Pack
@@ -59,7 +59,7 @@ class StageRunner:
         self._seqs: dict[str, RankSeq] = {}
         self._owed: deque[tuple[int, list[_Drawing]]] = deque()
         """On the first stage, the (step, work and sequences that draw) whose tokens the last stage will send, in this order."""
-        self._guessed: list[GuessedStates] = []
+        self._drafted: list[DraftStates] = []
         """What states take in of the step that runs when it is known what was drawn."""
         self._failed: list[FailedSeq] = []
         """The sequences that the step that runs could not compute."""
@@ -138,8 +138,8 @@ class StageRunner:
         written = batch.written(self._block_size)
         on_layer = layer_hook(self._pool, written, layer_done, self._first_kv_layer)
         hidden = self._model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)
-        if (guessed := guessed_states(work, batch)) is not None:
-            self._guessed.append(guessed)
+        if (drafted := draft_states(work, batch)) is not None:
+            self._drafted.append(drafted)
         return hidden, batch.sampled(hidden)
 
     def _replayed(
@@ -161,12 +161,12 @@ class StageRunner:
         return self._receive((num_tokens, self._model.spec.hidden_size), self._dtype, self._comm.rank - 1)
 
     def _take_in(self, sampled: Sequence[Sampled]) -> None:
-        """Say, or hear, which guesses were right. No step is planned ahead of that, so nothing is lost by waiting."""
-        guessed, self._guessed = self._guessed, []
-        while guessed and self._owed:
+        """Say, or hear, which draft tokens were right. No step is planned ahead of that, so nothing is lost by waiting."""
+        drafted, self._drafted = self._drafted, []
+        while drafted and self._owed:
             self._learn()
         last = self._comm.size - 1
-        for states in guessed:
+        for states in drafted:
             work = [item for item in states.work if item.samples]
             if self._model.is_last:
                 tokens = tokens_of(work, sampled)

@@ -82,7 +82,7 @@ class RankSetup:
     graphs: GraphSizes = NO_GRAPHS
     """Which steps to capture."""
     head: HeadSetup | None = None
-    """What makes guesses beside the model. None: the ranks make none."""
+    """What makes draft tokens beside the model. None: the ranks make none."""
     meeting: Meeting = Meeting()
     """Where the ranks find each other, as the group says."""
     beat_s: float = 0.5

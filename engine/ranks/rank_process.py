@@ -286,13 +286,13 @@ def _draws(part: ModelPart, matchers: GuidanceMatchers | None, line: _Line, *, o
 
 
 def _proposer(setup: RankSetup, part: ModelPart, device: torch.device, *, decides: bool) -> Proposer | None:
-    """Load what guesses here. One rank decides, since kernels that each has chosen for itself may round otherwise."""
+    """Load what drafts here. One rank decides, since kernels that each has chosen for itself may round otherwise."""
     if setup.head is None:
         return None
     tp, ep = part.comms.tp, part.comms.ep
 
-    def agree(guesses: torch.Tensor) -> torch.Tensor:
-        own = guesses if decides else torch.zeros_like(guesses)
+    def agree(drafts: torch.Tensor) -> torch.Tensor:
+        own = drafts if decides else torch.zeros_like(drafts)
         return ep.all_reduce(tp.all_reduce(own))
 
     return load_head(

@@ -1,4 +1,4 @@
-"""What makes an instance's guesses: what it takes of its ranks' memory, and what it cannot be used with. From descriptions
+"""What makes an instance's draft tokens: what it takes of its ranks' memory, and what it cannot be used with. From descriptions
 alone, no weight is read."""
 
 from collections.abc import Sequence
@@ -71,7 +71,7 @@ class DraftSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The model that draws, as who guesses sees it."""
+    """The target model, as the drafter sees it."""
 
     spec: ModelSpec
     folder: Path
@@ -86,8 +86,8 @@ class Target:
 
 
 def size_draft(target: Target, engine: EngineConfig) -> DraftSize | None:
-    """Return the size of what `engine.speculate` asks for beside the target, if ranks make guesses. Raises ConfigError where they
-    cannot be used together."""
+    """Return the size of what `engine.speculate` asks for beside the target, if ranks make draft tokens. Raises ConfigError where
+    they cannot be used together."""
     if not proposes(engine):
         return None
     kind, path = engine.speculate.partition(":")[0], draft_path(engine)
@@ -183,7 +183,8 @@ def _size_eagle(target: Target, folder: Path, engine: EngineConfig) -> DraftSize
 
 
 def _unquantised(spec: ModelSpec, target: Target, dtype: str) -> tuple[WeightFormat, Stored]:
-    """Return the format of matrices that came with who guesses, and how a rank keeps them. Guesses need not be deterministic."""
+    """Return the format of matrices that came with the drafter, and how a rank keeps them. Draft tokens need not be
+    deterministic."""
     weights = choose_weights(spec, target.config.dtype, "none", target.device, deterministic=False)
     return weights, stored_as(spec, dtype, weights, target.device, deterministic=False)
 
@@ -205,21 +206,21 @@ def _check_target(target: Target, engine: EngineConfig, kind: str) -> None:
     )
     if spec.encodes:
         raise ConfigError(
-            f"{asked} {spec.architecture} is an encoder, which draws no tokens to guess. Leave it at none"
+            f"{asked} {spec.architecture} is an encoder, which draws no tokens to propose. Leave it at none"
         )
     if kind == "draft" and mesh.size > 1:
         raise ConfigError(
             f"{asked} {role} has {mesh}: a draft model serves instances of one rank. Leave {role}.tp, pp, dp and ep at 1, or "
-            "guess by ngram or suffix"
+            "draft by ngram or suffix"
         )
     if mesh.pp > 1 or mesh.dp > 1:
         raise ConfigError(
             f"{asked} {role} has {mesh}: a head serves instances of which all ranks compute all tokens. Leave {role}.pp and dp "
-            "at 1, or guess by ngram or suffix"
+            "at 1, or draft by ngram or suffix"
         )
     if kind == "eagle" and spec.implementation == "transformers":
         raise ConfigError(
-            f"{asked} transformers computes {spec.architecture}, which keeps no states of its layers for a head. Guess by ngram, "
+            f"{asked} transformers computes {spec.architecture}, which keeps no states of its layers for a head. Draft by ngram, "
             "suffix or a draft model"
         )
 
@@ -227,7 +228,9 @@ def _check_target(target: Target, engine: EngineConfig, kind: str) -> None:
 def _check_draft(spec: ModelSpec, engine: EngineConfig) -> None:
     if spec.encodes or has_states(spec):
         what = (
-            "is an encoder" if spec.encodes else "has recurrent layers, whose state wrong guesses would spoil"
+            "is an encoder"
+            if spec.encodes
+            else "has recurrent layers, whose state wrong draft tokens would spoil"
         )
         raise ConfigError(
             f"engine.speculate is {engine.speculate}, but {spec.architecture} {what}. Use a decoder whose layers all attend"

@@ -1,4 +1,4 @@
-"""What a rank must know to load its part of a head that guesses. It goes to ranks in other processes, too."""
+"""What a rank must know to load its part of a head that proposes. It goes to ranks in other processes, too."""
 
 from dataclasses import dataclass
 from typing import Literal

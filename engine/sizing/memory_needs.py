@@ -328,13 +328,14 @@ def _recurrent_bytes(kept: RecurrentSpec, num_ranks: int, num_seqs: int, tokens:
 
 
 def _kept_bytes(spec: ModelSpec, engine: EngineConfig, mesh: Mesh, share: ModelShare, wide: int) -> int:
-    """Return the bytes that recurrent layers keep of guesses until it is known which were right: what goes into their states."""
+    """Return the bytes that recurrent layers keep of draft tokens until it is known which were right: what goes into their
+    states."""
     if (kept := spec.recurrent) is None:
         return 0
     shape = kept.held(kept.shape.num_value_heads // mesh.tp)
     num_layers = sum(kind != "kv" for kind in kept.kinds[slice(*share.layers)])
-    guesses = min(max(engine.max_num_seqs, engine.speculate_tokens), engine.max_batch_tokens)
-    return num_layers * guesses * (wide * shape.conv_channels + 2 * _FLOAT * shape.num_value_heads)
+    drafts = min(max(engine.max_num_seqs, engine.speculate_tokens), engine.max_batch_tokens)
+    return num_layers * drafts * (wide * shape.conv_channels + 2 * _FLOAT * shape.num_value_heads)
 
 
 def _inner_bytes(spec: ModelSpec, tokens: int, mesh: Mesh, wide: int) -> int:

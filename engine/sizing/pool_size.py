@@ -76,7 +76,7 @@ class PoolSize:
     num_threads: int
     """Compute threads of each rank."""
     draft: DraftSize | None = None
-    """What makes guesses beside it, with as many blocks."""
+    """What makes draft tokens beside it, with as many blocks."""
     expert_share: float = 0.0
     """Which part of a layer's routed experts a token draws; 0: there are none."""
     encodes: bool = False

@@ -1,7 +1,7 @@
 """What all layers with a recurrent state share: where the states lie, a short convolution, and how a ragged batch is scanned.
 
 A step with one token of a sequence is one update of its state. Longer pieces are computed in chunks. Invariant: a state that is
-written has taken in known tokens alone. Guesses are computed from it, and taken in when it is known which were right."""
+written has taken in known tokens alone. Draft tokens are computed from it, and taken in when it is known which were right."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,37 +37,37 @@ def over_states(
     scan: Scan, rows: Sequence[Tensor], kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer
 ) -> Tensor:
     """Compute `rows`, (T, ..) each, from the sequences' states on, and write the states behind them: behind known tokens, where
-    there are guesses. What those need to be taken in is kept."""
+    there are draft tokens. What those need to be taken in is kept."""
     assert meta.states is not None
     held = read_states(kv_layer, meta, layer)
-    if not meta.states.num_guesses:
+    if not meta.states.num_drafts:
         out, held = scan(rows, held, meta)
         write_states(kv_layer, meta, layer, *held)
         return out
-    known, guessed = _parts(meta, meta.states.num_guesses)
+    known, drafted = _parts(meta, meta.states.num_drafts)
     first, held = scan([each[known.rows] for each in rows], held, known.meta)
     write_states(kv_layer, meta, layer, *held)
-    guesses = [each[guessed.rows] for each in rows]
+    drafts = [each[drafted.rows] for each in rows]
 
     def take_in(right: AttentionMeta, taken: Tensor) -> None:
-        over_states(scan, [each[taken] for each in guesses], kv_layer, right, layer)
+        over_states(scan, [each[taken] for each in drafts], kv_layer, right, layer)
 
     meta.states.kept.append(take_in)
     inputs, matrices = held
-    more, _ = scan(guesses, (inputs[guessed.seqs], matrices[guessed.seqs]), guessed.meta)
+    more, _ = scan(drafts, (inputs[drafted.seqs], matrices[drafted.seqs]), drafted.meta)
     out = first.new_empty(len(rows[0]), *first.shape[1:])
-    out[known.rows], out[guessed.rows] = first, more
+    out[known.rows], out[drafted.rows] = first, more
     return out
 
 
-def _parts(meta: AttentionMeta, num_guesses: Sequence[int]) -> tuple[_Part, _Part]:
-    """Return the rows of known tokens, and those of guesses."""
-    if (found := meta.cache.get("guesses")) is None:
-        lens = [own - guesses for own, guesses in zip(meta.query_lens, num_guesses, strict=True)]
+def _parts(meta: AttentionMeta, num_drafts: Sequence[int]) -> tuple[_Part, _Part]:
+    """Return the rows of known tokens, and those of draft tokens."""
+    if (found := meta.cache.get("drafts")) is None:
+        lens = [own - drafts for own, drafts in zip(meta.query_lens, num_drafts, strict=True)]
         ends = [start + own for start, own in zip(meta.query_starts, lens, strict=False)]
         device = meta.states.blocks.device if meta.states is not None else None
-        found = _part(meta.query_starts, lens, device), _part(ends, num_guesses, device)
-        meta.cache["guesses"] = found
+        found = _part(meta.query_starts, lens, device), _part(ends, num_drafts, device)
+        meta.cache["drafts"] = found
     return found
 
 

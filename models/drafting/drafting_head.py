@@ -1,4 +1,4 @@
-"""What the engine asks of a drafting head: a layer of its own that guesses from the target's hidden states.
+"""What the engine asks of a drafting head: a layer of its own that proposes from the target's hidden states.
 
 Its input at position i is what the target says behind token i, and token i + 1. Its state there says token i + 2. In place of
 what the target has not computed yet it takes its own state."""

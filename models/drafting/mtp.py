@@ -56,13 +56,13 @@ def check_mtp(spec: ModelSpec, folder: Path, load_format: LoadFormat) -> None:
     if not spec.mtp_layers:
         raise UnsupportedModel(
             f"engine.speculate is mtp, but {spec.architecture} has no layer for multi-token prediction "
-            "(num_nextn_predict_layers in config.json): guess by ngram, suffix or a draft model"
+            "(num_nextn_predict_layers in config.json): draft by ngram, suffix or a draft model"
         )
     name = f"{_names(spec.mtp_layers[0]).token_norm}.weight"
     if load_format != "dummy" and not holds_tensor(folder, name):
         raise UnsupportedModel(
             f"engine.speculate is mtp, but the checkpoint in {folder} was saved without the layer for multi-token prediction: it "
-            f"has no {name}. Use the original checkpoint, or guess by ngram, suffix or a draft model"
+            f"has no {name}. Use the original checkpoint, or draft by ngram, suffix or a draft model"
         )
 
 

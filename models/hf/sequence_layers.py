@@ -130,10 +130,10 @@ class SequenceLayers:
         on_layer: Callable[[int], None] | None,
     ) -> Tensor:
         del positions
-        guesses = guesses_of(meta)
-        made = [self._sequence(x, kv, meta, seq, guesses[seq]) for seq in range(len(meta.query_lens))]
-        if any(guesses) and meta.states is not None:
-            meta.states.kept.append(_Guessed(self, x.clone(), kv, meta))
+        drafts = drafts_of(meta)
+        made = [self._sequence(x, kv, meta, seq, drafts[seq]) for seq in range(len(meta.query_lens))]
+        if any(drafts) and meta.states is not None:
+            meta.states.kept.append(_Drafted(self, x.clone(), kv, meta))
         if on_layer is not None:
             for layer in range(len(kv)):
                 on_layer(layer)
@@ -154,21 +154,21 @@ class SequenceLayers:
         self._store.save(cache, kv, table[:0], blocks)
 
     def _sequence(
-        self, x: Tensor, kv: Sequence[KVLayer], meta: AttentionMeta, seq: int, num_guesses: int
+        self, x: Tensor, kv: Sequence[KVLayer], meta: AttentionMeta, seq: int, num_drafts: int
     ) -> Tensor:
-        """Compute the rows of one sequence. States in the pool are then behind all rows but guesses."""
+        """Compute the rows of one sequence. States in the pool are then behind all rows but draft tokens."""
         start, end = meta.query_starts[seq], meta.query_starts[seq + 1]
-        first, known = meta.context_lens[seq] - (end - start), end - num_guesses
+        first, known = meta.context_lens[seq] - (end - start), end - num_drafts
         table = meta.block_tables[seq].to(x.device)
         blocks = None if meta.states is None else meta.states.blocks[seq]
         cache = self._store.restored(kv, table, first, blocks) if first else None
         hidden, cache = self._go_on(x[start:known], first, cache)
         self._store.save(cache, kv, meta.slots[start:known], blocks)
-        if not num_guesses:
+        if not num_drafts:
             return hidden
-        guessed, cache = self._go_on(x[known:end], first + known - start, cache)
+        drafted, cache = self._go_on(x[known:end], first + known - start, cache)
         self._store.save(cache, kv, meta.slots[known:end], None)
-        return torch.cat([hidden, guessed])
+        return torch.cat([hidden, drafted])
 
     def _go_on(self, tokens: Tensor, first: int, cache: Any) -> tuple[Tensor, Any]:
         if cache is None or not self._token_by_token:
@@ -181,8 +181,8 @@ class SequenceLayers:
 
 
 @dataclass(frozen=True, slots=True)
-class _Guessed:
-    """What a step leaves to be taken in of its guesses: `kernels.ops.TakeIn`."""
+class _Drafted:
+    """What a step leaves to be taken in of its draft tokens: `kernels.ops.TakeIn`."""
 
     layers: SequenceLayers
     x: Tensor
@@ -190,15 +190,15 @@ class _Guessed:
     meta: AttentionMeta
 
     def __call__(self, right: AttentionMeta, taken: Tensor) -> None:
-        guesses = guesses_of(self.meta)
-        owners = [seq for seq, count in enumerate(guesses) for _ in range(count)]
+        drafts = drafts_of(self.meta)
+        owners = [seq for seq, count in enumerate(drafts) for _ in range(count)]
         assert right.states is not None
         at = 0
         for count, blocks in zip(right.query_lens, right.states.blocks, strict=True):
             seq = owners[int(taken[at])]
             at += count
-            row = self.meta.query_starts[seq + 1] - guesses[seq]
-            first = self.meta.context_lens[seq] - guesses[seq]
+            row = self.meta.query_starts[seq + 1] - drafts[seq]
+            first = self.meta.context_lens[seq] - drafts[seq]
             table = self.meta.block_tables[seq].to(self.x.device)
             self.layers.take_in(self.x[row : row + count], self.kv, table, first, blocks)
 
@@ -222,7 +222,7 @@ def _masks_of_windows() -> Generator[list[int]]:
             setattr(masking_utils, name, make)
 
 
-def guesses_of(meta: AttentionMeta) -> Sequence[int]:
-    """Return how many of each sequence's rows, the last ones, are guesses."""
-    given = () if meta.states is None else meta.states.num_guesses
+def drafts_of(meta: AttentionMeta) -> Sequence[int]:
+    """Return how many of each sequence's rows, the last ones, are draft tokens."""
+    given = () if meta.states is None else meta.states.num_drafts
     return given or (0,) * len(meta.query_lens)

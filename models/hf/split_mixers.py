@@ -17,7 +17,7 @@ from transformers.cache_utils import LinearAttentionCacheLayerMixin, LinearAtten
 from kernels.ops import AttentionMeta, KVLayer
 from models.hf.cache_store import CacheStore
 from models.hf.cache_tree import UnknownCache, plan_of
-from models.hf.sequence_layers import PROBED, CachedForward, copied, guesses_of
+from models.hf.sequence_layers import PROBED, CachedForward, copied, drafts_of
 from models.spec.foreign_cache import ForeignCache
 
 _Call = tuple[tuple[Any, ...], dict[str, Any]]
@@ -28,7 +28,7 @@ class _Sequence:
     """Rows of a step that belong to one sequence."""
 
     known: slice
-    guessed: slice
+    drafted: slice
     cache: Any
 
 
@@ -36,8 +36,8 @@ class _Sequence:
 class _Step:
     num_rows: int
     sequences: list[_Sequence]
-    guesses: list[tuple[int, int, _Call]] = field(default_factory=list[tuple[int, int, _Call]])
-    """The sequence, the module and its arguments, for what is computed of guesses."""
+    drafts: list[tuple[int, int, _Call]] = field(default_factory=list[tuple[int, int, _Call]])
+    """The sequence, the module and its arguments, for what is computed of draft tokens."""
 
 
 class SplitMixers:
@@ -65,9 +65,9 @@ class SplitMixers:
     def over(self, x: Tensor, kv: Sequence[KVLayer], meta: AttentionMeta) -> Generator[None]:
         """Compute a step within, from the sequences' states on. They are written behind known tokens."""
         assert meta.states is not None
-        guesses = guesses_of(meta)
+        drafts = drafts_of(meta)
         sequences: list[_Sequence] = []
-        for seq, count in enumerate(guesses):
+        for seq, count in enumerate(drafts):
             start, end = meta.query_starts[seq], meta.query_starts[seq + 1]
             cache = self._cache(kv, meta.context_lens[seq] - (end - start), meta.states.blocks[seq])
             sequences.append(_Sequence(slice(start, end - count), slice(end - count, end), cache))
@@ -78,7 +78,7 @@ class SplitMixers:
             self._step = None
         for seq, sequence in enumerate(sequences):
             self._store.save_states(sequence.cache, kv, meta.states.blocks[seq])
-        if step.guesses:
+        if step.drafts:
             meta.states.kept.append(_TakeIn(self, step, kv, meta))
 
     def split(self, number: int, call: _Call) -> Any:
@@ -89,9 +89,9 @@ class SplitMixers:
         made: list[Any] = []
         for seq, sequence in enumerate(step.sequences):
             made.append(self.called(number, _part(call, step.num_rows, sequence.known), sequence.cache))
-            if sequence.guessed.stop > sequence.guessed.start:
-                part = _part(call, step.num_rows, sequence.guessed)
-                step.guesses.append((seq, number, part))
+            if sequence.drafted.stop > sequence.drafted.start:
+                part = _part(call, step.num_rows, sequence.drafted)
+                step.drafts.append((seq, number, part))
                 made.append(self.called(number, part, _twin(sequence.cache, original)))
         return _joined(made)
 
@@ -102,18 +102,18 @@ class SplitMixers:
     def take_in(
         self, step: _Step, kv: Sequence[KVLayer], meta: AttentionMeta, right: AttentionMeta, taken: Tensor
     ) -> None:
-        """Bring states behind the guesses that were right: `kernels.ops.TakeIn`, of a step."""
-        guesses = guesses_of(meta)
-        owners = [seq for seq, count in enumerate(guesses) for _ in range(count)]
+        """Bring states behind the draft tokens that were right: `kernels.ops.TakeIn`, of a step."""
+        drafts = drafts_of(meta)
+        owners = [seq for seq, count in enumerate(drafts) for _ in range(count)]
         assert right.states is not None
         at = 0
         for count, blocks in zip(right.query_lens, right.states.blocks, strict=True):
             seq = owners[int(taken[at])]
             at += count
-            cache = self._cache(kv, meta.context_lens[seq] - guesses[seq], blocks)
-            for owner, number, call in step.guesses:
+            cache = self._cache(kv, meta.context_lens[seq] - drafts[seq], blocks)
+            for owner, number, call in step.drafts:
                 if owner == seq:
-                    self.called(number, _part(call, guesses[seq], slice(0, count)), cache)
+                    self.called(number, _part(call, drafts[seq], slice(0, count)), cache)
             self._store.save_states(cache, kv, blocks)
 
     def _cache(self, kv: Sequence[KVLayer], num_tokens: int, blocks: Tensor) -> Any:

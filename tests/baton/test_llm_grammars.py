@@ -18,7 +18,7 @@ GOOD = Grammar(text='start: "yes" | "no"')
 ARRANGEMENTS: Mapping[str, dict[str, Any]] = {
     "one instance": {},
     "prefill and decode": {"prefill_instances": 1, "schedule__local_threshold_tokens": 0},
-    "guesses": {"engine__speculate": "ngram"},
+    "drafts": {"engine__speculate": "ngram"},
 }
 
 

@@ -1,5 +1,5 @@
 """Pictures through the whole of Baton in one process: the tokens are transformers' own, in chunks that cut a picture, alone,
-disaggregated, cached, on several ranks, and beside guesses."""
+disaggregated, cached, on several ranks, and beside draft tokens."""
 
 import json
 from pathlib import Path
@@ -161,7 +161,7 @@ def test_ranks_agree_that_they_cannot_see_a_picture(
             assert llm.chat(messages, PARAMS).token_ids == want
 
 
-def test_guesses_from_a_prompt_with_pictures_change_nothing(tmp_path: Path) -> None:
+def test_draft_tokens_from_a_prompt_with_pictures_change_nothing(tmp_path: Path) -> None:
     reference, processor = make_seeing(tmp_path, "llava")
     image = picture(1)
     messages = [

@@ -92,7 +92,7 @@ def _losses(content: Any, find: Find) -> list[float]:
     return [row["loss"] for row in rows]
 
 
-def _guesses(content: Any, _: Find) -> list[float]:
+def _drafts(content: Any, _: Find) -> list[float]:
     """The best source at batch 1, greedily, and the worst one at the largest batch, whatever the temperature."""
 
     def speeds(runs: dict[str, Any]) -> list[float]:
@@ -214,7 +214,7 @@ FIGURES: dict[str, list[Figures]] = {
         lambda d, _: [d["num_asked"], d["slowest_s"], d["slowest_processor_s"], d["num_held"]]
     ],
     "fidelity.json": [_itl_at_4],
-    "speculation.json": [_guesses],
+    "speculation.json": [_drafts],
     "engine_overhead.json": [lambda d, _: [d["results"]["batch 32, prompt 128"]["step p50"]]],
     "step_overhead.json": [
         lambda d, _: [

@@ -54,8 +54,8 @@ class EvenTokens:
         if self._gate is not None and before < 2 <= self._num_output:
             assert self._gate.wait(60)
 
-    def behind(self, guesses: Sequence[TokenId]) -> list[Mask]:
-        return [self.mask for _ in takewhile(lambda token: token % 2 == 0, guesses)]
+    def behind(self, drafts: Sequence[TokenId]) -> list[Mask]:
+        return [self.mask for _ in takewhile(lambda token: token % 2 == 0, drafts)]
 
 
 class GatedMatchers(Matchers):

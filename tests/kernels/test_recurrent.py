@@ -75,8 +75,8 @@ KINDS = {
 def test_pieces_of_any_length_go_on_where_the_last_ones_ended(
     kind: str, has_bias: bool, dtype: torch.dtype, num_parts: int, num_heads: int
 ) -> None:
-    """Also in pieces of several chunks, and behind guesses of which some were right. The pool's dtype changes nothing: a state is
-    stored as it is; nor do its heads, of which each has a part of the state, or one state lies in all of them."""
+    """Also in pieces of several chunks, and behind draft tokens of which some were right. The pool's dtype changes nothing: a
+    state is stored as it is; nor do its heads, of which each has a part of the state, or one state lies in all of them."""
     torch.manual_seed(1)
     plain = ((0, 0),) * 4
     steps = (
@@ -88,8 +88,8 @@ def test_pieces_of_any_length_go_on_where_the_last_ones_ended(
         ((1, 2, 1, 1), ((1, 1), (1, 0), (70, 1), (0, 1))),
         ((1, 3, 1, 1), plain),
     )
-    """The known tokens of each sequence, and how many guesses are right, and how many are wrong behind them."""
-    totals = [sum(lens[s] + guesses[s][0] for lens, guesses in steps) for s in range(4)]
+    """The known tokens of each sequence, and how many draft tokens are right, and how many are wrong behind them."""
+    totals = [sum(lens[s] + drafts[s][0] for lens, drafts in steps) for s in range(4)]
     x = [torch.randn(n, SHAPE.conv_channels) for n in totals]
     decay = [-F.softplus(torch.randn(n, 4)) for n in totals]
     beta = [torch.sigmoid(torch.randn(n, 4)) for n in totals]
@@ -104,22 +104,22 @@ def test_pieces_of_any_length_go_on_where_the_last_ones_ended(
     layer = StateLayer(SHAPE, place, Convolution(weight, bias), part, KINDS[kind].channels)
     got: list[list[torch.Tensor]] = [[], [], [], []]
     done = [0] * 4
-    for lens, guesses in steps:
+    for lens, drafts in steps:
         seqs = [s for s in range(4) if lens[s]]
-        num_guesses = tuple(sum(guesses[s]) for s in seqs) if guesses is not plain else ()
-        states = StateBlocks(tables[seqs], torch.tensor([done[s] == 0 for s in seqs]), num_guesses)
-        lengths = [lens[s] + sum(guesses[s]) for s in seqs]
-        ends = [done[s] + lens[s] + guesses[s][0] for s in range(4)]
+        num_drafts = tuple(sum(drafts[s]) for s in seqs) if drafts is not plain else ()
+        states = StateBlocks(tables[seqs], torch.tensor([done[s] == 0 for s in seqs]), num_drafts)
+        lengths = [lens[s] + sum(drafts[s]) for s in seqs]
+        ends = [done[s] + lens[s] + drafts[s][0] for s in range(4)]
         meta = AttentionMeta.over(lengths, lengths, [], torch.zeros(0, dtype=torch.int64), states)
         rows = [
-            torch.cat([torch.cat((each[s][done[s] : ends[s]], each[s][: guesses[s][1]])) for s in seqs])
+            torch.cat([torch.cat((each[s][done[s] : ends[s]], each[s][: drafts[s][1]])) for s in seqs])
             for each in (x, decay, beta)
         ]
         out = KINDS[kind].ours((rows[0], rows[1], rows[2]), pool, meta, layer)
         for s, own in zip(seqs, out.split(lengths), strict=True):
             got[s].append(own[: ends[s] - done[s]])
             done[s] = ends[s]
-        assert meta.take_in([guesses[s][0] for s in seqs]) == (guesses is not plain)
+        assert meta.take_in([drafts[s][0] for s in seqs]) == (drafts is not plain)
     for s in range(4):
         mixed = F.conv1d(F.pad(x[s].T, (3, 0))[None], weight[:, None], bias, groups=len(weight))[0].T
         want = KINDS[kind].theirs(F.silu(mixed), decay[s], beta[s])

@@ -26,16 +26,16 @@ class EagleReference:
     num_heads: int
 
     @torch.no_grad()
-    def logits(self, tokens: Sequence[int], guesses: Sequence[int] = (), first: int = 0) -> Tensor:
-        """What comes behind `tokens` and then behind each of `guesses` -> (1 + len(guesses), vocab_size). The target has computed
-        all tokens but the last, of whose states those from `first` on are known."""
+    def logits(self, tokens: Sequence[int], drafts: Sequence[int] = (), first: int = 0) -> Tensor:
+        """What comes behind `tokens` and then behind each of `drafts` -> (1 + len(draft tokens), vocab_size). The target has
+        computed all tokens but the last, of whose states those from `first` on are known."""
         said = self.target(torch.tensor([tokens]), output_hidden_states=True).hidden_states
         states = torch.cat([said[tap][0, first:-1] for tap in self.taps], -1) @ self.own["fc.weight"].T
         followed = [*tokens[first + 1 :]]
         out = self._states(states, followed)
         last = [out[-1]]
-        for guess in guesses:
-            followed.append(guess)
+        for draft in drafts:
+            followed.append(draft)
             states = torch.cat((states, out[-1:]))
             out = self._states(states, followed)
             last.append(out[-1])
@@ -122,8 +122,8 @@ def make_eagle(
 def make_right_eagle(
     folder: Path, target_folder: Path, vocab_size: int = VOCAB, num_heads: int = 1
 ) -> EagleReference:
-    """Make a target in which a token depends on the one before it alone, and a head whose first guess is right: all that it attends
-    to is the token at the place itself, and others of the same name."""
+    """Make a target in which a token depends on the one before it alone, and a head whose first draft token is right: all that it
+    attends to is the token at the place itself, and others of the same name."""
     target, size = make_target(target_folder, num_heads, 1, vocab_size), 32
     with torch.no_grad():
         for name, parameter in target.named_parameters():

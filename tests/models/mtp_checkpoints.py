@@ -51,15 +51,15 @@ class MtpReference:
     """enorm, hnorm, eh_proj and shared_head.norm"""
 
     @torch.no_grad()
-    def logits(self, tokens: Sequence[int], guesses: Sequence[int] = (), first: int = 0) -> Tensor:
-        """What comes behind `tokens` and then behind each of `guesses` -> (1 + len(guesses), vocab_size). The target has computed
-        all tokens but the last, of whose states those from `first` on are known."""
+    def logits(self, tokens: Sequence[int], drafts: Sequence[int] = (), first: int = 0) -> Tensor:
+        """What comes behind `tokens` and then behind each of `drafts` -> (1 + len(draft tokens), vocab_size). The target has
+        computed all tokens but the last, of whose states those from `first` on are known."""
         states = self.target.model(torch.tensor([tokens])).last_hidden_state[0, first:-1]
         followed = [*tokens[first + 1 :]]
         out = self._states(states, followed)
         last = [out[-1]]
-        for guess in guesses:
-            followed.append(guess)
+        for draft in drafts:
+            followed.append(draft)
             states = torch.cat((states, out[-1:]))
             out = self._states(states, followed)
             last.append(out[-1])

@@ -1,4 +1,4 @@
-"""Requests with adapters that move, lose their instance, come back from lower tiers or are guessed: tokens are those of PEFT."""
+"""Requests with adapters that move, lose their instance, come back from lower tiers or are proposed: tokens are those of PEFT."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -126,7 +126,7 @@ async def test_a_disk_below_gives_each_adapter_its_own_kv_also_after_a_restart(
 
 
 @pytest.mark.parametrize("source", ["ngram", "draft", "eagle"])
-async def test_guesses_are_made_without_adapters_and_checked_with_them(
+async def test_draft_tokens_are_made_without_adapters_and_checked_with_them(
     source: str, llama: Served, tmp_path: Path
 ) -> None:
     """How many are made is up to the machine; `tests/engine/execution/drafting/test_draft_model.py` makes them all."""

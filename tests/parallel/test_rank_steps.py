@@ -60,7 +60,7 @@ class Rank:
             replayed=False,
             ends_first=plan.step in self._meeting,
             over=self.ends[plan.step],
-            guessed=None,
+            drafted=None,
             failed=(),
         )
 

@@ -279,10 +279,12 @@ async def test_prompts_are_scored_and_embedded_on_any_mesh(keys: dict[str, int],
         pytest.param("qwen3_next", {"decode.dp": 2, **STATES}, id="recurrent layers, dp2"),
     ],
 )
-async def test_guesses_change_no_token_on_any_mesh(family: str, keys: dict[str, int], tmp_path: Path) -> None:
+async def test_draft_tokens_change_no_token_on_any_mesh(
+    family: str, keys: dict[str, int], tmp_path: Path
+) -> None:
     prompts, want = checkpoint(tmp_path, family)
-    guessing: dict[str, Any] = {**keys, "prefill_instances": 0, "engine.speculate": "ngram"}
-    async with cluster_of_even_steps(settings(tmp_path, **guessing)) as cluster:
+    drafting: dict[str, Any] = {**keys, "prefill_instances": 0, "engine.speculate": "ngram"}
+    async with cluster_of_even_steps(settings(tmp_path, **drafting)) as cluster:
         for _ in ("nothing is known of outputs", "all of them are"):
             assert [await answer(cluster, prompt) for prompt in prompts] == want
         assert await answers(cluster, prompts) == want
@@ -304,8 +306,8 @@ async def test_guesses_change_no_token_on_any_mesh(family: str, keys: dict[str, 
         pytest.param("eagle", {"decode.tp": 2}, id="eagle, tp2"),
     ],
 )
-async def test_heads_guess_alike_on_all_ranks(source: str, keys: dict[str, int], tmp_path: Path) -> None:
-    """A head that is right, so that ranks that guessed otherwise would part."""
+async def test_heads_propose_alike_on_all_ranks(source: str, keys: dict[str, int], tmp_path: Path) -> None:
+    """A head that is right, so that ranks that proposed otherwise would part."""
     speculate = source.split()[0]
     if speculate == "mtp":
         make_right_mtp(tmp_path, family="qwen3_next" if "hybrid" in source else "deepseek_v3")
@@ -316,15 +318,15 @@ async def test_heads_guess_alike_on_all_ranks(source: str, keys: dict[str, int],
     sampling = replace(SAMPLING, temperature=0.7, seed=3, max_tokens=40, min_tokens=40)
     found: list[list[list[int]]] = []
     # The EAGLE head knows one token.
-    with_guesses = {
+    with_drafts = {
         **keys,
         "engine.speculate": speculate,
         "engine.speculate_tokens": 1 if source == "eagle" else 8,
     }
-    for guessing in ({}, with_guesses):
-        async with cluster_of_even_steps(settings(tmp_path, prefill_instances=0, **guessing)) as cluster:
+    for drafting in ({}, with_drafts):
+        async with cluster_of_even_steps(settings(tmp_path, prefill_instances=0, **drafting)) as cluster:
             found.append([await answer(cluster, prompt, sampling) for prompt in prompts])
-            if guessing:
+            if drafting:
                 async with asyncio.timeout(PATIENCE_S):
                     while not (status := await cluster.frontend.status()).instances[0].work.accepted_tokens:
                         await asyncio.sleep(0.05)

@@ -92,7 +92,7 @@ async def answers(cluster: LocalCluster, config: ClusterConfig, model: Served) -
 ONE_PROCESS = [
     pytest.param({}, id="prefill to decode"),
     pytest.param({"prefill_instances": 0}, id="one instance"),
-    pytest.param({"prefill_instances": 0, "engine.speculate": "ngram"}, id="guesses"),
+    pytest.param({"prefill_instances": 0, "engine.speculate": "ngram"}, id="drafts"),
     pytest.param({"engine.deterministic": True}, id="deterministic"),
     pytest.param({"prefill_instances": 0, "decode_instances": 2, "any_role": True}, id="any role"),
 ]

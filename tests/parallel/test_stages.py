@@ -129,7 +129,7 @@ def executed(
 
 @pytest.mark.parametrize("mesh", [Mesh(pp=2), Mesh(tp=2, pp=2)], ids=str)
 @pytest.mark.parametrize("family", HYBRID)
-def test_states_stay_with_their_stages_through_chunks_guesses_and_checkpoints(
+def test_states_stay_with_their_stages_through_chunks_draft_tokens_and_checkpoints(
     family: str, mesh: Mesh, tmp_path: Path, world: World
 ) -> None:
     rng = random.Random(family)
@@ -143,19 +143,19 @@ def test_states_stay_with_their_stages_through_chunks_guesses_and_checkpoints(
     num_blocks = 14 * states + 200
     config = EngineConfig(block_size=BLOCK, max_batch_tokens=16)
     truth = {request.key: greedily(reference, request.prompt) for request in (first, second, *others)}
-    guesses = Adversary({key.partition("#")[0]: said for key, said in truth.items()}, rng)
+    drafts = Adversary({key.partition("#")[0]: said for key, said in truth.items()}, rng)
     scheduler = StepScheduler(
         config,
         num_blocks,
         128,
         FifoPolicy(),
-        speculator=Speculator(guesses, config, 128),
+        speculator=Speculator(drafts, config, 128),
         num_state_blocks=states,
     )
     plans = plans_of(scheduler, [[first], [second], others], truth)
     assert scheduler.load().prefix_tokens[1] > 0, "no prompt goes on from a checkpoint"
-    guessed, right = scheduler.load().draft_tokens
-    assert guessed > right > 0
+    proposed, right = scheduler.load().draft_tokens
+    assert proposed > right > 0
     answers = world.run(mesh.size, executed, mesh, tmp_path, plans, num_blocks)
     for rank, (drawn, has_told) in enumerate(answers):
         assert has_told

@@ -16,16 +16,16 @@ class HalfRight:
 
     def draft(self, seqs: SeqOf[Sequence], most: int) -> list[Draft | None]:
         return [
-            Draft(self.guess(list(seq.tokens), most), "", 1) if self.rng.random() < 0.8 else None
+            Draft(self.propose(list(seq.tokens), most), "", 1) if self.rng.random() < 0.8 else None
             for seq in seqs
         ]
 
-    def guess(self, tokens: list[int], most: int) -> tuple[int, ...]:
+    def propose(self, tokens: list[int], most: int) -> tuple[int, ...]:
         known = len(tokens)
         for _ in range(most):
             tokens.append(next_token(tokens) if self.rng.random() < 0.7 else self.rng.randrange(50))
         return tuple(tokens[known:])
 
-    def verified(self, seq: Sequence, guessed: int, right: int) -> None: ...
+    def verified(self, seq: Sequence, proposed: int, right: int) -> None: ...
 
     def left(self, seq: Sequence) -> None: ...

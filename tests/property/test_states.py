@@ -23,7 +23,7 @@ from tests.property.test_engine_accounting import Drive, Moves, check_output
 
 class RankWithStates(FakeRank):
     """Refuses to add a token to a state that has not taken in exactly those before it, or that anybody else has written. States take
-    in guesses that were right when a step is over."""
+    in draft tokens that were right when a step is over."""
 
     def __init__(
         self, num_blocks: int, block_size: int, rng: random.Random, num_states: int, forced: float
@@ -116,7 +116,7 @@ class MovesWithStates(Moves):
     budget=st.integers(1, 24),
     depth=st.sampled_from([1, 2]),
     no_memory=st.sampled_from([0.0, 0.0, 0.05, 0.3]),
-    guesses=st.booleans(),
+    drafts=st.booleans(),
     forced=st.sampled_from([0.0, 0.3]),
 )
 def test_every_state_takes_in_each_token_once_and_every_block_comes_back(
@@ -128,7 +128,7 @@ def test_every_state_takes_in_each_token_once_and_every_block_comes_back(
     *,
     depth: int,
     no_memory: float,
-    guesses: bool,
+    drafts: bool,
     forced: float,
 ) -> None:
     rng = random.Random(seed)
@@ -140,7 +140,7 @@ def test_every_state_takes_in_each_token_once_and_every_block_comes_back(
         speculate_tokens=rng.randint(1, 6),
     )
     drive = Drive(config, num_blocks, depth, rng, 1, 0.0, no_memory=no_memory)
-    speculator = Speculator(HalfRight(rng) if guesses else None, config, 10_000)
+    speculator = Speculator(HalfRight(rng) if drafts else None, config, 10_000)
     drive.scheduler = StepScheduler(
         config, num_blocks, 10_000, FifoPolicy(), speculator=speculator, num_state_blocks=num_states
     )

@@ -345,9 +345,7 @@ _FACTS = {
         lambda i: i.work.out_of_memory_steps,
         grows=True,
     ),
-    "draft_tokens": _Fact(
-        "Guessed tokens that steps have computed", lambda i: i.work.draft_tokens, grows=True
-    ),
+    "draft_tokens": _Fact("Draft tokens that steps have computed", lambda i: i.work.draft_tokens, grows=True),
     "accepted_tokens": _Fact("Of these, what was drawn then", lambda i: i.work.accepted_tokens, grows=True),
     "computed_tokens": _Fact(
         "Tokens computed, prompts and outputs", lambda i: i.work.computed_tokens, grows=True

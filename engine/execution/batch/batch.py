@@ -100,8 +100,8 @@ class RankSeq:
         """Return where token `at` is on the device. None where the host knows it, or nobody."""
         return self.place if self.num_tokens <= at == self.drawn_at else None
 
-    def guess(self, work: SeqWork) -> None:
-        """Put the drafts of `work` where the tokens that they guess will be."""
+    def put_drafts(self, work: SeqWork) -> None:
+        """Put the draft tokens of `work` where the sampled tokens will be."""
         end = work.start + work.count
         self.tokens[end - len(work.drafts) : end] = work.drafts
 
@@ -163,7 +163,7 @@ class PackedBatch:
         if num_state_blocks:
             own_tables = [table[num_state_blocks:] for table in own_tables]
         tokens, positions, slots = packed_rows(work, seqs, block_size, num_state_blocks)
-        self._num_guesses, self._sample_rows, self._adapters = (), None, NO_ADAPTERS
+        self._num_drafts, self._sample_rows, self._adapters = (), None, NO_ADAPTERS
         if only_decodes:
             self._pieces = AttentionPieces.of_decodes(work, own_tables)
         else:
@@ -173,8 +173,8 @@ class PackedBatch:
             drawing = drawing_rows(work)
             self._sample_rows = pack.add(np.array(drawing, np.int64)) if len(drawing) < len(tokens) else None
             self._adapters = AdapterRows([item.adapter for item in work], [item.count for item in work], pack)
-            guesses = tuple(len(item.drafts) for item in work)
-            self._num_guesses = guesses if any(guesses) else ()
+            drafts = tuple(len(item.drafts) for item in work)
+            self._num_drafts = drafts if any(drafts) else ()
         self._tokens, self._positions, self._slots = (pack.add(each) for each in (tokens, positions, slots))
         self._drawn = OnDevice.of(work, seqs, pack)
         self._states: tuple[Placed, Placed] | None = None
@@ -190,7 +190,7 @@ class PackedBatch:
         states = None
         if self._states is not None:
             blocks, begins = self._states
-            states = StateBlocks(blocks(), begins(), self._num_guesses)
+            states = StateBlocks(blocks(), begins(), self._num_drafts)
         pieces = self._pieces
         meta = AttentionMeta.over(
             pieces.query_lens,

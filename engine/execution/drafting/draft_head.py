@@ -1,8 +1,8 @@
-"""Guesses by a head of the model, on the rank that draws: a layer with KV of its own that reads the model's hidden states.
+"""Draft tokens by a head of the model, on the rank that draws: a layer with KV of its own that reads the model's hidden states.
 
-Behind each step it reads what the step has computed, whoever is asked for guesses next: the states are gone afterwards. That
-takes as long as one more layer. A guess behind the first takes the head's own state in place of the one that is not computed
-yet. What it computes of that is computed again from the model's state when there is one."""
+Behind each step it reads what the step has computed, whoever is asked for draft tokens next: the states are gone afterwards. That
+takes as long as one more layer. A draft token behind the first takes the head's own state in place of the one that is not
+computed yet. What it computes of that is computed again from the model's state when there is one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from core.kv import KVShard
 from core.plan import StepPlan
 from engine.execution.batch.batch import RankSeq
 from engine.execution.drafting.head_kv import HeadBlocks, HeadSeq
-from engine.execution.drafting.proposing import Agree, Proposal, draw_guesses
+from engine.execution.drafting.proposing import Agree, Proposal, draw_drafts
 from engine.execution.pools.kv_pool import copy_slots, layers_of, pool_parts
 from kernels.ops import AttentionMeta
 from models.drafting.drafting_head import DraftingHead
@@ -46,7 +46,7 @@ class DraftHead:
         agree: Agree | None = None,
     ) -> None:
         """`shard` is of one layer, in blocks of as many tokens as the target's, of which there are `num_blocks`. `agree` is as
-        in `draw_guesses`, where several ranks guess."""
+        in `draw_drafts`, where several ranks propose."""
         self._head, self._device, self._agree = head, device, agree
         self._block_size = shard.layout.block_size
         flat = torch.zeros(shard.pool_bytes(num_blocks), dtype=torch.uint8, device=device)
@@ -66,16 +66,16 @@ class DraftHead:
         self._last.pop(key, None)
 
     @torch.inference_mode()
-    def guess(self, asked: Sequence[Proposal]) -> bool:
+    def propose(self, asked: Sequence[Proposal]) -> bool:
         going = [one for one in asked if one.key in self._last]
         states = torch.stack([self._last[one.key] for one in going]) if going else None
         while states is not None:
-            draw_guesses(going, self._head.logits(states), self._head.ops, self._agree)
+            draw_drafts(going, self._head.logits(states), self._head.ops, self._agree)
             rows = [row for row, one in enumerate(going) if not one.is_done]
             if not rows:
                 break
             going = [going[row] for row in rows]
-            pieces = [self._guessed(one) for one in going]
+            pieces = [self._drafted(one) for one in going]
             states = self._forward(pieces, states[rows])
         return False
 
@@ -92,7 +92,7 @@ class DraftHead:
         for work in plan.work:
             head_seq = self._seqs[work.key]
             start = head_seq.start(work.start, work.block_ids)
-            # The token behind it must be known, and what was computed behind a wrong guess counts for nothing.
+            # The token behind it must be known, and what was computed behind a wrong draft token counts for nothing.
             end = min(work.start + work.count, head_seq.seq.num_tokens - 1)
             if start < end:
                 pieces[work.key] = _Piece(head_seq, work.block_ids, start, end)
@@ -111,10 +111,10 @@ class DraftHead:
             if piece.end == piece.head_seq.seq.num_tokens - 1:
                 self._last[key] = state
 
-    def _guessed(self, one: Proposal) -> _Piece:
-        """Return the place of a sequence's last guess."""
-        at, head_seq = one.seq.num_tokens + len(one.guesses) - 2, self._seqs[one.key]
-        head_seq.guessed(at, one.block_ids)
+    def _drafted(self, one: Proposal) -> _Piece:
+        """Return the place of a sequence's last draft token."""
+        at, head_seq = one.seq.num_tokens + len(one.drafts) - 2, self._seqs[one.key]
+        head_seq.drafted(at, one.block_ids)
         return _Piece(head_seq, one.block_ids, at, at + 1)
 
     def _forward(self, pieces: Sequence[_Piece], states: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class DraftSeq:
         self.seq = seq
         self._blocks, self._size = blocks, blocks.block_size
         self._num_computed = 0
-        self._guesses: tuple[int, ...] = ()
+        self._drafts: tuple[int, ...] = ()
         """Tokens behind those whose KV is computed, too. They may have been wrong."""
         self._hashes: list[int] = []
         """The hashes of its full blocks of computed tokens."""
@@ -65,7 +65,7 @@ class DraftSeq:
 
     def find(self, block_ids: Sequence[int]) -> int:
         """Return how many of its known tokens have their KV: those that it has computed, or others in its blocks. The last one's
-        is computed again at the least, since a guess follows from it."""
+        is computed again at the least, since a draft token follows from it."""
         seq = self.seq
         if not self._is_found:
             self._is_found = True
@@ -73,11 +73,11 @@ class DraftSeq:
             hashes = hash_chain(_ROOT, known, self._size)
             self._hashes = hashes[: self._blocks.num_equal(hashes, block_ids)]
             self._num_computed = len(self._hashes) * self._size
-        for guess in self._guesses:
-            if self._num_computed >= seq.num_tokens - 1 or seq.tokens[self._num_computed] != guess:
+        for draft in self._drafts:
+            if self._num_computed >= seq.num_tokens - 1 or seq.tokens[self._num_computed] != draft:
                 break
             self._num_computed += 1
-        self._guesses = ()
+        self._drafts = ()
         self._keep(block_ids)
         return self._num_computed
 
@@ -87,10 +87,10 @@ class DraftSeq:
         self._num_computed += count
         self._keep(block_ids)
 
-    def guessed(self, token: int, block_ids: Sequence[int]) -> None:
-        """The KV of a guess behind its known tokens, and behind the guesses before it, is computed."""
-        self._touch(len(self._guesses) + 1, block_ids)
-        self._guesses += (token,)
+    def drafted(self, token: int, block_ids: Sequence[int]) -> None:
+        """The KV of a draft token behind its known tokens, and behind the draft tokens before it, is computed."""
+        self._touch(len(self._drafts) + 1, block_ids)
+        self._drafts += (token,)
 
     def _touch(self, count: int, block_ids: Sequence[int]) -> None:
         end = self._num_computed + count

@@ -1,4 +1,4 @@
-"""Guesses by a small model of its own weights and its own KV, on the rank that draws, before each step that asks for some.
+"""Draft tokens by a small model of its own weights and its own KV, on the rank that draws, before each step that asks for some.
 
 It reads nothing but tokens. So what it has not seen of a sequence, it can read whenever it is asked."""
 
@@ -9,13 +9,13 @@ import torch
 from core.plan import SeqWork, StepPlan
 from engine.execution.batch.batch import RankSeq, build_batch
 from engine.execution.drafting.draft_kv import DraftBlocks, DraftSeq
-from engine.execution.drafting.proposing import Proposal, draw_guesses
+from engine.execution.drafting.proposing import Proposal, draw_drafts
 from engine.sizing.draft_size import CATCH_UP_TOKENS
 from kernels.ops import KVLayer
 from models.causal_model import CausalModel
 
 _FEW_TOKENS = 16
-"""A sequence of which the draft model has not seen more is read, which says nothing of how long guesses take."""
+"""A sequence of which the draft model has not seen more is read, which says nothing of how long draft tokens take."""
 _CPU = torch.device("cpu")
 
 
@@ -53,7 +53,7 @@ class DraftModel:
         """Do nothing: it reads a sequence when it is asked."""
 
     @torch.inference_mode()
-    def guess(self, asked: Sequence[Proposal]) -> bool:
+    def propose(self, asked: Sequence[Proposal]) -> bool:
         missing = [one.seq.num_tokens - self._seqs[one.key].find(one.block_ids) for one in asked]
         going = self._read(asked)
         while going := [one for one in going if not one.is_done]:
@@ -62,7 +62,7 @@ class DraftModel:
 
     def _read(self, asked: Sequence[Proposal]) -> list[Proposal]:
         """Compute what is missing of the KV of known tokens, as far as there is time. Returns the sequences of which nothing is
-        missing any more, each with its first guess."""
+        missing any more, each with its first draft token."""
         allowance = self._most_read
         work: list[SeqWork] = []
         reading: list[Proposal] = []
@@ -83,17 +83,17 @@ class DraftModel:
         return drawing
 
     def _go_on(self, going: Sequence[Proposal]) -> None:
-        """Guess the token behind each one's last guess."""
+        """Propose the token behind each one's last draft token."""
         work: list[SeqWork] = []
         for one in going:
-            self._seqs[one.key].guessed(one.guesses[-1], one.block_ids)
-            work.append(_piece(one, one.seq.num_tokens + len(one.guesses) - 1, 1, samples=True))
+            self._seqs[one.key].drafted(one.drafts[-1], one.block_ids)
+            work.append(_piece(one, one.seq.num_tokens + len(one.drafts) - 1, 1, samples=True))
         self._draw(going, work, going)
 
     def _draw(
         self, computed: Sequence[Proposal], work: Sequence[SeqWork], drawing: Sequence[Proposal]
     ) -> None:
-        """Compute `work`, and give each of `drawing` one more guess."""
+        """Compute `work`, and give each of `drawing` one more draft token."""
         batch = build_batch(work, [one.seq for one in computed], self._block_size, self._device)
         tokens = batch.tokens
         if (known := self._model.spec.vocab_size) < self._vocab_size:
@@ -101,7 +101,7 @@ class DraftModel:
         hidden = self._model.forward(tokens, batch.positions, self._layers, batch.meta)
         if drawing:
             logits = _wide(self._model.logits(batch.sampled(hidden)), self._vocab_size)
-            draw_guesses(drawing, logits, self._model.ops)
+            draw_drafts(drawing, logits, self._model.ops)
 
 
 def _piece(one: Proposal, start: int, count: int, *, samples: bool) -> SeqWork:

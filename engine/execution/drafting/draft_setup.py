@@ -1,4 +1,4 @@
-"""Loads what makes the guesses of an instance's only rank."""
+"""Loads what makes the draft tokens of an instance's only rank."""
 
 import torch
 
@@ -19,7 +19,7 @@ def make_proposer(
     num_blocks: int,
     device: torch.device,
 ) -> Proposer | None:
-    """Load what `engine.speculate` asks for beside `target`, whose pool has `num_blocks`. None where ranks make no guesses.
+    """Load what `engine.speculate` asks for beside `target`, whose pool has `num_blocks`. None where ranks make no draft tokens.
     Raises ConfigError."""
     if (size := whole.draft) is None:
         return None

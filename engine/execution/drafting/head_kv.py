@@ -91,8 +91,9 @@ class HeadSeq:
                 own = self.seq.tokens[index * self._size : min(end, (index + 1) * self._size)]
                 self._blocks.filled(block_ids[index], self._hash_before(index), own.tolist())
 
-    def guessed(self, at: int, block_ids: Sequence[int]) -> None:
-        """The KV of token `at`, which may be a wrong guess, or is made of a state that the target has not computed, is there."""
+    def drafted(self, at: int, block_ids: Sequence[int]) -> None:
+        """The KV of token `at`, which may be a wrong draft token, or is made of a state that the target has not computed, is
+        there."""
         self._blocks.cut(block_ids[at // self._size], at % self._size)
 
     def _hash_before(self, index: int) -> int:

@@ -1,4 +1,4 @@
-"""Loads a head that guesses beside a rank's part of the model."""
+"""Loads a head that proposes beside a rank's part of the model."""
 
 from pathlib import Path
 from typing import cast
@@ -29,7 +29,7 @@ def load_head(
     agree: Agree | None = None,
 ) -> DraftHead:
     """Load the head beside `target`, whose pool here has `num_blocks`. `shard` says which part of the model's own tensors is
-    this rank's; an EAGLE-3 head is whole on each. `agree`: see `draw_guesses`. Raises ConfigError."""
+    this rank's; an EAGLE-3 head is whole on each. `agree`: see `draw_drafts`. Raises ConfigError."""
     folder = Path(setup.folder)
     if setup.kind == "mtp":
         return DraftHead(

@@ -1,7 +1,7 @@
-"""Has the rank make the guesses that a plan asks for, and then execute the plan with them.
+"""Has the rank make the draft tokens that a plan asks for, and then execute the plan with them.
 
-A `Proposer` makes them: a draft model, or a head of the model. What it proposes is verified like any other guess, so that no
-token depends on it."""
+A `Proposer` makes them: a draft model, or a head of the model. What it proposes is verified like any other draft token, so that
+no token depends on it."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -20,16 +20,16 @@ from kernels.ops import Ops
 
 Step = Callable[[StepPlan], StepResult]
 Agree = Callable[[torch.Tensor], torch.Tensor]
-"""(N,) int64 guesses -> those of the rank that decides."""
+"""(N,) int64 draft tokens -> those of the rank that decides."""
 
 
 @dataclass(slots=True)
 class Proposal:
-    """The guesses of one sequence, and how many the plan asks for."""
+    """The draft tokens of one sequence, and how many the plan asks for."""
 
     work: SeqWork
     seq: RankSeq
-    guesses: list[int] = field(default_factory=list[int])
+    drafts: list[int] = field(default_factory=list[int])
 
     @property
     def key(self) -> str:
@@ -41,12 +41,12 @@ class Proposal:
 
     @property
     def is_done(self) -> bool:
-        return len(self.guesses) == len(self.work.drafts)
+        return len(self.drafts) == len(self.work.drafts)
 
-    def guess(self, token: TokenId) -> None:
-        """Add a guess, and put it where the token that it guesses will be."""
-        self.seq.tokens[self.seq.num_tokens + len(self.guesses)] = token
-        self.guesses.append(token)
+    def add(self, token: TokenId) -> None:
+        """Add a draft token, and put it where the sampled token will be."""
+        self.seq.tokens[self.seq.num_tokens + len(self.drafts)] = token
+        self.drafts.append(token)
 
 
 class Proposer(Protocol):
@@ -60,8 +60,8 @@ class Proposer(Protocol):
         """Forget a sequence, known or not."""
         ...
 
-    def guess(self, asked: Sequence[Proposal]) -> bool:
-        """Guess what each of `asked` draws next, as far as there is something to go by. Returns whether much had to be read
+    def propose(self, asked: Sequence[Proposal]) -> bool:
+        """Propose what each of `asked` draws next, as far as there is something to go by. Returns whether much had to be read
         first, so that the time that it took says nothing of the next."""
         ...
 
@@ -84,9 +84,9 @@ class Proposing:
         self._take_in(plan)
         started = time.perf_counter()
         asked = self._asked(plan)
-        has_read = bool(asked) and self._proposer.guess(asked)
-        guessing_s = time.perf_counter() - started if asked else 0.0
-        plan = _with_guesses(plan, asked)
+        has_read = bool(asked) and self._proposer.propose(asked)
+        proposing_s = time.perf_counter() - started if asked else 0.0
+        plan = _with_drafts(plan, asked)
         result = self._step(plan)
         self._learn(result)
         since = time.perf_counter()
@@ -96,8 +96,8 @@ class Proposing:
             result,
             sampled=_with_unmade(result.sampled, asked),
             duration_s=took_s,
-            proposing_s=0.0 if has_read else guessing_s,
-            reading_s=guessing_s if has_read else 0.0,
+            proposing_s=0.0 if has_read else proposing_s,
+            reading_s=proposing_s if has_read else 0.0,
         )
 
     def _asked(self, plan: StepPlan) -> list[Proposal]:
@@ -128,49 +128,49 @@ class Proposing:
             self._seqs.pop(key, None)
             self._proposer.end(key)
         for new in plan.new:
-            seq = self._seqs[new.key] = RankSeq(_for_guesses(new))
+            seq = self._seqs[new.key] = RankSeq(_for_drafting(new))
             self._proposer.begin(new.key, seq)
 
 
-def draw_guesses(
+def draw_drafts(
     asked: Sequence[Proposal], logits: torch.Tensor, ops: Ops, agree: Agree | None = None
 ) -> None:
-    """Draw one more guess of each from its row of (N, vocab_size) floats, by the settings and the number that the token itself
-    is drawn with: two distributions that are alike then give the same token at any temperature. `agree` says what all ranks of
-    the instance take in place of what each has drawn."""
-    longer = [LongerHistory(one.seq, one.seq.num_tokens + len(one.guesses)) for one in asked]
+    """Draw one more draft token of each from its row of (N, vocab_size) floats, by the settings and the number that the token
+    itself is drawn with: two distributions that are alike then give the same token at any temperature. `agree` says what all
+    ranks of the instance take in place of what each has drawn."""
+    longer = [LongerHistory(one.seq, one.seq.num_tokens + len(one.drafts)) for one in asked]
     pack, io = Pack(), HostSteps(logits.device).begin()
     rows = RowDraws(longer, pack)
     pack.send(io.upload)
     tokens = rows.draw(logits, ops, io)[0]
     for one, token in zip(asked, (agree(tokens) if agree is not None else tokens).tolist(), strict=True):
-        one.guess(token)
+        one.add(token)
 
 
-def _with_guesses(plan: StepPlan, asked: Sequence[Proposal]) -> StepPlan:
-    """Return the plan with the guesses in their places. What was asked for and is not there is left out."""
+def _with_drafts(plan: StepPlan, asked: Sequence[Proposal]) -> StepPlan:
+    """Return the plan with the draft tokens in their places. What was asked for and is not there is left out."""
     if not asked:
         return plan
-    guesses = {one.key: tuple(one.guesses) for one in asked}
-    return replace(plan, work=tuple(_filled(work, guesses.get(work.key)) for work in plan.work))
+    drafts = {one.key: tuple(one.drafts) for one in asked}
+    return replace(plan, work=tuple(_filled(work, drafts.get(work.key)) for work in plan.work))
 
 
 def _with_unmade(sampled: tuple[Sampled, ...], asked: Sequence[Proposal]) -> tuple[Sampled, ...]:
-    """Say how many of the guesses that were asked for are not there."""
-    unmade = {one.key: missing for one in asked if (missing := len(one.work.drafts) - len(one.guesses))}
+    """Say how many of the draft tokens that were asked for are not there."""
+    unmade = {one.key: missing for one in asked if (missing := len(one.work.drafts) - len(one.drafts))}
     if not unmade:
         return sampled
     return tuple(replace(one, num_unmade=unmade.get(one.key, 0)) for one in sampled)
 
 
-def _filled(work: SeqWork, guesses: tuple[TokenId, ...] | None) -> SeqWork:
-    if guesses is None:
+def _filled(work: SeqWork, drafts: tuple[TokenId, ...] | None) -> SeqWork:
+    if drafts is None:
         return work
-    return replace(work, drafts=guesses, count=work.count - len(work.drafts) + len(guesses))
+    return replace(work, drafts=drafts, count=work.count - len(work.drafts) + len(drafts))
 
 
-def _for_guesses(new: NewSeq) -> NewSeq:
-    """Return the sequence without log-probabilities, which nobody hears of, and with text's positions: what guesses sees no
+def _for_drafting(new: NewSeq) -> NewSeq:
+    """Return the sequence without log-probabilities, which nobody hears of, and with text's positions: a drafter sees no
     pictures."""
     sampling = replace(new.sampling, num_logprobs=-1, num_prompt_logprobs=-1)
     return replace(new, sampling=sampling, position_shift=0)

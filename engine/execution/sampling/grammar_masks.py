@@ -1,8 +1,8 @@
 """Which tokens the grammars of a rank's sequences allow next. Threads work it out while the model computes.
 
 Drawn tokens go to a thread at once, and the next draw takes the mask that the thread has made of them. A draw whose mask is not
-made yet is put off: the step goes on without it, and a listener hears when the mask is made. Guesses behind which no mask is made
-yet are not verified.
+made yet is put off: the step goes on without it, and a listener hears when the mask is made. Draft tokens behind which no mask is
+made yet are not verified.
 
 Masks that are quick are made together, since every switch between threads of Python costs the thread that computes the step. A
 mask that takes long holds up neither a step nor the masks of others: where masks that were made together took long, each of their
@@ -91,10 +91,10 @@ class _NextMask:
     is_slow: bool = False
     """Whether an earlier mask of the sequence took long."""
     behind: Future[list[Mask]] | None = None
-    """The masks behind the guesses that the step verifies, if it has any."""
+    """The masks behind the draft tokens that the step verifies, if it has any."""
 
     def all(self) -> list[Mask]:
-        """Return the masks of the rows that can be drawn: waits for the first one, not for those behind guesses."""
+        """Return the masks of the rows that can be drawn: waits for the first one, not for those behind draft tokens."""
         first = self.made.result().matching.mask
         return [first, *(self.behind.result() if self.behind is not None and self.behind.done() else ())]
 
@@ -121,7 +121,7 @@ class GrammarMasks:
         self._hear = hear
 
     def begin(self, plan: StepPlan) -> None:
-        """Take note of the sequences that have left and come, and of the guesses of those that are here."""
+        """Take note of the sequences that have left and come, and of the draft tokens of those that are here."""
         for key in plan.drop:
             self._sequences.pop(key, None)
         for new in plan.new:
@@ -151,13 +151,13 @@ class GrammarMasks:
         return frozenset(late)
 
     def num_rows(self, key: str) -> int | None:
-        """Return how many rows of a sequence that is not late have a mask: one, and one for each guess that could be right as far
-        as is known. None where it has no grammar."""
+        """Return how many rows of a sequence that is not late have a mask: one, and one for each draft token that could be right
+        as far as is known. None where it has no grammar."""
         return len(mask.all()) if (mask := self._sequences.get(key)) is not None else None
 
     def masks(self, keys: Sequence[str]) -> RowMasks | None:
         """Return the masks for this batch; None where no sequence has a grammar. The rows of one sequence stand together: its
-        draw and those behind its guesses, at most `num_rows` of them. Waits for masks that are late."""
+        draw and those behind its draft tokens, at most `num_rows` of them. Waits for masks that are late."""
         found: dict[int, Mask] = {}
         for key, rows in groupby(range(len(keys)), keys.__getitem__):
             if (mask := self._sequences.get(key)) is not None:
@@ -235,8 +235,8 @@ def _advanced(made: _Made, tokens: Sequence[TokenId]) -> _Made:
     return _Made(made.matching, _Pace.SLOW if is_slow else _Pace.QUICK)
 
 
-def _behind(made: Future[_Made], guesses: Sequence[TokenId]) -> list[Mask]:
-    return made.result().matching.behind(guesses)
+def _behind(made: Future[_Made], drafts: Sequence[TokenId]) -> list[Mask]:
+    return made.result().matching.behind(drafts)
 
 
 def _fulfil(out: Future[_T], task: Callable[[], _T]) -> None:

@@ -60,8 +60,8 @@ class Matching(Protocol):
         """Follow the drawn `tokens`. Returns when `mask` is that of the next draw."""
         ...
 
-    def behind(self, guesses: Sequence[TokenId]) -> list[Mask]:
-        """Return the masks of the draws behind each of `guesses`, up to the first one that cannot be drawn, or behind which is
+    def behind(self, drafts: Sequence[TokenId]) -> list[Mask]:
+        """Return the masks of the draws behind each of `drafts`, up to the first one that cannot be drawn, or behind which is
         a dead end. Nothing changes."""
         ...
 
@@ -151,12 +151,12 @@ class GuidanceMatching:
         """Make the next draw's mask of (words,) int32 that the matcher has `computed`, or of zeros. Overwrites and keeps it."""
         self.mask = self._made(computed)
 
-    def behind(self, guesses: Sequence[TokenId]) -> list[Mask]:
+    def behind(self, drafts: Sequence[TokenId]) -> list[Mask]:
         ahead = copy(self)
         ahead._matcher = self._matcher.deep_copy()  # one that has hit a limit cannot be rolled back
         ahead._last = self._last.copy()
         masks: list[Mask] = []
-        for token in guesses:
+        for token in drafts:
             if ahead.mask.is_complete or not _allows(ahead.mask.bits, token):
                 break
             ahead.mask = ahead._made(ahead._computed((token,)))

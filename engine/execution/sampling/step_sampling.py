@@ -238,7 +238,7 @@ def _stands(item: SeqWork, seq: RankSeq) -> bool:
 
 
 def _cut(item: SeqWork, num_rows: int | None) -> SeqWork:
-    """Return it with at most so many rows: guesses behind which there is no mask are not verified."""
+    """Return it with at most so many rows: draft tokens behind which there is no mask are not verified."""
     surplus = item.num_draws - num_rows if num_rows is not None else 0
     if surplus <= 0:
         return item
@@ -246,7 +246,8 @@ def _cut(item: SeqWork, num_rows: int | None) -> SeqWork:
 
 
 def _note_places(drawing: Iterable[_Drawing], place: int) -> None:
-    """Tell the sequences where the next step finds what they draw, but those that guess. `place` is that of the first row."""
+    """Tell the sequences where the next step finds what they draw, but those with draft tokens. `place` is that of the first
+    row."""
     for item, seq in drawing:
         if item.drafts:
             place += item.num_draws

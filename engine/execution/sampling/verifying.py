@@ -1,8 +1,8 @@
-"""Says which of a step's guesses were right.
+"""Says which of a step's draft tokens were right.
 
-The rows behind a sequence's guesses are drawn as though all guesses were right, each with its own position's number and history.
-Invariant: what a row draws counts only where all guesses before it equal what was drawn, so the tokens are those of one at a
-time."""
+The rows behind a sequence's draft tokens are drawn as though all draft tokens were right, each with its own position's number and
+history. Invariant: what a row draws counts only where all draft tokens before it equal what was drawn, so the tokens are those of
+one at a time."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from engine.execution.batch.batch import History, RankSeq
 
 
 class LongerHistory:
-    """A sequence as it will be with so many tokens: its guesses are right, or the host will hear of them. It holds until the
+    """A sequence as it will be with so many tokens: its draft tokens are right, or the host will hear of them. It holds until the
     sequence learns more."""
 
     __slots__ = ("last_place", "num_prompt", "num_tokens", "sampling", "tokens")
@@ -38,9 +38,9 @@ def histories(work: SeqWork, seq: RankSeq) -> list[History]:
 
 
 def verified(work: Sequence[SeqWork], rows: list[Sampled]) -> list[Sampled]:
-    """Return for each of `work` what its rows have drawn up to the first wrong guess."""
+    """Return for each of `work` what its rows have drawn up to the first wrong draft token."""
     if len(rows) == len(work):
-        return rows  # nothing was guessed
+        return rows  # nothing was proposed
     rest = iter(rows)
     return [_verified(item, list(islice(rest, item.num_draws))) for item in work]
 

@@ -1,1 +1,1 @@
-"""Guesses of what sequences will draw next, from tokens that are known."""
+"""Proposals of what sequences will draw next, from tokens that are known."""

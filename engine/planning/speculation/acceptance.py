@@ -1,4 +1,4 @@
-"""How likely a guess is right, learned by its source, its sequence's service class, and how much was found before it."""
+"""How likely a draft token is right, learned by its source, its sequence's service class, and how much was found before it."""
 
 from core.types import TokenId
 
@@ -14,7 +14,7 @@ _Kind = tuple[str, str, int]
 class Acceptance:
     def __init__(self) -> None:
         self._seen: dict[_Kind, tuple[float, float]] = {}
-        """The number of right guesses and of all, recent ones counting most."""
+        """The number of right draft tokens and of all, recent ones counting most."""
 
     def chances(self, source: str, slo: str, match: int, tokens: tuple[TokenId, ...]) -> list[float]:
         """Return for each token of a draft the chance that it and all before it are right. A right token lengthens the match."""
@@ -25,9 +25,9 @@ class Acceptance:
             out.append(so_far)
         return out
 
-    def observe(self, source: str, slo: str, match: int, *, guessed: int, right: int) -> None:
+    def observe(self, source: str, slo: str, match: int, *, proposed: int, right: int) -> None:
         """Learn from one draft. Behind the first wrong token nothing is known."""
-        for number in range(min(guessed, right + 1)):
+        for number in range(min(proposed, right + 1)):
             kind = (source, slo, _level(match + number))
             hits, total = self._seen.get(kind, (0.0, 0.0))
             self._seen[kind] = (_MEMORY * hits + (number < right), _MEMORY * total + 1.0)

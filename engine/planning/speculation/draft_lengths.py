@@ -1,16 +1,16 @@
-"""How many guesses of each sequence a step computes: as many as make it draw more tokens a second.
+"""How many draft tokens of each sequence a step computes: as many as make it draw more tokens a second.
 
-A step without guesses draws one token for each sequence. A guess adds the chance that it is right, and costs what the law of
-steps says of one more token. So the best ones are added as long as each adds more than its time would have drawn otherwise: where
-a device is busy with its sequences' own tokens nothing is added (Liu et al., "TurboSpec", 2024).
+A step without draft tokens draws one token for each sequence. A draft token adds the chance that it is right, and costs what the
+law of steps says of one more token. So the best ones are added as long as each adds more than its time would have drawn
+otherwise: where a device is busy with its sequences' own tokens nothing is added (Liu et al., "TurboSpec", 2024).
 
-A draft model computes guesses one behind the other, each for all sequences together. So its time goes by the longest draft, and
-the best length of that is looked for."""
+A draft model computes draft tokens one behind the other, each for all sequences together. So its time goes by the longest draft,
+and the best length of that is looked for."""
 
 from collections.abc import Sequence as SeqOf
 
 WORTH = 1.05
-"""Guesses must draw so many times the tokens a second: such steps are not planned ahead, and the law is not exact."""
+"""Draft tokens must draw so many times the tokens a second: such steps are not planned ahead, and the law is not exact."""
 
 
 def draft_lengths(
@@ -22,8 +22,8 @@ def draft_lengths(
     proposing_s: float = 0.0,
 ) -> list[int]:
     """Return for each draft how many of its tokens to compute, at most `limit` in all. `chances[i]` are those of its tokens, in
-    falling order. `step_s` says how long the step of `num_seqs` sequences takes without guesses. Where that is 0 it is not known,
-    and guesses are taken to cost nothing. `proposing_s` is how long a draft model takes to make them."""
+    falling order. `step_s` says how long the step of `num_seqs` sequences takes without draft tokens. Where that is 0 it is not
+    known, and draft tokens are taken to cost nothing. `proposing_s` is how long a draft model takes to make them."""
     ranked = sorted(
         (-chance, at, which) for which, each in enumerate(chances) for at, chance in enumerate(each)
     )

@@ -1,4 +1,4 @@
-"""The seam to whoever guesses what sequences draw next. A guess may be wrong: it costs time then, and changes no token."""
+"""The seam to whoever proposes what sequences draw next. A draft token may be wrong: it costs time then, and changes no token."""
 
 from collections.abc import Sequence as SeqOf
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from engine.planning.sequence import Sequence
 class Draft:
     tokens: tuple[TokenId, ...]
     source: str
-    """The kind of text it is from. How often guesses are right is learned for each source."""
+    """The kind of text it is from. How often draft tokens are right is learned for each source."""
     match: int
     """The number of the sequence's last tokens that it has followed before."""
 
@@ -22,8 +22,8 @@ class Drafter(Protocol):
         """Return for each of `seqs`, of which all tokens are known, at most `most` tokens, or None without anything to go by."""
         ...
 
-    def verified(self, seq: Sequence, guessed: int, right: int) -> None:
-        """Learn that the first `right` of `guessed` tokens, which a step has computed, were right. None, if nobody has guessed
+    def verified(self, seq: Sequence, proposed: int, right: int) -> None:
+        """Learn that the first `right` of `proposed` tokens, which a step has computed, were right. None, if nobody has proposed
         what was asked for."""
         ...
 

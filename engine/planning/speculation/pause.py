@@ -1,8 +1,8 @@
-"""How long nothing is guessed where guesses do not pay: ever longer, up to a bound."""
+"""How long nothing is proposed where draft tokens do not pay: ever longer, up to a bound."""
 
 _LONGEST = 64
 _LONGEST_WITHOUT_DRAFTS = 4
-"""Steps where there was nothing to guess from: the text may repeat itself soon."""
+"""Steps where there was nothing to propose from: the text may repeat itself soon."""
 
 
 class Pause:
@@ -23,12 +23,12 @@ class Pause:
         self._left -= 1
 
     def rest(self, num_steps: int) -> None:
-        """Begin a pause that says nothing of whether guesses pay."""
+        """Begin a pause that says nothing of whether draft tokens pay."""
         self._left = num_steps
 
     def tried(self, *, any_found: bool, any_chosen: bool) -> None:
-        """End the pause where something was chosen, else begin one that is no shorter than the last: what cannot be guessed yet
-        says nothing of whether guesses pay."""
+        """End the pause where something was chosen, else begin one that is no shorter than the last: what cannot be proposed yet
+        says nothing of whether draft tokens pay."""
         if any_chosen:
             self._left, self._next = 0, 1
             return

@@ -34,7 +34,7 @@ class PromptLookup:
             out.append(places.find(seq.tokens, most))
         return out
 
-    def verified(self, seq: Sequence, guessed: int, right: int) -> None:
+    def verified(self, seq: Sequence, proposed: int, right: int) -> None:
         """Do nothing: the tokens tell."""
 
     def left(self, seq: Sequence) -> None:

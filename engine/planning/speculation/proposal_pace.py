@@ -1,4 +1,5 @@
-"""How long a draft model takes for one more guess of every sequence, learned from the steps before which it has made some."""
+"""How long a draft model takes for one more draft token of every sequence, learned from the steps before which it has made
+some."""
 
 from math import log2
 
@@ -16,7 +17,7 @@ class ProposalPace:
         """By the size of the batch."""
 
     def observe(self, plan: StepPlan, result: StepResult) -> None:
-        """Learn from a step, unless the rank has made fewer guesses than it was asked for, or read prompts first."""
+        """Learn from a step, unless the rank has made fewer draft tokens than it was asked for, or read prompts first."""
         if not plan.size.num_drafts or not result.proposing_s:
             return
         asked = [len(work.drafts) for work in plan.work if work.drafts and work.drafts[0] == PROPOSED]
@@ -29,7 +30,7 @@ class ProposalPace:
         self._each_s[size] = each_s
 
     def each_s(self, num_seqs: int) -> float:
-        """Return the time of one more guess of each of so many sequences; 0 as long as nothing is known of it."""
+        """Return the time of one more draft token of each of so many sequences; 0 as long as nothing is known of it."""
         if not self._each_s or not num_seqs:
             return 0.0
         return self._each_s[min(self._each_s, key=lambda size: abs(size - _size(num_seqs)))]

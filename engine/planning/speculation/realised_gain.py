@@ -1,4 +1,4 @@
-"""What guesses have really gained: the pace of steps with them by that of steps without.
+"""What draft tokens have really gained: the pace of steps with them by that of steps without.
 
 The law of steps says what one more token costs, as far as steps have differed. It does not know how long ranks wait for a step
 that is not planned ahead, nor that a device may compute a few tokens more for nothing and some more for much, and it is far off
@@ -16,7 +16,7 @@ _FURTHEST = 2.0
 _LONGEST_WAIT = 3.0
 """The longest time from commit to commit, by the step's own: nothing has run before that."""
 _LEAST_STEPS = 4
-"""Steps without guesses before any with them. Twice as many of those before their pace counts, since it varies more."""
+"""Steps without draft tokens before any with them. Twice as many of those before their pace counts, since it varies more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class StepTime:
     took_s: float
     """From the commit before."""
     lost_s: float
-    """How much longer that is than what its tokens take without guesses; 0 where none slowed it, or that is not known."""
+    """How much longer that is than what its tokens take without draft tokens; 0 where none slowed it, or that is not known."""
 
 
 @dataclass(slots=True)
@@ -50,8 +50,8 @@ class RealisedGain:
 
     def __init__(self) -> None:
         self._paces: dict[tuple[int, bool], _Pace] = {}
-        """By size, without guesses and with them."""
-        self._committed_at, self._num_seqs, self._had_guesses = 0.0, 0, False
+        """By size, without draft tokens and with them."""
+        self._committed_at, self._num_seqs, self._had_drafts = 0.0, 0, False
 
     def committed(self, plan: StepPlan, result: StepResult, now: float) -> StepTime:
         """Learn from a step, if the one before it was of the same sequences and neither computed prompts."""
@@ -60,35 +60,36 @@ class RealisedGain:
         if result.duration_s:
             own_s = result.duration_s + result.proposing_s + result.reading_s
             took_s = min(took_s, _LONGEST_WAIT * own_s)
-        has_guesses = plan.size.num_drafts > 0
-        # The step behind one with guesses waits for it, too.
-        is_slowed = has_guesses or self._had_guesses
+        has_drafts = plan.size.num_drafts > 0
+        # The step behind one with draft tokens waits for it, too.
+        is_slowed = has_drafts or self._had_drafts
         drawn = len(result.sampled)
-        if has_guesses:
+        if has_drafts:
             drawn += sum(len(one.more) for one in result.sampled)
         lost_s = 0.0
         if num_seqs and took_s > 0 and drawn >= num_seqs:
             if is_slowed and self.is_known(num_seqs):
-                plain = self._pace(num_seqs, has_guesses=False)
+                plain = self._pace(num_seqs, has_drafts=False)
                 lost_s = took_s - drawn / num_seqs * plain.took_s / plain.drawn
             if num_seqs == self._num_seqs:
                 self._paces.setdefault((_size(num_seqs), is_slowed), _Pace()).add(took_s, drawn / num_seqs)
-        self._committed_at, self._num_seqs, self._had_guesses = now, num_seqs, has_guesses
+        self._committed_at, self._num_seqs, self._had_drafts = now, num_seqs, has_drafts
         return StepTime(took_s, lost_s)
 
     def is_known(self, num_seqs: int) -> bool:
-        """Return whether enough steps without guesses were seen."""
-        return self._pace(num_seqs, has_guesses=False).count >= _LEAST_STEPS
+        """Return whether enough steps without draft tokens were seen."""
+        return self._pace(num_seqs, has_drafts=False).count >= _LEAST_STEPS
 
     def gain(self, num_seqs: int) -> float:
-        """Return how many times the tokens a second steps with guesses draw. Returns infinity as long as that is not known."""
-        before, now = self._pace(num_seqs, has_guesses=False), self._pace(num_seqs, has_guesses=True)
+        """Return how many times the tokens a second steps with draft tokens draw. Returns infinity as long as that is not
+        known."""
+        before, now = self._pace(num_seqs, has_drafts=False), self._pace(num_seqs, has_drafts=True)
         if before.count < _LEAST_STEPS or now.count < 2 * _LEAST_STEPS:
             return inf
         return now.drawn / now.took_s * before.took_s / before.drawn
 
-    def _pace(self, num_seqs: int, *, has_guesses: bool) -> _Pace:
-        return self._paces.get((_size(num_seqs), has_guesses)) or _Pace()
+    def _pace(self, num_seqs: int, *, has_drafts: bool) -> _Pace:
+        return self._paces.get((_size(num_seqs), has_drafts)) or _Pace()
 
 
 def _size(num_seqs: int) -> int:

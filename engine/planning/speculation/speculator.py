@@ -1,11 +1,12 @@
-"""Decides which guesses the next step computes, and when it is worth while to look for some.
+"""Decides which draft tokens the next step computes, and when it is worth while to look for some.
 
-Guesses need known tokens, while a step that is planned ahead does not know what the one before it draws. So where guesses pay,
-steps are planned one at a time; where they do not, steps are planned ahead, and now and then it is tried again, as seldom as
-makes what trials lose a small share of the time.
+Draft tokens need known tokens, while a step that is planned ahead does not know what the one before it draws. So where draft
+tokens pay, steps are planned one at a time; where they do not, steps are planned ahead, and now and then it is tried again, as
+seldom as makes what trials lose a small share of the time.
 
-What a grammar forces is guessed, too, whoever else guesses: the ranks say so with the token before it (`Sequence.run`), so nobody
-has to look for it. A draft model or a head on the rank proposes tokens that are not known here: then it is decided how many."""
+What a grammar forces is proposed, too, whoever else proposes: the ranks say so with the token before it (`Sequence.run`), so
+nobody has to look for it. A draft model or a head on the rank proposes tokens that are not known here: then it is decided how
+many."""
 
 from collections import deque
 from collections.abc import Sequence as SeqOf
@@ -31,19 +32,19 @@ from engine.planning.speculation.trial_time import TrialTime
 _FORCED = "grammar"
 """The source of what a grammar forces."""
 _LONGEST_RUN = 64
-"""Tokens of a forced run in one step. It is not `engine.speculate_tokens`, since these guesses are right."""
+"""Tokens of a forced run in one step. It is not `engine.speculate_tokens`, since these draft tokens are right."""
 _LONGEST_MATCH = 32
 """What a forced run counts as."""
 _LEAST_GAIN = 1.02
-"""Guesses must really have drawn so many times the tokens a second."""
-_MOST_GUESSING = 128
+"""Draft tokens must really have drawn so many times the tokens a second."""
+_MOST_DRAFTING = 128
 _REST_STEPS = 64
-"""Steps without guesses behind one with them that has found no memory."""
+"""Steps without draft tokens behind one with them that has found no memory."""
 _PLAIN_STEPS = 6
-"""Steps without guesses that are measured behind so many with them: the first two still wait for those before."""
+"""Steps without draft tokens that are measured behind so many with them: the first two still wait for those before."""
 
 Drafts = dict[str, tuple[TokenId, ...]]
-_Guess = tuple[Sequence, Draft]
+_SeqDraft = tuple[Sequence, Draft]
 
 
 class Speculator:
@@ -57,16 +58,16 @@ class Speculator:
         self._looks, self._runs = Pause(), Pause()
         self._acceptance, self._gain, self._pace = Acceptance(), RealisedGain(), ProposalPace()
         self._trials, self._is_trial = TrialTime(), False
-        """Whether the last step with guesses was one, for which somebody had to look."""
-        self._num_guessing = 0
-        """Steps with guesses since some without were measured."""
-        self._guessed: dict[str, Draft] = {}
+        """Whether the last step with draft tokens was one, for which somebody had to look."""
+        self._num_drafting = 0
+        """Steps with draft tokens since some without were measured."""
+        self._proposed: dict[str, Draft] = {}
         """The last draft of each sequence, by key. A step in flight may compute some of it."""
         self.counts = (0, 0)
-        """The number of guesses that steps have computed, and of those that were right."""
+        """The number of draft tokens that steps have computed, and of those that were right."""
 
     def awaits(self, in_flight: deque[StepPlan], table: SequenceTable) -> bool:
-        """Return whether the next step is to be planned when those in flight are committed, since guesses follow what they
+        """Return whether the next step is to be planned when those in flight are committed, since draft tokens follow what they
         draw."""
         if not in_flight:
             return False
@@ -77,8 +78,8 @@ class Speculator:
         return not table.has_prompts and table.has_pending
 
     def draft(self, decoding: SeqOf[Sequence], table: SequenceTable, steps: StepModels) -> Drafts:
-        """Return guesses for sequences that the next step decodes, by key. There are none while prompts are computed or wait,
-        which have better use for the step's time."""
+        """Return draft tokens for sequences that the next step decodes, by key. There are none while prompts are computed or
+        wait, which have better use for the step's time."""
         may_look, may_run = self._may_look(len(decoding)), self._may_run(decoding)
         self._looks.passed()
         self._runs.passed()
@@ -87,10 +88,10 @@ class Speculator:
             return {}
         may_look = may_look and self._is_measured(len(decoding), steps)
         runs = self._forced(decoding) if may_run else []
-        guesses = self._found(decoding) if may_look else []
-        if self._is_untried(guesses):
-            guesses = [guesses[_cheapest(guesses, 0)]]
-        drafts = runs + guesses
+        found = self._found(decoding) if may_look else []
+        if self._is_untried(found):
+            found = [found[_cheapest(found, 0)]]
+        drafts = runs + found
         lengths = self._lengths(drafts, decoding, steps)
         if may_run:
             self._runs.tried(any_found=bool(runs), any_chosen=any(lengths[: len(runs)]))
@@ -98,22 +99,22 @@ class Speculator:
             self._looked(drafts, lengths, len(runs), self._gain.gain(len(decoding)))
         elif any(lengths):
             self._is_trial = False
-        self._guessed |= {seq.key: draft for seq, draft in drafts}
+        self._proposed |= {seq.key: draft for seq, draft in drafts}
         return {
             seq.key: draft.tokens[:length]
             for (seq, draft), length in zip(drafts, lengths, strict=True)
             if length
         }
 
-    def _looked(self, drafts: list[_Guess], lengths: list[int], num_runs: int, gain: float) -> None:
-        """Learn what came of looking for guesses, which are those of `drafts` behind the first `num_runs`. A trial may be forced:
-        then one of `lengths` becomes 1."""
+    def _looked(self, drafts: list[_SeqDraft], lengths: list[int], num_runs: int, gain: float) -> None:
+        """Learn what came of looking for draft tokens, which are those of `drafts` behind the first `num_runs`. A trial may be
+        forced: then one of `lengths` becomes 1."""
         is_chosen, any_found = any(lengths[num_runs:]), len(drafts) > num_runs
         is_forced = not any(lengths) and self._looks.is_longest and self._trials.is_paid
         self._looks.tried(any_found=any_found, any_chosen=is_chosen and gain >= _LEAST_GAIN)
-        self._num_guessing += is_chosen
+        self._num_drafting += is_chosen
         if is_forced and any_found:
-            # What guesses cost, and how often they are right, is learned from guesses alone.
+            # What draft tokens cost, and how often they are right, is learned from draft tokens alone.
             lengths[_cheapest(drafts, num_runs)] = 1
         self._is_trial = not (is_chosen and _LEAST_GAIN <= gain < inf)
 
@@ -125,38 +126,38 @@ class Speculator:
             self._trials.lost(time.lost_s)
         self._pace.observe(plan, result)
 
-    def verified(self, seq: Sequence, guessed: int, right: int) -> None:
-        """Learn that the first `right` of the `guessed` tokens that a step computed were what the sequence drew."""
-        draft, slo = self._guessed.pop(seq.key), seq.request.slo.name
+    def verified(self, seq: Sequence, proposed: int, right: int) -> None:
+        """Learn that the first `right` of the `proposed` tokens that a step computed were what the sequence drew."""
+        draft, slo = self._proposed.pop(seq.key), seq.request.slo.name
         if self._drafter is not None and draft.source != _FORCED:
-            self._drafter.verified(seq, guessed, right)
-        self.counts = (self.counts[0] + guessed, self.counts[1] + right)
-        self._acceptance.observe(draft.source, slo, draft.match, guessed=guessed, right=right)
+            self._drafter.verified(seq, proposed, right)
+        self.counts = (self.counts[0] + proposed, self.counts[1] + right)
+        self._acceptance.observe(draft.source, slo, draft.match, proposed=proposed, right=right)
 
     def rest(self) -> None:
-        """Guess nothing for a while: a step with guesses has found no memory."""
+        """Propose nothing for a while: a step with draft tokens has found no memory."""
         self._looks.rest(_REST_STEPS)
         self._runs.rest(_REST_STEPS)
 
     def left(self, seq: Sequence) -> None:
         """Forget a sequence that is not here any more."""
-        self._guessed.pop(seq.key, None)
+        self._proposed.pop(seq.key, None)
         if self._drafter is not None:
             self._drafter.left(seq)
 
     def _is_measured(self, num_seqs: int, steps: StepModels) -> bool:
-        """Return whether it is known how long steps without guesses take. Begin a few of them where it is not, or was long ago.
-        What is forced has to be computed anyway, and is not asked about."""
+        """Return whether it is known how long steps without draft tokens take. Begin a few of them where it is not, or was long
+        ago. What is forced has to be computed anyway, and is not asked about."""
         if steps.decode.num_steps == 0:
             return True
-        if self._gain.is_known(num_seqs) and self._num_guessing < _MOST_GUESSING:
+        if self._gain.is_known(num_seqs) and self._num_drafting < _MOST_DRAFTING:
             return True
-        self._num_guessing = 0
+        self._num_drafting = 0
         self._looks.rest(_PLAIN_STEPS)
         return False
 
     def _may_look(self, num_seqs: int) -> bool:
-        """Return whether to look for guesses: not where they are known not to pay, as long as trials have lost enough."""
+        """Return whether to look for draft tokens: not where they are known not to pay, as long as trials have lost enough."""
         if self._drafter is None or not num_seqs or not self._looks.is_over:
             return False
         return self._trials.is_paid or self._gain.gain(num_seqs) >= _LEAST_GAIN
@@ -166,15 +167,15 @@ class Speculator:
         one."""
         return self._runs.is_over and any(len(seq.run) > bool(seq.num_pending) for seq in seqs)
 
-    def _forced(self, seqs: SeqOf[Sequence]) -> list[_Guess]:
+    def _forced(self, seqs: SeqOf[Sequence]) -> list[_SeqDraft]:
         return [
             (seq, Draft(seq.run[:most], _FORCED, _LONGEST_MATCH))
             for seq in seqs
             if seq.run and (most := self._room(seq, _LONGEST_RUN)) > 0
         ]
 
-    def _found(self, seqs: SeqOf[Sequence]) -> list[_Guess]:
-        """Return what the drafter guesses for sequences of which nothing is forced."""
+    def _found(self, seqs: SeqOf[Sequence]) -> list[_SeqDraft]:
+        """Return what the drafter proposes for sequences of which nothing is forced."""
         able = [(seq, most) for seq in seqs if not seq.run and (most := self._room(seq, self._most)) > 0]
         if self._drafter is None or not able:
             return []
@@ -186,12 +187,12 @@ class Speculator:
         ]
         return [(seq, draft) for seq, draft in cut if draft.tokens]
 
-    def _is_untried(self, guesses: list[_Guess]) -> bool:
-        """Return whether a draft model is to make `guesses` of whose pace nothing is known: one sequence shows it."""
-        return any(draft.tokens[0] == PROPOSED for _, draft in guesses) and not self._pace.each_s(1)
+    def _is_untried(self, found: list[_SeqDraft]) -> bool:
+        """Return whether a draft model is to make `found` of whose pace nothing is known: one sequence shows it."""
+        return any(draft.tokens[0] == PROPOSED for _, draft in found) and not self._pace.each_s(1)
 
     def _room(self, seq: Sequence, most: int) -> int:
-        """Return how many guesses its output has room for. A sequence whose KV is sent on has none: it may change over after
+        """Return how many draft tokens its output has room for. A sequence whose KV is sent on has none: it may change over after
         any token."""
         if seq.push is not None or seq.num_missing != 1:
             return 0
@@ -200,7 +201,7 @@ class Speculator:
         )
         return min(most, left - 1)
 
-    def _lengths(self, drafts: list[_Guess], decoding: SeqOf[Sequence], steps: StepModels) -> list[int]:
+    def _lengths(self, drafts: list[_SeqDraft], decoding: SeqOf[Sequence], steps: StepModels) -> list[int]:
         num_seqs, law = len(decoding), steps.decode
         context = sum(len(seq.tokens) for seq in decoding)
         chances = [
@@ -227,9 +228,9 @@ def _text_of(tokens: tuple[TokenId, ...]) -> tuple[TokenId, ...]:
     return next((tokens[:at] for at, token in enumerate(tokens) if token >= FIRST_ROW), tokens)
 
 
-def _cheapest(drafts: list[_Guess], first: int) -> int:
-    """Return which of `drafts` from `first` on to try. A draft model may have to read a sequence of which it makes one guess: so
-    that comes behind others, and of several the shortest one is tried."""
+def _cheapest(drafts: list[_SeqDraft], first: int) -> int:
+    """Return which of `drafts` from `first` on to try. A draft model may have to read a sequence of which it makes one draft
+    token: so that comes behind others, and of several the shortest one is tried."""
 
     def cost(at: int) -> tuple[bool, int]:
         seq, draft = drafts[at]

@@ -1,4 +1,5 @@
-"""How much time trials have lost: guesses of which it is not known that they pay. They take a small share of all time at most.
+"""How much time trials have lost: draft tokens of which it is not known that they pay. They take a small share of all time at
+most.
 
 What a trial costs is measured, not reckoned: a draft model may have to read all that sequences have said since the last one,
 which may take as long as many steps. There is no other trial until so much time has passed that the loss is a small share of it.
@@ -23,5 +24,5 @@ class TrialTime:
         self._owed_s = max(0.0, self._owed_s - _SHARE * took_s)
 
     def lost(self, lost_s: float) -> None:
-        """A trial has taken so much longer than its tokens do without guesses; less than 0 where it has gained."""
+        """A trial has taken so much longer than its tokens do without draft tokens; less than 0 where it has gained."""
         self._owed_s = max(0.0, self._owed_s + lost_s)

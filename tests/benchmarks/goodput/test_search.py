@@ -7,8 +7,8 @@ from benchmarks.goodput.search import Curve, highest
 
 @pytest.mark.parametrize("knee", [0.3, 1.0, 7.7])
 def test_the_knee_is_found_from_either_side(knee: float) -> None:
-    for guess in (knee / 5, knee * 4):
-        found = highest(lambda copies: 1.0 if copies <= knee else 0.5, 0.9, guess)
+    for draft in (knee / 5, knee * 4):
+        found = highest(lambda copies: 1.0 if copies <= knee else 0.5, 0.9, draft)
         assert knee / 1.1 < found <= knee
 
 

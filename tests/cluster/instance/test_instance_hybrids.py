@@ -116,14 +116,14 @@ async def test_an_instance_that_dies_or_leaves_costs_no_token(served: Served, wh
 
 
 class Knowing(PromptLookup):
-    """Guesses what follows each prompt, once it is known."""
+    """Proposes what follows each prompt, once it is known."""
 
     answers: ClassVar[dict[tuple[int, ...], list[int]]] = {}
 
     def draft(self, seqs: Sequence[Planned], most: int) -> list[Draft | None]:
-        return [self._guess(seq.tokens, most) for seq in seqs]
+        return [self._draft(seq.tokens, most) for seq in seqs]
 
-    def _guess(self, tokens: Sequence[int], most: int) -> Draft | None:
+    def _draft(self, tokens: Sequence[int], most: int) -> Draft | None:
         for prompt, answer in self.answers.items():
             if tuple(tokens[: len(prompt)]) == prompt and (
                 left := answer[len(tokens) - len(prompt) :][:most]
@@ -132,7 +132,7 @@ class Knowing(PromptLookup):
         return None
 
 
-async def test_guesses_cost_no_token_when_a_decode_instance_dies(
+async def test_draft_tokens_cost_no_token_when_a_decode_instance_dies(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, batch, _ = served

@@ -274,7 +274,7 @@ def repeating(count: int) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("source", ["ngram", "draft", "mtp", "eagle"])
-async def test_guesses_cost_no_token_when_an_instance_dies_or_leaves(
+async def test_draft_tokens_cost_no_token_when_an_instance_dies_or_leaves(
     reference: tuple[Path, Any], source: str, tmp_path: Path
 ) -> None:
     """One is killed in the middle of it, and then one of those that are left lets its sequences move."""

@@ -112,7 +112,7 @@ async def test_tokens_and_their_probabilities_are_those_of_transformers(
         ((0, 1), {"engine.prefix_cache": False, "engine.lookahead": False}),
         ((0, 1), {"engine.speculate": "ngram"}),
     ],
-    ids=["handed over", "in small chunks", "without a cache", "guessed"],
+    ids=["handed over", "in small chunks", "without a cache", "proposed"],
 )
 async def test_no_bit_depends_on_where_or_beside_what_a_token_is_computed(
     reference: tuple[Path, Any], alone: Said, pools: Sequence[int], keys: dict[str, Any]

@@ -111,12 +111,12 @@ def test_a_state_in_another_memory_is_the_same(tmp_path: Path) -> None:
     here = Instance(model, num_blocks, max_batch_tokens=9).run(requests)
     there = Instance(model, num_blocks, max_batch_tokens=9, simulated=True)
     assert there.run(requests) == here
-    guesses = Adversary(here, random.Random(2))
-    guessing = Instance(model, num_blocks, max_batch_tokens=9, drafter=guesses, simulated=True)
-    assert guessing.run(requests) == here
-    guessed, right = guessing.scheduler.load().draft_tokens
-    assert guessed > right > 0
-    assert not guessing.device.violations
+    drafts = Adversary(here, random.Random(2))
+    drafting = Instance(model, num_blocks, max_batch_tokens=9, drafter=drafts, simulated=True)
+    assert drafting.run(requests) == here
+    proposed, right = drafting.scheduler.load().draft_tokens
+    assert proposed > right > 0
+    assert not drafting.device.violations
 
 
 @pytest.mark.parametrize("family", HYBRID)

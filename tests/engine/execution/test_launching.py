@@ -108,7 +108,7 @@ async def test_greedy_is_what_transformers_says(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("num_blocks", "config"),
     [(200, {}), (17, {"max_batch_tokens": 7}), (200, {"speculate": "ngram"})],
-    ids=["whole prompts", "chunks and preemption", "guesses"],
+    ids=["whole prompts", "chunks and preemption", "drafts"],
 )
 async def test_each_says_what_it_says_where_every_token_is_waited_for(
     model: CausalModel, num_blocks: int, config: dict[str, Any]
@@ -143,6 +143,6 @@ async def test_recurrent_states_go_from_step_to_step_on_the_device(tmp_path: Pat
     agree(await instance.run(asked), want)
     assert instance.watched is not None
     assert instance.watched.num_overlapped > 10
-    guessing = Launching(hybrid, 250, speculate="ngram")
-    agree(await guessing.run(asked), want)
-    assert guessing.work.accepted_tokens > 0
+    drafting = Launching(hybrid, 250, speculate="ngram")
+    agree(await drafting.run(asked), want)
+    assert drafting.work.accepted_tokens > 0

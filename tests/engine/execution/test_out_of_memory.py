@@ -53,7 +53,7 @@ async def test_a_step_may_run_out_of_memory_wherever_it_allocates(
 @pytest.mark.parametrize(
     ("num_blocks", "config"),
     [(17, {"max_batch_tokens": 7}), (200, {"speculate": "ngram"}), (200, {"prefix_cache": False})],
-    ids=["chunks and preemption", "guesses", "no prefix cache"],
+    ids=["chunks and preemption", "drafts", "no prefix cache"],
 )
 async def test_however_steps_are_made_up(
     num_blocks: int,

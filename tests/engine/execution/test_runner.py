@@ -109,10 +109,10 @@ class Instance:
         if draft is not None:
             shape = KVShard.whole(draft.spec.kv_layout(settings.block_size, "float32"))
             layers = draft_layers(shape, num_blocks, CPU)
-            self.guess_by(DraftModel(draft, layers, settings.block_size, model.spec.vocab_size))
+            self.draft_by(DraftModel(draft, layers, settings.block_size, model.spec.vocab_size))
         elif head is not None:
             shape = KVShard.whole(replace(head_layout or layout, num_layers=1))
-            self.guess_by(DraftHead(head, shape, num_blocks))
+            self.draft_by(DraftHead(head, shape, num_blocks))
         self.runner = Runner(
             model,
             pool,
@@ -123,7 +123,7 @@ class Instance:
             on_hidden=self.hear,
         )
         self.on_step: Callable[[StepPlan], None] = lambda plan: None
-        """Hears of each plan with its guesses."""
+        """Hears of each plan with its draft tokens."""
         speculator = Speculator(drafter, settings, 128) if drafter else make_speculator(settings, 128)
         self.scheduler = StepScheduler(
             settings,
@@ -137,7 +137,7 @@ class Instance:
         self.said: dict[str, list[TokenOut]] = {}
         self.num_announced = self.num_copies = 0
 
-    def guess_by(self, proposer: Proposer) -> None:
+    def draft_by(self, proposer: Proposer) -> None:
         self.proposer, self.run_step = proposer, Proposing(self.verify, proposer, self.num_states).step
 
     def hear(self, hidden: torch.Tensor) -> None:

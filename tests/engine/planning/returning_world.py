@@ -55,7 +55,7 @@ class World:
         num_blocks: int = NUM_BLOCKS,
         *,
         depth: int = 1,
-        guesses: bool = False,
+        drafts: bool = False,
         num_groups: int = 1,
         step_s: float = 0.0,
         **config: object,
@@ -66,7 +66,7 @@ class World:
         if num_groups > 1:
             self.scheduler = DpScheduler(settings, num_blocks, 1000, FifoPolicy(), num_groups)
         else:
-            speculator = Speculator(HalfRight(random.Random(0)), settings, 1000) if guesses else None
+            speculator = Speculator(HalfRight(random.Random(0)), settings, 1000) if drafts else None
             self.scheduler = StepScheduler(settings, num_blocks, 1000, FifoPolicy(), speculator=speculator)
         self.rank = FakeRank(num_blocks, SIZE, random.Random(0), put_off=0.0)
         self.tiers, self.depth = Tiers(self.scheduler, self.rank), depth

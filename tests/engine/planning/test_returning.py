@@ -21,11 +21,9 @@ def preempting(*requests: Request, **world: object) -> World:
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-@pytest.mark.parametrize("guesses", [False, True])
-def test_a_preempted_sequence_computes_what_lies_behind_the_last_full_block(
-    depth: int, guesses: bool
-) -> None:
-    w = preempting(depth=depth, guesses=guesses)
+@pytest.mark.parametrize("drafts", [False, True])
+def test_a_preempted_sequence_computes_what_lies_behind_the_last_full_block(depth: int, drafts: bool) -> None:
+    w = preempting(depth=depth, drafts=drafts)
     w.until(lambda: w.tiers.under_way)
     known = len(B.prompt) + len(w.out[B.key])
     assert w.tiers.asked[0].tokens == (*B.prompt, *w.out[B.key])

@@ -98,22 +98,22 @@ def test_what_was_planned_ahead_is_taken_back_too_and_planned_under_the_same_num
     assert [(new.key, new.tokens[-1]) for new in again.new] == [("a#0", 5)], "and are told all that is known"
 
 
-def test_guesses_are_given_up_first() -> None:
+def test_draft_tokens_are_given_up_first() -> None:
     settings = EngineConfig(block_size=4, speculate="ngram", speculate_tokens=4)
     planner = make_planner(settings, 400, 10_000, FifoPolicy(), 1)
     asked = Request(id="a", prompt=(5, 6) * 8, sampling=SamplingParams(max_tokens=100), reply_to="f")
     planner.sequences.add(asked)
-    guessing = None
+    drafting = None
     for _ in range(20):
         plan = planner.plan(0.0)
         assert plan is not None
         if any(work.drafts for work in plan.work):
-            guessing = plan
+            drafting = plan
             break
         (work,) = plan.work
         token = (5, 6)[work.known_end % 2]
         planner.commit(plan, StepResult(step=plan.step, sampled=(Sampled(work.key, token),)), 0.0)
-    assert guessing is not None
+    assert drafting is not None
     assert planner.take_back().goes_on
     plan = planner.plan(0.0)
     assert plan is not None

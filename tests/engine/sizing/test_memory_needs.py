@@ -76,7 +76,7 @@ def test_experts_copies_take_room(tmp_path: Path) -> None:
 
 
 PARTS = [(family, what) for family in ALL for what in ("a long prompt", "many tokens drawn")]
-PARTS += [(family, "many guesses") for family in HYBRID]
+PARTS += [(family, "many draft tokens") for family in HYBRID]
 
 
 @pytest.mark.parametrize(("family", "what"), PARTS)
@@ -84,7 +84,7 @@ def test_the_largest_step_stays_within_what_is_set_aside_for_it(
     tmp_path: Path, family: str, what: str
 ) -> None:
     """Either half of the model by itself: a prompt's step draws nothing, and one token of each of many sequences is little. What
-    recurrent layers keep of guesses is beside both."""
+    recurrent layers keep of draft tokens is beside both."""
     drawn = what != "a long prompt"
     config = ALL[family](random.Random(family), 0)
     config.vocab_size, config.max_position_embeddings = VOCAB, 1024
@@ -97,13 +97,13 @@ def test_the_largest_step_stays_within_what_is_set_aside_for_it(
     pool = KVPool(size.shard, size.num_blocks, memoryview(bytearray(size.num_bytes)))
     model = load_model(tmp_path / "model", "float32", CPU)
     runner = Runner(model, pool, engine.block_size, num_state_blocks=states)
-    plans = _many_drawn(states, num_guesses=what == "many guesses") if drawn else _long_prompt(states)
+    plans = _many_drawn(states, num_drafts=what == "many draft tokens") if drawn else _long_prompt(states)
     measured = _peak_bytes(runner, plans, tmp_path)
     allowed = size.needs[0].step_bytes
     assert measured <= allowed, f"{measured:,} bytes were alive, {allowed:,} were set aside"
     if (
-        what != "many guesses"
-    ):  # the same sequences without guesses are more, so that these need not come near
+        what != "many draft tokens"
+    ):  # the same sequences without draft tokens are more, so that these need not come near
         assert allowed <= 2.5 * measured, f"{allowed:,} bytes are set aside for {measured:,}"
 
 
@@ -117,9 +117,9 @@ def _long_prompt(states: int) -> list[StepPlan]:
     return [StepPlan(step=1, new=(new,), copies=(), work=(work,), drop=())]
 
 
-def _many_drawn(states: int, num_guesses: int = 0) -> list[StepPlan]:
+def _many_drawn(states: int, num_drafts: int = 0) -> list[StepPlan]:
     """Sequences of which 256 tokens are drawn at once, after a step that has warmed up what is kept between steps."""
-    num_seqs = 256 // (1 + num_guesses)
+    num_seqs = 256 // (1 + num_drafts)
     sampling = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, top_k=50, seed=1, num_logprobs=0)
     new = tuple(NewSeq(f"s{i}", (i % VOCAB, 1), 2, sampling) for i in range(num_seqs))
     blocks = [tuple(range(i * (states + 1), (i + 1) * (states + 1))) for i in range(num_seqs)]
@@ -135,7 +135,7 @@ def _many_drawn(states: int, num_guesses: int = 0) -> list[StepPlan]:
             )
             for seq, own in zip(new, blocks, strict=True)
         )
-        for start, drafts in ((0, ()), (1, (5,) * num_guesses))
+        for start, drafts in ((0, ()), (1, (5,) * num_drafts))
     )
     return [
         StepPlan(step=1, new=new, copies=(), work=first, drop=()),

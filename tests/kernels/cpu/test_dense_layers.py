@@ -25,7 +25,7 @@ STEPS: dict[str, list[tuple[int, int]]] = {
     "one": [(1, 40)],
     "two": [(1, 7), (1, 90)],
     "eight": [(1, 5 * i + 1) for i in range(8)],
-    "guesses": [(3, 20), (1, 9), (5, 5)],
+    "drafts": [(3, 20), (1, 9), (5, 5)],
     "a prompt": [(1, 3), (199, 230)],
 }
 Rotation = tuple[Tensor, Tensor]

@@ -18,7 +18,7 @@ Lens = list[tuple[int, int]]
 DECODE: list[Lens] = [[(1, n) for n in lens] for lens in ([70, 1, 33], [170, 5, 1], [1, 1, 1], [18, 40, 130])]
 """Contexts of steps that follow each other: longer and shorter, split or not."""
 MIXED: list[Lens] = [[(1, 70), (20, 20), (3, 33)], [(21, 120), (1, 9)], [(4, 90)]]
-"""Prompts, whole and in pieces, guesses, and sequences that decode."""
+"""Prompts, whole and in pieces, draft tokens, and sequences that decode."""
 HEADS = [((4, 2), 7, 2.0, False), ((20, 1), 40, 0.0, True), ((3, 3), 0, 0.0, False)]
 """Heads, window, soft cap, and whether there are sinks."""
 

@@ -112,7 +112,7 @@ def test_prompts_are_replayed_whole_in_pieces_and_beside_sequences_that_decode(
     assert not instance.device.violations
 
 
-def test_guesses_are_verified_by_replays(tmp_path: Path) -> None:
+def test_draft_tokens_are_verified_by_replays(tmp_path: Path) -> None:
     reference, _, model = tiny(tmp_path, "llama")
     requests = requests_of([(5, 9), (9, 7)])
     want = of_transformers(reference, requests)
@@ -341,7 +341,7 @@ def test_groups_of_ranks_pad_a_step_alike_or_launch_it(tmp_path: Path) -> None:
     assert graphs.padded(decoding[:1], [replace(prompt, start=1 << 16)]) == 2, "whatever it sees"
     assert graphs.padded(decoding[:1], [replace(prompt, start=1 << 20)]) == 4, "by tall tiles"
     assert graphs.padded(decoding[:1], [replace(prompt, start=1 << 20, drafts=(5,))]) == 2, (
-        "a guess is no prompt"
+        "a draft token is no prompt"
     )
     assert graphs.padded(decoding[:1], [replace(decoding[1], start=1 << 20)]) == 2
     assert graphs.padded(decoding[:1], [pushed]) == 2, "layers are waited for"

@@ -51,9 +51,9 @@ def test_its_logits_are_those_of_its_definition(keys: dict[str, Any], tmp_path: 
     states(0, tokens[1:6], read(0, tokens[:5]))
     last = states(5, tokens[6:], read(5, tokens[5:10]))[-1:]
     torch.testing.assert_close(head.logits(last)[0], reference.logits(tokens)[0], atol=1e-4, rtol=1e-4)
-    guess = int(head.logits(last).argmax())
-    want = reference.logits(tokens, [guess])[1]
-    torch.testing.assert_close(head.logits(states(10, [guess], last))[0], want, atol=1e-4, rtol=1e-4)
+    draft = int(head.logits(last).argmax())
+    want = reference.logits(tokens, [draft])[1]
+    torch.testing.assert_close(head.logits(states(10, [draft], last))[0], want, atol=1e-4, rtol=1e-4)
 
 
 def test_what_is_no_head_of_this_model_is_refused_by_name(tmp_path: Path) -> None:

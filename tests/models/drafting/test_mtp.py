@@ -43,8 +43,8 @@ class Paged:
         self.states(0, TOKENS[1:6], self.head.read(said[:5]))
         last = self.states(5, TOKENS[6:], self.head.read(said[5:]))[-1:]
         first = self.head.logits(last)[0]
-        guess = int(first.argmax())
-        return first, guess, self.head.logits(self.states(10, [guess], last))[0]
+        draft = int(first.argmax())
+        return first, draft, self.head.logits(self.states(10, [draft], last))[0]
 
 
 @torch.no_grad()
@@ -53,9 +53,9 @@ def said_by(reference: MtpReference) -> torch.Tensor:
 
 
 def check(reference: MtpReference, found: tuple[torch.Tensor, int, torch.Tensor]) -> None:
-    first, guess, second = found
+    first, draft, second = found
     torch.testing.assert_close(first, reference.logits(TOKENS)[0], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(second, reference.logits(TOKENS, [guess])[1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(second, reference.logits(TOKENS, [draft])[1], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("i", range(3))

@@ -33,7 +33,7 @@ MORE = ("JambaForCausalLM", "Zamba2ForCausalLM", "RecurrentGemmaForCausalLM", "F
 
 
 def prompts() -> list[list[int]]:
-    """Prompts of which the second begins as the first, and in which phrases come again, which guesses are made of."""
+    """Prompts of which the second begins as the first, and in which phrases come again, which draft tokens are made of."""
     rng = random.Random(0)
     phrase = [rng.randrange(2, VOCAB) for _ in range(9)]
     first = [*phrase, *phrase, *phrase, *(rng.randrange(2, VOCAB) for _ in range(10))]
@@ -86,34 +86,34 @@ async def test_so_do_those_of_other_kinds(architecture: str, tmp_path: Path) -> 
     await check(tmp_path, architecture)
 
 
-class Guessing(Paged):
-    """Steps of one sequence whose last tokens may be guesses."""
+class Drafting(Paged):
+    """Steps of one sequence whose last tokens may be draft tokens."""
 
-    num_guesses = 0
+    num_drafts = 0
     states: StateBlocks
 
     def _states(self, parts: list[tuple[int, int, list[int]]]) -> StateBlocks:
-        guesses = (self.num_guesses,) if self.num_guesses else ()
-        self.states = replace(super()._states(parts), num_guesses=guesses)
+        drafts = (self.num_drafts,) if self.num_drafts else ()
+        self.states = replace(super()._states(parts), num_drafts=drafts)
         return self.states
 
 
 @pytest.mark.parametrize("architecture", ["Lfm2ForCausalLM", "RecurrentGemmaForCausalLM"])
 @torch.inference_mode()
-def test_states_take_in_the_guesses_that_were_right(architecture: str, tmp_path: Path) -> None:
+def test_states_take_in_the_draft_tokens_that_were_right(architecture: str, tmp_path: Path) -> None:
     reference, tokens = make_tiny(tmp_path, architecture), list(range(2, 22))
     wanted = reference(input_ids=torch.tensor([tokens])).logits[0]
-    paged = Guessing(load_model(tmp_path, "float32", CPU), 1, random.Random(0))
+    paged = Drafting(load_model(tmp_path, "float32", CPU), 1, random.Random(0))
     paged.step([(0, 0, tokens[:8])])
-    paged.num_guesses = 3
+    paged.num_drafts = 3
     found = paged.step([(0, 8, [*tokens[8:11], 99])])[0]
     torch.testing.assert_close(found[:3], wanted[8:11], atol=1e-4, rtol=0)
     assert AttentionMeta.of_states([4], paged.states).take_in([2])
-    paged.num_guesses = 0
+    paged.num_drafts = 0
     torch.testing.assert_close(paged.step([(0, 11, tokens[11:])])[0], wanted[11:], atol=1e-4, rtol=0)
 
 
-async def test_guesses_change_no_token(tmp_path: Path) -> None:
+async def test_draft_tokens_change_no_token(tmp_path: Path) -> None:
     await check(tmp_path, "Lfm2ForCausalLM", **{"engine.speculate": "ngram", "engine.speculate_tokens": 3})
 
 

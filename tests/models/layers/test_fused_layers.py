@@ -62,7 +62,7 @@ def load(folder: Path, ops: Ops, taps: tuple[int, ...] = ()) -> Paged:
 
 
 def steps() -> list[list[tuple[int, int, list[int]]]]:
-    """Prompts, and then steps of 1, 2 and 8 sequences, with guesses and without."""
+    """Prompts, and then steps of 1, 2 and 8 sequences, with draft tokens and without."""
     rng = random.Random(2)
 
     def tokens(count: int) -> list[int]:

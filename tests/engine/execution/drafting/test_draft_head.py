@@ -1,4 +1,5 @@
-"""Heads that guess from the model's hidden states: what they guess, what they know of KV that others have computed, what they take."""
+"""Heads that propose from the model's hidden states: what they propose, what they know of KV that others have computed, what they
+take."""
 
 import random
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from models.drafting.mtp import load_mtp
 from models.families.table import read_spec
 from models.registry import LoadOptions, load_model
 from parallel.mesh import ONE_RANK, Mesh
-from tests.engine.execution.drafting.test_draft_model import guesses_of, unchecked
+from tests.engine.execution.drafting.test_draft_model import drafts_of, unchecked
 from tests.engine.execution.drafting.test_speculation import (
     num_states,
     one_at_a_time,
@@ -88,8 +89,8 @@ def test_one_that_knows_what_follows_is_right_at_any_temperature(
     asked = unchecked(requests(random.Random(2), 8))
     instance = made.instance(max_batch_tokens=24, speculate_tokens=most)
     assert said(instance, asked) == one_at_a_time(made.model, asked)
-    guessed, right = instance.scheduler.load().draft_tokens
-    assert right > 0.95 * guessed > 30
+    proposed, right = instance.scheduler.load().draft_tokens
+    assert right > 0.95 * proposed > 30
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -99,7 +100,7 @@ def test_it_changes_no_token(source: str, tmp_path: Path) -> None:
     rng = random.Random(source)
     asked = requests(rng, 5)
     want = one_at_a_time(made.model, asked)
-    num_guessed = num_preempted = 0
+    num_proposed = num_preempted = 0
     for num_blocks, depth, most in ((200, 2, 64), (16, 1, 7)):
         instance = made.instance(
             num_blocks=num_blocks,
@@ -110,9 +111,9 @@ def test_it_changes_no_token(source: str, tmp_path: Path) -> None:
         )
         for _ in ("nothing is known of prefixes", "all of them are"):
             assert said(instance, asked) == want
-        num_guessed += instance.scheduler.load().draft_tokens[0]
+        num_proposed += instance.scheduler.load().draft_tokens[0]
         num_preempted += instance.scheduler.load().num_preempted
-    assert num_guessed > 30
+    assert num_proposed > 30
     assert num_preempted > 0
 
 
@@ -124,8 +125,8 @@ def test_sixty_four_seeds_at_any_temperature(source: str, tmp_path: Path) -> Non
     asked = requests_of_64_seeds(random.Random(3))
     instance = made.instance(num_blocks=40, max_batch_tokens=24, max_num_seqs=8)
     assert said(instance, asked) == said(Instance(made.model), asked)
-    guessed, right = instance.scheduler.load().draft_tokens
-    assert guessed >= right > 0
+    proposed, right = instance.scheduler.load().draft_tokens
+    assert proposed >= right > 0
     assert instance.scheduler.load().num_preempted > 0
 
 
@@ -140,8 +141,8 @@ def greedy_requests(rng: random.Random, count: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("source", [*SOURCES, "qwen"])
-def test_guesses_are_what_its_definition_says_of_the_known_tokens(source: str, tmp_path: Path) -> None:
-    """The guesses do not depend on a prompt's chunks, on wrong guesses before them, or on a preemption."""
+def test_draft_tokens_are_what_its_definition_says_of_the_known_tokens(source: str, tmp_path: Path) -> None:
+    """The draft tokens do not depend on a prompt's chunks, on wrong draft tokens before them, or on a preemption."""
     made = MAKE[source](tmp_path)
     rng = random.Random(source)
     asked = greedy_requests(rng, 6)
@@ -154,15 +155,15 @@ def test_guesses_are_what_its_definition_says_of_the_known_tokens(source: str, t
             max_batch_tokens=most,
             speculate_tokens=4,
         )
-        found = guesses_of(instance, asked, want)
+        found = drafts_of(instance, asked, want)
         assert instance.scheduler.load().num_preempted > 0
         assert len(found) > 20
         for key, known, drafts in set(found):
             request = next(request for request in asked if request.key == key)
             tokens = [*request.prompt, *(token.token for token in want[request.id])][:known]
             rows = made.reference.logits(tokens, drafts[:-1])
-            for guess, row in zip(drafts, rows, strict=True):
-                assert row[guess] > row.max() - 1e-4, (key, known, drafts)
+            for draft, row in zip(drafts, rows, strict=True):
+                assert row[draft] > row.max() - 1e-4, (key, known, drafts)
 
 
 @pytest.mark.parametrize("source", SOURCES)
@@ -177,7 +178,7 @@ def test_what_was_read_of_a_prefix_is_there_for_all_that_begin_with_it(source: s
     instance = made.instance()
     assert said(instance, [first]) == want
     want = one_at_a_time(made.model, [later])
-    found = guesses_of(instance, [later], want)
+    found = drafts_of(instance, [later], want)
     assert instance.scheduler.load().prefix_tokens[1] == 26, "six blocks, and a part of another one"
     assert found
     for _, known, drafts in found:
@@ -187,7 +188,7 @@ def test_what_was_read_of_a_prefix_is_there_for_all_that_begin_with_it(source: s
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_sequence_whose_states_are_elsewhere_is_guessed_from_the_next_block_on(
+def test_a_sequence_whose_states_are_elsewhere_is_proposed_from_the_next_block_on(
     source: str, tmp_path: Path
 ) -> None:
     """Its KV came from another instance, which had them. The tokens are what they would have been."""
@@ -198,21 +199,23 @@ def test_a_sequence_whose_states_are_elsewhere_is_guessed_from_the_next_block_on
     layout = replace(made.layout, block_size=8)
     instance = made.instance(block_size=8, head_layout=layout, speculate_tokens=2, max_batch_tokens=6)
     assert said(instance, asked) == want
-    instance.guess_by(DraftHead(made.head, KVShard.whole(replace(layout, num_layers=1)), 200))
+    instance.draft_by(DraftHead(made.head, KVShard.whole(replace(layout, num_layers=1)), 200))
     longer = replace(asked[0], prompt=(*asked[0].prompt, *range(40, 52)))
     want = one_at_a_time(made.model, [longer])
-    found = guesses_of(instance, [longer], want)
+    found = drafts_of(instance, [longer], want)
     assert instance.scheduler.load().prefix_tokens[1] == 22
     assert found[0][1] == len(longer.prompt) + 1
     for _, known, drafts in found:
         tokens = [*longer.prompt, *(token.token for token in want["r"])][:known]
         rows = made.reference.logits(tokens, drafts[:-1], first=24)
-        for guess, row in zip(drafts, rows, strict=True):
-            assert row[guess] > row.max() - 1e-4, "the first block of which it has all begins with token 24"
+        for draft, row in zip(drafts, rows, strict=True):
+            assert row[draft] > row.max() - 1e-4, "the first block of which it has all begins with token 24"
 
 
 @pytest.mark.parametrize("source", RIGHT)
-def test_a_sequence_without_any_states_is_guessed_from_the_next_block_on(source: str, tmp_path: Path) -> None:
+def test_a_sequence_without_any_states_is_proposed_from_the_next_block_on(
+    source: str, tmp_path: Path
+) -> None:
     made = RIGHT[source](tmp_path)
     sampling = SamplingParams(temperature=0.8, seed=5, max_tokens=40)
     asked = [Request(id="r", prompt=tuple(range(2, 24)), sampling=sampling, reply_to="f")]
@@ -220,25 +223,25 @@ def test_a_sequence_without_any_states_is_guessed_from_the_next_block_on(source:
     layout = replace(made.layout, block_size=8)
     instance = made.instance(block_size=8, head_layout=layout, speculate_tokens=1)
     assert said(instance, asked) == want
-    instance.guess_by(DraftHead(made.head, KVShard.whole(replace(layout, num_layers=1)), 200))
-    found = guesses_of(instance, asked, want)
+    instance.draft_by(DraftHead(made.head, KVShard.whole(replace(layout, num_layers=1)), 200))
+    found = drafts_of(instance, asked, want)
     assert instance.scheduler.load().prefix_tokens[1] == 21, "all that the prompt's last token needs"
     assert min(known for _, known, _ in found) == 26, (
         "the first block of which it has all begins with token 24"
     )
-    guessed, right = instance.scheduler.load().draft_tokens
-    assert right > 0.9 * guessed > 10
+    proposed, right = instance.scheduler.load().draft_tokens
+    assert right > 0.9 * proposed > 10
 
 
-def test_what_another_rank_has_decided_is_guessed(tmp_path: Path) -> None:
+def test_what_another_rank_has_decided_is_proposed(tmp_path: Path) -> None:
     made = MAKE["eagle"](tmp_path)
     asked = greedy_requests(random.Random(1), 2)
     want = one_at_a_time(made.model, asked)
     instance = made.instance()
     shape = KVShard.whole(made.layout)
-    instance.guess_by(DraftHead(made.head, shape, 200, agree=lambda guesses: torch.full_like(guesses, 7)))
-    found = guesses_of(instance, asked, want)
-    assert {guess for _, _, drafts in found for guess in drafts} == {7}
+    instance.draft_by(DraftHead(made.head, shape, 200, agree=lambda drafts: torch.full_like(drafts, 7)))
+    found = drafts_of(instance, asked, want)
+    assert {draft for _, _, drafts in found for draft in drafts} == {7}
 
 
 def sized(folder: Path, speculate: str, mesh: Mesh = ONE_RANK, **model: Any) -> PoolSize:

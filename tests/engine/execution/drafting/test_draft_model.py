@@ -1,4 +1,4 @@
-"""Draft models: what they guess, what they know of KV that others have computed, and what they are refused for."""
+"""Draft models: what they propose, what they know of KV that others have computed, and what they are refused for."""
 
 import random
 from dataclasses import replace
@@ -51,8 +51,8 @@ def test_one_that_is_the_target_itself_is_always_right(target: CausalModel) -> N
     instance = Instance(target, speculate="draft:itself", draft=target, max_batch_tokens=24)
     want = one_at_a_time(target, asked)
     assert said(instance, asked) == want
-    guessed, right = instance.scheduler.load().draft_tokens
-    assert guessed == right > 50
+    proposed, right = instance.scheduler.load().draft_tokens
+    assert proposed == right > 50
 
 
 def test_one_that_knows_no_adapter_is_wrong_more_often_and_changes_no_token(tmp_path: Path) -> None:
@@ -74,15 +74,16 @@ def test_one_that_knows_no_adapter_is_wrong_more_often_and_changes_no_token(tmp_
         tokens = [token.token for token in found[request.id]]
         model = truth if request.adapter else reference
         assert tokens == continuation(model, request.prompt, tokens, 24)
-    guessed, right = instance.scheduler.load().draft_tokens
-    assert guessed > right > 50
+    proposed, right = instance.scheduler.load().draft_tokens
+    assert proposed > right > 50
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_guesses_are_what_the_draft_model_says_of_the_known_tokens(
+def test_draft_tokens_are_what_the_draft_model_says_of_the_known_tokens(
     target: CausalModel, tmp_path: Path, seed: int
 ) -> None:
-    """Whatever blocks it finds its KV in: those of others' prefixes, behind wrong guesses, and those that others have had since."""
+    """Whatever blocks it finds its KV in: those of others' prefixes, behind wrong draft tokens, and those that others have had
+    since."""
     reference = make(tmp_path, FAMILIES["llama"](random.Random("llama"), 0), seed=1)
     with torch.no_grad():
         for parameter in reference.parameters():
@@ -107,24 +108,23 @@ def test_guesses_are_what_the_draft_model_says_of_the_known_tokens(
         speculate_tokens=4,
         draft=draft,
     )
-    guesses = [
+    verified = [
         (key, known, drafts)
         for _ in range(4)
-        for key, known, drafts in guesses_of(instance, rng.sample(asked, 6), want)
+        for key, known, drafts in drafts_of(instance, rng.sample(asked, 6), want)
     ]
-    assert sum(map(len, (drafts for *_, drafts in guesses))) > 50
-    for key, known, drafts in set(guesses):
+    assert sum(map(len, (drafts for *_, drafts in verified))) > 50
+    for key, known, drafts in set(verified):
         request = next(request for request in asked if request.key == key)
         tokens = [*request.prompt, *(token.token for token in want[request.id])][:known]
         rows = reference(torch.tensor([[*tokens, *drafts[:-1]]])).logits[0, -len(drafts) :]
-        for guess, row in zip(drafts, rows, strict=True):
-            assert row[guess] > row.max() - 1e-4, (key, known, drafts)
+        for draft, row in zip(drafts, rows, strict=True):
+            assert row[draft] > row.max() - 1e-4, (key, known, drafts)
 
 
-def guesses_of(
-    instance: Instance, asked: list[Request], want: Said
-) -> list[tuple[str, int, tuple[int, ...]]]:
-    """Return the guesses that are verified while `asked` are answered: of which sequence, and behind how many known tokens."""
+def drafts_of(instance: Instance, asked: list[Request], want: Said) -> list[tuple[str, int, tuple[int, ...]]]:
+    """Return the draft tokens that are verified while `asked` are answered: of which sequence, and behind how many known
+    tokens."""
     found: list[tuple[str, int, tuple[int, ...]]] = []
     instance.on_step = lambda plan: found.extend(
         (work.key, work.known_end, work.drafts) for work in plan.work if work.drafts
@@ -135,14 +135,15 @@ def guesses_of(
 
 
 class Reading:
-    """A draft model that reads in pieces of `most` tokens, how many guesses of each step it has not made, and whether it told the time of its guesses."""
+    """A draft model that reads in pieces of `most` tokens, how many draft tokens of each step it has not made, and whether it
+    told the time of its draft tokens."""
 
     def __init__(self, instance: Instance, model: CausalModel, most: int) -> None:
         self.unmade: list[int] = []
         self.has_time: list[bool] = []
         self.num_read_first = 0
         layers = draft_layers(KVShard.whole(model.spec.kv_layout(4, "float32")), 200, CPU)
-        instance.guess_by(DraftModel(model, layers, 4, VOCAB, most_read=most))
+        instance.draft_by(DraftModel(model, layers, 4, VOCAB, most_read=most))
         self.run_step, instance.run_step = instance.run_step, self.step
 
     def step(self, plan: StepPlan) -> StepResult:
@@ -154,7 +155,7 @@ class Reading:
         return result
 
 
-def test_what_it_has_not_seen_is_read_in_pieces_before_it_guesses(target: CausalModel) -> None:
+def test_what_it_has_not_seen_is_read_in_pieces_before_it_proposes(target: CausalModel) -> None:
     sampling = SamplingParams(temperature=0.0, max_tokens=30)
     asked = [Request(id="r", prompt=tuple(range(2, 32)), sampling=sampling, reply_to="f")]
     instance = Instance(target, depth=1, speculate="draft:x")
@@ -163,8 +164,8 @@ def test_what_it_has_not_seen_is_read_in_pieces_before_it_guesses(target: Causal
     assert said(instance, asked) == want
     first = next(at for at, unmade in enumerate(reading.unmade[1:]) if not unmade)
     assert first == 4, "the fifth piece of 7 has the last of the 35 tokens that are known then"
-    guessed, right = instance.scheduler.load().draft_tokens
-    assert guessed == right > 0
+    proposed, right = instance.scheduler.load().draft_tokens
+    assert proposed == right > 0
     assert reading.has_time[1:6] == [False, False, False, True, True], (
         "what takes long since much is read tells nothing"
     )
@@ -188,7 +189,7 @@ def test_its_vocabulary_may_be_smaller_or_padded(target: CausalModel, tmp_path: 
         assert instance.scheduler.load().draft_tokens[0] > 0
 
 
-def test_it_guesses_nothing_behind_its_own_context(target: CausalModel, tmp_path: Path) -> None:
+def test_it_proposes_nothing_behind_its_own_context(target: CausalModel, tmp_path: Path) -> None:
     config = FAMILIES["llama"](random.Random("llama"), 0)
     config.max_position_embeddings = 16
     make(tmp_path, config, seed=1)
@@ -264,7 +265,7 @@ def test_it_leaves_less_room_for_kv(folder: Path, tmp_path: Path) -> None:
     assert left * 0.9 < taken <= left + PAGE_BYTES
 
 
-def test_what_cannot_be_guessed_by_it_is_refused_before_a_weight_is_read(
+def test_what_cannot_be_proposed_by_it_is_refused_before_a_weight_is_read(
     folder: Path, tmp_path: Path
 ) -> None:
     draft = drafting(tmp_path / "draft", FAMILIES["llama"])

@@ -47,6 +47,6 @@ def test_a_sequence_finds_what_was_made_of_its_own_tokens_and_nothing_else(seed:
             made |= {slots[at]: tokens[: at + 1] if known else () for at in touched}
             for at in range(end, -(-end // SIZE) * SIZE):
                 made[slots[at]] = ()  # the head looks no further than what it was told of
-        seq.guessed(end, table)
+        seq.drafted(end, table)
         for at in range(end, (end // SIZE + 1) * SIZE):
             made[slots[at]] = ()

@@ -1,4 +1,5 @@
-"""Steps that verify guesses: whatever is guessed, tokens, log-probabilities and ends are those of one token at a time, bit for bit.
+"""Steps that verify draft tokens: whatever is proposed, tokens, log-probabilities and ends are those of one token at a time, bit
+for bit.
 
 Recurrent layers take several tokens in by other sums than one after the other. So where a model has any, log-probabilities are
 the same but for their last digits."""
@@ -34,20 +35,20 @@ ALL = {**FAMILIES, **HYBRID}
 
 
 class Adversary:
-    """Guesses what will be drawn, spoiled at a place of its choice, or anything at all."""
+    """Proposes what will be drawn, spoiled at a place of its choice, or anything at all."""
 
     def __init__(self, truth: dict[str, list[int]], rng: random.Random) -> None:
         self.truth, self.rng = truth, rng
 
     def draft(self, seqs: SeqOf[Sequence], most: int) -> list[Draft | None]:
-        return [Draft(self.guess(seq, most), "", 1) for seq in seqs]
+        return [Draft(self.propose(seq, most), "", 1) for seq in seqs]
 
-    def guess(self, seq: Sequence, most: int) -> tuple[int, ...]:
+    def propose(self, seq: Sequence, most: int) -> tuple[int, ...]:
         output = self.truth.get(seq.request.id, [])
         right = output[seq.num_output : seq.num_output + self.rng.randint(0, most)]
         return (*right, *(self.rng.randrange(VOCAB) for _ in range(most - len(right))))
 
-    def verified(self, seq: Sequence, guessed: int, right: int) -> None: ...
+    def verified(self, seq: Sequence, proposed: int, right: int) -> None: ...
 
     def left(self, seq: Sequence) -> None: ...
 
@@ -209,8 +210,8 @@ def test_sixty_four_seeds_at_any_temperature(family: str, tmp_path: Path) -> Non
     ):
         instance = Instance(model, num_blocks, **keys)  # type: ignore[arg-type]
         check(said(instance, asked), want, model)
-        guessed, right = instance.scheduler.load().draft_tokens
-        assert guessed > right > 0
+        proposed, right = instance.scheduler.load().draft_tokens
+        assert proposed > right > 0
         assert num_states(model) or instance.scheduler.load().num_preempted > 0
 
 
@@ -235,8 +236,8 @@ def test_a_sequence_that_came_from_elsewhere_goes_on_as_it_would_have(source: st
         assert [token.token for token in again[request.id]] == rest
 
 
-def test_rejected_guesses_leave_nothing_in_the_prefix_cache(tmp_path: Path) -> None:
-    """A later prompt that is the wrong guess itself must not find its KV there."""
+def test_rejected_draft_tokens_leave_nothing_in_the_prefix_cache(tmp_path: Path) -> None:
+    """A later prompt that is the wrong draft token itself must not find its KV there."""
     make(tmp_path, FAMILIES["llama"](random.Random(4), 0), seed=4)
     model = load_model(tmp_path, "float32", CPU)
     sampling = SamplingParams(temperature=0.0, max_tokens=20)

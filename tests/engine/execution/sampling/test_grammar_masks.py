@@ -88,8 +88,8 @@ class Watch:
     def advance(self, tokens: Sequence[int]) -> None:
         self.made.append(self.key)
 
-    def behind(self, guesses: Sequence[int]) -> list[Mask]:
-        return [self.mask for _ in guesses]
+    def behind(self, drafts: Sequence[int]) -> list[Mask]:
+        return [self.mask for _ in drafts]
 
 
 def test_masks_are_made_together_and_alone_after_these_took_long() -> None:
@@ -356,8 +356,8 @@ def test_a_dead_end_is_told_from_an_output_that_is_complete() -> None:
         assert mask.is_complete
         assert allowed(mask).tolist() == [END]
         assert ("'yes '" in mask.dead_end) == (grammar is nothing)
-    guessing = MATCHERS.start(NewSeq("k", (1,), 1, params(nothing)), nothing)
-    assert len(guessing.behind(yes)) == len(yes) - 1
+    drafting = MATCHERS.start(NewSeq("k", (1,), 1, params(nothing)), nothing)
+    assert len(drafting.behind(yes)) == len(yes) - 1
 
 
 def test_a_stop_token_that_the_grammar_needs_is_a_dead_end() -> None:

@@ -21,7 +21,7 @@ def drafted(drafter: Drafter, seq: Sequence, most: int = 4, patience: int = 60) 
     return found
 
 
-def test_what_followed_the_last_tokens_before_is_guessed_again() -> None:
+def test_what_followed_the_last_tokens_before_is_proposed_again() -> None:
     draft = drafted(PromptLookup(), sequence([9, 1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3]))
     assert draft is not None
     assert (draft.tokens, draft.match) == ((4, 5, 6, 7), 3)
@@ -33,7 +33,7 @@ def test_what_goes_round_is_taken_to_go_on_so() -> None:
     assert draft.tokens == (1, 2, 1, 2, 1)
 
 
-def test_nothing_is_guessed_where_nothing_repeats_itself() -> None:
+def test_nothing_is_proposed_where_nothing_repeats_itself() -> None:
     assert drafted(PromptLookup(), sequence(range(50))) is None
 
 

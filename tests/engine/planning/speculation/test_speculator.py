@@ -23,7 +23,7 @@ chances = st.lists(
 
 
 @given(chances, st.floats(0.001, 1), st.floats(0, 0.5), st.integers(0, 9))
-def test_so_much_is_guessed_that_no_other_choice_draws_more_a_second(
+def test_so_much_is_proposed_that_no_other_choice_draws_more_a_second(
     chances: list[list[float]], step_s: float, token_s: float, limit: int
 ) -> None:
     def pace(lengths: SeqOf[int]) -> float:
@@ -57,11 +57,11 @@ def test_a_draft_model_of_which_nothing_is_known_proposes_one() -> None:
     assert longest_proposal([[0.5, 0.2]], 1, 0.0, 0.0, 9, 1.0) == 2
 
 
-def test_how_often_guesses_are_right_is_learned_for_each_source_class_and_match() -> None:
+def test_how_often_draft_tokens_are_right_is_learned_for_each_source_class_and_match() -> None:
     acceptance = Acceptance()
     for _ in range(100):
-        acceptance.observe("good", "chat", 2, guessed=3, right=3)
-        acceptance.observe("bad", "chat", 2, guessed=3, right=0)
+        acceptance.observe("good", "chat", 2, proposed=3, right=3)
+        acceptance.observe("bad", "chat", 2, proposed=3, right=0)
 
     def first(source: str, slo: str, match: int) -> float:
         return acceptance.chances(source, slo, match, (1,))[0]
@@ -78,7 +78,7 @@ class Right:
     def draft(self, seqs: SeqOf[Sequence], most: int) -> list[Draft | None]:
         return [Draft((7,) * most, "", 40) for _ in seqs]
 
-    def verified(self, seq: Sequence, guessed: int, right: int) -> None: ...
+    def verified(self, seq: Sequence, proposed: int, right: int) -> None: ...
 
     def left(self, seq: Sequence) -> None: ...
 
@@ -110,17 +110,17 @@ def steps_of(num_seqs: int, token_s: float, **keys: object) -> tuple[list[StepPl
         scheduler.check_integrity()
 
 
-def test_a_device_with_time_to_spare_computes_guesses_in_nearly_every_step() -> None:
+def test_a_device_with_time_to_spare_computes_draft_tokens_in_nearly_every_step() -> None:
     plans, scheduler = steps_of(1, 0.0001, speculate_tokens=8)
-    assert len(plans) < 300 / 9 + 20, "a few without guesses are measured first"
-    guessed, right = scheduler.load().draft_tokens
-    assert guessed == right > 250
+    assert len(plans) < 300 / 9 + 20, "a few without draft tokens are measured first"
+    proposed, right = scheduler.load().draft_tokens
+    assert proposed == right > 250
 
 
-def test_under_load_steps_are_planned_ahead_and_guess_next_to_nothing() -> None:
+def test_under_load_steps_are_planned_ahead_and_draft_token_next_to_nothing() -> None:
     plans, scheduler = steps_of(60, 0.01, speculate_tokens=8)
-    guessed, _ = scheduler.load().draft_tokens
-    assert guessed < 10
+    proposed, _ = scheduler.load().draft_tokens
+    assert proposed < 10
     assert len(plans) < 310
 
 
@@ -138,13 +138,13 @@ def test_a_long_pause_stays_long_where_nothing_is_found_either() -> None:
     assert [length_of_next(any_found=False) for _ in range(3)] == [64, 64, 64]
 
 
-def test_guesses_take_no_more_rows_than_there_are_slots_and_no_more_tokens_than_a_step_has() -> None:
+def test_draft_tokens_take_no_more_rows_than_there_are_slots_and_no_more_tokens_than_a_step_has() -> None:
     for keys, most in (({"max_batch_tokens": 40}, 40), ({"max_batch_tokens": 512}, 64)):
         plans, _ = steps_of(20, 0.0, speculate_tokens=8, **keys)
         assert max(plan.num_tokens for plan in plans) == most
 
 
-def test_guesses_never_take_the_last_blocks() -> None:
+def test_draft_tokens_never_take_the_last_blocks() -> None:
     config = EngineConfig(block_size=1, max_num_seqs=4)
     scheduler = StepScheduler(config, 40, 1000, FifoPolicy(), speculator=Speculator(Right(), config, 1000))
     for i in range(2):

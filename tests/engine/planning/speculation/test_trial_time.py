@@ -1,4 +1,4 @@
-"""Trials of guesses take a small share of all time, whatever one takes."""
+"""Trials of draft tokens take a small share of all time, whatever one takes."""
 
 import pytest
 

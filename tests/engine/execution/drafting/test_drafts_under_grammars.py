@@ -1,4 +1,5 @@
-"""Guesses of sequences with a grammar, forced runs among them: tokens and log-probabilities are those of one masked token at a time."""
+"""Draft tokens of sequences with a grammar, forced runs among them: tokens and log-probabilities are those of one masked token at
+a time."""
 
 import asyncio
 import random
@@ -118,8 +119,8 @@ async def said(
     lookahead: bool = True,
     **keys: Any,
 ) -> Said:
-    """What an engine answers. `plain`: without any guess. `drafter`: in place of the configuration's. `draft`, and `head` with
-    its KV: of `speculate="draft:..."` and `"eagle:..."`. `grace_s`: how long masks are waited for."""
+    """What an engine answers. `plain`: without any draft token. `drafter`: in place of the configuration's. `draft`, and `head`
+    with its KV: of `speculate="draft:..."` and `"eagle:..."`. `grace_s`: how long masks are waited for."""
     config = EngineConfig(**{"block_size": 4, **keys})
     shard, states = KVShard.whole(model.spec.kv_layout(4, "float32")), num_states(model)
     pool = KVPool(shard, num_blocks, memoryview(bytearray(shard.pool_bytes(num_blocks))))
@@ -211,11 +212,12 @@ KINDS = [
         for family in ("deepseek_v3", "gemma2", "gpt_oss", "granite_hybrid", "llama4", "qwen3_moe")
     ),
 ]
-"""A family for each kind of attention, state and layer. A grammar meets logits alone; guesses without one meet all families."""
+"""A family for each kind of attention, state and layer. A grammar meets logits alone; draft tokens without one meet all
+families."""
 
 
 @pytest.mark.parametrize("family", KINDS)
-async def test_no_guess_changes_a_token_under_a_grammar(family: str, tmp_path: Path) -> None:
+async def test_no_draft_token_changes_a_token_under_a_grammar(family: str, tmp_path: Path) -> None:
     """In chunks, with preemptions, with lookahead and without, with the prefix cache and without."""
     model = loaded(tmp_path, family)
     rng, states = random.Random(family), num_states(model)
@@ -244,7 +246,7 @@ async def test_no_guess_changes_a_token_under_a_grammar(family: str, tmp_path: P
     assert num_preempted > 0
 
 
-async def test_no_guess_of_a_head_changes_a_token_under_a_grammar(tmp_path: Path) -> None:
+async def test_no_draft_token_of_a_head_changes_a_token_under_a_grammar(tmp_path: Path) -> None:
     """Draws that are put off, and runs that the grammar forces, leave it with states of the tokens that were drawn."""
     make_eagle(tmp_path / "head", make_target(tmp_path, vocab_size=VOCAB), draft_vocab=300)
     spec = read_eagle(tmp_path / "head", read_spec(tmp_path))
@@ -297,27 +299,27 @@ async def test_a_run_is_drafted_as_far_as_the_output_has_room(tmp_path: Path) ->
         assert len(got.tokens["r0"]) == max_tokens
 
 
-def test_masks_behind_guesses_are_those_of_a_sequence_that_has_drawn_them() -> None:
+def test_masks_behind_draft_tokens_are_those_of_a_sequence_that_has_drawn_them() -> None:
     rng = random.Random(8)
     for text in SCHEMAS:
         sampling = SamplingParams(grammar=Grammar(text=text), stop_token_ids=(END,), max_tokens=60)
         here = MATCHERS.start(NewSeq("here", (1,), 1, sampling), Grammar(text=text))
         for _ in range(12):
             there = MATCHERS.start(NewSeq("there", (1,), 1, sampling), Grammar(text=text))
-            guesses = drawn_by(there, rng, 9)
-            cut = rng.randrange(len(guesses))
+            drafts = drawn_by(there, rng, 9)
+            cut = rng.randrange(len(drafts))
             before = here.mask.bits.copy()
-            masks = here.behind((*guesses[:cut], END, *guesses[cut:]))
+            masks = here.behind((*drafts[:cut], END, *drafts[cut:]))
             assert len(masks) >= cut
             there = MATCHERS.start(NewSeq("there", (1,), 1, sampling), Grammar(text=text))
-            for token, mask in zip(guesses[:cut], masks, strict=False):
+            for token, mask in zip(drafts[:cut], masks, strict=False):
                 there.advance((token,))
                 assert np.array_equal(mask.bits, there.mask.bits)
                 assert (mask.is_complete, mask.run) == (there.mask.is_complete, there.mask.run)
             assert np.array_equal(here.mask.bits, before)
 
 
-def test_a_guess_that_the_grammar_forbids_has_no_mask_behind_it() -> None:
+def test_a_draft_token_that_the_grammar_forbids_has_no_mask_behind_it() -> None:
     sampling = SamplingParams(stop_token_ids=(END,))
     matching = MATCHERS.start(NewSeq("k", (1,), 1, sampling), Grammar(text=grammar_from("regex", "ab*")))
     allowed = [token for token in range(VOCAB) if int(matching.mask.bits[token // 32]) >> token % 32 & 1]
@@ -336,7 +338,7 @@ def drawn_by(matching: Matching, rng: random.Random, most: int) -> list[TokenId]
 
 
 class Hesitant(Matchers):
-    """Matchers whose masks behind guesses are made when the gate opens, or soon."""
+    """Matchers whose masks behind draft tokens are made when the gate opens, or soon."""
 
     def __init__(self, gate: Event) -> None:
         self._gate = gate
@@ -356,12 +358,12 @@ class HesitantMatching:
     def advance(self, tokens: SeqOf[TokenId]) -> None:
         self._matching.advance(tokens)
 
-    def behind(self, guesses: SeqOf[TokenId]) -> list[Mask]:
+    def behind(self, drafts: SeqOf[TokenId]) -> list[Mask]:
         self._gate.wait(0.05)
-        return self._matching.behind(guesses)
+        return self._matching.behind(drafts)
 
 
-async def test_guesses_whose_masks_are_late_are_not_verified_and_hold_no_draw_up(tmp_path: Path) -> None:
+async def test_draft_tokens_whose_masks_are_late_are_not_verified_and_hold_no_draw_up(tmp_path: Path) -> None:
     model = loaded(tmp_path, "llama")
     asked = [bound(0, SCHEMAS[0], random.Random(9), max_tokens=100)]
     plain = await said(model, asked, plain=True)
