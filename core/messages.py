@@ -53,7 +53,7 @@ class Place:
 
     @property
     def ends_with_prompt(self) -> bool:
-        """The step that computes its prompt draws all that is wanted: decode has no use for its KV. What is copied from a
+        """The step that computes its prompt samples all that is wanted: decode has no use for its KV. What is copied from a
         `source` is wanted for its KV."""
         return self.max_new_tokens <= 1 and not self.source
 
@@ -359,8 +359,8 @@ class ChunkDone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commit:
-    """`num_bytes` in all are written or on their way, nothing more will be; `first` is the token that prefill drew (and sent to
-    the frontend). The grant ends when all of them have arrived."""
+    """`num_bytes` in all are written or on their way, nothing more will be; `first` is the token that prefill sampled (and sent
+    to the frontend). The grant ends when all of them have arrived."""
 
     grant_id: str
     num_chunks: int
@@ -368,7 +368,7 @@ class Commit:
     first: TokenOut
     times: HandoverTimes = HandoverTimes()
     more: tuple[TokenOut, ...] = ()
-    """Tokens that prefill went on to draw meanwhile (and sent), whose KV but the last one's is written as well."""
+    """Tokens that prefill went on to sample meanwhile (and sent), whose KV but the last one's is written as well."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,11 +52,11 @@ class SeqWork:
     count: int
     block_ids: tuple[int, ...]
     samples: bool
-    """Draw the next token from the logits of the last position."""
+    """Sample the next token from the logits of the last position."""
     push: KVPush | None = None
     drafts: tuple[TokenId, ...] = ()
-    """Draft tokens of what will be drawn: the last of the `count` tokens. A token is drawn behind the one before them, and behind
-    each of them that was right. All of them may be PROPOSED."""
+    """Draft tokens of what will be sampled: the last of the `count` tokens. A token is sampled behind the one before them, and
+    behind each of them that was right. All of them may be PROPOSED."""
     adapter: str = ""
     """As in `Request`."""
     has_picture: bool = False
@@ -67,12 +67,12 @@ class SeqWork:
 
     @property
     def known_end(self) -> int:
-        """The number of the sequence's tokens up to the first draft token: the place of the token that it draws."""
+        """The number of the sequence's tokens up to the first draft token: the place of the token that it samples."""
         return self.start + self.count - len(self.drafts)
 
     @property
-    def num_draws(self) -> int:
-        """The number of rows that a token is drawn from, if it samples."""
+    def num_samples(self) -> int:
+        """The number of rows that a token is sampled from, if it samples."""
         return 1 + len(self.drafts)
 
     @property
@@ -100,7 +100,7 @@ class StepSize(NamedTuple):
     """As `core.cost.steps.StepModel` counts them."""
     num_drafts: int
     num_plain: int
-    """The works that compute one token, draw the next one, and have nothing else to them: nothing is pushed, and there are no
+    """The works that compute one token, sample the next one, and have nothing else to them: nothing is pushed, and there are no
     draft tokens, adapters or pictures."""
 
 
@@ -147,7 +147,7 @@ class StepPlan:
 
 
 @record()
-class Drawn:
+class SampledToken:
     token: TokenId
     logprob: float | None = None
     top: tuple[tuple[TokenId, float], ...] = ()
@@ -161,7 +161,7 @@ class Sampled:
     top: tuple[tuple[TokenId, float], ...] = ()
     prompt_scores: tuple[PromptScore, ...] = ()
     embedding: bytes = b""
-    more: tuple[Drawn, ...] = ()
+    more: tuple[SampledToken, ...] = ()
     """The tokens behind it: one for each of the work's first drafts that were right."""
     run: tuple[TokenId, ...] = ()
     """The tokens that the sequence's grammar forces behind all of these, as far as is known."""
@@ -170,7 +170,7 @@ class Sampled:
 
     @property
     def tokens(self) -> list[TokenId]:
-        return [self.token, *(drawn.token for drawn in self.more)]
+        return [self.token, *(sampled.token for sampled in self.more)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,8 +196,8 @@ class ExpertLoad:
 
 @record(kw_only=True)
 class StepResult:
-    """A work with `samples` may be without a token: what its grammar allows was not known in time, so that its draw was put off.
-    `WorkerGroup.on_ready` says when its last token can be computed again, and the next one drawn."""
+    """A work with `samples` may be without a token: what its grammar allows was not known in time, so that its sample was put
+    off. `WorkerGroup.on_ready` says when its last token can be computed again, and the next one sampled."""
 
     step: int
     sampled: tuple[Sampled, ...]
@@ -212,4 +212,4 @@ class StepResult:
     reading_s: float = 0.0
     """How long both have taken then."""
     failed: tuple[FailedSeq, ...] = ()
-    """Nothing that the step has written or drawn of these is of use."""
+    """Nothing that the step has written or sampled of these is of use."""

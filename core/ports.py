@@ -66,7 +66,7 @@ class LayerSink(Protocol):
 
 
 OnReady = Callable[[str, int], None]
-"""(key, num_tokens): the draw behind this many tokens of the sequence was put off, and can be made now."""
+"""(key, num_tokens): the sample behind this many tokens of the sequence was put off, and can be made now."""
 
 
 class WorkerGroup(Protocol):
@@ -76,8 +76,8 @@ class WorkerGroup(Protocol):
 
     def execute(self, plan: StepPlan) -> Awaitable[StepResult]:
         """Raises OutOfMemory where there is no memory for the step, and for those behind it until its number comes again. Such a
-        step has drawn nothing. What it has written behind the tokens that were computed before is of no use, nor is any recurrent
-        state of its sequences, and ranks may or may not have taken note of its `new` and `drop`."""
+        step has sampled nothing. What it has written behind the tokens that were computed before is of no use, nor is any
+        recurrent state of its sequences, and ranks may or may not have taken note of its `new` and `drop`."""
         ...
 
     async def hold_adapters(self, asked: HoldAdapters) -> dict[str, str]:
@@ -86,7 +86,7 @@ class WorkerGroup(Protocol):
         ...
 
     def on_ready(self, hear: OnReady) -> None:
-        """`hear` is called on the running event loop for each draw that a result lacks, perhaps before that result is here."""
+        """`hear` is called on the running event loop for each sample that a result lacks, perhaps before that result is here."""
         ...
 
     async def lost(self) -> Exception:
@@ -177,7 +177,7 @@ class EngineEvents(Protocol):
     """What an engine tells the instance that it runs in. The engine's own task makes the calls."""
 
     def on_tokens(self, tokens: list[TokenOut]) -> None:
-        """Take all tokens that a step has drawn. Called before the next step is planned."""
+        """Take all tokens that a step has sampled. Called before the next step is planned."""
         ...
 
     def on_stuck(self, keys: list[str]) -> None:

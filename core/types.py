@@ -75,7 +75,7 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn. The draw for output position i depends on (seed, i) and the logits alone."""
+    """How tokens are sampled. The sample for output position i depends on (seed, i) and the logits alone."""
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -90,9 +90,9 @@ class SamplingParams:
     """None: whoever makes requests of it gives each a seed of its own. Requests have one."""
     logit_bias: tuple[tuple[TokenId, float], ...] = ()
     allowed_token_ids: tuple[TokenId, ...] = ()
-    """Nothing else is drawn; empty: anything."""
+    """Nothing else is sampled; empty: anything."""
     bad_words: tuple[tuple[TokenId, ...], ...] = ()
-    """Sequences of tokens whose last token is never drawn behind the others."""
+    """Sequences of tokens whose last token is never sampled behind the others."""
     num_logprobs: int = -1
     """-1: none; 0: of the sampled token; k: of the sampled token and the k likeliest."""
     num_prompt_logprobs: int = -1
@@ -100,14 +100,14 @@ class SamplingParams:
     max_tokens: int = 16
     """Output tokens over all attempts."""
     min_tokens: int = 0
-    """Stop tokens cannot be drawn before this many output tokens exist."""
+    """Stop tokens cannot be sampled before this many output tokens exist."""
     stop_token_ids: tuple[TokenId, ...] = ()
     """Any of these ends the sequence; the model's end-of-sequence ids are among them unless the client ignores them."""
     masked_until_min: tuple[TokenId, ...] = ()
     """Ids that `min_tokens` suppresses: the stop ids, and end-of-sequence even where it is ignored as a stop."""
     pooling: Literal["", "last", "mean", "cls"] = ""
     """Whether one vector of the prompt is wanted, from the hidden states that its last, all or its first token end with. The
-    drawn token is not."""
+    sampled token is not."""
     second_text_at: int = 0
     """Where in a prompt that is a pair of texts the second begins, for models that tell them apart. 0 means nowhere."""
     thinking: ThinkingBudget | None = None
@@ -188,7 +188,7 @@ class Request:
 
     @property
     def tokens(self) -> tuple[TokenId, ...]:
-        """All tokens whose KV must exist before the next one can be drawn, those of pictures by their names."""
+        """All tokens whose KV must exist before the next one can be sampled, those of pictures by their names."""
         prompt = with_names(self.prompt, self.pictures) if self.pictures else self.prompt
         return prompt + self.emitted
 

@@ -353,16 +353,16 @@ class DecodeWorker:
         assert job.reservation is not None
         assert job.commit is not None
         self._stop_timer(job)
-        drawn, request = (job.commit.first, *job.commit.more), job.request
+        sampled, request = (job.commit.first, *job.commit.more), job.request
         # A writer of an older release has counted its own writes in `exposed_s`.
         exposed_s = job.commit.times.exposed_s + self._clock.now() - job.committed_at
         times = replace(job.commit.times, exposed_s=exposed_s)
         self._mail.send(
             request.reply_to, HandedOver(request.id, request.attempt, job.commit.num_bytes, times)
         )
-        self._engine.activate(job.reservation, drawn)
+        self._engine.activate(job.reservation, sampled)
         # The prefill instance has sent these tokens too; should it have died before, the client gets them from here.
-        self.on_tokens([*drawn])
+        self.on_tokens([*sampled])
 
     def _set_timer(self, job: _Job, delay_s: float) -> None:
         self._stop_timer(job)

@@ -92,7 +92,7 @@ class Engine:
         self._experts = ExpertCounts()
 
     def add(self, request: Request, *, push: Grant | None = None) -> None:
-        """Compute `request` here. With `push` its KV is sent on, it draws tokens until `hold`, and its blocks stay until
+        """Compute `request` here. With `push` its KV is sent on, it samples tokens until `hold`, and its blocks stay until
         `release`. Raises RequestError when it can never fit or be computed."""
         check_computable(request, self._vocab_size)
         self._scheduler.sequences.check_fits(request)
@@ -131,10 +131,10 @@ class Engine:
         self._received.append(request.key)
         self._scheduler.sessions.begins(request, self._clock.now())
 
-    def activate(self, reservation: Reservation, drawn: Sequence[TokenOut]) -> None:
-        """Go on with a sequence. The reserved blocks have the KV of all known tokens and of all `drawn` (elsewhere) but the
+    def activate(self, reservation: Reservation, sampled: Sequence[TokenOut]) -> None:
+        """Go on with a sequence. The reserved blocks have the KV of all known tokens and of all `sampled` (elsewhere) but the
         last."""
-        self._scheduler.reservations.activate(reservation.key, drawn, self._clock.now())
+        self._scheduler.reservations.activate(reservation.key, sampled, self._clock.now())
         self._blocks_may_be_free()
 
     def compute(self, reservation: Reservation) -> None:

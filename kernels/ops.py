@@ -18,7 +18,7 @@ from kernels.kv_parts import KVPart, ScaledKV
 from kernels.packed import ExpertWeight, Kind, LinearWeight, LookUp, Weight, tensors_of
 from kernels.rounding import Activations, Rounded, Rounding
 from kernels.routing import Routing
-from kernels.sampling import DrawShapes, Masks, Penalties
+from kernels.sampling import Masks, Penalties, SampleShapes
 from kernels.state_layer import StateLayer
 
 TakeIn = Callable[["AttentionMeta", Tensor], None]
@@ -333,10 +333,10 @@ class Ops:
     penalise: Callable[[Tensor, Penalties], None]
     """In place, logits (N, V) float32: tokens of a row's history are divided by its repetition penalty where positive, multiplied
     with it elsewhere; less its presence penalty and so many times its frequency penalty as they are in its output."""
-    draw: Callable[[Tensor, DrawShapes, Masks | None], Tensor]
-    """(logits (N, V) float32, draws of N rows, masks) -> tokens (N,) int64: of those that may be drawn the first, by id, whose
-    cumulative probability exceeds the number's part of their total. The logits may be overwritten. Where all rows take their
-    likeliest token, and none has a mask, they may be of 16 bits."""
+    sample: Callable[[Tensor, SampleShapes, Masks | None], Tensor]
+    """(logits (N, V) float32, samples of N rows, masks) -> tokens (N,) int64: of those that may be sampled the first, by id,
+    whose cumulative probability exceeds the number's part of their total. The logits may be overwritten. Where all rows take
+    their likeliest token, and none has a mask, they may be of 16 bits."""
     logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
     """(logits (N, V) float32, tokens (N,) int64, num_top) -> log-probabilities (N,) of the tokens, (N, num_top) of the likeliest,
     descending, and which those are, int64."""

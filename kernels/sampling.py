@@ -1,4 +1,4 @@
-"""What the drawing of tokens is asked for: shapes of distributions, one number for each row, penalties."""
+"""What the sampling of tokens is asked for: shapes of distributions, one number for each row, penalties."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,8 +26,8 @@ class Shape(Protocol):
 
 
 @record()
-class DrawShapes:
-    """What rows ask of their draws. At temperature 0 the likeliest token is drawn, the first of equal ones."""
+class SampleShapes:
+    """What rows ask of their samples. At temperature 0 the likeliest token is sampled, the first of equal ones."""
 
     shapes: Sequence[Shape]
     columns: Tensor
@@ -45,7 +45,7 @@ class Masks:
     rows: Tensor
     """(R,) int64: the rows that have a mask, each once"""
     bits: Tensor
-    """(R, W) int32 of at least V bits: a token may be drawn where its bit, token % 32 of word token // 32, is 1."""
+    """(R, W) int32 of at least V bits: a token may be sampled where its bit, token % 32 of word token // 32, is 1."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,18 +131,18 @@ class Pusher:
         """Return how fast writes to each holder lately were."""
         return self._speeds.known()
 
-    def finish(self, grant_id: str, drawn: Sequence[TokenOut]) -> None:
-        """Note that all layers of all chunks are queued, and send the Commit with the drawn tokens while the last ones are being
-        written."""
+    def finish(self, grant_id: str, sampled: Sequence[TokenOut]) -> None:
+        """Note that all layers of all chunks are queued, and send the Commit with the sampled tokens while the last ones are
+        being written."""
         push = self._pushes.get(grant_id)
         if push is not None and not push.closing:
             commit = Commit(
                 grant_id=grant_id,
                 num_chunks=push.num_chunks,
                 num_bytes=push.num_bytes,
-                first=drawn[0],
+                first=sampled[0],
                 times=push.times(),
-                more=tuple(drawn[1:]),
+                more=tuple(sampled[1:]),
             )
             self._mail.send(push.grant.holder, commit)
             self._close(push)

@@ -176,7 +176,7 @@ class Model:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """`models.causal_model.CausalModel.logits`; (N, 1) of a checkpoint without a head, from which nothing but token 0 can be
-        drawn."""
+        sampled."""
         assert self.is_last, "only the last stage has the head"
         if self._head is None:
             return hidden.new_zeros(len(hidden), 1, dtype=torch.float32)

@@ -29,7 +29,7 @@ class _Job:
     grant: Grant
     handoff: PushHandoff = field(default_factory=PushHandoff)
     reason: str = ""
-    drawn: list[TokenOut] = field(default_factory=list[TokenOut])
+    sampled: list[TokenOut] = field(default_factory=list[TokenOut])
     computes: bool = False
     """Whether the engine has a sequence of this very job."""
 
@@ -95,19 +95,19 @@ class PrefillWorker:
                 continue
             job = self._jobs[grant_id]
             if job.handoff.state is PushState.COMPUTING:
-                self._drawn(job, token)
+                self._sampled(job, token)
         return others
 
-    def _drawn(self, job: _Job, token: TokenOut) -> None:
+    def _sampled(self, job: _Job, token: TokenOut) -> None:
         grant = job.grant
-        job.drawn.append(token)
+        job.sampled.append(token)
         self._mail.send(job.request.reply_to, Tokens((token,)))
         key = job.request.key
-        room = len(job.drawn) <= grant.room_tokens and self._sequences.has_room(key)
+        room = len(job.sampled) <= grant.room_tokens and self._sequences.has_room(key)
         if token.finish is not None or not room or self._pusher.remaining_s(grant.id) < _WORTH_S:
             self._sequences.hold(key)
             job.handoff.on(PushFact.FIRST_TOKEN)
-            self._pusher.finish(grant.id, job.drawn)
+            self._pusher.finish(grant.id, job.sampled)
 
     def on_stuck(self, keys: list[str]) -> None:
         """Let other instances compute these prompts, since all blocks here are promised to prompts that others compute."""

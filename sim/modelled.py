@@ -1,4 +1,4 @@
-"""The ranks of an instance without a device: steps take modelled time and draw tokens that depend on (seed, position) alone."""
+"""The ranks of an instance without a device: steps take modelled time and sample tokens that depend on (seed, position) alone."""
 
 import asyncio
 import hashlib
@@ -44,7 +44,7 @@ class ModelledGroup:
         return {}
 
     def on_ready(self, hear: OnReady) -> None:
-        """No draw is put off here."""
+        """No sample is put off here."""
 
     async def lost(self) -> Exception:
         return await asyncio.get_running_loop().create_future()

@@ -65,7 +65,7 @@ class Case:
 
 
 class _Answers(Undisturbed):
-    """Hears when each request's token has been drawn. `engine.loop` calls it."""
+    """Hears when each request's token has been sampled. `engine.loop` calls it."""
 
     def __init__(self) -> None:
         self.at: dict[str, asyncio.Future[TokenOut]] = {}

@@ -31,7 +31,7 @@ PREDICTION = (
     "products take more than 0.8 of every step with 512 tokens, attention by PyTorch 0.3 of one of 32 with 2,048, all else below "
     "0.1; native attention takes half of PyTorch's time, for one sequence as long"
 )
-TIMED = ("linear", "paged_attention", "rope_write_kv", "rms_norm", "add_rms_norm", "feed_forward", "draw")
+TIMED = ("linear", "paged_attention", "rope_write_kv", "rms_norm", "add_rms_norm", "feed_forward", "sample")
 SETTINGS = {"bench": ((512, 2048), (1, 8, 32)), "smoke": ((16,), (1, 2))}
 Shares = dict[str, float]
 """{operation: milliseconds of the processor}"""

@@ -1,9 +1,9 @@
-"""Drawing the tokens of 32 sequences on a CPU, by native kernels and by PyTorch.
+"""Sampling the tokens of 32 sequences on a CPU, by native kernels and by PyTorch.
 
     python -m benchmarks.engine.draws [--json FILE] [--threads 1] [--vocab 151936] [--smoke]
 
 Random logits of 32 rows. `masked` is `temperature` with a grammar's masks, which allow nine tokens of ten. Each figure is the
-median of interleaved rounds, without the copy of the logits that each draw overwrites."""
+median of interleaved rounds, without the copy of the logits that each sample overwrites."""
 
 import statistics
 import time
@@ -16,10 +16,10 @@ from torch import Tensor
 from benchmarks.report import parser, write
 from core.types import SamplingParams
 from kernels.cpu import sampling as native
-from kernels.sampling import DrawShapes, Masks
+from kernels.sampling import Masks, SampleShapes
 from kernels.torch import sampling as pytorch
 
-PREDICTION = "native draws take 1/4 of PyTorch's time without top-p, and 1/20 with it"
+PREDICTION = "native samples take 1/4 of PyTorch's time without top-p, and 1/20 with it"
 CASES = {
     "greedy": SamplingParams(temperature=0.0),
     "temperature": SamplingParams(temperature=1.0),
@@ -30,11 +30,11 @@ CASES = {
 NUM_ROWS = 32
 
 
-def shapes(params: SamplingParams) -> DrawShapes:
+def shapes(params: SamplingParams) -> SampleShapes:
     row = [params.temperature, params.top_k, params.top_p, params.min_p]
     columns = torch.tensor([row] * NUM_ROWS, dtype=torch.float64).T
     numbers = torch.rand(1, NUM_ROWS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    return DrawShapes([params] * NUM_ROWS, torch.cat((columns, numbers)).contiguous())
+    return SampleShapes([params] * NUM_ROWS, torch.cat((columns, numbers)).contiguous())
 
 
 def operations(vocab: int) -> dict[str, tuple[Callable[[Tensor], Any], Callable[[Tensor], Any]]]:
@@ -43,8 +43,8 @@ def operations(vocab: int) -> dict[str, tuple[Callable[[Tensor], Any], Callable[
     for name, params in CASES.items():
         asked, masks = shapes(params), nine_of_ten(vocab) if name == "masked" else None
         found[name] = (
-            lambda x, asked=asked, masks=masks: native.draw(x, asked, masks),
-            lambda x, asked=asked, masks=masks: pytorch.draw(x, asked, masks),
+            lambda x, asked=asked, masks=masks: native.sample(x, asked, masks),
+            lambda x, asked=asked, masks=masks: pytorch.sample(x, asked, masks),
         )
     return found
 

@@ -18,7 +18,7 @@ from core.types import Request, SamplingParams
 from decode.headroom_policy import HeadroomPolicy
 from engine.execution.batch.batch import RankSeq, build_batch
 from engine.execution.batch.step_memory import Pack
-from engine.execution.sampling.sampler import RowDraws
+from engine.execution.sampling.sampler import RowSampling
 from engine.planning.step_scheduler import StepScheduler
 
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ class Bench:
     @staticmethod
     def prepare_sampler(seqs: list[RankSeq]) -> None:
         """What every row of an all-greedy batch is asked."""
-        RowDraws(seqs, Pack())
+        RowSampling(seqs, Pack())
 
 
 def run(batch: int, prompt_tokens: int, steps: int) -> dict[str, float]:

@@ -7,8 +7,8 @@ greedily or at temperature 0.8. Each source has an engine of its own, with one r
 the engine does so; all take turns, and other files come each round. `draft` is the embedded model's draft model, and `control` a
 second engine without draft tokens: its ratio says what the measure is off by. One step computes all prompts. Otherwise engines
 would spread prompts each in its own way, and decode batches of different sizes. The time is that from the last sequence's first
-token to the end, the pace is the tokens drawn in it, and each ratio is of one round; medians are told. The processor's time in it
-is this process's own, of all its threads, on which others that use the machine weigh less. A
+token to the end, the pace is the tokens sampled in it, and each ratio is of one round; medians are told. The processor's time in
+it is this process's own, of all its threads, on which others that use the machine weigh less. A
 sequence that ends early leaves its place empty, with draft tokens and without."""
 
 import asyncio
@@ -65,7 +65,7 @@ class Run:
     ended: float = 0.0
     processor_s: float = 0.0
     """What the process has used in between; before the end, its time at the beginning."""
-    drawn: int = 0
+    sampled: int = 0
     """Tokens since each sequence has its first one."""
     tokens: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
 
@@ -99,7 +99,7 @@ class Bench:
             said = run.tokens.setdefault(token.request_id, [])
             said.append(token.token)
             if run.waiting == 0:
-                run.drawn += 1
+                run.sampled += 1
             elif len(said) == 1:
                 run.waiting -= 1
                 run.began, run.processor_s = now, time.process_time()
@@ -161,7 +161,7 @@ async def compare(
     paces: dict[str, list[float]] = {source: [] for source in benches}
     by_processor: dict[str, list[float]] = {source: [] for source in benches}
     proposed: dict[str, list[int]] = {}
-    equal, num_drawn = 0, rounds * num_batches * size * (num_tokens - 1)
+    equal, num_sampled = 0, rounds * num_batches * size * (num_tokens - 1)
     rng = random.Random(f"{size} {temperature}")
     for number in range(rounds + 1):
         batches = [batch_of(size, temperature, num_tokens, rng) for _ in range(num_batches)]
@@ -172,9 +172,9 @@ async def compare(
             said[source] = [run.tokens for run in runs]
             after = benches[source].engine.work_counts()
             if number:
-                drawn = sum(run.drawn for run in runs)
-                paces[source].append(drawn / sum(run.ended - run.began for run in runs))
-                by_processor[source].append(drawn / sum(run.processor_s for run in runs))
+                sampled = sum(run.sampled for run in runs)
+                paces[source].append(sampled / sum(run.ended - run.began for run in runs))
+                by_processor[source].append(sampled / sum(run.processor_s for run in runs))
                 counts = proposed.setdefault(source, [0, 0])
                 counts[0] += after.draft_tokens - before.draft_tokens
                 counts[1] += after.accepted_tokens - before.accepted_tokens
@@ -184,7 +184,7 @@ async def compare(
             "speed": _ratio(paces[source], paces["none"]),
             "speed_by_processor_time": _ratio(by_processor[source], by_processor["none"]),
             "tokens_per_s": round(statistics.median(paces[source]), 1),
-            "guessed_per_token": round(proposed[source][0] / num_drawn, 3),
+            "guessed_per_token": round(proposed[source][0] / num_sampled, 3),
             "right": round(proposed[source][1] / max(1, proposed[source][0]), 3),
         }
         for source in benches

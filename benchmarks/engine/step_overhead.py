@@ -27,7 +27,7 @@ from core.types import Request, SamplingParams, Slo
 from kernels.cpu import library
 
 PREDICTION = "240 us for one sequence and 9 for each further one on both threads; wanted are 150 and 2 for the engine's part"
-NATIVE = ("baton_linear", "baton_run_layers", "baton_draw", "baton_rows", "baton_norm")
+NATIVE = ("baton_linear", "baton_run_layers", "baton_sample", "baton_rows", "baton_norm")
 BATCHES, PROMPT, STEPS = (1, 8, 32, 64), 64, 400
 RANK = "baton-rank"
 Times = dict[str, float]

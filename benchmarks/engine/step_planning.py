@@ -2,7 +2,7 @@
 
     python -m benchmarks.engine.step_planning [--json FILE]
 
-No model runs: every planned draw is answered at once. Prediction, written first: a step touches each sequence once and a full
+No model runs: every planned sample is answered at once. Prediction, written first: a step touches each sequence once and a full
 block every 16th time, so the time per sequence does not depend on its length (at most the copy of a block table: 8 bytes for
 each block of the context, every 16th step)."""
 

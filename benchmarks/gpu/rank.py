@@ -52,7 +52,7 @@ class Rank:
         return cls(model, pool, memory)
 
     def runner(self, max_rows: int, graphs: StepGraphs | None = None) -> Runner:
-        """`max_rows`: the most tokens that a step draws."""
+        """`max_rows`: the most tokens that a step samples."""
         steps = StepMemory(self.memory.device, self.pool.device, max_rows)
         return Runner(self.model, self.pool, BLOCK_SIZE, graphs=graphs, steps=steps)
 

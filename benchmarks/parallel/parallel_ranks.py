@@ -73,7 +73,8 @@ def pipeline(num_steps: int, rank: int, path: str) -> dict[str, float]:
 
 
 def _waiting_share(comm: Comm, num_parts: int, linked: bool, num_steps: int) -> float:
-    """`linked`: no step begins before the last one's token is drawn, as when one prompt's or batch's steps follow each other."""
+    """`linked`: no step begins before the last one's token is sampled, as when one prompt's or batch's steps follow each
+    other."""
     waited_s, started = 0.0, time.perf_counter()
     for _ in range(num_steps):
         for _ in range(num_parts):

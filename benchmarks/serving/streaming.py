@@ -105,11 +105,11 @@ class Backend:
         """Send token `index` of each request."""
         token = self._tokens[index % len(self._tokens)]
         finish = FinishReason.LENGTH if is_last else None
-        drawn = [
+        sampled = [
             TokenOut(request_id=one.id, attempt=one.attempt, index=index, token=token, finish=finish)
             for one in self._running
         ]
-        self._instance.send(self._running[0].reply_to, Tokens(tuple(drawn)))
+        self._instance.send(self._running[0].reply_to, Tokens(tuple(sampled)))
         if is_last:
             self._running.clear()
 

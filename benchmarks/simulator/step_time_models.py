@@ -1,5 +1,5 @@
 """How far off predictions of steps are: with a piece of a prompt by one plane, and by the longer of reading and computing; where
-experts are routed by a line, and by a model that knows which part of them a token draws.
+experts are routed by a line, and by a model that knows which part of them a token uses.
 
     python -m benchmarks.simulator.step_time_models [--json FILE] [--cpu-steps N]
 
@@ -7,7 +7,7 @@ Both learn from the same steps in the same order, some that only decode, some wi
 and are asked for others of the same kind. Modelled devices are the roofline of `sim.catalogue.catalogue` with 3 % of noise, and
 one step in a hundred takes five times as long; those that are predicted have neither. The real one is the CPU engine on the
 embedded model, with smaller steps: what is predicted has its noise, too. Models with routed experts decode up to 512 sequences; a
-`skewed` one prefers some of its experts: how often each is drawn is log-normal, with a deviation of 1 of the logarithm.
+`skewed` one prefers some of its experts: how often each is used is log-normal, with a deviation of 1 of the logarithm.
 Prediction, written first: where devices are the roofline, the plane is off by 8 % in the mean and the other by 1 %; on the CPU,
 where reading and computing take turns, both are off by as much, 10 %. Of steps that only decode, where experts are routed: the
 line is off by 20 % in the mean, the model by 1, and by 4 where the router prefers some."""
@@ -91,13 +91,13 @@ def shapes(sizes: Sizes, num: int, seed: int) -> list[tuple[PromptPiece, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Skewed:
-    """A device whose model draws some of its experts more often than others."""
+    """A device whose model uses some of its experts more often than others."""
 
     common: StepCost
     """What a step takes beside reading routed experts."""
     experts_read_s: float
     chances: tuple[float, ...]
-    """How likely a token is to draw each of them."""
+    """How likely a token is to use each of them."""
     unread_decay: float
 
     def step_s(self, num_tokens: int, context_tokens: int, num_pairs: float, num_seqs: int) -> float:
@@ -169,7 +169,7 @@ def errors(steps: Sequence[Step]) -> dict[str, float]:
 
 def experts_errors(cost: ModelledStep, num: int) -> dict[str, float]:
     """Return the same of steps that only decode and of those with a piece of a prompt, by a line of tokens and by the model that
-    knows which part of the experts a token draws."""
+    knows which part of the experts a token uses."""
     steps = modelled(cost, Sizes(512, 4000, 8192), num)
     num_trained, found = int(_TRAINED * num), dict[str, float]()
     decoding = [step for step in steps[num_trained:] if step.decodes]

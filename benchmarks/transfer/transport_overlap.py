@@ -9,7 +9,7 @@ link, which is measured first, in the same run; `h100` stands for 20,000 tokens/
 
 `exposed` is the transfer's part: from the moment when decode knows the first token (the Commit) to the one when the last byte is
 there; hidden share = 1 - exposed / time that writes were under way; `exposed_of_ttft` relates it to prefill's duration, the least
-that TTFT can be. `handover` is from the draw to the moment when decode could go on: it has the Commit's way in it, which any
+that TTFT can be. `handover` is from the sample to the moment when decode could go on: it has the Commit's way in it, which any
 message with the token would take, and `hidden_share_with_message` is by that."""
 
 import asyncio
@@ -153,7 +153,7 @@ class Prefill:
         return await asyncio.to_thread(self._pipe.recv)
 
     async def serve(self, num_tokens: int, layer_s: float) -> tuple[float, float, float, float]:
-        """Seconds of prefill, of writing, exposed, and from the draw until decode can go on."""
+        """Seconds of prefill, of writing, exposed, and from the sample until decode can go on."""
         grant = await self.grant(num_tokens)
         self._sender.busy_s = 0.0
         delivered = asyncio.Event()

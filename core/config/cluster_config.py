@@ -88,7 +88,7 @@ class EngineConfig(Section):
         | Annotated[str, Field(title="draft:PATH", pattern="^draft:.+")]
         | Annotated[str, Field(title="eagle:PATH", pattern="^eagle:.+")]
     ) = "none"
-    """How to propose a sequence's next tokens, so that one step may draw several: `ngram` by what followed its last few tokens
+    """How to propose a sequence's next tokens, so that one step may sample several: `ngram` by what followed its last few tokens
     before, `draft:PATH` by a small model with the same vocabulary, a folder or a hub id, `mtp` by the layer for multi-token
     prediction of DeepSeek-V3, GLM-4-MoE and Qwen3-Next, `eagle:PATH` by an EAGLE-3 head that was made for the model. No answer
     changes by it."""

@@ -59,7 +59,7 @@ def first_steps(
     path: str, layout: KVLayout, num_ranks: int, expert_share: float = 0.0, num_stages: int = 1
 ) -> StepModels:
     """Return the step times that an instance assumes before it has seen any: those of the file at `path`, or without a path
-    nothing but which part of the routed experts a token draws. Raises ConfigError where the file was measured on something
+    nothing but which part of the routed experts a token uses. Raises ConfigError where the file was measured on something
     else."""
     decay = unread_decay(expert_share, num_stages)
     if not path:

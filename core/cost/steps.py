@@ -1,8 +1,8 @@
 """How long an instance's steps take, as it has learned itself. It is enough to predict a step of any size.
 
 A step reads and computes at once, so it takes the longer of the two (the roofline: Williams et al., CACM 2009). Each is a plane,
-and where they cross is learned with them. Where experts are routed reading is bent besides: each token draws a few of them, so
-the more tokens a step has the fewer experts are left that none has drawn, and once all are read more tokens read no more."""
+and where they cross is learned with them. Where experts are routed reading is bent besides: each token uses a few of them, so
+the more tokens a step has the fewer experts are left that none has used, and once all are read more tokens read no more."""
 
 from dataclasses import dataclass, replace
 from math import exp, expm1, inf, log1p, sqrt
@@ -20,7 +20,7 @@ class StepModel:
     - unread_s x exp(-unread_decay x new tokens); none is < 0, and unread_s is at most fixed_s.
 
     Pairs: of a query with a key that it attends to, counted where a piece of a prompt is computed. The last part is what reading
-    takes less while some routed experts are drawn by no token. An older peer leaves it out, and takes all of them to be read."""
+    takes less while some routed experts are used by no token. An older peer leaves it out, and takes all of them to be read."""
 
     fixed_s: float = 0.0
     token_s: float = 0.0
@@ -86,7 +86,7 @@ class StepModels:
         )
 
     def reads_s(self, num_tokens: float, num_context_tokens: float, num_seqs: float) -> float:
-        """Return what reading takes in such a step. The prompt's tokens draw experts, too."""
+        """Return what reading takes in such a step. The prompt's tokens use experts, too."""
         decode = self.decode
         all_s = decode.step_s(num_seqs, num_context_tokens, num_seqs) + decode.left_unread_s(num_seqs)
         return all_s - decode.left_unread_s(num_tokens)
@@ -152,13 +152,13 @@ def errors_of_mean(num_steps: float) -> float:
 
 
 def unread_decay(expert_share: float, num_stages: int = 1) -> float:
-    """Return by how much the logarithm of the share of unread experts falls with each token, which draws `expert_share` of them.
+    """Return by how much the logarithm of the share of unread experts falls with each token, which uses `expert_share` of them.
     Stages compute micro-batches, each of which reads its own. It is 0 where there are no experts, or each token reads all."""
     return -log1p(-expert_share) / num_stages if expert_share < 1 else 0.0
 
 
 def read_share(unread_decay: float, num_tokens: float) -> float:
-    """Return which part of the routed experts so many tokens are expected to draw; 0 where there are none."""
+    """Return which part of the routed experts so many tokens are expected to use; 0 where there are none."""
     return -expm1(-unread_decay * num_tokens)
 
 

@@ -29,7 +29,7 @@ def overview() -> Canvas:
         110,
         "Prefill instance",
         "computes prompts,",
-        "draws the first token",
+        "samples the first token",
         kind="prefill",
         stack=3,
     )

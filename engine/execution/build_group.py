@@ -32,7 +32,7 @@ from engine.execution.pools.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from engine.execution.sampling.grammar_masks import GrammarMasks
 from engine.execution.sampling.grammar_matcher import GuidanceMatchers
-from engine.execution.sampling.step_sampling import Draws
+from engine.execution.sampling.step_sampling import StepSampler
 from engine.sizing.devices import choose_device
 from engine.sizing.pool_size import PoolSize
 from models.causal_model import CausalModel
@@ -104,7 +104,7 @@ class _Build:
             self.engine.block_size,
             sink,
             graphs,
-            draws=Draws(loaded, grammars),
+            sampler=StepSampler(loaded, grammars),
             num_state_blocks=self.num_state_blocks,
             steps=self._steps(ahead),
             on_hidden=proposer.hear if proposer is not None else None,

@@ -17,7 +17,7 @@ class EncoderRunner:
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
-        """Every work is a new sequence's whole prompt (`StepScheduler`'s `whole_prompts`). The drawn token means nothing."""
+        """Every work is a new sequence's whole prompt (`StepScheduler`'s `whole_prompts`). The sampled token means nothing."""
         started = time.perf_counter()
         new = {seq.key: seq for seq in plan.new}
         sampled = self._vectors([new[item.key] for item in plan.work])

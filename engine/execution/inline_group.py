@@ -23,7 +23,7 @@ class InlineGroup:
         grammars: GrammarMasks | None = None,
         adapters: HeldAdapters | None = None,
     ) -> None:
-        """`grammars`: those that `step` draws with; None: it puts no draw off. `adapters`: those of its model; None: it takes
+        """`grammars`: those that `step` samples with; None: it puts no sample off. `adapters`: those of its model; None: it takes
         none."""
         self._grammars, self._adapters = grammars, adapters
         self._step, self._order, self._thread = step, StepOrder(), RankThread()

@@ -1,7 +1,8 @@
 """Steps of one rank on a device with streams of its own: one is launched behind the step that computes.
 
 The rank's thread launches steps, and reads the results of those that are over while the device computes the next. It waits for
-the device only where a step needs a token on the host before it can be launched, or where ranks meet over what a step has drawn.
+the device only where a step needs a token on the host before it can be launched, or where ranks meet over what a step has
+sampled.
 
 Invariant: steps are launched, and their results given, in the order of the calls."""
 
@@ -111,7 +112,7 @@ class LaunchedSteps:
         return is_full or self._in_flight[-1].step.ends_first or bool(self._launcher.awaits(plan))
 
     def _settle(self) -> None:
-        # A step needs what these have drawn, on the host: nothing can be launched before, so nothing is lost by waiting here.
+        # A step needs what these have sampled, on the host: nothing can be launched before, so nothing is lost by waiting here.
         self._poller.wait([self._in_flight[-1].step.over])
         self.take()
 

@@ -27,8 +27,8 @@ class LaunchingGroup:
         grammars: GrammarMasks | None = None,
         adapters: HeldAdapters | None = None,
     ) -> None:
-        """`finish` is the launcher's. `grammars`: those that it draws with; None: it puts no draw off. `adapters`: those of its
-        model; None: it takes none."""
+        """`finish` is the launcher's. `grammars`: those that it samples with; None: it puts no sample off. `adapters`: those of
+        its model; None: it takes none."""
         self._grammars, self._adapters = grammars, adapters
         self._thread = thread = RankThread()
         self._steps = LaunchedSteps(launcher, finish, poller, lambda: thread.call(self._steps.take))

@@ -19,7 +19,7 @@ from engine.execution.batch.step_memory import HostSteps, Pack, StepIO, Steps
 from engine.execution.freeing import freeing
 from engine.execution.graphs.step_graphs import Replay, StepGraphs
 from engine.execution.pools.kv_pool import DevicePool
-from engine.execution.sampling.step_sampling import Draws, Launched
+from engine.execution.sampling.step_sampling import Launched, StepSampler
 from models.causal_model import CausalModel
 
 
@@ -30,13 +30,13 @@ class LaunchedStep:
     number: int
     started_at: float
     io: StepIO
-    draws: Launched
+    samples: Launched
     replayed: bool
     ends_first: bool
     """Whether it must be finished before another step is launched: ranks meet then, as they do in a launch."""
     over: Event
     drafted: DraftStates | None
-    """What states take in when it is known what was drawn, if anything."""
+    """What states take in when it is known what was sampled, if anything."""
     failed: tuple[FailedSeq, ...] = ()
 
 
@@ -45,13 +45,13 @@ class _Computed:
     hidden: Tensor
     """(T, hidden_size) of all tokens."""
     rows: Tensor
-    """(N, hidden_size), those behind which a token is drawn."""
+    """(N, hidden_size), those behind which a token is sampled."""
     drafted: DraftStates | None = None
     failed: tuple[FailedSeq, ...] = ()
 
 
 class Runner:
-    """Launches steps, and reads what they have drawn: in their order, perhaps a step later. For one thread."""
+    """Launches steps, and reads what they have sampled: in their order, perhaps a step later. For one thread."""
 
     def __init__(
         self,
@@ -61,19 +61,19 @@ class Runner:
         sink: LayerSink | None = None,
         graphs: StepGraphs | None = None,
         *,
-        draws: Draws | None = None,
+        sampler: StepSampler | None = None,
         num_state_blocks: int = 0,
         steps: Steps | None = None,
         on_hidden: Callable[[Tensor], None] | None = None,
         pictures: PictureRows | None = None,
     ) -> None:
-        """`graphs` and `draws` are of the same model. Without `draws` no sequence can have a grammar. `num_state_blocks`: each
-        sequence's first blocks, which have its recurrent state. `steps`: where inputs and results pass; without them a step's
-        launch waits for its results. `on_hidden` is called with each step's (T, hidden_size), which the next step may
+        """`graphs` and `sampler` are of the same model. Without `sampler` no sequence can have a grammar. `num_state_blocks`:
+        each sequence's first blocks, which have its recurrent state. `steps`: where inputs and results pass; without them a
+        step's launch waits for its results. `on_hidden` is called with each step's (T, hidden_size), which the next step may
         overwrite. `pictures`: where the model reads some."""
         self._pictures = pictures
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
-        self._graphs, self._draws = graphs, draws or Draws(model)
+        self._graphs, self._sampler = graphs, sampler or StepSampler(model)
         self._num_state_blocks, self._on_hidden = num_state_blocks, on_hidden
         self._steps = steps or HostSteps(pool.device)
         self._seqs: dict[str, RankSeq] = {}
@@ -81,7 +81,7 @@ class Runner:
 
     @torch.inference_mode()
     def step(self, plan: StepPlan) -> StepResult:
-        """Execute a plan. Returns when every KV write of the step is in the pool and its tokens are drawn."""
+        """Execute a plan. Returns when every KV write of the step is in the pool and its tokens are sampled."""
         launched = freeing(self._launch, plan)
         self._pool.finish()
         if not launched.over.query():
@@ -89,7 +89,7 @@ class Runner:
         return self._finish(launched)
 
     def awaits(self, plan: StepPlan) -> dict[str, str]:
-        """Return which of its sequences `plan` cannot be launched for before the host knows what they have drawn, and why."""
+        """Return which of its sequences `plan` cannot be launched for before the host knows what they have sampled, and why."""
         found: dict[str, str] = {}
         for item in plan.work:
             seq = self._seqs.get(item.key)
@@ -106,12 +106,12 @@ class Runner:
 
     @torch.inference_mode()
     def finish(self, launched: LaunchedStep) -> StepResult:
-        """Read what a step has drawn, which is over."""
+        """Read what a step has sampled, which is over."""
         return self._finish(launched)
 
     def _launch(self, plan: StepPlan) -> LaunchedStep:
         started_at = time.perf_counter()
-        self._draws.begin(plan)
+        self._sampler.begin(plan)
         layer_done = begin_step(plan, self._seqs, self._pool, self._sink)
         seqs = [self._seqs[item.key] for item in plan.work]
         io, pack, graphs = self._steps.begin(), Pack(), self._graphs
@@ -122,20 +122,20 @@ class Runner:
             inputs: Replay | PackedBatch = graphs.pack(size, plan.work, seqs, pack)
         else:
             inputs = self._packed(plan, seqs, pack)
-        asked = self._draws.ask(plan.work, seqs, pack)
+        asked = self._sampler.ask(plan.work, seqs, pack)
         pack.send(io.upload)
         computed = self._computed(plan.work, seqs, inputs, io, layer_done)
         if self._on_hidden is not None:
             self._on_hidden(computed.hidden)
         read_prompts(self._model, computed.hidden, plan.work, seqs)
-        draws = self._draws.launch(computed.rows, asked, io)
+        samples = self._sampler.launch(computed.rows, asked, io)
         return LaunchedStep(
             number=plan.step,
             started_at=started_at,
             io=io,
-            draws=draws,
+            samples=samples,
             replayed=isinstance(inputs, Replay),
-            ends_first=self._draws.meets_peers(asked),
+            ends_first=self._sampler.meets_peers(asked),
             over=io.end(),
             drafted=computed.drafted,
             failed=computed.failed,
@@ -157,7 +157,7 @@ class Runner:
         )
 
     def _finish(self, launched: LaunchedStep) -> StepResult:
-        sampled = self._draws.finish(launched.draws, launched.io)
+        sampled = self._sampler.finish(launched.samples, launched.io)
         if launched.drafted is not None:
             num_right = {one.key: len(one.more) for one in sampled}
             launched.drafted.take_in(num_right, self._pool, self._block_size)
@@ -166,7 +166,7 @@ class Runner:
             sampled=sampled,
             duration_s=time.perf_counter() - launched.started_at,
             replayed=launched.replayed,
-            failed=launched.failed + self._draws.take_dead_ends(),
+            failed=launched.failed + self._sampler.take_dead_ends(),
         )
 
     def mark(self) -> Event:
@@ -200,7 +200,7 @@ class Runner:
 def _why_waits(item: SeqWork, seq: RankSeq) -> str:
     """Say why work on tokens that the host does not know all of cannot be launched; empty where it can."""
     if item.count > 1 or seq.place_of(item.start) is None:
-        return "tokens that no step has drawn yet"
+        return "tokens that no step has sampled yet"
     return seq.host_needs if item.samples else ""
 
 

@@ -83,7 +83,7 @@ class DpScheduler:
         for group, part in zip(self._groups, self._planned.pop(plan.step), strict=True):
             if part is not None:
                 keys = {work.key for work in part.work}
-                own = tuple(drawn for drawn in result.sampled if drawn.key in keys)
+                own = tuple(sampled for sampled in result.sampled if sampled.key in keys)
                 out += group.commit(part, replace(result, step=part.step, sampled=own), now)
         return out
 

@@ -43,12 +43,12 @@ class PlannedReservations:
         group = self._groups.by_cost(request)[0]
         return group.preemption.make_room(request, len(request.tokens) + 1, now)
 
-    def activate(self, key: str, drawn: SeqOf[TokenOut], now: float) -> None:
+    def activate(self, key: str, sampled: SeqOf[TokenOut], now: float) -> None:
         group, seq = self._reserved(key)
-        seq.know((token.token for token in drawn), now)
+        seq.know((token.token for token in sampled), now)
         seq.num_computed = len(seq.tokens) - 1
         group.ledger.has_come(seq)
-        if drawn[-1].finish is not None:
+        if sampled[-1].finish is not None:
             group.ledger.checkpointing.leave_state(seq)
             group.lifecycle.forget(seq)
         else:

@@ -32,7 +32,7 @@ class Sequences(Protocol):
         ...
 
     def add(self, request: Request, push: Grant | None = None) -> None:
-        """Compute `request` here. With `push` it draws token by token until `hold`, and its KV is sent on. Raises
+        """Compute `request` here. With `push` it samples token by token until `hold`, and its KV is sent on. Raises
         RequestError."""
         ...
 
@@ -41,13 +41,13 @@ class Sequences(Protocol):
         ...
 
     def has_room(self, key: str) -> bool:
-        """Return whether a pushed sequence can draw one more token without another block. It must not wait for one, since it
+        """Return whether a pushed sequence can sample one more token without another block. It must not wait for one, since it
         gives none back itself."""
         ...
 
     def hold(self, key: str) -> None:
-        """Compute no more of a pushed sequence, which has drawn enough, and keep its blocks until they are released. It must be
-        called before the next plan, or that draws one more token. Idempotent."""
+        """Compute no more of a pushed sequence, which has sampled enough, and keep its blocks until they are released. It must be
+        called before the next plan, or that samples one more token. Idempotent."""
         ...
 
     def go_on(self, key: str) -> None:
@@ -55,7 +55,7 @@ class Sequences(Protocol):
         ...
 
     def mask_ready(self, key: str, num_tokens: int) -> None:
-        """The draw behind this many tokens of a sequence, which a result lacks or will lack, can be made."""
+        """The sample behind this many tokens of a sequence, which a result lacks or will lack, can be made."""
         ...
 
 
@@ -71,8 +71,8 @@ class Reservations(Protocol):
         does not suffice."""
         ...
 
-    def activate(self, key: str, drawn: SeqOf[TokenOut], now: float) -> None:
-        """Go on with a sequence. The reserved blocks have the KV of all known tokens and of all of `drawn` but the last."""
+    def activate(self, key: str, sampled: SeqOf[TokenOut], now: float) -> None:
+        """Go on with a sequence. The reserved blocks have the KV of all known tokens and of all of `sampled` but the last."""
         ...
 
     def compute(self, key: str) -> None:
@@ -95,7 +95,7 @@ class StepPlanner(Protocol):
         ...
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[TokenOut]:
-        """Learn what `plan` has drawn. Sequences that it could not compute are aborted, before anything of them is kept."""
+        """Learn what `plan` has sampled. Sequences that it could not compute are aborted, before anything of them is kept."""
         ...
 
     def take_back(self) -> TakenBack:

@@ -1,6 +1,6 @@
 """One sequence on one instance. Its state says which part of the planner has it, and alone changes it.
 
-`tokens` are known; `num_pending` more were drawn by steps that have not been committed yet (lookahead). `num_computed` counts
+`tokens` are known; `num_pending` more were sampled by steps that have not been committed yet (lookahead). `num_computed` counts
 tokens whose KV exists once every planned step has run."""
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from math import inf
 from sys import maxsize
 
 from core.messages import Grant
-from core.plan import Drawn, KVPush, NewSeq, Sampled
+from core.plan import KVPush, NewSeq, Sampled, SampledToken
 from core.types import FinishReason, Request, TokenId, TokenOut
 
 
@@ -20,7 +20,8 @@ class State(Enum):
     WAITING = auto()
     """Has no blocks. StepAdmission begins it."""
     RUNNING = auto()
-    """StepComposer plans its work. When a step has ended, Committing gives it what was drawn, or Undoing takes its work back."""
+    """StepComposer plans its work. When a step has ended, Committing gives it what was sampled, or Undoing takes its work
+    back."""
     PREEMPTED = auto()
     """Lifecycle takes its blocks as soon as no step in flight writes them. Then it waits again."""
     RETURNING = auto()
@@ -124,13 +125,13 @@ class Sequence:
         return len(self.tokens) + self.num_pending - self.num_computed
 
     def put_off(self) -> None:
-        """The draw behind the last known token was put off. Take back the token and what was planned to follow it."""
+        """The sample behind the last known token was put off. Take back the token and what was planned to follow it."""
         self.num_unmasked = len(self.tokens)
         self.num_computed, self.num_pending = len(self.tokens) - 1, 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether the last token is already being drawn, so that nothing more may be."""
+        """Whether the last token is already being sampled, so that nothing more may be."""
         if self.num_pending == 0:
             return False
         return self.push is not None or len(self.tokens) + self.num_pending >= self.end
@@ -141,7 +142,7 @@ class Sequence:
         return bool(pictures) and any(picture.end > start for picture in pictures)
 
     def know(self, tokens: Iterable[int], now: float) -> None:
-        """Append tokens that have been drawn."""
+        """Append tokens that have been sampled."""
         self.tokens += tokens
         if self.first_token_at == inf:
             self.first_token_at, self.num_first = now, self.num_output
@@ -163,24 +164,24 @@ class Sequence:
         return FinishReason.LENGTH if len(tokens) >= self.end else None
 
     def learn(self, sampled: Sampled, now: float) -> list[TokenOut]:
-        """Append what a step has drawn, up to the token that ends the output. Returns it in the form that the client's side
+        """Append what a step has sampled, up to the token that ends the output. Returns it in the form that the client's side
         gets. The KV of all known tokens but the last exists then, since drafts that were right have been computed."""
         request, tokens = self.request, self.tokens
         out: list[TokenOut] = []
         if self.first_token_at == inf:
             self.first_token_at, self.num_first = now, self.num_output + 1
-        every: tuple[Sampled | Drawn, ...] = (sampled, *sampled.more) if sampled.more else (sampled,)
-        for drawn in every:
-            tokens.append(drawn.token)
+        every: tuple[Sampled | SampledToken, ...] = (sampled, *sampled.more) if sampled.more else (sampled,)
+        for one in every:
+            tokens.append(one.token)
             finish = self.finish_reason
             out.append(
                 TokenOut(
                     request_id=request.id,
                     attempt=request.attempt,
                     index=len(tokens) - self.num_prompt - 1,
-                    token=drawn.token,
-                    logprob=drawn.logprob,
-                    top=drawn.top,
+                    token=one.token,
+                    logprob=one.logprob,
+                    top=one.top,
                     finish=finish,
                 )
             )

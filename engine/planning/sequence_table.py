@@ -67,7 +67,7 @@ class SequenceTable:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a step in flight draws what a running sequence goes on with."""
+        """Whether a step in flight samples what a running sequence goes on with."""
         return any(seq.num_pending for seq in self.running)
 
     @property
@@ -87,7 +87,7 @@ class SequenceTable:
     def check_fits(self, request: Request) -> None:
         """Raise RequestError for a request that could never be served here, or is here."""
         size = len(request.prompt) + request.sampling.max_tokens
-        # A text to embed may fill the context: the token drawn after it is thrown away.
+        # A text to embed may fill the context: the token sampled after it is thrown away.
         most_known = self._max_context_tokens - (not request.sampling.pooling)
         if len(request.tokens) > most_known:
             raise RequestError(

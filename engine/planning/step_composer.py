@@ -38,7 +38,7 @@ class StepComposer:
         self._preemption.free_slots(now)
         decoding = self._table.decoding
         has_begun_prompts = len(decoding) < len(self._table.running)
-        # The next draw of the others waits for a mask.
+        # The next sample of the others waits for a mask.
         decoding = [seq for seq in decoding if seq.num_unmasked <= seq.num_masked]
         taking = self._taking_part(decoding, steps, starts_at)
         computed, drafts = taking[: self._num_slots(len(taking))], Drafts()
@@ -106,7 +106,7 @@ class StepComposer:
     ) -> None:
         """Plan prompts by the policy's order. Among equals, those that have been begun come before those that wait for room.
 
-        `decoding` are the sequences that the step decodes. One whose last token a step in flight draws is none of them."""
+        `decoding` are the sequences that the step decodes. One whose last token a step in flight samples is none of them."""
 
         def turn(seq: Sequence) -> tuple[float, bool]:
             return self._policy.turn(seq, now, steps)

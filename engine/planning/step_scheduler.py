@@ -1,7 +1,7 @@
 """Plans an engine's steps: continuous batching, chunked prefill, prefix sharing, preemption, lookahead.
 
 There is no prefill phase and no decode phase, only tokens computed versus tokens known. `plan` advances counters; `commit`
-only learns what was drawn, so the next step can be planned while one runs. Steps are committed in the order of their plans.
+only learns what was sampled, so the next step can be planned while one runs. Steps are committed in the order of their plans.
 
 Invariant: a block is given back only when no planned, uncommitted step can write it and no grant or pusher uses it."""
 
@@ -52,8 +52,8 @@ class StepScheduler:
         num_state_blocks: int = 0,
     ) -> None:
         """`whole_prompts`: a prompt is computed in one step, for which `config` has room, and nothing decodes. `speculator`: who
-        proposes what sequences draw next, if anybody. `num_state_blocks`: each sequence's first blocks, which have its recurrent
-        state (ADR 028)."""
+        proposes what sequences sample next, if anybody. `num_state_blocks`: each sequence's first blocks, which have its
+        recurrent state (ADR 028)."""
         self._config, self._speculator, size = config, speculator, config.block_size
         pool = BlockPool(num_blocks, first_block)
         cache = RadixCache(pool, size, enabled=config.prefix_cache, has_states=num_state_blocks > 0)
@@ -80,7 +80,8 @@ class StepScheduler:
 
     @property
     def awaits_tokens(self) -> bool:
-        """Whether the next step is to be planned when those in flight are committed, since draft tokens follow what they draw."""
+        """Whether the next step is to be planned when those in flight are committed, since draft tokens follow what they
+        sample."""
         return self._speculator is not None and self._speculator.awaits(self._in_flight, self.group.table)
 
     def load(self, now: float = 0.0, steps: StepModels = UNKNOWN_STEPS) -> PlannerLoad:

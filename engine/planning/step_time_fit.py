@@ -3,7 +3,7 @@
 A step with a prompt takes the longer of what it reads and what it computes (`core.cost.steps`). Steps that only decode show what
 reading takes. A step that took longer than its reading shows what computing takes; one that took no longer shows only that
 computing takes no more, and teaches nothing where that is known. Where experts are routed, a part of what reading takes goes by
-how many of them a step's tokens are expected to draw.
+how many of them a step's tokens are expected to use.
 
 Each of the two is learned by recursive least squares with forgetting, on relative errors: each equation is divided by its
 duration, so that a short step counts as much as a long one. Invariant: what `model` gives has no negative part, and predicts the

@@ -32,10 +32,10 @@ class Undoing:
         seqs = [self._table.all[work.key] for work in plan.work]
         self._lifecycle.drop_again(plan.drop)
         for work, seq in zip(plan.work, seqs, strict=True):
-            # A draw that was put off may have taken back more than this work.
+            # A sample that was put off may have taken back more than this work.
             seq.num_computed = min(seq.num_computed, work.start)
             seq.num_in_flight -= 1
-            seq.num_pending = 0  # what was drawn is known, and no step in flight draws more
+            seq.num_pending = 0  # what was sampled is known, and no step in flight samples more
             if work.push is not None:
                 seq.num_pushed = work.push.start
             self._lifecycle.unannounce(seq)

@@ -12,7 +12,7 @@ def micro_batches(work: Sequence[SeqWork], num_parts: int) -> list[tuple[SeqWork
     """Cut the work into at most `num_parts` parts of about equal tokens, in order; none is empty.
 
     A prompt's chunk may be cut: its later tokens find the KV of the earlier ones, which have passed every stage before them.
-    Only its last piece draws a token, and only that piece has the chunk's push. Drafts stay with the token that they follow,
+    Only its last piece samples a token, and only that piece has the chunk's push. Drafts stay with the token that they follow,
     since all are verified together, and a chunk stays whole in which tokens attend to later ones."""
     total = sum(item.count for item in work)
     num_parts = min(num_parts, total)

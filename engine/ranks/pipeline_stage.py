@@ -1,7 +1,7 @@
 """One rank of a pipeline: receives hidden states from the stage before, computes its layers, sends them on.
 
-The last stage draws the tokens and sends them to the first, which needs them for the next step and waits for them only there. So
-steps and their micro-batches follow each other without a gap as long as the next plan is here."""
+The last stage samples the tokens and sends them to the first, which needs them for the next step and waits for them only there.
+So steps and their micro-batches follow each other without a gap as long as the next plan is here."""
 
 import time
 from collections import deque
@@ -21,12 +21,12 @@ from engine.execution.batch.step_memory import HostSteps, Pack
 from engine.execution.graphs.step_graphs import StepGraphs
 from engine.execution.pools.kv_pool import DevicePool
 from engine.execution.runner import begin_step, layer_hook
-from engine.execution.sampling.step_sampling import Draws, by_work, tokens_of
+from engine.execution.sampling.step_sampling import StepSampler, by_work, tokens_of
 from engine.ranks.microbatches import micro_batches
 from models.causal_model import CausalModel
 from parallel.comm import Comm
 
-_Drawing = tuple[SeqWork, RankSeq]
+_SampledWork = tuple[SeqWork, RankSeq]
 _STEPS_AHEAD = 2
 """The tokens of a step so many steps back are certainly on their way, since the engine plans one step ahead."""
 
@@ -41,26 +41,26 @@ class StageRunner:
         num_micro_batches: int,
         sink: LayerSink | None = None,
         *,
-        draws: Draws,
+        sampler: StepSampler,
         graphs: StepGraphs | None = None,
         pictures: PictureRows | None = None,
     ) -> None:
         """`shard` is what `pool` has: of a model with recurrent layers the stage's own KV layers, whose slots have their states.
-        `comm` joins this rank's stages, in order. `draws` is used on the last stage, where tokens are drawn. `graphs` are
+        `comm` joins this rank's stages, in order. `sampler` is used on the last stage, where tokens are sampled. `graphs` are
         of the stage's layers: parts of a step that fit are replayed, whether other stages replay theirs or not. `pictures`: on
         the first stage of a model that reads some."""
         self._pictures = pictures
-        self._draws, self._graphs, self._inputs = draws, graphs, HostSteps(pool.device)
+        self._sampler, self._graphs, self._inputs = sampler, graphs, HostSteps(pool.device)
         self._model, self._pool, self._sink = model, pool, sink
         self._block_size, self._num_state_blocks = shard.layout.block_size, shard.layout.state_blocks
         self._first_kv_layer = shard.layers[0]
         self._comm, self._num_micro_batches = comm, num_micro_batches
         self._device, self._dtype = pool.device, model.dtype
         self._seqs: dict[str, RankSeq] = {}
-        self._owed: deque[tuple[int, list[_Drawing]]] = deque()
-        """On the first stage, the (step, work and sequences that draw) whose tokens the last stage will send, in this order."""
+        self._owed: deque[tuple[int, list[_SampledWork]]] = deque()
+        """On the first stage, the (step, work and sequences that sample) whose tokens the last stage will send, in this order."""
         self._drafted: list[DraftStates] = []
-        """What states take in of the step that runs when it is known what was drawn."""
+        """What states take in of the step that runs when it is known what was sampled."""
         self._failed: list[FailedSeq] = []
         """The sequences that the step that runs could not compute."""
 
@@ -73,7 +73,7 @@ class StageRunner:
         while self._owed and self._owed[0][0] <= plan.step - _STEPS_AHEAD:
             self._learn()
         if self._model.is_last:
-            self._draws.begin(plan)
+            self._sampler.begin(plan)
         layer_done = begin_step(plan, self._seqs, self._pool, self._sink)
         cut = [micro_batches(work, self._num_micro_batches) for work in plan.groups or (plan.work,)]
         parts = list(zip_longest(*cut, fillvalue=()))
@@ -91,7 +91,7 @@ class StageRunner:
             sampled=tuple(sampled),
             duration_s=time.perf_counter() - started,
             replayed=bool(sizes) and all(sizes),
-            failed=(*failed, *self._draws.take_dead_ends()),
+            failed=(*failed, *self._sampler.take_dead_ends()),
         )
 
     def _run(
@@ -104,7 +104,7 @@ class StageRunner:
         """Run a part of a step, by a replay for `size` sequences where that is not 0."""
         comm, model = self._comm, self._model
         seqs = [self._seqs[item.key] for item in work]
-        drawing = [(item, seq) for item, seq in zip(work, seqs, strict=True) if item.samples]
+        to_sample = [(item, seq) for item, seq in zip(work, seqs, strict=True) if item.samples]
         if model.is_first:
             for item, seq in zip(work, seqs, strict=True):
                 while seq.num_tokens < item.known_end and self._is_owed(seq):
@@ -116,20 +116,20 @@ class StageRunner:
         if not model.is_last:
             if work:
                 comm.send(hidden, comm.rank + 1)
-            if model.is_first and drawing:
-                self._owed.append((step, drawing))
+            if model.is_first and to_sample:
+                self._owed.append((step, to_sample))
             return []
         read_prompts(model, hidden, work, seqs)
-        if not drawing:
+        if not to_sample:
             return []
-        out = self._draws.draw(rows, work, seqs)
+        out = self._sampler.sample(rows, work, seqs)
         comm.send(tokens_of(work, out).to(self._device), 0)
         return list(out)
 
     def _computed(
         self, work: Sequence[SeqWork], seqs: Sequence[RankSeq], layer_done: LayerDone | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return (T, hidden_size) of all tokens, and those rows behind which a token is drawn."""
+        """Return (T, hidden_size) of all tokens, and those rows behind which a token is sampled."""
         batch = build_batch(work, seqs, self._block_size, self._device, self._num_state_blocks)
         x = batch.tokens if self._model.is_first else self._states(len(batch.tokens))
         if self._pictures is not None:
@@ -173,21 +173,21 @@ class StageRunner:
                 for stage in range(last):
                     self._comm.send(tokens.to(self._device), stage)
             else:
-                tokens = self._receive((sum(item.num_draws for item in work),), torch.int64, last)
-            drawn = by_work(work, tokens)
-            num_right = {item.key: max(0, len(own) - 1) for item, own in zip(work, drawn, strict=True)}
+                tokens = self._receive((sum(item.num_samples for item in work),), torch.int64, last)
+            known = by_work(work, tokens)
+            num_right = {item.key: max(0, len(own) - 1) for item, own in zip(work, known, strict=True)}
             states.take_in(num_right, self._pool, self._block_size)
 
     def _is_owed(self, seq: RankSeq) -> bool:
-        return any(seq is owed for _, drawing in self._owed for _, owed in drawing)
+        return any(seq is owed for _, to_sample in self._owed for _, owed in to_sample)
 
     def _learn(self) -> None:
-        _, drawing = self._owed.popleft()
-        work = [item for item, _ in drawing]
-        num_tokens = sum(item.num_draws for item in work)
+        _, to_sample = self._owed.popleft()
+        work = [item for item, _ in to_sample]
+        num_tokens = sum(item.num_samples for item in work)
         tokens = by_work(work, self._receive((num_tokens,), torch.int64, self._comm.size - 1))
-        for (_, seq), drawn in zip(drawing, tokens, strict=True):
-            for token in drawn:
+        for (_, seq), known in zip(to_sample, tokens, strict=True):
+            for token in known:
                 seq.append(token)
 
     def _receive(self, shape: tuple[int, ...], dtype: torch.dtype, source: int) -> torch.Tensor:

@@ -232,7 +232,7 @@ class ProcessGroup:
         if not step.left:
             del self._steps[result.step]
             if not step.future.done():
-                drawn = tuple(
+                sampled = tuple(
                     step.sampled[work.key]
                     for work in step.plan.work
                     if work.samples and work.key in step.sampled
@@ -240,7 +240,7 @@ class ProcessGroup:
                 step.future.set_result(
                     StepResult(
                         step=result.step,
-                        sampled=drawn,
+                        sampled=sampled,
                         duration_s=step.duration_s,
                         expert_loads=step.loads,
                         proposing_s=step.proposing_s,

@@ -114,7 +114,7 @@ class LayerReady:
 
 @dataclass(frozen=True, slots=True)
 class MaskReady:
-    """The draw behind this many tokens of the sequence was put off, and can be made now."""
+    """The sample behind this many tokens of the sequence was put off, and can be made now."""
 
     key: str
     num_tokens: int

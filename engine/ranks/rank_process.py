@@ -43,7 +43,7 @@ from engine.execution.pools.resident_pool import ResidentPool
 from engine.execution.runner import Runner
 from engine.execution.sampling.grammar_masks import GrammarMasks
 from engine.execution.sampling.grammar_matcher import GuidanceMatchers
-from engine.execution.sampling.step_sampling import Draws, Peers
+from engine.execution.sampling.step_sampling import Peers, StepSampler
 from engine.ranks.layer_news import LayerNews
 from engine.ranks.model_part import ModelPart, load_part
 from engine.ranks.pipeline_stage import StageRunner
@@ -146,7 +146,7 @@ def _serve(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     place = setup.mesh.place(setup.rank)
-    speaks = place.tp == place.ep == 0  # the other tp and ep ranks draw the same tokens
+    speaks = place.tp == place.ep == 0  # the other tp and ep ranks sample the same tokens
     matchers = _matchers(setup) if speaks and place.pp == setup.mesh.pp - 1 else None
     store = join(setup.meeting)  # kept: communicators may ask it again when they first speak to a peer
     part = _part(setup, device, store, timer)
@@ -157,7 +157,7 @@ def _serve(
         capture = capture_on(device)
         graphs, said = _graphs(setup, part, pool, capture, store)
     with timer.within("grammars"):
-        draws = _draws(part, matchers, line, owns_matchers=speaks)
+        sampler = _sampler(part, matchers, line, speaks=speaks)
     with timer.within("vision"):
         pictures = make_picture_rows(Path(setup.folder), part.model, device)
     with timer.within("draft"):
@@ -175,7 +175,7 @@ def _serve(
         memory,
         try_first,
         sink=news,
-        draws=draws,
+        sampler=sampler,
         proposer=proposer,
         graphs=graphs,
         pictures=pictures,
@@ -197,7 +197,7 @@ def _serve(
 
 
 def _unspoken(result: StepResult) -> StepResult:
-    """Return what a rank says of a step that another one draws the same tokens in."""
+    """Return what a rank says of a step that another one samples the same tokens in."""
     return StepResult(step=result.step, sampled=(), duration_s=result.duration_s, failed=result.failed)
 
 
@@ -275,14 +275,14 @@ def _matchers(setup: RankSetup) -> GuidanceMatchers:
     return GuidanceMatchers(Path(setup.folder), spec.vocab_size)
 
 
-def _draws(part: ModelPart, matchers: GuidanceMatchers | None, line: _Line, *, owns_matchers: bool) -> Draws:
+def _sampler(part: ModelPart, matchers: GuidanceMatchers | None, line: _Line, *, speaks: bool) -> StepSampler:
     tp, ep = part.comms.tp, part.comms.ep
-    peers = Peers(owns_matchers, lambda tokens: ep.all_reduce(tp.all_reduce(tokens)))
+    peers = Peers(speaks, lambda tokens: ep.all_reduce(tp.all_reduce(tokens)))
     if matchers is None:
-        return Draws(part.model, peers=peers)
+        return StepSampler(part.model, peers=peers)
     grammars = GrammarMasks(matchers, puts_off=not has_states(part.model.spec))
     grammars.on_ready(line.mask_ready)
-    return Draws(part.model, grammars, peers)
+    return StepSampler(part.model, grammars, peers)
 
 
 def _proposer(setup: RankSetup, part: ModelPart, device: torch.device, *, decides: bool) -> Proposer | None:
@@ -315,7 +315,7 @@ def _steps(
     try_first: Callable[[Step], None],
     *,
     sink: LayerSink,
-    draws: Draws,
+    sampler: StepSampler,
     proposer: Proposer | None,
     graphs: StepGraphs | None,
     pictures: PictureRows | None,
@@ -325,7 +325,7 @@ def _steps(
     shard, pp = setup.pools[setup.rank].shard, part.comms.pp
     if pp.size > 1:
         stage = StageRunner(
-            part.model, pool, shard, pp, pp.size, sink, draws=draws, graphs=graphs, pictures=pictures
+            part.model, pool, shard, pp, pp.size, sink, sampler=sampler, graphs=graphs, pictures=pictures
         )
         try_first(stage.step)
         return StepsInTurn(counted(stage.step, part.model))
@@ -336,7 +336,7 @@ def _steps(
         layout.block_size,
         sink,
         graphs,
-        draws=draws,
+        sampler=sampler,
         num_state_blocks=layout.state_blocks,
         steps=None if ahead is None else StepMemory(ahead.device, pool.device, setup.max_batch_tokens),
         on_hidden=None if proposer is None else proposer.hear,

@@ -1,7 +1,7 @@
 """How a rank executes what its instance says: one word after the other, or with a step launched behind the one that computes.
 
 All ranks of an instance execute the same words in the same order. Where they meet in a launch, they do so in that order, whatever
-each of them knows of earlier steps by then; where they meet over what a step has drawn, nothing is launched behind that step
+each of them knows of earlier steps by then; where they meet over what a step has sampled, nothing is launched behind that step
 before (`LaunchedStep.ends_first`)."""
 
 import threading

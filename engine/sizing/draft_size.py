@@ -206,7 +206,7 @@ def _check_target(target: Target, engine: EngineConfig, kind: str) -> None:
     )
     if spec.encodes:
         raise ConfigError(
-            f"{asked} {spec.architecture} is an encoder, which draws no tokens to propose. Leave it at none"
+            f"{asked} {spec.architecture} is an encoder, which samples no tokens to propose. Leave it at none"
         )
     if kind == "draft" and mesh.size > 1:
         raise ConfigError(

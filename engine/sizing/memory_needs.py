@@ -56,8 +56,8 @@ class Stored:
     """Whether a head that is tied to the embedding is the same matrix."""
     attends_natively: bool = False
     """Whether attention writes out no scores: a CPU's native kernels read K and V where they lie."""
-    draws_natively: bool = False
-    """Whether tokens are drawn from the logits where they lie."""
+    samples_natively: bool = False
+    """Whether tokens are sampled from the logits where they lie."""
 
 
 def stored_as(
@@ -84,7 +84,7 @@ def stored_as(
             on_cpu=True,
             shares_head=reads_back(weights, getattr(torch, dtype)) and not _is_gguf(spec),
             attends_natively=native,
-            draws_natively=bool(instruction_sets()),
+            samples_natively=bool(instruction_sets()),
         )
     matrix = wide if how is None or deterministic else max(_on_gpu(way, wide) for way in how.ways)
     is_mxfp4 = spec.moe is not None and spec.moe.mxfp4 and not deterministic
@@ -226,7 +226,7 @@ def _step_bytes(
     spec: ModelSpec, engine: EngineConfig, mesh: Mesh, share: ModelShare, stored: Stored, context_tokens: int
 ) -> int:
     """Return the bytes of tensors that live at once in the largest step: the residual stream, and the most that a layer's two
-    halves and the drawing of tokens have beside it."""
+    halves and the sampling of tokens have beside it."""
     tokens, wide = engine.max_batch_tokens, stored.other
     residual = tokens * spec.hidden_size * (3 * wide + _FLOAT)
     # Cosines and sines, where layers rotate in several ways; those of one way are among attention's vectors.
@@ -241,9 +241,9 @@ def _step_bytes(
         halves.append(_recurrent_bytes(spec.recurrent, mesh.tp, engine.max_num_seqs, tokens, wide))
     if share.layers[1] == spec.num_layers and not spec.encodes:
         rows = min(engine.max_num_seqs, tokens)
-        # Logits, those as the model gave them, and their log-probabilities; PyTorch draws by probabilities' running sums.
-        drawing = 0 if stored.draws_natively else 2 * _DOUBLE
-        halves.append(rows * spec.vocab_size * (wide + 3 * _FLOAT + drawing))
+        # Logits, those as the model gave them, and their log-probabilities; PyTorch samples by probabilities' running sums.
+        sampling = 0 if stored.samples_natively else 2 * _DOUBLE
+        halves.append(rows * spec.vocab_size * (wide + 3 * _FLOAT + sampling))
     kept = _kept_bytes(spec, engine, mesh, share, wide) + _cache_bytes(spec, wide, context_tokens)
     return residual + max(halves) + kept
 

@@ -78,7 +78,7 @@ class PoolSize:
     draft: DraftSize | None = None
     """What makes draft tokens beside it, with as many blocks."""
     expert_share: float = 0.0
-    """Which part of a layer's routed experts a token draws; 0: there are none."""
+    """Which part of a layer's routed experts a token uses; 0: there are none."""
     encodes: bool = False
     """The model is an encoder, whose blocks take no memory."""
     hands_over: bool = False

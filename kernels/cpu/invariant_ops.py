@@ -16,7 +16,7 @@ from kernels.cpu.attention import native_first
 from kernels.cpu.library import native
 from kernels.cpu.linear import Layout, packed
 from kernels.cpu.prepacked import NARROW, WeightFormat, in_panels, kept, look_up, pack, pack_experts
-from kernels.cpu.sampling import with_native_draws
+from kernels.cpu.sampling import with_native_sampling
 from kernels.ops import ExpertWeights, Ops
 from kernels.packed import LinearWeight, Prepacked, Weight, as_float
 from kernels.rounding import Activations
@@ -34,7 +34,7 @@ def invariant_ops(weights: WeightFormat = "full") -> Ops:
     index = InvariantTokenIndex(tiles)
     linear, rms_norm = partial(_linear, tiles), partial(_rms_norm, tiles)
     return replace(
-        with_native_draws(reference.reference_ops()),
+        with_native_sampling(reference.reference_ops()),
         rms_norm=rms_norm,
         add_rms_norm=partial(reference.add_rms_norm, rms_norm),
         silu_mul=partial(_by_rows, tiles, reference.silu_mul),

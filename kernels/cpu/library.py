@@ -43,7 +43,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
             *(c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_int),
         ),
     ),
-    "baton_draw": (
+    "baton_sample": (
         None,
         (c_int, c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int),
     ),

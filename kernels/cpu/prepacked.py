@@ -17,7 +17,7 @@ from kernels.cpu.feed_forward import native_feed_forward
 from kernels.cpu.library import Isa, fastest_of_bfloat16, native
 from kernels.cpu.linear import TASK_ROWS, InPanels, Layout, Panels, packed
 from kernels.cpu.pages import result
-from kernels.cpu.sampling import with_native_draws
+from kernels.cpu.sampling import with_native_sampling
 from kernels.cpu.stored import KEPT, stored_experts, stored_panels
 from kernels.ops import ExpertWeights, FeedForward, GatedBlock, Ops
 from kernels.packed import Kind, LinearWeight, LookUp, Prepacked, Weight, as_float
@@ -36,7 +36,7 @@ NARROW: Final = {torch.bfloat16: Layout.BFLOAT16, torch.float16: Layout.FLOAT16}
 
 def prepacked_ops(weights: WeightFormat) -> Ops:
     """Return the reference's operations over matrices that are kept as `weights` says. For one model on one thread."""
-    plain = with_native_rows(with_native_draws(reference.reference_ops()))
+    plain = with_native_rows(with_native_sampling(reference.reference_ops()))
     of_bfloat16 = fastest_of_bfloat16()
     return replace(
         plain,

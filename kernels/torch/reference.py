@@ -26,7 +26,7 @@ from kernels.torch.experts import experts, route
 from kernels.torch.gated_delta import gated_delta
 from kernels.torch.latent_attention import latent_attention, write_latent
 from kernels.torch.paged_attention import PagedAttention
-from kernels.torch.sampling import draw, logprobs, penalise
+from kernels.torch.sampling import logprobs, penalise, sample
 from kernels.torch.scaled_kv import store_vectors
 from kernels.torch.state_space import state_space
 from kernels.torch.token_index import select_tokens, selected_attention
@@ -188,7 +188,7 @@ def reference_ops() -> Ops:
         paged_attention=PagedAttention(),
         route=route,
         penalise=penalise,
-        draw=draw,
+        sample=sample,
         logprobs=logprobs,
         experts=experts,
         write_latent=write_latent,

@@ -1,4 +1,4 @@
-"""Drawing tokens in pure PyTorch: what may be drawn, and one number through the inverse of the cumulative distribution in
+"""Sampling tokens in pure PyTorch: what may be sampled, and one number through the inverse of the cumulative distribution in
 token-id order."""
 
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import Final
 
 import torch
 
-from kernels.sampling import DrawShapes, Masks, Penalties, Shape
+from kernels.sampling import Masks, Penalties, SampleShapes, Shape
 
 _NUM_SORTED: Final = 1024
 """The likeliest tokens, among which top-p mostly ends."""
@@ -26,7 +26,7 @@ def penalise(logits: torch.Tensor, penalties: Penalties) -> None:
 
 
 def mask(logits: torch.Tensor, masks: Masks) -> None:
-    """Make what may not be drawn -inf, in place. Adding zeros and infinities takes a tenth of `masked_fill_`'s time."""
+    """Make what may not be sampled -inf, in place. Adding zeros and infinities takes a tenth of `masked_fill_`'s time."""
     added = _ADDED.to(logits.device)
     for row, words in zip(masks.rows.tolist(), masks.bits, strict=True):
         logits[row] += added.index_select(0, words.view(torch.uint8).int()).flatten()[: logits.shape[1]]
@@ -41,29 +41,29 @@ def logprobs(
     return every.gather(1, tokens[:, None])[:, 0], top.values, top.indices
 
 
-def draw(logits: torch.Tensor, draws: DrawShapes, masks: Masks | None = None) -> torch.Tensor:
-    """`Ops.draw`."""
+def sample(logits: torch.Tensor, asked: SampleShapes, masks: Masks | None = None) -> torch.Tensor:
+    """`Ops.sample`."""
     if masks is not None:
         mask(logits, masks)
-    drawn = [row for row, shape in enumerate(draws.shapes) if shape.temperature > 0]
-    if len(drawn) == len(logits):
-        return _drawn(logits, draws.shapes, draws.uniforms)
+    sampled = [row for row, shape in enumerate(asked.shapes) if shape.temperature > 0]
+    if len(sampled) == len(logits):
+        return _sampled(logits, asked.shapes, asked.uniforms)
     tokens = logits.argmax(-1)
-    if drawn:
-        rows = torch.tensor(drawn, device=logits.device)
-        shapes = [draws.shapes[row] for row in drawn]
-        tokens[rows] = _drawn(logits.index_select(0, rows), shapes, draws.uniforms.index_select(0, rows))
+    if sampled:
+        rows = torch.tensor(sampled, device=logits.device)
+        shapes = [asked.shapes[row] for row in sampled]
+        tokens[rows] = _sampled(logits.index_select(0, rows), shapes, asked.uniforms.index_select(0, rows))
     return tokens
 
 
-def _drawn(logits: torch.Tensor, shapes: Sequence[Shape], uniforms: torch.Tensor) -> torch.Tensor:
+def _sampled(logits: torch.Tensor, shapes: Sequence[Shape], uniforms: torch.Tensor) -> torch.Tensor:
     cumulative = distribution(logits, shapes).double().cumsum(-1)
     targets = uniforms[:, None] * cumulative[:, -1:]
     return torch.searchsorted(cumulative, targets, right=True)[:, 0].clamp_(max=logits.shape[1] - 1)
 
 
 def distribution(logits: torch.Tensor, shapes: Sequence[Shape]) -> torch.Tensor:
-    """(N, V) shaped logits of rows with temperature > 0 -> (N, V) probabilities, zero where a token may not be drawn.
+    """(N, V) shaped logits of rows with temperature > 0 -> (N, V) probabilities, zero where a token may not be sampled.
 
     Rows that are cut by min-p or top-p need not add up to one."""
     device = logits.device

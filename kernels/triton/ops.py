@@ -18,7 +18,7 @@ from kernels.triton.latent import invariant_latent_attention, latent_attention
 from kernels.triton.norm import add_rms_norm, norm_rounded, rms_norm
 from kernels.triton.rope import rope, rope_and_write_kv
 from kernels.triton.route import route
-from kernels.triton.sampling import draw, logprobs, penalise
+from kernels.triton.sampling import logprobs, penalise, sample_rows
 from kernels.triton.token_index import invariant_selected_attention, select_tokens, selected_attention
 from kernels.triton.weights import experts, feed_forward, kept, linear
 
@@ -54,7 +54,7 @@ def triton_ops(device: torch.device) -> Ops:
         route=route,
         experts=experts,
         penalise=penalise,
-        draw=draw,
+        sample=sample_rows,
         logprobs=logprobs,
         paged_attention=TritonAttention(),
         latent_attention=latent_attention,

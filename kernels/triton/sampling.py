@@ -1,12 +1,14 @@
-"""What is done with logits: penalties, masks, draws, log-probabilities. The same as kernels.torch.sampling; engine.sampler says
+"""What is done with logits: penalties, masks, samples, log-probabilities. The same as kernels.torch.sampling; engine.sampler says
 what each step means and where the numbers come from."""
 
 import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernels.sampling import DrawShapes, Masks, Penalties
-from kernels.triton.drawing import (
+from kernels.sampling import Masks, Penalties, SampleShapes
+from kernels.triton.launching import launchable
+from kernels.triton.platform import INTERPRETED, cdiv, next_power_of_2
+from kernels.triton.token_sampling import (
     NO_TOKEN,
     SEGMENTS_OF_ROW,
     WIDTH_OF_ROW,
@@ -15,21 +17,19 @@ from kernels.triton.drawing import (
     sample,
     sum_all,
 )
-from kernels.triton.launching import launchable
-from kernels.triton.platform import INTERPRETED, cdiv, next_power_of_2
 
 _BLOCK = 64 if INTERPRETED else 4096
 _SEGMENTS = 4 if INTERPRETED else 32
 """A row's, where its likeliest token is all that is looked for: of few rows more is on its way."""
 
 
-def draw(logits: Tensor, draws: DrawShapes, masks: Masks | None = None) -> Tensor:
-    """`Ops.draw`; rows of logits are contiguous."""
+def sample_rows(logits: Tensor, asked: SampleShapes, masks: Masks | None = None) -> Tensor:
+    """`Ops.sample_rows`; rows of logits are contiguous."""
     if masks is not None:
         mask(logits, masks.rows, masks.bits)
-    if not any(shape.temperature > 0 for shape in draws.shapes):
+    if not any(shape.temperature > 0 for shape in asked.shapes):
         return likeliest(logits)
-    temperature, top_k, top_p, min_p, uniforms = draws.columns.contiguous().unbind(0)
+    temperature, top_k, top_p, min_p, uniforms = asked.columns.contiguous().unbind(0)
     return sample(logits, temperature.float(), top_k.int(), top_p.float(), min_p.float(), uniforms)
 
 

@@ -1,4 +1,4 @@
-"""Which part of a layer's routed experts a token draws, by any config.json that transformers reads."""
+"""Which part of a layer's routed experts a token uses, by any config.json that transformers reads."""
 
 from collections.abc import Callable
 from typing import Any, Final

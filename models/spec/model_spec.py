@@ -274,7 +274,7 @@ class ModelSpec:
     """What pipeline stages share of a model that transformers computes, by its names and in its order: `layers`, and what comes
     before and behind them. Empty where it has no plan for stages."""
     foreign_expert_share: float = 0.0
-    """Which part of a layer's routed experts a token draws, where transformers computes the layers; 0: there are none."""
+    """Which part of a layer's routed experts a token uses, where transformers computes the layers; 0: there are none."""
     encodes: bool = False
     """Each token attends to all of its text: it goes through the layers in one piece, nothing of it is kept, none follows."""
     vision: VisionSpec | None = None
@@ -288,7 +288,7 @@ class ModelSpec:
 
     @property
     def expert_share(self) -> float:
-        """Return which part of a layer's routed experts a token draws; 0 where there are none."""
+        """Return which part of a layer's routed experts a token uses; 0 where there are none."""
         if self.moe is None:
             return self.foreign_expert_share
         return self.moe.routing.top_k / self.moe.num_experts

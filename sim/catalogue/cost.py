@@ -68,7 +68,7 @@ class StepCost:
     weights_read_s: float = 0.004
     """Seconds to read once all weights that every token uses."""
     experts_read_s: float = 0.0
-    """Seconds to read all routed experts once. A token uses `expert_share` of them, and each token draws its own."""
+    """Seconds to read all routed experts once. A token uses `expert_share` of them, and each token uses its own."""
     expert_share: float = 0.0
     kv_token_read_s: float = 2e-8
     """Time to read one token's KV."""

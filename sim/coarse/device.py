@@ -98,7 +98,7 @@ class Device:
         self._wake(now)
 
     def committed(self, now: float, seq: SimulatedSequence) -> None:
-        """The KV of the prompt of `seq` is here, and the first token is drawn."""
+        """The KV of the prompt of `seq` is here, and the first token is sampled."""
         seq.first_token_at = now
         seq.num_computed, seq.num_known, seq.ready_at = seq.num_known, seq.num_known + 1, now
         self._blocks.offer(seq)

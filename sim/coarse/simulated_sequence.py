@@ -91,7 +91,7 @@ class SimulatedSequence:
 
     @property
     def num_after_first(self) -> int:
-        """Output tokens since `first_token_at`, with the one that the next step draws."""
+        """Output tokens since `first_token_at`, with the one that the next step samples."""
         return self.num_output
 
     @property

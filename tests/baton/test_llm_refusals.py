@@ -143,15 +143,17 @@ def test_integers_of_other_libraries_are_integers(llm: LLM) -> None:
 
 
 def test_a_seed_is_one_also_when_it_is_zero_and_without_one_answers_differ(llm: LLM) -> None:
-    def drawn(seed: int | None) -> list[str]:
+    def answers(seed: int | None) -> list[str]:
         params = SamplingParams(temperature=1.5, max_tokens=12, seed=seed)
         return [answer.text for answer in llm.generate([PROMPT] * 4, params, progress=False)]
 
     for seed in (0, 7):
-        assert len({*drawn(seed), *drawn(seed)}) == 1, "each prompt has the request's own seed, as in the API"
-    assert drawn(0) != drawn(7)
-    assert drawn(-1) == drawn(2**63 - 1), "as the API takes it"
-    assert len({*drawn(None), *drawn(None)}) == 8
+        assert len({*answers(seed), *answers(seed)}) == 1, (
+            "each prompt has the request's own seed, as in the API"
+        )
+    assert answers(0) != answers(7)
+    assert answers(-1) == answers(2**63 - 1), "as the API takes it"
+    assert len({*answers(None), *answers(None)}) == 8
 
 
 def test_an_answer_without_parameters_is_sampled_as_the_models_makers_say(tmp_path: Path) -> None:

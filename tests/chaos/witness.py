@@ -33,7 +33,7 @@ def _content(digest: bytes) -> bytes:
     return hashlib.shake_128(digest).digest(LAYOUT.token_bytes)
 
 
-def _draw(kv: bytes) -> int:
+def _sample(kv: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(kv, digest_size=8).digest(), "little") % VOCAB_SIZE
 
 
@@ -41,7 +41,7 @@ def undisturbed(prompt: Sequence[int], count: int) -> tuple[int, ...]:
     """The tokens of a run in which nothing goes wrong."""
     tokens = list(prompt)
     for _ in range(count):
-        tokens.append(_draw(b"".join(_content(digest) for digest in _chain(tokens))))
+        tokens.append(_sample(b"".join(_content(digest) for digest in _chain(tokens))))
     return tuple(tokens[len(prompt) :])
 
 
@@ -96,7 +96,7 @@ class WitnessRank:
         end = work.start + work.count
         blocks, slots = self._places(work, 0, end)
         kv = self._pool[:, blocks, slots].transpose(1, 0, 2, 3, 4).tobytes()
-        token = _draw(kv)
+        token = _sample(kv)
         self._seqs[work.key].append(token)
         return Sampled(work.key, token)
 

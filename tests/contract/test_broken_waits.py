@@ -265,7 +265,7 @@ async def take_over_saved(memory: PoolMemory) -> None:
 
 
 async def steps(memory: PoolMemory) -> None:
-    """Each step adds one to what the step before has drawn, and the host reads it when the step is over."""
+    """Each step adds one to what the step before has sampled, and the host reads it when the step is over."""
     between = StepMemory(memory.device, CPU, 4)
     for number in range(4):
         io, pack = between.begin(), Pack()
@@ -303,8 +303,8 @@ WAITS = [
     pytest.param(take_over, "", Impatient, id="the pool takes from a communicator behind its receive"),
     pytest.param(take_over_saved, "gloo", Poller, id="received bytes wait for blocks that are being saved"),
     pytest.param(steps, "compute", Poller, id="steps wait for their inputs"),
-    pytest.param(steps, "step results", Poller, id="what is drawn is copied behind the step"),
-    pytest.param(steps, "", Impatient, id="the host reads what is drawn behind its copy"),
+    pytest.param(steps, "step results", Poller, id="what is sampled is copied behind the step"),
+    pytest.param(steps, "", Impatient, id="the host reads what is sampled behind its copy"),
 ]
 
 

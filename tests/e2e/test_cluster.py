@@ -272,8 +272,8 @@ async def meal(client: openai.AsyncOpenAI, guest: str, **sampling: Any) -> Meal:
     return answer.choices[0].message.parsed
 
 
-async def test_an_answer_keeps_to_its_schema_and_draws_as_its_seed_says(client: openai.AsyncOpenAI) -> None:
-    """The first token is drawn by prefill, the others by decode."""
+async def test_an_answer_keeps_to_its_schema_and_samples_as_its_seed_says(client: openai.AsyncOpenAI) -> None:
+    """The first token is sampled by prefill, the others by decode."""
     sampled = {"temperature": 1.0, "seed": 5}
     first, again = await asyncio.gather(meal(client, "Ada", **sampled), meal(client, "Ada", **sampled))
     assert first == again

@@ -22,7 +22,7 @@ from engine.execution.pools.kv_pool import KVPool
 from engine.execution.runner import LaunchedStep, Runner
 from engine.execution.sampling.grammar_masks import GrammarMasks
 from engine.execution.sampling.grammar_matcher import Matchers
-from engine.execution.sampling.step_sampling import Draws
+from engine.execution.sampling.step_sampling import StepSampler
 from engine.loop import Engine
 from engine.planning.speculation.speculator import make_speculator
 from engine.planning.step_scheduler import StepScheduler
@@ -155,8 +155,8 @@ class Launching:
     def _inline(self) -> WorkerGroup:
         memory = memoryview(bytearray(self._shard.pool_bytes(self._num_blocks)))
         pool = KVPool(self._shard, self._num_blocks, memory)
-        draws = Draws(self._model, self._grammars)
-        runner = Runner(self._model, pool, BLOCK_SIZE, draws=draws, num_state_blocks=self._num_states)
+        sampler = StepSampler(self._model, self._grammars)
+        runner = Runner(self._model, pool, BLOCK_SIZE, sampler=sampler, num_state_blocks=self._num_states)
         return InlineGroup(runner.step, self._grammars)
 
     def _launching(self, sizes: Sequence[int]) -> WorkerGroup:
@@ -168,7 +168,7 @@ class Launching:
             pool,
             BLOCK_SIZE,
             graphs=graphs,
-            draws=Draws(self._model, self._grammars),
+            sampler=StepSampler(self._model, self._grammars),
             num_state_blocks=self._num_states,
             steps=StepMemory(self.device, CPU, self._settings.max_batch_tokens),
         )

@@ -22,7 +22,7 @@ from engine.execution.pools.kv_pool import KVPool
 from engine.execution.runner import Runner
 from engine.execution.sampling.grammar_masks import GrammarMasks
 from engine.execution.sampling.grammar_matcher import Mask, Matchers
-from engine.execution.sampling.step_sampling import Draws
+from engine.execution.sampling.step_sampling import StepSampler
 from engine.loop import Engine
 from engine.planning.step_scheduler import StepScheduler
 from models.causal_model import CausalModel
@@ -111,7 +111,7 @@ class Instance:
         pool = KVPool(shard, NUM_BLOCKS, memoryview(bytearray(shard.pool_bytes(NUM_BLOCKS))))
         self.matchers = GatedMatchers()
         grammars = GrammarMasks(self.matchers)
-        runner = Runner(model, pool, 4, draws=Draws(model, grammars))
+        runner = Runner(model, pool, 4, sampler=StepSampler(model, grammars))
         self.scheduler = StepScheduler(config, NUM_BLOCKS, 128, FifoPolicy())
         group = InlineGroup(runner.step, grammars)
         self.engine = Engine(self.scheduler, group, WallClock(), lookahead=lookahead)

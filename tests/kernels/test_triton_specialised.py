@@ -15,7 +15,7 @@ from core.types import SamplingParams
 from kernels.ops import AttentionMeta, ScaledKV
 from kernels.rounding import Rounding
 from kernels.routing import Routing
-from kernels.sampling import DrawShapes, Masks, Penalties
+from kernels.sampling import Masks, Penalties, SampleShapes
 from kernels.triton import activation, gemm, norm, rope
 from kernels.triton.aot import launches_given_to
 from kernels.triton.attention import TritonAttention
@@ -27,7 +27,7 @@ from kernels.triton.latent import absorbed_attention
 from kernels.triton.launches import four_bit, tensor
 from kernels.triton.quantise import round_to
 from kernels.triton.route import route
-from kernels.triton.sampling import draw, likeliest, logprobs, penalise
+from kernels.triton.sampling import likeliest, logprobs, penalise, sample_rows
 
 META = torch.device("meta")
 ROWS = (1, 2, 3, 5, 16, 17, 18, 64, 96, 101)
@@ -136,11 +136,11 @@ def products() -> None:
             linear_few(tensor(rows, 4096), tensor(512, 4096), None)
 
 
-def draws() -> None:
+def samples() -> None:
     for rows in ROWS:
         logits, shapes = f32(rows, VOCAB), [SamplingParams(temperature=1.0)] * rows
         words = tensor(1, VOCAB // 32, dtype=torch.int32)
-        draw(logits, DrawShapes(shapes, tensor(5, rows, dtype=torch.float64)), Masks(i64(1), words))
+        sample_rows(logits, SampleShapes(shapes, tensor(5, rows, dtype=torch.float64)), Masks(i64(1), words))
         likeliest(logits)
         logprobs(logits, i64(rows), 5)
         for num_entries in (1, 2, 15, 16, 33):
@@ -150,7 +150,7 @@ def draws() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "launch",
-    [attention, latents, attention_for_graphs, rows_of_a_step, products, draws],
+    [attention, latents, attention_for_graphs, rows_of_a_step, products, samples],
     ids=lambda one: one.__name__,
 )
 def test_a_kernel_is_compiled_once_whatever_a_step_has(launch: Callable[[], None]) -> None:

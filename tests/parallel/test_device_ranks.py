@@ -76,7 +76,7 @@ async def test_greedy_and_sampled_are_the_same_from_device_to_device_with_replay
 ) -> None:
     prompts, want = checkpoint(tmp_path, "llama", *SHORT)
 
-    async def drawn(cluster: LocalCluster) -> list[list[int]]:
+    async def answers(cluster: LocalCluster) -> list[list[int]]:
         ways = [
             SamplingParams(seed=i, temperature=0.9, top_p=0.9, max_tokens=6) for i, _ in enumerate(prompts)
         ]
@@ -84,11 +84,11 @@ async def test_greedy_and_sampled_are_the_same_from_device_to_device_with_replay
 
     async with LocalCluster.running(settings(tmp_path, prefill_instances=0)) as local:
         assert await answers(local, prompts, SHORTLY) == want
-        sampled = await drawn(local)
+        sampled = await answers(local)
     keys = {"prefill.tp": 2, "decode.tp": 2, "transfer.transport": "cuda_ipc"}
     async with running(settings(tmp_path, **keys, **{"engine.cuda_graphs": (2, 4)}), tmp_path) as cluster:
         assert await answers(cluster, prompts, SHORTLY) == want
-        assert await drawn(cluster) == sampled
+        assert await answers(cluster) == sampled
         async with asyncio.timeout(PATIENCE_S):
             while not total(status := await cluster.frontend.status(), "replayed_steps"):
                 await asyncio.sleep(0.05)
@@ -121,7 +121,7 @@ def total(status: Status, what: str) -> int:
 async def test_ranks_that_launch_ahead_say_what_one_rank_says_under_grammars_and_beside_them(
     tmp_path: Path,
 ) -> None:
-    """One of them draws what a grammar allows, and tells the others when the step is over."""
+    """One of them samples what a grammar allows, and tells the others when the step is over."""
     make_served(tmp_path, "llama", 0)
     keys = {"prefill_instances": 0, "decode.tp": 2, "transfer.transport": "tcp"}
     async with running(settings(tmp_path, **keys), tmp_path) as cluster:

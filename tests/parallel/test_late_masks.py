@@ -1,4 +1,4 @@
-"""Over the ranks of several meshes, a grammar that is still being compiled holds nobody up, and all ranks draw the same."""
+"""Over the ranks of several meshes, a grammar that is still being compiled holds nobody up, and all ranks sample the same."""
 
 import asyncio
 from dataclasses import replace

@@ -30,7 +30,7 @@ class Rank:
     """A Launcher whose steps end when the test says so, and what is done with it, in order."""
 
     def __init__(self, meeting: Iterable[int] = (), fails: int = -1) -> None:
-        """`meeting`: the steps over whose draws ranks meet. `fails`: one that cannot be launched."""
+        """`meeting`: the steps over whose samples ranks meet. `fails`: one that cannot be launched."""
         self.log: list[str] = []
         self.ends = [End() for _ in range(3)]
         self._meeting, self._fails = set(meeting), fails
@@ -56,7 +56,7 @@ class Rank:
             number=plan.step,
             started_at=0.0,
             io=Mock(),
-            draws=Mock(),
+            samples=Mock(),
             replayed=False,
             ends_first=plan.step in self._meeting,
             over=self.ends[plan.step],
@@ -105,7 +105,7 @@ def test_a_step_is_launched_while_the_one_before_it_computes() -> None:
     ]
 
 
-def test_nothing_is_launched_behind_a_step_over_whose_draws_ranks_meet_before_it_has_ended() -> None:
+def test_nothing_is_launched_behind_a_step_over_whose_samples_ranks_meet_before_it_has_ended() -> None:
     """It makes no difference which rank hears first that the step is over: all finish it before the next one's meetings."""
     rank = Rank(meeting=[0])
 

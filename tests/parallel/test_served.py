@@ -218,7 +218,7 @@ async def test_a_killed_rank_of_decode_loses_no_token(
 
 
 async def test_a_spent_budget_ends_reasoning_on_either_side_of_a_hand_over(tmp_path: Path) -> None:
-    """With a budget of 0 prefill draws the first forced token, and decode the second."""
+    """With a budget of 0 prefill samples the first forced token, and decode the second."""
     prompts, want = checkpoint(tmp_path)
     async with LocalCluster.running(settings(tmp_path)) as cluster:
         for num_tokens in (0, 1, 4):

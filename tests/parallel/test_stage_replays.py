@@ -12,7 +12,7 @@ import torch
 from core.plan import KVPush, NewSeq, SeqWork, StepPlan
 from core.ports import LayerDone
 from core.types import SamplingParams
-from engine.execution.sampling.step_sampling import Draws
+from engine.execution.sampling.step_sampling import StepSampler
 from engine.ranks.pipeline_stage import StageRunner
 
 HIDDEN = 3
@@ -83,14 +83,14 @@ def stage(
     )
     pool = Mock(device=torch.device("cpu"), is_told=False)
     comm: Any = behind
-    draws = Mock(spec=Draws)
-    draws.take_dead_ends.return_value = ()
-    runner = StageRunner(model, pool, shard, comm, 2, sink, draws=draws, graphs=graphs)  # type: ignore[arg-type]
+    sampler = Mock(spec=StepSampler)
+    sampler.take_dead_ends.return_value = ()
+    runner = StageRunner(model, pool, shard, comm, 2, sink, sampler=sampler, graphs=graphs)  # type: ignore[arg-type]
     return runner, graphs, behind
 
 
 def plan(*counts: int, push: KVPush | None = None) -> StepPlan:
-    """Return a plan for sequences with so many tokens to be computed, none of which draws."""
+    """Return a plan for sequences with so many tokens to be computed, none of which samples."""
     sampling = SamplingParams(max_tokens=4)
     new = [NewSeq(str(i), (7,) * count, count, sampling) for i, count in enumerate(counts)]
     work = [

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from core.config.cluster_config import EngineConfig
 from core.kv import KVShard
-from core.plan import BlockCopy, Drawn, Sampled, SeqWork, StepPlan, StepResult
+from core.plan import BlockCopy, Sampled, SampledToken, SeqWork, StepPlan, StepResult
 from core.types import Request, SamplingParams
 from engine.execution.pools.kv_pool import KVPool
-from engine.execution.sampling.step_sampling import Draws
+from engine.execution.sampling.step_sampling import StepSampler
 from engine.planning.speculation.speculator import Speculator
 from engine.planning.step_scheduler import StepScheduler
 from engine.ranks.model_part import load_part
@@ -60,16 +60,16 @@ SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH, min_tokens=LENGTH,
 def plans_of(
     scheduler: StepScheduler, waves: list[list[Request]], truth: dict[str, list[int]]
 ) -> list[StepPlan]:
-    """What is planned, one step ahead, where this is drawn. The last step lets every token arrive."""
+    """What is planned, one step ahead, where this is sampled. The last step lets every token arrive."""
     num_said = dict.fromkeys(truth, 0)
 
-    def drawn_by(work: SeqWork) -> Sampled:
+    def sampled_by(work: SeqWork) -> Sampled:
         rest = truth[work.key][num_said[work.key] :]
         right = 0
         while right < len(work.drafts) and work.drafts[right] == rest[right]:
             right += 1
         num_said[work.key] += right + 1
-        return Sampled(work.key, rest[0], more=tuple(Drawn(token) for token in rest[1 : right + 1]))
+        return Sampled(work.key, rest[0], more=tuple(SampledToken(token) for token in rest[1 : right + 1]))
 
     plans: list[StepPlan] = []
     flight: list[StepPlan] = []
@@ -82,8 +82,8 @@ def plans_of(
             if not flight:
                 break
             plans.append(flight.pop(0))
-            drawn = tuple(drawn_by(work) for work in plans[-1].work if work.samples)
-            scheduler.commit(plans[-1], StepResult(step=plans[-1].step, sampled=drawn), 0.0)
+            sampled = tuple(sampled_by(work) for work in plans[-1].work if work.samples)
+            scheduler.commit(plans[-1], StepResult(step=plans[-1].step, sampled=sampled), 0.0)
     return [*plans, StepPlan(step=plans[-1].step + 2, new=(), copies=(), work=(), drop=())]
 
 
@@ -102,7 +102,7 @@ def greedily(reference: Any, prompt: tuple[int, ...]) -> list[int]:
 def executed(
     rank: int, store: Any, mesh: Mesh, folder: Path, plans: list[StepPlan], num_blocks: int
 ) -> tuple[list[tuple[str, int]], bool]:
-    """What the stage draws, and whether it has told the pool of all that it wrote."""
+    """What the stage samples, and whether it has told the pool of all that it wrote."""
     part = load_part(
         folder,
         "float32",
@@ -115,11 +115,11 @@ def executed(
     spec = part.model.spec
     shard = shards_of(spec, mesh, spec.kv_layout(BLOCK, "float32"))[rank]
     pool = ToldPool(shard, num_blocks, b"\xff" * shard.pool_bytes(num_blocks))  # NaN
-    stage = StageRunner(part.model, pool, shard, part.comms.pp, mesh.pp, draws=Draws(part.model))
+    stage = StageRunner(part.model, pool, shard, part.comms.pp, mesh.pp, sampler=StepSampler(part.model))
     results = [stage.step(plan) for plan in plans]
-    drawn = [(one.key, token) for result in results for one in result.sampled for token in one.tokens]
+    sampled = [(one.key, token) for result in results for one in result.sampled for token in one.tokens]
     part.comms.close()
-    return drawn, all(
+    return sampled, all(
         isinstance(told, Tensor)
         and isinstance(layer, Tensor)
         and torch.allclose(told, layer, rtol=0.0, atol=0.0, equal_nan=True)
@@ -157,10 +157,10 @@ def test_states_stay_with_their_stages_through_chunks_draft_tokens_and_checkpoin
     proposed, right = scheduler.load().draft_tokens
     assert proposed > right > 0
     answers = world.run(mesh.size, executed, mesh, tmp_path, plans, num_blocks)
-    for rank, (drawn, has_told) in enumerate(answers):
+    for rank, (sampled, has_told) in enumerate(answers):
         assert has_told
         said: dict[str, list[int]] = {}
-        for key, token in drawn:
+        for key, token in sampled:
             said.setdefault(key, []).append(token)
         if mesh.place(rank).pp < mesh.pp - 1:
             assert not said

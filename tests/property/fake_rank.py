@@ -2,7 +2,7 @@
 
 import random
 
-from core.plan import Drawn, Sampled, SeqWork, StepPlan, StepResult
+from core.plan import Sampled, SampledToken, SeqWork, StepPlan, StepResult
 from core.types import Request
 from engine.planning.planned_reservations import Reservation
 
@@ -18,7 +18,7 @@ def next_token(tokens: list[int]) -> int:
 class FakeRank:
     """Stores tokens instead of KV and refuses to read a slot that holds anything but its sequence's token.
 
-    Puts a share of the draws off, as a rank does whose masks are late, and knows behind a share what must follow."""
+    Puts a share of the samples off, as a rank does whose masks are late, and knows behind a share what must follow."""
 
     def __init__(
         self, num_blocks: int, block_size: int, rng: random.Random, put_off: float, forced: float = 0.0
@@ -27,7 +27,7 @@ class FakeRank:
         self.late: dict[str, int] = {}
         """Sequences whose masks are still to be made, and behind how many tokens."""
         self.off: dict[str, int] = {}
-        """Sequences whose draws are put off, and behind how many tokens."""
+        """Sequences whose samples are put off, and behind how many tokens."""
         self.slots: list[list[int | None]] = [[None] * block_size for _ in range(num_blocks)]
         self.size = block_size
         self.seqs: dict[str, list[int]] = {}
@@ -61,15 +61,15 @@ class FakeRank:
             if work.samples and self.rng.random() < self.put_off:
                 self.late[work.key] = self.off[work.key] = work.known_end
             elif work.samples:
-                drawn = [next_token(tokens[: work.known_end])]
+                answer = [next_token(tokens[: work.known_end])]
                 for draft in work.drafts:
-                    if draft != drawn[-1]:
+                    if draft != answer[-1]:
                         break
-                    drawn.append(next_token(tokens[: work.known_end + len(drawn)]))
-                self.seqs[work.key] += drawn
-                more = tuple(Drawn(token) for token in drawn[1:])
+                    answer.append(next_token(tokens[: work.known_end + len(answer)]))
+                self.seqs[work.key] += answer
+                more = tuple(SampledToken(token) for token in answer[1:])
                 run = self.run_behind(self.seqs[work.key])
-                sampled.append(Sampled(work.key, drawn[0], more=more, run=run))
+                sampled.append(Sampled(work.key, answer[0], more=more, run=run))
         return StepResult(step=plan.step, sampled=tuple(sampled))
 
     def run_behind(self, tokens: list[int]) -> tuple[int, ...]:
@@ -108,6 +108,6 @@ class FakeRank:
             self.slots[reservation.block_ids[i // self.size]][i % self.size] = request.tokens[i]
 
     def is_beyond(self, work: SeqWork) -> bool:
-        """Planned before it was known that the draw of its token is put off."""
+        """Planned before it was known that the sample of its token is put off."""
         known = len(self.seqs[work.key])
         return self.off.get(work.key) == known and (work.start, work.count) == (known, 1)

@@ -86,7 +86,7 @@ class Engine:
             )
         return future
 
-    def activate(self, reservation: Reservation, drawn: list[TokenOut]) -> None:
+    def activate(self, reservation: Reservation, sampled: list[TokenOut]) -> None:
         self.computing[reservation.key] = self.reserved.pop(reservation.key)
 
     def compute(self, reservation: Reservation) -> None:
@@ -139,12 +139,12 @@ class Writer:
     def open(self, grant: Grant, delivered: Any, quiet: Any, failed: Any, due_at: float) -> None:
         self.pushes[grant.id] = Push(grant=grant, delivered=delivered, quiet=quiet)
 
-    def finish(self, grant_id: str, drawn: list[TokenOut]) -> None:
+    def finish(self, grant_id: str, sampled: list[TokenOut]) -> None:
         """Its writes may come before and after."""
         if (push := self.pushes.get(grant_id)) is not None and not push.stopped and push.first is None:
-            push.first = drawn[0]
+            push.first = sampled[0]
             self.mail.send(
-                push.grant.holder, Commit(grant_id=grant_id, num_chunks=1, num_bytes=WRITES, first=drawn[0])
+                push.grant.holder, Commit(grant_id=grant_id, num_chunks=1, num_bytes=WRITES, first=sampled[0])
             )
 
     def remaining_s(self, grant_id: str) -> float:

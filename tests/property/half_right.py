@@ -9,7 +9,7 @@ from tests.property.fake_rank import next_token
 
 
 class HalfRight:
-    """A drafter that knows what will be drawn, and says something else now and then."""
+    """A drafter that knows what will be sampled, and says something else now and then."""
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng

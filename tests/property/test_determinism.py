@@ -23,7 +23,7 @@ from tests.engine.fifo_policy import FifoPolicy
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, make
 
 Logits = dict[tuple[str, int], torch.Tensor]
-"""By (request, number of tokens before the one to be drawn)."""
+"""By (request, number of tokens before the one to be sampled)."""
 FEATURES = ["llama", "gemma2", "qwen2_moe", "gpt_oss", "deepseek_v3", "glm_moe_dsa"]
 CASES = [*((family, "float32") for family in FEATURES), ("llama", "bfloat16"), ("qwen3_moe", "bfloat16")]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -53,8 +53,8 @@ def run(
         logits = Model.logits
         model.logits = lambda hidden: made.append(logits(model, hidden)) or made[-1].clone()  # type: ignore[method-assign]
         result = runner.step(plan)
-        drawing = [item for item in plan.work if item.samples]
-        for item, row in zip(drawing, made[0] if made else [], strict=True):
+        to_sample = [item for item in plan.work if item.samples]
+        for item, row in zip(to_sample, made[0] if made else [], strict=True):
             key = (item.key.split("#")[0], item.start + item.count)
             assert key not in seen or torch.equal(seen[key], row)
             seen[key] = row
@@ -78,7 +78,7 @@ def run(
 
 
 def requests_of(rng: random.Random) -> list[Request]:
-    """Prompts of which some share prefixes; greedy and drawn."""
+    """Prompts of which some share prefixes; greedy and sampled."""
     shared = tuple(rng.randrange(2, VOCAB) for _ in range(40))
     lengths, more = (40, 13, 0, 40, 21), (1, 9, 30, 12, 2)
     texts = [
@@ -140,7 +140,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_the_same_bits_in_any_batch(
     alone: Alone, order: list[int], count: int, arrivals: tuple[int, ...], *, num_blocks: int, depth: int, budget: int, cache: bool
 ) -> None:  # fmt: skip
-    got, drawn = run(
+    got, sampled = run(
         alone.model,
         alone.dtype,
         [alone.requests[i] for i in order[:count]],
@@ -150,9 +150,9 @@ def test_the_same_bits_in_any_batch(
         max_batch_tokens=budget,
         prefix_cache=cache,
     )
-    assert {key for key in alone.logits if key[0] in drawn} == got.keys()
+    assert {key for key in alone.logits if key[0] in sampled} == got.keys()
     assert [key for key, row in got.items() if not torch.equal(row, alone.logits[key])] == []
-    assert drawn == {id: alone.tokens[id] for id in drawn}
+    assert sampled == {id: alone.tokens[id] for id in sampled}
 
 
 def test_the_ordinary_operations_say_nearly_the_same(alone: Alone) -> None:

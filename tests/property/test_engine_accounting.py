@@ -50,7 +50,7 @@ class Drive:
         no_memory: float = 0.0,
         step_s: float = 0.0,
     ) -> None:
-        """`num_groups` serve sequences of their own, each in `num_blocks`. `put_off`: a share of the draws. `no_memory`: of the
+        """`num_groups` serve sequences of their own, each in `num_blocks`. `put_off`: a share of the samples. `no_memory`: of the
         steps, until 20 have found none. `step_s`: how long a step takes."""
         total = num_blocks * num_groups
         self.scheduler = (
@@ -77,12 +77,12 @@ class Drive:
         """The number of the step that was taken back last, if none was planned since then."""
         self.out: dict[str, list[TokenOut]] = {}
         self.limits: dict[str, int] = {}
-        """Pushed sequences, and how many tokens each may draw before it is held."""
+        """Pushed sequences, and how many tokens each may sample before it is held."""
 
     def is_held(self, key: str) -> bool:
-        drawn = self.out.get(key, [])
-        full = bool(drawn) and not self.scheduler.sequences.has_room(key)
-        return len(drawn) >= self.limits[key] or bool(drawn and drawn[-1].finish) or full
+        sampled = self.out.get(key, [])
+        full = bool(sampled) and not self.scheduler.sequences.has_room(key)
+        return len(sampled) >= self.limits[key] or bool(sampled and sampled[-1].finish) or full
 
     def check_shares(self, plan: StepPlan) -> None:
         """Each group's ranks get what is in their blocks, in their own numbers, and together all of it. Each knows of all."""

@@ -22,7 +22,7 @@ def now() -> Stamp:
 
 
 class Engine(Protocol):
-    """A loaded model. All tokens are drawn greedily and nothing ends a sequence before its length."""
+    """A loaded model. All tokens are sampled greedily and nothing ends a sequence before its length."""
 
     def prefill(self, prompt: list[int]) -> tuple[Stamp, Stamp]:
         """Return when the prompt was given and when its next token was there."""

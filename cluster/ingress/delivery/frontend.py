@@ -157,7 +157,7 @@ class Frontend:
         request = self.adapters.renewed(request)
         with self._observed(request) as whole:
 
-            async def draw(step: Request, shared: SharedPrompt) -> TokenOut:
+            async def sample(step: Request, shared: SharedPrompt) -> TokenOut:
                 timeline = Timeline(request=request, started_at=whole.started_at)
                 try:
                     with contextlib.closing(Delivery(step, self._attempts, timeline, shared)) as delivery:
@@ -165,7 +165,7 @@ class Frontend:
                 finally:
                     whole.attempts += [one for one in timeline.attempts if one.lost or not whole.attempts]
 
-            found = await search(request, params, count, draw, self.new_request_id)
+            found = await search(request, params, count, sample, self.new_request_id)
             whole.num_output = len(found.beams[0])
             return found
 

@@ -70,7 +70,7 @@ class RunningAttempt:
         """Wait for tokens, and return all that are here, each once, in order. Returns none behind the last. Raises the failure
         where those before it are taken.
 
-        The last one waits for what is to be brought: the prefill instance may have drawn every token, and those that share the
+        The last one waits for what is to be brought: the prefill instance may have sampled every token, and those that share the
         prompt follow once its KV is at decode."""
         while self.failure is None and (self.brings is not None if self.finished else not self._ready):
             await self._change()

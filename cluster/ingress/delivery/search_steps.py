@@ -13,8 +13,8 @@ from cluster.ingress.delivery.shared_prompt import SharedPrompt
 from core.types import CacheHints, FinishReason, Request, SamplingParams, TokenOut
 
 T = TypeVar("T")
-Draw = Callable[[Request, SharedPrompt], Awaitable[TokenOut]]
-"""Draws one token of a request, wherever the KV of its beginning is."""
+Sample = Callable[[Request, SharedPrompt], Awaitable[TokenOut]]
+"""Samples one token of a request, wherever the KV of its beginning is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +23,28 @@ class Found:
 
     beams: tuple[tuple[TokenOut, ...], ...]
     """The best, best first; a token that ends one is part of it."""
-    num_drawn: int
+    num_sampled: int
     """Tokens that were computed for it."""
 
 
 async def search(
-    request: Request, params: BeamParams, count: int, draw: Draw, new_request_id: Callable[[], str]
+    request: Request, params: BeamParams, count: int, sample: Sample, new_request_id: Callable[[], str]
 ) -> Found:
     """Find the `count` best continuations of `request`'s prompt. Its `sampling` says how long they may be, which tokens end them,
     and how many log-probabilities are wanted. Nothing is sampled."""
     sampling, shared = request.sampling, SharedPrompt()
     beams = BeamSearch(params, frozenset(sampling.stop_token_ids), sampling.max_tokens)
-    num_drawn = 0
+    num_sampled = 0
 
     async def following(beam: Beam) -> Likeliest:
         step = replace(_step(request, beam, beams.num_candidates), id=new_request_id())
-        return (await draw(step, shared)).top
+        return (await sample(step, shared)).top
 
     while not beams.is_over:
         likeliest = await all_of([following(beam) for beam in beams.running])
-        num_drawn += len(likeliest)
+        num_sampled += len(likeliest)
         beams.advance(likeliest)
-    return Found(tuple(_tokens(request, beam) for beam in beams.best(count)), num_drawn)
+    return Found(tuple(_tokens(request, beam) for beam in beams.best(count)), num_sampled)
 
 
 async def all_of(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -31,7 +31,7 @@ class ChoiceStream:
     stops: StopStrings = field(default_factory=StopStrings)
     """What the parser ends the text at."""
     prompt_only: bool = False
-    """Whether only the prompt is of interest, and not the token that is drawn."""
+    """Whether only the prompt is of interest, and not the token that is sampled."""
     shared: SharedPrompt | None = None
     """With the other choices of its prompt; None: it is the only one."""
 
@@ -97,9 +97,9 @@ class ChoiceRunner:
             metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
             metrics.num_choices.observe(per_prompt)
             found = await all_of(self._search(group, beams) for group in groups)
-            num_drawn = sum(one.num_drawn for one in found)
-            tenant.spend(num_drawn)
-            metrics.tenant_tokens.labels(tenant.name, "output").inc(num_drawn)
+            num_sampled = sum(one.num_sampled for one in found)
+            tenant.spend(num_sampled)
+            metrics.tenant_tokens.labels(tenant.name, "output").inc(num_sampled)
         for group, one in zip(groups, found, strict=True):
             for choice, tokens in zip(group, one.beams, strict=True):
                 for token in tokens:

@@ -141,7 +141,7 @@ def max_new_tokens(request: GenerationRequest, num_prompt: int, settings: ApiSet
         raise RequestError(
             f"min_tokens ({request.min_tokens}) exceeds max_tokens ({most})", field="min_tokens"
         )
-    return most  # a token is drawn even where none is wanted: its step scores the prompt
+    return most  # a token is sampled even where none is wanted: its step scores the prompt
 
 
 def to_sampling(
@@ -181,12 +181,12 @@ def to_sampling(
 def _allowed(
     request: GenerationRequest, bad_words: Sequence[tuple[int, ...]], masked_until_min: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """Return the only tokens that may be drawn; none for all. Raises RequestError where none of them could be."""
+    """Return the only tokens that may be sampled; none for all. Raises RequestError where none of them could be."""
     allowed = request.allowed_token_ids
     never = {word[0] for word in bad_words if len(word) == 1}
     if allowed and not set(allowed) - never:
         raise RequestError(
-            "allowed_token_ids: bad_words leave nothing of them that could be drawn",
+            "allowed_token_ids: bad_words leave nothing of them that could be sampled",
             field="allowed_token_ids",
         )
     if allowed and request.min_tokens and not set(allowed) - never - set(masked_until_min):
@@ -214,7 +214,7 @@ def seed_of_prompt(request: GenerationRequest) -> int:
 
 
 def seed_of_choice(seed: int, choice: int) -> int:
-    """Return a choice's seed. Choices of one request draw different numbers, and the first one uses the request's own seed."""
+    """Return a choice's seed. Choices of one request use different numbers, and the first one uses the request's own seed."""
     return (seed + choice) & _SEED_MASK
 
 

@@ -12,7 +12,7 @@ from core.types import Grammar
 
 _MAX_CANDIDATES = 2048
 
-_NO_SAMPLING = "nothing is drawn by chance"
+_NO_SAMPLING = "nothing is sampled by chance"
 _NO_SHAPING = "beams are compared by what the model itself finds likely"
 _NO_TEXT = "beams end at tokens: stop_token_ids, or the model's own end"
 

@@ -182,9 +182,9 @@ class CompletionShape(OpenAIShape):
             "finish_reason": finish and finish.value,
         }
         if self._extras.token_ids:
-            drawn = [piece.token.token for piece in pieces if piece.token is not None]
+            sampled = [piece.token.token for piece in pieces if piece.token is not None]
             choice["prompt_token_ids"] = self._prompt_ids(index)
-            choice["token_ids"] = [] if self._choices[index].prompt_only else drawn
+            choice["token_ids"] = [] if self._choices[index].prompt_only else sampled
         if self._extras.prompt_logprobs is not None and first is not None:
             choice["prompt_logprobs"] = self._prompt_logprobs(index, first.prompt_scores)
         return choice

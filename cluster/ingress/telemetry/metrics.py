@@ -346,7 +346,7 @@ _FACTS = {
         grows=True,
     ),
     "draft_tokens": _Fact("Draft tokens that steps have computed", lambda i: i.work.draft_tokens, grows=True),
-    "accepted_tokens": _Fact("Of these, what was drawn then", lambda i: i.work.accepted_tokens, grows=True),
+    "accepted_tokens": _Fact("Of these, what was sampled then", lambda i: i.work.accepted_tokens, grows=True),
     "computed_tokens": _Fact(
         "Tokens computed, prompts and outputs", lambda i: i.work.computed_tokens, grows=True
     ),

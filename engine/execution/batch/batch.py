@@ -1,7 +1,7 @@
 """What a rank knows of its sequences, and a step's packed tensors.
 
 The rank appends its own samples, so a plan needs no tokens. A step may be packed before the host knows what the one before it has
-drawn: those tokens are read where they lie on the device."""
+sampled: those tokens are read where they lie on the device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from kernels.ops import AttentionMeta, StateBlocks
 
 
 class History(Protocol):
-    """What the draw of a token depends on, beside its logits: the tokens before it."""
+    """What the sample of a token depends on, beside its logits: the tokens before it."""
 
     @property
     def tokens(self) -> np.ndarray:
@@ -43,10 +43,9 @@ class History(Protocol):
 
 
 class RankSeq:
-    """Tokens of one sequence, known and drawn, in a preallocated array."""
+    """Tokens of one sequence, known and sampled, in a preallocated array."""
 
     __slots__ = (
-        "drawn_at",
         "host_needs",
         "num_prompt",
         "num_tokens",
@@ -55,6 +54,7 @@ class RankSeq:
         "pooled",
         "position_shift",
         "reads_prompt",
+        "sampled_at",
         "sampling",
         "scores",
         "table",
@@ -65,7 +65,7 @@ class RankSeq:
 
     def __init__(self, new: NewSeq) -> None:
         known = len(new.tokens)
-        # Zeros: what a step computes beyond a draw that was put off must be a token of the vocabulary.
+        # Zeros: what a step computes beyond a sample that was put off must be a token of the vocabulary.
         self.tokens = np.zeros(known + new.sampling.max_tokens + 1, np.int64)
         self.tokens[:known] = new.tokens
         self.num_tokens = known
@@ -85,8 +85,8 @@ class RankSeq:
         self.table: np.ndarray = np.empty(0, np.int64)
         self.table_ids: tuple[int, ...] = ()
         self.table_tensor: torch.Tensor = torch.from_numpy(self.table)
-        self.drawn_at = self.place = -1
-        """The last token drawn on the device, and its place there until the host knows it (`StepIO.place`)."""
+        self.sampled_at = self.place = -1
+        """The last token sampled on the device, and its place there until the host knows it (`StepIO.place`)."""
 
     def append(self, token: int) -> None:
         self.tokens[self.num_tokens] = token
@@ -98,7 +98,7 @@ class RankSeq:
 
     def place_of(self, at: int) -> int | None:
         """Return where token `at` is on the device. None where the host knows it, or nobody."""
-        return self.place if self.num_tokens <= at == self.drawn_at else None
+        return self.place if self.num_tokens <= at == self.sampled_at else None
 
     def put_drafts(self, work: SeqWork) -> None:
         """Put the draft tokens of `work` where the sampled tokens will be."""
@@ -122,10 +122,10 @@ class Batch:
     """(T,) or (3, T) int64, as `models.causal_model.CausalModel.forward` takes them."""
     meta: AttentionMeta
     sample_rows: torch.Tensor | None
-    """(N,) int64: rows of the packed tokens after which a token is drawn; None for all of them."""
+    """(N,) int64: rows of the packed tokens after which a token is sampled; None for all of them."""
 
     def sampled(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the rows of `hidden` (T, hidden_size) behind which a token is drawn."""
+        """Return the rows of `hidden` (T, hidden_size) behind which a token is sampled."""
         return hidden if self.sample_rows is None else hidden.index_select(0, self.sample_rows)
 
     def written(self, block_size: int) -> torch.Tensor:
@@ -170,13 +170,15 @@ class PackedBatch:
             self._pieces = AttentionPieces.of(work, own_tables)
             if any(item.has_picture for item in work):
                 positions = in_planes(positions, work, [seq.pictures for seq in seqs])
-            drawing = drawing_rows(work)
-            self._sample_rows = pack.add(np.array(drawing, np.int64)) if len(drawing) < len(tokens) else None
+            to_sample = sampled_rows(work)
+            self._sample_rows = (
+                pack.add(np.array(to_sample, np.int64)) if len(to_sample) < len(tokens) else None
+            )
             self._adapters = AdapterRows([item.adapter for item in work], [item.count for item in work], pack)
             drafts = tuple(len(item.drafts) for item in work)
             self._num_drafts = drafts if any(drafts) else ()
         self._tokens, self._positions, self._slots = (pack.add(each) for each in (tokens, positions, slots))
-        self._drawn = OnDevice.of(work, seqs, pack)
+        self._sampled = OnDevice.of(work, seqs, pack)
         self._states: tuple[Placed, Placed] | None = None
         if num_state_blocks and work:
             begins = np.array([item.start == 0 for item in work])
@@ -185,8 +187,8 @@ class PackedBatch:
 
     def batch(self, step: StepIO) -> Batch:
         tokens = self._tokens()
-        if self._drawn is not None:
-            self._drawn.fill(tokens, step)
+        if self._sampled is not None:
+            self._sampled.fill(tokens, step)
         states = None
         if self._states is not None:
             blocks, begins = self._states
@@ -208,7 +210,7 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True)
 class OnDevice:
-    """The tokens of a step that the host does not know yet: the step before has drawn them."""
+    """The tokens of a step that the host does not know yet: the step before has sampled them."""
 
     rows: Placed
     places: Placed
@@ -218,7 +220,7 @@ class OnDevice:
         rows, places, row = list[int](), list[int](), 0
         for item, seq in zip(work, seqs, strict=True):
             # `RankSeq.place_of`, without a call for each of them in each step.
-            if seq.num_tokens <= item.start == seq.drawn_at and item.count == 1:
+            if seq.num_tokens <= item.start == seq.sampled_at and item.count == 1:
                 rows.append(row)
                 places.append(seq.place)
             row += item.count
@@ -245,8 +247,8 @@ def build_batch(
     return packed.batch(step)
 
 
-def drawing_rows(work: Sequence[SeqWork]) -> list[int]:
-    """Return the rows behind which a token is drawn."""
+def sampled_rows(work: Sequence[SeqWork]) -> list[int]:
+    """Return the rows behind which a token is sampled."""
     found: list[int] = []
     end = 0
     for item in work:

@@ -1,10 +1,10 @@
-"""What of a draw is worked out on the host from the very last token: no step is launched before that is known there."""
+"""Sampling features that need the previous token on the host. A step that uses one cannot be launched ahead."""
 
 from core.types import SamplingParams
 
 
 def host_needs(sampling: SamplingParams) -> str:
-    """Say what the host works out from the very last token before the next one can be drawn; empty where there is nothing."""
+    """Say what the host works out from the very last token before the next one can be sampled; empty where there is nothing."""
     if sampling.grammar is not None:
         return "grammar"
     if sampling.thinking is not None:

@@ -34,30 +34,30 @@ def read_prompts(
 
 
 def read_lens(work: Sequence[SeqWork], seqs: Sequence[RankSeq]) -> tuple[int, ...] | None:
-    """Return of how many last tokens of each of `work` the hidden state is read, for draws or for what `seqs` ask of a prompt.
+    """Return of how many last tokens of each of `work` the hidden state is read, for samples or for what `seqs` ask of a prompt.
     None: of all."""
     if all(item.count == 1 and item.samples for item in work):
         return None
     return tuple(
         item.count
         if seq.scores is not None or seq.sampling.pooling
-        else item.num_draws
+        else item.num_samples
         if item.samples
         else 0
         for item, seq in zip(work, seqs, strict=True)
     )
 
 
-def with_prompt(drawn: Sampled, seq: RankSeq, readout: Readout) -> Sampled:
+def with_prompt(sampled: Sampled, seq: RankSeq, readout: Readout) -> Sampled:
     """Return the first token of `seq` with what was kept of its prompt, which is given up."""
     scores, pooled = seq.scores, seq.pooled
     if not seq.reads_prompt or (scores is None and pooled is None):
-        return drawn
+        return sampled
     seq.scores = seq.pooled = None
     if pooled is not None and seq.sampling.pooling == "mean":
         pooled = pooled / seq.num_prompt
     embedding = b"" if pooled is None else vector_bytes(readout(pooled[None])[0].cpu())
-    return replace(drawn, prompt_scores=tuple(scores or ()), embedding=embedding)
+    return replace(sampled, prompt_scores=tuple(scores or ()), embedding=embedding)
 
 
 def pool(hidden: torch.Tensor, kind: PoolingKind | Literal[""]) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """Where a step's inputs and results pass between the host and the device that computes.
 
-Inputs go up packed, in one transfer. What a step has drawn stays on the device, where the next step reads it, and is copied to
+Inputs go up packed, in one transfer. What a step has sampled stays on the device, where the next step reads it, and is copied to
 the host meanwhile. On streams of their own (`StepMemory`) nobody waits for either. Otherwise (`HostSteps`) the host has it at
 once.
 
@@ -55,16 +55,16 @@ class StepIO(Protocol):
         ...
 
     def known(self, places: Tensor) -> Tensor:
-        """Return (N,) int64 tokens that the step before drew, by their `place`."""
+        """Return (N,) int64 tokens that the step before sampled, by their `place`."""
         ...
 
     def place(self) -> int | None:
-        """Return where the next step finds the token that this one drew in its first row; those of the other rows follow. None
+        """Return where the next step finds the token that this one sampled in its first row; those of the other rows follow. None
         where the host has them by then."""
         ...
 
     def give(self, results: Sequence[Tensor]) -> None:
-        """Take what the step has drawn: tokens (N,) int64 first. Called at most once."""
+        """Take what the step has sampled: tokens (N,) int64 first. Called at most once."""
         ...
 
     def end(self) -> Event:
@@ -144,13 +144,13 @@ class StepMemory:
     """`Steps` in a device's memory, with a stream for what goes up and one for what comes down."""
 
     def __init__(self, device: ComputeDevice, torch_device: torch.device, max_rows: int) -> None:
-        """`max_rows`: the most tokens that a step draws."""
+        """`max_rows`: the most tokens that a step samples."""
         self.device = device
         self.going_up, self.coming_down = device.stream("step inputs"), device.stream("step results")
         self._torch_device = torch_device
-        self._drawn = _Pair.of(device, NUM_STEPS * max_rows * _TOKEN_BYTES)
+        self._sampled = _Pair.of(device, NUM_STEPS * max_rows * _TOKEN_BYTES)
         """The tokens of the last steps, side by side."""
-        self._parts = [_DeviceStep(self, self._drawn, number, max_rows) for number in range(NUM_STEPS)]
+        self._parts = [_DeviceStep(self, self._sampled, number, max_rows) for number in range(NUM_STEPS)]
         self._next = 0
         self._tensors: dict[tuple[int, np.dtype[Any], tuple[int, ...]], Tensor] = {}
 
@@ -184,7 +184,7 @@ class StepMemory:
         self._tensors.clear()
         for part in self._parts:
             part.close()
-        self._drawn.free(self.device)
+        self._sampled.free(self.device)
 
 
 @dataclass(slots=True)
@@ -213,11 +213,13 @@ class _Pair:
 
 
 class _DeviceStep:
-    def __init__(self, memory: StepMemory, drawn: _Pair, number: int, max_rows: int) -> None:
-        self._memory, self._device, self._all_drawn = memory, memory.device, drawn
+    def __init__(self, memory: StepMemory, sampled: _Pair, number: int, max_rows: int) -> None:
+        self._memory, self._device, self._all_sampled = memory, memory.device, sampled
         self._first_place = number * max_rows
         size = max_rows * _TOKEN_BYTES
-        self._drawn = _Pair(drawn.host.part(number * size, size), drawn.device.part(number * size, size))
+        self._sampled = _Pair(
+            sampled.host.part(number * size, size), sampled.device.part(number * size, size)
+        )
         self._chunks: list[_Pair] = []
         self._results: list[tuple[_Pair, np.dtype[Any], tuple[int, ...]]] = []
         """Where each result is copied, and what it is."""
@@ -246,7 +248,7 @@ class _DeviceStep:
         return out
 
     def known(self, places: Tensor) -> Tensor:
-        region = self._all_drawn.device
+        region = self._all_sampled.device
         self._device.compute.uses([region], [])
         return self._memory.tensor(region, _TOKEN, (-1,)).index_select(0, places)
 
@@ -256,7 +258,7 @@ class _DeviceStep:
     def give(self, results: Sequence[Tensor]) -> None:
         tokens, *more = results
         num_bytes = tokens.nbytes
-        pairs = [_Pair(self._drawn.host.part(0, num_bytes), self._drawn.device.part(0, num_bytes))]
+        pairs = [_Pair(self._sampled.host.part(0, num_bytes), self._sampled.device.part(0, num_bytes))]
         pairs += [self._take(result.nbytes) for result in more]
         for pair, result in zip(pairs, results, strict=True):
             dtype = np.empty(0, str(result.dtype).removeprefix("torch.")).dtype

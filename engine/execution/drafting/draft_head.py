@@ -1,4 +1,4 @@
-"""Draft tokens by a head of the model, on the rank that draws: a layer with KV of its own that reads the model's hidden states.
+"""Draft tokens by a head of the model, on the rank that samples: a layer with KV of its own that reads the model's hidden states.
 
 Behind each step it reads what the step has computed, whoever is asked for draft tokens next: the states are gone afterwards. That
 takes as long as one more layer. A draft token behind the first takes the head's own state in place of the one that is not
@@ -16,7 +16,7 @@ from core.kv import KVShard
 from core.plan import StepPlan
 from engine.execution.batch.batch import RankSeq
 from engine.execution.drafting.head_kv import HeadBlocks, HeadSeq
-from engine.execution.drafting.proposing import Agree, Proposal, draw_drafts
+from engine.execution.drafting.proposing import Agree, Proposal, sample_drafts
 from engine.execution.pools.kv_pool import copy_slots, layers_of, pool_parts
 from kernels.ops import AttentionMeta
 from models.drafting.drafting_head import DraftingHead
@@ -46,7 +46,7 @@ class DraftHead:
         agree: Agree | None = None,
     ) -> None:
         """`shard` is of one layer, in blocks of as many tokens as the target's, of which there are `num_blocks`. `agree` is as
-        in `draw_drafts`, where several ranks propose."""
+        in `sample_drafts`, where several ranks propose."""
         self._head, self._device, self._agree = head, device, agree
         self._block_size = shard.layout.block_size
         flat = torch.zeros(shard.pool_bytes(num_blocks), dtype=torch.uint8, device=device)
@@ -70,7 +70,7 @@ class DraftHead:
         going = [one for one in asked if one.key in self._last]
         states = torch.stack([self._last[one.key] for one in going]) if going else None
         while states is not None:
-            draw_drafts(going, self._head.logits(states), self._head.ops, self._agree)
+            sample_drafts(going, self._head.logits(states), self._head.ops, self._agree)
             rows = [row for row, one in enumerate(going) if not one.is_done]
             if not rows:
                 break

@@ -1,4 +1,4 @@
-"""Draft tokens by a small model of its own weights and its own KV, on the rank that draws, before each step that asks for some.
+"""Draft tokens by a small model of its own weights and its own KV, on the rank that samples, before each step that asks for some.
 
 It reads nothing but tokens. So what it has not seen of a sequence, it can read whenever it is asked."""
 
@@ -9,7 +9,7 @@ import torch
 from core.plan import SeqWork, StepPlan
 from engine.execution.batch.batch import RankSeq, build_batch
 from engine.execution.drafting.draft_kv import DraftBlocks, DraftSeq
-from engine.execution.drafting.proposing import Proposal, draw_drafts
+from engine.execution.drafting.proposing import Proposal, sample_drafts
 from engine.sizing.draft_size import CATCH_UP_TOKENS
 from kernels.ops import KVLayer
 from models.causal_model import CausalModel
@@ -76,11 +76,11 @@ class DraftModel:
             work.append(_piece(one, start, count, samples=start + count == seq.num_tokens))
         if not reading:
             return []
-        drawing = [one for one, item in zip(reading, work, strict=True) if item.samples]
-        self._draw(reading, work, drawing)
+        to_sample = [one for one, item in zip(reading, work, strict=True) if item.samples]
+        self._sample(reading, work, to_sample)
         for one, item in zip(reading, work, strict=True):
             self._seqs[one.key].computed(item.count, one.block_ids)
-        return drawing
+        return to_sample
 
     def _go_on(self, going: Sequence[Proposal]) -> None:
         """Propose the token behind each one's last draft token."""
@@ -88,20 +88,20 @@ class DraftModel:
         for one in going:
             self._seqs[one.key].drafted(one.drafts[-1], one.block_ids)
             work.append(_piece(one, one.seq.num_tokens + len(one.drafts) - 1, 1, samples=True))
-        self._draw(going, work, going)
+        self._sample(going, work, going)
 
-    def _draw(
-        self, computed: Sequence[Proposal], work: Sequence[SeqWork], drawing: Sequence[Proposal]
+    def _sample(
+        self, computed: Sequence[Proposal], work: Sequence[SeqWork], to_sample: Sequence[Proposal]
     ) -> None:
-        """Compute `work`, and give each of `drawing` one more draft token."""
+        """Compute `work`, and give each of `to_sample` one more draft token."""
         batch = build_batch(work, [one.seq for one in computed], self._block_size, self._device)
         tokens = batch.tokens
         if (known := self._model.spec.vocab_size) < self._vocab_size:
             tokens = torch.where(tokens < known, tokens, 0)  # it has no such tokens
         hidden = self._model.forward(tokens, batch.positions, self._layers, batch.meta)
-        if drawing:
+        if to_sample:
             logits = _wide(self._model.logits(batch.sampled(hidden)), self._vocab_size)
-            draw_drafts(drawing, logits, self._model.ops)
+            sample_drafts(to_sample, logits, self._model.ops)
 
 
 def _piece(one: Proposal, start: int, count: int, *, samples: bool) -> SeqWork:
@@ -109,6 +109,6 @@ def _piece(one: Proposal, start: int, count: int, *, samples: bool) -> SeqWork:
 
 
 def _wide(logits: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Return the logits of the target's tokens: of those that the draft model lacks none is drawn."""
+    """Return the logits of the target's tokens: of those that the draft model lacks none is sampled."""
     missing = vocab_size - logits.shape[1]
     return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits

@@ -29,7 +29,7 @@ def load_head(
     agree: Agree | None = None,
 ) -> DraftHead:
     """Load the head beside `target`, whose pool here has `num_blocks`. `shard` says which part of the model's own tensors is
-    this rank's; an EAGLE-3 head is whole on each. `agree`: see `draw_drafts`. Raises ConfigError."""
+    this rank's; an EAGLE-3 head is whole on each. `agree`: see `sample_drafts`. Raises ConfigError."""
     folder = Path(setup.folder)
     if setup.kind == "mtp":
         return DraftHead(

@@ -14,7 +14,7 @@ from core.plan import PROPOSED, NewSeq, Sampled, SeqWork, StepPlan, StepResult
 from core.types import TokenId
 from engine.execution.batch.batch import RankSeq
 from engine.execution.batch.step_memory import HostSteps, Pack
-from engine.execution.sampling.sampler import RowDraws
+from engine.execution.sampling.sampler import RowSampling
 from engine.execution.sampling.verifying import LongerHistory
 from kernels.ops import Ops
 
@@ -53,7 +53,7 @@ class Proposer(Protocol):
     """For one thread."""
 
     def begin(self, key: str, seq: RankSeq) -> None:
-        """Take in a sequence. `seq` learns what it draws."""
+        """Take in a sequence. `seq` learns what it samples."""
         ...
 
     def end(self, key: str) -> None:
@@ -61,7 +61,7 @@ class Proposer(Protocol):
         ...
 
     def propose(self, asked: Sequence[Proposal]) -> bool:
-        """Propose what each of `asked` draws next, as far as there is something to go by. Returns whether much had to be read
+        """Propose what each of `asked` samples next, as far as there is something to go by. Returns whether much had to be read
         first, so that the time that it took says nothing of the next."""
         ...
 
@@ -70,7 +70,7 @@ class Proposer(Protocol):
         ...
 
     def computed(self, plan: StepPlan) -> None:
-        """Take note that a plan is executed. Its states were heard, and its sequences have what they have drawn."""
+        """Take note that a plan is executed. Its states were heard, and its sequences have what they have sampled."""
         ...
 
 
@@ -110,10 +110,10 @@ class Proposing:
         ]
 
     def _learn(self, result: StepResult) -> None:
-        for drawn in result.sampled:
-            seq = self._seqs[drawn.key]
-            seq.append(drawn.token)
-            for one in drawn.more:
+        for sampled in result.sampled:
+            seq = self._seqs[sampled.key]
+            seq.append(sampled.token)
+            for one in sampled.more:
                 seq.append(one.token)
 
     def _of_tokens(self, plan: StepPlan) -> StepPlan:
@@ -132,17 +132,17 @@ class Proposing:
             self._proposer.begin(new.key, seq)
 
 
-def draw_drafts(
+def sample_drafts(
     asked: Sequence[Proposal], logits: torch.Tensor, ops: Ops, agree: Agree | None = None
 ) -> None:
-    """Draw one more draft token of each from its row of (N, vocab_size) floats, by the settings and the number that the token
-    itself is drawn with: two distributions that are alike then give the same token at any temperature. `agree` says what all
-    ranks of the instance take in place of what each has drawn."""
+    """Sample one more draft token of each from its row of (N, vocab_size) floats, by the settings and the number that the token
+    itself is sampled with: two distributions that are alike then give the same token at any temperature. `agree` says what all
+    ranks of the instance take in place of what each has sampled."""
     longer = [LongerHistory(one.seq, one.seq.num_tokens + len(one.drafts)) for one in asked]
     pack, io = Pack(), HostSteps(logits.device).begin()
-    rows = RowDraws(longer, pack)
+    rows = RowSampling(longer, pack)
     pack.send(io.upload)
-    tokens = rows.draw(logits, ops, io)[0]
+    tokens = rows.sample(logits, ops, io)[0]
     for one, token in zip(asked, (agree(tokens) if agree is not None else tokens).tolist(), strict=True):
         one.add(token)
 

@@ -4,7 +4,7 @@ A replay's rows are tokens: those of sequences that decode, draft tokens, and th
 writes all KV of the step before it attends, so a row sees the rows before it.
 
 Replays differ only in what that memory contains. The product with the head, and sampling, are launched as usual: they take only
-the rows behind which a token is drawn."""
+the rows behind which a token is sampled."""
 
 import logging
 import time
@@ -20,7 +20,7 @@ from torch import Tensor
 from core.cost.steps import chunk_pairs
 from core.plan import SeqWork
 from core.ports import LayerDone
-from engine.execution.batch.batch import OnDevice, RankSeq, drawing_rows, packed_rows
+from engine.execution.batch.batch import OnDevice, RankSeq, packed_rows, sampled_rows
 from engine.execution.batch.step_memory import Pack, Placed, StepIO
 from engine.execution.graphs.graph_capture import Capture, Launch
 from engine.execution.pools.layer_marks import LayerMarks
@@ -150,18 +150,18 @@ class StepGraphs:
         num_rows = len(tokens)
         rows = np.zeros(captured.rows.shape, np.int64)
         rows[0, :num_rows], rows[1, :num_rows] = tokens, positions
-        drawing = drawing_rows(work)
+        to_sample = sampled_rows(work)
         return Replay(
             captured=captured,
             pool=self._pool,
             marks=self._marks,
             num_rows=num_rows,
             rows=pack.add(rows),
-            drawn=OnDevice.of(work, seqs, pack),
+            on_device=OnDevice.of(work, seqs, pack),
             fixed=[
                 pack.add(one) for one in captured.fixed.inputs(_counts(work), _contexts(work), tables, slots)
             ],
-            sample_rows=pack.add(np.array(drawing, np.int64)) if len(drawing) < num_rows else None,
+            sample_rows=pack.add(np.array(to_sample, np.int64)) if len(to_sample) < num_rows else None,
         )
 
 
@@ -186,10 +186,10 @@ class Replay:
     marks: LayerMarks | None
     num_rows: int
     rows: Placed
-    drawn: OnDevice | None
+    on_device: OnDevice | None
     fixed: Sequence[Placed]
     sample_rows: Placed | None
-    """None where all rows draw."""
+    """None where all rows sample."""
 
     def hidden(
         self,
@@ -206,8 +206,8 @@ class Replay:
         if captured.states is not None:
             assert states is not None, "a stage before"
             captured.states[: self.num_rows].copy_(states)
-        if self.drawn is not None:
-            self.drawn.fill(captured.rows[0], step)
+        if self.on_device is not None:
+            self.on_device.fill(captured.rows[0], step)
         captured.fixed.fill([each() for each in self.fixed])
         number = 0 if self.marks is None else self.marks.launches()
         out = captured.replay()[: self.num_rows]
@@ -220,5 +220,5 @@ class Replay:
         return out
 
     def sampled(self, hidden: Tensor) -> Tensor:
-        """Return the rows of `hidden` behind which a token is drawn."""
+        """Return the rows of `hidden` behind which a token is sampled."""
         return hidden if self.sample_rows is None else hidden.index_select(0, self.sample_rows())

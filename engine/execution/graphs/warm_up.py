@@ -21,13 +21,13 @@ _SIZES: Final = (4096, 1024, 256, 64)
 """Tokens of prompts that are alone. Between them kernels are the same ones."""
 _SHORT: Final = 16
 """Tokens of prompts of which there are many at once."""
-_DRAWS: Final = (
+_SAMPLINGS: Final = (
     SamplingParams(temperature=0.0),
     SamplingParams(temperature=0.0, num_logprobs=1),
     SamplingParams(temperature=0.8, top_k=20, top_p=0.9, presence_penalty=0.5),
 )
 """What prompts ask for, from step to step: the likeliest of logits as they are, the likeliest of floats with log-probabilities,
-and draws behind penalties."""
+and samples behind penalties."""
 
 
 def warm_up(
@@ -60,7 +60,7 @@ def warm_up(
         beside = min(max_seqs - num_prompts, max_tokens - num_prompts * size)
         pieces = [*((key, 0, size) for key in keys), *((key, start, 1) for key, start in known[:beside])]
         work = tuple(_work(*piece, num_state_blocks, block_size) for piece in pieces)
-        sampling = _DRAWS[number % len(_DRAWS)]
+        sampling = _SAMPLINGS[number % len(_SAMPLINGS)]
         plan = StepPlan(
             step=number - len(shapes),
             new=tuple(NewSeq(key, (0,) * size, size, sampling) for key in keys),

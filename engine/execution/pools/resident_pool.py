@@ -59,7 +59,7 @@ class ResidentPool:
 
     def finish(self) -> None:
         # The step's result lets its blocks be kept and given away, and says how long the step took, so the stream must have come
-        # this far. Where tokens were drawn, it has: their copy to the host has been waited for.
+        # this far. Where tokens were sampled, it has: their copy to the host has been waited for.
         self._memory.poller.wait([self._compute.record()])
 
     def _in_all(self, blocks: Sequence[int]) -> Iterator[Region]:

@@ -1,8 +1,8 @@
 """Which tokens the grammars of a rank's sequences allow next. Threads work it out while the model computes.
 
-Drawn tokens go to a thread at once, and the next draw takes the mask that the thread has made of them. A draw whose mask is not
-made yet is put off: the step goes on without it, and a listener hears when the mask is made. Draft tokens behind which no mask is
-made yet are not verified.
+Sampled tokens go to a thread at once, and the next sample takes the mask that the thread has made of them. A sample whose mask is
+not made yet is put off: the step goes on without it, and a listener hears when the mask is made. Draft tokens behind which no
+mask is made yet are not verified.
 
 Masks that are quick are made together, since every switch between threads of Python costs the thread that computes the step. A
 mask that takes long holds up neither a step nor the masks of others: where masks that were made together took long, each of their
@@ -27,7 +27,7 @@ from core.types import TokenId
 from engine.execution.sampling.grammar_matcher import Mask, Matchers, Matching
 
 GRACE_S = 0.001
-"""Putting a draw off costs more than to wait for so long: a token is computed again."""
+"""Putting a sample off costs more than to wait for so long: a token is computed again."""
 _SLOW_S = 0.002
 """The processor time of a mask from which on its sequence counts as slow; also what one of those made together may take."""
 _NUM_QUICK = 2
@@ -50,12 +50,12 @@ class RowMasks:
     complete: frozenset[int]
     """The rows whose output can only end."""
     runs: dict[int, tuple[TokenId, ...]]
-    """What must come next, by row, where a row can draw one token alone."""
+    """What must come next, by row, where a row can sample one token alone."""
     dead_ends: dict[int, str]
     """Why rows can neither go on nor be complete."""
 
     def run_behind(self, row: int, token: TokenId) -> tuple[TokenId, ...]:
-        """Return what must follow `token`, if the row has drawn it."""
+        """Return what must follow `token`, if the row has sampled it."""
         run = self.runs.get(row, ())
         return run[1:] if run and run[0] == token else ()
 
@@ -76,7 +76,7 @@ class _Made:
 
 @dataclass(frozen=True, slots=True)
 class _Advance:
-    """What a sequence has drawn, and who waits for the mask behind it."""
+    """What a sequence has sampled, and who waits for the mask behind it."""
 
     matching: Matching
     tokens: Sequence[TokenId]
@@ -94,18 +94,18 @@ class _NextMask:
     """The masks behind the draft tokens that the step verifies, if it has any."""
 
     def all(self) -> list[Mask]:
-        """Return the masks of the rows that can be drawn: waits for the first one, not for those behind draft tokens."""
+        """Return the masks of the rows that can be sampled: waits for the first one, not for those behind draft tokens."""
         first = self.made.result().matching.mask
         return [first, *(self.behind.result() if self.behind is not None and self.behind.done() else ())]
 
 
 class GrammarMasks:
-    """One rank's grammars. Call `begin` before a step's forward pass, `late` and `masks` at its draw and `drawn` behind it. One
-    thread calls them all."""
+    """One rank's grammars. Call `begin` before a step's forward pass, `late` and `masks` at its sample and `sampled` behind it.
+    One thread calls them all."""
 
     def __init__(self, matchers: Matchers, *, puts_off: bool = True, grace_s: float = GRACE_S) -> None:
-        """`puts_off`: whether draws may be. Otherwise they wait for their masks: what a recurrent state has been told once cannot
-        be computed again. `grace_s`: how long a draw waits for masks of sequences that are mostly quick."""
+        """`puts_off`: whether samples may be. Otherwise they wait for their masks: what a recurrent state has been told once
+        cannot be computed again. `grace_s`: how long a sample waits for masks of sequences that are mostly quick."""
         self._matchers, self._puts_off, self._grace_s = matchers, puts_off, grace_s
         # What is slow has threads of its own.
         self._starting = {is_large: ThreadPoolExecutor(1, "grammar-start") for is_large in (False, True)}
@@ -157,7 +157,7 @@ class GrammarMasks:
 
     def masks(self, keys: Sequence[str]) -> RowMasks | None:
         """Return the masks for this batch; None where no sequence has a grammar. The rows of one sequence stand together: its
-        draw and those behind its draft tokens, at most `num_rows` of them. Waits for masks that are late."""
+        sample and those behind its draft tokens, at most `num_rows` of them. Waits for masks that are late."""
         found: dict[int, Mask] = {}
         for key, rows in groupby(range(len(keys)), keys.__getitem__):
             if (mask := self._sequences.get(key)) is not None:
@@ -172,8 +172,8 @@ class GrammarMasks:
             {row: mask.dead_end for row, mask in found.items() if mask.dead_end},
         )
 
-    def drawn(self, tokens_of: Mapping[str, Sequence[TokenId]]) -> None:
-        """Advance the matchers of the sequences that have drawn tokens: those of quick ones together, so that a step hands over
+    def sampled(self, tokens_of: Mapping[str, Sequence[TokenId]]) -> None:
+        """Advance the matchers of the sequences that have sampled tokens: those of quick ones together, so that a step hands over
         one task and not one for each sequence."""
         together: list[_Advance] = []
         for key, tokens in tokens_of.items():

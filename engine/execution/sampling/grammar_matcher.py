@@ -36,7 +36,7 @@ _vocabularies_lock = Lock()
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What one draw may give."""
+    """What one sample may give."""
 
     bits: np.ndarray
     """(words,) int32, as in `kernels.sampling.Masks`"""
@@ -45,7 +45,7 @@ class Mask:
     dead_end: str = ""
     """Why the output can neither go on nor be complete; empty where it can."""
     run: tuple[TokenId, ...] = ()
-    """Tokens of which each is all that is allowed behind those before it: this draw gives the first one."""
+    """Tokens of which each is all that is allowed behind those before it: this sample gives the first one."""
 
 
 class Matching(Protocol):
@@ -53,15 +53,15 @@ class Matching(Protocol):
 
     @property
     def mask(self) -> Mask:
-        """The mask of the next draw."""
+        """The mask of the next sample."""
         ...
 
     def advance(self, tokens: Sequence[TokenId]) -> None:
-        """Follow the drawn `tokens`. Returns when `mask` is that of the next draw."""
+        """Follow the sampled `tokens`. Returns when `mask` is that of the next sample."""
         ...
 
     def behind(self, drafts: Sequence[TokenId]) -> list[Mask]:
-        """Return the masks of the draws behind each of `drafts`, up to the first one that cannot be drawn, or behind which is
+        """Return the masks of the samples behind each of `drafts`, up to the first one that cannot be sampled, or behind which is
         a dead end. Nothing changes."""
         ...
 
@@ -73,9 +73,9 @@ class Matchers(Protocol):
         """Return the matching of a sequence behind its output so far. May take seconds."""
         ...
 
-    def advance(self, drawn: Sequence[tuple[Any, Sequence[TokenId]]]) -> None:
-        """Follow what was drawn in each of some matchings that `start` gave, as `Matching.advance` does for one."""
-        for matching, tokens in drawn:
+    def advance(self, sampled: Sequence[tuple[Any, Sequence[TokenId]]]) -> None:
+        """Follow what was sampled in each of some matchings that `start` gave, as `Matching.advance` does for one."""
+        for matching, tokens in sampled:
             matching.advance(tokens)
 
 
@@ -95,13 +95,13 @@ class GuidanceMatchers(Matchers):
         matcher, decode = self._matcher(grammar.text), self._vocabulary.result().decode_str
         return GuidanceMatching(new, grammar, matcher, self._num_words, decode)
 
-    def advance(self, drawn: Sequence[tuple["GuidanceMatching", Sequence[TokenId]]]) -> None:
-        computed = [matching.follow(tokens) for matching, tokens in drawn]
-        bits = np.zeros((len(drawn), self._num_words), np.int32)
+    def advance(self, sampled: Sequence[tuple["GuidanceMatching", Sequence[TokenId]]]) -> None:
+        computed = [matching.follow(tokens) for matching, tokens in sampled]
+        bits = np.zeros((len(sampled), self._num_words), np.int32)
         wanted = [(matcher, row) for row, matcher in enumerate(computed) if matcher is not None]
         if wanted:
-            self._executor.unsafe_compute_mask_ptr(wanted, bits.ctypes.data, bits.strides[0], len(drawn))
-        for (matching, _), of_row in zip(drawn, bits, strict=True):
+            self._executor.unsafe_compute_mask_ptr(wanted, bits.ctypes.data, bits.strides[0], len(sampled))
+        for (matching, _), of_row in zip(sampled, bits, strict=True):
             matching.finish(of_row)
 
     def _matcher(self, text: str) -> LLMatcher:
@@ -140,7 +140,7 @@ class GuidanceMatching:
         self.finish(self._computed(tokens))
 
     def follow(self, tokens: Sequence[TokenId]) -> LLMatcher | None:
-        """Follow the drawn `tokens`. Returns what has to compute the next mask before `finish`, if anything has."""
+        """Follow the sampled `tokens`. Returns what has to compute the next mask before `finish`, if anything has."""
         for token in tokens:
             self._follow(token)
         self._num_tokens += len(tokens)
@@ -148,7 +148,7 @@ class GuidanceMatching:
         return None if self._is_free or self._matcher.is_stopped() else self._matcher
 
     def finish(self, computed: np.ndarray) -> None:
-        """Make the next draw's mask of (words,) int32 that the matcher has `computed`, or of zeros. Overwrites and keeps it."""
+        """Make the next sample's mask of (words,) int32 that the matcher has `computed`, or of zeros. Overwrites and keeps it."""
         self.mask = self._made(computed)
 
     def behind(self, drafts: Sequence[TokenId]) -> list[Mask]:
@@ -182,7 +182,7 @@ class GuidanceMatching:
         self._may_think = False
 
     def _made(self, bits: np.ndarray) -> Mask:
-        """Return the mask of the next draw. A stop token is allowed only where the output may end, or can do nothing else."""
+        """Return the mask of the next sample. A stop token is allowed only where the output may end, or can do nothing else."""
         matcher = self._matcher
         if self._is_free:
             bits.fill(-1)

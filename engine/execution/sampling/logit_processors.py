@@ -18,7 +18,7 @@ _Entry = tuple[int, TokenId]
 
 
 class RowsAsked:
-    """What the rows of a batch ask for by their parameters alone. It holds for as long as the same sequences draw."""
+    """What the rows of a batch ask for by their parameters alone. It holds for as long as the same sequences sample."""
 
     def __init__(self, samplings: list[SamplingParams]) -> None:
         rows = range(len(samplings))
@@ -30,13 +30,13 @@ class RowsAsked:
         self.random = [row for row in rows if samplings[row].temperature > 0]
         """The rows that are not greedy."""
         self.reads_history = bool(self.shaped or self.thinking or self.penalised or self.random)
-        """Whether any draw depends on more than its logits."""
+        """Whether any sample depends on more than its logits."""
         self.only_likeliest = not (self.reads_history or self.logprobs)
         """Whether all rows ask for their likeliest token and for nothing else."""
         self.has_grammar = any(each.grammar is not None for each in samplings)
         columns = [(each.temperature, each.top_k, each.top_p, each.min_p, 0.0) for each in samplings]
         self.columns: np.ndarray = np.array(columns, np.float64).reshape(-1, 5).T.copy()
-        """As `DrawShapes.columns`, with 0 for each number in [0, 1)."""
+        """As `SampleShapes.columns`, with 0 for each number in [0, 1)."""
 
 
 class Shaping:
@@ -60,7 +60,7 @@ class Shaping:
         )
         forced = [*_forced(seqs, asked.thinking)]
         self.forced_rows = frozenset(row for row, _ in forced)
-        """The rows in which one token is all that may be drawn, whatever a grammar says."""
+        """The rows in which one token is all that may be sampled, whatever a grammar says."""
         self._forced = _entries(forced, pack)
 
     def shape(self, logits: Tensor) -> None:

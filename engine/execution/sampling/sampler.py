@@ -1,4 +1,4 @@
-"""Draws the next tokens of a batch.
+"""Samples the next tokens of a batch.
 
 Order, per row: logit bias, allowed tokens, bad words, minimum-length mask, forced end of reasoning, repetition, presence and
 frequency penalties, grammar unless an end is forced, then (unless greedy) temperature, top-k, top-p, min-p, and one uniform
@@ -22,7 +22,7 @@ from engine.execution.batch.step_memory import Pack, Placed, StepIO
 from engine.execution.sampling.grammar_masks import RowMasks
 from engine.execution.sampling.logit_processors import Penalising, RowsAsked, Shaping
 from kernels.ops import Ops
-from kernels.sampling import DrawShapes, Masks
+from kernels.sampling import Masks, SampleShapes
 
 _Logprobs = tuple[float | None, tuple[tuple[TokenId, float], ...]]
 """The log-probabilities of a token and of the likeliest ones, with their ids."""
@@ -35,8 +35,8 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-class RowDraws:
-    """What the rows of a batch ask of their draws. `seqs[i]` holds the history of row i, unless `asked` reads none; and `masks`
+class RowSampling:
+    """What the rows of a batch ask of their samples. `seqs[i]` holds the history of row i, unless `asked` reads none; and `masks`
     those of the rows with a grammar."""
 
     def __init__(
@@ -46,7 +46,7 @@ class RowDraws:
         masks: RowMasks | None = None,
         asked: RowsAsked | None = None,
     ) -> None:
-        """Call `draw` when `pack` is sent. `asked` is worked out where nobody has it."""
+        """Call `sample` when `pack` is sent. `asked` is worked out where nobody has it."""
         asked = asked or RowsAsked([seq.sampling for seq in seqs])
         self._masks, self._asked = masks, asked
         self._asking_rows = _added(asked.logprobs, pack)
@@ -58,8 +58,8 @@ class RowDraws:
         self._penalising = Penalising.of(seqs, asked, pack)
         self._columns = pack.add(_columns(seqs, asked))
 
-    def draw(self, logits: Tensor, ops: Ops, step: StepIO) -> list[Tensor]:
-        """Draw one token for each row of `logits` (N, V) of floats, which may be overwritten. Returns tokens (N,) int64 and,
+    def sample(self, logits: Tensor, ops: Ops, step: StepIO) -> list[Tensor]:
+        """Sample one token for each row of `logits` (N, V) of floats, which may be overwritten. Returns tokens (N,) int64 and,
         where any row asks for them, `Ops.logprobs` of those that do."""
         if self._allowed is not None or not self._asked.only_likeliest:
             logits = logits.float()
@@ -69,7 +69,7 @@ class RowDraws:
         if self._penalising is not None:
             ops.penalise(logits, self._penalising.penalties(step))
         masks = Masks(*(each() for each in self._allowed)) if self._allowed is not None else None
-        tokens = ops.draw(logits, DrawShapes(self._asked.samplings, self._columns()), masks)
+        tokens = ops.sample(logits, SampleShapes(self._asked.samplings, self._columns()), masks)
         if raw is None or self._asking_rows is None:
             return [tokens]
         chosen = tokens.index_select(0, self._asking_rows())
@@ -77,12 +77,12 @@ class RowDraws:
         return [tokens, *ops.logprobs(raw, chosen, min(most, raw.shape[1]))]
 
     def dead_ends(self, keys: Sequence[str]) -> tuple[FailedSeq, ...]:
-        """Return the rows' sequences whose grammars allow nothing more: what they draw is of no use."""
+        """Return the rows' sequences whose grammars allow nothing more: what they sample is of no use."""
         found = self._masks.dead_ends if self._masks is not None else {}
         return tuple(FailedSeq(keys[row], reason) for row, reason in found.items())
 
     def sampled(self, keys: Sequence[str], results: Sequence[Any]) -> list[Sampled]:
-        """Return the rows' tokens, from what `draw` gave, each as a list."""
+        """Return the rows' tokens, from what `sample` gave, each as a list."""
         ids: list[int] = results[0]
         masks, asking = self._masks, self._asked.logprobs
         if masks is None and not asking:
@@ -117,7 +117,7 @@ def _allowed(masks: RowMasks | None, forced: Collection[int], pack: Pack) -> tup
 
 
 def _columns(seqs: Sequence[History], asked: RowsAsked) -> np.ndarray:
-    """As `DrawShapes.columns`. Nobody writes there."""
+    """As `SampleShapes.columns`. Nobody writes there."""
     if not asked.random:
         return asked.columns
     columns = asked.columns.copy()

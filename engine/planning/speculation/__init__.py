@@ -1,1 +1,1 @@
-"""Proposals of what sequences will draw next, from tokens that are known."""
+"""Proposals of what sequences will sample next, from tokens that are known."""

@@ -1,4 +1,5 @@
-"""The seam to whoever proposes what sequences draw next. A draft token may be wrong: it costs time then, and changes no token."""
+"""The seam to whoever proposes what sequences sample next. A draft token may be wrong: it costs time then, and changes no
+token."""
 
 from collections.abc import Sequence as SeqOf
 from dataclasses import dataclass

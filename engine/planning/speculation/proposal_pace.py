@@ -21,7 +21,7 @@ class ProposalPace:
         if not plan.size.num_drafts or not result.proposing_s:
             return
         asked = [len(work.drafts) for work in plan.work if work.drafts and work.drafts[0] == PROPOSED]
-        if not asked or any(drawn.num_unmade for drawn in result.sampled):
+        if not asked or any(sampled.num_unmade for sampled in result.sampled):
             return
         size, each_s = _size(len(asked)), result.proposing_s / max(asked)
         if (before := self._each_s.get(size)) is not None:

@@ -32,17 +32,17 @@ class _Pace:
     """Means over recent steps."""
 
     took_s: float = 0.0
-    drawn: float = 0.0
+    sampled: float = 0.0
     """Tokens of each sequence."""
     count: int = 0
 
-    def add(self, took_s: float, drawn: float) -> None:
+    def add(self, took_s: float, sampled: float) -> None:
         if self.count >= _LEAST_STEPS:
             took_s = max(self.took_s / _FURTHEST, min(self.took_s * _FURTHEST, took_s))
         self.count += 1
         weight = max(_WEIGHT, 1 / self.count)
         self.took_s += (took_s - self.took_s) * weight
-        self.drawn += (drawn - self.drawn) * weight
+        self.sampled += (sampled - self.sampled) * weight
 
 
 class RealisedGain:
@@ -63,16 +63,16 @@ class RealisedGain:
         has_drafts = plan.size.num_drafts > 0
         # The step behind one with draft tokens waits for it, too.
         is_slowed = has_drafts or self._had_drafts
-        drawn = len(result.sampled)
+        sampled = len(result.sampled)
         if has_drafts:
-            drawn += sum(len(one.more) for one in result.sampled)
+            sampled += sum(len(one.more) for one in result.sampled)
         lost_s = 0.0
-        if num_seqs and took_s > 0 and drawn >= num_seqs:
+        if num_seqs and took_s > 0 and sampled >= num_seqs:
             if is_slowed and self.is_known(num_seqs):
                 plain = self._pace(num_seqs, has_drafts=False)
-                lost_s = took_s - drawn / num_seqs * plain.took_s / plain.drawn
+                lost_s = took_s - sampled / num_seqs * plain.took_s / plain.sampled
             if num_seqs == self._num_seqs:
-                self._paces.setdefault((_size(num_seqs), is_slowed), _Pace()).add(took_s, drawn / num_seqs)
+                self._paces.setdefault((_size(num_seqs), is_slowed), _Pace()).add(took_s, sampled / num_seqs)
         self._committed_at, self._num_seqs, self._had_drafts = now, num_seqs, has_drafts
         return StepTime(took_s, lost_s)
 
@@ -81,12 +81,12 @@ class RealisedGain:
         return self._pace(num_seqs, has_drafts=False).count >= _LEAST_STEPS
 
     def gain(self, num_seqs: int) -> float:
-        """Return how many times the tokens a second steps with draft tokens draw. Returns infinity as long as that is not
+        """Return how many times the tokens a second steps with draft tokens sample. Returns infinity as long as that is not
         known."""
         before, now = self._pace(num_seqs, has_drafts=False), self._pace(num_seqs, has_drafts=True)
         if before.count < _LEAST_STEPS or now.count < 2 * _LEAST_STEPS:
             return inf
-        return now.drawn / now.took_s * before.took_s / before.drawn
+        return now.sampled / now.took_s * before.took_s / before.sampled
 
     def _pace(self, num_seqs: int, *, has_drafts: bool) -> _Pace:
         return self._paces.get((_size(num_seqs), has_drafts)) or _Pace()

@@ -1,6 +1,6 @@
 """Decides which draft tokens the next step computes, and when it is worth while to look for some.
 
-Draft tokens need known tokens, while a step that is planned ahead does not know what the one before it draws. So where draft
+Draft tokens need known tokens, while a step that is planned ahead does not know what the one before it samples. So where draft
 tokens pay, steps are planned one at a time; where they do not, steps are planned ahead, and now and then it is tried again, as
 seldom as makes what trials lose a small share of the time.
 
@@ -36,7 +36,7 @@ _LONGEST_RUN = 64
 _LONGEST_MATCH = 32
 """What a forced run counts as."""
 _LEAST_GAIN = 1.02
-"""Draft tokens must really have drawn so many times the tokens a second."""
+"""Draft tokens must really have produced so many times the tokens a second."""
 _MOST_DRAFTING = 128
 _REST_STEPS = 64
 """Steps without draft tokens behind one with them that has found no memory."""
@@ -68,7 +68,7 @@ class Speculator:
 
     def awaits(self, in_flight: deque[StepPlan], table: SequenceTable) -> bool:
         """Return whether the next step is to be planned when those in flight are committed, since draft tokens follow what they
-        draw."""
+        sample."""
         if not in_flight:
             return False
         if any(work.drafts for work in in_flight[-1].work):
@@ -127,7 +127,7 @@ class Speculator:
         self._pace.observe(plan, result)
 
     def verified(self, seq: Sequence, proposed: int, right: int) -> None:
-        """Learn that the first `right` of the `proposed` tokens that a step computed were what the sequence drew."""
+        """Learn that the first `right` of the `proposed` tokens that a step computed were what the sequence sampled."""
         draft, slo = self._proposed.pop(seq.key), seq.request.slo.name
         if self._drafter is not None and draft.source != _FORCED:
             self._drafter.verified(seq, proposed, right)
@@ -163,7 +163,7 @@ class Speculator:
         return self._trials.is_paid or self._gain.gain(num_seqs) >= _LEAST_GAIN
 
     def _may_run(self, seqs: SeqOf[Sequence]) -> bool:
-        """Return whether a step could compute tokens that are forced. One of them is drawn by a step in flight, if there is
+        """Return whether a step could compute tokens that are forced. One of them is sampled by a step in flight, if there is
         one."""
         return self._runs.is_over and any(len(seq.run) > bool(seq.num_pending) for seq in seqs)
 
@@ -224,7 +224,7 @@ class Speculator:
 
 
 def _text_of(tokens: tuple[TokenId, ...]) -> tuple[TokenId, ...]:
-    """Return the tokens before the first one that stands for a picture, which is never drawn."""
+    """Return the tokens before the first one that stands for a picture, which is never sampled."""
     return next((tokens[:at] for at, token in enumerate(tokens) if token >= FIRST_ROW), tokens)
 
 

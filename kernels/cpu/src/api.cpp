@@ -109,18 +109,18 @@ BATON_API void baton_attend(int isa, int number, const float* q, float* out, int
     baton::run_phases(threads, &phase, 1);
 }
 
-// `columns` (5, rows): temperature, top-k, top-p, min-p, and a number in [0, 1). The rows whose numbers are in `masked` may draw
+// `columns` (5, rows): temperature, top-k, top-p, min-p, and a number in [0, 1). The rows whose numbers are in `masked` may sample
 // tokens whose bit is 1, `words` of bits each. Overwrites the logits.
-BATON_API void baton_draw(int isa, float* logits, int64_t rows, int64_t count, const double* columns, const int64_t* masked,
+BATON_API void baton_sample(int isa, float* logits, int64_t rows, int64_t count, const double* columns, const int64_t* masked,
                           const uint32_t* bits, int64_t words, int64_t num_masked, int64_t* tokens, int threads) {
     std::vector<const uint32_t*> allowed(rows, nullptr);
     for (int64_t i = 0; i < num_masked; ++i) allowed[masked[i]] = bits + i * words;
-    auto draw = [&](int64_t row) {
+    auto sample = [&](int64_t row) {
         const double* own = columns + row;
-        tokens[row] = kernels_of(isa).draw_row({logits + row * count, count, own[0], static_cast<int64_t>(own[rows]),
+        tokens[row] = kernels_of(isa).sample_row({logits + row * count, count, own[0], static_cast<int64_t>(own[rows]),
                                                 own[2 * rows], own[3 * rows], own[4 * rows], allowed[row]});
     };
-    baton::run(threads, rows, draw);
+    baton::run(threads, rows, sample);
 }
 
 // `added` may be null, and `total` is then not written. (rows, size) each but the weight.

@@ -76,8 +76,8 @@ struct HeadAttention {
     int64_t block_size;           // tokens
 };
 
-// One row's draw. A temperature of 0 draws the likeliest token; a top_k of 0, a top_p of 1 and a min_p of 0 cut nothing.
-struct RowDraw {
+// One row's sample. A temperature of 0 samples the likeliest token; a top_k of 0, a top_p of 1 and a min_p of 0 cut nothing.
+struct RowSample {
     float* logits;  // (count,): overwritten
     int64_t count;
     double temperature;
@@ -132,7 +132,7 @@ struct Kernels {
     void (*widen_steps)(const Layout&, const uint8_t* panel, uint8_t* out);  // steps4 to int8; null: it does not pay
     void (*attend[3])(const HeadAttention&);  // KV of float32, bfloat16, int8
     int64_t lanes;
-    int64_t (*draw_row)(const RowDraw&);
+    int64_t (*sample_row)(const RowSample&);
     void (*norm_row)(const RowNorm&);
     void (*gate_rows[2])(const RowGates&);  // silu and gelu
     void (*turn_head)(const HeadTurn&);

@@ -1,6 +1,6 @@
 // All kernels in terms of the vectors that were included before.
 #pragma once
-#include "drawing.h"
+#include "row_sampling.h"
 #include "elementwise.h"
 #include "float_attention.h"
 #include "float_panels.h"
@@ -26,7 +26,7 @@ constexpr baton::Kernels make_kernels() {
         WIDENS_STEPS ? widen_steps : nullptr,
         {attend<FloatProducts<float>>, attend<FloatProducts<baton::Bfloat16>>, attend<FloatProducts<int8_t>>},
         LANES,
-        draw_row,
+        sample_row,
         norm_row,
         {gate_rows<silu>, gate_rows<gelu_tanh>},
         turn_head,

@@ -170,9 +170,9 @@ class World:
     def request(
         self, prompt: tuple[int, ...], max_tokens: int, *, slo: Slo = STANDARD, **sampling: Any
     ) -> Request:
-        drawn: dict[str, Any] = {"temperature": 0.0, **sampling}
+        sampled: dict[str, Any] = {"temperature": 0.0, **sampling}
         params = SamplingParams(
-            **drawn,
+            **sampled,
             max_tokens=max_tokens,
             stop_token_ids=(1,),
             masked_until_min=(1,),

@@ -147,8 +147,8 @@ async def test_a_device_without_memory_for_a_step_costs_no_token_and_no_hand_ove
     async with world(folder, *((0, 0, 2) if short == "both" else (1, 1))) as w:
 
         async def answers() -> list[list[int]]:
-            drawn = [w.run(p, 20, temperature=0.9, seed=i) for i, p in enumerate(batch)]
-            return await asyncio.gather(*(w.run(p, 20) for p in batch), *drawn)
+            sampled = [w.run(p, 20, temperature=0.9, seed=i) for i, p in enumerate(batch)]
+            return await asyncio.gather(*(w.run(p, 20) for p in batch), *sampled)
 
         for instance in w.prefills if short == "prefill" else w.decodes:
             w.sinks[instance.address].run_out(range(2, 100_000, 7))

@@ -65,10 +65,10 @@ ROUTED = StepModel(
     unread_s=0.021,
     unread_decay=unread_decay(8 / 256),
 )
-"""Reading takes 4 ms and all of 256 experts 21 ms more; a token draws eight of them."""
+"""Reading takes 4 ms and all of 256 experts 21 ms more; a token uses eight of them."""
 
 
-def test_the_experts_that_tokens_draw_are_read_and_no_others() -> None:
+def test_the_experts_that_tokens_use_are_read_and_no_others() -> None:
     for num_seqs in (1, 8, 64, 512):
         unread = (1 - 8 / 256) ** num_seqs
         assert ROUTED.step_s(num_seqs, 0, num_seqs) == pytest.approx(
@@ -80,7 +80,7 @@ def test_the_experts_that_tokens_draw_are_read_and_no_others() -> None:
     )
 
 
-def test_a_prompts_tokens_draw_experts_too() -> None:
+def test_a_prompts_tokens_use_experts_too() -> None:
     models = StepModels(decode=ROUTED)
     alone_s = ROUTED.step_s(4, 1000, 4)
     few_s, many_s = (models.mixed_step_s(4 + count, 1000, 4) for count in (1, 1000))
@@ -97,7 +97,7 @@ def test_a_piece_of_a_prompt_is_taken_to_read_all_experts() -> None:
         assert count < 200 or model.step_s(count) == pytest.approx(true_s, rel=1e-2)
 
 
-def test_one_more_token_adds_the_experts_that_nobody_has_drawn_yet() -> None:
+def test_one_more_token_adds_the_experts_that_nobody_has_used_yet() -> None:
     for num_tokens in (1, 50, 1000):
         grown_s = ROUTED.step_s(num_tokens + 1, 0, 1) - ROUTED.step_s(num_tokens, 0, 1)
         assert ROUTED.one_more_s(num_tokens) == pytest.approx(grown_s)

@@ -194,7 +194,7 @@ def test_without_decoding_sequences_the_step_is_full() -> None:
     assert _prompt_part(engine.step()) == 4096
 
 
-def test_a_sequence_whose_last_token_is_being_drawn_holds_no_prompt_back() -> None:
+def test_a_sequence_whose_last_token_is_being_sampled_holds_no_prompt_back() -> None:
     """As all are that a prefill instance computes. The step after that is planned while it runs."""
     engine = Engine()
     last = _request("last", 100, 0.01, 1_000)

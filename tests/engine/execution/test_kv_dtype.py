@@ -78,9 +78,9 @@ def rows_of(model: CausalModel, runner: Runner, start: int, blocks: tuple[int, .
     asked = SamplingParams(temperature=0.0, num_logprobs=model.spec.vocab_size, max_tokens=2)
     new = NewSeq("a", TEXT, len(TEXT), asked)
     work = SeqWork(key="a", start=start, count=len(TEXT) - start, block_ids=blocks, samples=True, push=push)
-    (drawn,) = runner.step(StepPlan(step=0, new=(new,), copies=(), work=(work,), drop=())).sampled
+    (sampled,) = runner.step(StepPlan(step=0, new=(new,), copies=(), work=(work,), drop=())).sampled
     found = torch.empty(model.spec.vocab_size)
-    for token, value in drawn.top:
+    for token, value in sampled.top:
         found[token] = value
     return found
 

@@ -17,7 +17,7 @@ from tests.models.continuation import continuation
 
 FREE: dict[str, SamplingParams] = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=20),
-    "drawn": SamplingParams(seed=1, temperature=0.9, top_p=0.8, max_tokens=17),
+    "sampled": SamplingParams(seed=1, temperature=0.9, top_p=0.8, max_tokens=17),
     "cut": SamplingParams(seed=2, temperature=1.3, top_k=9, min_p=0.05, max_tokens=20),
     "scored": SamplingParams(seed=3, num_logprobs=3, num_prompt_logprobs=2, max_tokens=9),
     "biased": SamplingParams(

@@ -37,7 +37,7 @@ class Served:
             self.scheduler.check_integrity()
 
     def hand_over(self, one: Request) -> None:
-        """Another instance computes the request's prompt and draws the first token."""
+        """Another instance computes the request's prompt and samples the first token."""
         reservation = self.scheduler.reservations.reserve(one)
         assert reservation is not None
         assert reservation.block_ids

@@ -18,8 +18,8 @@ def asked(name: str, first: int, max_tokens: int = 3) -> Request:
 
 
 def run(plan: StepPlan, *failed: str) -> StepResult:
-    drawn = tuple(Sampled(work.key, 90) for work in plan.work if work.samples)
-    return StepResult(step=plan.step, sampled=drawn, failed=tuple(FailedSeq(key, "why") for key in failed))
+    sampled = tuple(Sampled(work.key, 90) for work in plan.work if work.samples)
+    return StepResult(step=plan.step, sampled=sampled, failed=tuple(FailedSeq(key, "why") for key in failed))
 
 
 def planner() -> StepScheduler:

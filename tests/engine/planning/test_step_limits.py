@@ -30,8 +30,8 @@ def planned(planner: StepScheduler) -> StepPlan:
 
 
 def compute(planner: StepScheduler, plan: StepPlan) -> None:
-    drawn = tuple(Sampled(work.key, 5) for work in plan.work if work.samples)
-    planner.commit(plan, StepResult(step=plan.step, sampled=drawn), 0.0)
+    sampled = tuple(Sampled(work.key, 5) for work in plan.work if work.samples)
+    planner.commit(plan, StepResult(step=plan.step, sampled=sampled), 0.0)
     planner.check_integrity()
 
 

@@ -351,7 +351,7 @@ def test_batches_that_all_read_all_experts_teach_no_part_that_is_negative(seed: 
         fits.observe_decode(batch, 1000 * batch, batch, true_s * rng.gauss(1, 0.03))
 
 
-def test_steps_with_prompts_read_the_experts_that_their_prompts_draw() -> None:
+def test_steps_with_prompts_read_the_experts_that_their_prompts_use() -> None:
     """Taken for computing, that would make each piece of a prompt as dear as all experts."""
     cost, rng = ROUTED["8 of 256"], random.Random(11)
     fits = StepFits(with_experts(UNKNOWN_STEPS, cost.unread_decay))

@@ -43,8 +43,8 @@ def test_every_text_is_computed_whole_and_soon(
             assert all((item.start, item.count) == (0, new[item.key]) for item in plan.work)
             flight.append(plan)
         plan = flight.pop(0)
-        drawn = StepResult(step=plan.step, sampled=tuple(Sampled(item.key, 0) for item in plan.work))
-        tokens = engine.commit(plan, drawn, 0.0)
+        sampled = StepResult(step=plan.step, sampled=tuple(Sampled(item.key, 0) for item in plan.work))
+        tokens = engine.commit(plan, sampled, 0.0)
         engine.check_integrity()
         assert all(token.finish for token in tokens)
         answered = {int(token.request_id) for token in tokens}

@@ -16,7 +16,7 @@ from engine.planning.step_scheduler import StepScheduler
 from engine.planning.whole_runs import missing_runs, uncut
 from tests.engine.fifo_policy import FifoPolicy
 
-PLACEHOLDER, DRAWN, BLOCK_SIZE, ROWS = 1, 2, 4, 7
+PLACEHOLDER, SAMPLED, BLOCK_SIZE, ROWS = 1, 2, 4, 7
 
 
 class Hesitant(FifoPolicy):
@@ -53,12 +53,12 @@ class Rank:
         for work in plan.work:
             self.compute(work)
         return StepResult(
-            step=plan.step, sampled=tuple(Sampled(work.key, DRAWN) for work in plan.work if work.samples)
+            step=plan.step, sampled=tuple(Sampled(work.key, SAMPLED) for work in plan.work if work.samples)
         )
 
     def compute(self, work: SeqWork) -> None:
         request, end = self.requests[work.key], work.start + work.count
-        names = request.tokens + (DRAWN,) * request.sampling.max_tokens
+        names = request.tokens + (SAMPLED,) * request.sampling.max_tokens
         whole = [(first, first + count) for one in request.pictures for first, count in one.spans]
         self.num_whole += len(work.both_ways)
         self.num_rests += any(first < work.start < stop for first, stop in whole)

@@ -75,7 +75,7 @@ def test_experts_copies_take_room(tmp_path: Path) -> None:
     assert spare - plain == 94 * 3 * 4096 * 1536 * 2
 
 
-PARTS = [(family, what) for family in ALL for what in ("a long prompt", "many tokens drawn")]
+PARTS = [(family, what) for family in ALL for what in ("a long prompt", "many tokens sampled")]
 PARTS += [(family, "many draft tokens") for family in HYBRID]
 
 
@@ -83,21 +83,21 @@ PARTS += [(family, "many draft tokens") for family in HYBRID]
 def test_the_largest_step_stays_within_what_is_set_aside_for_it(
     tmp_path: Path, family: str, what: str
 ) -> None:
-    """Either half of the model by itself: a prompt's step draws nothing, and one token of each of many sequences is little. What
-    recurrent layers keep of draft tokens is beside both."""
-    drawn = what != "a long prompt"
+    """Either half of the model by itself: a prompt's step samples nothing, and one token of each of many sequences is little.
+    What recurrent layers keep of draft tokens is beside both."""
+    sampled = what != "a long prompt"
     config = ALL[family](random.Random(family), 0)
     config.vocab_size, config.max_position_embeddings = VOCAB, 1024
     config.vocab_size_per_layer_input = VOCAB
     make(tmp_path / "model", config, seed=1)
     states = read_spec(tmp_path / "model").kv_layout(16, "float32").state_blocks
     num_blocks = 1024 + 256 * states
-    engine = EngineConfig(max_batch_tokens=512, max_num_seqs=256 if drawn else 1, num_blocks=num_blocks)
+    engine = EngineConfig(max_batch_tokens=512, max_num_seqs=256 if sampled else 1, num_blocks=num_blocks)
     size = size_pool(tmp_path / "model", ModelConfig(), engine, device=CPU)
     pool = KVPool(size.shard, size.num_blocks, memoryview(bytearray(size.num_bytes)))
     model = load_model(tmp_path / "model", "float32", CPU)
     runner = Runner(model, pool, engine.block_size, num_state_blocks=states)
-    plans = _many_drawn(states, num_drafts=what == "many draft tokens") if drawn else _long_prompt(states)
+    plans = _many_sampled(states, num_drafts=what == "many draft tokens") if sampled else _long_prompt(states)
     measured = _peak_bytes(runner, plans, tmp_path)
     allowed = size.needs[0].step_bytes
     assert measured <= allowed, f"{measured:,} bytes were alive, {allowed:,} were set aside"
@@ -117,13 +117,13 @@ def _long_prompt(states: int) -> list[StepPlan]:
     return [StepPlan(step=1, new=(new,), copies=(), work=(work,), drop=())]
 
 
-def _many_drawn(states: int, num_drafts: int = 0) -> list[StepPlan]:
-    """Sequences of which 256 tokens are drawn at once, after a step that has warmed up what is kept between steps."""
+def _many_sampled(states: int, num_drafts: int = 0) -> list[StepPlan]:
+    """Sequences of which 256 tokens are sampled at once, after a step that has warmed up what is kept between steps."""
     num_seqs = 256 // (1 + num_drafts)
     sampling = SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, top_k=50, seed=1, num_logprobs=0)
     new = tuple(NewSeq(f"s{i}", (i % VOCAB, 1), 2, sampling) for i in range(num_seqs))
     blocks = [tuple(range(i * (states + 1), (i + 1) * (states + 1))) for i in range(num_seqs)]
-    first, drawn = (
+    first, sampled = (
         tuple(
             SeqWork(
                 key=seq.key,
@@ -139,7 +139,7 @@ def _many_drawn(states: int, num_drafts: int = 0) -> list[StepPlan]:
     )
     return [
         StepPlan(step=1, new=new, copies=(), work=first, drop=()),
-        StepPlan(step=2, new=(), copies=(), work=drawn, drop=()),
+        StepPlan(step=2, new=(), copies=(), work=sampled, drop=()),
     ]
 
 

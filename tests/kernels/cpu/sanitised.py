@@ -134,8 +134,8 @@ def stored(number: int, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray | N
     return whole, scales, whole * scales[..., None]
 
 
-def drawn(isa: int, count: int) -> None:
-    """The cumulative weights are those of numpy, in double, up to roundings next to a draw."""
+def sampled(isa: int, count: int) -> None:
+    """The cumulative weights are those of numpy, in double, up to roundings next to a sample."""
     rows, words = 9, -(-count // 32)
     logits = (RNG.standard_normal((rows, count)) * 3).astype(np.float32)
     bits = RNG.integers(0, 2**32, (rows, words), np.uint32)
@@ -146,7 +146,7 @@ def drawn(isa: int, count: int) -> None:
     for heat, top_k, top_p, min_p in ((0, 0, 1, 0), (0.8, 0, 1, 0), (0.8, 3, 0.8, 0), (0.8, 0, 0.5, 0.1)):
         columns = np.array([[heat] * rows, [top_k] * rows, [top_p] * rows, [min_p] * rows, RNG.random(rows)])
         own = logits.copy()
-        LIBRARY.baton_draw(
+        LIBRARY.baton_sample(
             *(c_int(isa), at(own), c_int64(rows), c_int64(count), at(columns)),
             *(at(order), at(bits), c_int64(words), c_int64(rows), at(tokens), c_int(2)),
         )
@@ -349,7 +349,7 @@ def main() -> None:
                 attended(isa, number, 48, [(3, 90)])
                 attended(isa, number, 64, [(1, 1), (1, 47), (40, 61), (3, 97)])
             for count in (1, 31, 33, 1024, 2057):
-                drawn(isa, count)
+                sampled(isa, count)
             for rows, size in ((1, 2), (7, 33), (5, 66), (40, 1024)):
                 between_products(isa, rows, size)
             for layout in (0, 1, 2, 3, 5):

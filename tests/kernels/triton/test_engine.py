@@ -61,19 +61,19 @@ def test_logprobs_are_those_of_transformers(device: torch.device, tmp_path: Path
             )
             for i, (key, start) in enumerate(zip(known, done, strict=True))
         )
-        for drawn in step(
+        for sampled in step(
             StepPlan(step=number, new=new if number == 0 else (), copies=(), work=work, drop=())
         ).sampled:
             with torch.inference_mode():
-                row = reference(torch.tensor([known[drawn.key]])).logits[0, -1].log_softmax(-1)
-            known[drawn.key].append(drawn.token)
-            if asked[drawn.key] < 0:
-                assert drawn.logprob is None
+                row = reference(torch.tensor([known[sampled.key]])).logits[0, -1].log_softmax(-1)
+            known[sampled.key].append(sampled.token)
+            if asked[sampled.key] < 0:
+                assert sampled.logprob is None
                 continue
-            assert drawn.logprob == pytest.approx(float(row[drawn.token]), abs=1e-3)
-            top = row.topk(asked[drawn.key])
-            assert [token for token, _ in drawn.top] == top.indices.tolist()
-            assert [value for _, value in drawn.top] == pytest.approx(top.values.tolist(), abs=1e-3)
+            assert sampled.logprob == pytest.approx(float(row[sampled.token]), abs=1e-3)
+            top = row.topk(asked[sampled.key])
+            assert [token for token, _ in sampled.top] == top.indices.tolist()
+            assert [value for _, value in sampled.top] == pytest.approx(top.values.tolist(), abs=1e-3)
 
 
 TEXT = (5, 9, 3, 22, 17, 8, 41, 30, 2, 11, 6, 33, 19)
@@ -87,9 +87,11 @@ def spoken(runner: Runner, vocab: int, cuts: tuple[int, ...]) -> dict[int, torch
     for step, end in enumerate(cuts):
         new = NewSeq("a", TEXT, len(TEXT), asked)
         work = SeqWork(key="a", start=start, count=end - start, block_ids=(3, 0, 5, 2), samples=True)
-        (drawn,) = runner.step(StepPlan(step=step, new=(new,), copies=(), work=(work,), drop=("a",))).sampled
+        (sampled,) = runner.step(
+            StepPlan(step=step, new=(new,), copies=(), work=(work,), drop=("a",))
+        ).sampled
         found[end] = torch.empty(vocab)
-        for token, value in drawn.top:
+        for token, value in sampled.top:
             found[end][token] = value
         start = end
     return found

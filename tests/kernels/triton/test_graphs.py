@@ -233,13 +233,13 @@ WITH_PROMPTS, DECODE_ALONE = ((2, 4, 24), 9), ((2, 4), 6)
 
 
 def a_day(steps: Steps) -> list[Sampled]:
-    """Full batches, padded ones, ones larger than any captured, a prompt between, one that draws nothing."""
-    drawn = steps.prompts({"a": 5, "b": 13, "c": 1, "d": 3})
+    """Full batches, padded ones, ones larger than any captured, a prompt between, one that samples nothing."""
+    sampled = steps.prompts({"a": 5, "b": 13, "c": 1, "d": 3})
     for keys in ("abcd", "abc", "a", "dcba"):
-        drawn += steps.decode(keys)
-    drawn += steps.prompts({"e": 7})
-    drawn += steps.decode("abcde")
-    return drawn + steps.decode("eb", silent="e") + steps.decode("ba")
+        sampled += steps.decode(keys)
+    sampled += steps.prompts({"e": 7})
+    sampled += steps.decode("abcde")
+    return sampled + steps.decode("eb", silent="e") + steps.decode("ba")
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_groups_of_ranks_pad_a_step_alike_or_launch_it(tmp_path: Path) -> None:
 
 
 def test_a_group_without_work_replays_padding_alone(tmp_path: Path) -> None:
-    """It writes no KV but that of the block that is nobody's, draws nothing, and chooses no experts."""
+    """It writes no KV but that of the block that is nobody's, samples nothing, and chooses no experts."""
     _, _, model = tiny(tmp_path, "qwen3_moe")
     steps = Steps(model, "", (2, 4))
     steps.prompts({"a": 3})

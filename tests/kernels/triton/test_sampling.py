@@ -1,4 +1,4 @@
-"""Tokens drawn on a device against the engine's sampler, which is itself tested against transformers; log-probabilities."""
+"""Tokens sampled on a device against the engine's sampler, which is itself tested against transformers; log-probabilities."""
 
 import numpy as np
 import pytest
@@ -6,16 +6,15 @@ import torch
 
 from core.types import SamplingParams
 from engine.execution.sampling.sampler import uniform
-from kernels.sampling import DrawShapes, Masks, Penalties
+from kernels.sampling import Masks, Penalties, SampleShapes
 from kernels.torch import sampling as reference
 from kernels.torch.sampling import distribution
-from kernels.triton.sampling import draw as draw_rows
-from kernels.triton.sampling import likeliest, logprobs, mask, penalise, sample
+from kernels.triton.sampling import likeliest, logprobs, mask, penalise, sample, sample_rows
 
 V = 100
 
 
-def draw(logits: torch.Tensor, params: list[SamplingParams], uniforms: torch.Tensor) -> torch.Tensor:
+def engine_sample(logits: torch.Tensor, params: list[SamplingParams], uniforms: torch.Tensor) -> torch.Tensor:
     """By definition, row by row."""
     tokens = logits.argmax(-1)
     for row, sampling in enumerate(params):
@@ -50,7 +49,7 @@ CUTS = [
 
 
 @pytest.mark.parametrize("with_ties", [False, True])
-def test_the_draw_of_the_engine(device: torch.device, with_ties: bool) -> None:
+def test_the_sample_of_the_engine(device: torch.device, with_ties: bool) -> None:
     params = [SamplingParams(temperature=1.3, **cut) for cut in CUTS]  # type: ignore[arg-type]
     params += [SamplingParams(temperature=0.0), SamplingParams(temperature=0.4, top_p=0.9)]
     logits = torch.randn(len(params), V) * 3
@@ -58,18 +57,22 @@ def test_the_draw_of_the_engine(device: torch.device, with_ties: bool) -> None:
         logits = logits.round()
     for position in range(2):
         uniforms = torch.tensor([uniform(seed, position) for seed in range(len(params))], dtype=torch.float64)
-        assert torch.equal(on_device(logits, params, uniforms, device), draw(logits, params, uniforms))
+        assert torch.equal(
+            on_device(logits, params, uniforms, device), engine_sample(logits, params, uniforms)
+        )
 
 
 @pytest.mark.parametrize("spread", [0.1, 2.0, 9.0])
-def test_the_draw_of_a_larger_vocabulary(device: torch.device, spread: float) -> None:
-    """What may be drawn is little, or too much to be listed."""
+def test_the_sample_of_a_larger_vocabulary(device: torch.device, spread: float) -> None:
+    """What may be sampled is little, or too much to be listed."""
     cuts = [{"top_k": 3}, {"top_k": 500}, {"top_p": 0.9}, {"top_k": 40, "top_p": 0.5}, {"min_p": 0.1}, {}]
     params = [SamplingParams(temperature=0.8, **cut) for cut in cuts]  # type: ignore[arg-type]
     logits = torch.randn(len(params), 1500) * spread
     for position in range(2):
         uniforms = torch.tensor([uniform(seed, position) for seed in range(len(params))], dtype=torch.float64)
-        assert torch.equal(on_device(logits, params, uniforms, device), draw(logits, params, uniforms))
+        assert torch.equal(
+            on_device(logits, params, uniforms, device), engine_sample(logits, params, uniforms)
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -93,18 +96,18 @@ def test_the_likeliest_tokens_are_different_ones_where_few_are_allowed(device: t
     assert values[0, 2:].tolist() == [-torch.inf] * 3
 
 
-def test_a_number_next_to_one_draws_the_last_token_that_may_be(device: torch.device) -> None:
+def test_a_number_next_to_one_samples_the_last_token_that_may_be(device: torch.device) -> None:
     logits, params = torch.tensor([[0.0, 5.0, 4.9, -50.0]]), [SamplingParams(temperature=1.0, top_k=2)]
     assert on_device(logits, params, torch.tensor([1 - 2.0**-53], dtype=torch.float64), device).item() == 2
 
 
-def test_draws_of_a_batch_are_those_of_a_cpu(device: torch.device) -> None:
+def test_samples_of_a_batch_are_those_of_a_cpu(device: torch.device) -> None:
     shapes = [SamplingParams(temperature=0.7, **cut) for cut in CUTS]  # type: ignore[arg-type]
     rows = [(s.temperature, s.top_k, s.top_p, s.min_p, uniform(5, row)) for row, s in enumerate(shapes)]
     columns = torch.tensor(rows, dtype=torch.float64).T.contiguous()
     logits = torch.randn(len(shapes), V) * 2
-    got = draw_rows(logits.to(device), DrawShapes(shapes, columns.to(device)))
-    assert torch.equal(got.cpu(), reference.draw(logits, DrawShapes(shapes, columns)))
+    got = sample_rows(logits.to(device), SampleShapes(shapes, columns.to(device)))
+    assert torch.equal(got.cpu(), reference.sample(logits, SampleShapes(shapes, columns)))
 
 
 def test_penalties(device: torch.device) -> None:

@@ -67,7 +67,7 @@ async def test_stop_strings_across_tokens(api: Api, stream: bool) -> None:
     assert api.generator.closed == ["r1"]
 
 
-async def test_n_choices_draw_with_their_own_seeds(api: Api) -> None:
+async def test_n_choices_sample_with_their_own_seeds(api: Api) -> None:
     answer = await api.openai.completions.create(model=NAME, prompt=["a", "bc"], n=3, max_tokens=3, seed=7)
     assert [choice.index for choice in answer.choices] == list(range(6))
     assert [r.sampling.seed for r in api.generator.requests] == [7, 8, 9] * 2
@@ -266,7 +266,7 @@ async def test_an_answer_can_be_sent_back(api: Api) -> None:
     )
 
 
-async def test_the_drawn_token_is_always_among_the_likeliest(api: Api) -> None:
+async def test_the_sampled_token_is_always_among_the_likeliest(api: Api) -> None:
     answer = await api.openai.completions.create(model=NAME, prompt="a", logprobs=0, max_tokens=1)
     assert answer.choices[0].logprobs is not None
     assert answer.choices[0].logprobs.top_logprobs == [{"h": -0.5}]

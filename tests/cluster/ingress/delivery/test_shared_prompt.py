@@ -96,7 +96,7 @@ async def test_the_prompt_is_computed_and_handed_over_once(
     async with running(folder, timelines, **{"engine.prefix_cache": cache}) as cluster:
         world = World(cluster, timelines)
         answers = await world.together(prompt)
-        # Each but the first computes the prompt's last token, from which its own first token is drawn.
+        # Each but the first computes the prompt's last token, from which its own first token is sampled.
         num_tokens = num_prompt + COUNT - 1 + COUNT * (LENGTH - 1)
         assert await world.count(lambda work: work.computed_tokens, num_tokens.__eq__) == num_tokens
         assert world.num_handed_over == 1

@@ -28,7 +28,7 @@ class Searcher(FakeGenerator):
         if self.failure is not None:
             raise self.failure
         texts = ["best", "2nd", "3rd", "4th"][:count]
-        return Found(tuple(_tokens(request, [*text.encode(), END]) for text in texts), num_drawn=17)
+        return Found(tuple(_tokens(request, [*text.encode(), END]) for text in texts), num_sampled=17)
 
 
 def _tokens(request: Request, ids: list[int]) -> tuple[TokenOut, ...]:

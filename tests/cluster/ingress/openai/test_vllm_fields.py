@@ -41,7 +41,7 @@ async def chunks(api: Api, path: str, body: dict[str, Any]) -> list[dict[str, An
     return [json.loads(line) for line in lines]
 
 
-def drawn(every: Sequence[dict[str, Any]]) -> list[int]:
+def sampled(every: Sequence[dict[str, Any]]) -> list[int]:
     return [i for chunk in every for choice in chunk["choices"] for i in choice.get("token_ids", ())]
 
 
@@ -51,13 +51,13 @@ async def test_token_ids_of_prompt_and_answer(api: Api) -> None:
     assert (choice["prompt_token_ids"], choice["token_ids"]) == ([ord("x")], IDS)
     every = await chunks(api, COMPLETIONS, {**OK, **wish})
     assert every[0]["choices"][0]["prompt_token_ids"] == [ord("x")]
-    assert drawn(every) == IDS
+    assert sampled(every) == IDS
     whole = (await api.post(CHATS, {**CHAT, **wish})).json()
     assert bytes(whole["prompt_token_ids"]).decode() == "user: x\nassistant: "
     assert whole["choices"][0]["token_ids"] == IDS
     every = await chunks(api, CHATS, {**CHAT, **wish})
     assert every[0]["prompt_token_ids"] == whole["prompt_token_ids"]
-    assert drawn(every) == IDS
+    assert sampled(every) == IDS
 
 
 @pytest.mark.parametrize(("path", "body"), [(COMPLETIONS, OK), (CHATS, CHAT)])
@@ -74,7 +74,7 @@ async def test_usage_in_each_chunk(api: Api, path: str, body: dict[str, Any]) ->
         assert usage["prompt_tokens"] == last["usage"]["prompt_tokens"]
 
 
-async def test_what_may_be_drawn_reaches_the_engine(api: Api) -> None:
+async def test_what_may_be_sampled_reaches_the_engine(api: Api) -> None:
     await choices(api, COMPLETIONS, {**OK, "allowed_token_ids": [97, 98], "bad_words": ["no", " no", "a"]})
     sampling = api.generator.requests[-1].sampling
     assert sampling.allowed_token_ids == (97, 98)

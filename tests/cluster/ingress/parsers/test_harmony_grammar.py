@@ -29,7 +29,7 @@ from kernels.torch.reference import reference_ops
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, SETTINGS, Api
 from tests.cluster.ingress.api.template_fakes import TemplateTokenizer
-from tests.engine.execution.drawing import sample
+from tests.engine.execution.sampling_now import sample
 
 MARKS = (harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE, harmony.END)
 ENDS = (harmony.RETURN, harmony.CALL)
@@ -69,7 +69,7 @@ class TinyHarmony:
         return matcher.consume_tokens(self._tokenizer.encode(text).ids) and matcher.is_accepting()
 
     def say(self, grammar: str, seed: int) -> str | None:
-        """A turn of random logits, with the end token that was drawn; None where it would not end."""
+        """A turn of random logits, with the end token that was sampled; None where it would not end."""
         ends = tuple(self.special[mark] for mark in ENDS)
         # Likely marks: a text of random bytes would hardly ever end.
         biases = tuple((token, 6.0) for token in self.special.values())
@@ -91,7 +91,7 @@ class TinyHarmony:
                 return self._tokenizer.decode(
                     seq.tokens[1 : seq.num_tokens].tolist(), skip_special_tokens=False
                 )
-            self._masks.drawn({key: (token,)})
+            self._masks.sampled({key: (token,)})
         return None
 
 

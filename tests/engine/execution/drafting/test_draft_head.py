@@ -84,7 +84,7 @@ SOURCES = ["mtp", "eagle", pytest.param("glm", marks=pytest.mark.slow)]
 def test_one_that_knows_what_follows_is_right_at_any_temperature(
     source: str, most: int, tmp_path: Path
 ) -> None:
-    """Since it draws with the model's own numbers. The EAGLE head knows one token."""
+    """Since it samples with the model's own numbers. The EAGLE head knows one token."""
     made = RIGHT[source](tmp_path)
     asked = unchecked(requests(random.Random(2), 8))
     instance = made.instance(max_batch_tokens=24, speculate_tokens=most)

@@ -46,7 +46,7 @@ def unchecked(requests: list[Request]) -> list[Request]:
 
 
 def test_one_that_is_the_target_itself_is_always_right(target: CausalModel) -> None:
-    """At any temperature, since both draw with the same numbers."""
+    """At any temperature, since both sample with the same numbers."""
     asked = unchecked(requests(random.Random(2), 8))
     instance = Instance(target, speculate="draft:itself", draft=target, max_batch_tokens=24)
     want = one_at_a_time(target, asked)

@@ -30,7 +30,7 @@ from engine.execution.pools.kv_pool import KVPool
 from engine.execution.runner import Runner
 from engine.execution.sampling.grammar_masks import GRACE_S, GrammarMasks
 from engine.execution.sampling.grammar_matcher import GuidanceMatchers, Mask, Matchers, Matching
-from engine.execution.sampling.step_sampling import Draws
+from engine.execution.sampling.step_sampling import StepSampler
 from engine.loop import Engine
 from engine.planning.speculation.drafter import Drafter
 from engine.planning.speculation.speculator import Speculator, make_speculator
@@ -133,7 +133,9 @@ async def said(
         assert head_layout is not None
         proposer = DraftHead(head, KVShard.whole(head_layout), num_blocks)
     hear = proposer.hear if proposer is not None else None
-    runner = Runner(model, pool, 4, draws=Draws(model, grammars), on_hidden=hear, num_state_blocks=states)
+    runner = Runner(
+        model, pool, 4, sampler=StepSampler(model, grammars), on_hidden=hear, num_state_blocks=states
+    )
     speculator = Speculator(drafter, config, CONTEXT) if drafter else make_speculator(config, CONTEXT)
     scheduler = StepScheduler(
         config,
@@ -247,7 +249,7 @@ async def test_no_draft_token_changes_a_token_under_a_grammar(family: str, tmp_p
 
 
 async def test_no_draft_token_of_a_head_changes_a_token_under_a_grammar(tmp_path: Path) -> None:
-    """Draws that are put off, and runs that the grammar forces, leave it with states of the tokens that were drawn."""
+    """Samples that are put off, and runs that the grammar forces, leave it with states of the tokens that were sampled."""
     make_eagle(tmp_path / "head", make_target(tmp_path, vocab_size=VOCAB), draft_vocab=300)
     spec = read_eagle(tmp_path / "head", read_spec(tmp_path))
     model = load_model(tmp_path, "float32", CPU, options=LoadOptions(deterministic=True, taps=spec.taps))
@@ -299,14 +301,14 @@ async def test_a_run_is_drafted_as_far_as_the_output_has_room(tmp_path: Path) ->
         assert len(got.tokens["r0"]) == max_tokens
 
 
-def test_masks_behind_draft_tokens_are_those_of_a_sequence_that_has_drawn_them() -> None:
+def test_masks_behind_draft_tokens_are_those_of_a_sequence_that_has_sampled_them() -> None:
     rng = random.Random(8)
     for text in SCHEMAS:
         sampling = SamplingParams(grammar=Grammar(text=text), stop_token_ids=(END,), max_tokens=60)
         here = MATCHERS.start(NewSeq("here", (1,), 1, sampling), Grammar(text=text))
         for _ in range(12):
             there = MATCHERS.start(NewSeq("there", (1,), 1, sampling), Grammar(text=text))
-            drafts = drawn_by(there, rng, 9)
+            drafts = sampled_by(there, rng, 9)
             cut = rng.randrange(len(drafts))
             before = here.mask.bits.copy()
             masks = here.behind((*drafts[:cut], END, *drafts[cut:]))
@@ -327,8 +329,8 @@ def test_a_draft_token_that_the_grammar_forbids_has_no_mask_behind_it() -> None:
     assert len(matching.behind((allowed[0],))) == 1
 
 
-def drawn_by(matching: Matching, rng: random.Random, most: int) -> list[TokenId]:
-    """What a draw among all allowed tokens might give, up to the end."""
+def sampled_by(matching: Matching, rng: random.Random, most: int) -> list[TokenId]:
+    """What a sample among all allowed tokens might give, up to the end."""
     out: list[TokenId] = []
     while len(out) < most and not matching.mask.is_complete:
         bits = np.unpackbits(matching.mask.bits.view(np.uint8), bitorder="little")
@@ -363,7 +365,9 @@ class HesitantMatching:
         return self._matching.behind(drafts)
 
 
-async def test_draft_tokens_whose_masks_are_late_are_not_verified_and_hold_no_draw_up(tmp_path: Path) -> None:
+async def test_draft_tokens_whose_masks_are_late_are_not_verified_and_hold_no_sample_up(
+    tmp_path: Path,
+) -> None:
     model = loaded(tmp_path, "llama")
     asked = [bound(0, SCHEMAS[0], random.Random(9), max_tokens=100)]
     plain = await said(model, asked, plain=True)

@@ -35,7 +35,7 @@ ALL = {**FAMILIES, **HYBRID}
 
 
 class Adversary:
-    """Proposes what will be drawn, spoiled at a place of its choice, or anything at all."""
+    """Proposes what will be sampled, spoiled at a place of its choice, or anything at all."""
 
     def __init__(self, truth: dict[str, list[int]], rng: random.Random) -> None:
         self.truth, self.rng = truth, rng
@@ -54,7 +54,7 @@ class Adversary:
 
 
 def requests(rng: random.Random, count: int) -> list[Request]:
-    """Prompts that repeat themselves, with all that a draw may depend on."""
+    """Prompts that repeat themselves, with all that a sample may depend on."""
     made: list[Request] = []
     for i in range(count):
         part = [rng.randrange(2, VOCAB) for _ in range(rng.randint(2, 6))]

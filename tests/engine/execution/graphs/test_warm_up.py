@@ -81,7 +81,7 @@ def test_first_steps_wait_for_what_is_copied_from_a_device_on_a_stream_of_its_ow
     device.close()
 
 
-def drawn(plan: StepPlan) -> StepResult:
+def sampled(plan: StepPlan) -> StepResult:
     return StepResult(step=plan.step, sampled=tuple(Sampled(work.key, 1) for work in plan.work))
 
 
@@ -95,7 +95,7 @@ def test_they_fit_into_the_smallest_pool_and_context(
 
     def step(plan: StepPlan) -> StepResult:
         plans.append(plan)
-        return drawn(plan)
+        return sampled(plan)
 
     warm_up(
         step,
@@ -128,7 +128,7 @@ def test_what_finds_no_memory_is_left_out_and_the_others_go_on(caplog: pytest.Lo
             raise OutOfMemory("no memory for that")
         assert all(not work.start or work.start <= 1000 for work in plan.work)
         sizes.append(plan.work[0].count)
-        return drawn(plan)
+        return sampled(plan)
 
     with caplog.at_level(logging.INFO):
         warm_up(step, max_tokens=8192, max_seqs=64, max_context_tokens=9000, num_blocks=9000, block_size=16)
@@ -160,7 +160,7 @@ def test_the_start_of_ranks_that_meet_ends_where_one_finds_no_memory() -> None:
         tried.append(plan.num_tokens)
         if plan.num_tokens < 8192:
             raise OutOfMemory("no memory for that")
-        return drawn(plan)
+        return sampled(plan)
 
     with pytest.raises(
         ConfigError, match=r"first step of 4097 tokens \(no memory for that\): lower engine\.max_batch_tokens"

@@ -1,4 +1,5 @@
-"""Masks of grammars: what random logits draw under them keeps to the schema, and a sequence that comes from elsewhere goes on alike."""
+"""Masks of grammars: what random logits sample under them keeps to the schema, and a sequence that comes from elsewhere goes on
+alike."""
 
 import json
 import re
@@ -31,7 +32,7 @@ from engine.execution.sampling.grammar_matcher import (
 )
 from kernels.torch.reference import reference_ops
 from models.files.hub import resolve
-from tests.engine.execution.drawing import sample
+from tests.engine.execution.sampling_now import sample
 from tests.patience import PATIENCE_S
 
 FOLDER = resolve("embedded")
@@ -74,8 +75,8 @@ class Watched(Matchers):
     def start(self, new: NewSeq, grammar: Grammar) -> "Watch":
         return Watch(new.key, self.made)
 
-    def advance(self, drawn: Sequence[tuple["Watch", Sequence[int]]]) -> None:
-        self.made.append("".join(watch.key for watch, _ in drawn))
+    def advance(self, sampled: Sequence[tuple["Watch", Sequence[int]]]) -> None:
+        self.made.append("".join(watch.key for watch, _ in sampled))
         Event().wait(0.02)
 
 
@@ -99,7 +100,7 @@ def test_masks_are_made_together_and_alone_after_these_took_long() -> None:
     new = tuple(NewSeq(key, (1, 2), 2, params(YES_OR_NO)) for key in keys)
     masks.begin(StepPlan(step=0, new=new, copies=(), work=(), drop=()))
     for _ in range(4):
-        masks.drawn(dict.fromkeys(keys, (7,)))
+        masks.sampled(dict.fromkeys(keys, (7,)))
         assert masks.masks(keys) is not None  # all are made
     alone, again = watched.made[:3], watched.made[4:7]
     assert [sorted(alone), sorted(again)] == [keys, keys]
@@ -122,7 +123,7 @@ def generated(seed: int, sampling: SamplingParams, favoured: tuple[int, ...] = (
         logits[0, list(favoured)] += 20.0
         token = sample(logits, [key], [seq], OPS, MASKS.masks([key]))[0].token
         seq.append(token)
-        MASKS.drawn({key: (token,)})
+        MASKS.sampled({key: (token,)})
         if token == END:
             break
     begin(drop=(key,))
@@ -205,9 +206,9 @@ def test_masks_made_together_are_those_made_alone(schemas: list[dict[str, Any]],
         for _ in range(2)
     )
     for _ in range(6):
-        drawn = [(int(rng.choice(allowed(each.mask))),) for each in alone]
-        MATCHERS.advance([*zip(together, drawn, strict=True)])
-        for one, other, tokens in zip(alone, together, drawn, strict=True):
+        sampled = [(int(rng.choice(allowed(each.mask))),) for each in alone]
+        MATCHERS.advance([*zip(together, sampled, strict=True)])
+        for one, other, tokens in zip(alone, together, sampled, strict=True):
             one.advance(tokens)
             assert np.array_equal(one.mask.bits, other.mask.bits)
             assert (one.mask.is_complete, one.mask.run) == (other.mask.is_complete, other.mask.run)
@@ -251,11 +252,11 @@ def test_a_sequence_that_goes_on_elsewhere_has_the_same_masks(schema: dict[str, 
             assert there is not None
             assert np.array_equal(here.bits, there.bits)
             assert here.complete == there.complete
-        MASKS.drawn({"here": (token,)})
+        MASKS.sampled({"here": (token,)})
     begin(drop=("here", "there"))
 
 
-def test_rows_without_a_grammar_draw_what_they_draw_alone() -> None:
+def test_rows_without_a_grammar_sample_what_they_sample_alone() -> None:
     free = SamplingParams(seed=7)
     bound = params(YES_OR_NO, seed=7)
     begin(NewSeq("bound", (1,), 1, bound))
@@ -291,7 +292,7 @@ def test_reasoning_is_free_and_the_grammar_begins_behind_it() -> None:
     within = MASKS.masks(["k"])
     assert within is not None
     assert np.unpackbits(within.bits.view(np.uint8), bitorder="little").sum() == VOCAB - 1  # all but the end
-    MASKS.drawn({"k": (50,)})
+    MASKS.sampled({"k": (50,)})
     behind = MASKS.masks(["k"])
     assert behind is not None
     allowed = np.flatnonzero(np.unpackbits(behind.bits.view(np.uint8)[0], bitorder="little"))

@@ -22,7 +22,7 @@ from engine.execution.batch.batch import RankSeq
 from engine.execution.sampling.sampler import uniform
 from kernels.torch.reference import reference_ops
 from kernels.torch.sampling import distribution
-from tests.engine.execution.drawing import sample
+from tests.engine.execution.sampling_now import sample
 
 VOCAB, OPS = 50, reference_ops()
 
@@ -31,7 +31,7 @@ def seq(sampling: SamplingParams, tokens: tuple[int, ...] = (1, 2, 3), num_promp
     return RankSeq(NewSeq("k", tokens, num_prompt, sampling))
 
 
-def draw(logits: torch.Tensor, seqs: list[RankSeq]) -> list[int]:
+def tokens_of(logits: torch.Tensor, seqs: list[RankSeq]) -> list[int]:
     return [s.token for s in sample(logits.clone(), [str(i) for i in range(len(seqs))], seqs, OPS)]
 
 
@@ -67,13 +67,13 @@ def test_the_distribution_is_that_of_transformers() -> None:
         torch.testing.assert_close(probs, reference(row, p), atol=1e-5, rtol=1e-4)
 
 
-def test_draws_follow_the_distribution() -> None:
+def test_samples_follow_the_distribution() -> None:
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(2)) * 2
     p = SamplingParams(temperature=0.9, top_k=8)
     counts = np.zeros(VOCAB)
     for start in range(0, 8000, 500):
         seqs = [seq(SamplingParams(temperature=0.9, top_k=8, seed=s)) for s in range(start, start + 500)]
-        np.add.at(counts, draw(logits.expand(500, -1), seqs), 1)
+        np.add.at(counts, tokens_of(logits.expand(500, -1), seqs), 1)
     expected = reference(logits[0], p).numpy() * 8000
     assert (counts[expected == 0] == 0).all()
     kept = expected > 0
@@ -81,26 +81,26 @@ def test_draws_follow_the_distribution() -> None:
     assert chi2 < 30  # 7 degrees of freedom: p < 1e-4
 
 
-def test_the_number_drawn_depends_on_seed_and_position_alone() -> None:
+def test_the_number_sampled_depends_on_seed_and_position_alone() -> None:
     rng = random.Random(3)
     sampling = [params(rng) for _ in range(24)]
     logits = torch.randn(24, VOCAB, generator=torch.Generator().manual_seed(3))
-    together = draw(logits, [seq(p) for p in sampling])
-    alone = [draw(logits[i : i + 1], [seq(p)])[0] for i, p in enumerate(sampling)]
-    backwards = draw(logits.flip(0), [seq(p) for p in reversed(sampling)])
+    together = tokens_of(logits, [seq(p) for p in sampling])
+    alone = [tokens_of(logits[i : i + 1], [seq(p)])[0] for i, p in enumerate(sampling)]
+    backwards = tokens_of(logits.flip(0), [seq(p) for p in reversed(sampling)])
     assert together == alone == backwards[::-1]
     assert uniform(1, 2) != uniform(2, 1)
     assert len({uniform(s, i) for s in range(30) for i in range(30)}) == 900
 
 
-def test_a_retry_that_begins_after_emitted_tokens_draws_what_would_have_come() -> None:
+def test_a_retry_that_begins_after_emitted_tokens_samples_what_would_have_come() -> None:
     p = SamplingParams(temperature=1.0, seed=9)
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(4))
     undisturbed = seq(p)
     for token in (4, 5):
         undisturbed.append(token)
     resumed = seq(p, tokens=(1, 2, 3, 4, 5), num_prompt=3)
-    assert draw(logits, [undisturbed]) == draw(logits, [resumed])
+    assert tokens_of(logits, [undisturbed]) == tokens_of(logits, [resumed])
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.3])
@@ -133,7 +133,7 @@ def test_bias_minimum_length_and_logprobs() -> None:
     assert first.token != 4
     assert first.logprob == pytest.approx(float(raw[first.token]))
     assert [i for i, _ in first.top] == raw.topk(3).indices.tolist()
-    assert draw(logits, [old]) == [4]
+    assert tokens_of(logits, [old]) == [4]
 
 
 def test_bad_words_are_those_of_transformers() -> None:
@@ -150,15 +150,15 @@ def test_bad_words_are_those_of_transformers() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
-def test_nothing_but_allowed_tokens_is_drawn(temperature: float) -> None:
+def test_nothing_but_allowed_tokens_is_sampled(temperature: float) -> None:
     logits = torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(9))
     p = SamplingParams(
         temperature=temperature, allowed_token_ids=(4, 11), logit_bias=((5, 100.0),), bad_words=((11,),)
     )
     every = [seq(replace(p, seed=n, bad_words=p.bad_words if n % 2 else ())) for n in range(64)]
-    drawn = draw(logits, every)
-    assert set(drawn[0::2]) == {4, 11}
-    assert set(drawn[1::2]) == {4}
+    sampled = tokens_of(logits, every)
+    assert set(sampled[0::2]) == {4, 11}
+    assert set(sampled[1::2]) == {4}
 
 
 def test_rows_get_as_many_logprobs_as_each_asks_for() -> None:
@@ -183,7 +183,7 @@ def test_mixed_batches_leave_greedy_rows_greedy() -> None:
         seq(SamplingParams(seed=1)),
         seq(SamplingParams(temperature=0.0)),
     ]
-    tokens = draw(logits, mixed)
+    tokens = tokens_of(logits, mixed)
     assert [tokens[0], tokens[2]] == logits[[0, 2]].argmax(-1).tolist()
 
 
@@ -228,15 +228,15 @@ def test_logits_of_16_bits_are_made_floats_only_where_a_row_asks_for_more_than_i
     greedy = seq(SamplingParams(temperature=0.0))
     seen: list[torch.dtype] = []
 
-    def drawn(given: torch.Tensor, seqs: list[RankSeq]) -> list[Sampled]:
+    def sampled(given: torch.Tensor, seqs: list[RankSeq]) -> list[Sampled]:
         def watched(values: torch.Tensor, *rest: Any) -> torch.Tensor:
             seen.append(values.dtype)
-            return OPS.draw(values, *rest)
+            return OPS.sample(values, *rest)
 
-        return sample(given.clone(), ["a", "b", "c"], seqs, replace(OPS, draw=watched))
+        return sample(given.clone(), ["a", "b", "c"], seqs, replace(OPS, sample=watched))
 
     plain, mixed = [greedy] * 3, [greedy, greedy, seq(SamplingParams(**asked))]
-    assert drawn(logits, plain) == drawn(logits.float(), plain)
-    assert drawn(logits, mixed) == drawn(logits.float(), mixed)
-    assert drawn(logits, plain)[0].token == 5
+    assert sampled(logits, plain) == sampled(logits.float(), plain)
+    assert sampled(logits, mixed) == sampled(logits.float(), mixed)
+    assert sampled(logits, plain)[0].token == 5
     assert seen == [torch.bfloat16, *[torch.float32] * 3, torch.bfloat16]

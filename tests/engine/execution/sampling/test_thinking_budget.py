@@ -9,7 +9,7 @@ from core.plan import NewSeq
 from core.types import SamplingParams, ThinkingBudget
 from engine.execution.batch.batch import RankSeq
 from kernels.torch.reference import reference_ops
-from tests.engine.execution.drawing import sample
+from tests.engine.execution.sampling_now import sample
 
 THINK, END, ANSWER, VOCAB = 1, 2, 3, 8
 OPENED = ThinkingBudget(max_tokens=3, begin=(), end=(END,), forced=(END, ANSWER))
@@ -20,7 +20,7 @@ OPS = reference_ops()
 def generate(
     budget: ThinkingBudget | None, wanted: list[int], emitted: tuple[int, ...] = (), temperature: float = 0.0
 ) -> list[int]:
-    """Draws until there are as many tokens as are `wanted`: position i's logits ask for the i-th of them."""
+    """Samples until there are as many tokens as are `wanted`: position i's logits ask for the i-th of them."""
     sampling = SamplingParams(
         thinking=budget, max_tokens=len(wanted), temperature=temperature, num_logprobs=1
     )
@@ -29,9 +29,9 @@ def generate(
     while len(output) < len(wanted):
         logits = torch.zeros(1, VOCAB)
         logits[0, wanted[len(output)]] = 50.0
-        (drawn,) = sample(logits, ["k"], [seq], OPS)
-        seq.append(drawn.token)
-        output.append(drawn.token)
+        (sampled,) = sample(logits, ["k"], [seq], OPS)
+        seq.append(sampled.token)
+        output.append(sampled.token)
     return output
 
 
@@ -67,7 +67,7 @@ def test_a_retry_goes_on_as_the_first_attempt_would_have(
 def test_log_probabilities_stay_those_of_the_model() -> None:
     budget = ThinkingBudget(max_tokens=0, begin=(), end=(END,), forced=(END,))
     seq = RankSeq(NewSeq("k", (7,), 1, SamplingParams(thinking=budget, temperature=0.0, num_logprobs=0)))
-    (drawn,) = sample(torch.zeros(1, VOCAB), ["k"], [seq], OPS)
-    assert drawn.token == END
-    assert drawn.logprob is not None
-    assert np.isclose(drawn.logprob, -np.log(VOCAB))
+    (sampled,) = sample(torch.zeros(1, VOCAB), ["k"], [seq], OPS)
+    assert sampled.token == END
+    assert sampled.logprob is not None
+    assert np.isclose(sampled.logprob, -np.log(VOCAB))

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from core.config.cluster_config import EngineConfig
-from core.plan import PROPOSED, Drawn, Sampled, SeqWork, StepPlan, StepResult
+from core.plan import PROPOSED, Sampled, SampledToken, SeqWork, StepPlan, StepResult
 from core.types import Request, SamplingParams
 from engine.planning.sequence import Sequence
 from engine.planning.speculation.drafter import Draft, Drafter
@@ -51,10 +51,10 @@ class DraftSource:
     def left(self, seq: Sequence) -> None: ...
 
 
-def drawn(work: SeqWork) -> Sampled:
-    """What a rank draws for which token 7 follows everything."""
+def sampled(work: SeqWork) -> Sampled:
+    """What a rank samples for which token 7 follows everything."""
     right = next((at for at, token in enumerate(work.drafts) if token != 7), len(work.drafts))
-    return Sampled(work.key, 7, more=(Drawn(7),) * right)
+    return Sampled(work.key, 7, more=(SampledToken(7),) * right)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def pace(
         scheduler.sequences.add(Request(id=str(i), prompt=(i, 5), sampling=sampling, reply_to="f"))
     fits, rng = StepFits(), random.Random(1)
     flight: list[tuple[StepPlan, float, StepResult]] = []
-    now, free_at, started_at, num_drawn = 0.0, 0.0, -1.0, 0
+    now, free_at, started_at, num_sampled = 0.0, 0.0, -1.0, 0
     while scheduler.load().num_running == num_seqs or started_at < 0:
         while len(flight) < 2 and (plan := scheduler.plan(now, fits.models)):
             took_s = device(plan.num_tokens) * (1 + abs(rng.gauss(0, 0.2)))
@@ -109,7 +109,7 @@ def pace(
             free_at = max(now + WAIT_S, free_at) + took_s + proposing_s + reading_s
             result = StepResult(
                 step=plan.step,
-                sampled=tuple(drawn(work) for work in proposed.work if work.samples),
+                sampled=tuple(sampled(work) for work in proposed.work if work.samples),
                 duration_s=took_s,
                 proposing_s=0.0 if reading_s else proposing_s,
                 reading_s=reading_s and reading_s + proposing_s,
@@ -119,10 +119,10 @@ def pace(
         fits.observe(plan, result.duration_s)
         tokens = scheduler.commit(plan, result, now)
         if started_at >= 0:
-            num_drawn += len(tokens)
+            num_sampled += len(tokens)
         elif scheduler.load().num_decoding == num_seqs:
             started_at = now
-    return num_drawn / (now - started_at)
+    return num_sampled / (now - started_at)
 
 
 @cache

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from core.config.cluster_config import EngineConfig
 from core.cost.steps import StepModel, StepModels
-from core.plan import Drawn, Sampled, StepPlan, StepResult
+from core.plan import Sampled, SampledToken, StepPlan, StepResult
 from core.types import Request, SamplingParams
 from engine.planning.sequence import Sequence
 from engine.planning.speculation.acceptance import Acceptance
@@ -23,7 +23,7 @@ chances = st.lists(
 
 
 @given(chances, st.floats(0.001, 1), st.floats(0, 0.5), st.integers(0, 9))
-def test_so_much_is_proposed_that_no_other_choice_draws_more_a_second(
+def test_so_much_is_proposed_that_no_other_choice_produces_more_a_second(
     chances: list[list[float]], step_s: float, token_s: float, limit: int
 ) -> None:
     def pace(lengths: SeqOf[int]) -> float:
@@ -39,7 +39,7 @@ def test_so_much_is_proposed_that_no_other_choice_draws_more_a_second(
 
 
 @given(chances, st.floats(0.001, 1), st.floats(0, 0.5), st.integers(0, 9), st.floats(0.001, 1))
-def test_a_draft_model_proposes_so_many_that_no_other_number_draws_more_a_second(
+def test_a_draft_model_proposes_so_many_that_no_other_number_produces_more_a_second(
     chances: list[list[float]], step_s: float, token_s: float, limit: int, each_s: float
 ) -> None:
     def pace(most: int) -> float:
@@ -105,7 +105,9 @@ def steps_of(num_seqs: int, token_s: float, **keys: object) -> tuple[list[StepPl
         plan = flight.pop(0)
         plans.append(plan)
         now += law(token_s).decode.step_s(plan.num_tokens, 0, 0)
-        sampled = tuple(Sampled(w.key, 7, more=(Drawn(7),) * len(w.drafts)) for w in plan.work if w.samples)
+        sampled = tuple(
+            Sampled(w.key, 7, more=(SampledToken(7),) * len(w.drafts)) for w in plan.work if w.samples
+        )
         scheduler.commit(plan, StepResult(step=plan.step, sampled=sampled), now)
         scheduler.check_integrity()
 
@@ -151,6 +153,8 @@ def test_draft_tokens_never_take_the_last_blocks() -> None:
         sampling = SamplingParams(max_tokens=18)
         scheduler.sequences.add(Request(id=str(i), prompt=(i, 5), sampling=sampling, reply_to="f"))
     while plan := scheduler.plan(0.0):
-        sampled = tuple(Sampled(w.key, 7, more=(Drawn(7),) * len(w.drafts)) for w in plan.work if w.samples)
+        sampled = tuple(
+            Sampled(w.key, 7, more=(SampledToken(7),) * len(w.drafts)) for w in plan.work if w.samples
+        )
         scheduler.commit(plan, StepResult(step=plan.step, sampled=sampled), 0.0)
     assert scheduler.load().num_preempted == 0

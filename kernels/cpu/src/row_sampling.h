@@ -1,4 +1,4 @@
-// Drawing a token from a row of logits. To be included behind vectors.
+// Sampling a token from a row of logits. To be included behind vectors.
 //
 // Sums are doubles, made in one order whatever the instruction set. A row's token does not depend on other rows.
 #pragma once
@@ -149,8 +149,8 @@ private:
     std::vector<Bin> bins_ = std::vector<Bin>(LAST + 1);
 };
 
-// Tokens that may not be drawn get the weight 0.
-void cut(float* weights, const baton::RowDraw& row) {
+// Tokens that may not be sampled get the weight 0.
+void cut(float* weights, const baton::RowSample& row) {
     float least = static_cast<float>(row.min_p);
     std::vector<int64_t> dropped;
     const bool has_top_k = row.top_k > 0 && row.top_k < row.count;
@@ -183,7 +183,7 @@ void weigh(float* x, int64_t count, float most, float inverse) {
 }
 
 // The first token whose cumulative weight exceeds the number's part of the sum. The logits are overwritten.
-int64_t draw_row(const baton::RowDraw& row) {
+int64_t sample_row(const baton::RowSample& row) {
     static thread_local std::vector<float> largest;
     static thread_local std::vector<double> sums;
     float* x = row.logits;

@@ -1,9 +1,9 @@
-"""Drawing a token of each row: temperature, then top-k, top-p, min-p, and one number through the inverse of the cumulative
-distribution in token-id order. The same draw as kernels.torch.sampling.
+"""Sampling a token of each row: temperature, then top-k, top-p, min-p, and one number through the inverse of the cumulative
+distribution in token-id order. The same sample as kernels.torch.sampling.
 
-What may be drawn is mostly few tokens: those within some distance from the likeliest, which one to four readings of the row find,
-are listed, and all else is done over the list; over the row where there are more. Thresholds are found without sorting: floats
-are compared as integers of the same order, whose bits are settled two at a time by counting, or adding up, what lies above
+What may be sampled is mostly few tokens: those within some distance from the likeliest, which one to four readings of the row
+find, are listed, and all else is done over the list; over the row where there are more. Thresholds are found without sorting:
+floats are compared as integers of the same order, whose bits are settled two at a time by counting, or adding up, what lies above
 three candidates."""
 
 import torch
@@ -230,7 +230,7 @@ def _sample_kernel(
         mass = total * top_p.to(tl.float64)
         if top_p < 1:
             floor = _threshold(row, num, temperature, peak, least, floor, mass, True, SEGMENTS, WIDTH)
-        place = _draw(
+        place = _sample(
             row,
             num,
             temperature,
@@ -249,10 +249,10 @@ def _sample_kernel(
 
 
 @triton.jit
-def _draw(
+def _sample(
     row, num, temperature, peak, floor, is_cut, mass, min_p, uniform, SEGMENTS: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """The first token whose cumulative weight exceeds its part of the total; the last that may be drawn, should none. Of the
+    """The first token whose cumulative weight exceeds its part of the total; the last that may be sampled, should none. Of the
     tokens that share the last probability within top-p, the first ones are kept."""
     size, first = places(num, SEGMENTS, WIDTH)
     above, kept = tl.zeros((SEGMENTS, WIDTH), tl.float64), tl.zeros((SEGMENTS, WIDTH), tl.float64)

@@ -1,4 +1,4 @@
-"""Draws from given logits, at once."""
+"""Samples from given logits, at once."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from core.plan import Sampled
 from engine.execution.batch.batch import History
 from engine.execution.batch.step_memory import HostSteps, Pack
 from engine.execution.sampling.grammar_masks import RowMasks
-from engine.execution.sampling.sampler import RowDraws
+from engine.execution.sampling.sampler import RowSampling
 from kernels.ops import Ops
 
 
@@ -19,9 +19,9 @@ def sample(
     ops: Ops,
     masks: RowMasks | None = None,
 ) -> list[Sampled]:
-    """Draw one token for each row of `logits` (N, V) of floats, which may be overwritten."""
+    """Sample one token for each row of `logits` (N, V) of floats, which may be overwritten."""
     pack, step = Pack(), HostSteps(logits.device).begin()
-    rows = RowDraws(seqs, pack, masks)
+    rows = RowSampling(seqs, pack, masks)
     pack.send(step.upload)
-    step.give(rows.draw(logits, ops, step))
+    step.give(rows.sample(logits, ops, step))
     return rows.sampled(keys, step.read())
