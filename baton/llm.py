@@ -34,7 +34,7 @@ from cluster.ingress.tenants.fair_threads import finished
 from cluster.local import LocalCluster
 from core.config.cluster_config import ClusterConfig, load
 from core.errors import Overloaded, ReplicaLost, RequestError
-from core.prompt_pictures import Picture
+from core.prompt_images import PromptImage
 from core.request_checks import check_computable
 from core.types import FinishReason, Request, SamplingParams, Slo
 from models.text.tokenizer import load_tokenizer
@@ -134,7 +134,7 @@ class LLM:
         """Return the assistant's next turn. Messages are as in the server's API. The rest is as in `generate`."""
         chat = self._chats.prepare(*self._conversation(messages))
         body = self._body(chat.prompt, params, stop, ignore_eos=ignore_eos)
-        asked = self._asked(chat.prompt, body, self._adapter_key(adapter), "messages", chat.pictures)
+        asked = self._asked(chat.prompt, body, self._adapter_key(adapter), "messages", chat.images)
         return self._call(self._all([asked], lambda: None))[0]
 
     def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> None:
@@ -169,10 +169,10 @@ class LLM:
     def _conversation(
         self, messages: Sequence[Mapping[str, Any]]
     ) -> tuple[ChatConversation, GenerationRequest]:
-        """Return the messages as the API takes them, with every picture that a URL names. Raises RequestError."""
+        """Return the messages as the API takes them, with every image that a URL names. Raises RequestError."""
         body = validate(ChatRequest, {"model": self.card.name, "messages": list(messages)})
         conversation, request = conversation_of(body), generation_of(body)
-        if (fetcher := self._settings.picture_fetcher) is not None:
+        if (fetcher := self._settings.image_fetcher) is not None:
             fetched = self._call(fetcher.with_data(conversation.messages))
             conversation = conversation if fetched is None else replace(conversation, messages=fetched)
         return conversation, request
@@ -193,7 +193,7 @@ class LLM:
         body: OfflineRequest,
         adapter: str,
         field: str = "prompt",
-        pictures: tuple[Picture, ...] = (),
+        images: tuple[PromptImage, ...] = (),
     ) -> _Asked:
         """Return what is asked of the cluster for one prompt. `field` is what the prompt was made of. Raises RequestError."""
         (ids,) = finished(prompts_of(body.prompt, field, self.tokenizer, self._settings))
@@ -205,7 +205,7 @@ class LLM:
             reply_to=frontend.address,
             adapter=adapter,
             slo=_SLO,
-            pictures=pictures,
+            images=images,
         )
         check_tokens(request, field, self.tokenizer, self._settings.vocab_size)
         check_computable(request, self._settings.vocab_size)

@@ -5,7 +5,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from core.cost.steps import chunk_pairs
-from core.prompt_pictures import Picture
+from core.prompt_images import PromptImage
 from core.records import record
 from core.types import PromptScore, SamplingParams, TokenId
 
@@ -22,10 +22,10 @@ class NewSeq:
     num_prompt: int
     """Length of the client's prompt inside `tokens`; the rest is output of earlier attempts (counted by penalties)."""
     sampling: SamplingParams
-    pictures: tuple[Picture, ...] = ()
-    """The pictures of which something is still to be computed. Their tokens are the vocabulary's here."""
+    images: tuple[PromptImage, ...] = ()
+    """The images of which something is still to be computed. Their tokens are the vocabulary's here."""
     position_shift: int = 0
-    """What is added to the number of a token behind all pictures of the prompt for its position (`Picture.position_shift`)."""
+    """What is added to the number of a token behind all images of the prompt for its position (`PromptImage.position_shift`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +59,8 @@ class SeqWork:
     behind each of them that was right. All of them may be PROPOSED."""
     adapter: str = ""
     """As in `Request`."""
-    has_picture: bool = False
-    """Whether any of the sequence's tokens from `start` on stands for a picture."""
+    has_image: bool = False
+    """Whether any of the sequence's tokens from `start` on stands for an image."""
     both_ways: tuple[tuple[int, int], ...] = ()
     """(first token, number of tokens) of each run of the work's tokens that attend to each other in both directions, in order.
     Each is whole, but for what is computed of it already."""
@@ -101,7 +101,7 @@ class StepSize(NamedTuple):
     num_drafts: int
     num_plain: int
     """The works that compute one token, sample the next one, and have nothing else to them: nothing is pushed, and there are no
-    draft tokens, adapters or pictures."""
+    draft tokens, adapters or images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class StepPlan:
             num_context += start + count
             if count == 1:
                 num_plain += work.samples and not (
-                    work.adapter or work.push or work.has_picture or work.both_ways
+                    work.adapter or work.push or work.has_image or work.both_ways
                 )
             else:
                 num_drafts += len(work.drafts)

@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Final
 
 from core.errors import RequestError
-from core.prompt_pictures import FIRST_ROW
+from core.prompt_images import FIRST_ROW
 from core.types import Request, SamplingParams, TokenId
 
 ANY_TOKEN: Final = FIRST_ROW

@@ -5,7 +5,7 @@ from enum import StrEnum
 from math import inf
 from typing import Literal
 
-from core.prompt_pictures import Picture, with_names
+from core.prompt_images import PromptImage, with_names
 from core.records import record
 
 TokenId = int
@@ -166,8 +166,8 @@ class Request:
     """Whether its KV may be wanted again. False: its blocks are the first that the prefix cache gives up."""
     sibling: str = ""
     """The key of a request with the same beginning, which had its KV where this one goes; empty: there is none."""
-    pictures: tuple[Picture, ...] = ()
-    """The pictures of the prompt, in order."""
+    images: tuple[PromptImage, ...] = ()
+    """The images of the prompt, in order."""
     hints: CacheHints = CacheHints()
 
     @property
@@ -188,8 +188,8 @@ class Request:
 
     @property
     def tokens(self) -> tuple[TokenId, ...]:
-        """All tokens whose KV must exist before the next one can be sampled, those of pictures by their names."""
-        prompt = with_names(self.prompt, self.pictures) if self.pictures else self.prompt
+        """All tokens whose KV must exist before the next one can be sampled, those of images by their names."""
+        prompt = with_names(self.prompt, self.images) if self.images else self.prompt
         return prompt + self.emitted
 
     def retry(self, emitted: tuple[TokenId, ...]) -> "Request":

@@ -44,7 +44,7 @@ class CausalModel(Protocol):
     ) -> Tensor:
         """`tokens` (T,), or their embeddings or a former stage's hidden (T, hidden_size), which may be overwritten (embeddings
         with what is added behind each of the first `VisionSpec.num_deep` layers are as many times as wide); positions (T,),
-        or (3, T) where pictures lie in a plane: each token's step, row and column (`RopeSpec.axes`)
+        or (3, T) where images lie in a plane: each token's step, row and column (`RopeSpec.axes`)
         -> hidden (T, hidden_size), for the next stage or for `logits`. Writes the tokens' KV into `kv`, which has a tensor for
         each of `layers` that keeps keys and values, or a latent. Layers of transformers take no embeddings.
 

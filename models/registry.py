@@ -89,7 +89,7 @@ def check_load_format(spec: ModelSpec, load_format: LoadFormat) -> None:
         )
     if spec.vision is not None:
         raise UnsupportedModel(
-            f"model.load_format is dummy, but {spec.architecture} reads pictures, and transformers reads its tower from files"
+            f"model.load_format is dummy, but {spec.architecture} reads images, and transformers reads its tower from files"
         )
     if spec.quantisation is not None:
         raise UnsupportedModel(

@@ -23,7 +23,7 @@ from net.session import Attach, Session
 log = logging.getLogger(__name__)
 
 _MAX_OUTBOX_BYTES = 256 << 20
-"""Requests carry their pictures, so that a few that come at once are tens of megabytes."""
+"""Requests carry their images, so that a few that come at once are tens of megabytes."""
 _RETRY_S = 0.05
 _SAY_AFTER = 64
 """The number of messages after which a peer that only listens acknowledges them, without waiting for its next beat."""

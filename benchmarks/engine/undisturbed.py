@@ -6,7 +6,7 @@ from core.plan import FailedSeq
 
 
 class Undisturbed:
-    """A part of core.ports.EngineEvents. Requests are sent on to nobody and have no pictures."""
+    """A part of core.ports.EngineEvents. Requests are sent on to nobody and have no images."""
 
     def on_stuck(self, keys: list[str]) -> None:
         raise AssertionError(f"{keys} are stuck")
@@ -15,4 +15,4 @@ class Undisturbed:
         raise AssertionError(f"nothing sends {paused} and {lost} on")
 
     def on_failed(self, failed: Sequence[FailedSeq]) -> None:
-        raise AssertionError(f"{failed} have no pictures")
+        raise AssertionError(f"{failed} have no images")

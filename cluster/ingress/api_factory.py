@@ -12,8 +12,8 @@ from cluster.ingress.batches.file_store import FileStore
 from cluster.ingress.delivery.generator import Generator
 from cluster.ingress.generation.request_params import ApiSettings
 from cluster.ingress.http_app import create_app
-from cluster.ingress.images.image_fetching import PictureFetcher
-from cluster.ingress.images.image_intake import PictureIntake
+from cluster.ingress.images.image_fetching import ImageFetcher
+from cluster.ingress.images.image_intake import ImageIntake
 from cluster.ingress.model_card import ModelCard, describe_adapter
 from cluster.ingress.telemetry.observers import Observers
 from cluster.ingress.tenants.access import Access
@@ -21,7 +21,7 @@ from core.config.adapter_config import ServedAdapter
 from core.config.cluster_config import ClusterConfig
 from core.errors import ConfigError
 from models.text.tokenizer import load_tokenizer
-from models.vision.picture_reader import PictureReader
+from models.vision.image_reader import ImageReader
 
 
 def build_app(
@@ -44,11 +44,11 @@ def api_settings(
     config: ClusterConfig, card: ModelCard, live: dict[str, ServedAdapter] | None = None
 ) -> ApiSettings:
     """Return what requests are judged by. `live` are adapters beside the configuration's, which may change. Raises ConfigError
-    where pictures' processor is missing."""
-    pictures = fetcher = None
-    if card.picture_token >= 0:
-        pictures = PictureIntake(PictureReader(Path(card.folder), card.picture_token), config.pictures)
-        fetcher = PictureFetcher(config.pictures) if config.pictures.url_hosts else None
+    where images' processor is missing."""
+    images = fetcher = None
+    if card.image_token >= 0:
+        images = ImageIntake(ImageReader(Path(card.folder), card.image_token), config.pictures)
+        fetcher = ImageFetcher(config.pictures) if config.pictures.url_hosts else None
     return ApiSettings(
         model_name=card.name,
         aliases=config.model.aliases,
@@ -71,8 +71,8 @@ def api_settings(
         pooling=card.pooling,
         generates=card.generates,
         embedding_size=card.embedding_size,
-        pictures=pictures,
-        picture_fetcher=fetcher,
+        images=images,
+        image_fetcher=fetcher,
     )
 
 

@@ -37,8 +37,8 @@ class ModelCard:
     """Numbers of a text's vector."""
     adapters: Mapping[str, ServedAdapter]
     """By the name that clients use."""
-    picture_token: int = -1
-    """The token that stands for a row of a picture; -1 where the model reads text alone."""
+    image_token: int = -1
+    """The token that stands for a row of an image; -1 where the model reads text alone."""
 
 
 def read_model_card(config: ClusterConfig) -> ModelCard:
@@ -67,7 +67,7 @@ def read_model_card(config: ClusterConfig) -> ModelCard:
         generates=not spec.encodes and (pooling is None or config.model.pooling != "auto"),
         embedding_size=size,
         adapters=_adapters(config, name, spec),
-        picture_token=-1 if spec.vision is None else spec.vision.token_id,
+        image_token=-1 if spec.vision is None else spec.vision.token_id,
     )
 
 

@@ -13,7 +13,7 @@ from core.config.cluster_rules import RULES
 from core.config.config_section import Section
 from core.config.config_words import sentence
 from core.config.device_steps import with_steps_of_device
-from core.config.image_config import PictureConfig
+from core.config.image_config import ImageConfig
 from core.config.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
 from core.config.mail_config import MailConfig
 from core.config.parallel_config import ParallelConfig
@@ -206,7 +206,7 @@ class ClusterConfig(Section):
     mail: MailConfig = MailConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     serve: ServeConfig = ServeConfig()
-    pictures: PictureConfig = PictureConfig()
+    pictures: ImageConfig = ImageConfig()
     adapters: AdapterConfig = AdapterConfig()
     scaling: ScalingConfig = ScalingConfig()
     prefill: ParallelConfig = ParallelConfig()

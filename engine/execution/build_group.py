@@ -12,7 +12,7 @@ from core.kv import RankPool
 from core.ports import LayerSink, WorkerGroup
 from core.start_timer import StartTimer
 from device.port import PoolMemory
-from engine.execution.batch.picture_rows import make_picture_rows
+from engine.execution.batch.image_rows import make_image_rows
 from engine.execution.batch.step_memory import HostSteps, StepMemory
 from engine.execution.drafting.draft_setup import make_proposer
 from engine.execution.drafting.proposing import Proposer, Proposing
@@ -94,7 +94,7 @@ class _Build:
         with timer.within("grammars"):
             grammars = GrammarMasks(matchers, puts_off=not self.num_state_blocks)
         with timer.within("vision"):
-            pictures = make_picture_rows(self.folder, loaded, device)
+            images = make_image_rows(self.folder, loaded, device)
         proposer = self._proposer(loaded)
         # Each step's tokens are known on the host before the next ones are proposed: nothing is launched ahead of that.
         ahead = memory if isinstance(memory, PoolMemory) and proposer is None else None
@@ -108,7 +108,7 @@ class _Build:
             num_state_blocks=self.num_state_blocks,
             steps=self._steps(ahead),
             on_hidden=proposer.hear if proposer is not None else None,
-            pictures=pictures,
+            images=images,
         )
         step = runner.step
         if proposer is not None:

@@ -13,7 +13,7 @@ from device.poller import Poller
 from device.seam import Event
 from engine.execution.batch.batch import PackedBatch, RankSeq
 from engine.execution.batch.draft_states import DraftStates, draft_states
-from engine.execution.batch.picture_rows import PictureRows
+from engine.execution.batch.image_rows import ImageRows
 from engine.execution.batch.prompt_outputs import read_lens, read_prompts
 from engine.execution.batch.step_memory import HostSteps, Pack, StepIO, Steps
 from engine.execution.freeing import freeing
@@ -65,13 +65,13 @@ class Runner:
         num_state_blocks: int = 0,
         steps: Steps | None = None,
         on_hidden: Callable[[Tensor], None] | None = None,
-        pictures: PictureRows | None = None,
+        images: ImageRows | None = None,
     ) -> None:
         """`graphs` and `sampler` are of the same model. Without `sampler` no sequence can have a grammar. `num_state_blocks`:
         each sequence's first blocks, which have its recurrent state. `steps`: where inputs and results pass; without them a
         step's launch waits for its results. `on_hidden` is called with each step's (T, hidden_size), which the next step may
-        overwrite. `pictures`: where the model reads some."""
-        self._pictures = pictures
+        overwrite. `images`: where the model reads some."""
+        self._images = images
         self._model, self._pool, self._block_size, self._sink = model, pool, block_size, sink
         self._graphs, self._sampler = graphs, sampler or StepSampler(model)
         self._num_state_blocks, self._on_hidden = num_state_blocks, on_hidden
@@ -191,8 +191,8 @@ class Runner:
         batch, failed = inputs.batch(io), ()
         on_layer = layer_hook(self._pool, batch.written(self._block_size), layer_done)
         x = batch.tokens
-        if self._pictures is not None:
-            x, failed = self._pictures.embedded(x, work, seqs)
+        if self._images is not None:
+            x, failed = self._images.embedded(x, work, seqs)
         hidden = self._model.forward(x, batch.positions, self._pool.layers, batch.meta, on_layer)
         return _Computed(hidden, batch.sampled(hidden), draft_states(work, batch), failed)
 

@@ -136,10 +136,10 @@ class Sequence:
             return False
         return self.push is not None or len(self.tokens) + self.num_pending >= self.end
 
-    def has_picture_from(self, start: int) -> bool:
-        """Whether any of its tokens from `start` on stands for a picture."""
-        pictures = self.request.pictures
-        return bool(pictures) and any(picture.end > start for picture in pictures)
+    def has_image_from(self, start: int) -> bool:
+        """Whether any of its tokens from `start` on stands for an image."""
+        images = self.request.images
+        return bool(images) and any(image.end > start for image in images)
 
     def know(self, tokens: Iterable[int], now: float) -> None:
         """Append tokens that have been sampled."""
@@ -151,9 +151,9 @@ class Sequence:
         """Return what the ranks learn before they compute what follows `num_computed` tokens."""
         request = self.request
         tokens = request.prompt + tuple(self.tokens[self.num_prompt :])
-        pictures = tuple(picture for picture in request.pictures if picture.end > self.num_computed)
-        shift = sum(picture.position_shift for picture in request.pictures)
-        return NewSeq(self.key, tokens, self.num_prompt, request.sampling, pictures, shift)
+        images = tuple(image for image in request.images if image.end > self.num_computed)
+        shift = sum(image.position_shift for image in request.images)
+        return NewSeq(self.key, tokens, self.num_prompt, request.sampling, images, shift)
 
     @property
     def finish_reason(self) -> FinishReason | None:

@@ -179,7 +179,7 @@ class Sessions:
         before = self._all.get((request.tenant, request.hints.session))
         if before is not None:
             self._forget(before)
-        bare = replace(request, prompt=(), emitted=(), pictures=(), sampling=SamplingParams())
+        bare = replace(request, prompt=(), emitted=(), images=(), sampling=SamplingParams())
         session = _Session(bare, array("I", tokens))
         if before is not None:
             session.gaps = before.gaps

@@ -23,7 +23,7 @@ YOUNG_STEPS = 20
 WINDOW = 256
 _NUM_SIZES = 4.0
 
-_Kind = Literal["decode", "prompt", "pictures"]
+_Kind = Literal["decode", "prompt", "images"]
 _Sizes = tuple[float, float, float, float]
 _NO_SIZES: _Sizes = (0.0, 0.0, 0.0, 0.0)
 
@@ -76,7 +76,7 @@ class StepBounds:
         """`grace_s`: what every step may take beyond what was learned. `compiles`: kernels are compiled when steps first use
         them."""
         self._grace_s, self._compiles = grace_s, compiles
-        self._recent: dict[_Kind, _Recent] = {kind: _Recent() for kind in ("decode", "prompt", "pictures")}
+        self._recent: dict[_Kind, _Recent] = {kind: _Recent() for kind in ("decode", "prompt", "images")}
 
     def bound_s(self, plan: StepPlan, steps: StepModels) -> float:
         """Return how long a step may take. `steps` predict it, if they know anything of such steps."""
@@ -88,8 +88,8 @@ class StepBounds:
         is_unseen = likely_s == inf
         if is_unseen and not is_predicted:
             return max(UNSEEN_S, PATIENCE * self._grace_s)
-        # How long a picture takes depends on more than its tokens.
-        is_known = not is_unseen and kind != "pictures" and not (is_young and self._compiles)
+        # How long an image takes depends on more than its tokens.
+        is_known = not is_unseen and kind != "images" and not (is_young and self._compiles)
         longest_s = predicted_s if is_unseen else max(likely_s, predicted_s)
         return (1.0 if is_known else PATIENCE) * self._grace_s + _NUM_SIZES * longest_s
 
@@ -108,7 +108,7 @@ class StepBounds:
 def _kind_of(plan: StepPlan) -> _Kind:
     if not plan.size.num_prompt:
         return "decode"
-    return "pictures" if any(work.has_picture for work in plan.work) else "prompt"
+    return "images" if any(work.has_image for work in plan.work) else "prompt"
 
 
 def _sizes_of(plan: StepPlan) -> _Sizes:

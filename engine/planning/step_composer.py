@@ -70,7 +70,7 @@ class StepComposer:
                 or seq.state is not running
                 or seq.push is not None
                 or seq.checkpoints
-                or seq.request.pictures
+                or seq.request.images
                 or builder.budget <= 0
             ):
                 self._plan_one(seq, builder, drafts.get(seq.key, ()))
@@ -164,7 +164,7 @@ class StepComposer:
                 push=seq.next_push(start + count) if seq.push is not None else None,
                 drafts=drafts,
                 adapter=seq.request.adapter,
-                has_picture=seq.has_picture_from(start),
+                has_image=seq.has_image_from(start),
                 both_ways=both_ways,
             )
         )
@@ -175,9 +175,9 @@ class StepComposer:
     def _next_piece(self, seq: Sequence, missing: int, builder: StepBuilder) -> tuple[int, tuple[Run, ...]]:
         """Return how many of its `missing` tokens to compute next, and the runs among them that see each other."""
         count = self._ledger.checkpointing.before(seq, min(missing, builder.budget))
-        if not seq.request.pictures:
+        if not seq.request.images:
             return count, ()
         start = seq.num_computed
-        runs = missing_runs(seq.request.pictures, start)
+        runs = missing_runs(seq.request.images, start)
         count = uncut(runs, start, count, max(builder.budget, builder.most_whole))
         return count, tuple(run for run in runs if run[0] < start + count)

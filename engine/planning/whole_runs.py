@@ -1,23 +1,23 @@
-"""Runs of a prompt's tokens that attend to each other in both directions, as those of a picture may: no step computes a part of
+"""Runs of a prompt's tokens that attend to each other in both directions, as those of an image may: no step computes a part of
 one that is still missing.
 
 So all KV of such a run was computed with the whole run in sight. What a cache has of it is valid, also where it ends within."""
 
 from collections.abc import Iterable, Sequence
 
-from core.prompt_pictures import Picture
+from core.prompt_images import PromptImage
 
 Run = tuple[int, int]
 """(first token, number of tokens)"""
 
 
-def missing_runs(pictures: Iterable[Picture], start: int) -> tuple[Run, ...]:
+def missing_runs(images: Iterable[PromptImage], start: int) -> tuple[Run, ...]:
     """Return what is missing of such runs where the tokens from `start` on are, in order."""
     return tuple(
         (max(first, start), first + count - max(first, start))
-        for picture in pictures
-        if picture.both_ways
-        for first, count in picture.spans
+        for image in images
+        if image.both_ways
+        for first, count in image.spans
         if first + count > start
     )
 

@@ -15,7 +15,7 @@ from core.plan import FailedSeq, Sampled, SeqWork, StepPlan, StepResult
 from core.ports import LayerDone, LayerSink
 from engine.execution.batch.batch import RankSeq, build_batch
 from engine.execution.batch.draft_states import DraftStates, draft_states
-from engine.execution.batch.picture_rows import PictureRows
+from engine.execution.batch.image_rows import ImageRows
 from engine.execution.batch.prompt_outputs import read_prompts
 from engine.execution.batch.step_memory import HostSteps, Pack
 from engine.execution.graphs.step_graphs import StepGraphs
@@ -43,13 +43,13 @@ class StageRunner:
         *,
         sampler: StepSampler,
         graphs: StepGraphs | None = None,
-        pictures: PictureRows | None = None,
+        images: ImageRows | None = None,
     ) -> None:
         """`shard` is what `pool` has: of a model with recurrent layers the stage's own KV layers, whose slots have their states.
         `comm` joins this rank's stages, in order. `sampler` is used on the last stage, where tokens are sampled. `graphs` are
-        of the stage's layers: parts of a step that fit are replayed, whether other stages replay theirs or not. `pictures`: on
+        of the stage's layers: parts of a step that fit are replayed, whether other stages replay theirs or not. `images`: on
         the first stage of a model that reads some."""
-        self._pictures = pictures
+        self._images = images
         self._sampler, self._graphs, self._inputs = sampler, graphs, HostSteps(pool.device)
         self._model, self._pool, self._sink = model, pool, sink
         self._block_size, self._num_state_blocks = shard.layout.block_size, shard.layout.state_blocks
@@ -132,8 +132,8 @@ class StageRunner:
         """Return (T, hidden_size) of all tokens, and those rows behind which a token is sampled."""
         batch = build_batch(work, seqs, self._block_size, self._device, self._num_state_blocks)
         x = batch.tokens if self._model.is_first else self._states(len(batch.tokens))
-        if self._pictures is not None:
-            x, failed = self._pictures.embedded(x, work, seqs)
+        if self._images is not None:
+            x, failed = self._images.embedded(x, work, seqs)
             self._failed += failed
         written = batch.written(self._block_size)
         on_layer = layer_hook(self._pool, written, layer_done, self._first_kv_layer)

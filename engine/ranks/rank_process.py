@@ -27,7 +27,7 @@ from device.cuda import cuda_device
 from device.poller import Poller
 from device.port import PoolMemory
 from device.seam import DeviceOf
-from engine.execution.batch.picture_rows import PictureRows, make_picture_rows
+from engine.execution.batch.image_rows import ImageRows, make_image_rows
 from engine.execution.batch.step_memory import StepMemory
 from engine.execution.build_group import host_pool
 from engine.execution.drafting.load_head import load_head
@@ -159,7 +159,7 @@ def _serve(
     with timer.within("grammars"):
         sampler = _sampler(part, matchers, line, speaks=speaks)
     with timer.within("vision"):
-        pictures = make_picture_rows(Path(setup.folder), part.model, device)
+        images = make_image_rows(Path(setup.folder), part.model, device)
     with timer.within("draft"):
         proposer = _proposer(setup, part, device, decides=speaks)
 
@@ -178,7 +178,7 @@ def _serve(
         sampler=sampler,
         proposer=proposer,
         graphs=graphs,
-        pictures=pictures,
+        images=images,
     )
     adapters = HeldAdapters(part.model)
     leave_out_all_there_is()
@@ -318,14 +318,14 @@ def _steps(
     sampler: StepSampler,
     proposer: Proposer | None,
     graphs: StepGraphs | None,
-    pictures: PictureRows | None,
+    images: ImageRows | None,
 ) -> RankSteps:
     """Return what executes the rank's part of plans. `try_first` gets it before it is used for any. Steps are launched ahead
     where its pool is on a device alone; but a pipeline's stages wait for each other, and a proposer for tokens on the host."""
     shard, pp = setup.pools[setup.rank].shard, part.comms.pp
     if pp.size > 1:
         stage = StageRunner(
-            part.model, pool, shard, pp, pp.size, sink, sampler=sampler, graphs=graphs, pictures=pictures
+            part.model, pool, shard, pp, pp.size, sink, sampler=sampler, graphs=graphs, images=images
         )
         try_first(stage.step)
         return StepsInTurn(counted(stage.step, part.model))
@@ -340,7 +340,7 @@ def _steps(
         num_state_blocks=layout.state_blocks,
         steps=None if ahead is None else StepMemory(ahead.device, pool.device, setup.max_batch_tokens),
         on_hidden=None if proposer is None else proposer.hear,
-        pictures=pictures,
+        images=images,
     )
     step = runner.step if proposer is None else Proposing(runner.step, proposer, layout.state_blocks).step
     try_first(step)

@@ -16,10 +16,10 @@ from engine.planning.whole_prompts import encoder_config
 from engine.sizing.adapter_needs import with_adapters
 from engine.sizing.devices import choose_device, host_cores, memory_of
 from engine.sizing.draft_size import DraftSize, Target, size_draft
+from engine.sizing.image_needs import beside_images
 from engine.sizing.kv_part_limits import check_kv_parts
 from engine.sizing.memory_needs import needs_of, stored_as
 from engine.sizing.model_dims import check_mesh, shards_of
-from engine.sizing.picture_needs import beside_pictures
 from engine.sizing.recurrent_limits import check_recurrent
 from kernels.cpu.prepacked import WeightFormat
 from models.families.table import read_spec
@@ -294,7 +294,7 @@ def _needs_of(described: _Described, target: Target, slots: AdapterConfig) -> Se
         dtype=dtype,
         max_batch_tokens=engine.max_batch_tokens,
     )
-    return beside_pictures(needs, spec, target.folder, mesh, dtype, engine)
+    return beside_images(needs, spec, target.folder, mesh, dtype, engine)
 
 
 def _room_of(

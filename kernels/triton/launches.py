@@ -283,7 +283,7 @@ LAUNCHES = (
         "attention, prefill, heads of 64, window, sinks", lambda: _attention(PREFILL, 64, 128, sinks=True)
     ),
     Launch(
-        "attention, pictures of Gemma 3", lambda: _attention([(256, 600)], 256, 1024, both_ways=True), (90,)
+        "attention, images of Gemma 3", lambda: _attention([(256, 600)], 256, 1024, both_ways=True), (90,)
     ),
     Launch("attention, decode", lambda: _attention(DECODE)),
     Launch("attention, decode, heads of 256, window", lambda: _attention(DECODE, 256, 4096), (90,)),

@@ -1,5 +1,5 @@
-"""Which architectures read pictures, and the description of each: its decoder is one of Baton's own, and transformers computes
-what sees. A picture's positions are those of text, or lie in a plane (`core.prompt_pictures.Picture.columns`). Attention is
+"""Which architectures read images, and the description of each: its decoder is one of Baton's own, and transformers computes
+what sees. An image's positions are those of text, or lie in a plane (`core.prompt_images.PromptImage.columns`). Attention is
 causal within it, too, but in Gemma 3."""
 
 from collections.abc import Mapping
@@ -51,11 +51,11 @@ _PARTS = (
 )
 """Beginnings of the names of tensors that are not the decoder's, behind `model.` or not."""
 _TILE_EDGE, _TILED_EDGE = 364, 4 * 364
-"""What Idefics3's processor cuts a picture into, and how long its longer side is before, unless its files say otherwise."""
+"""What Idefics3's processor cuts an image into, and how long its longer side is before, unless its files say otherwise."""
 _MOST_TILES = 12
-"""Tiles that InternVL's processor cuts a picture into, at the most, unless its files say otherwise."""
+"""Tiles that InternVL's processor cuts an image into, at the most, unless its files say otherwise."""
 _MOST_PIXELS = 28 * 28 * 1280
-"""Pixels of what Qwen-VL's processor makes of a picture, at the most, unless its files say otherwise."""
+"""Pixels of what Qwen-VL's processor makes of an image, at the most, unless its files say otherwise."""
 
 SEEING = frozenset(_TOWERS)
 
@@ -74,7 +74,7 @@ def decoder_of(folder: Path, config: Config, architecture: str) -> tuple[dict[st
     if not 0 <= found.image_token_id < text.vocab_size:
         raise refused(
             architecture,
-            f"its token for pictures, {found.image_token_id}, is outside the vocabulary of {text.vocab_size}",
+            f"its token for images, {found.image_token_id}, is outside the vocabulary of {text.vocab_size}",
         )
     decoder = {
         **text.to_dict(),
@@ -99,13 +99,13 @@ def decoder_of(folder: Path, config: Config, architecture: str) -> tuple[dict[st
 
 
 def _num_patches(folder: Path, config: Any) -> int:
-    """Return the most patches, with each tile's class token, that one picture becomes."""
+    """Return the most patches, with each tile's class token, that one image becomes."""
     vision, grids = config.vision_config, getattr(config, "image_grid_pinpoints", None)
     if vision.model_type.startswith("qwen"):
         return _most_pixels(folder) // _edge(vision.patch_size) ** 2
     edge = _edge(vision.image_size)
     num_tiles = 1
-    if grids:  # LLaVA-NeXT: the picture made as small as a tile, and the tiles of the finest grid
+    if grids:  # LLaVA-NeXT: the image made as small as a tile, and the tiles of the finest grid
         num_tiles += max(-(-height // edge) * -(-width // edge) for height, width in grids)
     elif vision.model_type.startswith("idefics3"):
         num_tiles += _num_cuts(folder) ** 2
@@ -123,7 +123,7 @@ def _num_cuts(folder: Path) -> int:
 
 
 def _most_pixels(folder: Path) -> int:
-    """Return how many pixels Qwen-VL's processor makes of a picture at the most."""
+    """Return how many pixels Qwen-VL's processor makes of an image at the most."""
     said = _said_of_sizes(folder)
     size = said.get("size") or {}
     most = said.get("max_pixels") or size.get("longest_edge") or size.get("max_pixels") or _MOST_PIXELS
@@ -131,7 +131,7 @@ def _most_pixels(folder: Path) -> int:
 
 
 def _said_of_sizes(folder: Path) -> dict[str, Any]:
-    """Return what a processor's files say of the sizes of pictures."""
+    """Return what a processor's files say of the sizes of images."""
     said: dict[str, Any] = {}
     for name in ("preprocessor_config.json", "processor_config.json"):
         if (folder / name).exists():

@@ -38,7 +38,7 @@ class RopeSpec:
     theta: float
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     axes: tuple[int, ...] = ()
-    """Which of a token's three positions (step, row, column) each frequency turns with, where pictures lie in a plane. Empty: all
+    """Which of a token's three positions (step, row, column) each frequency turns with, where images lie in a plane. Empty: all
     turn with the only one."""
     head_dim: int = 0
     """The size of heads that it turns, where that is not the model's; 0: it is."""
@@ -153,25 +153,25 @@ class MlaSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionSpec:
-    """What a model that reads pictures has beside its decoder. transformers computes it."""
+    """What a model that reads images has beside its decoder. transformers computes it."""
 
     architecture: str
     """The whole model's."""
     token_id: int
-    """The token of the vocabulary that stands for each row that the tower makes of a picture."""
+    """The token of the vocabulary that stands for each row that the tower makes of an image."""
     num_patches: int
-    """Rows that go through the tower for one picture, at the most."""
+    """Rows that go through the tower for one image, at the most."""
     num_layers: int
     hidden_size: int
     intermediate_size: int
     prefixes: tuple[str, ...]
     """Beginnings of the names of its tensors."""
     num_deep: int = 0
-    """Behind how many of the decoder's first layers more is added to a picture's tokens, which the tower makes with its rows
+    """Behind how many of the decoder's first layers more is added to an image's tokens, which the tower makes with its rows
     (DeepStack, arXiv:2406.04334)."""
     whole_rows: int = 0
-    """How many neighbouring tokens of a picture attend to each other in both directions, so that one step computes all of them;
-    0: attention is causal within pictures, too."""
+    """How many neighbouring tokens of an image attend to each other in both directions, so that one step computes all of them;
+    0: attention is causal within images, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

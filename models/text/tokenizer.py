@@ -128,7 +128,7 @@ def _source(template: str | Mapping[str, str] | None) -> str:
 
 
 def _beside(folder: Path) -> str | dict[str, str] | None:
-    """Return the template of a processor, which checkpoints of models that read pictures may have in a file of its own."""
+    """Return the template of a processor, which checkpoints of models that read images may have in a file of its own."""
     path = folder / "chat_template.json"
     found: Any = json.loads(path.read_text()).get("chat_template") if path.exists() else None
     return {each["name"]: each["template"] for each in found} if isinstance(found, list) else found

@@ -1,1 +1,1 @@
-"""Pictures: which models read them, what becomes of a picture's pixels, and the rows that a vision tower makes of them."""
+"""Images: which models read them, what becomes of an image's pixels, and the rows that a vision tower makes of them."""

@@ -10,8 +10,8 @@ from models.spec.model_spec import read_json
 NAME = "PixtralProcessor"
 
 
-class PixtralPictures:
-    """Does what `models.vision.picture_reader.PictureReader` asks of a processor of transformers."""
+class PixtralImages:
+    """Does what `models.vision.image_reader.ImageReader` asks of a processor of transformers."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError, OSError and ValueError."""
@@ -35,8 +35,8 @@ class PixtralPictures:
         )
 
     def __call__(self, *, images: Sequence[Any], return_tensors: str, **_: Any) -> dict[str, Any]:
-        """Return the tokens and pixels of one picture."""
-        import torch  # noqa: PLC0415 (an ingress without pictures does not need it)
+        """Return the tokens and pixels of one image."""
+        import torch  # noqa: PLC0415 (an ingress without images does not need it)
 
         edge = {"height": self._edge, "width": self._edge}
         read = self.image_processor(images=list(images), patch_size=edge, return_tensors=return_tensors)

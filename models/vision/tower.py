@@ -11,7 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from core.errors import UnsupportedModel
 from models.spec.model_spec import ModelSpec, VisionSpec
-from models.vision.picture_reader import PictureReader
+from models.vision.image_reader import ImageReader
 
 _DECODERS = ("language_model", "text_model")
 _OF_FEW_BITS = ("_scale", "_scale_inv", ".scales", ".qweight", ".weight_packed")
@@ -21,17 +21,17 @@ _EXAMPLE = (96, 64)
 
 class VisionTower:
     def __init__(self, folder: Path, spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> None:
-        """Read the weights, and check with an example that a picture gets as many rows as tokens. Raises ConfigError and
+        """Read the weights, and check with an example that an image gets as many rows as tokens. Raises ConfigError and
         UnsupportedModel."""
         assert spec.vision is not None
         self._dtype, self._device = dtype, device
-        self._reader = PictureReader(folder, spec.vision.token_id)
+        self._reader = ImageReader(folder, spec.vision.token_id)
         self._model = _load(folder, spec.vision, dtype).to(device)
         self._check(spec)
 
     def rows(self, data: bytes) -> Tensor:
-        """An encoded picture -> (num_rows, hidden_size of the decoder, and as much for each layer behind which something is added
-        to them). Raises UnreadablePicture."""
+        """An encoded image -> (num_rows, hidden_size of the decoder, and as much for each layer behind which something is added
+        to them). Raises UnreadableImage."""
         return self._rows(self._reader.pixels(data))
 
     @torch.inference_mode()
@@ -54,7 +54,7 @@ class VisionTower:
         wanted = num_rows, spec.hidden_size * (1 + spec.vision.num_deep)
         if made != wanted:
             raise UnsupportedModel(
-                f"architecture {spec.vision.architecture!r} is not supported: its tower makes {made} of a picture for which its "
+                f"architecture {spec.vision.architecture!r} is not supported: its tower makes {made} of an image for which its "
                 f"processor writes {wanted}"
             )
 

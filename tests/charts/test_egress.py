@@ -80,7 +80,7 @@ def test_models_come_from_public_addresses_alone_and_only_for_those_that_load_th
         assert not may_reach(found, "192.168.0.7", 443)
 
 
-def test_pictures_come_at_the_ports_of_the_hosts_that_are_allowed_and_for_ingresses_alone() -> None:
+def test_images_come_at_the_ports_of_the_hosts_that_are_allowed_and_for_ingresses_alone() -> None:
     hosts = {"config": {"pictures": {"url_hosts": ["img.example.com:8080", "cdn.example.com"]}}}
     objects = render(CLOSED | hosts)
     found = reach(objects, labels_of(objects, "ingress"))

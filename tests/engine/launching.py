@@ -58,7 +58,7 @@ class Answers:
         raise AssertionError(f"nothing sends {paused} and {lost} on")
 
     def on_failed(self, failed: Sequence[FailedSeq]) -> None:
-        raise AssertionError(f"{failed} have no pictures")
+        raise AssertionError(f"{failed} have no images")
 
     def on_error(self, error: BaseException) -> None:
         self.all.set_exception(error)

@@ -1,4 +1,4 @@
-"""Files that clients or operators bring: pictures, batches, API keys."""
+"""Files that clients or operators bring: images, batches, API keys."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from pydantic import SecretStr
 from cluster.ingress.batches.batch_lines import read_body, read_input
 from cluster.ingress.tenants.api_keys import key_of, read_keys
 from core.errors import ConfigError
-from models.vision.picture_reader import UnreadablePicture, at_low_detail, open_picture
+from models.vision.image_reader import UnreadableImage, at_low_detail, open_image
 from tests.fuzz.http_targets import folder
 
 _MAX_PIXELS = 1 << 16
@@ -20,16 +20,16 @@ def _written(name: str, data: bytes) -> Path:
     return path
 
 
-def fuzz_pictures(data: bytes) -> None:
-    """A picture is opened, or it is refused; nothing larger than allowed is decoded."""
+def fuzz_images(data: bytes) -> None:
+    """An image is opened, or it is refused; nothing larger than allowed is decoded."""
     try:
-        image = open_picture(data, _MAX_PIXELS)
-    except UnreadablePicture:
+        image = open_image(data, _MAX_PIXELS)
+    except UnreadableImage:
         return
     assert image.mode == "RGB"
     assert image.width * image.height <= _MAX_PIXELS
     small, _ = at_low_detail(image)
-    open_picture(small)
+    open_image(small)
 
 
 def fuzz_batch_lines(data: bytes) -> None:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tests.fuzz.file_targets import fuzz_api_keys, fuzz_batch_lines, fuzz_pictures
+from tests.fuzz.file_targets import fuzz_api_keys, fuzz_batch_lines, fuzz_images
 from tests.fuzz.frame_targets import fuzz_kv_frames
 from tests.fuzz.http_targets import fuzz_bodies, fuzz_http, fuzz_json, fuzz_upload
 from tests.fuzz.peer_targets import fuzz_kv, fuzz_mail, fuzz_messages, fuzz_session
@@ -19,7 +19,7 @@ _FUNCTIONS: tuple[Target, ...] = (
     *(fuzz_http, fuzz_json, fuzz_bodies, fuzz_upload),
     *(fuzz_messages, fuzz_session, fuzz_mail, fuzz_kv, fuzz_kv_frames),
     *(fuzz_outputs, fuzz_schemas, fuzz_structured, fuzz_sse, fuzz_template_calls),
-    *(fuzz_pictures, fuzz_batch_lines, fuzz_api_keys),
+    *(fuzz_images, fuzz_batch_lines, fuzz_api_keys),
 )
 TARGETS: Mapping[str, Target] = {one.__name__.removeprefix("fuzz_"): one for one in _FUNCTIONS}
 CORPUS = Path(__file__).parent / "corpus"

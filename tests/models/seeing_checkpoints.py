@@ -1,4 +1,4 @@
-"""Tiny models that read pictures, made by transformers, each with a tokenizer and a processor of its own; and pictures."""
+"""Tiny models that read images, made by transformers, each with a tokenizer and a processor of its own; and images."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -48,8 +48,8 @@ def make_seeing(folder: Path, family: str, template: str = TEMPLATE) -> tuple[An
     return model, processor
 
 
-def picture(seed: int, width: int = 60, height: int = 45) -> Image.Image:
-    """Noise in large squares, so that resizing leaves pictures different."""
+def make_image(seed: int, width: int = 60, height: int = 45) -> Image.Image:
+    """Noise in large squares, so that resizing leaves images different."""
     rng = np.random.default_rng(seed)
     small = rng.integers(0, 256, (4, 5, 3), np.uint8)
     return Image.fromarray(small).resize((width, height), Image.Resampling.NEAREST)
@@ -75,8 +75,8 @@ def said(text: str) -> dict[str, Any]:
 
 
 def talks() -> list[tuple[list[dict[str, Any]], list[Image.Image]]]:
-    """Return (messages, their pictures): one picture, two in two turns, one twice, and text alone."""
-    one, other, wide = picture(1), picture(2), picture(3, 90, 30)
+    """Return (messages, their images): one image, two in two turns, one twice, and text alone."""
+    one, other, wide = make_image(1), make_image(2), make_image(3, 90, 30)
     return [
         ([{"role": "user", "content": [shown(one), said("What is this?")]}], [one]),
         ([{"role": "user", "content": [said("Before "), shown(wide), said(" and after.")]}], [wide]),
@@ -84,7 +84,7 @@ def talks() -> list[tuple[list[dict[str, Any]], list[Image.Image]]]:
         (
             [
                 {"role": "user", "content": [shown(one), said("What is this?")]},
-                {"role": "assistant", "content": "A picture."},
+                {"role": "assistant", "content": "An image."},
                 {"role": "user", "content": [said("And this one?"), shown(other)]},
             ],
             [one, other],
@@ -102,7 +102,7 @@ def greedy_over(
     count: int,
     **more: Any,
 ) -> tuple[int, ...]:
-    """Return what transformers itself generates: its template, its processor over all pictures at once, its model."""
+    """Return what transformers itself generates: its template, its processor over all images at once, its model."""
     inputs = {**asked_of(processor, messages, images), **more}
     with torch.inference_mode():
         out = reference.generate(**inputs, max_new_tokens=count, do_sample=False, pad_token_id=0)
@@ -156,7 +156,7 @@ def _llava_next(template: str) -> tuple[Any, Any]:
 
 
 def _over_clip(kind: Any, images: Any, tokenizer: Any, template: str) -> Any:
-    """Return a processor for CLIP's tower, whose first token is no part of the picture."""
+    """Return a processor for CLIP's tower, whose first token is no part of the image."""
     return kind(
         images,
         tokenizer,
@@ -259,7 +259,7 @@ def _internvl(template: str) -> tuple[Any, Any]:
 
 
 def _gemma3(template: str) -> tuple[Any, Any]:
-    """The window of three of four layers is smaller than a picture, whose patches are taken together by fours."""
+    """The window of three of four layers is smaller than an image, whose patches are taken together by fours."""
     names = {
         "boi_token": "<start_of_image>",
         "eoi_token": "<end_of_image>",

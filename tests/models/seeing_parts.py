@@ -1,4 +1,4 @@
-"""What tiny models that read pictures have alike."""
+"""What tiny models that read images have alike."""
 
 from typing import Any
 

@@ -60,7 +60,7 @@ def qwen3_vl_moe(template: str) -> tuple[Any, Any]:
 
 
 def _qwen3_parts() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Something is added to pictures' tokens behind two of four layers."""
+    """Something is added to images' tokens behind two of four layers."""
     deep = {"deepstack_visual_indexes": [0, 2]}
     turns = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
     rope = {"rope_type": "default", "rope_theta": 100.0, **turns}

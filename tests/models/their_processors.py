@@ -26,7 +26,7 @@ class _TheirLayout:
     image_token: str
     replace_image_token: Callable[..., str]
     types_tokens = False
-    """Whether the model takes which of the tokens are pictures'."""
+    """Whether the model takes which of the tokens are images'."""
     for_layout_alone: tuple[str, ...] = ()
     """What the image processor says that the model does not take."""
 

@@ -133,7 +133,7 @@ async def test_a_peer_reborn_on_the_same_address_is_another_one(join) -> None:
 
 
 async def test_a_peer_that_only_listens_acknowledges_long_messages_before_its_next_beat(join) -> None:
-    """Requests with pictures are as long as this. Unacknowledged, they would count as a peer that does not read."""
+    """Requests with images are as long as this. Unacknowledged, they would count as a peer that does not read."""
     a, b = join(config=MailConfig(heartbeat_s=PATIENCE_S)), join(config=MailConfig(heartbeat_s=PATIENCE_S))
     long = Replicas((Replica(b"x", bytes(12 << 20)),))
     for number in range(1, 25):

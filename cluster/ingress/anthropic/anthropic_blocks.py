@@ -1,4 +1,4 @@
-"""The blocks of Anthropic's messages, and the text and pictures that a model is shown in their place."""
+"""The blocks of Anthropic's messages, and the text and images that a model is shown in their place."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -153,7 +153,7 @@ class ToolResultBlock(CachedBlock):
         return self.content if isinstance(self.content, str) else text_of(self.content)
 
     @property
-    def pictures(self) -> list[ImageBlock]:
+    def images(self) -> list[ImageBlock]:
         parts = () if isinstance(self.content, str) else shown(self.content)
         return [part for part in parts if isinstance(part, ImageBlock)]
 

@@ -255,7 +255,7 @@ def _efforts(body: CountTokensRequest) -> Iterator[str]:
 
 
 def _messages(message: MessageParam, place: str) -> Iterator[ChatMessage]:
-    """Yield the messages. Tools' results are messages of their own, in front of the user's text. Templates show no picture in
+    """Yield the messages. Tools' results are messages of their own, in front of the user's text. Templates show no image in
     them, so the user shows it."""
     blocks = message.content
     if isinstance(blocks, str):
@@ -277,7 +277,7 @@ def _messages(message: MessageParam, place: str) -> Iterator[ChatMessage]:
         for at, block in enumerate(blocks):
             if isinstance(block, ToolResultBlock):
                 yield ChatMessage(role="tool", content=block.text, call_id=block.tool_use_id, place=place)
-                parts += [_part(one, f"{place}.content[{at}]") for one in block.pictures]
+                parts += [_part(one, f"{place}.content[{at}]") for one in block.images]
         for at, block in enumerate(blocks):
             parts += [_part(one, f"{place}.content[{at}]") for one in shown([block])]
         if parts:

@@ -58,7 +58,7 @@ NEUTRAL: NeutralFields = {
     "min_new_tokens": (is_one_of(0), "it is called min_tokens here"),
     "logits_processors": (is_one_of([]), "a client's programs are not run"),
     "custom_logit_processor": (is_one_of(), "a client's programs are not run"),
-    "mm_processor_kwargs": (is_one_of({}), "pictures are read as the model's own processor says"),
+    "mm_processor_kwargs": (is_one_of({}), "images are read as the model's own processor says"),
     "typical_p": (is_one_of(1, 1.0), _NO_SAMPLER),
     "mirostat": (is_one_of(0), _NO_SAMPLER),
     "dry_multiplier": (is_one_of(0, 0.0), _NO_SAMPLER),

@@ -21,7 +21,7 @@ CacheSalt = Annotated[str, Field(max_length=256)]
 CacheKey = Annotated[str, Field(max_length=256)]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Detail = Literal["auto", "low", "high", "original"]
-"""`low` makes a large picture smaller. With the others a model sees as finely as its processor lets it."""
+"""`low` makes a large image smaller. With the others a model sees as finely as its processor lets it."""
 Stop = Annotated[str, Field(min_length=1, max_length=1024)]
 MAX_STOPS = 64
 _MAX_STOP_CHARACTERS = 4096

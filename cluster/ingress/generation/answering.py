@@ -29,7 +29,7 @@ from cluster.ingress.generation.token_checks import check_tokens
 from cluster.ingress.generation.truncation import most_tokens, shortened
 from cluster.ingress.grammar.grammar_checker import GrammarChecker
 from cluster.ingress.http.http_errors import describe
-from cluster.ingress.images.image_intake import pictures_of
+from cluster.ingress.images.image_intake import images_of
 from cluster.ingress.parsers.output_events import PlainParser
 from cluster.ingress.parsers.stop_strings import StopStrings
 from cluster.ingress.requests.conversation import ChatConversation
@@ -78,7 +78,7 @@ class Answering:
         self, http: HttpRequest, conversation: ChatConversation, request: GenerationRequest
     ) -> PreparedChat:
         """Prepare what is to be generated. Raises RequestError."""
-        chat = await self._with_pictures(
+        chat = await self._with_images(
             http, conversation, lambda shown: self.chat_format.prepare(shown, request)
         )
         if conversation.effort is not None:
@@ -90,7 +90,7 @@ class Answering:
     async def prompt_of(self, http: HttpRequest, conversation: ChatConversation) -> tuple[int, ...]:
         """Return a conversation's tokens, which the tenant pays for. Raises RequestError."""
         _check_account(http)
-        prompt = await self._with_pictures(http, conversation, self.chat_format.prompt_of)
+        prompt = await self._with_images(http, conversation, self.chat_format.prompt_of)
         http.state.tenant.spend(len(prompt))
         return prompt
 
@@ -111,16 +111,16 @@ class Answering:
         http.state.tenant.spend(len(tokens))
         return text
 
-    async def _with_pictures(
+    async def _with_images(
         self, http: HttpRequest, conversation: ChatConversation, work: Callable[[ChatConversation], T]
     ) -> T:
-        """Do `work` on the conversation once its pictures are there."""
-        fetcher = self.settings.picture_fetcher
+        """Do `work` on the conversation once its images are there."""
+        fetcher = self.settings.image_fetcher
         if fetcher is not None:
             messages = await unless_gone(http, fetcher.with_data(conversation.messages))
             if messages is not None:
                 conversation = replace(conversation, messages=messages)
-        num_more = sum(len(picture.url) for picture in pictures_of(conversation.messages))
+        num_more = sum(len(image.url) for image in images_of(conversation.messages))
         return await self.work.do(http, at_once(lambda: work(conversation)), num_more)
 
     async def answer(
@@ -207,8 +207,8 @@ class Answering:
                 seeded = replace(sampling, seed=request_params.seed_of_choice(sampling.seed or 0, choice))
                 field, retain = asked.prompt_field, asked.retain
                 request = self._request(http, asked.terms, slo, prompt, seeded, field, retain=retain)
-                pictures = chat.pictures if chat is not None else ()
-                request = replace(request, hints=asked.hints, pictures=pictures)
+                images = chat.images if chat is not None else ()
+                request = replace(request, hints=asked.hints, images=images)
                 choices.append(self._choice(len(choices), request, asked, chat, shared))
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
         return choices

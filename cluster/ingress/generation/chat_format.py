@@ -9,7 +9,7 @@ from typing import Any
 from cluster.ingress.delivery.generator import ChatTokenizer
 from cluster.ingress.generation.prompt_length import check_counted, check_length
 from cluster.ingress.generation.request_params import ApiSettings
-from cluster.ingress.images.image_intake import Seen, pictures_of
+from cluster.ingress.images.image_intake import Seen, images_of
 from cluster.ingress.parsers.call_formats import markup_of
 from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
 from cluster.ingress.parsers.harmony_grammar import harmony_grammar
@@ -27,7 +27,7 @@ from cluster.ingress.requests.generation_request import AnswerForm, GenerationRe
 from cluster.ingress.templates.chat_template import ChatTemplate
 from cluster.ingress.templates.reasoning_effort import ReasoningEfforts, TakenEffort
 from core.errors import RequestError
-from core.prompt_pictures import Picture
+from core.prompt_images import PromptImage
 from core.types import Grammar, ThinkingBudget
 
 _TAIL_TOKENS = 16
@@ -59,7 +59,7 @@ class PreparedChat:
 
     thinking: ThinkingBudget | None
     grammar: Grammar | None
-    pictures: tuple[Picture, ...] = ()
+    images: tuple[PromptImage, ...] = ()
     effort: TakenEffort = field(default_factory=TakenEffort)
 
     def new_parser(self, stops: StopStrings | None = None) -> OutputParser:
@@ -75,13 +75,13 @@ class PreparedChat:
 class ChatFormat:
     def __init__(self, tokenizer: ChatTokenizer, settings: ApiSettings) -> None:
         self._tokenizer, self._max_context_tokens = tokenizer, settings.max_context_tokens
-        self._model_name, self._pictures = settings.model_name, settings.pictures
+        self._model_name, self._images = settings.model_name, settings.images
         self._vocab_size = settings.vocab_size
         self._template = ChatTemplate(
             tokenizer,
             settings.tool_call_parser,
             settings.reasoning_parser,
-            sees=settings.pictures is not None,
+            sees=settings.images is not None,
         )
         self.formats = self._template.formats
         self._hidden = {
@@ -103,9 +103,9 @@ class ChatFormat:
         """Prepare a conversation. Raises RequestError."""
         tools, choice = self._callable_tools(conversation), conversation.tool_choice
         seen = self._seen(conversation, tools, request)
-        if seen.pictures and request.truncate_prompt_tokens is not None:
+        if seen.images and request.truncate_prompt_tokens is not None:
             raise RequestError(
-                "truncate_prompt_tokens does not go with pictures: it could cut one",
+                "truncate_prompt_tokens does not go with images: it could cut one",
                 field="truncate_prompt_tokens",
                 code="unsupported_parameter",
             )
@@ -121,7 +121,7 @@ class ChatFormat:
             hidden_tokens=self._hidden[bool(tools)] if request.skip_special_tokens else None,
             thinking=self._budget(request.thinking_tokens, opened=opened, cut=grammar is not None),
             grammar=grammar,
-            pictures=seen.pictures,
+            images=seen.images,
             effort=self._effort(conversation),
         )
 
@@ -132,10 +132,10 @@ class ChatFormat:
     def _seen(
         self, conversation: ChatConversation, tools: Sequence[DeclaredTool], request: GenerationRequest | None
     ) -> Seen:
-        """Return the prompt and its pictures. `request` is None where only the prompt's length is wanted, which may be more than
+        """Return the prompt and its images. `request` is None where only the prompt's length is wanted, which may be more than
         the context's. Raises RequestError."""
         messages = conversation.messages
-        self._check_pictures(messages)
+        self._check_images(messages)
         if conversation.goes_on_by:
             self._check_final_message(messages[-1], conversation.goes_on_by)
         text, field = self._text(conversation, tools), top_field(messages[-1].place)
@@ -143,12 +143,12 @@ class ChatFormat:
             check_counted(text, field, self._max_context_tokens)
         elif request.truncate_prompt_tokens is None:
             check_length(text, field, self._tokenizer, self._max_context_tokens)
-        pictures = self._pictures if pictures_of(messages) else None
-        shown = text if pictures is None else pictures.in_text(text)
+        images = self._images if images_of(messages) else None
+        shown = text if images is None else images.in_text(text)
         prompt = tuple(self._tokenizer.encode(shown, add_special_tokens=False))
         if not prompt:
             raise RequestError("the conversation renders to no tokens", field=field)
-        return Seen(prompt, ()) if pictures is None else pictures.take_in(messages, prompt)
+        return Seen(prompt, ()) if images is None else images.take_in(messages, prompt)
 
     def _text(self, conversation: ChatConversation, tools: Sequence[DeclaredTool]) -> str:
         """Return what the template makes of a conversation. Raises RequestError."""
@@ -165,11 +165,11 @@ class ChatFormat:
             goes_on=bool(conversation.goes_on_by),
         )
 
-    def _check_pictures(self, messages: Sequence[ChatMessage]) -> None:
+    def _check_images(self, messages: Sequence[ChatMessage]) -> None:
         """Raise RequestError where there are any and the model reads text alone. Its chat template would fail on them."""
-        if self._pictures is None and (found := pictures_of(messages)):
+        if self._images is None and (found := images_of(messages)):
             raise RequestError(
-                f"{found[0].place}: the model {self._model_name!r} reads no pictures here",
+                f"{found[0].place}: the model {self._model_name!r} reads no images here",
                 field=top_field(found[0].place),
                 code="unsupported_parameter",
             )

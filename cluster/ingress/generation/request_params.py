@@ -9,8 +9,8 @@ from typing import Literal
 from cluster.ingress.bodies.body_model import UnknownFields
 from cluster.ingress.delivery.generator import ChatTokenizer
 from cluster.ingress.generation.prompt_length import beyond_context, check_length
-from cluster.ingress.images.image_fetching import PictureFetcher
-from cluster.ingress.images.image_intake import PictureIntake
+from cluster.ingress.images.image_fetching import ImageFetcher
+from cluster.ingress.images.image_intake import ImageIntake
 from cluster.ingress.requests.generation_request import GenerationRequest
 from cluster.ingress.tenants.fair_threads import Steps
 from core.config.adapter_config import ServedAdapter
@@ -49,10 +49,10 @@ class ApiSettings:
     response_store_bytes: int = 64 << 20
     tool_call_parser: ToolFormat | Literal["auto"] = "auto"
     reasoning_parser: ReasoningFormat | Literal["auto"] = "auto"
-    pictures: PictureIntake | None = None
+    images: ImageIntake | None = None
     """None where the model reads text alone."""
-    picture_fetcher: PictureFetcher | None = None
-    """None where no URL of a picture is fetched."""
+    image_fetcher: ImageFetcher | None = None
+    """None where no URL of an image is fetched."""
     tokenizer_folder: Path | None = None
     """The folder of the tokenizer.json that grammars are compiled for. None means that answers cannot be constrained."""
     pooling: Pooling | None = None

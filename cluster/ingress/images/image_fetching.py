@@ -1,4 +1,4 @@
-"""Fetches the pictures that messages name by http(s) URLs, from the hosts that the configuration allows.
+"""Fetches the images that messages name by http(s) URLs, from the hosts that the configuration allows.
 
 Invariant: a connection goes to an address that was checked, and no redirect is followed. So no client reaches through an ingress
 what the operator has not named."""
@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import httpx
 
-from cluster.ingress.images.image_intake import checked_pictures, refused
+from cluster.ingress.images.image_intake import checked_images, refused
 from cluster.ingress.images.public_addresses import is_public
 from cluster.ingress.requests.conversation import ChatMessage, MessageImage
-from core.config.image_config import PictureConfig
+from core.config.image_config import ImageConfig
 
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """(host, port) -> its addresses, the best first. Raises OSError."""
@@ -28,8 +28,8 @@ async def resolved(host: str, port: int) -> list[str]:
     return [str(each[4][0]) for each in found]
 
 
-class PictureFetcher:
-    def __init__(self, limits: PictureConfig, resolve: Resolve = resolved) -> None:
+class ImageFetcher:
+    def __init__(self, limits: ImageConfig, resolve: Resolve = resolved) -> None:
         self._limits, self._resolve = limits, resolve
         self._hosts = frozenset(host.lower() for host in limits.url_hosts)
         self._tls = httpx.create_ssl_context()
@@ -37,8 +37,8 @@ class PictureFetcher:
     async def with_data(self, messages: Sequence[ChatMessage]) -> list[ChatMessage] | None:
         """Return the messages with each http(s) URL replaced by a data URL of what it names; None where there is none. Raises
         RequestError."""
-        shown = checked_pictures(messages, self._limits)
-        places = {picture.url: picture.place for picture in shown if _is_remote(picture.url)}
+        shown = checked_images(messages, self._limits)
+        places = {image.url: image.place for image in shown if _is_remote(image.url)}
         if not places:
             return None
         try:
@@ -56,7 +56,7 @@ class PictureFetcher:
                 return await self._fetched(where, url)
         except TimeoutError:
             raise refused(
-                where, f"the picture did not come within {limit_s:g} s (pictures.url_timeout_s)"
+                where, f"the image did not come within {limit_s:g} s (pictures.url_timeout_s)"
             ) from None
 
     async def _fetched(self, where: str, url: str) -> str:
@@ -80,12 +80,12 @@ class PictureFetcher:
     async def _addresses(self, where: str, url: httpx.URL) -> Sequence[str]:
         """Return where to connect to. Raises RequestError where the URL may not be fetched."""
         if not url.host or url.userinfo:
-            raise refused(where, "a picture's URL has a host, and no name or password before it")
+            raise refused(where, "an image's URL has a host, and no name or password before it")
         host = url.raw_host.decode()
         is_named = (host if url.port is None else f"{host}:{url.port}") in self._hosts
         if not is_named and (_ANY not in self._hosts or url.port is not None):
             raise refused(
-                where, f"this server fetches no pictures from {url.netloc.decode()!r} (pictures.url_hosts)"
+                where, f"this server fetches no images from {url.netloc.decode()!r} (pictures.url_hosts)"
             )
         try:
             addresses = await self._resolve(host, url.port or _PORTS[url.scheme])
@@ -116,7 +116,7 @@ class PictureFetcher:
                 if len(data) > limit:
                     raise refused(
                         where,
-                        f"the picture has more than this server's limit of {limit} bytes (pictures.max_bytes)",
+                        f"the image has more than this server's limit of {limit} bytes (pictures.max_bytes)",
                     )
         return bytes(data)
 

@@ -56,7 +56,7 @@ class ChatMessage:
     def __post_init__(self) -> None:
         """Raise RequestError for what no chat template has a place for, or takes too long to render."""
         if self.has_images and self.role != "user":
-            why = "only a user's message has pictures"
+            why = "only a user's message has images"
         elif len(self.calls) > _MAX_CALLS:
             why = f"{len(self.calls)} calls exceed the limit of {_MAX_CALLS}"
         else:

@@ -112,13 +112,13 @@ class CallOutputItem(_Item):
     output: str | list[Annotated[InputText | InputImage, Field(discriminator="type")]]
 
     def message(self, place: str) -> ChatMessage:
-        """Return the message without pictures: templates show none in results."""
+        """Return the message without images: templates show none in results."""
         parts = () if isinstance(self.output, str) else self.output
         text = "".join(part.text for part in parts if isinstance(part, InputText))
         content = self.output if isinstance(self.output, str) else text
         return ChatMessage(role="tool", content=content, call_id=self.call_id, place=place)
 
-    def pictures(self, place: str) -> list[Part]:
+    def images(self, place: str) -> list[Part]:
         parts = enumerate(() if isinstance(self.output, str) else self.output)
         return [
             _part(part, f"{place}.output[{at}].image_url")

@@ -266,20 +266,20 @@ def generation_of(body: ResponsesRequest) -> GenerationRequest:
 
 def _messages(items: Sequence[PlacedItem]) -> Iterator[ChatMessage]:
     """Yield the messages. Reasoning, text and calls that follow each other are one message of the assistant. Behind calls'
-    results their pictures are a user's message."""
+    results their images are a user's message."""
     converted = [(placed.message, placed) for placed in items]
     for role, group in groupby(converted, lambda pair: pair[0].role):
         pairs = list(group)
         messages = [message for message, _ in pairs]
         yield from [_one_turn(messages)] if role == "assistant" else messages
-        pictures = [
+        images = [
             part
             for _, placed in pairs
             if isinstance(placed.item, CallOutputItem)
-            for part in placed.item.pictures(placed.place)
+            for part in placed.item.images(placed.place)
         ]
-        if pictures:
-            yield ChatMessage(role="user", content=content_of(pictures), place=pairs[-1][0].place)
+        if images:
+            yield ChatMessage(role="user", content=content_of(images), place=pairs[-1][0].place)
 
 
 def _one_turn(messages: Sequence[ChatMessage]) -> ChatMessage:

@@ -26,7 +26,7 @@ class MessageStyle:
     """`short`: nine letters and digits, as Mistral's templates demand. `numbered`: `functions.NAME:0`, counted through the
     conversation: Kimi's templates render the id alone, and the model reads the name in it."""
     text_parts: bool = False
-    """Whether text stands in a list of parts, as templates of models that read pictures may demand."""
+    """Whether text stands in a list of parts, as templates of models that read images may demand."""
     reasoning_key: ReasoningKey = "reasoning_content"
     """The key of the reasoning. gpt-oss's template reads `thinking`."""
     shows_names: bool = True

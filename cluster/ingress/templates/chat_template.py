@@ -59,7 +59,7 @@ class ChatTemplate:
         sees: bool,
     ) -> None:
         """`tools` and `reasoning` are the configuration's word, which stands above what is found. `sees`: the model reads
-        pictures."""
+        images."""
         self._tokenizer = tokenizer
         plain, shown = (TemplateUse(tokenizer, with_tools) for with_tools in (False, True))
         style = MessageStyle(text_parts=sees and _demands_parts(tokenizer))

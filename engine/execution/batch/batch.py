@@ -16,7 +16,7 @@ from core.types import PromptScore, SamplingParams
 from engine.execution.batch.adapter_rows import NO_ADAPTERS, AdapterRows
 from engine.execution.batch.attention_pieces import AttentionPieces
 from engine.execution.batch.host_needs import host_needs
-from engine.execution.batch.picture_positions import in_planes
+from engine.execution.batch.image_positions import in_planes
 from engine.execution.batch.step_memory import HostSteps, Pack, Placed, StepIO
 from kernels.ops import AttentionMeta, StateBlocks
 
@@ -47,9 +47,9 @@ class RankSeq:
 
     __slots__ = (
         "host_needs",
+        "images",
         "num_prompt",
         "num_tokens",
-        "pictures",
         "place",
         "pooled",
         "position_shift",
@@ -73,7 +73,7 @@ class RankSeq:
         self.sampling: SamplingParams = new.sampling
         self.host_needs = host_needs(new.sampling)
         """As the function says of its parameters; empty: nothing."""
-        self.pictures, self.position_shift = new.pictures, new.position_shift
+        self.images, self.position_shift = new.images, new.position_shift
         self.pooled: torch.Tensor | None = None
         """(hidden_size,) float32: the sum, or the last, of the prompt's hidden states so far. None where no embedding is
         wanted."""
@@ -168,8 +168,8 @@ class PackedBatch:
             self._pieces = AttentionPieces.of_decodes(work, own_tables)
         else:
             self._pieces = AttentionPieces.of(work, own_tables)
-            if any(item.has_picture for item in work):
-                positions = in_planes(positions, work, [seq.pictures for seq in seqs])
+            if any(item.has_image for item in work):
+                positions = in_planes(positions, work, [seq.images for seq in seqs])
             to_sample = sampled_rows(work)
             self._sample_rows = (
                 pack.add(np.array(to_sample, np.int64)) if len(to_sample) < len(tokens) else None

@@ -171,6 +171,6 @@ def _filled(work: SeqWork, drafts: tuple[TokenId, ...] | None) -> SeqWork:
 
 def _for_drafting(new: NewSeq) -> NewSeq:
     """Return the sequence without log-probabilities, which nobody hears of, and with text's positions: a drafter sees no
-    pictures."""
+    images."""
     sampling = replace(new.sampling, num_logprobs=-1, num_prompt_logprobs=-1)
     return replace(new, sampling=sampling, position_shift=0)

@@ -124,7 +124,7 @@ class StepGraphs:
         """Return the number of rows that each group's replay of the step has; 0 where the step is launched.
 
         Groups of ranks meet in a replay with equally many rows, so all replay a step or none: where no sequence has an adapter or
-        a picture to compute, no group has more tokens than were captured, and all have places. Some groups may have no work."""
+        an image to compute, no group has more tokens than were captured, and all have places. Some groups may have no work."""
         most = max(sum(item.count for item in work) for work in groups)
         if not 0 < most <= self._sizes[-1] or not all(map(_is_plain, chain(*groups))):
             return 0
@@ -166,7 +166,7 @@ class StepGraphs:
 
 
 def _is_plain(item: SeqWork) -> bool:
-    return not (item.adapter or item.has_picture or item.both_ways)
+    return not (item.adapter or item.has_image or item.both_ways)
 
 
 def _counts(work: Sequence[SeqWork]) -> list[int]:

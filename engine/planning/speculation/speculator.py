@@ -15,7 +15,7 @@ from math import inf
 from core.config.cluster_config import EngineConfig
 from core.cost.steps import StepModels
 from core.plan import PROPOSED, StepPlan, StepResult
-from core.prompt_pictures import FIRST_ROW
+from core.prompt_images import FIRST_ROW
 from core.types import TokenId
 from engine.planning.sequence import Sequence
 from engine.planning.sequence_table import SequenceTable
@@ -224,7 +224,7 @@ class Speculator:
 
 
 def _text_of(tokens: tuple[TokenId, ...]) -> tuple[TokenId, ...]:
-    """Return the tokens before the first one that stands for a picture, which is never sampled."""
+    """Return the tokens before the first one that stands for an image, which is never sampled."""
     return next((tokens[:at] for at, token in enumerate(tokens) if token >= FIRST_ROW), tokens)
 
 

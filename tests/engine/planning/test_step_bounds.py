@@ -105,9 +105,9 @@ def test_steps_that_may_still_compile_kernels_have_longer() -> None:
     assert bounds.bound_s(DECODE, UNKNOWN_STEPS) < 2 * GRACE_S
 
 
-def test_steps_with_pictures_have_longer_since_nothing_predicts_them() -> None:
+def test_steps_with_images_have_longer_since_nothing_predicts_them() -> None:
     bounds = StepBounds(GRACE_S)
-    shown = replace(PROMPT, work=tuple(replace(work, has_picture=True) for work in PROMPT.work))
+    shown = replace(PROMPT, work=tuple(replace(work, has_image=True) for work in PROMPT.work))
     for _ in range(2 * YOUNG_STEPS):
         bounds.observe(shown, 0.1)
     assert bounds.bound_s(shown, UNKNOWN_STEPS) > PATIENCE * GRACE_S

@@ -10,7 +10,7 @@ from core.config.cluster_config import EngineConfig
 from core.cost.steps import StepModels
 from core.plan import Sampled, SeqWork, StepPlan, StepResult
 from core.ports import ServedSequence
-from core.prompt_pictures import Picture
+from core.prompt_images import PromptImage
 from core.types import Request, SamplingParams
 from engine.planning.step_scheduler import StepScheduler
 from engine.planning.whole_runs import missing_runs, uncut
@@ -59,7 +59,7 @@ class Rank:
     def compute(self, work: SeqWork) -> None:
         request, end = self.requests[work.key], work.start + work.count
         names = request.tokens + (SAMPLED,) * request.sampling.max_tokens
-        whole = [(first, first + count) for one in request.pictures for first, count in one.spans]
+        whole = [(first, first + count) for one in request.images for first, count in one.spans]
         self.num_whole += len(work.both_ways)
         self.num_rests += any(first < work.start < stop for first, stop in whole)
 
@@ -74,30 +74,30 @@ class Rank:
             assert self.slots[place(token)] == names[:seen], (work.key, token)
 
 
-class Pictured(NamedTuple):
+class WithImages(NamedTuple):
     prompt: tuple[int, ...]
-    pictures: tuple[Picture, ...]
+    images: tuple[PromptImage, ...]
 
 
-def some_prompt(rng: random.Random, shared: Pictured) -> Pictured:
-    """A prompt that may begin as another one does, with pictures of few kinds, some of several runs."""
-    tokens, pictures = list(shared.prompt), list(shared.pictures)
+def some_prompt(rng: random.Random, shared: WithImages) -> WithImages:
+    """A prompt that may begin as another one does, with images of few kinds, some of several runs."""
+    tokens, images = list(shared.prompt), list(shared.images)
     for _ in range(rng.randrange(3)):
         tokens += [rng.randrange(3, 5) for _ in range(rng.randint(1, 6))]
         kind, spans = rng.randrange(3), list[tuple[int, int]]()
         for _ in range(1 + kind % 2):
             spans.append((len(tokens), ROWS - kind))
             tokens += [*[PLACEHOLDER] * (ROWS - kind), 9]
-        pictures.append(Picture(bytes([kind]), tuple(spans), both_ways=True))
+        images.append(PromptImage(bytes([kind]), tuple(spans), both_ways=True))
     tokens += [rng.randrange(3, 5) for _ in range(rng.randint(1, 4))]
-    return Pictured(tuple(tokens), tuple(pictures))
+    return WithImages(tuple(tokens), tuple(images))
 
 
 def test_every_token_has_seen_what_it_should_however_prompts_are_planned() -> None:
     """With few blocks, sequences give way to each other and are computed again; some steps find no memory."""
     ranks = [served(random.Random(seed)) for seed in range(40)]
     assert all(rank.num_whole for rank in ranks)
-    assert sum(rank.num_rests for rank in ranks) > 10, "some cached prefixes end within a picture"
+    assert sum(rank.num_rests for rank in ranks) > 10, "some cached prefixes end within an image"
 
 
 def served(rng: random.Random) -> Rank:
@@ -107,11 +107,11 @@ def served(rng: random.Random) -> Rank:
         block_size=BLOCK_SIZE, max_batch_tokens=ROWS + num_seqs - 1 + rng.randrange(9), max_num_seqs=num_seqs
     )
     engine, rank = StepScheduler(config, rng.choice((40, 200)), 1000, Hesitant(rng)), Rank()
-    starts = [some_prompt(rng, Pictured((), ())) for _ in range(3)]
+    starts = [some_prompt(rng, WithImages((), ())) for _ in range(3)]
     for number in range(20):
-        prompt, pictures = some_prompt(rng, rng.choice(starts))
+        prompt, images = some_prompt(rng, rng.choice(starts))
         params = SamplingParams(max_tokens=rng.randint(1, 9))
-        request = Request(id=str(number), prompt=prompt, sampling=params, reply_to="f", pictures=pictures)
+        request = Request(id=str(number), prompt=prompt, sampling=params, reply_to="f", images=images)
         rank.requests[request.key] = request
         engine.sequences.add(request)
     finished, num_failed = set[str](), 0
@@ -131,13 +131,13 @@ def served(rng: random.Random) -> Rank:
 
 
 def test_what_is_left_of_a_run_is_one() -> None:
-    pictures = (
-        Picture(b"a", ((3, 4), (9, 2))),
-        Picture(b"b", ((20, 5), (27, 5)), both_ways=True),
+    images = (
+        PromptImage(b"a", ((3, 4), (9, 2))),
+        PromptImage(b"b", ((20, 5), (27, 5)), both_ways=True),
     )
-    assert missing_runs(pictures, 0) == ((20, 5), (27, 5))
-    assert missing_runs(pictures, 22) == ((22, 3), (27, 5))
-    assert missing_runs(pictures, 25) == ((27, 5),)
+    assert missing_runs(images, 0) == ((20, 5), (27, 5))
+    assert missing_runs(images, 22) == ((22, 3), (27, 5))
+    assert missing_runs(images, 25) == ((27, 5),)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class Served:
         raise AssertionError(f"nothing sends {paused} and {lost} on")
 
     def on_failed(self, failed: Sequence[FailedSeq]) -> None:
-        raise AssertionError(f"{failed} have no pictures")
+        raise AssertionError(f"{failed} have no images")
 
     def on_tokens(self, tokens: list[TokenOut]) -> None:
         for token in tokens:

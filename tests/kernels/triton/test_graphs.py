@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from core.plan import KVPush, NewSeq, Sampled, SeqWork, StepPlan, StepResult
-from core.prompt_pictures import Picture
+from core.prompt_images import PromptImage
 from core.types import Request, SamplingParams
 from engine.execution.graphs.graph_capture import Launch, again
 from engine.execution.graphs.graph_sizes import auto_sizes
@@ -171,18 +171,18 @@ def test_steps_with_an_adapter_are_launched_and_those_without_are_replayed(tmp_p
     assert not instance.device.violations
 
 
-def test_replays_have_the_positions_behind_pictures(tmp_path: Path) -> None:
+def test_replays_have_the_positions_behind_images(tmp_path: Path) -> None:
     _, _, model = tiny(tmp_path, "qwen2")
     first, second = requests_of([(14, 7), (5, 7)])
-    picture = Picture(b"a", ((3, 8),), columns=4)
+    image = PromptImage(b"a", ((3, 8),), columns=4)
 
-    def said(picture: Picture, sizes: tuple[int, ...] = (2,)) -> dict[str, list[int]]:
+    def said(image: PromptImage, sizes: tuple[int, ...] = (2,)) -> dict[str, list[int]]:
         instance = Instance(model, 30, simulated=True, sizes=sizes, max_batch_tokens=16)
-        out = instance.run([replace(first, pictures=(picture,)), second])
+        out = instance.run([replace(first, images=(image,)), second])
         assert (instance.num_replayed > 5) == bool(sizes)
         return out
 
-    assert said(picture) == said(picture, ()) != said(replace(picture, columns=0))
+    assert said(image) == said(image, ()) != said(replace(image, columns=0))
 
 
 class Steps:

@@ -1,4 +1,4 @@
-"""Models that read pictures: their rows and tokens are transformers' own, and what cannot be done is refused by name."""
+"""Models that read images: their rows and tokens are transformers' own, and what cannot be done is refused by name."""
 
 import json
 from io import BytesIO
@@ -13,7 +13,7 @@ from core.errors import ConfigError, UnsupportedModel
 from engine.sizing.pool_size import size_pool
 from models.families.table import read_spec
 from models.registry import check_load_format
-from models.vision.picture_reader import PictureReader, UnreadablePicture, open_picture
+from models.vision.image_reader import ImageReader, UnreadableImage, open_image
 from models.vision.tower import VisionTower
 from parallel.mesh import Mesh
 from tests.models.checkpoints import CPU
@@ -21,8 +21,8 @@ from tests.models.seeing_checkpoints import (
     SEEING,
     asked_of,
     encoded,
+    make_image,
     make_seeing,
-    picture,
     said,
     shown,
 )
@@ -32,7 +32,7 @@ SIZES = [(60, 45), (90, 30), (31, 77), (64, 64), (8, 30), (200, 10), (33, 32), (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", SEEING)
-def test_a_picture_of_any_size_has_as_many_rows_as_tokens_and_both_are_transformers_own(
+def test_an_image_of_any_size_has_as_many_rows_as_tokens_and_both_are_transformers_own(
     family: str, tmp_path: Path
 ) -> None:
     reference, processor = make_seeing(tmp_path, family)
@@ -40,11 +40,11 @@ def test_a_picture_of_any_size_has_as_many_rows_as_tokens_and_both_are_transform
     assert spec.vision is not None
     tower, reader = (
         VisionTower(tmp_path, spec, torch.float32, CPU),
-        PictureReader(tmp_path, spec.vision.token_id),
+        ImageReader(tmp_path, spec.vision.token_id),
     )
     names = processor.image_processor.model_input_names
     for seed, (width, height) in enumerate(SIZES):
-        image = picture(seed, width, height)
+        image = make_image(seed, width, height)
         theirs = asked_of(
             processor, [{"role": "user", "content": [said("a"), shown(image), said("b")]}], [image]
         )
@@ -109,7 +109,7 @@ def test_what_cannot_be_done_is_refused_by_name_before_a_weight_is_read(
         read_spec(tmp_path)
 
 
-def test_a_stage_without_the_layers_that_pictures_go_into_is_refused(tmp_path: Path) -> None:
+def test_a_stage_without_the_layers_that_images_go_into_is_refused(tmp_path: Path) -> None:
     make_seeing(tmp_path, "qwen3_vl")
     size_pool(tmp_path, ModelConfig(), EngineConfig(num_blocks=8), Mesh(pp=2))
     with pytest.raises(
@@ -118,16 +118,16 @@ def test_a_stage_without_the_layers_that_pictures_go_into_is_refused(tmp_path: P
         size_pool(tmp_path, ModelConfig(), EngineConfig(num_blocks=8), Mesh(pp=4))
 
 
-def test_steps_that_would_cut_a_picture_which_must_stay_whole_are_refused(tmp_path: Path) -> None:
+def test_steps_that_would_cut_an_image_which_must_stay_whole_are_refused(tmp_path: Path) -> None:
     make_seeing(tmp_path, "gemma3")
     for num_tokens, num_seqs in ((9, 1), (16, 8)):
         engine = EngineConfig(num_blocks=8, max_batch_tokens=num_tokens, max_num_seqs=num_seqs)
         size_pool(tmp_path, ModelConfig(), engine)
-        with pytest.raises(ConfigError, match=f"all 9 tokens of a picture .* set {num_tokens} or more"):
+        with pytest.raises(ConfigError, match=f"all 9 tokens of an image .* set {num_tokens} or more"):
             size_pool(tmp_path, ModelConfig(), engine.model_copy(update={"max_batch_tokens": num_tokens - 1}))
 
 
-def test_crops_of_pictures_are_refused(tmp_path: Path) -> None:
+def test_crops_of_images_are_refused(tmp_path: Path) -> None:
     make_seeing(tmp_path, "gemma3")
     path = tmp_path / "processor_config.json"
     content = json.loads(path.read_text())
@@ -136,7 +136,7 @@ def test_crops_of_pictures_are_refused(tmp_path: Path) -> None:
     spec = read_spec(tmp_path)
     assert spec.vision is not None
     with pytest.raises(UnsupportedModel, match="do_pan_and_scan"):
-        PictureReader(tmp_path, spec.vision.token_id)
+        ImageReader(tmp_path, spec.vision.token_id)
 
 
 def test_dummy_weights_and_a_processor_of_another_token_are_refused(tmp_path: Path) -> None:
@@ -144,26 +144,26 @@ def test_dummy_weights_and_a_processor_of_another_token_are_refused(tmp_path: Pa
     spec = read_spec(tmp_path)
     with pytest.raises(UnsupportedModel, match="dummy"):
         check_load_format(spec, "dummy")
-    with pytest.raises(UnsupportedModel, match="writes token 4096 for pictures; config.json says 7"):
-        PictureReader(tmp_path, 7)
+    with pytest.raises(UnsupportedModel, match="writes token 4096 for images; config.json says 7"):
+        ImageReader(tmp_path, 7)
 
 
-def test_a_picture_of_one_row_is_refused_where_transformers_fails_with_it(tmp_path: Path) -> None:
+def test_an_image_of_one_row_is_refused_where_transformers_fails_with_it(tmp_path: Path) -> None:
     make_seeing(tmp_path, "mistral3")
     spec = read_spec(tmp_path)
     assert spec.vision is not None
-    with pytest.raises(UnreadablePicture, match="too small for this model: 8 x 8 pixels"):
-        PictureReader(tmp_path, spec.vision.token_id).layout(picture(1, 8, 8))
+    with pytest.raises(UnreadableImage, match="too small for this model: 8 x 8 pixels"):
+        ImageReader(tmp_path, spec.vision.token_id).layout(make_image(1, 8, 8))
 
 
-def test_pictures_are_upright_and_without_transparency() -> None:
-    image = picture(1, 40, 20)
+def test_images_are_upright_and_without_transparency() -> None:
+    image = make_image(1, 40, 20)
     exif = image.getexif()
     exif[0x0112] = 6
     path = encoded(image.convert("RGBA"))
-    assert open_picture(path).mode == "RGB"
+    assert open_image(path).mode == "RGB"
     out = BytesIO()
     image.save(out, "JPEG", exif=exif)
-    assert open_picture(out.getvalue()).size == (20, 40)
-    with pytest.raises(UnreadablePicture, match="pixels"):
-        open_picture(encoded(image), max_pixels=799)
+    assert open_image(out.getvalue()).size == (20, 40)
+    with pytest.raises(UnreadableImage, match="pixels"):
+        open_image(encoded(image), max_pixels=799)

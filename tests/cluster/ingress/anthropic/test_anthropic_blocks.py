@@ -9,7 +9,7 @@ from anthropic import beta_async_tool
 from tests.cluster.ingress.anthropic.test_messages import PATH, client
 from tests.cluster.ingress.api.fakes import NAME
 from tests.cluster.ingress.api.template_fakes import last_rendered, served
-from tests.models.seeing_checkpoints import encoded, picture
+from tests.models.seeing_checkpoints import encoded, make_image
 
 WARNING = "x-baton-warning"
 TEXT = {"type": "text", "text": "Read it."}
@@ -84,13 +84,13 @@ async def test_what_cannot_be_read_or_cited_is_refused_by_name(block: Any, says:
     assert says in answer.json()["error"]["message"]
 
 
-async def test_a_documents_picture_needs_a_model_that_sees() -> None:
-    data = encoded(picture(1, 20, 16))
+async def test_a_documents_image_needs_a_model_that_sees() -> None:
+    data = encoded(make_image(1, 20, 16))
     image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data.hex()}}
     block = {"type": "document", "source": {"type": "content", "content": [image]}}
     answer = await served("x").post(PATH, {"model": NAME, "max_tokens": 5, "messages": [user(block)]})
     assert answer.status_code == 400
-    assert "reads no pictures" in answer.text
+    assert "reads no images" in answer.text
 
 
 async def test_redacted_thinking_is_left_out_and_said_to_be() -> None:

@@ -12,7 +12,7 @@ from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import SETTINGS, Api
 from tests.cluster.ingress.api.template_fakes import served
 from tests.cluster.ingress.api.templated import tokenizer_with
-from tests.cluster.ingress.images.test_pictures import seeing
+from tests.cluster.ingress.images.test_images import seeing
 
 MESSAGES, RESPONSES, INFILL = "/v1/messages", "/v1/responses", "/infill"
 USER = {"role": "user", "content": "x"}
@@ -79,7 +79,7 @@ async def test_a_complaint_names_the_clients_own_field(path: str, body: dict[str
         assert error["param"].partition(".")[0] in body
 
 
-async def test_a_picture_that_cannot_be_read_is_named_as_the_client_wrote_it() -> None:
+async def test_an_image_that_cannot_be_read_is_named_as_the_client_wrote_it() -> None:
     parts = [
         {"type": "input_text", "text": "a"},
         {"type": "input_image", "image_url": "data:image/png;base64,AAAA"},
@@ -88,7 +88,7 @@ async def test_a_picture_that_cannot_be_read_is_named_as_the_client_wrote_it() -
         RESPONSES, {"model": NAME, "input": [USER, {"role": "user", "content": parts}]}
     )
     error = refused.json()["error"]
-    assert error["message"].startswith("input[1].content[1].image_url: the picture cannot be read")
+    assert error["message"].startswith("input[1].content[1].image_url: the image cannot be read")
     assert error["param"] == "input"
 
 

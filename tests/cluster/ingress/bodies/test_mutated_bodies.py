@@ -26,7 +26,7 @@ from tests.cluster.ingress.openai.test_fill_in_middle import FAMILIES, Beginning
 
 _SAMPLE = 120
 _LACKS = (
-    "reads no pictures",
+    "reads no images",
     "cannot be constrained",
     "no adapter",
     "no file",

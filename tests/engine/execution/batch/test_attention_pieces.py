@@ -15,7 +15,7 @@ from transformers.masking_utils import (
 from transformers.models.gemma3.modeling_gemma3 import get_block_sequence_ids_for_mask
 
 from core.plan import NewSeq, SeqWork
-from core.prompt_pictures import Picture
+from core.prompt_images import PromptImage
 from core.types import SamplingParams
 from engine.execution.batch.batch import RankSeq, build_batch
 from engine.planning.whole_runs import missing_runs, uncut
@@ -26,7 +26,7 @@ BLOCK_SIZE, HEADS, SIZE = 4, 2, 8
 
 
 class Prompt:
-    """Texts with pictures between them, in blocks of its own."""
+    """Texts with images between them, in blocks of its own."""
 
     def __init__(self, rng: random.Random, first_block: int) -> None:
         kinds: list[int] = []
@@ -37,12 +37,12 @@ class Prompt:
             kinds += [1] * spans[-1][1]
         kinds += [0] * rng.randint(1, 9)
         self.kinds, self.size = kinds, len(kinds)
-        self.pictures = tuple(
-            Picture(bytes([number]), (span,), both_ways=True) for number, span in enumerate(spans)
+        self.images = tuple(
+            PromptImage(bytes([number]), (span,), both_ways=True) for number, span in enumerate(spans)
         )
         self.table = tuple(range(first_block, first_block + -(-self.size // BLOCK_SIZE)))
         params = SamplingParams(max_tokens=1)
-        self.seq = RankSeq(NewSeq("k", (1,) * self.size, self.size, params, pictures=self.pictures))
+        self.seq = RankSeq(NewSeq("k", (1,) * self.size, self.size, params, images=self.images))
         self.q, self.k, self.v = torch.randn(3, self.size, HEADS, SIZE).unbind(0)
 
     def theirs(self, window: int) -> torch.Tensor:
@@ -59,7 +59,7 @@ class Prompt:
     def work(self, rng: random.Random) -> SeqWork:
         """A piece that no run is cut by, which may begin within one."""
         start = rng.randrange(self.size)
-        runs = missing_runs(self.pictures, start)
+        runs = missing_runs(self.images, start)
         count = uncut(runs, start, rng.randint(1, self.size - start), self.size)
         own = tuple(run for run in runs if run[0] < start + count)
         return SeqWork(
@@ -68,7 +68,7 @@ class Prompt:
             count=count,
             block_ids=self.table,
             samples=False,
-            has_picture=True,
+            has_image=True,
             both_ways=own,
         )
 
@@ -98,4 +98,4 @@ def test_tokens_see_what_transformers_masks_say() -> None:
             q, want = (torch.cat(each) for each in zip(*rows, strict=True))
             got = PagedAttention()(q, pool, meta, SIZE**-0.5, window, 0.0, None)
             torch.testing.assert_close(got, want)
-    assert num_within > 3, "some pieces begin within a picture"
+    assert num_within > 3, "some pieces begin within an image"

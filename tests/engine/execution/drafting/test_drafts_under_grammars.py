@@ -98,7 +98,7 @@ class Answers:
         raise AssertionError(f"nothing sends {paused} and {lost} on")
 
     def on_failed(self, failed: SeqOf[FailedSeq]) -> None:
-        raise AssertionError(f"{failed} have no pictures")
+        raise AssertionError(f"{failed} have no images")
 
     def on_error(self, error: BaseException) -> None:
         raise error

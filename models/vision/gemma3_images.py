@@ -1,7 +1,7 @@
-"""The processor of Gemma 3: transformers' pixels, and a picture's tokens between two of its own.
+"""The processor of Gemma 3: transformers' pixels, and an image's tokens between two of its own.
 
-Empty lines stand before and behind each picture. They are text to the tokenizer, which joins them with others beside them. So
-they are written into the prompt's text, and are none of the picture's tokens. Pictures are never cut ("pan and scan")."""
+Empty lines stand before and behind each image. They are text to the tokenizer, which joins them with others beside them. So
+they are written into the prompt's text, and are none of the image's tokens. Images are never cut ("pan and scan")."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,8 +14,8 @@ NAME = "Gemma3Processor"
 _USUAL_ROWS = 256
 
 
-class Gemma3Pictures:
-    """Does what `models.vision.picture_reader.PictureReader` asks of a processor of transformers."""
+class Gemma3Images:
+    """Does what `models.vision.image_reader.ImageReader` asks of a processor of transformers."""
 
     both_ways = True
     around = "\n\n"
@@ -29,7 +29,7 @@ class Gemma3Pictures:
         )
         if self.image_processor.do_pan_and_scan:
             raise UnsupportedModel(
-                f"do_pan_and_scan is set in {folder}: pictures that are cut into crops are not supported; set it to false"
+                f"do_pan_and_scan is set in {folder}: images that are cut into crops are not supported; set it to false"
             )
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.image_token: str = tokenizer.boi_token
@@ -39,8 +39,8 @@ class Gemma3Pictures:
         self._tokens = [self.placeholder_id, *[self.image_token_id] * num_rows, tokenizer.eoi_token_id]
 
     def __call__(self, *, images: Sequence[Any], return_tensors: str, **_: Any) -> dict[str, Any]:
-        """Return the tokens and pixels of one picture."""
-        import torch  # noqa: PLC0415 (an ingress without pictures does not need it)
+        """Return the tokens and pixels of one image."""
+        import torch  # noqa: PLC0415 (an ingress without images does not need it)
 
         read = self.image_processor(images=list(images), return_tensors=return_tensors)
         return {"pixel_values": read["pixel_values"], "input_ids": torch.tensor([self._tokens])}

@@ -1,4 +1,4 @@
-"""What the ranks with a model's first layer need for pictures: the vision tower, its largest step, and rows that are kept."""
+"""What the ranks with a model's first layer need for images: the vision tower, its largest step, and rows that are kept."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,13 +15,13 @@ from parallel.mesh import Mesh
 from parallel.plans import part_of
 
 KEPT_ROWS: Final = 16_384
-"""Rows of pictures that a rank keeps."""
+"""Rows of images that a rank keeps."""
 _VECTORS = 10
 """Vectors of a patch that live at once in a tower's layer, beside an MLP's inner rows: the residual, its norm, queries, keys,
 values, results, and the pixels."""
 
 
-def beside_pictures(
+def beside_images(
     needs: Sequence[RankNeeds],
     spec: ModelSpec,
     folder: Path,
@@ -29,7 +29,7 @@ def beside_pictures(
     dtype: str,
     engine: EngineConfig,
 ) -> list[RankNeeds]:
-    """Return the needs with those for pictures. The tower computes before the model's layers do, one picture at a time. Raises
+    """Return the needs with those for images. The tower computes before the model's layers do, one image at a time. Raises
     ConfigError and UnsupportedModel."""
     if (vision := spec.vision) is None:
         return list(needs)
@@ -38,7 +38,7 @@ def beside_pictures(
     first, stop = part_of(dims, mesh, 0).layers
     if stop - first < vision.num_deep:
         raise UnsupportedModel(
-            f"pictures of {spec.architecture} go into its first {vision.num_deep} layers, which must be on one stage: use a "
+            f"images of {spec.architecture} go into its first {vision.num_deep} layers, which must be on one stage: use a "
             f"smaller pp than {mesh.pp}"
         )
     weight_bytes = count_weights(folder, vision.prefixes) * wide
@@ -57,11 +57,11 @@ def beside_pictures(
 
 
 def _check_steps(vision: VisionSpec, engine: EngineConfig) -> None:
-    """Refuse steps without room for a picture that cannot be cut, beside all that may decode. Raises ConfigError."""
+    """Refuse steps without room for an image that cannot be cut, beside all that may decode. Raises ConfigError."""
     least = vision.whole_rows + engine.max_num_seqs - 1
     if vision.whole_rows and engine.max_batch_tokens < least:
         raise ConfigError(
             f"engine.max_batch_tokens is {engine.max_batch_tokens}, but a step of {vision.architecture} must have room for all "
-            f"{vision.whole_rows} tokens of a picture beside max_num_seqs - 1 that decode: set {least} or more, or a smaller "
+            f"{vision.whole_rows} tokens of an image beside max_num_seqs - 1 that decode: set {least} or more, or a smaller "
             "engine.max_num_seqs"
         )

@@ -1,4 +1,4 @@
-"""Pictures in the bodies of all routes: what becomes of them, and what is refused before anything is generated."""
+"""Images in the bodies of all routes: what becomes of them, and what is refused before anything is generated."""
 
 import base64
 import struct
@@ -14,30 +14,30 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cluster.ingress.images.image_intake import PictureIntake
-from core.config.image_config import PictureConfig
+from cluster.ingress.images.image_intake import ImageIntake
+from core.config.image_config import ImageConfig
 from core.errors import RequestError
-from core.prompt_pictures import Picture
-from models.vision.picture_reader import PictureLayout, open_picture
+from core.prompt_images import PromptImage
+from models.vision.image_reader import ImageLayout, open_image
 from tests.cluster.ingress.api.fakes import NAME, ByteTokenizer, FakeGenerator
 from tests.cluster.ingress.api.harness import CHATS, SETTINGS, Api
-from tests.models.seeing_checkpoints import data_url, encoded, picture, said, shown
+from tests.models.seeing_checkpoints import data_url, encoded, make_image, said, shown
 
 PLACEHOLDER = 1
-LIMITS = PictureConfig(max_per_request=2, max_bytes=4096, max_pixels=10_000)
-SMALL, OTHER = picture(1, 20, 16), picture(2, 20, 16)
+LIMITS = ImageConfig(max_per_request=2, max_bytes=4096, max_pixels=10_000)
+SMALL, OTHER = make_image(1, 20, 16), make_image(2, 20, 16)
 
 
 class Reader:
-    """A picture of width w is w / 10 tokens in each of two rows, each of which another token ends."""
+    """An image of width w is w / 10 tokens in each of two rows, each of which another token ends."""
 
     token_id = placeholder_id = PLACEHOLDER
 
     def in_text(self, text: str) -> str:
         return text
 
-    def layout(self, image: Image.Image) -> PictureLayout:
-        return PictureLayout([*[PLACEHOLDER] * (image.width // 10), 2] * 2, columns=0)
+    def layout(self, image: Image.Image) -> ImageLayout:
+        return ImageLayout([*[PLACEHOLDER] * (image.width // 10), 2] * 2, columns=0)
 
 
 class SeeingTokenizer(ByteTokenizer):
@@ -53,11 +53,9 @@ def _flat(content: Any) -> Any:
     return "".join(part["text"] if part["type"] == "text" else chr(PLACEHOLDER) for part in content)
 
 
-def seeing(limits: PictureConfig = LIMITS, **settings: Any) -> Api:
-    intake = PictureIntake(Reader(), limits)  # type: ignore[arg-type]
-    return Api(
-        FakeGenerator("ok"), replace(SETTINGS, pictures=intake, **settings), tokenizer=SeeingTokenizer()
-    )
+def seeing(limits: ImageConfig = LIMITS, **settings: Any) -> Api:
+    intake = ImageIntake(Reader(), limits)  # type: ignore[arg-type]
+    return Api(FakeGenerator("ok"), replace(SETTINGS, images=intake, **settings), tokenizer=SeeingTokenizer())
 
 
 def asked(content: Any, **more: Any) -> dict[str, Any]:
@@ -65,25 +63,23 @@ def asked(content: Any, **more: Any) -> dict[str, Any]:
 
 
 BODY = b"user: a" + bytes([1, 1, 2, 1, 1, 2]) + b"b\nassistant: "
-SEEN = (Picture(encoded(SMALL), ((7, 2), (10, 2))),)
+SEEN = (PromptImage(encoded(SMALL), ((7, 2), (10, 2))),)
 
 
-async def test_each_placeholder_becomes_the_tokens_of_its_picture() -> None:
+async def test_each_placeholder_becomes_the_tokens_of_its_image() -> None:
     api = seeing()
     answer = await api.openai.chat.completions.create(**asked([said("a"), shown(SMALL), said("b")]))
     (request,) = api.generator.requests
     assert bytes(request.prompt) == BODY
-    assert request.pictures == SEEN
+    assert request.images == SEEN
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(BODY)
 
 
 @pytest.mark.parametrize(("detail", "sides"), [("low", (512, 256)), ("high", (640, 320)), (None, (640, 320))])
-async def test_a_large_picture_is_shrunk_where_low_detail_will_do(
-    detail: Any, sides: tuple[int, int]
-) -> None:
-    api = seeing(PictureConfig(max_bytes=1 << 20))
-    url = data_url(encoded(picture(1, 640, 320)))
+async def test_a_large_image_is_shrunk_where_low_detail_will_do(detail: Any, sides: tuple[int, int]) -> None:
+    api = seeing(ImageConfig(max_bytes=1 << 20))
+    url = data_url(encoded(make_image(1, 640, 320)))
     shown: Any = {"url": url} | ({"detail": detail} if detail else {})
     await api.openai.chat.completions.create(**asked([{"type": "image_url", "image_url": shown}]))
     part: Any = {"type": "input_image", "image_url": url, "detail": detail or "auto"}
@@ -91,12 +87,12 @@ async def test_a_large_picture_is_shrunk_where_low_detail_will_do(
         model=NAME, input=[{"role": "user", "content": [part]}], max_output_tokens=2
     )
     for request in api.generator.requests:
-        (own,) = request.pictures
+        (own,) = request.images
         assert Image.open(BytesIO(own.data)).size == sides
         assert own.num_rows == 2 * (sides[0] // 10)
 
 
-async def test_two_turns_have_their_pictures_in_order() -> None:
+async def test_two_turns_have_their_images_in_order() -> None:
     api = seeing()
     messages = [
         {"role": "user", "content": [shown(SMALL)]},
@@ -105,11 +101,11 @@ async def test_two_turns_have_their_pictures_in_order() -> None:
     ]
     assert (await api.post(CHATS, {"model": NAME, "messages": messages})).status_code == 200
     (request,) = api.generator.requests
-    assert [one.data for one in request.pictures] == [encoded(SMALL), encoded(OTHER)]
-    for one in request.pictures:
+    assert [one.data for one in request.images] == [encoded(SMALL), encoded(OTHER)]
+    for one in request.images:
         for start, count in one.spans:
             assert request.prompt[start : start + count] == (PLACEHOLDER,) * count
-    assert sum(one.num_rows for one in request.pictures) == request.prompt.count(PLACEHOLDER)
+    assert sum(one.num_rows for one in request.images) == request.prompt.count(PLACEHOLDER)
 
 
 async def test_responses_and_messages_are_the_same_request() -> None:
@@ -132,7 +128,7 @@ async def test_responses_and_messages_are_the_same_request() -> None:
     messages: Any = [{"role": "user", "content": blocks}]
     answer = await client.messages.create(model=NAME, max_tokens=2, messages=messages)
     assert answer.usage.input_tokens == len(BODY)
-    assert [(bytes(one.prompt), one.pictures) for one in api.generator.requests] == [(BODY, SEEN)] * 2
+    assert [(bytes(one.prompt), one.images) for one in api.generator.requests] == [(BODY, SEEN)] * 2
     counted = await client.messages.count_tokens(model=NAME, messages=messages)
     assert counted.input_tokens == len(BODY)
 
@@ -146,9 +142,9 @@ class CallingTokenizer(SeeingTokenizer):
 RESULTS = b"\ntool: seen\ntool: \nuser: " + bytes([1, 1, 2, 1, 1, 2])
 
 
-async def test_the_pictures_of_tools_results_are_shown_behind_them() -> None:
-    intake = PictureIntake(Reader(), LIMITS)  # type: ignore[arg-type]
-    settings = replace(SETTINGS, pictures=intake, max_context_tokens=500)
+async def test_the_images_of_tools_results_are_shown_behind_them() -> None:
+    intake = ImageIntake(Reader(), LIMITS)  # type: ignore[arg-type]
+    settings = replace(SETTINGS, images=intake, max_context_tokens=500)
     api = Api(FakeGenerator("ok"), settings, tokenizer=CallingTokenizer())
     url = data_url(encoded(SMALL))
     source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
@@ -176,15 +172,15 @@ async def test_the_pictures_of_tools_results_are_shown_behind_them() -> None:
     first, second = (bytes(request.prompt) for request in api.generator.requests)
     assert first.endswith(RESULTS + b"b\nassistant: ")
     assert second.endswith(RESULTS + b"\nassistant: ")
-    assert [len(request.pictures) for request in api.generator.requests] == [1, 1]
+    assert [len(request.images) for request in api.generator.requests] == [1, 1]
 
 
-async def test_a_stored_response_goes_on_with_its_picture() -> None:
+async def test_a_stored_response_goes_on_with_its_image() -> None:
     api = seeing()
     part: Any = {"type": "input_image", "image_url": data_url(encoded(SMALL))}
     first = await api.openai.responses.create(model=NAME, input=[{"role": "user", "content": [part]}])
     await api.openai.responses.create(model=NAME, input="more", previous_response_id=first.id)
-    assert [len(one.pictures) for one in api.generator.requests] == [1, 1]
+    assert [len(one.images) for one in api.generator.requests] == [1, 1]
 
 
 async def test_tokenize_counts_them() -> None:
@@ -193,13 +189,13 @@ async def test_tokenize_counts_them() -> None:
     assert bytes(answer["tokens"]) == BODY
 
 
-async def test_every_choice_has_the_pictures() -> None:
+async def test_every_choice_has_the_images() -> None:
     api = seeing()
     await api.openai.chat.completions.create(**asked([said("a"), shown(SMALL), said("b")]), n=2)
-    assert [one.pictures for one in api.generator.requests] == [SEEN, SEEN]
+    assert [one.images for one in api.generator.requests] == [SEEN, SEEN]
 
 
-async def test_pictures_count_for_the_context() -> None:
+async def test_images_count_for_the_context() -> None:
     answer = await seeing(max_context_tokens=len(BODY)).post(
         CHATS, asked([said("a"), shown(SMALL), said("b")])
     )
@@ -238,9 +234,9 @@ def whole(data: bytes) -> dict[str, Any]:
 PNG = encoded(SMALL)
 NOISE = Image.effect_noise((60, 60), 90)
 REFUSED = [
-    ([url("https://example.org/a.png")], "send the picture itself"),
-    ([url("http://169.254.169.254/latest/meta-data")], "send the picture itself"),
-    ([url("file:///etc/passwd")], "send the picture itself"),
+    ([url("https://example.org/a.png")], "send the image itself"),
+    ([url("http://169.254.169.254/latest/meta-data")], "send the image itself"),
+    ([url("file:///etc/passwd")], "send the image itself"),
     ([url("data:image/png,abc")], "must be data:image/"),
     ([url("data:image/png;base64")], "must be data:image/"),
     ([url("data:image/png;base64,a?b=")], "no valid base64"),
@@ -250,9 +246,9 @@ REFUSED = [
     ([whole(encoded(SMALL, "BMP"))], "no PNG, JPEG, WEBP or GIF"),
     ([whole(PNG[: len(PNG) // 2])], "damaged"),
     ([whole(bomb())], "more than 10000 pixels"),
-    ([whole(encoded(picture(1, 200, 60)))], "200 x 60 pixels, more than 10000"),
+    ([whole(encoded(make_image(1, 200, 60)))], "200 x 60 pixels, more than 10000"),
     ([whole(encoded(NOISE.convert("RGB")))], "bytes, more than this server's limit of 4096"),
-    ([whole(encoded(picture(1, 99, 3)))], "more than 32 times"),
+    ([whole(encoded(make_image(1, 99, 3)))], "more than 32 times"),
     ([shown(SMALL)] * 3, "limit of 2"),
     ([shown(SMALL), said(f"say {chr(PLACEHOLDER)}")], "placeholders"),
     ([{"type": "image_url", "image_url": {"url": data_url(PNG), "detail": "huge"}}], "detail must be"),
@@ -261,13 +257,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("kind", ["MPO", "GIF", "PNG", "WEBP"])
-async def test_of_several_pictures_in_one_file_the_first_is_seen(kind: str) -> None:
+async def test_of_several_images_in_one_file_the_first_is_seen(kind: str) -> None:
     """Phones put several JPEGs into one file (MPO): the photo, and a map of its brightness."""
-    wide, narrow = picture(1, 40, 16), picture(2, 20, 16)
+    wide, narrow = make_image(1, 40, 16), make_image(2, 20, 16)
     data = several(kind, wide, wide.rotate(180) if kind == "WEBP" else narrow.resize((40, 16)))
     answer = await seeing().post(CHATS, asked([whole(data)]))
     assert answer.status_code == 200, answer.text
-    seen, alone = open_picture(data), open_picture(encoded(wide, "JPEG" if kind == "MPO" else kind))
+    seen, alone = open_image(data), open_image(encoded(wide, "JPEG" if kind == "MPO" else kind))
     assert seen.size == (40, 16)
     assert np.array_equal(np.asarray(seen), np.asarray(alone)) or kind != "PNG"
     difference = np.abs(np.asarray(seen, int) - np.asarray(wide.convert("RGB"), int)).mean()
@@ -279,8 +275,8 @@ async def test_a_phones_photo_is_turned_upright() -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
     out = BytesIO()
-    picture(1, 40, 16).save(out, "MPO", save_all=True, append_images=[OTHER], exif=turned)
-    assert open_picture(out.getvalue()).size == (16, 40)
+    make_image(1, 40, 16).save(out, "MPO", save_all=True, append_images=[OTHER], exif=turned)
+    assert open_image(out.getvalue()).size == (16, 40)
 
 
 @pytest.mark.parametrize(("content", "says"), REFUSED)
@@ -294,25 +290,25 @@ async def test_what_cannot_be_read_is_refused_by_name(content: Any, says: str) -
     assert not api.generator.requests
 
 
-async def test_a_refusal_says_where_the_picture_stands() -> None:
+async def test_a_refusal_says_where_the_image_stands() -> None:
     answer = await seeing().post(CHATS, asked([said("a"), url("http://x")]))
     assert answer.json()["error"]["message"].startswith("messages[0].content[1].image_url.url: ")
 
 
 @pytest.mark.parametrize("role", ["system", "assistant", "tool"])
-async def test_only_users_show_pictures(role: str) -> None:
+async def test_only_users_show_images(role: str) -> None:
     answer = await seeing().post(CHATS, asked([shown(SMALL)], role=role))
     assert answer.status_code == 400
-    assert "only a user's message has pictures" in answer.json()["error"]["message"]
+    assert "only a user's message has images" in answer.json()["error"]["message"]
 
 
-async def test_prompts_with_pictures_are_not_cut() -> None:
+async def test_prompts_with_images_are_not_cut() -> None:
     answer = await seeing().post(CHATS, {**asked([shown(SMALL)]), "truncate_prompt_tokens": 9})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "truncate_prompt_tokens")
 
 
 async def test_a_limit_of_none_refuses_the_first() -> None:
-    answer = await seeing(PictureConfig(max_per_request=0)).post(CHATS, asked([shown(SMALL)]))
+    answer = await seeing(ImageConfig(max_per_request=0)).post(CHATS, asked([shown(SMALL)]))
     assert "limit of 0" in answer.json()["error"]["message"]
 
 
@@ -323,7 +319,7 @@ class TextTokenizer(ByteTokenizer):
         return super().render_chat(messages, *others, **more)
 
 
-async def test_a_model_of_texts_refuses_pictures_by_its_name() -> None:
+async def test_a_model_of_texts_refuses_images_by_its_name() -> None:
     api = Api(FakeGenerator(), tokenizer=TextTokenizer())
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PNG).decode()}
     image = {"type": "image", "source": source}
@@ -335,10 +331,10 @@ async def test_a_model_of_texts_refuses_pictures_by_its_name() -> None:
     ):
         answer = await api.post(path, body)
         assert answer.status_code == 400, path
-        assert "'fake' reads no pictures" in answer.json()["error"]["message"]
+        assert "'fake' reads no images" in answer.json()["error"]["message"]
     part = {"type": "input_image", "image_url": data_url(PNG)}
     answer = await api.post("/v1/responses", {"model": NAME, "input": [{"role": "user", "content": [part]}]})
-    assert "'fake' reads no pictures" in answer.json()["error"]["message"]
+    assert "'fake' reads no images" in answer.json()["error"]["message"]
     assert not api.generator.requests
 
 
@@ -354,7 +350,7 @@ async def test_a_template_that_takes_parts_alone_gets_parts() -> None:
             kept = [m if isinstance(m["content"], list) else {**m, "content": ""} for m in messages]
             return super().render_chat(kept, *others, **more)
 
-    intake = PictureIntake(Reader(), LIMITS)  # type: ignore[arg-type]
-    api = Api(FakeGenerator("ok"), replace(SETTINGS, pictures=intake), tokenizer=PartsAlone())
+    intake = ImageIntake(Reader(), LIMITS)  # type: ignore[arg-type]
+    api = Api(FakeGenerator("ok"), replace(SETTINGS, images=intake), tokenizer=PartsAlone())
     await api.post(CHATS, asked("text"))
     assert bytes(api.generator.requests[0].prompt) == b"user: text\nassistant: "

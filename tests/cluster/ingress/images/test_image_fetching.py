@@ -1,4 +1,4 @@
-"""Pictures by http(s) URL: which are fetched, what becomes of them, and that no client reaches what the operator has not named."""
+"""Images by http(s) URL: which are fetched, what becomes of them, and that no client reaches what the operator has not named."""
 
 import asyncio
 import ssl
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from cluster.ingress.images.image_fetching import PictureFetcher
-from core.config.image_config import PictureConfig
+from cluster.ingress.images.image_fetching import ImageFetcher
+from core.config.image_config import ImageConfig
 from tests.cluster.ingress.api.fakes import NAME
 from tests.cluster.ingress.api.harness import CHATS, Api
-from tests.cluster.ingress.images.test_pictures import BODY, LIMITS, PNG, SEEN, asked, seeing, url
+from tests.cluster.ingress.images.test_images import BODY, LIMITS, PNG, SEEN, asked, seeing, url
 from tests.contract.test_transport_tls import Authority
 from tests.models.seeing_checkpoints import said
 
@@ -54,7 +54,7 @@ async def at_home(name: str, port: int) -> list[str]:
 
 def fetching(*hosts: str, resolve: Any = at_home, **limits: Any) -> Api:
     taken = LIMITS.model_copy(update={"url_hosts": hosts, "url_timeout_s": 600.0, **limits})
-    return seeing(taken, picture_fetcher=PictureFetcher(taken, resolve))
+    return seeing(taken, image_fetcher=ImageFetcher(taken, resolve))
 
 
 async def refusal(api: Api, *parts: Any) -> str:
@@ -64,22 +64,22 @@ async def refusal(api: Api, *parts: Any) -> str:
     return answer.json()["error"]["message"]
 
 
-async def test_a_picture_by_url_is_the_picture_itself() -> None:
+async def test_an_image_by_url_is_the_image_itself() -> None:
     async with host() as web:
-        api = fetching(f"pictures.test:{web.port}")
-        there = url(f"http://Pictures.test:{web.port}/a.png?size=2#x")
+        api = fetching(f"images.test:{web.port}")
+        there = url(f"http://Images.test:{web.port}/a.png?size=2#x")
         await api.openai.chat.completions.create(**asked([said("a"), there, said("b")]))
     (request,) = api.generator.requests
-    assert (bytes(request.prompt), request.pictures) == (BODY, SEEN)
+    assert (bytes(request.prompt), request.images) == (BODY, SEEN)
     (head,) = web.heads
     assert head.startswith("GET /a.png?size=2 HTTP/1.1\r\n")
-    assert f"\r\nHost: pictures.test:{web.port}\r\n" in head
+    assert f"\r\nHost: images.test:{web.port}\r\n" in head
 
 
 async def test_every_route_takes_them() -> None:
     async with host() as web:
-        api = fetching(f"pictures.test:{web.port}")
-        there = f"http://pictures.test:{web.port}/a.png"
+        api = fetching(f"images.test:{web.port}")
+        there = f"http://images.test:{web.port}/a.png"
         chat = asked([said("a"), url(there), said("b")])
         image = {"type": "image", "source": {"type": "url", "url": there}}
         claude = asked([said("a"), image, said("b")])
@@ -113,23 +113,23 @@ async def test_https_shows_that_the_host_has_its_name(
     authority = Authority(tmp_path, "ours")
     monkeypatch.setenv("SSL_CERT_FILE", str(authority.path))
     tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(*authority.member("pictures.test")[:2])
+    tls.load_cert_chain(*authority.member("images.test")[:2])
     async with host(tls=tls) as web:
-        api = fetching(f"pictures.test:{web.port}", f"other.test:{web.port}")
+        api = fetching(f"images.test:{web.port}", f"other.test:{web.port}")
         why = await refusal(api, url(f"https://other.test:{web.port}/"))
         assert "cannot be reached: [SSL: CERTIFICATE_VERIFY_FAILED]" in why
-        there = url(f"https://pictures.test:{web.port}/a.png")
+        there = url(f"https://images.test:{web.port}/a.png")
         assert (await api.post(CHATS, asked([said("a"), there, said("b")]))).status_code == 200
-    assert api.generator.requests[0].pictures == SEEN
+    assert api.generator.requests[0].images == SEEN
 
 
 async def test_one_that_stands_twice_is_fetched_once() -> None:
     async with host() as web:
-        api = fetching(f"pictures.test:{web.port}")
-        there = url(f"http://pictures.test:{web.port}/a.png")
+        api = fetching(f"images.test:{web.port}")
+        there = url(f"http://images.test:{web.port}/a.png")
         assert (await api.post(CHATS, asked([there, there]))).status_code == 200
     assert len(web.heads) == 1
-    assert len(api.generator.requests[0].pictures) == 2
+    assert len(api.generator.requests[0].images) == 2
 
 
 @pytest.mark.parametrize(
@@ -145,8 +145,8 @@ async def test_one_that_stands_twice_is_fetched_once() -> None:
 )
 async def test_what_a_host_may_answer(answer: bytes | None, says: str) -> None:
     async with host(answer) as web:
-        api = fetching(f"pictures.test:{web.port}", url_timeout_s=0.05 if answer is None else 600.0)
-        message = await refusal(api, said("a"), url(f"http://pictures.test:{web.port}/"))
+        api = fetching(f"images.test:{web.port}", url_timeout_s=0.05 if answer is None else 600.0)
+        message = await refusal(api, said("a"), url(f"http://images.test:{web.port}/"))
     assert message.startswith("messages[0].content[1].image_url.url: ")
     assert says in message
 
@@ -155,22 +155,22 @@ async def test_what_a_host_may_answer(answer: bytes | None, says: str) -> None:
     "there",
     [
         "http://other.test/",
-        "http://pictures.test:{port}1/",
-        "http://pictures.test/",
-        "https://pictures.test.other.test/",
-        "http://pictures.test@other.test/",
-        "http://user:key@pictures.test:{port}/",
+        "http://images.test:{port}1/",
+        "http://images.test/",
+        "https://images.test.other.test/",
+        "http://images.test@other.test/",
+        "http://user:key@images.test:{port}/",
         "http://127.0.0.1:{port}/",
         "http://[::1]:{port}/",
         "http:///a.png",
-        "http://pictures.test:99999/",
+        "http://images.test:99999/",
         "file:///etc/passwd",
-        "ftp://pictures.test:{port}/",
+        "ftp://images.test:{port}/",
     ],
 )
 async def test_nothing_else_is_asked(there: str) -> None:
     async with host() as web:
-        api = fetching(f"pictures.test:{web.port}")
+        api = fetching(f"images.test:{web.port}")
         await refusal(api, url(there.format(port=web.port)))
     assert not web.heads
 
@@ -184,8 +184,8 @@ async def test_any_host_means_any_public_one(address: str) -> None:
         return ["1.1.1.1", address]
 
     api = fetching("*", resolve=inside)
-    assert "'pictures.test' has no public address" in await refusal(api, url("https://pictures.test/"))
-    assert "from 'pictures.test:8080'" in await refusal(api, url("https://pictures.test:8080/"))
+    assert "'images.test' has no public address" in await refusal(api, url("https://images.test/"))
+    assert "from 'images.test:8080'" in await refusal(api, url("https://images.test:8080/"))
 
 
 async def test_nobody_learns_whether_a_name_of_the_inside_exists() -> None:
@@ -193,16 +193,16 @@ async def test_nobody_learns_whether_a_name_of_the_inside_exists() -> None:
         raise OSError("no such name")
 
     api = fetching("*", resolve=nowhere)
-    assert "'pictures.test' has no public address" in await refusal(api, url("https://pictures.test/"))
+    assert "'images.test' has no public address" in await refusal(api, url("https://images.test/"))
 
 
 async def test_too_many_are_not_fetched() -> None:
     async with host() as web:
-        api = fetching(f"pictures.test:{web.port}")
-        there = url(f"http://pictures.test:{web.port}/a.png")
+        api = fetching(f"images.test:{web.port}")
+        there = url(f"http://images.test:{web.port}/a.png")
         assert "limit of 2" in await refusal(api, *[there] * 3)
     assert not web.heads
 
 
 def test_nothing_is_fetched_unless_hosts_are_named() -> None:
-    assert PictureConfig().url_hosts == ()
+    assert ImageConfig().url_hosts == ()

@@ -1,4 +1,4 @@
-"""Pictures beside adapters, draft models and decoders of few bits."""
+"""Images beside adapters, draft models and decoders of few bits."""
 
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=8)
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_an_adapter_of_the_decoder_goes_with_pictures(family: str, tmp_path: Path) -> None:
+def test_an_adapter_of_the_decoder_goes_with_images(family: str, tmp_path: Path) -> None:
     base, adapter = tmp_path / "base", tmp_path / "adapter"
     reference, processor = make_seeing(base, family)
     targets = rf".*language_model.*\.({'|'.join(LINEAR)})"

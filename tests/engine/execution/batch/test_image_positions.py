@@ -1,4 +1,4 @@
-"""Positions of pictures in a plane: transformers' own, however a prompt is cut and wherever it is taken up again."""
+"""Positions of images in a plane: transformers' own, however a prompt is cut and wherever it is taken up again."""
 
 import random
 from functools import partial
@@ -9,7 +9,7 @@ import torch
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
 
 from core.plan import SeqWork
-from core.prompt_pictures import Picture
+from core.prompt_images import PromptImage
 from core.types import Request, SamplingParams
 from engine.execution.batch.batch import RankSeq, build_batch
 from engine.planning.sequence import Sequence
@@ -21,7 +21,7 @@ Grid = tuple[int, int]
 
 
 def theirs(num_texts: list[int], grids: list[Grid]) -> torch.Tensor:
-    """Return transformers' positions of texts with pictures between them, (3, T), and of the output behind."""
+    """Return transformers' positions of texts with images between them, (3, T), and of the output behind."""
     kinds: list[int] = []
     for count, grid in zip(num_texts, [*grids, None], strict=True):
         kinds += [0] * count + ([1] * (grid[0] * grid[1]) if grid else [])
@@ -39,16 +39,16 @@ def theirs(num_texts: list[int], grids: list[Grid]) -> torch.Tensor:
 
 
 def asked(num_texts: list[int], grids: list[Grid]) -> Request:
-    at, pictures = 0, list[Picture]()
+    at, images = 0, list[PromptImage]()
     for count, (rows, columns) in zip(num_texts, grids, strict=False):
-        pictures.append(Picture(bytes([len(pictures)]), ((at + count, rows * columns),), columns))
+        images.append(PromptImage(bytes([len(images)]), ((at + count, rows * columns),), columns))
         at += count + rows * columns
     return Request(
         id="a",
         prompt=(7,) * (at + num_texts[-1]),
         sampling=SamplingParams(max_tokens=NUM_OUTPUT),
         reply_to="f",
-        pictures=tuple(pictures),
+        images=tuple(images),
     )
 
 
@@ -60,8 +60,8 @@ def taken_up(request: Request, at: int) -> RankSeq:
 
 
 def work(request: Request, start: int, count: int) -> SeqWork:
-    shows = any(picture.end > start for picture in request.pictures)
-    return SeqWork(key="a", start=start, count=count, block_ids=TABLE, samples=False, has_picture=shows)
+    shows = any(image.end > start for image in request.images)
+    return SeqWork(key="a", start=start, count=count, block_ids=TABLE, samples=False, has_image=shows)
 
 
 def test_they_are_those_of_transformers_in_any_pieces() -> None:
@@ -81,21 +81,21 @@ def test_they_are_those_of_transformers_in_any_pieces() -> None:
             items.append(work(request, start, count))
             want.append(truth[:, start : start + count])
         positions = build_batch(items, seqs, BLOCK_SIZE, CPU).positions
-        shows = any(picture.columns for seq in seqs for picture in seq.pictures)
+        shows = any(image.columns for seq in seqs for image in seq.images)
         in_planes += positions.ndim == 2
         assert shows or positions.ndim == 1, "text needs one position"
         torch.testing.assert_close(positions.expand(3, -1), torch.cat(want, 1))
     assert 20 < in_planes < 130
 
 
-def test_pictures_without_a_plane_have_the_positions_of_text() -> None:
+def test_images_without_a_plane_have_the_positions_of_text() -> None:
     request = asked([3, 4], [(2, 5)])
     flat = Request(
         id="a",
         prompt=request.prompt,
         sampling=request.sampling,
         reply_to="f",
-        pictures=(Picture(b"a", ((3, 10),)),),
+        images=(PromptImage(b"a", ((3, 10),)),),
     )
     positions = build_batch([work(flat, 1, 15)], [taken_up(flat, 0)], BLOCK_SIZE, CPU).positions
     assert positions.tolist() == list(range(1, 16))

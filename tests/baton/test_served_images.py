@@ -1,4 +1,4 @@
-"""Pictures over HTTP by the SDKs, with prefill and decode apart: what is cached, and what a lost instance costs."""
+"""Images over HTTP by the SDKs, with prefill and decode apart: what is cached, and what a lost instance costs."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -16,8 +16,8 @@ from tests.models.seeing_checkpoints import (
     data_url,
     encoded,
     greedy_over,
+    make_image,
     make_seeing,
-    picture,
     said,
     shown,
     talks,
@@ -33,7 +33,7 @@ KEYS = {
     "engine.max_num_seqs": 8,
     "schedule.local_threshold_tokens": 0,
 }
-A, B = picture(1), picture(2)
+A, B = make_image(1), make_image(2)
 IDS = {"return_token_ids": True}
 
 
@@ -77,8 +77,8 @@ async def test_both_sdks_get_what_transformers_says_and_know_what_was_cached(tmp
             cached.append(answer.usage.prompt_tokens_details.cached_tokens or 0)
         before = len(processor.tokenizer.encode("<|user|>\nLook at ", add_special_tokens=False))
         assert cached[0] == 0
-        assert cached[1] <= before, "another picture's KV is not this one's"
-        assert cached[2] > before + 8, "the same picture's KV is"
+        assert cached[1] <= before, "another image's KV is not this one's"
+        assert cached[2] > before + 8, "the same image's KV is"
         source: Any = {
             "type": "base64",
             "media_type": "image/jpeg",
@@ -99,7 +99,7 @@ async def test_both_sdks_get_what_transformers_says_and_know_what_was_cached(tmp
     [("llava_next", 600), ("qwen2_5_vl", 600), ("qwen2_vl", 45), ("gemma3", 45)],
 )
 async def test_many_at_once_beside_text_alone(family: str, num_blocks: int, tmp_path: Path) -> None:
-    """Steps have pieces of several pictures, and tokens that are decoded. With few blocks, sequences give way and are computed
+    """Steps have pieces of several images, and tokens that are decoded. With few blocks, sequences give way and are computed
     again."""
     reference, processor = make_seeing(tmp_path, family)
     asked = talks() * 3
@@ -117,10 +117,8 @@ async def test_many_at_once_beside_text_alone(family: str, num_blocks: int, tmp_
 
 
 @pytest.mark.parametrize("family", ["idefics3", "qwen2_5_vl", "gemma3"])
-async def test_a_request_goes_on_with_its_picture_when_an_instance_is_lost(
-    family: str, tmp_path: Path
-) -> None:
-    """Nothing of the prompt's KV is left: another instance computes it again, picture and all."""
+async def test_a_request_goes_on_with_its_image_when_an_instance_is_lost(family: str, tmp_path: Path) -> None:
+    """Nothing of the prompt's KV is left: another instance computes it again, image and all."""
     reference, processor = make_seeing(tmp_path, family)
     count = 120
     want = greedy_over(reference, processor, question(A), [A], count)

@@ -1,6 +1,6 @@
-"""Pictures of a prompt: what the client sent, and which of the prompt's tokens stand for them.
+"""Images of a prompt: what the client sent, and which of the prompt's tokens stand for them.
 
-Invariant: wherever sequences are compared (prefix caches, tiers, routing), a picture's tokens are named by what it shows. In the
+Invariant: wherever sequences are compared (prefix caches, tiers, routing), an image's tokens are named by what it shows. In the
 vocabulary they are all the same token."""
 
 import hashlib
@@ -10,16 +10,16 @@ from functools import cached_property
 from struct import unpack
 
 FIRST_ROW = 1 << 31
-"""Names of a picture's tokens are at least this, and fit into 32 bits. No vocabulary is so large."""
+"""Names of an image's tokens are at least this, and fit into 32 bits. No vocabulary is so large."""
 _NAME_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Picture:
+class PromptImage:
     """What is made of the content is made once in a process, and kept beside it."""
 
     data: bytes
-    """The encoded picture (PNG, JPEG, WebP or GIF), as the client sent it."""
+    """The encoded image (PNG, JPEG, WebP or GIF), as the client sent it."""
     spans: tuple[tuple[int, int], ...]
     """(first token, number of tokens) of each run of the prompt's tokens that stand for it, in order. The model gives it as many
     rows, one for each of these tokens."""
@@ -32,7 +32,7 @@ class Picture:
 
     @property
     def end(self) -> int:
-        """The number of the prompt's tokens up to the picture's last one."""
+        """The number of the prompt's tokens up to the image's last one."""
         start, count = self.spans[-1]
         return start + count
 
@@ -55,18 +55,18 @@ class Picture:
 
     @cached_property
     def names(self) -> tuple[int, ...]:
-        """The names of its tokens. Each has 31 bits of SHAKE-256, so that a block of 16 tokens tells pictures apart by 496
+        """The names of its tokens. Each has 31 bits of SHAKE-256, so that a block of 16 tokens tells images apart by 496
         bits."""
         stream = hashlib.shake_256(self.data).digest(_NAME_BYTES * self.num_rows)
         return tuple(name | FIRST_ROW for name in unpack(f"<{self.num_rows}I", stream))
 
 
-def with_names(prompt: tuple[int, ...], pictures: Sequence[Picture]) -> tuple[int, ...]:
-    """Return the prompt with each token of a picture named by the picture's content and by which of its tokens it is."""
+def with_names(prompt: tuple[int, ...], images: Sequence[PromptImage]) -> tuple[int, ...]:
+    """Return the prompt with each token of an image named by the image's content and by which of its tokens it is."""
     named = list(prompt)
-    for picture in pictures:
-        names, at = picture.names, 0
-        for start, count in picture.spans:
+    for image in images:
+        names, at = image.names, 0
+        for start, count in image.spans:
             named[start : start + count] = names[at : at + count]
             at += count
     return tuple(named)
