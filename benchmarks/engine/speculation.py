@@ -157,7 +157,7 @@ async def compare(
     num_batches: int,
     num_tokens: int,
 ) -> dict[str, Any]:
-    """Every source answers the same batches in turn. The first round warms up and teaches the law of steps."""
+    """Every source answers the same batches in turn. The first round warms up and teaches the step-time model."""
     paces: dict[str, list[float]] = {source: [] for source in benches}
     by_processor: dict[str, list[float]] = {source: [] for source in benches}
     proposed: dict[str, list[int]] = {}

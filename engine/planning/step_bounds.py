@@ -2,7 +2,8 @@
 
 Steps grow at most in proportion (`core.cost.steps`): k times the tokens, contexts, sequences and pairs take at most k times as
 long. So the longest of recent steps and the largest sizes among them bound every other step. Each of the four sizes may come from
-another step, hence the factor of four. With it no step that keeps to such a law is ever late, whatever the four coefficients are.
+another step, hence the factor of four. With it no step that keeps to such a step-time model is ever late, whatever the four
+coefficients are.
 
 Recent means the last one or two windows of steps: a step that was held up for long is forgotten, and so is a size."""
 

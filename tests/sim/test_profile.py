@@ -52,7 +52,7 @@ def samples(noise: float, model: ProfiledCost = MODEL) -> list[Sample]:
 
 
 @pytest.mark.parametrize(("noise", "within"), [(0.0, 0.001), (0.1, 0.08)])
-def test_a_known_law_is_found(noise: float, within: float) -> None:
+def test_a_known_step_time_model_is_found(noise: float, within: float) -> None:
     found = fit(samples(noise))
     for sample in samples(0.0):
         shape = (sample.num_tokens, sample.context_tokens, sample.num_pairs, sample.num_seqs)

@@ -1,7 +1,7 @@
 """How many draft tokens of each sequence a step computes: as many as make it produce more tokens a second.
 
 A step without draft tokens samples one token for each sequence. A draft token adds the chance that it is right, and costs what
-the law of steps says of one more token. So the best ones are added as long as each adds more than its time would have sampled
+the step-time model says of one more token. So the best ones are added as long as each adds more than its time would have sampled
 otherwise: where a device is busy with its sequences' own tokens nothing is added (Liu et al., "TurboSpec", 2024).
 
 A draft model computes draft tokens one behind the other, each for all sequences together. So its time goes by the longest draft,
@@ -10,7 +10,8 @@ and the best length of that is looked for."""
 from collections.abc import Sequence as SeqOf
 
 WORTH = 1.05
-"""Draft tokens must produce so many times the tokens a second: such steps are not planned ahead, and the law is not exact."""
+"""Draft tokens must produce so many times the tokens a second: such steps are not planned ahead, and the step-time model is not
+exact."""
 
 
 def draft_lengths(

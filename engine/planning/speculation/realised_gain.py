@@ -1,6 +1,6 @@
 """What draft tokens have really gained: the pace of steps with them by that of steps without.
 
-The law of steps says what one more token costs, as far as steps have differed. It does not know how long ranks wait for a step
+The step-time model says what one more token costs, as far as steps have differed. It does not know how long ranks wait for a step
 that is not planned ahead, nor that a device may compute a few tokens more for nothing and some more for much, and it is far off
 where all steps are alike. So the time from commit to commit is measured, too."""
 

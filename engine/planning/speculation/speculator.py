@@ -202,20 +202,20 @@ class Speculator:
         return min(most, left - 1)
 
     def _lengths(self, drafts: list[_SeqDraft], decoding: SeqOf[Sequence], steps: StepModels) -> list[int]:
-        num_seqs, law = len(decoding), steps.decode
+        num_seqs, model = len(decoding), steps.decode
         context = sum(len(seq.tokens) for seq in decoding)
         chances = [
             self._acceptance.chances(draft.source, seq.request.slo.name, draft.match, draft.tokens)
             for seq, draft in drafts
         ]
         step_s, limit = (
-            law.step_s(num_seqs, context, num_seqs),
+            model.step_s(num_seqs, context, num_seqs),
             min(self._most_rows, self._max_batch_tokens) - num_seqs,
         )
         proposed = [draft.tokens[0] == PROPOSED for _, draft in drafts]
         each_s = self._pace.each_s(sum(proposed))
         asked = [each for each, is_proposed in zip(chances, proposed, strict=True) if is_proposed]
-        token_s = law.one_more_s(num_seqs)
+        token_s = model.one_more_s(num_seqs)
         most = longest_proposal(asked, num_seqs, step_s, token_s, limit, each_s)
         cut = [
             each[:most] if is_proposed else each for each, is_proposed in zip(chances, proposed, strict=True)

@@ -1,4 +1,4 @@
-"""How long steps may take: never shorter than a device that keeps to a law of steps needs, and not much longer."""
+"""How long steps may take: never shorter than a device that keeps to a step-time model needs, and not much longer."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ DECODES = st.lists(
     max_size=30,
 )
 SECONDS = st.floats(0, 1e-2, allow_subnormal=False)
-LAWS = st.builds(
+MODELS = st.builds(
     StepModel,
     fixed_s=st.floats(0, 30),
     token_s=SECONDS,
@@ -43,29 +43,31 @@ LAWS = st.builds(
 
 
 @settings(max_examples=300, deadline=None)
-@given(reads=LAWS.map(lambda law: replace(law, pair_s=0.0)), computes=LAWS, steps=STEPS, decodes=DECODES)
-def test_no_step_of_a_device_that_keeps_to_its_law_is_ever_late(
+@given(
+    reads=MODELS.map(lambda model: replace(model, pair_s=0.0)), computes=MODELS, steps=STEPS, decodes=DECODES
+)
+def test_no_step_of_a_device_that_keeps_to_its_step_time_model_is_ever_late(
     reads: StepModel, computes: StepModel, steps: list[StepPlan], decodes: list[StepPlan]
 ) -> None:
-    """Whatever the law, from the first step on, and however much larger than those before it a step is."""
-    law, bounds, fits = StepModels(reads, computes), StepBounds(0.0), StepFits()
+    """Whatever the step-time model, from the first step on, and however much larger than those before it a step is."""
+    models, bounds, fits = StepModels(reads, computes), StepBounds(0.0), StepFits()
     mixed = [plan for pair in zip(steps, decodes, strict=False) for plan in pair]
     for plan in (*mixed, *steps, *decodes):
-        duration_s, bound_s = expected_s(plan, law), bounds.bound_s(plan, fits.models)
+        duration_s, bound_s = expected_s(plan, models), bounds.bound_s(plan, fits.models)
         assert bound_s == UNSEEN_S or duration_s <= bound_s * (1 + 1e-9)
         bounds.observe(plan, duration_s)
         fits.observe(plan, duration_s)
 
 
 def test_a_step_that_is_large_in_each_way_has_the_time_for_all_of_them() -> None:
-    law = StepModel(token_s=1e-3, context_s=1e-5, seq_s=2e-3)
+    model = StepModel(token_s=1e-3, context_s=1e-5, seq_s=2e-3)
     long, deep, many = step((0, 1000)), step((100_000, 1)), step(*[(0, 1)] * 500)
     bounds = StepBounds(0.0)
     for plan in (long, deep, many):
-        bounds.observe(plan, expected_s(plan, StepModels(law, law)))
+        bounds.observe(plan, expected_s(plan, StepModels(model, model)))
     whole = step((0, 600), *[(240, 1)] * 400)
-    needs_s = expected_s(whole, StepModels(law, law))
-    assert needs_s > 1.5 * max(expected_s(plan, StepModels(law, law)) for plan in (long, deep, many))
+    needs_s = expected_s(whole, StepModels(model, model))
+    assert needs_s > 1.5 * max(expected_s(plan, StepModels(model, model)) for plan in (long, deep, many))
     assert bounds.bound_s(whole, UNKNOWN_STEPS) >= needs_s
 
 

@@ -1,4 +1,4 @@
-"""Step-time models learned from steps: against devices whose law is known."""
+"""Step-time models learned from steps: against devices whose step-time model is known."""
 
 import random
 from collections.abc import Sequence
@@ -18,11 +18,11 @@ from engine.planning.step_time_fit import StepFit, StepFits, expected_s
 from sim.catalogue.catalogue import GPUS, MODELS, step_cost
 from sim.catalogue.cost import StepCost
 
-LAW = StepModel(fixed_s=0.008, token_s=30e-6, context_s=25e-9, seq_s=10e-6)
+TRUTH = StepModel(fixed_s=0.008, token_s=30e-6, context_s=25e-9, seq_s=10e-6)
 
 
-def _law_s(tokens: int, context: int, seqs: int) -> float:
-    return LAW.step_s(tokens, context, seqs)
+def _true_s(tokens: int, context: int, seqs: int) -> float:
+    return TRUTH.step_s(tokens, context, seqs)
 
 
 def _work(key: str, start: int, count: int) -> SeqWork:
@@ -38,44 +38,44 @@ def test_a_linear_device_is_learned_from_its_own_steps() -> None:
     rng, fit = random.Random(1), StepFit()
     for _ in range(400):
         step = _random_step(rng)
-        fit.observe(*step, _law_s(*step))
+        fit.observe(*step, _true_s(*step))
     model = fit.model()
     assert model.error < 0.01
     for step in ((1, 100, 1), (4096, 500_000, 128)):  # beyond what it has seen
-        assert abs(model.step_s(*step) / _law_s(*step) - 1) < 0.03
+        assert abs(model.step_s(*step) / _true_s(*step) - 1) < 0.03
 
 
 def test_noise_is_averaged_and_shows_as_the_error() -> None:
     rng, fit = random.Random(2), StepFit()
     for _ in range(1000):
         step = _random_step(rng)
-        fit.observe(*step, _law_s(*step) * rng.uniform(0.9, 1.1))
+        fit.observe(*step, _true_s(*step) * rng.uniform(0.9, 1.1))
     model = fit.model()
     assert 0.03 < model.error < 0.08  # the mean of |U(-0.1, 0.1)| is 0.05
     steps = [_random_step(rng) for _ in range(200)]
-    assert fmean(abs(model.step_s(*s) / _law_s(*s) - 1) for s in steps) < 0.02
+    assert fmean(abs(model.step_s(*s) / _true_s(*s) - 1) for s in steps) < 0.02
 
 
-def test_a_law_that_is_lost_is_unknown_until_it_is_learned_anew() -> None:
+def test_a_step_time_model_that_is_lost_is_unknown_until_it_is_learned_anew() -> None:
     """It would say that steps take no time, and that it knows."""
     rng, fit = random.Random(4), StepFit()
     for factor in (1.0, 10.0):
         for _ in range(60):
             step = _random_step(rng)
-            fit.observe(*step, factor * _law_s(*step))
+            fit.observe(*step, factor * _true_s(*step))
             model = fit.model()
-            assert not model.num_steps or model.step_s(*step) > 0.05 * _law_s(*step)
+            assert not model.num_steps or model.step_s(*step) > 0.05 * _true_s(*step)
     assert 0 < model.num_steps < 60
-    assert abs(model.step_s(1000, 50_000, 30) / (10 * _law_s(1000, 50_000, 30)) - 1) < 0.1
+    assert abs(model.step_s(1000, 50_000, 30) / (10 * _true_s(1000, 50_000, 30)) - 1) < 0.1
 
 
 def test_a_disturbed_step_does_not_spoil_the_model() -> None:
     rng, fit = random.Random(3), StepFit()
     for i in range(600):
         step = _random_step(rng)
-        fit.observe(*step, _law_s(*step) * (20 if i % 50 == 49 else 1))
+        fit.observe(*step, _true_s(*step) * (20 if i % 50 == 49 else 1))
     steps = [_random_step(rng) for _ in range(200)]
-    assert fmean(abs(fit.model().step_s(*s) / _law_s(*s) - 1) for s in steps) < 0.1
+    assert fmean(abs(fit.model().step_s(*s) / _true_s(*s) - 1) for s in steps) < 0.1
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -86,8 +86,8 @@ def test_steps_that_compilers_hold_up_at_the_start_are_forgotten(seed: int) -> N
         seqs = rng.randint(20, 200)
         step = 64 + seqs, 500 * seqs, seqs + 1
         held_up_s = 2.0 * rng.random() ** 2 if number < 30 else 0.0
-        shares.append(fit.model().step_s(*step) / _law_s(*step))
-        fit.observe(*step, _law_s(*step) + held_up_s)
+        shares.append(fit.model().step_s(*step) / _true_s(*step))
+        fit.observe(*step, _true_s(*step) + held_up_s)
     assert fmean(abs(share - 1) for share in shares[100:]) < 0.1
     assert fit.model().error < 0.1
 
@@ -123,28 +123,28 @@ def test_a_device_that_changes_is_followed() -> None:
     for factor in (1.0, 1.6):
         for _ in range(1500):
             step = _random_step(rng)
-            fit.observe(*step, factor * _law_s(*step))
-    assert abs(fit.model().step_s(512, 50_000, 16) / (1.6 * _law_s(512, 50_000, 16)) - 1) < 0.05
+            fit.observe(*step, factor * _true_s(*step))
+    assert abs(fit.model().step_s(512, 50_000, 16) / (1.6 * _true_s(512, 50_000, 16)) - 1) < 0.05
 
 
 def test_steps_that_are_all_alike_for_hours_do_not_make_it_forget_or_diverge() -> None:
     rng, fit = random.Random(5), StepFit()
     for _ in range(400):
         step = _random_step(rng)
-        fit.observe(*step, _law_s(*step))
+        fit.observe(*step, _true_s(*step))
     for _ in range(50_000):
-        fit.observe(16, 20_000, 16, _law_s(16, 20_000, 16))
-    assert abs(fit.model().step_s(16, 20_000, 16) / _law_s(16, 20_000, 16) - 1) < 0.01
+        fit.observe(16, 20_000, 16, _true_s(16, 20_000, 16))
+    assert abs(fit.model().step_s(16, 20_000, 16) / _true_s(16, 20_000, 16) - 1) < 0.01
     for _ in range(50):
         step = _random_step(rng)
-        fit.observe(*step, _law_s(*step))
-    assert abs(fit.model().step_s(1024, 100_000, 32) / _law_s(1024, 100_000, 32) - 1) < 0.05
+        fit.observe(*step, _true_s(*step))
+    assert abs(fit.model().step_s(1024, 100_000, 32) / _true_s(1024, 100_000, 32) - 1) < 0.05
 
 
 def test_a_profile_is_used_from_the_first_step_on() -> None:
     prior = StepModel(fixed_s=0.008, token_s=30e-6, context_s=25e-9, seq_s=10e-6, error=0.02, num_steps=500)
     fits = StepFits(StepModels(prompt=prior))
-    assert abs(fits.models.prompt.step_s(512, 50_000, 16) / _law_s(512, 50_000, 16) - 1) < 1e-6
+    assert abs(fits.models.prompt.step_s(512, 50_000, 16) / _true_s(512, 50_000, 16) - 1) < 1e-6
     assert fits.models.decode.num_steps == 0
 
 
@@ -322,11 +322,11 @@ def _off(fits: StepFits, cost: StepCost, batches: Sequence[int]) -> float:
 @pytest.mark.parametrize("name", ROUTED)
 def test_where_experts_are_routed_reading_ends_once_all_are_read(name: str) -> None:
     cost, batches = ROUTED[name], (1, 4, 16, 64, 256, 512)
-    line, law = StepFits(), StepFits(with_experts(UNKNOWN_STEPS, cost.unread_decay))
-    for fits in (line, law):
+    line, bent = StepFits(), StepFits(with_experts(UNKNOWN_STEPS, cost.unread_decay))
+    for fits in (line, bent):
         _decoded(fits, cost, 600, 512, random.Random(9))
-    assert _off(law, cost, batches) < 0.03 < 0.1 < _off(line, cost, batches)
-    assert law.models.decode.error < 0.08
+    assert _off(bent, cost, batches) < 0.03 < 0.1 < _off(line, cost, batches)
+    assert bent.models.decode.error < 0.08
 
 
 @pytest.mark.parametrize("name", ROUTED)

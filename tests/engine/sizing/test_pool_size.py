@@ -158,7 +158,7 @@ def test_what_cannot_fit_is_refused_with_its_numbers(
     utilization=st.floats(0.05, 1),
     sharing=st.builds(Sharing, st.integers(1, 8), st.integers(1, 8)),
 )
-def test_a_pool_that_the_law_has_sized_always_fits(
+def test_a_pool_that_the_memory_model_has_sized_always_fits(
     memory: DeviceMemory, needs: RankNeeds, utilization: float, sharing: Sharing
 ) -> None:
     if room := kv_room(memory, needs, utilization, sharing):

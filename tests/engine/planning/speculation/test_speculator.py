@@ -83,7 +83,7 @@ class Right:
     def left(self, seq: Sequence) -> None: ...
 
 
-def law(token_s: float) -> StepModels:
+def models_of(token_s: float) -> StepModels:
     return StepModels(decode=StepModel(fixed_s=0.01, token_s=token_s, num_steps=100))
 
 
@@ -98,13 +98,13 @@ def steps_of(num_seqs: int, token_s: float, **keys: object) -> tuple[list[StepPl
     flight: list[StepPlan] = []
     now = 0.0
     while True:
-        while len(flight) < 2 and (plan := scheduler.plan(now, law(token_s))):
+        while len(flight) < 2 and (plan := scheduler.plan(now, models_of(token_s))):
             flight.append(plan)
         if not flight:
             return plans, scheduler
         plan = flight.pop(0)
         plans.append(plan)
-        now += law(token_s).decode.step_s(plan.num_tokens, 0, 0)
+        now += models_of(token_s).decode.step_s(plan.num_tokens, 0, 0)
         sampled = tuple(
             Sampled(w.key, 7, more=(SampledToken(7),) * len(w.drafts)) for w in plan.work if w.samples
         )
