@@ -1,8 +1,8 @@
 """Every message between Baton's processes (what instances report is in `core/reports.py`). One list, so that the protocol can be
 read in one place.
 
-frontend  -> scheduler   Place, Finished, AskStatus, LoadAdapter, UnloadAdapter, AdaptersUsed
-scheduler -> frontend    Placed, Rejected, Status, AdapterChanged
+frontend  -> scheduler   PlaceRequest, Finished, AskStatus, LoadAdapter, UnloadAdapter, AdaptersUsed
+scheduler -> frontend    PlaceReply, Rejected, Status, AdapterChanged
 frontend  -> decode      Submit, Cancel
 frontend  -> worker      DropCache, HintSession
 worker    -> frontend    Tokens, Failed, HandedOver, Leaving, CacheDropped, SessionHinted
@@ -31,7 +31,7 @@ from core.types import Request, Route, Slo, TokenOut
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class PlaceRequest:
     """Ask for a route. `exclude` names instances that this request has just lost."""
 
     request_id: str
@@ -59,7 +59,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlaceReply:
     request_id: str
     attempt: int
     route: Route
@@ -198,7 +198,7 @@ class PlacedByPeer:
 
     scheduler: str
     frontend: str
-    place: Place
+    place: PlaceRequest
     """The placement request, without its block hashes."""
     route: Route
     num_blocks: int
@@ -387,8 +387,8 @@ class PrefillFailed:
 
 
 Message = (
-    Place | Placed | AskStatus | Status | Rejected | Finished | Register | Leaving | LoadReport | NeedPrefill | PrefillAssigned
-    | Submit | Cancel | Tokens | HandedOver | Failed
+    PlaceRequest | PlaceReply | AskStatus | Status | Rejected | Finished | Register | Leaving | LoadReport | NeedPrefill
+    | PrefillAssigned | Submit | Cancel | Tokens | HandedOver | Failed
     | Buddy | Replicas | ReplicasKept | DropCache | CacheDropped | HintSession | SessionHinted
     | PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest | PeerBacklog
     | AdapterList | AdaptersHeld | AdaptersUsed | LoadAdapter | UnloadAdapter | AdapterChanged

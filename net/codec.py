@@ -1,8 +1,8 @@
 """Turns messages into msgpack bytes and back, checked against their dataclasses' types.
 
-A message is `[class name, field, ...]`; nested dataclasses are plain field lists, which end before their last fields where all of
-these have their defaults. A newer peer may append fields that have defaults: missing ones are filled in, surplus ones ignored.
-Anything else that does not fit raises ProtocolError.
+A message is `[name, field, ...]`, its class's name as a rule (`_WIRE_NAMES`); nested dataclasses are plain field lists, which end
+before their last fields where all of these have their defaults. A newer peer may append fields that have defaults: missing ones
+are filled in, surplus ones ignored. Anything else that does not fit raises ProtocolError.
 
 An ordinary token is a dataclass of ten fields. It travels as the four that it needs, whose types are looked at together."""
 
@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 import msgpack
 
 from core.errors import ProtocolError
-from core.messages import Message
+from core.messages import Message, PlaceReply, PlaceRequest
 
 Convert = Callable[[Any], Any]
 D = TypeVar("D")
@@ -29,7 +29,7 @@ _AS_THEY_ARE = (int, str, bool, bytes)
 def encode(message: Any) -> bytes:
     """Encode `message`, a dataclass."""
     kind = type(message)
-    return msgpack.packb([kind.__name__, *_encoder(kind)(message)])  # type: ignore[return-value]
+    return msgpack.packb([_wire_name(kind), *_encoder(kind)(message)])  # type: ignore[return-value]
 
 
 def decode(data: bytes | memoryview) -> Message:
@@ -60,7 +60,15 @@ def _readers(kind: type[Any]) -> dict[str, Convert]:
     return {name: _from_plain(hint) for name, hint in get_type_hints(kind).items()}
 
 
-_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in get_args(Message)}
+_WIRE_NAMES: dict[type[Any], str] = {PlaceRequest: "Place", PlaceReply: "Placed"}
+"""Messages that have another name than their class. Peers of earlier releases and recorded decisions know these names."""
+
+
+def _wire_name(kind: type[Any]) -> str:
+    return _WIRE_NAMES.get(kind, kind.__name__)
+
+
+_KINDS: dict[str, type[Any]] = {_wire_name(kind): kind for kind in get_args(Message)}
 
 
 def _identity(value: Any) -> Any:

@@ -20,7 +20,7 @@ from benchmarks.report import parser, write
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, Send
 from core.config.cluster_config import ScheduleConfig
-from core.messages import Placed
+from core.messages import PlaceReply
 from core.types import Slo
 from sim.catalogued import Fleet, coarse_config
 from sim.coarse.coarse_workload import Load, jobs, natural_block_tokens
@@ -48,7 +48,7 @@ class Counting:
 
     def on(self, event: Event, now: float) -> list[Send]:
         actions = self._scheduler.on(event, now)
-        if num_placed := sum(isinstance(action.message, Placed) for action in actions):
+        if num_placed := sum(isinstance(action.message, PlaceReply) for action in actions):
             for placement in self._scheduler.placements[-num_placed:]:
                 route = placement.route
                 self.spans[int(now // self._span_s)][route.prefill or route.decode] += (

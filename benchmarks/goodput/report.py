@@ -19,12 +19,12 @@ Bounds = dict[str, dict[str, float] | None]
 """By window and device what no scheduler can exceed: on the `window` itself, and in the `long run`, which a burst of 20 s with
 long outputs can be above, since what is left after its last arrival is done later. It is 0 where none can hold the target, and
 None for sessions."""
-Place = tuple[str, ...]
+PlaceRequest = tuple[str, ...]
 
 
 def ratios(cells: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return our rate by each other's, on the windows, devices and splits that both were run on: mean, worst, and how many."""
-    pairs: dict[str, dict[Place, float]] = {}
+    pairs: dict[str, dict[PlaceRequest, float]] = {}
     for at, by_name in _rates(cells).items():
         others = {name: rate for name, rate in by_name.items() if name != OURS}
         if OURS in by_name and others:
@@ -59,9 +59,9 @@ def _by_bound(cells: Mapping[str, Mapping[str, Any]], bounds: Bounds, kind: str)
     }
 
 
-def _rates(cells: Mapping[str, Mapping[str, Any]]) -> dict[Place, dict[str, float]]:
+def _rates(cells: Mapping[str, Mapping[str, Any]]) -> dict[PlaceRequest, dict[str, float]]:
     """Return the rates by (window, device, split) and scheduler."""
-    rates: dict[Place, dict[str, float]] = {}
+    rates: dict[PlaceRequest, dict[str, float]] = {}
     for key, cell in cells.items():
         *where, scheduler = key.split("|")
         name, _, prefills = scheduler.partition(":")
@@ -69,7 +69,7 @@ def _rates(cells: Mapping[str, Mapping[str, Any]]) -> dict[Place, dict[str, floa
     return rates
 
 
-def _summary(found: Mapping[Place, float]) -> dict[str, Any]:
+def _summary(found: Mapping[PlaceRequest, float]) -> dict[str, Any]:
     worst = min(found, key=lambda at: found[at])
     return {
         "mean": round(geometric_mean(found.values()), 3),

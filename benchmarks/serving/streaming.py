@@ -27,7 +27,7 @@ from cluster.ingress.tenants.access import Access, read_rules
 from core.clock import WallClock
 from core.config.cluster_config import load
 from core.garbage import leave_out_all_there_is
-from core.messages import Message, Place, Placed, Submit, Tokens
+from core.messages import Message, PlaceReply, PlaceRequest, Submit, Tokens
 from core.types import FinishReason, Request, Route, TokenOut
 from models.text.tokenizer import load_tokenizer
 from net.mail import TcpMail
@@ -118,9 +118,9 @@ class Backend:
         await self._instance.close()
 
     def _place(self, sender: str, message: Message) -> None:
-        if isinstance(message, Place):
+        if isinstance(message, PlaceRequest):
             route = Route(decode=self._instance.address)
-            self._scheduler.send(sender, Placed(message.request_id, message.attempt, route))
+            self._scheduler.send(sender, PlaceReply(message.request_id, message.attempt, route))
 
     def _submit(self, _: str, message: Message) -> None:
         if isinstance(message, Submit):

@@ -2,7 +2,7 @@
 
 Invariants:
 - The queue lives here, and a request is bound to instances as late as possible (`placer`).
-- Every RequestArrived is answered by exactly one Placed or Rejected, unless its frontend finishes it or is lost before.
+- Every RequestArrived is answered by exactly one PlaceReply or Rejected, unless its frontend finishes it or is lost before.
 - What was promised to an instance is given back when the request is Finished, its frontend or that instance is lost.
 """
 
@@ -29,9 +29,9 @@ from core.messages import (
     Leaving,
     PeerRequest,
     PeersChanged,
-    Place,
-    Placed,
     PlacedByPeer,
+    PlaceReply,
+    PlaceRequest,
     PrefillAssigned,
     ReleasedByPeer,
 )
@@ -220,7 +220,7 @@ class GlobalScheduler:
         news = self._roster.pair()
         return news if self._led else []
 
-    def _on_arrived(self, frontend: str, place: Place, now: float) -> list[Send]:
+    def _on_arrived(self, frontend: str, place: PlaceRequest, now: float) -> list[Send]:
         key = _key(place.request_id, place.attempt)
         if (known := self._placer.get(key)) is not None:
             return [Send(frontend, _placed(known.place, known.route))]
@@ -341,8 +341,8 @@ class GlobalScheduler:
         return [send for key in self._placer.at(address) + queued for send in self._finish(key)]
 
 
-def _placed(place: Place, route: Route) -> Placed:
-    return Placed(place.request_id, place.attempt, route, place.slo)
+def _placed(place: PlaceRequest, route: Route) -> PlaceReply:
+    return PlaceReply(place.request_id, place.attempt, route, place.slo)
 
 
 def _key(request_id: str, attempt: int) -> str:

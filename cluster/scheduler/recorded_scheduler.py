@@ -16,7 +16,7 @@ from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Send, Tick
 from core.config.cluster_config import ScheduleConfig
 from core.errors import ConfigError
-from core.messages import NeedPrefill, Place
+from core.messages import NeedPrefill, PlaceRequest
 from net.codec import decode, encode
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ def _as_event(who: str, data: bytes) -> Event:
     if not data:
         return PeerLost(who) if who else Tick()
     match decode(data):
-        case Place() as place:
+        case PlaceRequest() as place:
             return RequestArrived(who, place)
         case NeedPrefill() as need:
             return PrefillNeeded(who, need)

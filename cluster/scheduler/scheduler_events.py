@@ -9,9 +9,9 @@ from core.messages import (
     NeedPrefill,
     PeerRequest,
     PeersChanged,
-    Place,
-    Placed,
     PlacedByPeer,
+    PlaceReply,
+    PlaceRequest,
     PrefillAssigned,
     Rejected,
     ReleasedByPeer,
@@ -22,7 +22,7 @@ from core.reports import LoadReport, Register
 @dataclass(frozen=True, slots=True)
 class RequestArrived:
     frontend: str
-    place: Place
+    place: PlaceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,4 +64,4 @@ class Send:
     """The only kind of action."""
 
     to: str
-    message: Placed | Rejected | PrefillAssigned | Buddy | PlacedByPeer | ReleasedByPeer | PeerRequest
+    message: PlaceReply | Rejected | PrefillAssigned | Buddy | PlacedByPeer | ReleasedByPeer | PeerRequest

@@ -28,8 +28,8 @@ from core.messages import (
     PeerBacklog,
     PeerRequest,
     PeersChanged,
-    Place,
     PlacedByPeer,
+    PlaceRequest,
     ReleasedByPeer,
 )
 from core.ports import Clock, Mail, Resolve
@@ -120,7 +120,7 @@ class SchedulerNode:
 
     def _on_message(self, sender: str, message: Message) -> None:
         match message:
-            case Place():
+            case PlaceRequest():
                 self._feed(RequestArrived(sender, message))
             case NeedPrefill():
                 self._feed(PrefillNeeded(sender, message))

@@ -46,8 +46,8 @@ def overview() -> Canvas:
     )
     c.arrow((130, 195), (200, 195))
     c.arrow((200, 220), (130, 220))
-    c.arrow((255, 150), (255, 90), label="Place", at=(232, 128))
-    c.arrow((310, 90), (310, 145), label="Placed", at=(338, 128))
+    c.arrow((255, 150), (255, 90), label="PlaceRequest", at=(205, 128))
+    c.arrow((310, 90), (310, 145), label="PlaceReply", at=(350, 128))
     c.arrow((670, 60), (372, 60), label="load reports of all instances", kind="weak")
     c.arrow((670, 125), (480, 125), (480, 180), (368, 180), label="first token", at=(575, 119))
     c.arrow((360, 205), (520, 205), (520, 300), (670, 300), label="Submit", at=(575, 294))
@@ -65,8 +65,8 @@ def hand_over() -> Canvas:
         c.arrow((x, 60), (x, 545), kind="life")
         c.box(x - 75, 20, 150, 40, name.capitalize(), kind=name)
     words = [
-        ("ingress", "scheduler", "Place", "mail"),
-        ("scheduler", "ingress", "Placed: route", "mail"),
+        ("ingress", "scheduler", "PlaceRequest", "mail"),
+        ("scheduler", "ingress", "PlaceReply: route", "mail"),
         ("ingress", "decode", "Submit", "mail"),
         ("decode", "prefill", "StartPrefill: request, grant", "mail"),
         ("prefill", "decode", "KV of layer 0, 1, 2 ... of each chunk", "kv"),
@@ -96,7 +96,7 @@ def scheduler() -> Canvas:
         130,
         190,
         "Events",
-        "Place, Finished",
+        "PlaceRequest, Finished",
         "Register, Leaving",
         "LoadReport",
         "NeedPrefill",
@@ -146,7 +146,7 @@ def scheduler() -> Canvas:
         150,
         110,
         "Decisions",
-        "Placed, Rejected",
+        "PlaceReply, Rejected",
         "PrefillAssigned",
         "Buddy, PlacedByPeer",
         "ReleasedByPeer",

@@ -14,7 +14,7 @@ from cluster.scheduler.placement.placement_policy import PlacementChoice, Placem
 from cluster.scheduler.scheduler_events import Event, RequestArrived, Send
 from core.config.cluster_config import ScheduleConfig
 from core.kv import num_blocks_for
-from core.messages import Finished, Place, Placed, Rejected
+from core.messages import Finished, PlaceReply, PlaceRequest, Rejected
 from core.reports import LoadReport, Register
 from core.types import Route, Slo
 from sim.coarse.world import Log
@@ -76,7 +76,7 @@ class Dispatcher:
                 pass
         return []
 
-    def _place(self, place: Place, now: float) -> Placed | Rejected:
+    def _place(self, place: PlaceRequest, now: float) -> PlaceReply | Rejected:
         ask = PlacementQuery(place.num_tokens, self._prefixes.match(place.block_hashes))
         choice = self._router.choose(
             Offer(ask, place.slo, place.block_hashes), [*self._members.values()], now
@@ -95,4 +95,4 @@ class Dispatcher:
         route = Route(decode.address, prefill.address if prefill is not None else "")
         self._routes[place.request_id] = route
         self._log(f"place {place.request_id} {route.prefill or 'local'} {route.decode}")
-        return Placed(place.request_id, 0, route)
+        return PlaceReply(place.request_id, 0, route)

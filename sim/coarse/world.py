@@ -15,7 +15,7 @@ from typing import Protocol
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, RequestArrived, Send, Tick
 from core.config.cluster_config import ScheduleConfig
-from core.messages import Finished, Place, Placed, Rejected
+from core.messages import Finished, PlaceReply, PlaceRequest, Rejected
 from core.pacing.overcommit import lent_blocks
 from core.ports import SchedulerPolicy
 from core.reports import Register
@@ -349,7 +349,7 @@ class _World:
         self.now = now = max(self.now, job.request.arrival_at)
         self._jobs[job.request.id] = job
         request = job.request
-        place = Place(
+        place = PlaceRequest(
             request_id=request.id,
             attempt=0,
             num_tokens=job.num_prompt,
@@ -375,7 +375,7 @@ class _World:
     def _feed(self, now: float, event: Event) -> None:
         for action in self._scheduler.on(event, now):
             match action.message:
-                case Placed(request_id, _, route, slo):
+                case PlaceReply(request_id, _, route, slo):
                     job = self._jobs.pop(request_id)
                     if slo is not None and slo is not job.request.slo:
                         job.request = replace(job.request, slo=slo)

@@ -6,8 +6,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from core.errors import ProtocolError
-from core.messages import Cancel, Message
+from core.messages import Cancel, Message, PlaceReply, PlaceRequest
 from core.reports import LoadReport
+from core.types import STANDARD, Route
 from net.codec import decode, encode
 
 ints = st.integers(-(2**63), 2**64 - 1)
@@ -50,6 +51,17 @@ def test_noise_is_refused_not_believed(data: bytes) -> None:
 def test_what_does_not_fit_its_types_is_refused(plain: object) -> None:
     with pytest.raises(ProtocolError):
         decode(msgpack.packb(plain))
+
+
+def test_messages_whose_class_was_renamed_keep_their_name_on_the_wire() -> None:
+    reply = PlaceReply("r", 1, Route("d"))
+    assert msgpack.unpackb(encode(reply))[0] == "Placed"
+    assert decode(msgpack.packb(["Placed", "r", 1, ["d"]])) == reply
+    asked = PlaceRequest(
+        request_id="r", attempt=0, num_tokens=3, max_new_tokens=1, block_hashes=(), slo=STANDARD
+    )
+    assert msgpack.unpackb(encode(asked))[0] == "Place"
+    assert decode(encode(asked)) == asked
 
 
 def test_fields_of_a_newer_peer_are_ignored_and_of_an_older_one_defaulted() -> None:

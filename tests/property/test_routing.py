@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Send, Tick
 from core.config.cluster_config import ScheduleConfig
-from core.messages import Finished, NeedPrefill, Placed, PrefillAssigned, Rejected
+from core.messages import Finished, NeedPrefill, PlaceReply, PrefillAssigned, Rejected
 from tests.cluster.scheduler.routing_world import ask, instance, report
 
 _NAMES = ("d0", "d1", "p0", "m0")
@@ -50,11 +50,11 @@ class Run:
             assert name not in self.done
             self.answered[name] = action
             assert action.to == self.asked[name].frontend
-            if isinstance(action.message, Placed):
+            if isinstance(action.message, PlaceReply):
                 self._check_headroom(action.message)
         self._check_books()
 
-    def _check_headroom(self, placed: Placed) -> None:
+    def _check_headroom(self, placed: PlaceReply) -> None:
         members = {m.address: m for m in self.scheduler.members}
         decode, place = members[placed.route.decode], self.asked[placed.request_id].place
         found = decode.above(place.slo.priority)

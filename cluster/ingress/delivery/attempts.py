@@ -10,7 +10,7 @@ from cluster.ingress.delivery.running_attempt import Lost, Moved, RunningAttempt
 from core.config.cluster_config import ScheduleConfig
 from core.errors import BatonError, Overloaded, ReplicaLost
 from core.kv import block_hashes
-from core.messages import Cancel, Finished, HandedOver, Place, Placed, Submit
+from core.messages import Cancel, Finished, HandedOver, PlaceReply, PlaceRequest, Submit
 from core.ports import Clock, Mail
 from core.types import Request, TokenOut
 from net.schedulers import Schedulers
@@ -48,9 +48,9 @@ class Attempts:
 
     def place(
         self, request: Request, exclude: tuple[str, ...] = (), *, source: str = "", prefer: str = ""
-    ) -> Place:
+    ) -> PlaceRequest:
         """Return what a scheduler is to be asked for."""
-        return Place(
+        return PlaceRequest(
             request_id=request.id,
             attempt=request.attempt,
             num_tokens=len(request.tokens),
@@ -66,7 +66,7 @@ class Attempts:
             weight=request.weight,
         )
 
-    async def start(self, running: RunningAttempt, place: Place, deadline: float) -> None:
+    async def start(self, running: RunningAttempt, place: PlaceRequest, deadline: float) -> None:
         """Have it placed, and hand it to its instance. It fails at `deadline`. Raises Overloaded, or the attempt's failure."""
         running.wanted = place
         self._ask(running)
@@ -97,7 +97,7 @@ class Attempts:
                 running.receive(token)
                 running.hear_from(sender)
 
-    def placed(self, scheduler: str, placed: Placed) -> None:
+    def placed(self, scheduler: str, placed: PlaceReply) -> None:
         """Take a placement. One that no attempt here asked this scheduler for is given back to it."""
         running = self._running.get(f"{placed.request_id}#{placed.attempt}")
         if running is None or running.scheduler != scheduler:

@@ -31,7 +31,7 @@ from core.messages import (
     HintSession,
     Leaving,
     Message,
-    Placed,
+    PlaceReply,
     Rejected,
     SessionHinted,
     Tokens,
@@ -187,7 +187,7 @@ class Frontend:
         match message:
             case Tokens(tokens):
                 self._attempts.receive(sender, tokens)
-            case Placed():
+            case PlaceReply():
                 self._attempts.placed(sender, message)
             case Rejected(request_id, attempt):
                 self._attempts.fail(request_id, attempt, refusal_of(message))

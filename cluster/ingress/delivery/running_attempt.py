@@ -7,7 +7,7 @@ from dataclasses import replace
 from cluster.ingress.delivery.shared_prompt import SharedPrompt
 from cluster.ingress.telemetry.timeline import Attempt
 from core.errors import BatonError, Overloaded, RequestError, TargetOutOfReach
-from core.messages import Place, Rejected
+from core.messages import PlaceRequest, Rejected
 from core.ports import Clock
 from core.types import Request, Route, Slo, TokenOut
 
@@ -29,7 +29,7 @@ class RunningAttempt:
     def __init__(self, request: Request, clock: Clock, *, is_whole: bool = True) -> None:
         """`is_whole`: its end is that of an answer, from which the scheduler learns how long answers are."""
         self.request, self._clock, self.is_whole = request, clock, is_whole
-        self.wanted: Place | None = None
+        self.wanted: PlaceRequest | None = None
         """What a scheduler is asked for."""
         self.scheduler = ""
         """The scheduler that was asked last."""

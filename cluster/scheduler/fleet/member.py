@@ -19,7 +19,7 @@ from cluster.scheduler.fleet.member_promises import PromisedFacts
 from cluster.scheduler.fleet.prefix_index import PrefixHolders
 from cluster.scheduler.fleet.promise import Promise, PromiseSum, Turnover, growth_blocks
 from core.kv import num_blocks_for
-from core.messages import Place
+from core.messages import PlaceRequest
 from core.reports import InstanceStatus, LoadReport, Register
 
 DEFAULT_TOKENS_PER_S: Final = 4000.0
@@ -127,7 +127,7 @@ class Member(PromisedFacts):
         """Return whether there are so many blocks at once, and as many more before long."""
         return num_blocks + growth <= self.room_blocks and num_blocks <= self.now_blocks
 
-    def can_compute(self, place: Place, cached: CachedBlocks) -> bool:
+    def can_compute(self, place: PlaceRequest, cached: CachedBlocks) -> bool:
         """Return whether there is room for a prompt that is computed here for another instance. One that does not decode has room
         before long; one that does may be full of outputs."""
         return not self.decodes or self.has_blocks(place.num_tokens, NO_CONTEXTS, place.block_hashes, cached)

@@ -18,7 +18,7 @@ from cluster.scheduler.fleet.shortlist import (
     Shortlist,
 )
 from cluster.scheduler.scheduler_events import Send
-from core.messages import Buddy, Place
+from core.messages import Buddy, PlaceRequest
 from core.reports import LoadReport, Register
 
 NO_DECODE: Final = "no decode instance is alive"
@@ -45,7 +45,7 @@ class Roster:
         self._members: dict[str, Member] = {}
         self._shortlist = Shortlist()
         self._rng = RequestRng("roster")
-        self._last: tuple[Place, int, Candidates] | None = None
+        self._last: tuple[PlaceRequest, int, Candidates] | None = None
         self._prefixes = PrefixIndex()
         self.turnover = Turnover()
         self._buddies = Buddies()
@@ -141,11 +141,11 @@ class Roster:
         """Whether the fleet is small enough that every instance is considered."""
         return len(self._members) <= self._scan_up_to
 
-    def match(self, place: Place) -> PrefixHolders:
+    def match(self, place: PlaceRequest) -> PrefixHolders:
         """Return how many leading blocks of the request's prompt are cached where."""
         return self._prefixes.match(place.block_hashes)
 
-    def candidates(self, place: Place, turn: int = 0) -> Candidates:
+    def candidates(self, place: PlaceRequest, turn: int = 0) -> Candidates:
         """Return the candidates. Another `turn` draws others."""
         if self._last is not None and self._last[0] is place and self._last[1] == turn:
             return self._last[2]
@@ -188,7 +188,7 @@ class Roster:
         least = self._shortlist.shortest_queue(self._rng)
         return () if least is None else (least,)
 
-    def decodes(self, place: Place, candidates: Candidates, wanted: str = "") -> list[Member]:
+    def decodes(self, place: PlaceRequest, candidates: Candidates, wanted: str = "") -> list[Member]:
         """Return the instances that could hold prompt and output to the end. Of a large fleet these are the ones worth
         considering, and `wanted`."""
         total = place.num_tokens + place.max_new_tokens
@@ -205,7 +205,7 @@ class Roster:
         return self._without(able, place.exclude)
 
     def prefills(
-        self, place: Place, candidates: Candidates, decodes: Sequence[Member], exclude: Sequence[str]
+        self, place: PlaceRequest, candidates: Candidates, decodes: Sequence[Member], exclude: Sequence[str]
     ) -> list[Member]:
         """Return the instances that could compute the prompt. Of a large fleet these are the ones worth considering for one of
         `decodes`."""
@@ -217,14 +217,14 @@ class Roster:
         able = [m for m in pool if m.prefills and not m.leaving and m.capacity_tokens > place.num_tokens]
         return self._without(able, exclude)
 
-    def answering(self, place: Place, candidates: Candidates, wanted: str = "") -> list[Member]:
+    def answering(self, place: PlaceRequest, candidates: Candidates, wanted: str = "") -> list[Member]:
         """Return the instances that could compute its prompt and answer it at once, whether they decode or not."""
         alone = [
             m for m in self.prefills(place, candidates, (), place.exclude) if m.answers and not m.decodes
         ]
         return alone + self.decodes(place, candidates, wanted)
 
-    def holders(self, place: Place, candidates: Candidates, exclude: Sequence[str]) -> list[Member]:
+    def holders(self, place: PlaceRequest, candidates: Candidates, exclude: Sequence[str]) -> list[Member]:
         """Return the decode instances that have so much of the prompt cached that it may be fetched from there."""
         return [
             m

@@ -4,7 +4,7 @@ from cluster.scheduler.fleet.context_forecast import Contexts
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.output_lengths import RunningOutput
 from cluster.scheduler.fleet.promise import Promise
-from core.messages import Place
+from core.messages import PlaceRequest
 from core.types import Route
 
 
@@ -19,7 +19,7 @@ class Placement:
     def __init__(
         self,
         frontend: str,
-        place: Place,
+        place: PlaceRequest,
         route: Route,
         num_blocks: int,
         *,

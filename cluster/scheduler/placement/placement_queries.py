@@ -8,7 +8,7 @@ from cluster.scheduler.fleet.length_curve import LengthCurve
 from cluster.scheduler.fleet.member import CachedBlocks
 from cluster.scheduler.fleet.output_lengths import OutputLengths, RunningOutput
 from cluster.scheduler.placement.placement_policy import PlacementQuery
-from core.messages import Place
+from core.messages import PlaceRequest
 
 SHORT_SHARE: Final = 0.05
 """The share of outputs that are shorter than the one over which a wait before the second token is taken to be spread."""
@@ -25,20 +25,20 @@ class PlacementQueries:
         """The mean of all outputs; infinite until some have ended."""
         return self._lengths.curve("", "").mean if self._lengths.num_ended >= _ENOUGH else inf
 
-    def begin(self, place: Place) -> RunningOutput | None:
+    def begin(self, place: PlaceRequest) -> RunningOutput | None:
         """Return what is to be told of the output of a request that was placed. None where nothing can be learned from it: it
         ends with its prompt, or has begun elsewhere."""
         if place.ends_with_prompt or place.attempt:
             return None
         return self._lengths.begin(place.tenant, place.slo.name)
 
-    def contexts(self, place: Place, num_output: int = 0) -> Contexts:
+    def contexts(self, place: PlaceRequest, num_output: int = 0) -> Contexts:
         """Return what its sequence holds and will hold once it has come to so much output."""
         return _contexts(place, self._lengths.curve(place.tenant, place.slo.name), num_output)
 
     def of(
         self,
-        place: Place,
+        place: PlaceRequest,
         cached: CachedBlocks,
         due_at: float = inf,
         missing_tokens: int | None = None,
@@ -61,7 +61,7 @@ class PlacementQueries:
         )
 
 
-def _contexts(place: Place, curve: LengthCurve, num_output: int = 0) -> Contexts:
+def _contexts(place: PlaceRequest, curve: LengthCurve, num_output: int = 0) -> Contexts:
     """Return what a sequence with outputs of that distribution holds and will hold; nothing where it ends with its prompt."""
     if place.ends_with_prompt:
         return NO_CONTEXTS

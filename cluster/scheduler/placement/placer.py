@@ -34,7 +34,7 @@ from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.hopeless import IdleEstimate
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
 from cluster.scheduler.scheduler_peers import SchedulerPeers
-from core.messages import Finished, NeedPrefill, Place, PlacedByPeer
+from core.messages import Finished, NeedPrefill, PlacedByPeer, PlaceRequest
 from core.types import Route
 
 RETRY_S: Final = 0.05
@@ -296,11 +296,9 @@ class Placer:
         if self._claim.key and queue.get(self._claim.key) is None:
             self._claim.end()
 
-    def _sources(self, place: Place, candidates: Candidates, decodes: Sequence[Member]) -> list[Member]:
+    def _sources(self, place: PlaceRequest, found: Candidates, decodes: Sequence[Member]) -> list[Member]:
         roster, exclude = self._roster, place.exclude
-        return roster.prefills(place, candidates, decodes, exclude) + roster.holders(
-            place, candidates, exclude
-        )
+        return roster.prefills(place, found, decodes, exclude) + roster.holders(place, found, exclude)
 
     def _has_blocks(
         self, member: Member, waiter: Waiter, contexts: Contexts, cached: CachedBlocks, leaves: float
@@ -316,7 +314,7 @@ class Placer:
             place.num_tokens, contexts, place.block_hashes, cached
         )
 
-    def _has_prompt_room(self, place: Place, ask: PlacementQuery, choice: PlacementChoice) -> bool:
+    def _has_prompt_room(self, place: PlaceRequest, ask: PlacementQuery, choice: PlacementChoice) -> bool:
         is_short = choice.prefill is None and ask.uncached(choice.decode) <= self._threshold
         if is_short and not place.ends_with_prompt:
             return True
@@ -370,13 +368,13 @@ class Placer:
             self._policy.placed(placed, computes, self._roster.num_decoding, now)
         self._counters.placed(place, placed.charged_tokens)
 
-    def least_work_s(self, place: Place) -> float:
+    def least_work_s(self, place: PlaceRequest) -> float:
         """Return the least time that its prompt takes, by what is cached where."""
         candidates = self._roster.candidates(place)
         members = [*candidates.cached[:1], *self._roster.some(_SAMPLE if self._roster.scans else 1)]
         return self._policy.least_work_s(PlacementQuery(place.num_tokens, candidates.match), members)
 
-    def hopeless(self, place: Place) -> IdleEstimate | None:
+    def hopeless(self, place: PlaceRequest) -> IdleEstimate | None:
         """Return when an idle instance would give the first token of a request that none could give in time. None: one could, or
         that is not known, or the request was admitted before, and goes on after a lost instance or moves."""
         if place.attempt or place.source:
@@ -393,7 +391,7 @@ def _waits_for_prompts(waiter: Waiter) -> bool:
     return waiter.waits_for is not None
 
 
-def _cached(place: Place, candidates: Candidates) -> CachedBlocks:
+def _cached(place: PlaceRequest, candidates: Candidates) -> CachedBlocks:
     """Return which instances have its KV. What has just come to the instance that it wants to join is in no report yet."""
     if place.source and place.source == place.prefer:
         return {place.source: len(place.block_hashes)}

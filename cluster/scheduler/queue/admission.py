@@ -12,7 +12,7 @@ from cluster.scheduler.queue.hopeless import HopelessRule, IdleEstimate
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
 from cluster.scheduler.scheduler_events import Send
 from core.config.cluster_config import ScheduleConfig
-from core.messages import Place, Rejected
+from core.messages import PlaceRequest, Rejected
 
 _MARGIN: Final = 0.3
 """The share of the time to the first token that may pass on the instance before the prompt's turn comes."""
@@ -32,7 +32,7 @@ class Admission:
         """The number of schedulers that share the instances, and the limit on waiting requests."""
 
     def enter(
-        self, key: str, frontend: str, place: Place, work_s: float, num_instances: int, now: float
+        self, key: str, frontend: str, place: PlaceRequest, work_s: float, num_instances: int, now: float
     ) -> Waiter:
         """Put a request in. `work_s` is the least time that its prompt takes. `num_instances` compute prompts."""
         self._num_arrived += 1
@@ -62,7 +62,7 @@ class Admission:
         self._drain.observe(len(self.queue), num_placed, now)
         self._hopeless.observe(now, some_wait_in_time=self.queue.timely_level() is not None)
 
-    def never(self, key: str, frontend: str, place: Place, largest_tokens: int) -> Send:
+    def never(self, key: str, frontend: str, place: PlaceRequest, largest_tokens: int) -> Send:
         """Refuse a request for good, since no instance can hold it."""
         reason = (
             f"{place.num_tokens + place.max_new_tokens} tokens (prompt and output) do not fit: "
@@ -70,11 +70,11 @@ class Admission:
         )
         return self._reject(key, frontend, place, reason, 0.0)
 
-    def refuses_hopeless(self, place: Place, estimate: IdleEstimate, now: float) -> bool:
+    def refuses_hopeless(self, place: PlaceRequest, estimate: IdleEstimate, now: float) -> bool:
         """Return whether a hopeless request is refused now."""
         return self._hopeless.holds_for(place, estimate, now)
 
-    def hopeless(self, key: str, frontend: str, place: Place, estimate: IdleEstimate) -> Send:
+    def hopeless(self, key: str, frontend: str, place: PlaceRequest, estimate: IdleEstimate) -> Send:
         """Refuse a request that no instance could answer in time."""
         slo = place.slo
         reason = (
@@ -128,6 +128,8 @@ class Admission:
         reason = f"the cluster is busy: {reason}"
         return self._reject(waiter.key, waiter.frontend, waiter.place, reason, retry_after_s)
 
-    def _reject(self, key: str, frontend: str, place: Place, reason: str, retry_after_s: float) -> Send:
+    def _reject(
+        self, key: str, frontend: str, place: PlaceRequest, reason: str, retry_after_s: float
+    ) -> Send:
         self._log(f"reject {key} {'later' if retry_after_s else 'never'}")
         return Send(frontend, Rejected(place.request_id, place.attempt, reason, retry_after_s))

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from math import inf
 from typing import Final
 
-from core.messages import Place
+from core.messages import PlaceRequest
 
 OUTPUT_WEIGHT: Final = 2.0
 _CREDIT: Final = 4.0
@@ -83,7 +83,7 @@ class ServiceCounters:
             idle = next(name for name in self._counters if name not in waiting and name != tenant)
             del self._counters[idle]
 
-    def placed(self, place: Place, expected_tokens: float) -> None:
+    def placed(self, place: PlaceRequest, expected_tokens: float) -> None:
         """Charge a placed request to its tenant: its prompt, unless that was charged before, and the output that is expected. It
         runs until `ended`."""
         self._num_running[place.tenant] = self._num_running.get(place.tenant, 0) + 1
@@ -94,23 +94,23 @@ class ServiceCounters:
             self._usual_charge = share * self._usual_charge + (1 - share) * charge
         self.charge(place, expected_tokens)
 
-    def ended(self, place: Place) -> None:
+    def ended(self, place: PlaceRequest) -> None:
         """Note that a placed request runs no more."""
         self._num_running[place.tenant] -= 1
         if not self._num_running[place.tenant]:
             del self._num_running[place.tenant]
 
-    def charge(self, place: Place, num_output_tokens: float) -> None:
+    def charge(self, place: PlaceRequest, num_output_tokens: float) -> None:
         """Charge a placed request's output to its tenant. A negative number gives back what was charged too much."""
         charge = OUTPUT_WEIGHT * num_output_tokens / self._weight(place)
         self._counters[place.tenant] = self.of(place.tenant) + charge
 
-    def prompt_charge(self, place: Place) -> float:
+    def prompt_charge(self, place: PlaceRequest) -> float:
         return place.num_tokens / self._weight(place)
 
-    def _weight(self, place: Place) -> float:
+    def _weight(self, place: PlaceRequest) -> float:
         return weight(place) * self._factors.get(place.tenant, 1.0)
 
 
-def weight(place: Place) -> float:
+def weight(place: PlaceRequest) -> float:
     return place.weight * place.slo.weight

@@ -9,7 +9,7 @@ way to the others of its class: it is served with the next lower priority, in th
 from math import inf
 from typing import Final
 
-from core.messages import Place
+from core.messages import PlaceRequest
 
 _OVERLOAD_S: Final = 5.0
 """The fleet counts as short of time for so long after a request that could still be in time has had to wait."""
@@ -43,7 +43,7 @@ class HopelessRule:
         if some_wait_in_time:
             self._short_of_time_at = now
 
-    def holds_for(self, place: Place, estimate: IdleEstimate, now: float) -> bool:
+    def holds_for(self, place: PlaceRequest, estimate: IdleEstimate, now: float) -> bool:
         """Return whether the request, which is hopeless, is refused now."""
         if place.slo.hopeless != "refuse":
             return False

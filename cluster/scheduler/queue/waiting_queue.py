@@ -23,7 +23,7 @@ from typing import Final
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.queue.fairness import ServiceCounters, ServiceGaps, weight
 from cluster.scheduler.queue.overload import Spending, dearest
-from core.messages import Place
+from core.messages import PlaceRequest
 from core.pacing.lateness import YIELD_S
 
 EARLY_S: Final = 0.4
@@ -63,7 +63,7 @@ class Waiter:
         self,
         key: str,
         frontend: str,
-        place: Place,
+        place: PlaceRequest,
         arrived_at: float,
         *,
         number: int,

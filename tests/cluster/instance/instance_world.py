@@ -16,7 +16,7 @@ from cluster.instance.instance import Instance
 from cluster.instance.real_parts import local_parts
 from core.clock import WallClock
 from core.config.cluster_config import ClusterConfig, load
-from core.messages import Message, NeedPrefill, Place, Placed, PrefillAssigned
+from core.messages import Message, NeedPrefill, PlaceReply, PlaceRequest, PrefillAssigned
 from core.plan import StepPlan, StepResult
 from core.ports import DeviceWork, LayerDone, LayerSink, WorkerGroup
 from core.reports import LoadReport
@@ -150,7 +150,7 @@ class World:
     def _on_message(self, sender: str, message: Message) -> None:
         self.messages.append(message)
         match message:
-            case Place(request_id=request_id, attempt=attempt):
+            case PlaceRequest(request_id=request_id, attempt=attempt):
                 decodes = [d for d in self.decodes if d.address not in message.exclude and not d.failure]
                 prefills = self.prefills
                 if message.ends_with_prompt and prefills:
@@ -158,7 +158,7 @@ class World:
                 source = message.source or (prefills[self.count % len(prefills)].address if prefills else "")
                 route = Route(decodes[self.count % len(decodes)].address, source)
                 self.count += 1
-                self.scheduler.send(sender, Placed(request_id, attempt, route))
+                self.scheduler.send(sender, PlaceReply(request_id, attempt, route))
             case NeedPrefill(request_id=request_id, attempt=attempt, epoch=epoch):
                 others = [p.address for p in self.prefills if p.address not in (message.lost, sender)]
                 self.scheduler.send(

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from core.messages import Buddy, NeedPrefill, Place, PrefillFailed
+from core.messages import Buddy, NeedPrefill, PlaceRequest, PrefillFailed
 from engine.planning.sequence import Sequence as Planned
 from engine.planning.speculation import speculator
 from engine.planning.speculation.drafter import Draft
@@ -215,7 +215,9 @@ async def test_sequences_leave_a_draining_instance_with_their_states(served: Ser
                 await asyncio.sleep(0.001)
         w.decodes = [staying]
         await leaving.drain(20)
-        assert any(isinstance(m, Place) and m.source == leaving.address for m in w.messages), "none has moved"
+        assert any(isinstance(m, PlaceRequest) and m.source == leaving.address for m in w.messages), (
+            "none has moved"
+        )
         got = await asyncio.gather(*running)
         hits = (await w.report(staying)).work.prefix_hit_tokens
         assert got == of_transformers(served, got, LONG)

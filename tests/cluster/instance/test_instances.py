@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from core.messages import Leaving, Message, NeedPrefill, Place, PrefillFailed, StartPrefill
+from core.messages import Leaving, Message, NeedPrefill, PlaceRequest, PrefillFailed, StartPrefill
 from tests.cluster.instance.instance_world import World, world
 from tests.models.continuation import continuation
 from tests.models.eagle_checkpoints import make_right_eagle
@@ -313,7 +313,7 @@ async def test_draft_tokens_cost_no_token_when_an_instance_dies_or_leaves(
             else:
                 leaving = w.decodes.pop(0)
                 await leaving.drain(20)
-                assert any(isinstance(m, Place) and m.source == leaving.address for m in w.messages)
+                assert any(isinstance(m, PlaceRequest) and m.source == leaving.address for m in w.messages)
                 await leaving.close()
             assert await asyncio.gather(*running) == want
         await w.idle()

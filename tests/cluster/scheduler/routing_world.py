@@ -5,7 +5,7 @@ import zlib
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, RequestArrived, Send
 from core.config.cluster_config import ScheduleConfig
-from core.messages import Place, Placed, Rejected
+from core.messages import PlaceReply, PlaceRequest, Rejected
 from core.reports import LoadReport, Register
 from core.types import Slo
 
@@ -59,7 +59,7 @@ def ask(
     first = prefix * 1_000_000 or (1000 + zlib.crc32(request_id.encode())) * 1_000_000
     hashes = tuple(range(first, first + num_tokens // BLOCK))
     slo = Slo(ttft_s=ttft_s, tpot_s=0.1, priority=priority)
-    place = Place(
+    place = PlaceRequest(
         request_id=request_id,
         attempt=attempt,
         num_tokens=num_tokens,
@@ -89,7 +89,7 @@ class World:
     def placed(self, event: RequestArrived) -> str:
         """`prefill>decode` or `decode`; fails when the request is not placed at once."""
         (action,) = self.on(event)
-        assert isinstance(action.message, Placed), action
+        assert isinstance(action.message, PlaceReply), action
         return route_of(action)
 
     def rejected(self, event: Event, after_s: float = 0.0) -> Rejected:
@@ -99,6 +99,6 @@ class World:
 
 
 def route_of(action: Send) -> str:
-    assert isinstance(action.message, Placed), action
+    assert isinstance(action.message, PlaceReply), action
     route = action.message.route
     return f"{route.prefill}>{route.decode}" if route.prefill else route.decode

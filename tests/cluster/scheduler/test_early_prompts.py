@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.scheduler.scheduler_events import RequestArrived, Tick
-from core.messages import Finished, Placed
+from core.messages import Finished, PlaceReply
 from tests.cluster.scheduler.routing_world import World, instance, route_of
 from tests.cluster.scheduler.test_slo_policy import STEPS, told, wants
 
@@ -122,7 +122,7 @@ def test_a_tenant_whose_answers_are_long_does_not_keep_the_slots_from_another() 
     placed: list[str] = []
     for number in range(6):
         for action in world.on(Finished(f"running{number}", 0, OUTPUT_TOKENS, complete=True)):
-            assert isinstance(action.message, Placed)
+            assert isinstance(action.message, PlaceReply)
             placed.append(action.message.request_id)
     assert placed[0] == "short"
 

@@ -13,7 +13,7 @@ from cluster.scheduler.placement.load_forecast import late_if_idle
 from cluster.scheduler.placement.placement_policy import PlacementQuery
 from cluster.scheduler.scheduler_events import RequestArrived, Tick
 from core.cost.steps import StepModel, StepModels, chunk_pairs
-from core.messages import Finished, Placed, Rejected
+from core.messages import Finished, PlaceReply, Rejected
 from core.types import Slo
 from tests.cluster.scheduler.routing_world import World, ask, instance, report
 
@@ -61,7 +61,7 @@ def lower(event: RequestArrived) -> RequestArrived:
 
 def served_by(world: World, event: RequestArrived) -> Slo | None:
     (action,) = world.on(event)
-    assert isinstance(action.message, Placed), action
+    assert isinstance(action.message, PlaceReply), action
     return action.message.slo
 
 
@@ -89,7 +89,7 @@ def test_it_waits_behind_others_of_its_class_and_before_a_lower_one() -> None:
     placed = list[str]()
     for name in ("running", "short", "long"):
         (action,) = world.on(Finished(name, 0))
-        assert isinstance(action.message, Placed)
+        assert isinstance(action.message, PlaceReply)
         placed.append(action.message.request_id)
     assert placed == ["short", "long", "lower"]
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.promise import Promise
-from core.messages import Finished, Placed
+from core.messages import Finished, PlaceReply
 from tests.cluster.scheduler.routing_world import instance, report
 from tests.cluster.scheduler.test_slo_policy import fleet, told, wants
 
@@ -44,7 +44,7 @@ def test_what_is_late_counts_again_once_it_lets_nobody_pass() -> None:
     told(world, "a", waiting_tokens=LONG, late_tokens=LONG)
     assert world.on(wants("late", 3000, ttft_s=0.05)) == []
     actions = world.on(Finished("nobody", 0), after_s=11.0)
-    assert [type(action.message) for action in actions] == [Placed]
+    assert [type(action.message) for action in actions] == [PlaceReply]
 
 
 @given(

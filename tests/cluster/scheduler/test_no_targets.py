@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cluster.scheduler.scheduler_events import RequestArrived, Tick
 from core.cost.steps import StepModel, StepModels
-from core.messages import Finished, Placed, Rejected
+from core.messages import Finished, PlaceReply, Rejected
 from core.types import Slo
 from tests.cluster.scheduler.routing_world import World, ask, instance, report
 
@@ -46,7 +46,9 @@ def test_they_are_placed_in_the_order_in_which_they_came(lengths: list[int]) -> 
     for _ in names:
         actions = world.on(Finished(running, 0, 5, complete=True))
         actions += world.on(report("d", steps=SLOW, received=(f"{running}#0",)))
-        (running,) = [action.message.request_id for action in actions if isinstance(action.message, Placed)]
+        (running,) = [
+            action.message.request_id for action in actions if isinstance(action.message, PlaceReply)
+        ]
         placed.append(running)
     assert placed == names
 

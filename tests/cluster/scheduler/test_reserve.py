@@ -8,7 +8,7 @@ from cluster.scheduler.placement.reserve import Reserve
 from cluster.scheduler.queue.waiting_queue import Waiter
 from cluster.scheduler.scheduler_events import RequestArrived, Send
 from core.cost.steps import UNKNOWN_STEPS, StepModel, StepModels
-from core.messages import Finished, Placed
+from core.messages import Finished, PlaceReply
 from core.reports import LoadReport
 from core.types import Slo
 from tests.cluster.scheduler.routing_world import World, ask, instance, report
@@ -33,7 +33,7 @@ def wants(name: str, ttft_s: float = TTFT_S, num_tokens: int = 20) -> RequestArr
 
 
 def placed(actions: list[Send]) -> list[str]:
-    return [send.message.request_id for send in actions if isinstance(send.message, Placed)]
+    return [send.message.request_id for send in actions if isinstance(send.message, PlaceReply)]
 
 
 def test_nothing_is_left_where_none_comes_that_can_be_in_time() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from cluster.scheduler.queue.waiting_queue import PATIENCE_S
 from cluster.scheduler.scheduler_events import Tick
-from core.messages import Finished, Placed
+from core.messages import Finished, PlaceReply
 from tests.cluster.scheduler.routing_world import World, ask, instance, report, route_of
 
 
@@ -13,7 +13,7 @@ def test_a_request_waits_for_blocks_and_is_placed_when_they_are_free() -> None:
     world.placed(ask("a", 400, 64))
     assert world.on(ask("b", 400, 64)) == []
     (action,) = world.on(Finished("a", 0))
-    assert isinstance(action.message, Placed)
+    assert isinstance(action.message, PlaceReply)
     assert (action.message.request_id, action.message.attempt) == ("b", 0)
 
 
@@ -99,7 +99,7 @@ def drain(world: World, *running: str) -> list[str]:
     queue, order = list(running), []
     while queue:
         for action in world.on(Finished(queue.pop(0), 0), after_s=0.1):
-            assert isinstance(action.message, Placed)
+            assert isinstance(action.message, PlaceReply)
             order.append(action.message.request_id)
             queue.append(action.message.request_id)
     return order
@@ -130,7 +130,7 @@ def test_a_higher_class_takes_a_slot_of_a_lower_one_that_takes_none_back() -> No
     assert world.on(ask("third high", priority=1)) == []
     assert world.on(ask("second low", priority=-1)) == []
     (action,) = world.on(Finished("high", 0))
-    assert isinstance(action.message, Placed)
+    assert isinstance(action.message, PlaceReply)
     assert (action.message.request_id, action.message.attempt) == ("third high", 0)
 
 
@@ -159,7 +159,7 @@ def test_a_request_that_lost_its_instance_goes_before_its_peers() -> None:
     world.on(ask("fresh"))
     world.on(ask("again", attempt=1), after_s=1.0)
     (action,) = world.on(Finished("running", 0))
-    assert isinstance(action.message, Placed)
+    assert isinstance(action.message, PlaceReply)
     assert (action.message.request_id, action.message.attempt) == ("again", 1)
 
 
@@ -172,10 +172,10 @@ def test_small_requests_pass_a_big_one_but_not_for_ever() -> None:
     assert world.log[-1] == "claim big#0 d"
     assert world.on(ask("s2", 640, 0)) == []
     (action, *_) = world.on(Finished("s1", 0))
-    assert isinstance(action.message, Placed)
+    assert isinstance(action.message, PlaceReply)
     assert action.message.request_id == "big"
     (action,) = world.on(Finished("big", 0))
-    assert isinstance(action.message, Placed)
+    assert isinstance(action.message, PlaceReply)
     assert action.message.request_id == "s2"
 
 

@@ -13,7 +13,7 @@ from cluster.scheduler.scheduler_node import SchedulerNode
 from core.adapter_messages import EMPTY_LIST, AdapterChanged, AdapterList, AdaptersHeld, LoadAdapter
 from core.clock import WallClock
 from core.config.cluster_config import ScheduleConfig
-from core.messages import AskStatus, Cancel, Finished, Message, Placed, Rejected
+from core.messages import AskStatus, Cancel, Finished, Message, PlaceReply, Rejected
 from core.reports import Status
 from net.loopback_mail import LoopbackNetwork
 from tests.cluster.scheduler.routing_world import ask, instance, report
@@ -65,7 +65,7 @@ async def test_it_places_answers_for_its_status_and_notices_the_lost() -> None:
         decode.tell(instance(decode.mail.address))
         frontend.tell(ask("a").place)
         placed = await frontend.hears()
-        assert isinstance(placed, Placed)
+        assert isinstance(placed, PlaceReply)
         assert placed.route.decode == decode.mail.address
         status = await frontend.status(7)
         assert (status.nonce, status.why_not, len(status.instances)) == (7, "", 1)
@@ -80,7 +80,7 @@ async def test_time_passes_while_requests_wait() -> None:
         frontend, decode = Peer(net, "f"), Peer(net, "d")
         decode.tell(instance(decode.mail.address, max_num_seqs=1))
         frontend.tell(ask("a").place)
-        assert isinstance(await frontend.hears(), Placed)
+        assert isinstance(await frontend.hears(), PlaceReply)
         frontend.tell(ask("b").place)
         rejected = await frontend.hears()
         assert isinstance(rejected, Rejected)
@@ -93,10 +93,10 @@ async def test_a_finished_request_makes_room_for_the_next() -> None:
         decode.tell(instance(decode.mail.address, max_num_seqs=1))
         for name in ("a", "b"):
             frontend.tell(ask(name).place)
-        assert isinstance(await frontend.hears(), Placed)
+        assert isinstance(await frontend.hears(), PlaceReply)
         frontend.tell(Finished("a", 0))
         placed = await frontend.hears()
-        assert isinstance(placed, Placed)
+        assert isinstance(placed, PlaceReply)
         assert placed.request_id == "b"
 
 

@@ -13,7 +13,7 @@ from cluster.scheduler.scheduler_events import Event, PeerLost, Send, Tick
 from core.config.cluster_config import ScheduleConfig
 from core.errors import ConfigError
 from core.kv import num_blocks_for
-from core.messages import Buddy, Finished, PeerRequest, PeersChanged, Placed, PlacedByPeer, Rejected
+from core.messages import Buddy, Finished, PeerRequest, PeersChanged, PlacedByPeer, PlaceReply, Rejected
 from tests.cluster.scheduler.routing_world import ask, instance, report, route_of
 
 NAMES = ("s1", "s2", "s3")
@@ -90,7 +90,7 @@ def test_a_request_that_is_asked_for_again_elsewhere_keeps_its_place() -> None:
     ring.deliver()
     ring.on("s2", report(route_of(placed), waiting_tokens=9000, num_running=5))
     (again,) = ring.on("s2", ask("a"))
-    assert isinstance(again.message, Placed)
+    assert isinstance(again.message, PlaceReply)
     assert again.message == placed.message, "s2 would have taken an idle one"
     assert ring.schedulers["s2"].num_placed == 1
 
@@ -138,12 +138,12 @@ def test_what_is_late_at_one_waits_for_what_can_be_in_time_at_another() -> None:
     ring = full_ring()
     assert ring.on("s1", Finished("first", 0)) == [], "the slot is the other's"
     (placed,) = ring.deliver()
-    assert isinstance(placed.message, Placed)
+    assert isinstance(placed.message, PlaceReply)
     assert placed.message.request_id == "timely"
     ring.deliver()
     assert ring.on("s2", Finished("timely", 0)) == []
     (placed,) = ring.deliver()
-    assert isinstance(placed.message, Placed)
+    assert isinstance(placed.message, PlaceReply)
     assert placed.message.request_id == "late"
 
 
@@ -151,7 +151,7 @@ def test_what_is_late_does_not_wait_for_ever() -> None:
     ring = full_ring()
     ring.now += 12.0
     (placed,) = ring.on("s1", Finished("first", 0))
-    assert isinstance(placed.message, Placed)
+    assert isinstance(placed.message, PlaceReply)
     assert placed.message.request_id == "late"
 
 
@@ -159,7 +159,7 @@ def test_the_dead_hold_nobody_back() -> None:
     ring = full_ring()
     ring.lose("s2")
     (placed,) = ring.on("s1", Finished("first", 0))
-    assert isinstance(placed.message, Placed)
+    assert isinstance(placed.message, PlaceReply)
 
 
 def test_what_is_kept_for_a_large_request_nobody_fills() -> None:
@@ -173,10 +173,10 @@ def test_what_is_kept_for_a_large_request_nobody_fills() -> None:
     ring.deliver()
     assert ring.on("s2", ask("little", 100, 10)) == [], "it would take from the large one"
     (large,) = ring.on("s1", Finished("small", 0))
-    assert isinstance(large.message, Placed)
+    assert isinstance(large.message, PlaceReply)
     ring.deliver()
     (little,) = ring.on("s2", report("d0", free_blocks=60, num_running=1, received=("large#0",)))
-    assert isinstance(little.message, Placed)
+    assert isinstance(little.message, PlaceReply)
     assert little.message.request_id == "little"
 
 
@@ -189,7 +189,9 @@ def test_of_two_that_keep_the_same_the_first_has_it() -> None:
     ring.all(Tick())
     ring.deliver()
     actions = ring.on("s2", report("d0")) + ring.on("s1", report("d0"))
-    assert [action.message.request_id for action in actions if isinstance(action.message, Placed)] == ["a"]
+    assert [action.message.request_id for action in actions if isinstance(action.message, PlaceReply)] == [
+        "a"
+    ]
 
 
 def test_only_the_first_pairs_buddies_until_it_is_lost() -> None:

@@ -14,7 +14,7 @@ from cluster.scheduler.fleet.roster import SCAN_UP_TO
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import PeerLost, RequestArrived, Send
 from core.config.cluster_config import ScheduleConfig
-from core.messages import Finished, Leaving, Placed
+from core.messages import Finished, Leaving, PlaceReply
 from tests.cluster.scheduler.routing_world import ask, instance, report, route_of
 
 LARGE = 3 * SCAN_UP_TO
@@ -31,7 +31,7 @@ def fleet(roles: tuple[str, str], size: int = LARGE, scan_up_to: int = SCAN_UP_T
 
 
 def placed(actions: list[Send]) -> str:
-    (route,) = [route_of(action) for action in actions if isinstance(action.message, Placed)]
+    (route,) = [route_of(action) for action in actions if isinstance(action.message, PlaceReply)]
     return route
 
 

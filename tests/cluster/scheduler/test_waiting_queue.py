@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from cluster.scheduler.placement.placement import Placement
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
-from core.messages import Place
+from core.messages import PlaceRequest
 from core.types import Route, Slo
 
 AGING_S = 10.0
@@ -26,7 +26,7 @@ class Queue:
     ) -> Waiter:
         self.number += 1
         target = Slo(**{"ttft_s": 2.0, **slo})  # type: ignore[arg-type]
-        place = Place(
+        place = PlaceRequest(
             request_id=name,
             attempt=0,
             num_tokens=tokens,

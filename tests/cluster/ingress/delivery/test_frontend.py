@@ -19,8 +19,8 @@ from core.messages import (
     Finished,
     HintSession,
     Message,
-    Place,
-    Placed,
+    PlaceReply,
+    PlaceRequest,
     Rejected,
     SessionHinted,
     Submit,
@@ -115,12 +115,12 @@ class World:
 
     def _schedule(self, peer: Peer, sender: str, message: Message) -> None:
         match message:
-            case Place(request_id=request_id, attempt=attempt):
+            case PlaceRequest(request_id=request_id, attempt=attempt):
                 alive = [d for d in self.decodes if d.mail.address not in message.exclude]
                 slo = (
                     message.slo.giving_way() if request_id in self.giving_way and not attempt else message.slo
                 )
-                peer.mail.send(sender, Placed(request_id, attempt, Route(alive[0].mail.address), slo))
+                peer.mail.send(sender, PlaceReply(request_id, attempt, Route(alive[0].mail.address), slo))
             case AskStatus(nonce):
                 known = tuple(instance(decode.mail.address) for decode in self.decodes)
                 peer.mail.send(sender, Status(nonce=nonce, why_not="", num_queued=0, instances=known))
@@ -162,7 +162,7 @@ async def test_reordered_and_doubled_tokens_come_out_once_in_order(world: World)
     world.decode(act)
     assert await world.run(world.request()) == [100, 101, 102, 103, 104, 105]
     await until(lambda: len(world.scheduler.got) == 2)
-    assert [type(m) for m in world.scheduler.got] == [Place, Finished]
+    assert [type(m) for m in world.scheduler.got] == [PlaceRequest, Finished]
     assert not any(isinstance(m, Cancel) for m in world.decodes[0].got)
 
 
@@ -181,7 +181,7 @@ async def test_a_decode_that_dies_mid_stream_loses_nothing(world: World) -> None
     world.decode(die)
     world.decode(go_on)
     assert await world.run(world.request()) == [100, 101, 102, 103, 104, 105]
-    places = [m for m in world.scheduler.got if isinstance(m, Place)]
+    places = [m for m in world.scheduler.got if isinstance(m, PlaceRequest)]
     assert [p.num_tokens for p in places] == [5, 8]
     assert places[1].exclude == (world.decodes[0].mail.address,)
 
@@ -205,7 +205,7 @@ async def test_every_instance_serves_a_request_by_the_class_that_the_scheduler_d
     await world.run(request)
     submitted = [m.request.slo for d in world.decodes for m in d.got if isinstance(m, Submit)]
     assert submitted == [request.slo.giving_way()] * 2
-    places = [m.slo for m in world.scheduler.got if isinstance(m, Place)]
+    places = [m.slo for m in world.scheduler.got if isinstance(m, PlaceRequest)]
     assert places == [request.slo, request.slo.giving_way()]
 
 
@@ -253,7 +253,7 @@ async def test_refusals_reach_the_client_as_what_they_are(world: World) -> None:
     ]
 
     def reject(peer: Peer, sender: str, message: Message) -> None:
-        if isinstance(message, Place):
+        if isinstance(message, PlaceRequest):
             peer.mail.send(sender, replace(answers.pop(0), request_id=message.request_id))
 
     world.scheduler.act = reject
@@ -338,7 +338,7 @@ async def test_a_scheduler_that_was_lost_and_found_again_is_asked_again(world: W
             peer.tokens(sender, message.request, [0, 1, 2, 3, 4, 5])
 
     def forget_the_first(peer: Peer, sender: str, message: Message) -> None:
-        asked.extend([message] if isinstance(message, Place) else [])
+        asked.extend([message] if isinstance(message, PlaceRequest) else [])
         if len(asked) != 1:
             plain(peer, sender, message)
 
