@@ -243,7 +243,7 @@ class InstanceStatus:
     work: WorkCounts = WorkCounts()
     leaving: bool = False
     queued_tokens: int = 0
-    """Prompt tokens to be computed here, reported and promised."""
+    """Prompt tokens to be computed here, reported and reserved."""
     tokens_per_s: float = 0.0
     step_s: float = 0.0
     expert_imbalance: tuple[tuple[int, float], ...] = ()

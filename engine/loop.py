@@ -124,7 +124,7 @@ class Engine:
         return future
 
     def _queue_reservation(self, waiter: _Waiter) -> None:
-        insort(self._reserving, waiter, key=_precedence)
+        insort(self._reserving, waiter, key=_priority)
         self._serve_reservations()
 
     def _has_come(self, request: Request) -> None:
@@ -355,7 +355,7 @@ class Engine:
             self._reserving.popleft()
 
 
-def _precedence(waiter: _Waiter) -> int:
+def _priority(waiter: _Waiter) -> int:
     """Order reservations by class, so that higher classes are served first."""
     return -waiter.request.slo.priority
 

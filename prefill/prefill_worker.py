@@ -110,7 +110,7 @@ class PrefillWorker:
             self._pusher.finish(grant.id, job.sampled)
 
     def on_stuck(self, keys: list[str]) -> None:
-        """Let other instances compute these prompts, since all blocks here are promised to prompts that others compute."""
+        """Let other instances compute these prompts, since all blocks here are reserved to prompts that others compute."""
         for key in keys:
             self._failed(
                 self._by_key[key], "all KV blocks here are reserved for prompts that other instances compute"

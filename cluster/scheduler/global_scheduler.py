@@ -3,7 +3,7 @@
 Invariants:
 - The queue lives here, and a request is bound to instances as late as possible (`placer`).
 - Every RequestArrived is answered by exactly one PlaceReply or Rejected, unless its frontend finishes it or is lost before.
-- What was promised to an instance is given back when the request is Finished, its frontend or that instance is lost.
+- What was reserved to an instance is given back when the request is Finished, its frontend or that instance is lost.
 """
 
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ from core.types import Route
 
 _SETTLE_REPORTS: Final = 2.0
 _SETTLE_S: Final = 0.2
-"""A report made this long, and so many report intervals, after a promise shows it: the way is scheduler, frontend, worker."""
+"""A report made this long, and so many report intervals, after a reservation shows it: the way is scheduler, frontend, worker."""
 _MAX_PASSED: Final = 32
 """The number of requests of one level that others may pass in one go. So many large ones at the head hold the small ones behind
 them up."""

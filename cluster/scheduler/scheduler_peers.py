@@ -1,8 +1,8 @@
 """The schedulers that act at once, as one of them sees it.
 
 Each places a part of the requests. It tells the others what it has placed (`core.messages.PlacedByPeer`) and what of that is over
-(`ReleasedByPeer`), so that all know of all promises, however old reports are. What only one may do (pair buddies, size pools) is
-done by the one that leads: the first by address of those that live, as each of them sees it.
+(`ReleasedByPeer`), so that all know of all reservations, however old reports are. What only one may do (pair buddies, size pools)
+is done by the one that leads: the first by address of those that live, as each of them sees it.
 
 Two that hold each other dead, or that have not heard of each other yet, may both lead for a while. They then tell the same
 instances the same buddies and set the same sizes from the same reports."""

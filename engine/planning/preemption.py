@@ -40,7 +40,7 @@ class Preemption:
             self.lifecycle.preempt(self._policy.victim(victims))
 
     def fit_slots(self) -> None:
-        """Preempt sequences, those of the lowest precedence first, until no more run than there are slots. Pushed ones stay."""
+        """Preempt sequences, those of the lowest priority first, until no more run than there are slots. Pushed ones stay."""
         victims = [seq for seq in self._table.running if seq.push is None]
         while victims and len(self._table.running) > self._limits.num_seqs:
             victim = self._policy.victim(victims)

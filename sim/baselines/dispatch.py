@@ -1,6 +1,6 @@
 """A scheduler that places each request as it comes, by the `Router` it is given. There is no queue in front of the instances.
 
-It keeps the same books as the production one (cluster.scheduler.fleet.member.Member: reports, and what was promised since;
+It keeps the same books as the production one (cluster.scheduler.fleet.member.Member: reports, and what was reserved since;
 cluster.scheduler.fleet.prefix_index), so a router sees what it would see in production, as late as it would."""
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.prefix_index import PrefixIndex
-from cluster.scheduler.fleet.promise import Promise
+from cluster.scheduler.fleet.reservation import PlacementReservation
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
 from cluster.scheduler.scheduler_events import Event, RequestArrived, Send
 from core.config.cluster_config import ScheduleConfig
@@ -89,9 +89,13 @@ class Dispatcher:
             prefill = None
         num_blocks = num_blocks_for(place.num_tokens, decode.info.block_size)
         here = ask.uncached(decode) if prefill is None else 0
-        decode.promise(place.request_id, Promise(now, 1, num_blocks, here, hashes=place.block_hashes))
+        decode.reserve(
+            place.request_id, PlacementReservation(now, 1, num_blocks, here, hashes=place.block_hashes)
+        )
         if prefill is not None:
-            prefill.promise(place.request_id, Promise(now, 0, 0, ask.uncached(prefill), hashes=()))
+            prefill.reserve(
+                place.request_id, PlacementReservation(now, 0, 0, ask.uncached(prefill), hashes=())
+            )
         route = Route(decode.address, prefill.address if prefill is not None else "")
         self._routes[place.request_id] = route
         self._log(f"place {place.request_id} {route.prefill or 'local'} {route.decode}")

@@ -40,5 +40,5 @@ def _queue(member: Member) -> int:
     return (
         max(member.num_waiting, member.num_seqs - member.num_running, 0)
         if member.info.decodes
-        else member.num_promises
+        else member.num_reservations
     )

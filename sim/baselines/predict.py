@@ -29,8 +29,8 @@ def ttft_s(member: Member, ask: PlacementQuery) -> float:
 
 
 def tpot_s(member: Member, ask: PlacementQuery) -> float:
-    """Return the seconds of a decode step with this request in the batch. Promised requests count with its own length."""
+    """Return the seconds of a decode step with this request in the batch. Reserved requests count with its own length."""
     num_seqs = member.num_seqs + 1
-    promised = max(0, num_seqs - member.num_decoding)
-    context = member.context_tokens + promised * ask.num_tokens
+    reserved = max(0, num_seqs - member.num_decoding)
+    context = member.context_tokens + reserved * ask.num_tokens
     return member.steps.decode.step_s(num_seqs, context, num_seqs)

@@ -48,5 +48,5 @@ class RayAffinity:
 
 
 def _queue(member: Member) -> float:
-    """Return the number of requests that are there: a prefill instance's promises, a decode instance's sequences."""
-    return member.num_promises if member.info.prefills and not member.info.decodes else member.num_seqs
+    """Return the number of requests that are there: a prefill instance's reservations, a decode instance's sequences."""
+    return member.num_reservations if member.info.prefills and not member.info.decodes else member.num_seqs

@@ -83,7 +83,7 @@ class Device:
         self._received.append(job.request.key)
         seq = self._seq(job, now)
         if prefill:
-            insort(self._reserving, (seq, prefill), key=_precedence)
+            insort(self._reserving, (seq, prefill), key=_priority)
             self._serve_reservations(now)
         else:
             self._seqs.waiting.append(seq)
@@ -373,6 +373,6 @@ class Device:
         return self._link.send(num_tokens * self.info.kv_token_bytes, burst.began_at, now)
 
 
-def _precedence(reservation: tuple[SimulatedSequence, str]) -> int:
+def _priority(reservation: tuple[SimulatedSequence, str]) -> int:
     """Order reservations by class, so that higher classes are served first."""
     return -reservation[0].request.slo.priority

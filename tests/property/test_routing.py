@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order: no promise beyond headroom, one answer for each request, and books that close."""
+"""Whatever happens in whatever order: no reservation beyond headroom, one answer for each request, and books that close."""
 
 from dataclasses import dataclass, field
 
@@ -68,7 +68,7 @@ class Run:
         open_ = self.asked.keys() - self.answered.keys() - self.done
         assert self.scheduler.num_queued == len(open_)
         for member in self.scheduler.members:
-            assert member.num_promises <= self.scheduler.num_placed
+            assert member.num_reservations <= self.scheduler.num_placed
 
     def step(self, step: tuple[object, ...], number: int) -> None:
         match step:
@@ -114,7 +114,7 @@ class Run:
             self.done.add(name)
             self.on(Finished(name, 0))
         assert self.scheduler.num_queued == self.scheduler.num_placed == 0
-        assert [m.num_promises for m in self.scheduler.members if m.num_promises] == []
+        assert [m.num_reservations for m in self.scheduler.members if m.num_reservations] == []
         assert all(m.queued_tokens <= 3000 for m in self.scheduler.members)
 
 

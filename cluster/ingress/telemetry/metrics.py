@@ -307,7 +307,7 @@ _FACTS = {
     "requests_running": _Fact("Sequences that compute", lambda i: i.num_running),
     "requests_waiting": _Fact("Sequences that wait for blocks or for a step", lambda i: i.num_waiting),
     "queued_prompt_tokens": _Fact(
-        "Prompt tokens to be computed, reported and promised", lambda i: i.queued_tokens
+        "Prompt tokens to be computed, reported and reserved", lambda i: i.queued_tokens
     ),
     "kv_blocks": _Fact("KV blocks", lambda i: i.num_blocks),
     "kv_blocks_free": _Fact("KV blocks that can be had at once", lambda i: i.free_blocks),

@@ -1,1 +1,1 @@
-"""What the scheduler knows of the living instances: loads, promises, cached prefixes and links."""
+"""What the scheduler knows of the living instances: loads, reservations, cached prefixes and links."""

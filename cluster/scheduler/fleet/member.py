@@ -1,7 +1,7 @@
-"""What the scheduler knows of one instance (a member of the fleet): its last report, and what was promised since.
+"""What the scheduler knows of one instance (a member of the fleet): its last report, and what was reserved since.
 
-Invariant: every promise is counted once, as unsettled (no report can show it yet) or as settled, until it is released;
-with no promises all sums are zero."""
+Invariant: every reservation is counted once, as unsettled (no report can show it yet) or as settled, until it is released;
+with no reservations all sums are zero."""
 
 from collections.abc import Mapping, Sequence
 from math import floor, inf
@@ -15,9 +15,9 @@ from cluster.scheduler.fleet.context_forecast import (
     scaled,
     without,
 )
-from cluster.scheduler.fleet.member_promises import PromisedFacts
+from cluster.scheduler.fleet.member_reservations import ReservedFacts
 from cluster.scheduler.fleet.prefix_index import PrefixHolders
-from cluster.scheduler.fleet.promise import Promise, PromiseSum, Turnover, growth_blocks
+from cluster.scheduler.fleet.reservation import PlacementReservation, ReservationSum, Turnover, growth_blocks
 from core.kv import num_blocks_for
 from core.messages import PlaceRequest
 from core.reports import InstanceStatus, LoadReport, Register
@@ -32,7 +32,7 @@ CachedBlocks = PrefixHolders | Mapping[str, int]
 """How many leading blocks of a prompt are cached where."""
 
 
-class Member(PromisedFacts):
+class Member(ReservedFacts):
     """One registered instance. Owned by the GlobalScheduler; policies read it."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Member(PromisedFacts):
         """Whether the instance is leaving. It takes nothing new, but its KV can still be fetched."""
         self.capacity_tokens = info.capacity_tokens
         self.free_blocks = info.num_blocks
-        """The number of blocks that nothing uses and that no promise takes."""
+        """The number of blocks that nothing uses and that no reservation takes."""
         self.room_blocks = info.num_blocks
         """As many of them as a newcomer may take."""
         self.now_blocks = info.num_blocks
@@ -76,7 +76,7 @@ class Member(PromisedFacts):
 
     @property
     def queued_tokens(self) -> int:
-        """The prompt tokens to be computed here, reported and promised."""
+        """The prompt tokens to be computed here, reported and reserved."""
         return self._waiting_tokens + self._unsettled_sum.compute_tokens
 
     def tokens_before(self, *, late: bool) -> int:
@@ -140,29 +140,29 @@ class Member(PromisedFacts):
     def blocks_needed(self, num_tokens: int, hashes: Sequence[int], num_cached: int) -> int:
         """Return how many of `free_blocks` a sequence of `num_tokens` would take.
 
-        Of its `num_cached` leading blocks in the cache, those that a promise already pays for are free of charge. The others
+        Of its `num_cached` leading blocks in the cache, those that a reservation already pays for are free of charge. The others
         count as available in the report and stop being so."""
         shared = self._chains.num_shared(hashes, num_cached) if num_cached else 0
         return self.state_blocks + num_blocks_for(num_tokens, self.block_size) - shared
 
-    def promise(self, key: str, promise: Promise) -> None:
-        self._add(key, promise)
+    def reserve(self, key: str, reservation: PlacementReservation) -> None:
+        self._add(key, reservation)
         self._refresh()
 
     def grown(self, key: str, num_blocks: int, contexts: Contexts) -> None:
-        """Note how far a promised sequence has come, and what it will hold. Nothing happens where it is not promised."""
+        """Note how far a reserved sequence has come, and what it will hold. Nothing happens where it is not reserved."""
         is_settled = key in self._settled
-        promises = self._settled if is_settled else self._unsettled
+        reservations = self._settled if is_settled else self._unsettled
         total = self._settled_sum if is_settled else self._unsettled_sum
-        if (promise := promises.get(key)) is not None:
-            total.add(promise, -1)
-            promise = promises[key] = promise.grown(num_blocks, contexts)
-            total.add(promise, 1)
+        if (reservation := reservations.get(key)) is not None:
+            total.add(reservation, -1)
+            reservation = reservations[key] = reservation.grown(num_blocks, contexts)
+            total.add(reservation, 1)
             self._refresh()
 
     def release(self, key: str) -> None:
-        """Forget a promise. Nothing happens when there is none. When no promise is left that the last report shows, the work
-        in that report has ended, and the next request need not wait for a new report."""
+        """Forget a reservation. Nothing happens when there is none. When no reservation is left that the last report shows, the
+        work in that report has ended, and the next request need not wait for a new report."""
         was_settled = key in self._settled
         if self._remove(key):
             if was_settled and not self._settled:
@@ -170,7 +170,7 @@ class Member(PromisedFacts):
             self._refresh()
 
     def report(self, report: LoadReport, settled_before: float) -> None:
-        """Take a report over. It shows all promises that it says have arrived, and is taken to show those made before
+        """Take a report over. It shows all reservations that it says have arrived, and is taken to show those made before
         `settled_before`."""
         self._take(report)
         for key in report.sent:
@@ -179,8 +179,8 @@ class Member(PromisedFacts):
             if key in self._unsettled:
                 self._settle(key)
         while self._unsettled:
-            key, promise = next(iter(self._unsettled.items()))
-            if promise.made_at >= settled_before:
+            key, reservation = next(iter(self._unsettled.items()))
+            if reservation.made_at >= settled_before:
                 break
             self._settle(key)
         self._refresh()
@@ -193,7 +193,7 @@ class Member(PromisedFacts):
         """Return the instance as a class of that priority finds it once all lower ones have given way; itself where none is
         lower.
 
-        The result is for reading only: nothing may be promised to it."""
+        The result is for reading only: nothing may be reserved to it."""
         if level <= self.lowest_level:
             return self
         known = self._above.get(level)
@@ -204,12 +204,12 @@ class Member(PromisedFacts):
     def _without_below(self, level: int) -> "Member":
         """Return the instance without its lower classes. Their sequences are preempted or left out of steps
         (`core.pacing.priority`), and their prompts come later. The step that runs is not stopped."""
-        lower, tightest_s = PromiseSum(), inf
-        for promise in (*self._unsettled.values(), *self._settled.values()):
-            if promise.level < level:
-                lower.add(promise, 1)
-            elif promise.num_seqs:
-                tightest_s = min(tightest_s, promise.tpot_s)
+        lower, tightest_s = ReservationSum(), inf
+        for reservation in (*self._unsettled.values(), *self._settled.values()):
+            if reservation.level < level:
+                lower.add(reservation, 1)
+            elif reservation.num_seqs:
+                tightest_s = min(tightest_s, reservation.tpot_s)
         rest = Member(self.info, None, self._turnover)
         rest.version, rest.leaving, rest.defect = self.version, self.leaving, self.defect
         rest.steps, rest.step_s = self.steps, self.step_s
@@ -256,8 +256,8 @@ class Member(PromisedFacts):
         )
 
     def _refresh(self) -> None:
-        """Work the sums out anew. Settled promises show in the report as far as they have grown, so the larger of the two counts.
-        Unsettled ones come on top."""
+        """Work the sums out anew. Settled reservations show in the report as far as they have grown, so the larger of the two
+        counts. Unsettled ones come on top."""
         self.version += 1
         self._changed[self.address] = self
         settled, unsettled = self._settled_sum, self._unsettled_sum
@@ -272,7 +272,7 @@ class Member(PromisedFacts):
 
     def _reported_contexts(self) -> Contexts:
         """Return what the sequences hold and will hold that the report shows. Whoever has placed them, they are taken to grow as
-        those do that were promised here."""
+        those do that were reserved here."""
         known, now = self._settled_sum.contexts, float(self.context_tokens)
         if known[0] <= 0:
             return even(now)

@@ -1,4 +1,4 @@
-"""The links out of one instance, as the scheduler sees them: how fast they are, and the bytes that are promised to go over them.
+"""The links out of one instance, as the scheduler sees them: how fast they are, and the bytes that are reserved to go over them.
 
 Invariant: bytes are reserved from placement until their sender says that they have left, or the request is over."""
 

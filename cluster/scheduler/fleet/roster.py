@@ -8,7 +8,7 @@ from cluster.scheduler.fleet.buddies import Buddies
 from cluster.scheduler.fleet.link_model import locality
 from cluster.scheduler.fleet.member import DEFAULT_TOKENS_PER_S, Member
 from cluster.scheduler.fleet.prefix_index import PrefixHolders, PrefixIndex
-from cluster.scheduler.fleet.promise import Turnover
+from cluster.scheduler.fleet.reservation import Turnover
 from cluster.scheduler.fleet.rng import RequestRng
 from cluster.scheduler.fleet.shortlist import (
     NUM_CACHED,

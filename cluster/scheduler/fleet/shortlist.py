@@ -15,7 +15,7 @@ from typing import Final
 
 from cluster.scheduler.fleet.bucket_queue import HIGHEST, NOWHERE, BucketEntry, BucketQueue, bucket_of
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.fleet.member_promises import NO_LEVEL
+from cluster.scheduler.fleet.member_reservations import NO_LEVEL
 from cluster.scheduler.fleet.neighbours import NeighbourGroup, Neighbours
 from cluster.scheduler.fleet.rng import RequestRng
 from core.types import Slo

@@ -3,7 +3,7 @@
 from cluster.scheduler.fleet.context_forecast import Contexts
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.output_lengths import RunningOutput
-from cluster.scheduler.fleet.promise import Promise
+from cluster.scheduler.fleet.reservation import PlacementReservation
 from core.messages import PlaceRequest
 from core.types import Route
 
@@ -44,10 +44,12 @@ class Placement:
         return more
 
 
-def decode_promise(now: float, placed: Placement, contexts: Contexts, *, late: bool = False) -> Promise:
+def decode_reservation(
+    now: float, placed: Placement, contexts: Contexts, *, late: bool = False
+) -> PlacementReservation:
     """Return what a request takes of its decode instance, which computes the prompt where no other one does."""
     place = placed.place
-    return Promise(
+    return PlacementReservation(
         now,
         0 if place.ends_with_prompt else 1,
         placed.num_blocks,
@@ -60,9 +62,11 @@ def decode_promise(now: float, placed: Placement, contexts: Contexts, *, late: b
     )
 
 
-def prefill_promise(now: float, placed: Placement, receiver: Member | None, *, late: bool = False) -> Promise:
+def prefill_reservation(
+    now: float, placed: Placement, receiver: Member | None, *, late: bool = False
+) -> PlacementReservation:
     """Return what computing a prompt takes of the instance that sends its KV to `receiver`."""
-    return Promise(
+    return PlacementReservation(
         now,
         0,
         0,

@@ -1,7 +1,7 @@
-"""From a request that waits to the place it gets: who has headroom, what the policy prefers, and what that promises.
+"""From a request that waits to the place it gets: who has headroom, what the policy prefers, and what that reserves.
 
 Invariants: a request is placed only on a decode instance with blocks for its prompt and expected growth, by the last report and
-everything promised since; and a prompt only where less than about a second of prompt work is queued. What was promised to an
+everything reserved since; and a prompt only where less than about a second of prompt work is queued. What was reserved to an
 instance is given back by `finish`.
 
 A request waits here until its sequence finds a slot when it gets there. Where its prompt must be begun before, it is computed
@@ -17,11 +17,12 @@ from typing import Final
 
 from cluster.scheduler.fleet.context_forecast import Contexts
 from cluster.scheduler.fleet.member import CachedBlocks, Member
-from cluster.scheduler.fleet.member_promises import NO_LEVEL
+from cluster.scheduler.fleet.member_reservations import NO_LEVEL
 from cluster.scheduler.fleet.roster import Candidates, Roster
 from cluster.scheduler.placement.claim import Claim
+from cluster.scheduler.placement.late_headroom import LateHeadroom, leaves_room
 from cluster.scheduler.placement.load_forecast import late_if_idle
-from cluster.scheduler.placement.placement import Placement, decode_promise, prefill_promise
+from cluster.scheduler.placement.placement import Placement, decode_reservation, prefill_reservation
 from cluster.scheduler.placement.placement_policy import (
     PlacementChoice,
     PlacementPolicy,
@@ -29,7 +30,6 @@ from cluster.scheduler.placement.placement_policy import (
     View,
 )
 from cluster.scheduler.placement.placement_queries import PlacementQueries
-from cluster.scheduler.placement.reserve import Reserve, leaves_room
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.hopeless import IdleEstimate
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
@@ -56,7 +56,7 @@ class Placer:
         self._threshold, self._counters = local_threshold_tokens, counters
         self._queries = PlacementQueries()
         self._placements: dict[str, Placement] = {}
-        self._reserve = Reserve()
+        self._late_headroom = LateHeadroom()
         self._claim = Claim(log)
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class Placer:
         With `may_be_early` its prompt may be computed before a slot is free for its sequence."""
         place, roster = waiter.place, self._roster
         waiter.tried_at, waiter.waits_for, waiter.lacks_slot = now, None, False
-        leaves = self._reserve.asked(waiter, now)
+        leaves = self._late_headroom.asked(waiter, now)
         candidates = roster.candidates(place, waiter.num_tries)
         waiter.num_tries += 1
         wanted = place.prefer or roster.replica_of(place.exclude)
@@ -194,7 +194,7 @@ class Placer:
             match = self._roster.match(waiter.place)
             able = changed.answers if waiter.place.ends_with_prompt else changed.decodes
             seen, contexts = changed.above(waiter.place.slo.priority), self._queries.contexts(waiter.place)
-            leaves = self._reserve.share(waiter, now)
+            leaves = self._late_headroom.share(waiter, now)
             return not able or not self._has_blocks(seen, waiter, contexts, match, leaves)
         if self._roster.scans or now - waiter.tried_at >= RETRY_S:
             return False
@@ -216,7 +216,7 @@ class Placer:
             if choice.prefill is not None:
                 placement.compute_tokens = ask.uncached(choice.prefill)
                 placement.moved_tokens = need.num_tokens
-                choice.prefill.promise(key, prefill_promise(now, placement, holder))
+                choice.prefill.reserve(key, prefill_reservation(now, placement, holder))
                 prefill = choice.prefill.address
             placement.route = Route(decode, prefill)
         self._log(f"prefill {key} {prefill or 'local'} {decode}")
@@ -237,10 +237,10 @@ class Placer:
                 output=self._queries.begin(taken.place),
             )
             route, roster = taken.route, self._roster
-            self._promise(key, placement, roster.get(route.decode), roster.get(route.prefill), now)
+            self._reserve(key, placement, roster.get(route.decode), roster.get(route.prefill), now)
 
     def finish(self, key: str, ended: Finished | None = None) -> Placement | None:
-        """Give back what was promised for a request, and learn from its end. Return None where nothing was promised."""
+        """Give back what was reserved for a request, and learn from its end. Return None where nothing was reserved."""
         if (placement := self._placements.pop(key, None)) is not None:
             self._counters.ended(placement.place)
             if ended is not None:
@@ -339,13 +339,13 @@ class Placer:
             moved_tokens=0 if prefill is None else ask.to_move(decode),
             output=self._queries.begin(place),
         )
-        self._promise(key, placement, decode, prefill, now, late=ask.late)
+        self._reserve(key, placement, decode, prefill, now, late=ask.late)
         if self._claim.key == key:
             self._claim.end()
         self._log(f"place {key} {route.prefill or 'local'} {route.decode}")
         return route
 
-    def _promise(
+    def _reserve(
         self,
         key: str,
         placed: Placement,
@@ -360,9 +360,9 @@ class Placer:
         self._placements[key] = placed
         if decode is not None:
             contexts = self._queries.contexts(place)
-            decode.promise(key, decode_promise(now, placed, contexts, late=late))
+            decode.reserve(key, decode_reservation(now, placed, contexts, late=late))
         if prefill is not None:
-            prefill.promise(key, prefill_promise(now, placed, decode, late=late))
+            prefill.reserve(key, prefill_reservation(now, placed, decode, late=late))
         computes = prefill or decode
         if computes is not None and not late:
             self._policy.placed(placed, computes, self._roster.num_decoding, now)

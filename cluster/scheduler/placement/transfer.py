@@ -1,4 +1,4 @@
-"""Predicts when a prompt's KV would be on another instance: by the speed of the link, and by what is promised to go first.
+"""Predicts when a prompt's KV would be on another instance: by the speed of the link, and by what is reserved to go first.
 
 Other receivers' bytes leave at the pace of the sender's fastest link, because a slow receiver does not hold the others up
 (`kvtransfer/linkqueue.py`)."""

@@ -256,7 +256,7 @@ async def test_a_prompt_does_not_wander_from_one_full_instance_to_the_next(
 async def test_instances_of_both_roles_do_not_wait_for_each_others_blocks(
     reference: tuple[Path, Any],
 ) -> None:
-    """Each has promised all its blocks to prompts that the other is to compute, and so has no room for the other's prompts."""
+    """Each has reserved all its blocks to prompts that the other is to compute, and so has no room for the other's prompts."""
     folder, model = reference
     rng = random.Random(3)
     prompts = [tuple(rng.randrange(2, VOCAB) for _ in range(22)) for _ in range(8)]

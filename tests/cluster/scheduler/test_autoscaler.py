@@ -6,7 +6,7 @@ import pytest
 
 from cluster.scheduler.fleet.context_forecast import even
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.fleet.promise import Promise
+from cluster.scheduler.fleet.reservation import PlacementReservation
 from cluster.scheduler.scaling.autoscaler import Autoscaler
 from cluster.scheduler.scaling.pool_loads import WAIT_S, UseMeter
 from cluster.scheduler.scaling.pool_watch import PERIOD_S, PoolWatch
@@ -118,7 +118,9 @@ def test_prompts_count_by_time_and_decoding_by_the_target() -> None:
     prefill.report(report("p", work=WorkCounts(computed_tokens=10_000)), 0.0)
     decode.report(report("d", steps=steps), 0.0)
     for number in range(4):
-        decode.promise(f"r{number}", Promise(10.0, 1, 1, 0, hashes=(), contexts=even(100.0), tpot_s=0.0625))
+        decode.reserve(
+            f"r{number}", PlacementReservation(10.0, 1, 1, 0, hashes=(), contexts=even(100.0), tpot_s=0.0625)
+        )
     prompts, decoding = meter.loads([prefill, decode], 0, targets, 15.0)
     assert prompts.instances[0].use == pytest.approx(10_000 / 4000 / 5)
     assert prompts.num_starting == 1

@@ -18,7 +18,7 @@ from cluster.scheduler.fleet.context_forecast import (
     without,
 )
 from cluster.scheduler.fleet.length_curve import expected_curve
-from cluster.scheduler.fleet.promise import growth_blocks
+from cluster.scheduler.fleet.reservation import growth_blocks
 
 MEAN, SHAPE, NO_LIMIT = 256, 2.5, 1 << 20
 CURVE = expected_curve(MEAN)

@@ -1,4 +1,4 @@
-"""Prompts that are computed before a slot is free for their sequences: which, how many, and on which promise."""
+"""Prompts that are computed before a slot is free for their sequences: which, how many, and for which reserved slot."""
 
 from dataclasses import replace
 
@@ -136,7 +136,7 @@ def test_of_one_tenant_as_many_are_served_in_time_as_can_be() -> None:
     assert world.placed(hurried("another long one")) == "p>d"
 
 
-def test_a_free_slot_elsewhere_is_taken_before_one_that_is_promised() -> None:
+def test_a_free_slot_elsewhere_is_taken_before_one_that_is_reserved() -> None:
     world = full()
     world.on(instance("e", "d", **PARTS))
     told(world, "e")

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.fleet.promise import Promise
+from cluster.scheduler.fleet.reservation import PlacementReservation
 from core.messages import Finished, PlaceReply
 from tests.cluster.scheduler.routing_world import instance, report
 from tests.cluster.scheduler.test_slo_policy import fleet, told, wants
@@ -53,13 +53,13 @@ def test_what_is_late_counts_again_once_it_lets_nobody_pass() -> None:
     st.integers(0, 50_000),
 )
 def test_a_timely_prompt_never_waits_for_more_than_a_late_one_and_the_rest_is_late(
-    promises: list[tuple[int, bool, bool]], waiting: int, late: int
+    reservations: list[tuple[int, bool, bool]], waiting: int, late: int
 ) -> None:
     member = Member(instance("a", "pd"))
     member.report(report("a", waiting_tokens=waiting, late_tokens=min(waiting, late)), 0.0)
     passed = min(waiting, late)
-    for number, (tokens, is_late, released) in enumerate(promises):
-        member.promise(str(number), Promise(1.0, 1, 0, tokens, hashes=(), late=is_late))
+    for number, (tokens, is_late, released) in enumerate(reservations):
+        member.reserve(str(number), PlacementReservation(1.0, 1, 0, tokens, hashes=(), late=is_late))
         if released:
             member.release(str(number))
         elif is_late:

@@ -1,4 +1,4 @@
-"""Measured links decide in place of assumed ones, and bytes that are promised to a link make the next request wait for them."""
+"""Measured links decide in place of assumed ones, and bytes that are reserved to a link make the next request wait for them."""
 
 import pytest
 
@@ -52,7 +52,7 @@ def test_how_fast_kv_goes_within_a_card_says_nothing_of_the_hosts_other_cards() 
     assert fleet.placed(ask("a")) == "p>d"
 
 
-def test_what_is_promised_to_a_link_is_waited_for_until_it_has_left() -> None:
+def test_what_is_reserved_to_a_link_is_waited_for_until_it_has_left() -> None:
     speed = link("d", 0.1e9)
     fleet = world(speed)
     assert fleet.placed(ask("a")) == "p>d"

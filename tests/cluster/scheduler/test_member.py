@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cluster.scheduler.fleet.context_forecast import NO_CONTEXTS
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.fleet.promise import Promise
+from cluster.scheduler.fleet.reservation import PlacementReservation
 from core.kv import num_blocks_for
 from tests.cluster.scheduler.routing_world import instance, report
 
@@ -22,7 +22,7 @@ def chained(path: list[int]) -> tuple[int, ...]:
 
 
 @given(st.lists(st.tuples(paths, st.booleans()), max_size=12), paths, st.integers(0, 6))
-def test_blocks_that_promises_pay_for_are_counted_once(
+def test_blocks_that_reservations_pay_for_are_counted_once(
     steps: list[tuple[list[int], bool]], asked: list[int], num_cached: int
 ) -> None:
     member, held, living = Member(instance("d")), Counter[int](), list[tuple[str, tuple[int, ...]]]()
@@ -32,7 +32,7 @@ def test_blocks_that_promises_pay_for_are_counted_once(
             member.release(key)
             held.subtract(hashes)
         living.append((f"r{number}", chained(path)))
-        member.promise(f"r{number}", Promise(0.0, 1, 1, 16, hashes=living[-1][1]))
+        member.reserve(f"r{number}", PlacementReservation(0.0, 1, 1, 16, hashes=living[-1][1]))
         held.update(living[-1][1])
     num_cached, hashes, shared = min(num_cached, len(asked)), chained(asked), 0
     while shared < num_cached and held[hashes[shared]] > 0:
@@ -51,7 +51,7 @@ def test_a_recurrent_state_takes_its_blocks_from_each_sequence() -> None:
     assert member.blocks_needed(17, (), 0) == 32
     assert member.has_blocks(70 * 16, NO_CONTEXTS, (), {})
     assert not member.has_blocks(70 * 16 + 1, NO_CONTEXTS, (), {})
-    member.promise("r", Promise(0.0, 1, member.blocks_needed(17, (), 0), 17, hashes=()))
+    member.reserve("r", PlacementReservation(0.0, 1, member.blocks_needed(17, (), 0), 17, hashes=()))
     assert not member.has_blocks(39 * 16, NO_CONTEXTS, (), {}), "38 blocks are left beside its state"
     assert member.has_blocks(38 * 16, NO_CONTEXTS, (), {})
 
@@ -59,7 +59,7 @@ def test_a_recurrent_state_takes_its_blocks_from_each_sequence() -> None:
 def test_what_a_report_showed_ends_with_the_last_request_that_it_showed() -> None:
     member = Member(instance("d"))
     for key in ("one", "two", "later"):
-        member.promise(key, Promise(0.0, 1, 1, 5, hashes=()))
+        member.reserve(key, PlacementReservation(0.0, 1, 1, 5, hashes=()))
     shown = report("d", waiting_tokens=800, num_waiting=1, num_running=1, received=("one", "two"))
     member.report(shown, settled_before=0.0)
     member.release("one")

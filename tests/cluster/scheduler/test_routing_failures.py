@@ -57,7 +57,7 @@ def test_an_instance_that_hung_gets_nothing_more_and_is_counted_also_when_it_is_
     assert world.scheduler.status().num_hung == 1
 
 
-def test_a_lost_instance_gets_nothing_and_its_promises_are_gone() -> None:
+def test_a_lost_instance_gets_nothing_and_its_reservations_are_gone() -> None:
     world = World(instance("d1"), instance("d2"))
     routes = {name: world.placed(ask(name)) for name in "ab"}
     world.on(PeerLost("d1"))
@@ -66,7 +66,7 @@ def test_a_lost_instance_gets_nothing_and_its_promises_are_gone() -> None:
     for name in routes:
         world.on(Finished(name, 0))
     world.on(Finished("c", 0))
-    assert [m.num_promises for m in world.scheduler.members] == [0]
+    assert [m.num_reservations for m in world.scheduler.members] == [0]
 
 
 def test_a_restarted_instance_starts_with_a_clean_slate() -> None:
@@ -75,7 +75,7 @@ def test_a_restarted_instance_starts_with_a_clean_slate() -> None:
     world.on(report("d", free_blocks=40, cache_added=request.place.block_hashes))
     world.placed(request)
     world.on(instance("d", num_blocks=40, incarnation="2"))
-    assert [m.num_promises for m in world.scheduler.members if m.address == "d"] == [0]
+    assert [m.num_reservations for m in world.scheduler.members if m.address == "d"] == [0]
     assert world.placed(ask("b", 400, prefix=1)) == "p>d"
 
 
@@ -83,7 +83,7 @@ def test_registering_again_changes_nothing() -> None:
     world = World(instance("d"))
     world.placed(ask("a"))
     world.on(instance("d"))
-    assert [m.num_promises for m in world.scheduler.members] == [1]
+    assert [m.num_reservations for m in world.scheduler.members] == [1]
 
 
 def test_reports_of_strangers_are_ignored() -> None:
@@ -138,9 +138,12 @@ def test_a_reservation_gets_another_prefill_instance(alive: bool) -> None:
     if not alive:
         world.on(PeerLost("p1"))
     assert world.on(need("p1")) == [Send("d", PrefillAssigned("a", 0, 1, "p2"))]
-    assert {m.address: m.num_promises for m in world.scheduler.members if m.num_promises} == {"d": 1, "p2": 1}
+    assert {m.address: m.num_reservations for m in world.scheduler.members if m.num_reservations} == {
+        "d": 1,
+        "p2": 1,
+    }
     world.on(Finished("a", 0))
-    assert not any(m.num_promises for m in world.scheduler.members)
+    assert not any(m.num_reservations for m in world.scheduler.members)
 
 
 def test_decode_computes_itself_when_there_is_no_other() -> None:

@@ -33,7 +33,7 @@ def test_sequence_slots_are_part_of_the_headroom() -> None:
 
 
 @pytest.mark.parametrize(("num_output", "spare"), [(10, 4), (19, 4), (38, 2), (200, 0)])
-def test_slots_that_will_be_free_in_time_are_promised_too(num_output: int, spare: int) -> None:
+def test_slots_that_will_be_free_in_time_are_reserved_too(num_output: int, spare: int) -> None:
     """Two of 32 sequences that end after 38 tokens each do so in the two and a half steps that a newcomer is on its way."""
     world = World(instance("d", max_num_seqs=32))
     for number in range(1000):
@@ -54,13 +54,13 @@ def test_a_report_that_shows_room_is_enough() -> None:
     assert [route_of(action) for action in world.on(report("d1"))] == ["d1"]
 
 
-def test_a_report_supersedes_old_promises_but_not_fresh_ones() -> None:
+def test_a_report_supersedes_old_reservations_but_not_fresh_ones() -> None:
     world = World(instance("d", num_blocks=100))
     world.placed(ask("a", 800, 0))
     full = report("d", free_blocks=50, num_running=1)
     world.on(full)
     (member,) = world.scheduler.members
-    assert member.free_blocks == 0  # counted twice: the report may or may not show the promise
+    assert member.free_blocks == 0  # counted twice: the report may or may not show the reservation
     world.on(full, after_s=1.0)
     assert member.free_blocks == 50
 

@@ -1,4 +1,4 @@
-"""Schedulers that act at once know of each other's promises, and forget them when they are over or their scheduler is."""
+"""Schedulers that act at once know of each other's reservations, and forget them when they are over or their scheduler is."""
 
 import random
 from collections import deque
@@ -58,7 +58,7 @@ class Ring:
         self.mail = {pair: words for pair, words in self.mail.items() if lost not in pair}
         self.all(PeerLost(lost))
 
-    def promised(self, name: str) -> list[tuple[int, int, int]]:
+    def reserved(self, name: str) -> list[tuple[int, int, int]]:
         members = self.schedulers[name].members
         return [(m.num_seqs, m.free_blocks, m.queued_tokens) for m in members]
 
@@ -66,9 +66,9 @@ class Ring:
 def test_what_one_has_placed_all_know() -> None:
     ring = Ring("s1", "s2")
     (placed,) = ring.on("s1", ask("a", 4000))
-    assert ring.promised("s2") == [(0, 1000, 0)] * 3
+    assert ring.reserved("s2") == [(0, 1000, 0)] * 3
     ring.deliver()
-    assert ring.promised("s1") == ring.promised("s2")
+    assert ring.reserved("s1") == ring.reserved("s2")
     (other,) = ring.on("s2", ask("b", 4000))
     assert route_of(other) != route_of(placed), "it went where the first one computes"
 
@@ -81,7 +81,7 @@ def test_what_is_over_is_over_everywhere() -> None:
     assert [ring.schedulers[name].num_placed for name in NAMES] == [1, 0, 1]
     ring.deliver()
     assert [ring.schedulers[name].num_placed for name in NAMES] == [0, 0, 0]
-    assert ring.promised("s1") == [(0, 1000, 0)] * 3
+    assert ring.reserved("s1") == [(0, 1000, 0)] * 3
 
 
 def test_a_request_that_is_asked_for_again_elsewhere_keeps_its_place() -> None:
@@ -95,7 +95,7 @@ def test_a_request_that_is_asked_for_again_elsewhere_keeps_its_place() -> None:
     assert ring.schedulers["s2"].num_placed == 1
 
 
-def test_a_lost_scheduler_leaves_no_promises() -> None:
+def test_a_lost_scheduler_leaves_no_reservations() -> None:
     ring = Ring("s1", "s2")
     ring.on("s1", ask("a"))
     ring.on("s2", ask("b"))
@@ -103,7 +103,7 @@ def test_a_lost_scheduler_leaves_no_promises() -> None:
     ring.lose("s1")
     assert [p.place.request_id for p in ring.schedulers["s2"].placements] == ["b"]
     ring.on("s2", Finished("b", 0))
-    assert ring.promised("s2") == [(0, 1000, 0)] * 3
+    assert ring.reserved("s2") == [(0, 1000, 0)] * 3
 
 
 def test_one_that_comes_later_hears_of_everything() -> None:
@@ -116,7 +116,7 @@ def test_one_that_comes_later_hears_of_everything() -> None:
     for name in NAMES:
         ring.on(name, PeersChanged(name, tuple(other for other in NAMES if other != name)))
     ring.deliver()
-    assert ring.promised("s3") == ring.promised("s1")
+    assert ring.reserved("s3") == ring.reserved("s1")
     words = ring.schedulers["s1"].on(PeersChanged("s1", ("s2", "s3")), ring.now)
     assert not words, "nobody is new"
 
@@ -257,7 +257,7 @@ def test_in_the_end_all_know_the_same(seed: int) -> None:
     ring.deliver(rng=rng)
     for name, scheduler in ring.schedulers.items():
         assert (scheduler.num_placed, scheduler.num_queued) == (0, 0)
-        assert ring.promised(name) == [(0, 300, 0)] * 3
+        assert ring.reserved(name) == [(0, 300, 0)] * 3
 
 
 def _known(scheduler: GlobalScheduler) -> set[tuple[str, str, str]]:

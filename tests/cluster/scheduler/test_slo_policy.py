@@ -243,7 +243,7 @@ def test_a_report_that_names_what_it_has_received_counts_nothing_twice() -> None
     world.placed(wants("r", 4000))
     (member,) = world.scheduler.members
     told(world, "a", waiting_tokens=4000, num_waiting=1)
-    assert member.queued_tokens == 8000  # the report may or may not show the promise
+    assert member.queued_tokens == 8000  # the report may or may not show the reservation
     told(world, "a", waiting_tokens=4000, num_waiting=1, received=("r#0",))
     assert member.queued_tokens == 4000
 

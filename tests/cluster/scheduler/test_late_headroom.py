@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.scheduler.placement.reserve import Reserve
+from cluster.scheduler.placement.late_headroom import LateHeadroom
 from cluster.scheduler.queue.waiting_queue import Waiter
 from cluster.scheduler.scheduler_events import RequestArrived, Send
 from core.cost.steps import UNKNOWN_STEPS, StepModel, StepModels
@@ -37,18 +37,18 @@ def placed(actions: list[Send]) -> list[str]:
 
 
 def test_nothing_is_left_where_none_comes_that_can_be_in_time() -> None:
-    reserve = Reserve()
-    assert reserve.asked(waiter("late"), 1.0) == 0.0
-    assert reserve.asked(waiter("timely", due_at=2.0), 1.0) == 0.0
-    assert reserve.share(waiter("late"), 30.9) == 0.5
-    assert reserve.share(waiter("late"), 31.1) == 0.0
+    headroom = LateHeadroom()
+    assert headroom.asked(waiter("late"), 1.0) == 0.0
+    assert headroom.asked(waiter("timely", due_at=2.0), 1.0) == 0.0
+    assert headroom.share(waiter("late"), 30.9) == 0.5
+    assert headroom.share(waiter("late"), 31.1) == 0.0
 
 
 def test_it_is_left_to_its_own_class_and_to_higher_ones() -> None:
-    reserve = Reserve()
-    reserve.asked(waiter("timely", due_at=2.0), 1.0)
-    assert reserve.share(waiter("late", priority=-1), 1.1) == 0.5
-    assert reserve.share(waiter("late", priority=1), 1.1) == 0.0
+    headroom = LateHeadroom()
+    headroom.asked(waiter("timely", due_at=2.0), 1.0)
+    assert headroom.share(waiter("late", priority=-1), 1.1) == 0.5
+    assert headroom.share(waiter("late", priority=1), 1.1) == 0.0
 
 
 def running(num_seqs: int, *, free_blocks: int = 900, with_steps: bool = False) -> LoadReport:

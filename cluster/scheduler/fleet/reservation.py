@@ -14,7 +14,7 @@ _MAX_SPARE_SHARE: Final = 0.125
 not matter."""
 
 
-class Promise:
+class PlacementReservation:
     """What one placed request takes of one instance. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
     __slots__ = (
@@ -48,9 +48,9 @@ class Promise:
         self.late_tokens = compute_tokens if late else 0
         self.receiver, self.sent_bytes = receiver, sent_bytes
 
-    def grown(self, num_blocks: int, contexts: Contexts) -> "Promise":
+    def grown(self, num_blocks: int, contexts: Contexts) -> "PlacementReservation":
         """Return the same of a sequence that has come further."""
-        return Promise(
+        return PlacementReservation(
             self.made_at,
             self.num_seqs,
             num_blocks,
@@ -90,16 +90,16 @@ def growth_blocks(contexts: Contexts, num_seqs: int, block_size: int) -> float:
 
 
 @dataclass(slots=True)
-class PromiseSum:
+class ReservationSum:
     num_seqs: int = 0
     num_blocks: int = 0
     compute_tokens: int = 0
     late_tokens: int = 0
     contexts: Contexts = NO_CONTEXTS
 
-    def add(self, promise: Promise, sign: int) -> None:
-        self.num_seqs += sign * promise.num_seqs
-        self.num_blocks += sign * promise.num_blocks
-        self.compute_tokens += sign * promise.compute_tokens
-        self.late_tokens += sign * promise.late_tokens
-        self.contexts = added(self.contexts, promise.contexts, sign)
+    def add(self, reservation: PlacementReservation, sign: int) -> None:
+        self.num_seqs += sign * reservation.num_seqs
+        self.num_blocks += sign * reservation.num_blocks
+        self.compute_tokens += sign * reservation.compute_tokens
+        self.late_tokens += sign * reservation.late_tokens
+        self.contexts = added(self.contexts, reservation.contexts, sign)

@@ -1,17 +1,17 @@
-"""The prompts that promises to one instance pay for, and how much of another prompt they have in common."""
+"""The prompts that reservations to one instance pay for, and how much of another prompt they have in common."""
 
 from collections.abc import Sequence
 
 
-class PromisedPrefixes:
-    """The block hashes of prompts that promises pay for. A hash covers all that comes before its block (`core.kv.block_hashes`),
-    so the last block in which two prompts agree tells how much they have in common."""
+class ReservedPrefixes:
+    """The block hashes of prompts that reservations pay for. A hash covers all that comes before its block
+    (`core.kv.block_hashes`), so the last block in which two prompts agree tells how much they have in common."""
 
     __slots__ = ("_by_first",)
 
     def __init__(self) -> None:
         self._by_first: dict[int, dict[str, tuple[int, ...]]] = {}
-        """First hash -> promise -> all hashes."""
+        """First hash -> reservation -> all hashes."""
 
     def add(self, key: str, hashes: tuple[int, ...]) -> None:
         chains = self._by_first.get(hashes[0])
@@ -27,7 +27,7 @@ class PromisedPrefixes:
             del self._by_first[hashes[0]]
 
     def num_shared(self, hashes: Sequence[int], limit: int) -> int:
-        """Return the most leading blocks, of the first `limit` (at least one), that some promise pays for."""
+        """Return the most leading blocks, of the first `limit` (at least one), that some reservation pays for."""
         most = 0
         if (chains := self._by_first.get(hashes[0])) is not None:
             for chain in chains.values():

@@ -16,7 +16,7 @@ _COME_S: Final = 30.0
 """Nothing is left to requests in time where none has come for so long, which is about how long an answer takes."""
 
 
-class Reserve:
+class LateHeadroom:
     def __init__(self) -> None:
         self._came_at: dict[int, float] = {}
         """Priority -> when a request of it with a target that it could keep last asked for a place."""
