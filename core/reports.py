@@ -84,7 +84,7 @@ class Register:
     """Its reports say which attempts' KV has left (`LoadReport.sent`), so that its links can be reserved until then."""
     state_blocks: int = 0
     """Blocks that each sequence takes for its recurrent state, before those of its tokens (`KVLayout.state_blocks`)."""
-    lent_blocks: int = 0
+    overcommit_blocks: int = 0
     """As many blocks more than its pool has its sequences may hold together, since some of them sit out
     (`core.pacing.overcommit`)."""
     card: str = ""
@@ -217,7 +217,7 @@ class LoadReport:
     """(priority, prompt tokens still to be computed) of each class that is here, the lowest first."""
     late_tokens: int = 0
     """Prompt tokens still to be computed of prompts that are late, which let others of their class pass."""
-    lendable_blocks: int = 0
+    pausable_blocks: int = 0
     """Blocks of sequences that are so far ahead of their pace that others may have them at once (`core.pacing.overcommit`)."""
     links: tuple[LinkSpeed, ...] = ()
     """How fast KV goes to each instance to which some has gone lately."""

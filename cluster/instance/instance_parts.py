@@ -11,7 +11,7 @@ from core.cost.steps import UNKNOWN_STEPS, StepModels
 from core.errors import Bug
 from core.kv import KVShard, RankPool
 from core.messages import Commit
-from core.pacing.overcommit import lent_blocks
+from core.pacing.overcommit import overcommit_blocks
 from core.plan import StepPlan
 from core.ports import Clock, LayerDone, LayerSink, Mail, SchedulerPolicy, WorkerGroup
 from core.reports import Register, Site
@@ -198,15 +198,15 @@ def registration(config: ClusterConfig, role: Role, address: str, parts: Instanc
         answers=True,
         reports_links=True,
         state_blocks=parts.shard.layout.state_blocks,
-        lent_blocks=_lent_blocks(engine, parts),
+        overcommit_blocks=_overcommit_blocks(engine, parts),
         card=parts.card,
     )
 
 
-def _lent_blocks(config: EngineConfig, parts: InstanceParts) -> int:
+def _overcommit_blocks(config: EngineConfig, parts: InstanceParts) -> int:
     if parts.tiers is None or not config.longest_pause_s or parts.shard.layout.state_blocks:
         return 0
-    return lent_blocks(parts.num_blocks, parts.tiers.num_host_blocks)
+    return overcommit_blocks(parts.num_blocks, parts.tiers.num_host_blocks)
 
 
 def _replicates(config: ClusterConfig, parts: InstanceParts) -> bool:

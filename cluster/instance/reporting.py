@@ -191,7 +191,7 @@ class Reporter:
             received=self._engine.drain_received(),
             steps=load.steps,
             late_tokens=planned.num_late_tokens,
-            lendable_blocks=planned.lendable_blocks,
+            pausable_blocks=planned.pausable_blocks,
             work=self._count(),
             experts=self._experts(),
             links=self._links(),

@@ -20,7 +20,7 @@ def giving_way(
     """Return sequences that have `num_blocks` blocks together, in the order in which they give way. None where nobody can, or all
     have too few.
 
-    Of those `below` the policy names the victims. Those `ahead` lend, the first one first."""
+    Of those `below` the policy names the victims. Those `ahead` pause, the first one first."""
     lower = [*below]
     others = [seq for seq in ahead if seq not in lower]
     if not (lower or others) or sum(len(seq.block_ids) for seq in (*lower, *others)) < num_blocks:

@@ -1,11 +1,11 @@
-"""Sequences that are ahead of their pace lend their blocks to those that are not.
+"""Block overcommit: sequences that are ahead of their pace pause, and others have their blocks.
 
 Memory often holds fewer sequences than a device could serve: their steps are shorter than their targets allow. A sequence that
 gets tokens sooner than its class promises may then sit out, as long as its next token is in time, and another one has its
 blocks. Where lower tiers keep its KV, that costs a copy. Whoever reads at the promised pace notices nothing (compare Andes, Liu
 et al., 2024, which schedules by what users have read).
 
-A sequence lends at the most `longest_pause_s` at a time, and comes back sooner where its next token gets due."""
+A sequence pauses at the most `longest_pause_s` at a time, and comes back sooner where its next token gets due."""
 
 from collections.abc import Iterable
 from math import inf
@@ -14,15 +14,15 @@ from typing import Final
 from core.pacing.pacing import slack_s
 from core.ports import S, ServedSequence
 
-LENDS_S: Final = 1.0
-"""A sequence lends that is ahead of its pace by so much."""
+PAUSES_S: Final = 1.0
+"""A sequence pauses that is ahead of its pace by so much."""
 RETURNS_S: Final = 0.5
-"""One that has lent comes back when its next token is due within so much: others make room, and its KV is read."""
+"""One that has paused comes back when its next token is due within so much: others make room, and its KV is read."""
 COUNTS_S: Final = 4.0
 """Requests are placed on blocks of sequences that are ahead by so much. What is ahead by less is left for those that are here."""
 
 
-def lent_blocks(num_blocks: int, host_blocks: int) -> int:
+def overcommit_blocks(num_blocks: int, host_blocks: int) -> int:
     """Return how many blocks more than a pool has its sequences may hold together, where host memory keeps `host_blocks`. Half
     of these are left for what is saved meanwhile, which takes the place of what was not used for longest."""
     return min(num_blocks, host_blocks) // 2
@@ -34,14 +34,14 @@ def ahead_s(seq: ServedSequence, now: float) -> float:
     return slack if slack != inf and seq.first_token_at != inf else 0.0
 
 
-def lenders(seqs: Iterable[S], priority: int, now: float) -> list[S]:
-    """Return those of `seqs` that may lend to a class of that priority, what is furthest ahead first."""
+def pausable(seqs: Iterable[S], priority: int, now: float) -> list[S]:
+    """Return those of `seqs` that may pause for a class of that priority, what is furthest ahead first."""
     able = [(ahead_s(seq, now), seq) for seq in seqs if seq.request.slo.priority <= priority]
-    return [seq for ahead, seq in sorted(able, key=_furthest) if ahead > LENDS_S]
+    return [seq for ahead, seq in sorted(able, key=_furthest) if ahead > PAUSES_S]
 
 
 def rests(seq: ServedSequence, ends_at: float, now: float) -> bool:
-    """Return whether a sequence that has lent, `ends_at` at the latest, need not be back yet."""
+    """Return whether a sequence that has paused, `ends_at` at the latest, need not be back yet."""
     return now < ends_at and ahead_s(seq, now) > RETURNS_S
 
 

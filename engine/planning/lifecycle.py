@@ -34,8 +34,8 @@ class Lifecycle:
         self.table.waiting.append(seq)
 
     def await_kv(self, seq: Sequence, num_missing: int) -> None:
-        """Let a waiting sequence sit out while its KV is read, but for that of `num_missing` tokens. One that has lent
-        its blocks need not come last any more: those that came later would take what has been read."""
+        """Let a waiting sequence sit out while its KV is read, but for that of `num_missing` tokens. One that has
+        paused need not come last any more: those that came later would take what has been read."""
         self._unlist(seq)
         seq.state, seq.rests_until = State.RETURNING, -inf
         self.table.returning[seq] = num_missing

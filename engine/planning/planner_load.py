@@ -21,7 +21,7 @@ class PlannerLoad:
     """Known tokens of all running sequences."""
     num_late_tokens: int = 0
     """How many of the waiting tokens are of late prompts, which let others pass (`core.pacing.lateness`)."""
-    lendable_blocks: int = 0
+    pausable_blocks: int = 0
     """The blocks of sequences so far ahead of their pace that others may have them (`core.pacing.overcommit`)."""
     waiting_by_priority: tuple[tuple[int, int], ...] = ()
     """(priority, tokens to compute before all of it decodes) of each class that is here, the lowest first."""

@@ -1,11 +1,11 @@
 """Takes slots and blocks from running sequences, which wait and are computed again, or read back from lower tiers. Owned by
 StepScheduler.
 
-Those that are ahead of their pace lend theirs (`core.pacing.overcommit`) where lower tiers keep their KV, so that it need not be
+Those that are ahead of their pace pause theirs (`core.pacing.overcommit`) where lower tiers keep their KV, so that it need not be
 computed again."""
 
 from core.pacing.giving_way import giving_way
-from core.pacing.overcommit import COUNTS_S, ahead_s, lenders
+from core.pacing.overcommit import COUNTS_S, ahead_s, pausable
 from core.ports import SchedulerPolicy
 from core.types import Request
 from engine.planning.lifecycle import Lifecycle
@@ -58,10 +58,10 @@ class Preemption:
         priority = request.slo.priority
         below = self._table.below(priority)
         short = self._ledger.num_needed(num_tokens) + self._table.headroom - self._ledger.num_available
-        victims = giving_way(self._policy, below, self._lenders(priority, now), short)
+        victims = giving_way(self._policy, below, self._pausable(priority, now), short)
         for victim in victims or ():
             if victim not in below:
-                self.lends(victim, now)
+                self.pauses(victim, now)
             self.lifecycle.preempt(victim)
         return victims is not None
 
@@ -80,11 +80,11 @@ class Preemption:
         self._ledger.grow(seq, count)
         return True
 
-    def lends(self, seq: Sequence, now: float) -> None:
-        """Note that a sequence, which is preempted next, lends its blocks from now on."""
+    def pauses(self, seq: Sequence, now: float) -> None:
+        """Note that a sequence, which is preempted next, pauses and gives up its blocks from now on."""
         seq.rests_until = now + self._longest_pause_s
 
-    def lendable_blocks(self, now: float) -> int:
+    def pausable_blocks(self, now: float) -> int:
         """Return the blocks of sequences that are so far ahead that the scheduler may count on them."""
         return sum(len(seq.block_ids) for seq in self._able_to_lend() if ahead_s(seq, now) > COUNTS_S)
 
@@ -94,17 +94,17 @@ class Preemption:
         return any(seq.state is State.PREEMPTED for seq in self._table.all.values())
 
     def _victim(self, seq: Sequence, now: float) -> Sequence | None:
-        """Return who gives way to a running sequence, maybe itself: what is furthest ahead of its pace lends, else the policy
+        """Return who gives way to a running sequence, maybe itself: what is furthest ahead of its pace pauses, else the policy
         says it."""
-        if ahead := self._lenders(seq.request.slo.priority, now):
-            self.lends(ahead[0], now)
+        if ahead := self._pausable(seq.request.slo.priority, now):
+            self.pauses(ahead[0], now)
             return ahead[0]
         victims = [s for s in self._table.running if s.push is None and s.state is State.RUNNING]
         return self._policy.victim(victims) if victims else None
 
-    def _lenders(self, priority: int, now: float) -> list[Sequence]:
-        """Return the running sequences that may lend to a class of that priority, what is furthest ahead first."""
-        return lenders(self._able_to_lend(), priority, now)
+    def _pausable(self, priority: int, now: float) -> list[Sequence]:
+        """Return the running sequences that may pause to a class of that priority, what is furthest ahead first."""
+        return pausable(self._able_to_lend(), priority, now)
 
     def _able_to_lend(self) -> list[Sequence]:
         if not self._longest_pause_s or self._ledger.num_state_blocks:

@@ -89,7 +89,7 @@ class Sequence:
     num_below: int = 0
     """The number of leading tokens of a sequence that has lost its blocks whose KV lower tiers were given."""
     rests_until: float = -inf
-    """Until when it may sit out at the longest, having lent its blocks (`engine.planning.preemption`)."""
+    """Until when it may pause at the longest (`engine.planning.preemption`)."""
     is_lost: bool = False
     """Whether it has lost its blocks, and lower tiers have not been asked for their KV since then."""
     announced: bool = False

@@ -24,7 +24,7 @@ class StepAdmission:
         """The number of preempted sequences so far whose KV was read back."""
 
     def in_order(self, now: float) -> SeqOf[Sequence]:
-        """Return the sequences that wait. Those that have lent their blocks and need not be back yet come last: they take what
+        """Return the sequences that wait. Those that have paused and need not be back yet come last: they take what
         others leave."""
         waiting = self._policy.order(self._table.waiting, now)
         return sorted(waiting, key=lambda seq: rests(seq, seq.rests_until, now))

@@ -94,7 +94,7 @@ class StepScheduler:
             num_waiting=table.num_waiting,
             num_context_tokens=sum(len(seq.tokens) for seq in table.running),
             num_late_tokens=table.num_late_tokens(now, steps),
-            lendable_blocks=self.group.preemption.lendable_blocks(now),
+            pausable_blocks=self.group.preemption.pausable_blocks(now),
             waiting_by_priority=table.waiting_by_priority,
             num_preempted=self.group.lifecycle.num_preempted,
             num_returned=self._admission.num_returned,

@@ -125,7 +125,7 @@ class Device:
         seqs = self._seqs
         waiting, num_waiting = seqs.num_waiting_tokens, len(seqs.waiting) + len(self._reserving)
         num_done = self._burst.num_done(now) if self._burst is not None else 0
-        lendable = seqs.lendable_blocks(now, num_done)
+        pausable = seqs.pausable_blocks(now, num_done)
         load = (self._blocks.num_available, waiting, num_waiting, seqs.num_running, self._rate.tokens_per_s)
         step_s = self._rate.step_s
         added, removed = self._blocks.drain_events()
@@ -153,7 +153,7 @@ class Device:
             received=received,
             steps=self._config.steps,
             late_tokens=seqs.late_tokens(now),
-            lendable_blocks=lendable,
+            pausable_blocks=pausable,
             grown=grown,
         )
 
@@ -194,7 +194,11 @@ class Device:
             self._burst = decoding_burst(now, self._seqs.decoding, self._config.step)
             if any(seq.ready_at > planned_at for seq in self._seqs.coming):
                 self._burst.num_steps = 1
-            elif self._seqs.paused or self._config.shares_card or (self._seqs.lends and self._seqs.waiting):
+            elif (
+                self._seqs.paused
+                or self._config.shares_card
+                or (self._seqs.overcommits and self._seqs.waiting)
+            ):
                 self._burst.num_steps = min(self._burst.num_steps, _PAUSED_STEPS)
         self._set_timer()
 
@@ -285,7 +289,7 @@ class Device:
         return chunks
 
     def _in_order(self, waiting: list[SimulatedSequence], now: float) -> list[SimulatedSequence]:
-        """Return those that wait. What has lent its blocks and need not be back yet comes last."""
+        """Return those that wait. What has paused and need not be back yet comes last."""
         return sorted(self._policy.order(waiting, now), key=lambda seq: self._seqs.rests(seq, now))
 
     def _by_turn(self, seqs: Iterable[SimulatedSequence], now: float) -> list[SimulatedSequence]:

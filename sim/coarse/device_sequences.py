@@ -4,7 +4,7 @@ Invariant: each sequence that is here is in exactly one of the five; all but tho
 
 from core.pacing.giving_way import giving_way
 from core.pacing.lateness import late_tokens
-from core.pacing.overcommit import COUNTS_S, ahead_s, lenders, rests
+from core.pacing.overcommit import COUNTS_S, ahead_s, pausable, rests
 from core.pacing.priority import taking_part, tokens_by_priority
 from core.pacing.slots import decode_slots, has_slot
 from core.ports import SchedulerPolicy
@@ -92,7 +92,7 @@ class DeviceSequences:
             seq.ready_at = self._read_until
 
     def rests(self, seq: SimulatedSequence, now: float) -> bool:
-        """Return whether a waiting sequence has lent its blocks, and need not be back yet."""
+        """Return whether a waiting sequence has paused, and need not be back yet."""
         return rests(seq, seq.rests_until, now)
 
     def make_room(
@@ -105,18 +105,18 @@ class DeviceSequences:
         wanted += -(-self.num_running * FINE_BLOCK_TOKENS // size)
         below = self._below(seq) if between_steps else []
         short = wanted - self._blocks.num_available
-        victims = giving_way(self._policy, below, self._lenders(seq, now), short)
+        victims = giving_way(self._policy, below, self._pausable(seq, now), short)
         for victim in victims or ():
             if victim in below:
                 self._preempt(victim, now)
             else:
-                self._lend(victim, now)
+                self._pause(victim, now)
         return victims is not None
 
-    def lendable_blocks(self, now: float, num_done: int) -> int:
+    def pausable_blocks(self, now: float, num_done: int) -> int:
         """Return the blocks of sequences that are so far ahead, `num_done` steps after the last count, that the scheduler may
         count on them."""
-        if not self.lends:
+        if not self.overcommits:
             return 0
         found, steps = 0, self.decoding.steps + num_done
         for seq in self.decoding:
@@ -126,15 +126,15 @@ class DeviceSequences:
         return found
 
     @property
-    def lends(self) -> bool:
-        """Whether sequences that are ahead of their pace lend their blocks."""
+    def overcommits(self) -> bool:
+        """Whether sequences that are ahead of their pace pause and give up their blocks."""
         config = self._config
         return config.host_bytes_per_s > 0 and config.longest_pause_s > 0 and not self._info.state_blocks
 
-    def _lenders(self, seq: SimulatedSequence, now: float) -> list[SimulatedSequence]:
-        return lenders(self.decoding.counted(), seq.request.slo.priority, now) if self.lends else []
+    def _pausable(self, seq: SimulatedSequence, now: float) -> list[SimulatedSequence]:
+        return pausable(self.decoding.counted(), seq.request.slo.priority, now) if self.overcommits else []
 
-    def _lend(self, seq: SimulatedSequence, now: float) -> None:
+    def _pause(self, seq: SimulatedSequence, now: float) -> None:
         seq.rests_until = now + self._config.longest_pause_s
         self._preempt(seq, now)
 
@@ -179,9 +179,9 @@ class DeviceSequences:
     def _make_room(self, seq: SimulatedSequence, now: float) -> bool:
         """Free one block, taking it from a victim when none is left. Return False when the victim is `seq` itself."""
         while self._blocks.num_available < 1:
-            if ahead := self._lenders(seq, now):
+            if ahead := self._pausable(seq, now):
                 victim = ahead[0]
-                self._lend(victim, now)
+                self._pause(victim, now)
             else:
                 victim = self._policy.victim(self._preemptible())
                 self._preempt(victim, now)

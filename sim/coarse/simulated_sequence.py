@@ -63,7 +63,7 @@ class SimulatedSequence:
     num_below: int = 0
     """The number of its leading tokens whose KV host memory keeps, since it was preempted."""
     rests_until: float = -math.inf
-    """Until when it may sit out at the longest, having lent its blocks."""
+    """Until when it may pause at the longest."""
     joined_step: int = -1
     grow_step: int = -1
     mark_step: int = -1

@@ -16,7 +16,7 @@ from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, RequestArrived, Send, Tick
 from core.config.cluster_config import ScheduleConfig
 from core.messages import Finished, PlaceReply, PlaceRequest, Rejected
-from core.pacing.overcommit import lent_blocks
+from core.pacing.overcommit import overcommit_blocks
 from core.ports import SchedulerPolicy
 from core.reports import Register
 from decode.headroom_policy import HeadroomPolicy
@@ -320,7 +320,9 @@ class _World:
             sends=True,
             answers=True,
             reports_links=config.reports_links,
-            lent_blocks=0 if config.state_blocks else lent_blocks(group.num_blocks, config.host_blocks),
+            overcommit_blocks=0
+            if config.state_blocks
+            else overcommit_blocks(group.num_blocks, config.host_blocks),
             card=card,
         )
         policy: SchedulerPolicy[SimulatedSequence] = HeadroomPolicy() if decodes else DeadlinePolicy()

@@ -143,7 +143,7 @@ def _ahead(d: Any, _: Find) -> list[float]:
     return [100 * max(found, key=lambda one: one["mean"])["ahead"] for found in others if found]
 
 
-def _lent(d: Any, _: Find) -> list[float]:
+def _overcommit(d: Any, _: Find) -> list[float]:
     """How many points more of ours are in time with host memory, at each place that was run with and without: mean, least."""
     ours = {place: of["baton"]["mean"] for place, of in d["places"].items()}
     gains = [
@@ -189,7 +189,7 @@ FIGURES: dict[str, list[Figures]] = {
     "goodput_wide.json": [_by_the_best, _by_the_bound],
     "goodput_minute.json": [_by_the_best],
     "goodput_long.json": [_ahead],
-    "goodput_host.json": [_lent],
+    "goodput_host.json": [_overcommit],
     "goodput_loads.json": [lambda d, _: [100 * one["ahead"] for one in d["names"].values()]],
     "goodput_fixed.json": [_by_the_best],
     "goodput_sure.json": [lambda d, _: [d["against"]["0.99"]["sarathi"]["geometric_mean"]]],

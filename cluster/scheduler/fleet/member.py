@@ -59,7 +59,7 @@ class Member(ReservedFacts):
         self.room_blocks = info.num_blocks
         """As many of them as a newcomer may take."""
         self.now_blocks = info.num_blocks
-        """As many of them as a newcomer can have at once, with those that others lend."""
+        """As many of them as a newcomer can have at once, with those of sequences that may pause."""
         self._exact_free = self._exact_room = self._exact_now = float(info.num_blocks)
         self._spare_blocks = 0.0
         self.num_seqs = 0
@@ -267,7 +267,7 @@ class Member(ReservedFacts):
         kept, used = settled.num_blocks, self._used_blocks
         others = self.all_blocks - unsettled.num_blocks - self._growth_blocks() + _ROUNDING
         spare = self._spare_blocks = self.num_running * min(1.0, _SPARE_TOKENS / self.block_size)
-        now = self.num_blocks + self._lendable_blocks - unsettled.num_blocks - used + _ROUNDING
+        now = self.num_blocks + self._pausable_blocks - unsettled.num_blocks - used + _ROUNDING
         self._set_blocks(others - max(used, kept), others - max(used + spare, kept), now)
 
     def _reported_contexts(self) -> Contexts:

@@ -20,7 +20,7 @@ class RegisteredFacts:
         self.answers = info.answers or info.decodes
         """It can be given requests of which nothing follows their prompt."""
         self.num_blocks, self.block_size = info.num_blocks, info.block_size
-        self.all_blocks = info.num_blocks + info.lent_blocks
+        self.all_blocks = info.num_blocks + info.overcommit_blocks
         """As many blocks as sequences may hold here together, with those that sit out (`core.pacing.overcommit`)."""
         self.state_blocks = info.state_blocks
         self.max_batch_tokens, self.max_num_seqs = info.max_batch_tokens, info.max_num_seqs
@@ -43,7 +43,7 @@ class ReportedFacts(RegisteredFacts):
         self.steps = UNKNOWN_STEPS
         self.num_decoding = 0
         self.context_tokens = 0
-        self._used_blocks = self._lendable_blocks = 0
+        self._used_blocks = self._pausable_blocks = 0
         self._waiting_tokens = 0
         self._late_tokens = 0
         self._waiting_by_priority: tuple[tuple[int, int], ...] = ()
@@ -64,7 +64,7 @@ class ReportedFacts(RegisteredFacts):
         self.steps = report.steps
         self.num_decoding, self.context_tokens = report.num_decoding, report.context_tokens
         self._used_blocks = self.num_blocks - report.free_blocks
-        self._lendable_blocks = report.lendable_blocks
+        self._pausable_blocks = report.pausable_blocks
         self._waiting_tokens = report.waiting_tokens
         self._late_tokens = report.late_tokens
         self._waiting_by_priority = report.waiting_by_priority

@@ -6,15 +6,15 @@ from itertools import pairwise
 
 import pytest
 
-from core.pacing.overcommit import COUNTS_S, LENDS_S, RETURNS_S
+from core.pacing.overcommit import COUNTS_S, PAUSES_S, RETURNS_S
 from core.types import Request, Slo
 from engine.planning.sequence import Sequence, State
 from engine.planning.step_scheduler import StepScheduler
 from tests.engine.planning.returning_world import SIZE, World, check, request
 
 PACE_S, STEP_S = 0.04, 0.02
-AHEAD_TOKENS = int(LENDS_S / (PACE_S - STEP_S)) + 5
-"""A sequence with so many tokens is far enough ahead to lend."""
+AHEAD_TOKENS = int(PAUSES_S / (PACE_S - STEP_S)) + 5
+"""A sequence with so many tokens is far enough ahead to pause."""
 
 
 def paced(
@@ -23,7 +23,7 @@ def paced(
     return replace(request(name, length, max_tokens), slo=Slo(tpot_s=tpot_s, priority=priority))
 
 
-def lending_world(num_blocks: int, *requests: Request, **more: object) -> World:
+def overcommit_world(num_blocks: int, *requests: Request, **more: object) -> World:
     """`requests` run, and the world's clock has not gone on far."""
     w = World(num_blocks, **{"step_s": STEP_S, "longest_pause_s": 5.0, **more})  # type: ignore[arg-type]
     for one in requests:
@@ -46,8 +46,8 @@ def until_ahead(w: World, one: Request) -> None:
     assert not w.scheduler.load().num_preempted
 
 
-def lent(w: World, *requests: Request) -> list[str]:
-    """The names of those of `requests` that have lent and need not be back yet."""
+def paused(w: World, *requests: Request) -> list[str]:
+    """The names of those of `requests` that have paused and need not be back yet."""
     here = [one for one in requests if one.key in scheduler(w).group.table.all]
     return [one.id for one in here if seq(w, one).rests_until > w.now]
 
@@ -77,11 +77,11 @@ FULL = 42
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_newcomer_gets_the_blocks_of_what_is_furthest_ahead(depth: int) -> None:
-    w = lending_world(FULL, A, B, depth=depth)
+    w = overcommit_world(FULL, A, B, depth=depth)
     until_ahead(w, A)
     w.scheduler.sequences.add(NEW)
     w.until(lambda: NEW.key in w.out)
-    assert lent(w, A, B, NEW) == ["b"]
+    assert paused(w, A, B, NEW) == ["b"]
     assert w.scheduler.load().num_preempted == 1
     w.finish()
     assert w.scheduler.load().num_returned == w.scheduler.load().num_preempted
@@ -90,32 +90,32 @@ def test_a_newcomer_gets_the_blocks_of_what_is_furthest_ahead(depth: int) -> Non
 
 
 def test_a_reservation_gets_blocks_too() -> None:
-    w = lending_world(FULL, A, B)
+    w = overcommit_world(FULL, A, B)
     until_ahead(w, A)
     assert w.scheduler.reservations.reserve(NEW) is None
     assert w.scheduler.reservations.make_room(NEW, w.now)
-    assert lent(w, A, B) == ["b"]
+    assert paused(w, A, B) == ["b"]
     assert w.scheduler.reservations.reserve(NEW) is not None
     w.scheduler.reservations.compute(NEW.key)
     w.finish()
     check(w, A, B, NEW)
 
 
-def test_where_lending_does_not_suffice_nobody_does() -> None:
-    w = lending_world(FULL, A, B)
+def test_where_overcommit_does_not_suffice_nobody_does() -> None:
+    w = overcommit_world(FULL, A, B)
     until_ahead(w, A)
     assert not w.scheduler.reservations.make_room(paced("n", length=SIZE * FULL), w.now)
     assert not w.scheduler.load().num_preempted
 
 
-def test_a_lower_class_gives_way_before_anybody_lends() -> None:
+def test_a_lower_class_gives_way_before_anybody_pauses() -> None:
     low = paced("l", priority=-1, tpot_s=0.01)
-    w = lending_world(FULL, A, low)
+    w = overcommit_world(FULL, A, low)
     until_ahead(w, A)
     assert w.scheduler.reservations.make_room(NEW, w.now)
     assert w.scheduler.load().num_preempted == 1
     assert seq(w, low).state is not State.RUNNING
-    assert not lent(w, A, low)
+    assert not paused(w, A, low)
 
 
 def without_tiers(w: World) -> None:
@@ -139,8 +139,8 @@ def of_a_prompt(w: World) -> None:
 @pytest.mark.parametrize(
     "spoil", [without_tiers, with_states, unsaved, of_a_prompt], ids=lambda spoil: spoil.__name__
 )
-def test_nobody_lends_whose_kv_would_not_be_found_again(spoil: Callable[[World], None]) -> None:
-    w = lending_world(FULL, A, B)
+def test_nobody_pauses_whose_kv_would_not_be_found_again(spoil: Callable[[World], None]) -> None:
+    w = overcommit_world(FULL, A, B)
     until_ahead(w, A)
     spoil(w)
     assert not w.scheduler.reservations.make_room(NEW, w.now)
@@ -152,47 +152,47 @@ def test_nobody_lends_whose_kv_would_not_be_found_again(spoil: Callable[[World],
     [(STEP_S, 5.0, 0), (PACE_S, 0.0, 0), (PACE_S, 5.0, -1)],
     ids=["not ahead", "no pause", "to a lower class"],
 )
-def test_a_newcomer_waits_where_nobody_lends(tpot_s: float, pause_s: float, priority: int) -> None:
+def test_a_newcomer_waits_where_nobody_pauses(tpot_s: float, pause_s: float, priority: int) -> None:
     a, b = paced("a", tpot_s=tpot_s), paced("b", tpot_s=tpot_s)
     new = replace(NEW, slo=replace(NEW.slo, priority=priority))
-    w = lending_world(FULL, a, b, longest_pause_s=pause_s)
+    w = overcommit_world(FULL, a, b, longest_pause_s=pause_s)
     until_ahead(w, a)
     w.scheduler.sequences.add(new)
     for _ in range(10):
         w.turn()
     assert new.key not in w.out
     assert not w.scheduler.load().num_preempted
-    assert w.scheduler.load(w.now).lendable_blocks == 0
+    assert w.scheduler.load(w.now).pausable_blocks == 0
     w.finish()
     check(w, a, b, new)
 
 
-def test_one_lends_as_soon_as_it_is_ahead_by_a_second_and_not_before() -> None:
-    w = lending_world(FULL, A, paced("b", tpot_s=STEP_S))
+def test_one_pauses_as_soon_as_it_is_ahead_by_a_second_and_not_before() -> None:
+    w = overcommit_world(FULL, A, paced("b", tpot_s=STEP_S))
     w.until(lambda: len(w.out[A.key]) == 30)
     w.scheduler.sequences.add(paced("n", length=90, max_tokens=20))
     w.until(lambda: w.scheduler.load().num_preempted)
-    assert lent(w, A) == ["a"]
-    assert len(w.out[A.key]) * (PACE_S - STEP_S) == pytest.approx(LENDS_S, abs=2 * PACE_S)
+    assert paused(w, A) == ["a"]
+    assert len(w.out[A.key]) * (PACE_S - STEP_S) == pytest.approx(PAUSES_S, abs=2 * PACE_S)
 
 
 def test_a_growing_sequence_takes_from_what_is_furthest_ahead() -> None:
     late = paced("z", tpot_s=STEP_S)  # the policy's victim would be this one, which came last
-    w = lending_world(60, A, B, late)
+    w = overcommit_world(60, A, B, late)
     w.until(lambda: w.scheduler.load().num_preempted)
     assert len(w.out[A.key]) > AHEAD_TOKENS
-    assert lent(w, A, B, late) == ["b"]
+    assert paused(w, A, B, late) == ["b"]
     w.finish()
     check(w, A, B, late)
 
 
 def resting(**more: object) -> World:
-    """A world in which B has lent its blocks to NEW."""
-    w = lending_world(FULL, A, B, **more)
+    """A world in which B has paused for NEW."""
+    w = overcommit_world(FULL, A, B, **more)
     until_ahead(w, A)
     w.scheduler.sequences.add(NEW)
     w.until(lambda: NEW.key in w.out)
-    assert lent(w, A, B, NEW) == ["b"]
+    assert paused(w, A, B, NEW) == ["b"]
     return w
 
 
@@ -227,7 +227,7 @@ def test_one_that_rests_comes_back_at_once_where_blocks_are_free() -> None:
 @pytest.mark.parametrize("pause_s", [5.0, 0.3])
 def test_one_that_rests_takes_blocks_when_its_token_is_due_or_its_pause_is_over(pause_s: float) -> None:
     a, long = paced("a", max_tokens=160), paced("b", length=100, tpot_s=0.05)
-    w = lending_world(97, a, long, longest_pause_s=pause_s)
+    w = overcommit_world(97, a, long, longest_pause_s=pause_s)
     until_ahead(w, a)
     began = w.now
     other = paced("n", length=160, max_tokens=90)
@@ -238,7 +238,7 @@ def test_one_that_rests_takes_blocks_when_its_token_is_due_or_its_pause_is_over(
     if pause_s < 1:
         assert w.now - began == pytest.approx(pause_s, abs=0.15)
         assert due_at - w.now > RETURNS_S + 0.2
-        assert lent(w, a, other) == ["a"], "what is furthest ahead gives way to it"
+        assert paused(w, a, other) == ["a"], "what is furthest ahead gives way to it"
     else:
         assert 0 < due_at - w.now <= RETURNS_S + PACE_S
     assert w.scheduler.load().num_preempted > 1
@@ -280,11 +280,11 @@ def test_one_that_rests_goes_on_at_once_where_nothing_else_runs() -> None:
 
 
 def test_only_blocks_of_what_is_far_ahead_are_counted_on() -> None:
-    w = lending_world(FULL, A, paced("b", tpot_s=1.0))
+    w = overcommit_world(FULL, A, paced("b", tpot_s=1.0))
     w.until(lambda: len(w.out["b#0"]) > 8)
     table = scheduler(w).group.table
-    assert w.scheduler.load(w.now).lendable_blocks == len(table.all["b#0"].block_ids)
-    assert COUNTS_S > LENDS_S
+    assert w.scheduler.load(w.now).pausable_blocks == len(table.all["b#0"].block_ids)
+    assert COUNTS_S > PAUSES_S
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -299,16 +299,16 @@ def test_more_sequences_than_fit_keep_their_pace(depth: int, every: int) -> None
         run_all(w, requests[:], every)
         check(w, *requests)
         worlds.append(w)
-    lends, without = worlds
-    assert max(most_late_s(lends, one) for one in requests) <= 0
+    pauses, without = worlds
+    assert max(most_late_s(pauses, one) for one in requests) <= 0
     assert max(most_late_s(without, one) for one in requests) > 0.5
-    assert lends.now < 0.9 * without.now, "more make progress"
-    assert lends.scheduler.load().num_preempted <= len(requests)
+    assert pauses.now < 0.9 * without.now, "more make progress"
+    assert pauses.scheduler.load().num_preempted <= len(requests)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_batch_classes_neither_starve_nor_thrash(depth: int) -> None:
-    """Ten seconds per token are promised, so that all are far ahead for good. Each may lend every few tenths of a second."""
+    """Ten seconds per token are promised, so that all are far ahead for good. Each may pause every few tenths of a second."""
     requests = [paced(name, length=40, max_tokens=120, tpot_s=10.0) for name in "abcdefghijkl"]
     pause_s = 0.5
     w = World(240, depth=depth, step_s=STEP_S, longest_pause_s=pause_s)
@@ -323,7 +323,7 @@ def test_batch_classes_neither_starve_nor_thrash(depth: int) -> None:
 def test_several_that_grow_at_once_take_the_blocks_of_one() -> None:
     """With two steps in flight its blocks come free later than they are asked for."""
     requests = [paced(name, length=8, max_tokens=100, tpot_s=PACE_S) for name in "abcdef"]
-    w = lending_world(110, *requests, depth=2)
+    w = overcommit_world(110, *requests, depth=2)
     w.until(lambda: w.scheduler.load().num_preempted)
     for _ in range(4):
         w.turn()

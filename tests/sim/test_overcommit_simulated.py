@@ -1,4 +1,4 @@
-"""Instances of the coarse simulation whose sequences lend their blocks while they are ahead of their pace."""
+"""Instances of the coarse simulation whose sequences pause and give up their blocks while they are ahead of their pace."""
 
 from dataclasses import replace
 from math import inf
@@ -26,19 +26,21 @@ def offered(rate: float, lasts_s: float = 60.0, output: int = 300) -> list[Simul
 
 @pytest.mark.slow
 def test_more_are_in_time_where_memory_is_the_limit_and_none_is_slow_for_it() -> None:
-    without, lent = offered(15.0), offered(15.0)
+    without, overcommitted = offered(15.0), offered(15.0)
     simulate(FLEET, without)
-    simulate(WITH_HOST, lent)
-    assert share_in_time(lent) > share_in_time(without) + 0.05
-    assert sum(map(is_slow, lent)) <= sum(map(is_slow, without)) + 0.005 * len(lent)
-    assert all(job.last_at < inf or job.rejected for job in lent)
+    simulate(WITH_HOST, overcommitted)
+    assert share_in_time(overcommitted) > share_in_time(without) + 0.05
+    assert sum(map(is_slow, overcommitted)) <= sum(map(is_slow, without)) + 0.005 * len(overcommitted)
+    assert all(job.last_at < inf or job.rejected for job in overcommitted)
 
 
 def test_nothing_changes_where_blocks_suffice() -> None:
-    without, lent = offered(4.0), offered(4.0)
+    without, overcommitted = offered(4.0), offered(4.0)
     simulate(FLEET, without)
-    simulate(WITH_HOST, lent)
-    assert [(job.first_at, job.last_at) for job in lent] == [(job.first_at, job.last_at) for job in without]
+    simulate(WITH_HOST, overcommitted)
+    assert [(job.first_at, job.last_at) for job in overcommitted] == [
+        (job.first_at, job.last_at) for job in without
+    ]
 
 
 @pytest.mark.parametrize("roles", [(0, 0, 2), (1, 1, 0)], ids=["any role", "fixed roles"])

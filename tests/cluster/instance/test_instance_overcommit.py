@@ -1,4 +1,4 @@
-"""Sequences of a real engine that lend their blocks, against transformers."""
+"""Sequences of a real engine that pause and give up their blocks, against transformers."""
 
 import asyncio
 from collections import Counter
@@ -18,19 +18,19 @@ from tests.patience import PATIENCE_S
 reference = test_instances.reference
 
 
-async def test_sequences_that_lend_their_blocks_come_back_with_their_kv(
+async def test_sequences_that_pause_for_others_come_back_with_their_kv(
     reference: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All are far ahead of a pace of ten seconds per token."""
     folder, model = reference
-    batch, num_lent = prompts(16, seed=5, longest=50)[::2], Counter[float]()
-    lends = Preemption.lends
+    batch, num_paused = prompts(16, seed=5, longest=50)[::2], Counter[float]()
+    pauses = Preemption.pauses
 
     def count(preemption: Preemption, seq: Sequence, now: float) -> None:
-        num_lent[pause_s] += 1
-        lends(preemption, seq, now)
+        num_paused[pause_s] += 1
+        pauses(preemption, seq, now)
 
-    monkeypatch.setattr(Preemption, "lends", count)
+    monkeypatch.setattr(Preemption, "pauses", count)
     for pause_s in (0.05, 0.0):
         keys = {
             "engine.num_blocks": 40,
@@ -43,5 +43,5 @@ async def test_sequences_that_lend_their_blocks_come_back_with_their_kv(
             await w.idle()
             work = (await w.report(w.decodes[0])).work
             assert work.returned > 0
-    assert num_lent[0.05] > 0
-    assert not num_lent[0.0]
+    assert num_paused[0.05] > 0
+    assert not num_paused[0.0]

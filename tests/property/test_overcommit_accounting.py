@@ -1,4 +1,5 @@
-"""The engine's accounting while sequences lend their blocks: as test_engine_accounting.py, with a clock that goes on."""
+"""The engine's accounting while sequences pause and give up their blocks: as test_engine_accounting.py, with a clock that goes
+on."""
 
 import random
 from dataclasses import replace
@@ -18,21 +19,21 @@ from tests.property.test_engine_accounting import Drive, Moves, check_end
 PACES_S = (0.1, 3.0)
 
 
-class Lent(Drive):
-    """Counts how often a sequence has lent its blocks."""
+class Overcommitted(Drive):
+    """Counts how often a sequence has paused."""
 
-    num_lent = 0
+    num_paused = 0
 
     def watch(self) -> None:
         assert isinstance(self.scheduler, StepScheduler)
         preemption = self.scheduler.group.preemption
-        lends = preemption.lends
+        pauses = preemption.pauses
 
         def count(seq: Sequence, now: float) -> None:
-            self.num_lent += 1
-            lends(seq, now)
+            self.num_paused += 1
+            pauses(seq, now)
 
-        preemption.lends = count
+        preemption.pauses = count
 
 
 def serve(
@@ -49,7 +50,7 @@ def serve(
     step_s: float = 0.1,
     pause_s: float = 5.0,
 ) -> int:
-    """Serve some requests, and return how often one has lent."""
+    """Serve some requests, and return how often one has paused."""
     rng = random.Random(seed)
     config = EngineConfig(
         block_size=block_size,
@@ -59,7 +60,9 @@ def serve(
         speculate_tokens=rng.randint(1, 6),
         longest_pause_s=pause_s,
     )
-    drive = Lent(config, num_blocks, depth, rng, num_groups, put_off, no_memory=no_memory, step_s=step_s)
+    drive = Overcommitted(
+        config, num_blocks, depth, rng, num_groups, put_off, no_memory=no_memory, step_s=step_s
+    )
     if num_groups == 1:
         drive.watch()
     requests = [
@@ -70,7 +73,7 @@ def serve(
     moves.below = Below(drive.scheduler, drive.rank, rng)
     moves.run()
     check_end(moves, num_blocks * num_groups)
-    return drive.num_lent
+    return drive.num_paused
 
 
 @settings(
@@ -93,7 +96,7 @@ def serve(
     seed=2_027_594_307, num_blocks=17, block_size=2, budget=3, depth=1, num_groups=1, put_off=0.0, speculate="none",
     no_memory=0.05, step_s=0.1, pause_s=0.3,
 )  # fmt: skip
-def test_every_sequence_gets_its_tokens_while_some_lend(
+def test_every_sequence_gets_its_tokens_while_some_pause(
     seed: int,
     num_blocks: int,
     block_size: int,
@@ -113,7 +116,7 @@ def test_every_sequence_gets_its_tokens_while_some_lend(
     )  # fmt: skip
 
 
-def test_sequences_lend_in_these() -> None:
+def test_sequences_pause_in_these() -> None:
     for depth in (1, 2):
         assert sum(serve(seed, depth=depth) for seed in range(30)) > 20
     assert not any(serve(seed, pause_s=0.0) for seed in range(30))

@@ -1,4 +1,4 @@
-"""The rules of `core.pacing.overcommit`: by how much a sequence is ahead, which sequences lend, and how long one rests."""
+"""The rules of `core.pacing.overcommit`: by how much a sequence is ahead, which sequences pause, and how long one rests."""
 
 from dataclasses import dataclass
 from math import inf
@@ -6,7 +6,7 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.pacing.overcommit import COUNTS_S, LENDS_S, RETURNS_S, ahead_s, lenders, rests
+from core.pacing.overcommit import COUNTS_S, PAUSES_S, RETURNS_S, ahead_s, pausable, rests
 from core.types import Request, SamplingParams, Slo
 
 NOW = 100.0
@@ -51,17 +51,17 @@ def test_nothing_is_ahead_without_a_first_token_or_a_pace() -> None:
     assert ahead_s(Served(tpot_s=inf, num_after_first=30), NOW) == 0
 
 
-def test_what_is_furthest_ahead_lends_first_and_of_equals_what_came_last() -> None:
+def test_what_is_furthest_ahead_pauses_first_and_of_equals_what_came_last() -> None:
     seqs = [Served(number, num_after_first=count) for number, count in enumerate((20, 40, 10, 40, 11))]
-    assert [seq.arrival for seq in lenders(seqs, 0, NOW)] == [3, 1, 0, 4]
+    assert [seq.arrival for seq in pausable(seqs, 0, NOW)] == [3, 1, 0, 4]
 
 
 @given(seqs=st.lists(served, max_size=8), priority=st.integers(-1, 1))
-def test_only_what_is_ahead_by_enough_lends_and_to_no_lower_class(seqs: list[Served], priority: int) -> None:
-    chosen = lenders(seqs, priority, NOW)
+def test_only_what_is_ahead_by_enough_pauses_and_to_no_lower_class(seqs: list[Served], priority: int) -> None:
+    chosen = pausable(seqs, priority, NOW)
     for seq in seqs:
-        lends = ahead_s(seq, NOW) > LENDS_S and seq.priority <= priority
-        assert chosen.count(seq) == lends
+        pauses = ahead_s(seq, NOW) > PAUSES_S and seq.priority <= priority
+        assert chosen.count(seq) == pauses
     ahead = [ahead_s(seq, NOW) for seq in chosen]
     assert ahead == sorted(ahead, reverse=True)
 
@@ -77,11 +77,11 @@ def test_one_rests_until_its_token_is_due_or_its_pause_is_over(
         assert now + RETURNS_S < due_at, "it comes back too late"
 
 
-def test_one_that_lends_rests_for_a_while_at_least() -> None:
+def test_one_that_pauses_rests_for_a_while_at_least() -> None:
     """Otherwise two would take turns with each step."""
-    assert RETURNS_S + 0.3 < LENDS_S < COUNTS_S
+    assert RETURNS_S + 0.3 < PAUSES_S < COUNTS_S
     seq = Served(num_after_first=11)
-    assert lenders([seq], 0, NOW) == [seq]
+    assert pausable([seq], 0, NOW) == [seq]
     assert rests(seq, inf, NOW)
     assert rests(seq, inf, NOW + 0.5)
     assert not rests(seq, inf, NOW + 0.7)
