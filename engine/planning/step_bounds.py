@@ -47,7 +47,9 @@ class _Seen:
         factor = 1.0
         for size, largest in zip(sizes, self.sizes, strict=True):
             if size > largest:
-                factor = max(factor, size / largest if largest else inf)
+                if not largest:
+                    return inf
+                factor = max(factor, size / largest)
         return factor * self.longest_s if self.num_steps else inf
 
 

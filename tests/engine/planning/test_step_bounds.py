@@ -59,6 +59,12 @@ def test_no_step_of_a_device_that_keeps_to_its_step_time_model_is_ever_late(
         fits.observe(plan, duration_s)
 
 
+def test_a_size_that_was_never_seen_leaves_a_step_unbounded_though_all_before_took_no_time() -> None:
+    bounds = StepBounds(0.0)
+    bounds.observe(step((0, 1)), 0.0)
+    assert bounds.bound_s(step((0, 2)), StepModels(StepModel(), StepModel())) == UNSEEN_S
+
+
 def test_a_step_that_is_large_in_each_way_has_the_time_for_all_of_them() -> None:
     model = StepModel(token_s=1e-3, context_s=1e-5, seq_s=2e-3)
     long, deep, many = step((0, 1000)), step((100_000, 1)), step(*[(0, 1)] * 500)
