@@ -9,17 +9,17 @@ from typing import Any
 from cluster.scheduler.recorded_scheduler import read
 from cluster.scheduler.scheduler_events import RequestArrived
 from core.errors import ConfigError
-from core.messages import Finished, Place
+from core.messages import Finished, PlaceRequest
 from core.reports import Register
 
 
 @dataclass(slots=True)
 class _Request:
     arrived_at: float
-    place: Place
+    place: PlaceRequest
     """As it came first."""
     num_output_tokens: int = 0
-    """Of all its attempts."""
+    """The tokens of all its attempts."""
 
 
 def write_trace(recording: Path, trace: Path) -> int:

@@ -17,7 +17,7 @@ class Pace:
     def __init__(self, rest: Callable[[], float]) -> None:
         """`rest` returns how many times as long as it worked the work rests now. The threads of the work call it."""
         self._rest = rest
-        self._looked_s = self._worked_s = 0.0
+        self._looked_at = self._began_at = 0.0
         self.rested_for_s = 0.0
         """The processor time of this step that was followed by a rest."""
 
@@ -27,17 +27,17 @@ class Pace:
 
     def begin(self) -> None:
         """Begin a step on this thread."""
-        self._looked_s, self._worked_s, self.rested_for_s = time.perf_counter(), time.thread_time(), 0.0
+        self._looked_at, self._began_at, self.rested_for_s = time.perf_counter(), time.thread_time(), 0.0
 
     def may_rest(self) -> None:
         """Rest, if it is time for it."""
-        if time.perf_counter() - self._looked_s < _LEAST_WORK_S:
+        if time.perf_counter() - self._looked_at < _LEAST_WORK_S:
             return
-        worked_s = time.thread_time() - self._worked_s
+        worked_s = time.thread_time() - self._began_at
         if factor := self._rest():
             time.sleep(factor * worked_s)
             self.rested_for_s += worked_s
-        self._looked_s, self._worked_s = time.perf_counter(), time.thread_time()
+        self._looked_at, self._began_at = time.perf_counter(), time.thread_time()
 
 
 _PACE: ContextVar[Pace | None] = ContextVar("pace", default=None)
