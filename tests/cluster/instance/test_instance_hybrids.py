@@ -4,17 +4,14 @@ import asyncio
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
 from core.messages import Buddy, NeedPrefill, PlaceRequest, PrefillFailed
-from engine.planning.sequence import Sequence as Planned
-from engine.planning.speculation import speculator
-from engine.planning.speculation.drafter import Draft
-from engine.planning.speculation.prompt_lookup import PromptLookup
 from models.families.table import read_spec
 from tests.cluster.instance.instance_world import world
+from tests.knowing import know_answers
 from tests.models.checkpoints import HYBRID
 from tests.models.continuation import continuation
 from tests.models.served import make_served_as, some_prompts
@@ -115,32 +112,15 @@ async def test_an_instance_that_dies_or_leaves_costs_no_token(served: Served, wh
         await w.idle()
 
 
-class Knowing(PromptLookup):
-    """Proposes what follows each prompt, once it is known."""
-
-    answers: ClassVar[dict[tuple[int, ...], list[int]]] = {}
-
-    def draft(self, seqs: Sequence[Planned], most: int) -> list[Draft | None]:
-        return [self._draft(seq.tokens, most) for seq in seqs]
-
-    def _draft(self, tokens: Sequence[int], most: int) -> Draft | None:
-        for prompt, answer in self.answers.items():
-            if tuple(tokens[: len(prompt)]) == prompt and (
-                left := answer[len(tokens) - len(prompt) :][:most]
-            ):
-                return Draft(tuple(left), "known", 16)
-        return None
-
-
 async def test_draft_tokens_cost_no_token_when_a_decode_instance_dies(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, batch, _ = served
-    monkeypatch.setattr(speculator, "PromptLookup", Knowing)
+    answers = know_answers(monkeypatch)
     async with world(folder, 1, 2, **BLOCKS, **{"engine.speculate": "ngram"}) as w:
         got = await asyncio.gather(*(w.run(prompt, LENGTH) for prompt in batch))
         assert got == of_transformers(served, got)
-        monkeypatch.setattr(Knowing, "answers", dict(zip(batch, got, strict=True)))
+        answers.update(zip(batch, got, strict=True))
         before = w.num_tokens
         running = [asyncio.create_task(w.run(prompt, LENGTH)) for prompt in batch]
         async with asyncio.timeout(PATIENCE_S):
