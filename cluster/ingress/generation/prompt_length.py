@@ -6,8 +6,8 @@ from core.errors import RequestError
 
 _CHARACTERS = 8
 """A token has fewer in nearly all texts, so a text with no more than so many for each token of the context is not looked at."""
-_PIECE_CHARACTERS = 64 << 10
-"""The most characters that are counted at a time."""
+_PIECE_CHARACTERS = 16 << 10
+"""The most characters that are counted at a time, in some 4 ms."""
 _COUNTED_CHARACTERS = 1 << 20
 """As many are counted for whoever asks for it, also where a context holds less."""
 _CUT_TOKENS = 64

@@ -4,7 +4,7 @@ Work is done in steps. After each step the tenant that has had the least process
 takes the last thread, so that short work waits for short steps only.
 
 Work that holds Python's lock holds up everything else of this process. While other tenants ask for anything, each one has it do
-that for a quarter of the time only, and each one's long work is done by a quarter of the threads for it. It rests between its
+that for an eighth of the time only, and each one's long work is done by a quarter of the threads for it. It rests between its
 pieces; what worked without them waits behind its step.
 
 Invariant: a tenant that comes back after a pause begins with no less than the least that those who wait have had."""
@@ -37,7 +37,7 @@ _GIVE_BACK_BYTES = 256 << 10
 GIVE_BACK_AFTER_S = 5.0
 """How long after such a body it is asked, for all that came meanwhile: nobody else can allocate for some 10 ms."""
 _RETRY_AFTER_S = 1.0
-_SHARE = 0.25
+_LOCK_SHARE, _THREADS_SHARE = 0.125, 0.25
 """The part of Python's lock, and of the threads for long work, that a tenant's long work has while others are there."""
 _TICK_S = 0.001
 """By how much a timer may come early: uvloop's count milliseconds."""
@@ -116,7 +116,7 @@ class FairThreads:
         """Return the result of `work` on a body of `num_bytes`. Cancelled, it does no further step. `holds_lock`: it keeps
         Python's lock. Raises what `work` raises, and Overloaded where too much of the tenant's waits."""
         own = self._tenant(tenant, weight, num_bytes)
-        rest = _rest_of(1 if holds_lock else self._num_long)
+        rest = _rest_of(_LOCK_SHARE if holds_lock else _THREADS_SHARE * self._num_long)
         pace = Pace(lambda: rest if self._are_others_there(own) and not self._do_others_wait(own) else 0.0)
         job = _Job(work(), num_bytes, holds_lock, pace, asyncio.get_running_loop().create_future())
         if job.is_long:
@@ -194,7 +194,7 @@ class FairThreads:
     def _rest(self, tenant: _Tenant, worked_s: float) -> None:
         """Have the tenant's next long work wait for work with Python's lock, where others are there."""
         if self._are_others_there(tenant):
-            tenant.rests_until = time.monotonic() + _rest_of(1) * worked_s
+            tenant.rests_until = time.monotonic() + _rest_of(_LOCK_SHARE) * worked_s
             self._after_rest(tenant)
 
     def _after_rest(self, tenant: _Tenant) -> None:
@@ -270,9 +270,9 @@ def _step(steps: Steps[Any], pace: Pace) -> _Stepped:
     return stepped(ended=False)
 
 
-def _rest_of(num_threads: int) -> float:
-    """Return how many times as long as it worked a tenant's long work rests, to have its share of so many threads."""
-    return max(0.0, 1 / (_SHARE * num_threads) - 1)
+def _rest_of(share: float) -> float:
+    """Return how many times as long as it worked a tenant's long work rests, to have its share of one thread."""
+    return max(0.0, 1 / share - 1)
 
 
 def _used_s(tenant: _Tenant) -> float:
