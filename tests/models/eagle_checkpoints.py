@@ -27,7 +27,7 @@ class EagleReference:
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], drafts: Sequence[int] = (), first: int = 0) -> Tensor:
-        """What comes behind `tokens` and then behind each of `drafts` -> (1 + len(draft tokens), vocab_size). The target has
+        """What comes behind `tokens` and then behind each of `drafts` -> (1 + len(drafts), vocab_size). The target has
         computed all tokens but the last, of whose states those from `first` on are known."""
         said = self.target(torch.tensor([tokens]), output_hidden_states=True).hidden_states
         states = torch.cat([said[tap][0, first:-1] for tap in self.taps], -1) @ self.own["fc.weight"].T

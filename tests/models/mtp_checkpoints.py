@@ -52,7 +52,7 @@ class MtpReference:
 
     @torch.no_grad()
     def logits(self, tokens: Sequence[int], drafts: Sequence[int] = (), first: int = 0) -> Tensor:
-        """What comes behind `tokens` and then behind each of `drafts` -> (1 + len(draft tokens), vocab_size). The target has
+        """What comes behind `tokens` and then behind each of `drafts` -> (1 + len(drafts), vocab_size). The target has
         computed all tokens but the last, of whose states those from `first` on are known."""
         states = self.target.model(torch.tensor([tokens])).last_hidden_state[0, first:-1]
         followed = [*tokens[first + 1 :]]
