@@ -1,9 +1,11 @@
-"""Hundreds of JSON schemas over prefill and decode apart, while decode instances are killed: what ends keeps to its schema."""
+"""Hundreds of JSON schemas, and forced calls of every format, over prefill and decode apart while decode instances are killed:
+what ends keeps to its schema, and every call is read back."""
 
 import asyncio
 import json
 import random
 from collections import deque
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -13,13 +15,25 @@ import pytest
 from hypothesis import Phase, given, settings
 
 from cluster.ingress.bodies.structured import schema_grammar
+from cluster.ingress.parsers.call_formats import CALL_FORMATS, markup_of
+from cluster.ingress.parsers.call_grammars import CallableTool, call_grammar
+from cluster.ingress.parsers.model_formats import ModelFormats, make_parser
+from cluster.ingress.parsers.output_events import CallArguments, CallBegins, CallEnds, joined
+from core.config.answer_formats import ToolFormat
 from tests.chaos.world import Stream, World
 from tests.engine.execution.sampling.test_grammar_masks import SCHEMAS, VOCAB, text
 from tests.engine.execution.sampling.test_schema_keywords import TAKEN
 from tests.models.served import make_served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
-NUM_DRAWN, NUM_KILLS, AT_ONCE, LENGTH = 300, 5, 16, 120
+NUM_DRAWN, NUM_KILLS, AT_ONCE, LENGTH = 300, 5, 16, 240
+SHADES = {"shade": {"enum": ["light", "dark"]}, "count": {"type": "integer", "minimum": 0, "maximum": 99}}
+TOOL = CallableTool(
+    name="paint",
+    schema={"type": "object", "properties": SHADES, "required": [*SHADES], "additionalProperties": False},
+    strict=True,
+)
+FORMS: list[ToolFormat] = [*CALL_FORMATS, *CALL_FORMATS]
 
 
 def is_date(value: object) -> bool:
@@ -47,10 +61,10 @@ def drawn_schemas(count: int) -> list[dict[str, Any]]:
 
 
 class Clients:
-    """Ask for an answer to each schema, `AT_ONCE` of them at a time."""
+    """Ask for an answer to each grammar, `AT_ONCE` of them at a time."""
 
-    def __init__(self, world: World, schemas: list[dict[str, Any]]) -> None:
-        self.world, self.schemas = world, schemas
+    def __init__(self, world: World, grammars: Sequence[str]) -> None:
+        self.world, self.grammars = world, grammars
         self.answers: dict[int, Stream] = {}
 
     @property
@@ -62,7 +76,7 @@ class Clients:
         return {n for n, answer in self.answers.items() if answer.tokens and not answer.done.is_set()}
 
     async def ask_all(self) -> None:
-        todo = deque(range(len(self.schemas)))
+        todo = deque(range(len(self.grammars)))
 
         async def ask_some(frontend: str) -> None:
             while todo:
@@ -74,7 +88,7 @@ class Clients:
     def ask(self, number: int, frontend: str) -> Stream:
         rng = random.Random(number)
         prompt = tuple(rng.randrange(1, VOCAB) for _ in range(rng.randint(6, 30)))
-        grammar = schema_grammar(self.schemas[number])
+        grammar = self.grammars[number]
         return self.world.streams[self.world.generate(frontend, prompt, LENGTH, grammar=grammar, seed=number)]
 
 
@@ -83,7 +97,7 @@ async def kill_one_by_one(clients: Clients) -> set[int]:
     world, half_way = clients.world, set[int]()
     for number in range(NUM_KILLS):
         victim = world.nodes[f"decode{number % 2}"]
-        wanted = (number + 1) * len(clients.schemas) // (NUM_KILLS + 2)
+        wanted = (number + 1) * len(clients.grammars) // (NUM_KILLS + 2)
         while clients.num_ended < wanted or await num_at(world, victim.address) < AT_ONCE // 4:
             await asyncio.sleep(0.005)
         half_way |= clients.half_way
@@ -97,6 +111,23 @@ async def num_at(world: World, decode: str) -> int:
     return sum(route[2] == decode for route in routes)
 
 
+def forced_call(tools: ToolFormat) -> str:
+    """Return the grammar of one call of `TOOL`."""
+    markup = markup_of(tools, [TOOL.name], {}, "")
+    assert markup is not None
+    return call_grammar(markup, [TOOL], must_call=True, one_call=True)
+
+
+def called(tools: ToolFormat, written: str) -> Any:
+    """Return the arguments of the only call that a model has written."""
+    parser = make_parser(ModelFormats(tools, "none"), schemas={TOOL.name: TOOL.schema}, opened=False)
+    begins, *arguments, ends = joined([*parser.push(written), *parser.finish()])
+    assert isinstance(begins, CallBegins)
+    assert begins.name == TOOL.name
+    assert ends == CallEnds(0, is_whole=True)
+    return json.loads("".join(part.text for part in arguments if isinstance(part, CallArguments)))
+
+
 async def test_what_ends_keeps_to_its_schema_though_decode_instances_are_killed(tmp_path: Path) -> None:
     schemas = [*drawn_schemas(NUM_DRAWN), *TAKEN.values()]
     assert len(schemas) >= NUM_DRAWN
@@ -105,17 +136,21 @@ async def test_what_ends_keeps_to_its_schema_though_decode_instances_are_killed(
     make_served(model, "llama", 0)
     overrides = {"model.path": str(model), "engine.num_blocks": 1200, "engine.num_threads": 1}
     async with World(tmp_path / "world", overrides) as world:
-        clients = Clients(world, schemas)
+        grammars = [*map(schema_grammar, schemas), *map(forced_call, FORMS)]
+        clients = Clients(world, grammars)
         half_way, _ = await asyncio.gather(kill_one_by_one(clients), clients.ask_all())
-        answers = [clients.answers[number] for number in range(len(schemas))]
+        answers = [clients.answers[number] for number in range(len(grammars))]
         assert [answer.error for answer in answers] == [""] * len(answers)
         lost = {number for number, answer in enumerate(answers) if answer.lost}
         assert len(lost & half_way) >= NUM_KILLS, "else this says little"
         ended = [number for number, answer in enumerate(answers) if answer.finish == "stop"]
         assert len(ended) > 0.9 * len(answers), "else this says little"
         for number in ended:
-            says = json.loads(text(tuple(answers[number].tokens)))
-            jsonschema.validate(says, schemas[number], format_checker=FORMATS)
+            written, own = text(tuple(answers[number].tokens)), number - len(schemas)
+            says = json.loads(written) if own < 0 else called(FORMS[own], written)
+            schema = schemas[number] if own < 0 else TOOL.schema
+            jsonschema.validate(says, schema, format_checker=FORMATS)
+        assert {FORMS[number - len(schemas)] for number in ended if number >= len(schemas)} == {*CALL_FORMATS}
         for number in lost:
             again = clients.ask(number, "frontend0")
             await again.done.wait()
