@@ -353,7 +353,7 @@ async def _dialled(channel: Channel, tls: TlsContexts | None) -> Stream:
     if tls is None:
         return Stream(sock, peer, None, dialled=True)
     # The thread ends within a handshake's deadline.
-    return await in_thread(partial(Stream, sock, peer, tls, dialled=True), undo=Stream.close)
+    return await in_thread(partial(Stream, sock, peer, tls, dialled=True), undo=lambda stream: stream.close())
 
 
 def _made(task: "asyncio.Task[LaneLink] | None") -> LaneLink | None:
