@@ -208,7 +208,7 @@ FIGURES: dict[str, list[Figures]] = {
         lambda d, _: [d["modelled"]["model_mean_percent"], d["modelled"]["plane_mean_percent"]],
     ],
     "no_targets.json": [lambda d, _: list(d["worst"]["no targets"].values())],
-    "fairness.json": [lambda d, _: [d["means"]["slack 0.4"]["jain"], 100 * d["means"]["slack 0.4"]["loss"]]],
+    "fairness.json": [lambda d, _: [d["means"]["slack 0"]["jain"], 100 * d["means"]["slack 0"]["loss"]]],
     "simulator_speed.json": [lambda d, find: [find(d["results"], seconds=3600.0)["took_min"]]],
     "plan_questions.json": [
         lambda d, _: [d["num_asked"], d["slowest_s"], d["slowest_processor_s"], d["num_held"]]
