@@ -76,7 +76,7 @@ async def test_greedy_and_sampled_are_the_same_from_device_to_device_with_replay
 ) -> None:
     prompts, want = checkpoint(tmp_path, "llama", *SHORT)
 
-    async def answers(cluster: LocalCluster) -> list[list[int]]:
+    async def sampled_answers(cluster: LocalCluster) -> list[list[int]]:
         ways = [
             SamplingParams(seed=i, temperature=0.9, top_p=0.9, max_tokens=6) for i, _ in enumerate(prompts)
         ]
@@ -84,11 +84,11 @@ async def test_greedy_and_sampled_are_the_same_from_device_to_device_with_replay
 
     async with LocalCluster.running(settings(tmp_path, prefill_instances=0)) as local:
         assert await answers(local, prompts, SHORTLY) == want
-        sampled = await answers(local)
+        sampled = await sampled_answers(local)
     keys = {"prefill.tp": 2, "decode.tp": 2, "transfer.transport": "cuda_ipc"}
     async with running(settings(tmp_path, **keys, **{"engine.cuda_graphs": (2, 4)}), tmp_path) as cluster:
         assert await answers(cluster, prompts, SHORTLY) == want
-        assert await answers(cluster) == sampled
+        assert await sampled_answers(cluster) == sampled
         async with asyncio.timeout(PATIENCE_S):
             while not total(status := await cluster.frontend.status(), "replayed_steps"):
                 await asyncio.sleep(0.05)
