@@ -5,7 +5,7 @@ takes the last thread, so that short work waits for short steps only.
 
 Work that holds Python's lock holds up everything else of this process. While other tenants ask for anything, each one has it do
 that for an eighth of the time only, and each one's long work is done by a quarter of the threads for it. It rests between its
-pieces; what worked without them waits behind its step.
+pieces. A step that did not is followed by its rest.
 
 Invariant: a tenant that comes back after a pause begins with no less than the least that those who wait have had."""
 

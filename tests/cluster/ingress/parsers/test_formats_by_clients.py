@@ -16,6 +16,10 @@ from tests.cluster.ingress.parsers.written_calls import CALL, SCHEMAS, TIME
 ASK = "How is the weather, and what time is it?"
 MESSAGES: Any = [{"role": "user", "content": ASK}]
 USED = {name: SCHEMAS[name] for name, _ in (CALL, TIME)}
+FUNCTIONS = [{"name": name, "parameters": schema} for name, schema in USED.items()]
+OF_CHATS: Any = [{"type": "function", "function": function} for function in FUNCTIONS]
+OF_RESPONSES: Any = [{"type": "function", **function} for function in FUNCTIONS]
+OF_MESSAGES: Any = [{"name": name, "input_schema": schema} for name, schema in USED.items()]
 Calls = list[tuple[str, Any]]
 
 
@@ -29,11 +33,7 @@ class ShowsTools(ByteTokenizer):
 
 
 async def chat(api: Api) -> tuple[Calls, str]:
-    tools: Any = [
-        {"type": "function", "function": {"name": name, "parameters": schema}}
-        for name, schema in USED.items()
-    ]
-    answer = await api.openai.chat.completions.create(model=NAME, messages=MESSAGES, tools=tools)
+    answer = await api.openai.chat.completions.create(model=NAME, messages=MESSAGES, tools=OF_CHATS)
     (choice,) = answer.choices
     called: Any = choice.message.tool_calls or []
     return [(one.function.name, json.loads(one.function.arguments)) for one in called], str(
@@ -42,14 +42,10 @@ async def chat(api: Api) -> tuple[Calls, str]:
 
 
 async def streamed_chat(api: Api) -> tuple[Calls, str]:
-    tools: Any = [
-        {"type": "function", "function": {"name": name, "parameters": schema}}
-        for name, schema in USED.items()
-    ]
     found: dict[int, tuple[str, str]] = {}
     finish = ""
     async for chunk in await api.openai.chat.completions.create(
-        model=NAME, messages=MESSAGES, tools=tools, stream=True
+        model=NAME, messages=MESSAGES, tools=OF_CHATS, stream=True
     ):
         for one in chunk.choices[0].delta.tool_calls or []:
             name, text = found.get(one.index, ("", ""))
@@ -60,18 +56,16 @@ async def streamed_chat(api: Api) -> tuple[Calls, str]:
 
 
 async def responses(api: Api) -> tuple[Calls, str]:
-    tools: Any = [{"type": "function", "name": name, "parameters": schema} for name, schema in USED.items()]
-    answer = await api.openai.responses.create(model=NAME, input=ASK, tools=tools)
+    answer = await api.openai.responses.create(model=NAME, input=ASK, tools=OF_RESPONSES)
     called = [item for item in answer.output if item.type == "function_call"]
     return [(one.name, json.loads(one.arguments)) for one in called], _as_chat(answer.status == "completed")
 
 
 async def streamed_responses(api: Api) -> tuple[Calls, str]:
-    tools: Any = [{"type": "function", "name": name, "parameters": schema} for name, schema in USED.items()]
     names: dict[str, str] = {}
     calls: Calls = []
     whole = False
-    async with api.openai.responses.stream(model=NAME, input=ASK, tools=tools) as stream:
+    async with api.openai.responses.stream(model=NAME, input=ASK, tools=OF_RESPONSES) as stream:
         async for event in stream:
             if event.type == "response.output_item.added" and event.item.type == "function_call":
                 names[event.item.id or ""] = event.item.name
@@ -82,18 +76,16 @@ async def streamed_responses(api: Api) -> tuple[Calls, str]:
 
 
 async def messages(api: Api) -> tuple[Calls, str]:
-    tools: Any = [{"name": name, "input_schema": schema} for name, schema in USED.items()]
     answer = await anthropic_client(api).messages.create(
-        model=NAME, max_tokens=2000, messages=MESSAGES, tools=tools
+        model=NAME, max_tokens=2000, messages=MESSAGES, tools=OF_MESSAGES
     )
     called = [block for block in answer.content if block.type == "tool_use"]
     return [(one.name, one.input) for one in called], _as_chat(answer.stop_reason == "tool_use")
 
 
 async def streamed_messages(api: Api) -> tuple[Calls, str]:
-    tools: Any = [{"name": name, "input_schema": schema} for name, schema in USED.items()]
     stream = anthropic_client(api).messages.stream(
-        model=NAME, max_tokens=2000, messages=MESSAGES, tools=tools
+        model=NAME, max_tokens=2000, messages=MESSAGES, tools=OF_MESSAGES
     )
     async with stream as events:
         answer = await events.get_final_message()
