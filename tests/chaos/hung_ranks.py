@@ -153,7 +153,7 @@ async def _under(
         await asyncio.gather(*running)
         running = [asyncio.create_task(_stream(cluster, prompts)) for _ in range(num_askers)]
         await until(lambda on=running: instance.num_used_blocks > 0 or all(task.done() for task in on))
-        num_askers *= 2  # others, which have these prompts cached, may take all of a few
+        num_askers *= 2  # others may take all of a few
     struck_at = time.monotonic()
     rank.send_signal(number)
     streams = [stream for task in running for stream in await task]
@@ -171,15 +171,21 @@ Stream = list[tuple[int, float]]
 
 
 async def _stream(cluster: LocalCluster, prompts: Sequence[tuple[int, ...]]) -> list[Stream]:
-    """Return each answer's tokens, and when they came. The first is the time of asking."""
+    """Return each answer's tokens, and when they came. The first is the time of asking. No prefix is cached from earlier calls:
+    a decode instance that has one computes the little that is left of the prompt by itself."""
+    frontend = cluster.frontend
+    salt = frontend.new_request_id()
 
     async def one(prompt: tuple[int, ...]) -> Stream:
-        frontend = cluster.frontend
         sampling = SamplingParams(
             temperature=0.0, max_tokens=LENGTH, min_tokens=LENGTH, masked_until_min=(1,)
         )
         request = Request(
-            id=frontend.new_request_id(), prompt=prompt, sampling=sampling, reply_to=frontend.address
+            id=frontend.new_request_id(),
+            prompt=prompt,
+            sampling=sampling,
+            reply_to=frontend.address,
+            salt=salt,
         )
         return [(token.token, time.monotonic()) async for token in frontend.generate(request)]
 
