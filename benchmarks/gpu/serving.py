@@ -123,14 +123,19 @@ async def in_turns(
     return got
 
 
-async def offline(shape: Shape, folder: Path) -> Row:
+def offline_load(shape: Shape) -> list[tuple[tuple[int, ...], int]]:
+    """Return (prompt, number of output tokens) of each request."""
     lengths = random.Random(0)
 
     def drawn(kind: int) -> int:
         one = lengths.lognormvariate(0, SHAREGPT_SIGMAS[kind]) * SHAREGPT_MEDIANS[kind]
         return min(LONGEST, max(4, round(one)))
 
-    work = [(prompt_of(lengths, shape, drawn(0)), drawn(1)) for _ in range(NUM_OFFLINE)]
+    return [(prompt_of(lengths, shape, drawn(0)), drawn(1)) for _ in range(NUM_OFFLINE)]
+
+
+async def offline(shape: Shape, folder: Path) -> Row:
+    work = offline_load(shape)
     async with apart.running(values_of(folder, 2 * LONGEST)) as frontend:
         await answer(frontend, work[0][0], 4)  # what is compiled when it is first needed
         started = time.perf_counter()

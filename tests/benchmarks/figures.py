@@ -204,6 +204,13 @@ FIGURES: dict[str, list[Figures]] = {
             for way in ("assumed", "learned")
         ]
     ],
+    "gpu_offline_paper.json": [
+        lambda d, _: [
+            d["rows"][0]["output_tokens_per_s"] / d["measured_tokens_per_s"],
+            max(row["output_tokens_per_s"] for row in d["rows"]),
+            d["bound"]["output_tokens_per_s"],
+        ]
+    ],
     "step_time_models.json": [
         lambda d, _: [d["modelled"]["model_mean_percent"], d["modelled"]["plane_mean_percent"]],
     ],
