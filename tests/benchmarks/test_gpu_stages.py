@@ -43,7 +43,6 @@ def test_a_stage_that_is_complete_is_not_run_again(folder: Path, capsys: pytest.
     assert run(folder, once) == 0
     assert capsys.readouterr().out.count("complete already") == 1
     assert "said" in (folder / "log.txt").read_text()
-    assert (folder / "verdicts.png").exists()
 
 
 def test_a_stage_that_is_cut_leaves_what_it_has_written(
@@ -111,10 +110,9 @@ def test_what_has_failed_within_a_stage_is_shown(folder: Path, capsys: pytest.Ca
     assert "FAILED a kernel: RuntimeError: no\n" in capsys.readouterr().out
 
 
-def test_the_stages_fit_into_nine_minutes_and_eight_files() -> None:
-    *others, tests = STAGES
-    assert sum(stage.limit_s for stage in others) + 120 <= 540 <= tests.limit_s
-    assert len(STAGES) + len(("log.txt", "verdicts.png")) <= 8
+def test_what_a_stage_takes_and_writes_may_come_back_from_a_lent_machine() -> None:
+    assert sum(stage.limit_s for stage in STAGES[:-1]) <= 600
+    assert len(STAGES) + len(("log.txt",)) <= 8
 
 
 def test_a_missed_target_is_said_and_is_no_success(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -40,14 +40,24 @@ def test_each_stage_of_make_gpu_runs(tmp_path: Path) -> None:
     (tmp_path / "bare" / "sitecustomize.py").write_text(
         f"import sys\nsys.modules |= dict.fromkeys({absent})\n"
     )
-    command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "--out", str(tmp_path)]
+    stages = [stage.name for stage in STAGES if stage.name != "on_ray"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.gpu",
+        "--smoke",
+        "--only",
+        ",".join(stages),
+        "--out",
+        str(tmp_path),
+    ]
     environment = os.environ | INTERPRETED | {"PYTHONPATH": str(tmp_path / "bare")}
     done = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=780, check=False
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     found = {path.stem: json.loads(path.read_text()) for path in tmp_path.glob("*.json")}
-    assert set(found) == {stage.name for stage in STAGES}
+    assert set(found) == set(stages)
     assert all(content["complete"] for content in found.values())
     rows = {name: content["rows"] for name, content in found.items()}
     assert not any(content["failed"] for content in found.values())
@@ -67,7 +77,25 @@ def test_each_stage_of_make_gpu_runs(tmp_path: Path) -> None:
     assert tests["passed"] > 0
     assert not tests["failed"]
     assert all(one["met"] is None for content in found.values() for one in content["verdicts"])
-    assert (tmp_path / "verdicts.png").stat().st_size > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_actors_that_share_a_card_are_rehearsed_on_ray(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "--only", "on_ray", "--out", str(tmp_path)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=os.environ | INTERPRETED,
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    verdicts = json.loads((tmp_path / "on_ray.json").read_text())["verdicts"]
+    alike = [one["measured"] for one in verdicts if "texts" in one["what"]]
+    assert alike == [1.0] * 6
 
 
 def _run_pytest(arguments: list[str], log: Path) -> None:
