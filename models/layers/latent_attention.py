@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.collectives import Collectives
 from kernels.ops import KVLayer, Ops
-from kernels.packed import LinearWeight
+from kernels.packed import LinearWeight, reordered
 from kernels.rounding import Activations, Rounding
 from models.formats.weight_source import WeightSource
 from models.layers.attention import ForwardStep
@@ -119,12 +119,14 @@ def _read_queries(
         down = _read_down(
             spec, checkpoint, prefix, ("q_a_proj", "q_a_layernorm"), mla.q_rank, more=0, ops=ops
         )
-        weight = checkpoint.take(f"{prefix}q_b_proj.weight", (spec.num_heads * dim, mla.q_rank))
+        weight = checkpoint.matrix(f"{prefix}q_b_proj.weight", (spec.num_heads * dim, mla.q_rank))
     else:
         down = None
-        weight = checkpoint.take(f"{prefix}q_proj.weight", (spec.num_heads * dim, spec.hidden_size))
+        weight = checkpoint.matrix(f"{prefix}q_proj.weight", (spec.num_heads * dim, spec.hidden_size))
     if mla.interleaved:
-        weight = weight.unflatten(0, (-1, dim))[:, halves_order(mla.nope_dim, mla.rope_dim)].flatten(0, 1)
+        heads = torch.arange(weight.shape[0]).unflatten(0, (-1, dim))
+        order = heads[:, halves_order(mla.nope_dim, mla.rope_dim)].flatten()
+        weight = reordered(weight, order, checkpoint.dtype)
     return down, ops.pack(weight, checkpoint.dtype)
 
 
@@ -140,10 +142,11 @@ def _read_down(
 ) -> _Down:
     """Read a projection down. `more` of its outputs are rotated and pass no norm."""
     projection, norm = names
-    weight = checkpoint.take(f"{prefix}{projection}.weight", (rank + more, spec.hidden_size))
+    weight = checkpoint.matrix(f"{prefix}{projection}.weight", (rank + more, spec.hidden_size))
     bias = checkpoint.take(f"{prefix}{projection}.bias", (rank + more,)) if spec.qkv_bias else None
     if more and spec.mla is not None and spec.mla.interleaved:
-        order = halves_order(rank, more)
-        weight, bias = weight[order], None if bias is None else bias[order]
+        order = torch.tensor(halves_order(rank, more))
+        weight = reordered(weight, order, checkpoint.dtype)
+        bias = None if bias is None else bias[order]
     packed = ops.pack(weight, checkpoint.dtype)
     return _Down(packed, bias, checkpoint.take(f"{prefix}{norm}.weight", (rank,), torch.float32))

@@ -10,7 +10,7 @@ import torch
 from core.errors import UnsupportedModel
 from engine.sizing.model_dims import dims_of, rules_of
 from kernels.collectives import ONE_RANK, Collectives
-from kernels.packed import EightBit, FourBit, Kind, as_float
+from kernels.packed import EightBit, FourBit, Kind, LinearWeight, Weight, as_float
 from kernels.torch.reference import reference_ops
 from models.families.table import read_spec
 from models.formats.checkpoint import Checkpoint, Shard, whole
@@ -68,6 +68,22 @@ def test_two_ranks_equal_the_whole(kind: str, tmp_path: Path) -> None:
     for got in meeting.run(rank):
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
     assert max(bytes_read) < 0.75 * load(tmp_path).bytes_read
+
+
+def test_projections_of_latent_attention_are_held_as_they_are_stored(tmp_path: Path) -> None:
+    w8a8(tmp_path, "int", "channel", "deepseek_v3", q_lora_rank=16, kv_lora_rank=16, moe_intermediate_size=48)
+    held: list[LinearWeight] = []
+
+    def pack(weight: Weight, dtype: torch.dtype) -> LinearWeight:
+        del dtype
+        held.append(weight)
+        return weight
+
+    spec, ops = read_spec(tmp_path), replace(reference_ops(), keeps=ALL, pack=pack)
+    Model(spec, ops, Checkpoint(tmp_path, torch.float32, CPU, whole, spec.quantisation, ALL), CPU)
+    head, *others = held
+    assert isinstance(head, torch.Tensor)
+    assert all(isinstance(matrix, EightBit) for matrix in others)
 
 
 def test_each_expert_is_held_as_it_is_stored(tmp_path: Path) -> None:
