@@ -141,6 +141,19 @@ class TableRows:
 
 
 @dataclass(frozen=True, slots=True)
+class ScaledRows:
+    """A `LookUp` of a matrix of eight bits with a scale for each row."""
+
+    matrix: EightBit
+    dtype: torch.dtype
+
+    def __call__(self, numbers: Tensor) -> Tensor:
+        values = self.matrix.values
+        rows = values.view(torch.uint8).index_select(0, numbers).view(values.dtype)
+        return (rows.float() * self.matrix.scales[numbers, None]).to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class Prepacked:
     """A matrix in a layout that one implementation of `Ops.linear` knows."""
 

@@ -41,7 +41,7 @@ class Model:
         """Read the model. `taps` are layers before which the state is kept for a drafting head; one behind the last layer is the
         number of layers. Raises UnsupportedModel when the checkpoint does not fit `spec`."""
         self.spec, self.ops, self.collectives, self.readout = spec, ops, collectives, readout
-        self.dtype = checkpoint.dtype
+        self.dtype, self.rounds = checkpoint.dtype, checkpoint.rounds
         self.taps, self.tapped = taps, dict[int, Tensor]()
         """What the last forward pass has kept at each of `taps`, (T, hidden_size)."""
         self.layers = range(spec.num_layers) if layers is None else layers
@@ -84,16 +84,18 @@ class Model:
         spec, names = self.spec, ("model.embed_tokens.weight", "lm_head.weight")
         table, head = names[0], names[0] if spec.tied else names[1]
         shape = (spec.vocab_size, spec.hidden_size)
-        stored = checkpoint.matrix(table, shape) if self.is_first else None
+        rounds = checkpoint.rounds
+        is_shared = spec.tied and (rounds is None or rounds.of_tables == rounds)
+        stored = checkpoint.table(table, shape) if self.is_first else None
         self._norm = read_norm(spec, checkpoint, "model.norm.weight") if self.is_last else None
         self._head = None
         if self.is_last:
-            is_here = stored is not None and spec.tied
+            is_here = stored is not None and is_shared
             if not (spec.may_lack_head and head not in checkpoint):
                 matrix = stored if is_here else checkpoint.matrix(head, shape)
                 assert matrix is not None
                 self._head = self.ops.pack(matrix, checkpoint.dtype)
-        tied = self._head if spec.tied else None
+        tied = self._head if is_shared else None
         self._rows = None if stored is None else self.ops.look_up(stored, checkpoint.dtype, tied)
         self._inputs = None
         if spec.layer_inputs is not None:

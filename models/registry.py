@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from models.causal_model import CausalModel
 from models.families.table import read_spec
 from models.formats.checkpoint import Checkpoint, Shard, whole
 from models.formats.dummy_weights import DummyWeights
+from models.formats.rounded_matrix import NEEDED, Scheme, WeightRounding, rounding_of_model
 from models.formats.shared_weights import SharedWeights
 from models.layers.attention_cases import attention_cases
 from models.lora.adapter import Adapter, read_adapters
@@ -28,6 +30,8 @@ from models.model import Model
 from models.pooling.readout import Readout, load_readout
 from models.spec.model_spec import DTYPES, Implementation, LoadFormat, ModelSpec
 
+Quantization = Literal["none", "fp8", "int8", "int4", "nvfp4"]
+"""`ModelConfig.quantization`."""
 Encode = Callable[[Sequence[Tensor], Sequence[int]], list[Tensor]]
 """`models.hf.encoder_model.EncoderModel.encode`."""
 
@@ -42,7 +46,7 @@ def choose_dtype(spec: ModelSpec, wanted: str, device: torch.device) -> str:
 
 
 def choose_weights(
-    spec: ModelSpec, wanted: str, quantization: str, device: torch.device, *, deterministic: bool
+    spec: ModelSpec, wanted: str, quantization: Quantization, device: torch.device, *, deterministic: bool
 ) -> WeightFormat:
     """Return how ranks keep matrices of a model whose `dtype` is `wanted`. With `auto` a CPU keeps those of a 16-bit checkpoint
     in 16 bits, and those of a quantised one as they are stored, and adds up in float32. Raises UnsupportedModel."""
@@ -50,20 +54,53 @@ def choose_weights(
         raise UnsupportedModel(
             f"transformers computes {spec.architecture}: engine.deterministic is for Baton's own architectures"
         )
-    if quantization in ("int8", "int4"):
-        if device.type != "cpu" or spec.quantisation is not None:
-            raise UnsupportedModel(
-                f"model.quantization is {quantization}, which CPUs do to full-precision checkpoints: leave it at none here"
-            )
-        if native() is None:
-            raise UnsupportedModel(
-                f"model.quantization is {quantization}, which needs native kernels: install a wheel of baton-serve that has "
-                "them, or a C++ compiler; the log says what is missing"
-            )
-        return "int8" if quantization == "int8" else "int4"
+    if quantization != "none":
+        return _rounded(spec, quantization, device, deterministic=deterministic)
     small = spec.dtype in ("bfloat16", "float16") or spec.quantisation is not None
     halves = wanted == "auto" and small
     return "half" if halves and device.type == "cpu" and native() is not None else "full"
+
+
+def _rounded(spec: ModelSpec, to: Scheme, device: torch.device, *, deterministic: bool) -> WeightFormat:
+    """Return how ranks keep matrices that are rounded as the model is loaded. Raises UnsupportedModel."""
+    said, on_cpu = f"model.quantization is {to}", device.type == "cpu"
+    if spec.quantisation is not None:
+        raise UnsupportedModel(
+            f"{said}, which rounds full-precision checkpoints, and this one has few bits already: leave it at none here"
+        )
+    if on_cpu and native() is None:
+        raise UnsupportedModel(
+            f"{said}, which needs native kernels: install a wheel of baton-serve that has them, or a C++ compiler; the log says "
+            "what is missing"
+        )
+    if deterministic and not on_cpu:
+        raise UnsupportedModel(
+            f"{said}, but engine.deterministic multiplies floats alone on a GPU: leave one of them out"
+        )
+    is_foreign = spec.implementation == "transformers" or spec.encodes
+    if is_foreign and not (on_cpu and to in ("int8", "int4")):
+        raise UnsupportedModel(
+            f"{said}, but transformers computes {spec.architecture}, whose layers are rounded to int8 and int4 alone, on CPUs"
+        )
+    return to
+
+
+def rounded_to(spec: ModelSpec, weights: WeightFormat, device: torch.device) -> WeightRounding | None:
+    """Return what matrices are rounded to as they are read. On CPUs those of int8 and int4 are rounded as they are packed."""
+    if weights in ("full", "half") or (device.type == "cpu" and weights in ("int8", "int4")):
+        return None
+    return rounding_of_model(spec, weights)
+
+
+def check_rounding(rounding: WeightRounding | None, ops: Ops, device: torch.device) -> None:
+    """Raise UnsupportedModel where a GPU's kernels would multiply what was rounded as floats, which saves nothing."""
+    if rounding is None or device.type == "cpu" or NEEDED[rounding.to] in ops.keeps:
+        return
+    fits = [each for each, kind in NEEDED.items() if kind in ops.keeps]
+    raise UnsupportedModel(
+        f"model.quantization is {rounding.to}, but no kernel here multiplies it: "
+        + (f"use {' or '.join(fits)}" if fits else "leave engine.kernels at auto, with triton installed")
+    )
 
 
 def choose_kv_dtype(
@@ -71,7 +108,7 @@ def choose_kv_dtype(
 ) -> str:
     """Return what keys and values of a model that computes in `dtype` are stored as: bfloat16 where rows are rounded to it, or to
     less, and its products are quicker; `dtype` elsewhere."""
-    rounds = weights != "full" and spec.dtype == "bfloat16" and not deterministic
+    rounds = weights not in ("full", "fp8") and spec.dtype == "bfloat16" and not deterministic
     is_plain = spec.mla is None and spec.kept is None and not spec.encodes
     if device.type != "cpu" or not (rounds and is_plain and attends_heads_of(spec.head_dim)):
         return dtype
@@ -184,13 +221,19 @@ def _own(
     ops = _timed(_ops_for(spec, dtype, device, shard, layers, options=options), timer)
     timer.begin("reading")
     beside = partial(AdapterWeights, adapters, shard, torch_dtype, device)
+    rounds = rounded_to(spec, options.weights, device)
+    check_rounding(rounds, ops, device)
     if options.load_format == "dummy":
-        source = DummyWeights.of(spec, ops.keeps, torch_dtype, device, shard, adapters=beside())
+        source = DummyWeights.of(
+            spec, ops.keeps, torch_dtype, device, shard, adapters=beside(), rounds=rounds
+        )
         return Model(spec, ops, source, device, layers, collectives, taps=options.taps)
     open_checkpoint = partial(Checkpoint, folder, torch_dtype, device, shard, spec.quantisation)
 
     def build(own: Ops, *, reads_matrices: bool) -> Model:
-        checkpoint = open_checkpoint(own.keeps, adapters=beside(), reads_matrices=reads_matrices)
+        checkpoint = open_checkpoint(
+            own.keeps, adapters=beside(), reads_matrices=reads_matrices, rounds=rounds
+        )
         readout = load_readout(folder, device)
         model = Model(spec, own, checkpoint, device, layers, collectives, readout=readout, taps=options.taps)
         checkpoint.close()

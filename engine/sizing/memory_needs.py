@@ -14,6 +14,8 @@ from kernels.cpu.prepacked import WeightFormat, bytes_per_number, kept, reads_ba
 from kernels.packed import SCALE_BLOCK
 from kernels.packing import NVFP4_GROUP
 from models.formats.quantised import MXFP4_GROUP
+from models.formats.rounded_matrix import WeightRounding
+from models.registry import rounded_to
 from models.spec.model_spec import ModelSpec
 from models.spec.quantisation import Quantisation
 from models.spec.recurrent_spec import RecurrentSpec
@@ -68,7 +70,7 @@ def stored_as(
     wide, how = DTYPE_BYTES[dtype], spec.quantisation
     if device.type == "cpu":
         head = matrix = bytes_per_number(weights, getattr(torch, dtype))
-        expert, native = float(wide), _is_native(spec)
+        expert, native = matrix if weights == "nvfp4" else float(wide), _is_native(spec)
         if how is not None and weights == "half":
             matrix, expert = (
                 max(each) for each in zip(*(_on_cpu(way, wide) for way in how.ways), strict=True)
@@ -86,17 +88,36 @@ def stored_as(
             attends_natively=native,
             samples_natively=bool(instruction_sets()),
         )
+    if (rounding := rounded_to(spec, weights, device)) is not None:
+        return _rounded_on_gpu(spec, rounding, wide)
     matrix = wide if how is None or deterministic else max(_on_gpu(way, wide) for way in how.ways)
     is_mxfp4 = spec.moe is not None and spec.moe.mxfp4 and not deterministic
     expert = _MXFP4_BYTES if is_mxfp4 else matrix
     return Stored(matrix=matrix, head=wide, expert=expert, embedding=wide, other=wide, on_cpu=False)
 
 
+def _rounded_on_gpu(spec: ModelSpec, rounding: WeightRounding, wide: int) -> Stored:
+    """Return how a GPU keeps matrices that are rounded as they are read."""
+    takes = rounding.takes((spec.hidden_size, spec.hidden_size))
+    matrix = _on_gpu(rounding.how, wide) if takes else wide
+    return Stored(
+        matrix=matrix,
+        head=matrix,
+        expert=_MXFP4_BYTES if spec.moe is not None and spec.moe.mxfp4 else matrix,
+        embedding=_on_gpu(rounding.of_tables.how, wide),
+        other=wide,
+        on_cpu=False,
+        shares_head=rounding.of_tables == rounding,
+    )
+
+
 def _embedding_bytes(spec: ModelSpec, weights: WeightFormat, wide: int) -> int:
     """Return the bytes of each number of an embedding that is no head: the 16 bits that a checkpoint has it in stay, and what is
     made of fewer bits has 8. A GGUF file's is made floats."""
-    if weights in ("int8", "int4"):
+    if weights in ("int8", "int4", "nvfp4"):
         return 1
+    if weights == "fp8":
+        return wide
     is_half = spec.dtype in ("bfloat16", "float16") and "half" in kept(weights)
     return 2 if is_half and not _is_gguf(spec) else wide
 

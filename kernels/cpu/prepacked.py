@@ -21,12 +21,15 @@ from kernels.cpu.sampling import with_native_sampling
 from kernels.cpu.stored import KEPT, stored_experts, stored_panels
 from kernels.ops import ExpertWeights, FeedForward, GatedBlock, Ops
 from kernels.packed import Kind, LinearWeight, LookUp, Prepacked, Weight, as_float
+from kernels.packing import NVFP4_GROUP
 from kernels.rounding import Activations, as_floats
 from kernels.torch import reference
 
-WeightFormat = Literal["full", "half", "int8", "int4"]
+WeightFormat = Literal["full", "half", "int8", "int4", "fp8", "nvfp4"]
 """`full` is what the model computes in; `half` has 16 bits, but what a checkpoint stores in fewer stays as it is. All but `full`
-need native kernels."""
+need native kernels. Of `fp8` and `nvfp4` matrices come rounded, and are kept as a checkpoint's are. GPUs' kernels keep what
+they are given: there all but `full` come rounded."""
+_AS_STORED: Final = ("half", "fp8", "nvfp4")
 INT4_GROUP: Final = 256
 """Inputs that share a scale of 16 bits; each 32 of them have a step of 8."""
 _LEAST_PACKED: Final = 1 << 18
@@ -55,7 +58,7 @@ def kept(weights: WeightFormat) -> frozenset[Kind]:
     """`Ops.keeps`. Numbers of 16 bits become floats where they are packed, one matrix at a time."""
     if native() is None:
         return frozenset()
-    return KEPT if weights == "half" else frozenset(("half",))
+    return KEPT if weights in _AS_STORED else frozenset(("half",))
 
 
 def linear(x: Activations, weight: LinearWeight, bias: Tensor | None) -> Tensor:
@@ -92,16 +95,16 @@ def pack(
 ) -> LinearWeight:
     """`Ops.pack`. A matrix that 16 bits cannot hold stays as wide as it is. `of_bfloat16`: the instruction set that multiplies
     with matrices of bfloat16; None: one that rounds no row to it."""
-    if weights == "half" and (stored := stored_panels(weight)) is not None:
+    if weights in _AS_STORED and (stored := stored_panels(weight)) is not None:
         return in_panels(stored)
-    if weights == "half" and isinstance(weight, Tensor) and weight.dtype in NARROW:
+    if weights in _AS_STORED and isinstance(weight, Tensor) and weight.dtype in NARROW:
         return _narrow(weight, NARROW[weight.dtype], of_bfloat16)
     match weights:
         case "int8":
             return in_panels(packed(_to_round(weight, dtype), Layout.INT8))
         case "int4":
             return in_panels(packed(_to_round(weight, dtype), Layout.STEPS4, INT4_GROUP))
-        case "half":
+        case "half" | "fp8" | "nvfp4":
             matrix = as_float(weight, dtype)
             return _narrow(matrix, _narrowest(matrix), of_bfloat16)
         case "full":
@@ -125,13 +128,15 @@ def look_up(weights: WeightFormat, weight: Weight, dtype: torch.dtype, head: Lin
         return head.rows
     if weights in ("int8", "int4"):
         return packed(_to_round(weight, dtype), Layout.INT8).rows
+    if weights in _AS_STORED and (stored := stored_panels(weight)) is not None and stored.has_rows:
+        return stored.rows
     return reference.look_up(weight, dtype, head)
 
 
 def reads_back(weights: WeightFormat, dtype: torch.dtype) -> bool:
     """Return whether what `pack` makes of a large matrix of floats has rows that `look_up` reads."""
     in_blocks = weights == "full" and dtype == torch.bfloat16 and has_amx()
-    return native() is not None and weights != "int4" and not in_blocks
+    return native() is not None and weights not in ("int4", "nvfp4") and not in_blocks
 
 
 def in_panels(panels: Panels) -> Prepacked:
@@ -152,6 +157,10 @@ def bytes_per_number(weights: WeightFormat, dtype: torch.dtype) -> float:
             return 0.5 + 1 / 32 + 2 / INT4_GROUP
         case "half":
             return 2
+        case "fp8":
+            return dtype.itemsize
+        case "nvfp4":
+            return 1 + 4 / NVFP4_GROUP
         case "full":
             is_kept = native() is not None or (dtype == torch.bfloat16 and has_bfloat16())
             return dtype.itemsize if is_kept else 4

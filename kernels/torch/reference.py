@@ -20,7 +20,7 @@ from kernels.ops import (
     KVLayer,
     Ops,
 )
-from kernels.packed import LinearWeight, LookUp, Prepacked, TableRows, Weight, as_float
+from kernels.packed import EightBit, LinearWeight, LookUp, Prepacked, ScaledRows, TableRows, Weight, as_float
 from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
 from kernels.torch.experts import experts, route
 from kernels.torch.gated_delta import gated_delta
@@ -123,8 +123,10 @@ def as_stored(weight: Weight, dtype: torch.dtype) -> LinearWeight:
 
 def look_up(weight: Weight, dtype: torch.dtype, head: LinearWeight | None) -> LookUp:
     """`Ops.look_up`: in the 16 bits that the embedding is stored in, where it is, since float32 has each such number; and copied,
-    so that it holds no file."""
+    so that it holds no file. One of 8 bits stays as it is where each row has a scale."""
     del head
+    if isinstance(weight, EightBit) and not weight.by_blocks:
+        return ScaledRows(weight, dtype)
     if isinstance(weight, Tensor) and weight.dtype in _HALVES and dtype == torch.float32:
         return TableRows(weight.clone())
     return TableRows(as_float(weight, dtype))

@@ -79,8 +79,10 @@ def load_mtp(
     assert isinstance(target, Model), "transformers' models have none"
     spec, dtype = target.spec, target.dtype
     if load_format == "dummy":
-        return MtpHead(target, DummyWeights.of(spec, target.ops.keeps, dtype, device, shard), device)
-    checkpoint = Checkpoint(folder, dtype, device, shard, spec.quantisation, target.ops.keeps)
+        dummies = DummyWeights.of(spec, target.ops.keeps, dtype, device, shard, rounds=target.rounds)
+        return MtpHead(target, dummies, device)
+    keeps, rounds = target.ops.keeps, target.rounds
+    checkpoint = Checkpoint(folder, dtype, device, shard, spec.quantisation, keeps, rounds=rounds)
     head = MtpHead(target, checkpoint, device)
     checkpoint.close()
     return head

@@ -13,8 +13,10 @@ from torch import Tensor
 from core.errors import UnsupportedModel
 from kernels.packed import Kind, Unread, Weight, on_device, tensors_of
 from models.formats.gguf_file import BLOCK, BLOCKS, GgufTensor
+from models.formats.matrix_rounder import MatrixRounder
 from models.formats.matrix_ways import find_matrix, parts_of
 from models.formats.packed import divided
+from models.formats.rounded_matrix import WeightRounding
 from models.formats.stored_matrix import Cut, StoredMatrix, require_shape
 from models.formats.tensor_files import TensorFiles
 from models.lora.low_rank import AdapterWeights, no_adapters
@@ -64,13 +66,15 @@ class Checkpoint:
         *,
         adapters: AdapterWeights | None = None,
         reads_matrices: bool = True,
+        rounds: WeightRounding | None = None,
     ) -> None:
         """`keeps` says what `matrix` leaves as it is stored (`Ops.keeps`). Without `reads_matrices` it returns
-        `Unread` ones, but for those of experts: whoever packs them has them already."""
+        `Unread` ones, but for those of experts: whoever packs them has them already. `rounds`: see `WeightSource`."""
         self.adapters = no_adapters() if adapters is None else adapters
         self._folder, self.dtype, self.device, self._shard = folder, dtype, device, shard
         self._quantisation, self.keeps, self._reads_matrices = quantisation, keeps, reads_matrices
         self._tensors = TensorFiles(folder, decoders=True)
+        self.rounds, self._rounder = rounds, MatrixRounder(self._tensors, dtype, device, keeps)
         self._unused = set(self._tensors)
         self._num_floats = 0
         """Matrices that are stored in fewer bits."""
@@ -100,11 +104,36 @@ class Checkpoint:
         return self._tensors.read(name, cut).to(self.device, wanted)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
-        """Return the part as `take` does, but as it is stored where that is among `keeps`."""
+        """Return the part as `take` does, but as it is stored where that is among `keeps`, or rounded."""
         if not self._reads_matrices and not _OF_EXPERT.search(name):
             return self._unread(name, shape)
-        packed = self._packed(name, shape)
+        return self._matrix(name, shape, self.rounds)
+
+    def table(self, name: str, shape: tuple[int, int]) -> Weight:
+        if not self._reads_matrices:
+            return self._unread(name, shape)
+        return self._matrix(name, shape, None if self.rounds is None else self.rounds.of_tables)
+
+    def each_expert(
+        self, name: str, shape: tuple[int, int, int], *, transposed: bool = False
+    ) -> list[Weight] | None:
+        if self.rounds is None:
+            return None
+        self._stored(name, shape)
+        cut = self._shard(name, shape)
+        found = self._rounder.experts(self.rounds, name, shape, cut, transposed=transposed)
+        self._unused -= {name} if found else set[str]()
+        return found
+
+    def _matrix(self, name: str, shape: tuple[int, int], to: WeightRounding | None) -> Weight:
+        packed = self._packed(name, shape) if to is None else self._rounded(name, shape, to)
         return self.take(name, shape, self._half(name)) if packed is None else on_device(packed, self.device)
+
+    def _rounded(self, name: str, shape: tuple[int, int], to: WeightRounding) -> Weight | None:
+        self._stored(name, shape)
+        found = self._rounder.part(to, name, shape, self._shard(name, shape))
+        self._unused -= set[str]() if found is None else {name}
+        return found
 
     def _unread(self, name: str, shape: tuple[int, int]) -> Unread:
         self.ignore(name)

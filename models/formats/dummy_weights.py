@@ -5,8 +5,9 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from kernels.packed import Kind
+from kernels.packed import Kind, Weight, on_device
 from models.formats.checkpoint import Shard, held_rows, whole
+from models.formats.rounded_matrix import WeightRounding, round_part
 from models.lora.low_rank import AdapterWeights, no_adapters
 from models.spec.model_spec import ModelSpec
 
@@ -25,8 +26,12 @@ class DummyWeights:
         matrices: torch.dtype | None = None,
         *,
         adapters: AdapterWeights | None = None,
+        rounds: WeightRounding | None = None,
+        kept: frozenset[Kind] = frozenset(),
     ) -> None:
-        """`matrices`: what they would be stored in and are kept in; None: `dtype`."""
+        """`matrices`: what they would be stored in and are kept in; None: `dtype`. `rounds`: what they are rounded to, as
+        `kept` says."""
+        self.rounds, self._kept = rounds, kept
         self.adapters = no_adapters() if adapters is None else adapters
         self.dtype, self.device, self._shard, self._matrices = dtype, device, shard, matrices
 
@@ -40,10 +45,12 @@ class DummyWeights:
         shard: Shard = whole,
         *,
         adapters: AdapterWeights | None = None,
+        rounds: WeightRounding | None = None,
     ) -> "DummyWeights":
         """With matrices in the bits in which those of a checkpoint would stay. `kept` is `Ops.keeps`."""
         halves = "half" in kept and spec.dtype in ("bfloat16", "float16")
-        return cls(dtype, device, shard, getattr(torch, spec.dtype) if halves else None, adapters=adapters)
+        stored = getattr(torch, spec.dtype) if halves else None
+        return cls(dtype, device, shard, stored, adapters=adapters, rounds=rounds, kept=kept)
 
     def __contains__(self, name: str) -> bool:
         return False
@@ -58,8 +65,28 @@ class DummyWeights:
         bound = (3 / shape[-1]) ** 0.5
         return out.uniform_(-bound, bound, generator=generator)
 
-    def matrix(self, name: str, shape: tuple[int, int]) -> Tensor:
-        return self.take(name, shape, self._matrices)
+    def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
+        return self._rounded(self.rounds, name, self.take(name, shape, self._matrices))
+
+    def table(self, name: str, shape: tuple[int, int]) -> Weight:
+        to = None if self.rounds is None else self.rounds.of_tables
+        return self._rounded(to, name, self.take(name, shape, self._matrices))
+
+    def each_expert(
+        self, name: str, shape: tuple[int, int, int], *, transposed: bool = False
+    ) -> list[Weight] | None:
+        if self.rounds is None:
+            return None
+        held = self.take(name, shape, self._matrices)
+        each = (held.mT if transposed else held).contiguous()
+        return [self._rounded(self.rounds, name, matrix) for matrix in each]
+
+    def _rounded(self, to: WeightRounding | None, name: str, part: Tensor) -> Weight:
+        """Round this rank's part alone: its numbers mean nothing."""
+        if to is None or not to.takes(part.shape):
+            return part
+        made = round_part(to, name, part, [slice(0, part.shape[1])], self._kept)
+        return made.to(self.device, self.dtype) if isinstance(made, Tensor) else on_device(made, self.device)
 
     def held(self, name: str, count: int) -> list[int]:
         return held_rows(self._shard, name, count)

@@ -5,18 +5,20 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from core.errors import ConfigError
 from kernels.cpu.pages import give_back_freed
+from models.files.cuts import part_at
 from models.files.gguf_folder import WEIGHTS
 from models.files.tensor_names import decoders_name
 from models.formats.gguf_file import GgufFile
 from models.formats.stored_matrix import Cut
 from models.spec.model_spec import read_json
 
+_DTYPE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
+"""Of all others one number takes a byte."""
 MOST_MAPPED_BYTES, _LEAST_MAPPED_BYTES, _MOST_TIMES = 64 << 20, 8 << 20, 128
 """Files are mapped anew once a 128th of their bytes was read, but never after less than the second or more than the first of
 these sizes."""
@@ -60,12 +62,20 @@ class TensorFiles:
     def shape_of(self, name: str) -> tuple[int, ...]:
         return tuple(self.piece(name).get_shape())
 
+    def stored_name(self, name: str) -> str:
+        """Return what the tensor is called in its file."""
+        return self._where[name][1]
+
+    def bytes_of(self, name: str) -> int:
+        """Return a tensor's bytes, by its header."""
+        return prod(self.shape_of(name)) * _DTYPE_BYTES.get(self.piece(name).get_dtype(), 1)
+
     def note(self, name: str) -> str | None:
         return self._notes.get(name)
 
     def read(self, name: str, cut: Cut | None = None) -> Tensor:
         path, stored = self._where[name]
-        tensor = _read(self.piece(name), cut) if cut else self._files[path].get_tensor(stored)
+        tensor = part_at(self.piece(name), cut) if cut else self._files[path].get_tensor(stored)
         self.count(name, tensor.nbytes)
         return tensor
 
@@ -89,14 +99,6 @@ class TensorFiles:
         self._files.clear()
         self._where.clear()
         give_back_freed()
-
-
-def _read(stored: Any, cut: Cut, chosen: tuple[slice, ...] = ()) -> Tensor:
-    """Read a part. `stored` is safetensors' slice: indexing it reads just those bytes."""
-    if len(chosen) == len(cut):
-        return stored[chosen]
-    parts = [_read(stored, cut, (*chosen, run)) for run in cut[len(chosen)]]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, len(chosen))
 
 
 def read_tensors(folder: Path, names: Sequence[str]) -> dict[str, Tensor]:

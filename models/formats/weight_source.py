@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.packed import Kind, Weight
+from models.formats.rounded_matrix import WeightRounding
 from models.lora.low_rank import AdapterWeights
 
 
@@ -18,6 +19,8 @@ class WeightSource(Protocol):
     """Where tensors are put."""
     keeps: frozenset[Kind]
     """What `matrix` leaves as it is stored."""
+    rounds: WeightRounding | None
+    """What matrices of floats are rounded to as they are read."""
     adapters: AdapterWeights
     """What lies beside its matrices."""
 
@@ -32,6 +35,17 @@ class WeightSource(Protocol):
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         """As `take`, but as it is stored, where that is among `keeps`."""
+        ...
+
+    def table(self, name: str, shape: tuple[int, int]) -> Weight:
+        """As `matrix`, of an embedding, which has eight bits where matrices are rounded to four."""
+        ...
+
+    def each_expert(
+        self, name: str, shape: tuple[int, int, int], *, transposed: bool = False
+    ) -> list[Weight] | None:
+        """Return what this rank holds of a tensor of all experts' matrices, (experts, outputs, inputs) or `transposed` ones,
+        rounded. None where they are not."""
         ...
 
     def held(self, name: str, count: int) -> list[int]:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kernels.ops import ExpertWeights
-from kernels.packed import Weight, joined, stacked
+from kernels.packed import Weight, joined, reordered, stacked
 from kernels.packing import from_mxfp4 as packed_mxfp4
 from models.formats.quantised import MXFP4_GROUP, from_mxfp4, in_bytes
 from models.formats.weight_source import WeightSource
@@ -35,19 +35,34 @@ def read_experts(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: in
 
 def _stacked(checkpoint: WeightSource, gate_up: str, down: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
     """Read experts that are in two tensors of these names."""
-    inner = moe.intermediate_size
+    num, inner = moe.num_experts, moe.intermediate_size
     return ExpertWeights(
-        checkpoint.take(gate_up, (moe.num_experts, 2 * inner, hidden)),
-        checkpoint.take(down, (moe.num_experts, hidden, inner)),
+        _of_all(checkpoint, gate_up, (num, 2 * inner, hidden)),
+        _of_all(checkpoint, down, (num, hidden, inner)),
     )
 
 
 def _transposed(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
     """Read experts as Llama 4's and Qwen3-VL's checkpoints have them."""
     num, inner = moe.num_experts, moe.intermediate_size
-    gate_up = checkpoint.take(f"{prefix}.gate_up_proj", (num, hidden, 2 * inner))
-    down = checkpoint.take(f"{prefix}.down_proj", (num, inner, hidden))
-    return ExpertWeights(gate_up.mT.contiguous(), down.mT.contiguous())
+    gate_up = _of_all(checkpoint, f"{prefix}.gate_up_proj", (num, hidden, 2 * inner), transposed=True)
+    down = _of_all(checkpoint, f"{prefix}.down_proj", (num, inner, hidden), transposed=True)
+    return ExpertWeights(gate_up, down)
+
+
+def _of_all(
+    checkpoint: WeightSource, name: str, shape: tuple[int, int, int], *, transposed: bool = False, gates_first: bool = False
+) -> Weight:  # fmt: skip
+    """Read one tensor of all experts' matrices, in which gates and ups alternate where they are to be put `gates_first`."""
+    each = checkpoint.each_expert(name, shape, transposed=transposed)
+    if each is None:
+        held = checkpoint.take(name, shape)
+        held = held.mT if transposed else held
+        return _gates_first(held) if gates_first else held.contiguous()
+    if gates_first:
+        order = torch.arange(each[0].shape[0]).unflatten(0, (-1, 2)).T.flatten() if each else None
+        each = [matrix if order is None else reordered(matrix, order, checkpoint.dtype) for matrix in each]
+    return stacked(each, checkpoint.dtype)
 
 
 def _separate(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
@@ -78,8 +93,9 @@ def _by_turns(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) 
         gate_up = _mxfp4(checkpoint, f"{prefix}.gate_up_proj", (num, 2 * inner, hidden), _gates_first)
         down = _mxfp4(checkpoint, f"{prefix}.down_proj", (num, hidden, inner), lambda rows: rows)
     else:
-        gate_up = _gates_first(checkpoint.take(f"{prefix}.gate_up_proj", (num, hidden, 2 * inner)).mT)
-        down = checkpoint.take(f"{prefix}.down_proj", (num, inner, hidden)).mT.contiguous()
+        up_shape, down_shape = (num, hidden, 2 * inner), (num, inner, hidden)
+        gate_up = _of_all(checkpoint, f"{prefix}.gate_up_proj", up_shape, transposed=True, gates_first=True)
+        down = _of_all(checkpoint, f"{prefix}.down_proj", down_shape, transposed=True)
     bias = checkpoint.take(f"{prefix}.gate_up_proj_bias", (num, 2 * inner))
     return ExpertWeights(gate_up, down, _gates_first(bias))
 

@@ -28,7 +28,7 @@ class LayerInputs:
         self._ops, self._collectives, self._dtype = ops, collectives, checkpoint.dtype
         self._shape, self._eps = (spec.num_layers, inputs.size), spec.norm_eps
         width, hidden = spec.num_layers * inputs.size, spec.hidden_size
-        table = checkpoint.matrix("model.embed_tokens_per_layer.weight", (inputs.vocab_size, width))
+        table = checkpoint.table("model.embed_tokens_per_layer.weight", (inputs.vocab_size, width))
         self._rows = ops.look_up(table, checkpoint.dtype, None)
         projection = checkpoint.matrix("model.per_layer_model_projection.weight", (width, hidden))
         self._projection = ops.pack(projection, checkpoint.dtype)

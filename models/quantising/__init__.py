@@ -1,0 +1,1 @@
+"""Checkpoints written anew with their matrices in fewer bits."""
