@@ -19,6 +19,7 @@ MODULES: Final = {
     "bench": "bench",
     "simulate": "simulate",
     "profile": "profile",
+    "quantize": "quantize",
     "plan": "plan",
     "replay": "replay",
     "doctor": "doctor",

@@ -18,6 +18,7 @@ COMMANDS = [
     "bench",
     "simulate",
     "profile",
+    "quantize",
     "plan",
     "replay",
     "doctor",
