@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,12 @@ from safetensors.torch import load_file, save_file
 
 from core.errors import UnsupportedModel
 from kernels.ops import AttentionMeta
+from kernels.packed import EightBit, Kind, LinearWeight, Weight
+from kernels.torch.reference import reference_ops
 from models.drafting.mtp import MtpHead, check_mtp, load_mtp
 from models.families.table import read_spec
+from models.formats.checkpoint import Checkpoint
+from models.formats.rounded_matrix import WeightRounding
 from models.model import Model
 from models.registry import load_model
 from tests.models.checkpoints import BLOCK, CPU, FAMILIES, VOCAB, make
@@ -107,3 +112,21 @@ def test_a_tensor_of_the_layer_that_nobody_reads_is_an_error(family: str, name: 
     model = load_model(tmp_path, "float32", CPU)
     with pytest.raises(UnsupportedModel, match=f"no rule .* '{re.escape(odd)}'"):
         load_mtp(tmp_path, model, CPU)
+
+
+def test_the_layer_is_rounded_as_its_model_is(tmp_path: Path) -> None:
+    make_mtp(tmp_path, "qwen3_next")
+    spec, keeps, packed = read_spec(tmp_path), frozenset[Kind](("int8",)), list[LinearWeight]()
+
+    def pack(weight: Weight, dtype: torch.dtype) -> LinearWeight:
+        del dtype
+        packed.append(weight)
+        return weight
+
+    ops = replace(reference_ops(), keeps=keeps, pack=pack)
+    rounding = WeightRounding("int8")
+    checkpoint = Checkpoint(tmp_path, torch.float32, CPU, keeps=keeps, rounds=rounding)
+    target = Model(spec, ops, checkpoint, CPU)
+    packed.clear()
+    load_mtp(tmp_path, target, CPU)
+    assert any(isinstance(matrix, EightBit) for matrix in packed)
