@@ -21,7 +21,13 @@ from models.causal_model import CausalModel
 from models.families.table import read_spec
 from models.formats.checkpoint import Checkpoint, Shard, whole
 from models.formats.dummy_weights import DummyWeights
-from models.formats.rounded_matrix import NEEDED, Scheme, WeightRounding, rounding_of_model
+from models.formats.rounded_matrix import (
+    NEEDED,
+    Scheme,
+    WeightRounding,
+    rounding_of_experts,
+    rounding_of_model,
+)
 from models.formats.shared_weights import SharedWeights
 from models.layers.attention_cases import attention_cases
 from models.lora.adapter import Adapter, read_adapters
@@ -86,9 +92,12 @@ def _rounded(spec: ModelSpec, to: Scheme, device: torch.device, *, deterministic
 
 
 def rounded_to(spec: ModelSpec, weights: WeightFormat, device: torch.device) -> WeightRounding | None:
-    """Return what matrices are rounded to as they are read. On CPUs those of int8 and int4 are rounded as they are packed."""
-    if weights in ("full", "half") or (device.type == "cpu" and weights in ("int8", "int4")):
+    """Return what matrices are rounded to as they are read. On CPUs those of int8 and int4 are rounded as they are packed, but
+    for experts'."""
+    if weights in ("full", "half"):
         return None
+    if device.type == "cpu" and weights in ("int8", "int4"):
+        return None if spec.moe is None else rounding_of_experts(weights)
     return rounding_of_model(spec, weights)
 
 

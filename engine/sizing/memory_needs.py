@@ -70,7 +70,7 @@ def stored_as(
     wide, how = DTYPE_BYTES[dtype], spec.quantisation
     if device.type == "cpu":
         head = matrix = bytes_per_number(weights, getattr(torch, dtype))
-        expert, native = matrix if weights == "nvfp4" else float(wide), _is_native(spec)
+        expert, native = _floats_experts(spec, weights, device, wide), _is_native(spec)
         if how is not None and weights == "half":
             matrix, expert = (
                 max(each) for each in zip(*(_on_cpu(way, wide) for way in how.ways), strict=True)
@@ -94,6 +94,12 @@ def stored_as(
     is_mxfp4 = spec.moe is not None and spec.moe.mxfp4 and not deterministic
     expert = _MXFP4_BYTES if is_mxfp4 else matrix
     return Stored(matrix=matrix, head=wide, expert=expert, embedding=wide, other=wide, on_cpu=False)
+
+
+def _floats_experts(spec: ModelSpec, weights: WeightFormat, device: torch.device, wide: int) -> float:
+    """Return the bytes of each number of a full-precision checkpoint's experts on a CPU."""
+    rounding = rounded_to(spec, weights, device)
+    return wide if rounding is None else _on_cpu(rounding.how, wide)[1]
 
 
 def _rounded_on_gpu(spec: ModelSpec, rounding: WeightRounding, wide: int) -> Stored:

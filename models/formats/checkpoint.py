@@ -3,7 +3,6 @@
 A tensor that no model asks for, or that is missing, is an error that names it."""
 
 import logging
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from models.formats.gguf_file import BLOCK, BLOCKS, GgufTensor
 from models.formats.matrix_rounder import MatrixRounder
 from models.formats.matrix_ways import find_matrix, parts_of
 from models.formats.packed import divided
-from models.formats.rounded_matrix import WeightRounding
+from models.formats.rounded_matrix import OF_EXPERT, WeightRounding
 from models.formats.stored_matrix import Cut, StoredMatrix, require_shape
 from models.formats.tensor_files import TensorFiles
 from models.lora.low_rank import AdapterWeights, no_adapters
@@ -24,7 +23,6 @@ from models.spec.quantisation import Quantisation
 
 Shard = Callable[[str, tuple[int, ...]], Cut]
 """(name in the checkpoint, full shape) -> what this rank holds of it."""
-_OF_EXPERT = re.compile(r"\bexperts\.\d+\.")
 _log = logging.getLogger(__name__)
 _STORED = {
     torch.float32: ("F32", "F16", "BF16", "F64"),
@@ -74,7 +72,8 @@ class Checkpoint:
         self._folder, self.dtype, self.device, self._shard = folder, dtype, device, shard
         self._quantisation, self.keeps, self._reads_matrices = quantisation, keeps, reads_matrices
         self._tensors = TensorFiles(folder, decoders=True)
-        self.rounds, self._rounder = rounds, MatrixRounder(self._tensors, dtype, device, keeps)
+        made = keeps if rounds is None else rounds.kept(keeps)
+        self.rounds, self._rounder = rounds, MatrixRounder(self._tensors, dtype, device, made)
         self._unused = set(self._tensors)
         self._num_floats = 0
         """Matrices that are stored in fewer bits."""
@@ -105,7 +104,7 @@ class Checkpoint:
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
         """Return the part as `take` does, but as it is stored where that is among `keeps`, or rounded."""
-        if not self._reads_matrices and not _OF_EXPERT.search(name):
+        if not self._reads_matrices and not OF_EXPERT.search(name):
             return self._unread(name, shape)
         return self._matrix(name, shape, self.rounds)
 
@@ -126,7 +125,8 @@ class Checkpoint:
         return found
 
     def _matrix(self, name: str, shape: tuple[int, int], to: WeightRounding | None) -> Weight:
-        packed = self._packed(name, shape) if to is None else self._rounded(name, shape, to)
+        own = None if to is None else to.of_matrix(name)
+        packed = self._packed(name, shape) if own is None else self._rounded(name, shape, own)
         return self.take(name, shape, self._half(name)) if packed is None else on_device(packed, self.device)
 
     def _rounded(self, name: str, shape: tuple[int, int], to: WeightRounding) -> Weight | None:

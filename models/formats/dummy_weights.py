@@ -31,7 +31,7 @@ class DummyWeights:
     ) -> None:
         """`matrices`: what they would be stored in and are kept in; None: `dtype`. `rounds`: what they are rounded to, as
         `kept` says."""
-        self.rounds, self._kept = rounds, kept
+        self.rounds, self._kept = rounds, kept if rounds is None else rounds.kept(kept)
         self.adapters = no_adapters() if adapters is None else adapters
         self.dtype, self.device, self._shard, self._matrices = dtype, device, shard, matrices
 
@@ -66,10 +66,11 @@ class DummyWeights:
         return out.uniform_(-bound, bound, generator=generator)
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
-        return self._rounded(self.rounds, name, self.take(name, shape, self._matrices))
+        to = None if self.rounds is None else self.rounds.of_matrix(name)
+        return self._rounded(to, name, self.take(name, shape, self._matrices))
 
     def table(self, name: str, shape: tuple[int, int]) -> Weight:
-        to = None if self.rounds is None else self.rounds.of_tables
+        to = None if self.rounds is None else self.rounds.of_tables.of_matrix(name)
         return self._rounded(to, name, self.take(name, shape, self._matrices))
 
     def each_expert(

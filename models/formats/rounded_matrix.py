@@ -4,6 +4,7 @@ Each number becomes the nearest one of its format, and each row, or group of a r
 asks for. Scales have the dtype of the floats, since that is what other engines make of them. NVFP4 is NVIDIA's
 ("Introducing NVFP4 for Efficient and Accurate Low-Precision Inference", 2025)."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
@@ -31,6 +32,8 @@ _NAMES: Final = {
     torch.float8_e4m3fn: "F8_E4M3", torch.int8: "I8", torch.uint8: "U8", torch.int32: "I32", torch.int64: "I64",
     **{dtype: name for name, dtype in FLOATS.items()},
 }  # fmt: skip
+OF_EXPERT: Final = re.compile(r"\bexperts\.\d+\.")
+"""In the name of a tensor of one expert."""
 _GROUPS: Final = (128, 64, 32)
 """Inputs that may share a scale of int4."""
 _ALIGNED: Final = 16
@@ -50,6 +53,8 @@ class WeightRounding:
     to: Scheme
     group: int = _GROUPS[0]
     """Inputs that share a scale of int4."""
+    experts_only: bool = False
+    """Whether all matrices but experts' are rounded later, as they are packed."""
 
     @property
     def how(self) -> Quantisation:
@@ -67,12 +72,26 @@ class WeightRounding:
     @property
     def of_tables(self) -> "WeightRounding":
         """Return what an embedding is rounded to: four bits are too few, and it has eight then."""
-        return replace(self, to="int8") if self.to in ("int4", "nvfp4") else self
+        is_same = self.experts_only or self.to in ("fp8", "int8")
+        return self if is_same else replace(self, to="int8")
+
+    def kept(self, keeps: frozenset[Kind]) -> frozenset[Kind]:
+        """Return what stays as it was rounded, where operations keep `keeps` as it is stored."""
+        return keeps | frozenset((NEEDED[self.to],)) if self.experts_only else keeps
+
+    def of_matrix(self, name: str) -> "WeightRounding | None":
+        """Return what the matrix of that name is rounded to."""
+        return None if self.experts_only and not OF_EXPERT.search(name) else self
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Return whether a tensor is a matrix of a size that the format has."""
         aligned = len(shape) == 2 and all(size % _ALIGNED == 0 for size in shape)
         return aligned and (self.to != "int4" or shape[1] % self.group == 0)
+
+
+def rounding_of_experts(to: Scheme) -> WeightRounding:
+    """Return it for experts alone, with groups so small that hardly any tp cuts one."""
+    return WeightRounding(to, _GROUPS[-1], experts_only=True)
 
 
 def rounding_of_model(spec: ModelSpec, to: Scheme) -> WeightRounding:

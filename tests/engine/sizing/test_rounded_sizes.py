@@ -11,10 +11,11 @@ import torch
 
 from core.config.cluster_config import EngineConfig, ModelConfig
 from core.errors import UnsupportedModel
-from engine.sizing.memory_needs import needs_of, stored_as
+from engine.sizing.memory_needs import Stored, needs_of, stored_as
 from engine.sizing.pool_size import size_pool
 from kernels.cpu.library import native
-from kernels.packed import Kind
+from kernels.cpu.prepacked import WeightFormat
+from kernels.packed import Kind, PrepackedExperts
 from kernels.torch.reference import reference_ops
 from models.families.table import read_spec
 from models.formats.checkpoint import Checkpoint, whole
@@ -68,6 +69,32 @@ def held_bytes() -> int:
     gc.collect()
     tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
     return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
+
+
+@pytest.mark.skipif(native() is None, reason="there are no native kernels here")
+@pytest.mark.parametrize("family", ["qwen3_moe", "granite_moe"])
+@pytest.mark.parametrize(("to", "most"), [("int8", 0.3), ("int4", 0.2), ("nvfp4", 0.4)])
+def test_a_cpu_keeps_experts_in_few_bits_too(to: Scheme, most: float, family: str, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, family, moe_intermediate_size=256)
+    (kept, counted), (plain, _) = (held_and_counted(folder, weights) for weights in (to, "half"))
+    experts = [each for held in kept.experts.values() for each in (held.gate_up, held.down)]
+    assert all(isinstance(each, PrepackedExperts) for each in experts)
+    sizes = [
+        sum(each.nbytes for held in model.experts.values() for each in held.tensors)
+        for model in (kept, plain)
+    ]
+    assert sizes[0] < most * sizes[1]
+    assert counted.expert == pytest.approx(4 * sizes[0] / sizes[1], rel=0.1)
+    # A router of random weights chooses other experts after little.
+    assert torch.cosine_similarity(logits(kept), logits(plain), -1).median() > 0.6
+
+
+def held_and_counted(folder: Path, weights: WeightFormat) -> tuple[Any, Stored]:
+    spec = read_spec(folder)
+    return (
+        load_model(folder, "float32", CPU, options=LoadOptions(weights=weights)),
+        stored_as(spec, "float32", weights, CPU, deterministic=False),
+    )
 
 
 @pytest.mark.skipif(native() is None, reason="there are no native kernels here")

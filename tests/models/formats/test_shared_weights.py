@@ -31,7 +31,7 @@ from tests.models.stored import packed_checkpoint, w8a8
 
 pytestmark = pytest.mark.skipif(native() is None, reason="there are no native kernels here")
 PROMPT = list(range(2, 30))
-WEIGHTS: tuple[WeightFormat, ...] = ("full", "half", "int8", "int4")
+WEIGHTS: tuple[WeightFormat, ...] = ("full", "half", "int8", "int4", "fp8", "nvfp4")
 QUANTISED: dict[str, Callable[[Path], object]] = {
     "awq": lambda folder: packed_checkpoint(folder, "awq", 16),
     "gptq of 8 bits": lambda folder: packed_checkpoint(folder, "gptq", 16, 8),
