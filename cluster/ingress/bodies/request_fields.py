@@ -38,6 +38,8 @@ Prompts = (
 Truncation = Annotated[int, Field(ge=-1)]
 """vLLM's field: so many tokens of a prompt are taken; -1 means as many as the model takes."""
 MAX_BIASES = 1024
+MAX_TEXTS = 2048
+"""The most texts of one request for vectors, as with OpenAI."""
 ANY_VALUE, ANY_NUMBER, ANY_TEXT = (
     WithJsonSchema(schema)
     for schema in ({}, *({"anyOf": [{"type": kind}, {"type": "null"}]} for kind in ("number", "string")))

@@ -13,10 +13,9 @@ from fastapi.responses import JSONResponse, Response
 from cluster.ingress.generation import request_params
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.generation.prompt_length import check_length
-from cluster.ingress.generation.truncation import most_tokens, shortened
+from cluster.ingress.generation.text_vectors import TextVectors, unit
 from cluster.ingress.http.http_route import HttpRoute
 from cluster.ingress.openai.request_bodies import (
-    MAX_TEXTS,
     EmbeddingRequest,
     ModelRequest,
     RerankRequest,
@@ -33,7 +32,7 @@ Ids = list[tuple[int, ...]]
 
 class EmbeddingRoutes:
     def __init__(self, answering: Answering) -> None:
-        self._answering = answering
+        self._answering, self._texts = answering, TextVectors(answering)
 
     def routes(self) -> list[HttpRoute]:
         return [
@@ -47,25 +46,19 @@ class EmbeddingRoutes:
 
     async def embeddings(self, http: HttpRequest) -> Response:
         body = await self._read(http, EmbeddingRequest)
-        if self._scorer is not None:
-            raise RequestError(
-                f"the model {body.model!r} scores pairs of texts (/v1/score, /v1/rerank) and embeds none",
-                field="model",
-            )
-        size = self._answering.settings.embedding_size
-        if body.dimensions is not None and body.dimensions > size:
-            raise RequestError(f"dimensions: this model's vectors have {size}", field="dimensions")
-        is_cut = body.truncate_prompt_tokens is not None
-        prompts = await self._prompts(
-            http, body.input, "input", add_special_tokens=body.add_special_tokens, is_cut=is_cut
+        self._texts.check(body.model, body.dimensions)
+        prompts = await self._texts.prompts(
+            http,
+            body.input,
+            "input",
+            add_special_tokens=body.add_special_tokens,
+            truncation=body.truncate_prompt_tokens,
         )
-        prompts = self._shortened(body, prompts)
-        vectors = self._finished(
-            await self._answering.vectors(http, body.terms, prompts, "input"), body.dimensions
-        )
+        vectors = await self._answering.vectors(http, body.terms, prompts, "input")
+        found = [self._texts.finished(vector, body.dimensions) for vector in vectors]
         data = [
             {"object": "embedding", "index": index, "embedding": _encoded(vector, body.encoding_format)}
-            for index, vector in enumerate(vectors)
+            for index, vector in enumerate(found)
         ]
         return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": _usage(prompts)})
 
@@ -112,7 +105,7 @@ class EmbeddingRoutes:
 
         A scorer says how well; else it is the cosine of the two vectors."""
         if (scorer := self._scorer) is None:
-            prompts = await self._prompts(http, [*first, *second], field)
+            prompts = await self._texts.prompts(http, [*first, *second], field)
             vectors = await self._answering.vectors(http, body.terms, prompts, field)
             pairs = zip(_repeated(vectors[: len(first)], len(second)), vectors[len(first) :], strict=True)
             return [_cosine(*pair) for pair in pairs], prompts
@@ -137,44 +130,6 @@ class EmbeddingRoutes:
         request_params.check_model(body.model, self._answering.settings)
         return body
 
-    async def _prompts(
-        self,
-        http: HttpRequest,
-        texts: request_params.Prompts,
-        field: str,
-        *,
-        add_special_tokens: bool = True,
-        is_cut: bool = False,
-    ) -> Ids:
-        answering = self._answering
-        if (found := len(request_params.items_of(texts))) > MAX_TEXTS:
-            raise RequestError(f"{field}: {found} texts exceed the limit of {MAX_TEXTS}", field=field)
-        return await answering.aside(
-            http,
-            lambda: request_params.prompts_of(
-                texts,
-                field,
-                answering.tokenizer,
-                answering.settings,
-                add_special_tokens=add_special_tokens,
-                is_cut=is_cut,
-            ),
-        )
-
-    def _shortened(self, body: EmbeddingRequest, prompts: Ids) -> Ids:
-        """Return the beginnings of the texts, as far as the body wants them. Raises RequestError."""
-        if body.truncate_prompt_tokens is None:
-            return prompts
-        most = most_tokens(body.truncate_prompt_tokens, self._answering.settings.longest_text)
-        around = self._answering.tokenizer.encode("", add_special_tokens=body.add_special_tokens)
-        return [shortened(prompt, most, around, keep_end=False) for prompt in prompts]
-
-    def _finished(self, vectors: Sequence[np.ndarray], dimensions: int | None) -> list[np.ndarray]:
-        """Return a vector cut to the first `dimensions`, and normalised as the checkpoint says."""
-        pooling = self._answering.settings.pooling
-        cut = [vector[:dimensions] for vector in vectors]
-        return [_unit(vector) for vector in cut] if pooling is not None and pooling.normalise else cut
-
 
 def _usage(prompts: Ids) -> dict[str, int]:
     num_tokens = sum(map(len, prompts))
@@ -189,12 +144,8 @@ def _as_list(texts: str | list[str]) -> list[str]:
     return [texts] if isinstance(texts, str) else texts
 
 
-def _unit(vector: np.ndarray) -> np.ndarray:
-    return vector / max(float(np.linalg.norm(vector)), 1e-12)
-
-
 def _cosine(one: np.ndarray, other: np.ndarray) -> float:
-    return float(_unit(one) @ _unit(other))
+    return float(unit(one) @ unit(other))
 
 
 def _sigmoid(number: float) -> float:

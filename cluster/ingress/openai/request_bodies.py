@@ -15,9 +15,6 @@ from cluster.ingress.bodies.tool_bodies import ToolCalls, ToolChoice, Tools
 from cluster.ingress.requests import conversation
 from cluster.ingress.requests.generation_request import Terms
 
-MAX_TEXTS = 2048
-"""The most texts of one request for vectors, as with OpenAI."""
-
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
@@ -287,14 +284,14 @@ class EmbeddingRequest(ModelRequest):
 
 class RerankRequest(ModelRequest):
     query: Annotated[str, Field(min_length=1)]
-    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=MAX_TEXTS)]
+    documents: Annotated[list[str | RerankDocument], Field(min_length=1, max_length=fields.MAX_TEXTS)]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = True
 
 
 class ScoreRequest(ModelRequest):
     text_1: str | Annotated[list[str], Field(min_length=1)]
-    text_2: str | Annotated[list[str], Field(min_length=1, max_length=MAX_TEXTS)]
+    text_2: str | Annotated[list[str], Field(min_length=1, max_length=fields.MAX_TEXTS)]
 
 
 class TokenizeRequest(Strict):
