@@ -22,7 +22,15 @@ from cluster.ingress.generation.body_work import BodyWork
 from cluster.ingress.generation.chat_format import ChatFormat, PreparedChat
 from cluster.ingress.generation.choices import ChoiceRunner, ChoiceStream
 from cluster.ingress.generation.detokenize import TextStream
-from cluster.ingress.generation.http_responses import events, gathered, streamed, unless_gone, whole
+from cluster.ingress.generation.http_responses import (
+    SERVER_SENT_EVENTS,
+    StreamForm,
+    events,
+    gathered,
+    streamed,
+    unless_gone,
+    whole,
+)
 from cluster.ingress.generation.prompt_length import check_counted
 from cluster.ingress.generation.request_params import ApiSettings
 from cluster.ingress.generation.token_checks import check_tokens
@@ -131,8 +139,10 @@ class Answering:
         num_prompts: int,
         shape: BodyShape,
         beams: BeamParams | None = None,
+        *,
+        form: StreamForm = SERVER_SENT_EVENTS,
     ) -> Response:
-        """`beams`: the choices are the best that a beam search finds."""
+        """`beams`: the choices are the best that a beam search finds. `form` is that of a stream."""
         tenant: Tenant = http.state.tenant
         if beams is None:
             pieces = self._runner.run(choices, num_prompts, tenant)
@@ -142,7 +152,7 @@ class Answering:
             return await whole(http, pieces, choices, num_prompts, shape)
         begun = asyncio.Event()
         source = events(pieces, choices, num_prompts, shape, http.state.request_id, begun)
-        return await streamed(http, source, begun, self.settings.keep_alive_s)
+        return await streamed(http, source, begun, self.settings.keep_alive_s, form)
 
     async def whole_body(
         self, http: HttpRequest, choices: list[ChoiceStream], num_prompts: int, shape: BodyShape

@@ -15,7 +15,7 @@ class BodyShape(Protocol):
     """One response: what its chunks and its whole body look like."""
 
     def frame(self, chunk: str) -> str:
-        """Return a chunk as a server-sent event."""
+        """Return a chunk as an event of the stream."""
         ...
 
     def opening(self, piece: TextPiece) -> list[str]:

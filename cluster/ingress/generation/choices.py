@@ -48,6 +48,8 @@ class TextPiece:
     """Whether the token belongs to the reasoning or its marks."""
     leads: bool = False
     """Whether the token is the first with a text, from which some decoders drop a space."""
+    at: float = 0.0
+    """When the token came; 0 in what a beam search has found."""
 
     @property
     def text(self) -> str:
@@ -179,7 +181,7 @@ class ChoiceRunner:
                         metrics.itl_s.observe(now - last)
                     metrics.output_tokens.inc()
                     last = now
-                    piece = _piece(choice, token)
+                    piece = _piece(choice, token, now)
                     if finished := piece.finish is not None:
                         metrics.finished.labels(piece.finish.value).inc()
                         metrics.e2e_s.observe(now - choice.request.arrival_at)
@@ -239,11 +241,11 @@ def _count(metrics: IngressMetrics, error: Exception) -> None:
             metrics.failed.inc()
 
 
-def _piece(choice: ChoiceStream, token: TokenOut) -> TextPiece:
+def _piece(choice: ChoiceStream, token: TokenOut, at: float = 0.0) -> TextPiece:
     """Return a token's piece. A stop token ends the text and is no part of it. A stop string, or the last call allowed, ends it
     where it was found."""
     if choice.prompt_only:
-        return TextPiece(choice.index, token, FinishReason.LENGTH)
+        return TextPiece(choice.index, token, FinishReason.LENGTH, at=at)
     text, parser, was_reasoning = choice.text, choice.parser, choice.parser.is_reasoning
     finish, leads = token.finish, not text.has_begun
     choice.stops.begin_token()
@@ -259,4 +261,4 @@ def _piece(choice: ChoiceStream, token: TokenOut) -> TextPiece:
         events += parser.finish(cut=finish is FinishReason.LENGTH)
         if choice.stops.found is not None:
             finish = FinishReason.STOP
-    return TextPiece(choice.index, token, finish, events, is_reasoning, leads)
+    return TextPiece(choice.index, token, finish, events, is_reasoning, leads, at)

@@ -1,12 +1,13 @@
-"""How an answer leaves: as one JSON body, or as server-sent events. A client that disconnects ends the generation at once.
+"""How an answer leaves: as one JSON body, or as a stream of events. A client that disconnects ends the generation at once.
 
-A stream that has nothing to say for a while sends a comment, which clients pass over, so that no balancer between takes the
+A stream that has nothing to say for a while sends a sign of life, which clients pass over, so that no balancer between takes the
 connection for idle (ADR 061)."""
 
 import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -21,6 +22,17 @@ from cluster.ingress.http.http_errors import describe
 log = logging.getLogger(__name__)
 
 Usage = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StreamForm:
+    media_type: str
+    sign_of_life: str
+    """What a stream sends instead of silence. Clients pass over it."""
+
+
+SERVER_SENT_EVENTS = StreamForm("text/event-stream", ": keep-alive\n\n")
+JSON_LINES = StreamForm("application/x-ndjson", " ")
 
 
 class ClientGone(Exception):
@@ -112,8 +124,8 @@ async def events(
     request_id: str,
     begun: asyncio.Event,
 ) -> AsyncGenerator[str, None]:
-    """Yield server-sent events up to the answer's last. An error after the first of them, or once the stream has `begun` with a
-    comment, is an event of its own."""
+    """Yield events up to the answer's last. An error after the first of them, or once the stream has `begun` with a sign of
+    life, is an event of its own."""
     used = UsageCounter(choices, num_prompts)
     opened: set[int] = set()
     try:
@@ -143,17 +155,23 @@ async def events(
 
 
 class EventResponse(StreamingResponse):
-    """A response of server-sent events whose source is closed the moment the client is gone."""
+    """A stream of events whose source is closed the moment the client is gone."""
 
     def __init__(
-        self, first: "asyncio.Future[str]", rest: AsyncGenerator[str, None], keep_alive_s: float
+        self,
+        first: "asyncio.Future[str]",
+        rest: AsyncGenerator[str, None],
+        keep_alive_s: float,
+        form: StreamForm = SERVER_SENT_EVENTS,
     ) -> None:
-        """`first` is the event before `rest`. A comment is sent where `keep_alive_s` have passed without an event; 0: never."""
+        """`first` is the event before `rest`. A sign of life is sent where `keep_alive_s` have passed without an event; 0:
+        never."""
         super().__init__(
             rest,
-            media_type="text/event-stream",
+            media_type=form.media_type,
             headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"},
         )
+        self._sign_of_life = form.sign_of_life
         self._first, self._rest, self._keep_alive_s = first, rest, keep_alive_s
         self._sent_at = 0.0
 
@@ -177,17 +195,14 @@ class EventResponse(StreamingResponse):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _beat(self, send: Send) -> None:
-        """Send a comment whenever nothing else has been sent for a while."""
+        """Send a sign of life whenever nothing else has been sent for a while."""
         clock = asyncio.get_running_loop().time
         while True:
             left_s = self._sent_at + self._keep_alive_s - clock()
             if left_s <= 0:
                 self._sent_at, left_s = clock(), self._keep_alive_s
-                await send(_part(_COMMENT))
+                await send(_part(self._sign_of_life))
             await asyncio.sleep(left_s)
-
-
-_COMMENT = ": keep-alive\n\n"
 
 
 def _part(event: str) -> dict[str, Any]:
@@ -195,10 +210,14 @@ def _part(event: str) -> dict[str, Any]:
 
 
 async def streamed(
-    http: HttpRequest, source: AsyncGenerator[str, None], begun: asyncio.Event, keep_alive_s: float
+    http: HttpRequest,
+    source: AsyncGenerator[str, None],
+    begun: asyncio.Event,
+    keep_alive_s: float,
+    form: StreamForm,
 ) -> EventResponse:
     """Return the response once the first event is there, so that a failure before it still gets a status of its own; or after
-    `keep_alive_s`, in which case the stream has `begun` with a comment. 0: it waits for the event as long as that takes."""
+    `keep_alive_s`, in which case the stream has `begun` with a sign of life. 0: it waits for the event as long as that takes."""
     first = asyncio.ensure_future(anext(source))
     try:
         await unless_gone(http, asyncio.wait([first], timeout=keep_alive_s or None))
@@ -209,4 +228,4 @@ async def streamed(
         await source.aclose()
         raise
     begun.set()
-    return EventResponse(first, source, keep_alive_s)
+    return EventResponse(first, source, keep_alive_s, form)

@@ -23,6 +23,10 @@ class MiddleMarks:
     file: str = ""
     """The token before a file's name."""
 
+    @property
+    def words(self) -> tuple[str, str, str]:
+        return self.before_prefix, self.before_suffix, self.before_middle
+
 
 MARKS: tuple[MiddleMarks, ...] = (
     MiddleMarks(
@@ -48,6 +52,12 @@ class FillInMiddle:
     end: tuple[int, ...]
 
 
+def middle_marks(tokenizer: ChatTokenizer) -> MiddleMarks | None:
+    """Return the marks that a tokenizer has tokens for; None where its family was not trained for it."""
+    known = tokenizer.added_tokens
+    return next((marks for marks in MARKS if all(word in known for word in marks.words if word)), None)
+
+
 def fill_in_middle(
     tokenizer: ChatTokenizer,
     prefix: str,
@@ -59,17 +69,13 @@ def fill_in_middle(
 ) -> FillInMiddle:
     """Return the tokens that the model is to continue to get what stands between the two. `others` are (name, text) of further
     files, `begun` is the middle's beginning, `field` is the body's field of the suffix. Raises RequestError."""
-    for marks in MARKS:
-        words = (marks.before_prefix, marks.before_suffix, marks.before_middle)
-        if all(word in tokenizer.added_tokens for word in words if word):
-            break
-    else:
+    if (marks := middle_marks(tokenizer)) is None:
         raise RequestError(
             f"{field}: this model's tokenizer has no tokens for text between a prompt and a suffix",
             field=field,
         )
     before_prefix, before_suffix, before_middle, end = (
-        _named(tokenizer, word) for word in (*words, marks.end)
+        _named(tokenizer, word) for word in (*marks.words, marks.end)
     )
     head = before_prefix + tokenizer.encode(prefix, add_special_tokens=False)
     tail = before_suffix + tokenizer.encode(suffix, add_special_tokens=False)
