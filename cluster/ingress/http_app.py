@@ -28,8 +28,10 @@ from cluster.ingress.generation.answering import Answering
 from cluster.ingress.generation.http_responses import ClientGone
 from cluster.ingress.generation.request_params import ApiSettings
 from cluster.ingress.http import audit
-from cluster.ingress.http.http_errors import as_refusal, error_response, reason_of
+from cluster.ingress.http.http_errors import ReshapeError, as_refusal, error_response, reason_of
 from cluster.ingress.http.http_route import HttpRoute
+from cluster.ingress.ollama.ollama_bodies import ollama_error
+from cluster.ingress.ollama.ollama_routes import OllamaRoutes
 from cluster.ingress.openai.embedding_routes import EmbeddingRoutes
 from cluster.ingress.openai.infill_routes import InfillRoutes
 from cluster.ingress.openai.openai_routes import OpenAIRoutes
@@ -71,6 +73,7 @@ def create_app(
         *EmbeddingRoutes(answering).routes(),
         *ResponsesRoutes(answering).routes(),
         *AnthropicRoutes(answering).routes(),
+        *OllamaRoutes(answering, generator).routes(),
         *AdapterRoutes(answering, generator.adapters, settings.describe_adapter).routes(),
         *HintRoutes(answering, generator).routes(),
         *(NoBatchRoutes() if stores is None else BatchRoutes(answering, *stores)).routes(),
@@ -87,9 +90,8 @@ def create_app(
         message = f"{http.method} {http.url.path}: {error.detail}{_hint(http.url.path, paths)}"
         request_id = http.state.request_id = _request_id(http)
         audit.refused(http, "", error.status_code, "no_such_route", None)
-        anthropic = http.url.path.startswith("/v1/messages")
         refusal = RequestError(message, status=error.status_code)
-        response = error_response(refusal, request_id, messages_error if anthropic else None)
+        response = error_response(refusal, request_id, _reshape(http.url.path))
         response.headers.update({**(error.headers or {}), **_labels(request_id)})
         return response
 
@@ -176,9 +178,7 @@ class _Api:
             log.error("%s %s: %s", http.method, path, failure)
         if not isinstance(error, BatonError):
             log.error("request %s failed", request_id, exc_info=error)
-        response = error_response(
-            error, request_id, messages_error if path.startswith("/v1/messages") else None
-        )
+        response = error_response(error, request_id, _reshape(path))
         tenant: Tenant | None = http.state.tenant
         name, code = tenant.name if tenant else "", reason_of(error)
         field = error.field if isinstance(error, RequestError) else None
@@ -226,6 +226,13 @@ class _Api:
         return RedirectResponse(
             "dashboard"
         )  # relative: a proxy may serve all of this under a prefix of its own
+
+
+def _reshape(path: str) -> ReshapeError | None:
+    """Return how the route's API writes errors; None: as OpenAI's."""
+    if path.startswith("/v1/messages"):
+        return messages_error
+    return ollama_error if path.startswith("/api/") else None
 
 
 def _hint(path: str, paths: Collection[str]) -> str:

@@ -54,9 +54,7 @@ def described(routes: Sequence[HttpRoute], release: str) -> dict[str, Any]:
         operation: dict[str, Any] = {
             "summary": (route.handler.__doc__ or route.handler.__name__.replace("_", " ")).splitlines()[0],
             "operationId": f"{route.method.lower()}_{re.sub(r'[^a-z0-9]+', '_', path.lower()).strip('_')}",
-            "responses": {
-                "default": {"description": "JSON, or server-sent events where a stream is asked for"}
-            },
+            "responses": {"default": {"description": "JSON, or a stream where one is asked for"}},
         }
         if names := re.findall(r"\{(\w+)\}", path):
             operation["parameters"] = [

@@ -141,6 +141,37 @@ BODIES["/infill"] = [
     {"input_prefix": "a", "input_suffix": "b", "input_extra": [{"filename": "f", "text": "t"}], "prompt": "p", "n_predict": 3,
      "stop": ["z"], "seed": -1, "top_k": 3, "repeat_penalty": 1.0, "stream": True, "t_max_predict_ms": 5},
 ]  # fmt: skip
+_OLLAMA: Any = {
+    "options": {"num_predict": 3, "top_k": 3.0, "seed": -1, "stop": ["z"], "repeat_last_n": 4, "num_ctx": 50, "mirostat": 0},
+    "keep_alive": "5m",
+    "logprobs": True,
+    "top_logprobs": 2,
+    "think": "low",
+}  # fmt: skip
+BODIES["/api/chat"] = [
+    {
+        **_OLLAMA,
+        "messages": [
+            {"role": "user", "content": "x", "images": []},
+            {"role": "assistant", "thinking": "t", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
+            {"role": "tool", "content": "x", "tool_name": "f"},
+        ],
+        "tools": [_CHAT_TOOL],
+        "cache_hints": _HINTS,
+        "truncate": True,
+    },
+    {"messages": [{"role": "user", "content": "x"}], "format": _SCHEMA, "stream": False},
+]  # fmt: skip
+BODIES["/api/generate"] = [
+    {**_OLLAMA, "prompt": "x", "system": "s", "context": [65, 66], "stream": False},
+    {"prompt": "x", "suffix": "y"},
+    {"prompt": "x", "raw": True, "format": "json"},
+    {"prompt": "x", "images": ["eA=="]},
+]
+BODIES["/api/embed"] = [{"input": ["x", "y"], "truncate": True, "dimensions": 2, "keep_alive": -1}]
+BODIES["/api/embeddings"] = [{"prompt": "x", "options": {"num_ctx": 5}}]
+BODIES["/api/show"] = [{"name": NAME, "verbose": True}]
+BODIES["/api/pull"] = [{"insecure": False, "stream": False}]
 BODIES["/v1/conversations"] = [{"items": BODIES["/v1/responses"][0]["input"], "metadata": {"a": "b"}}]
 BODIES["/v1/responses/compact"] = [{"input": BODIES["/v1/responses"][0]["input"], "instructions": "i"}]
 BODIES["/v1/responses/input_tokens"] = BODIES["/v1/responses"]

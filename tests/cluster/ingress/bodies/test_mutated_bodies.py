@@ -34,7 +34,9 @@ _LACKS = (
     "no tokens for text",
 )
 """What the model of these tests has not, as refusals of valid bodies say."""
-_EMBEDS = ("/v1/embeddings", "/v1/rerank", "/v1/score")
+_EMBEDS = ("/v1/embeddings", "/v1/rerank", "/v1/score", "/api/embed", "/api/embeddings")
+_ALONE = ("/v1/messages", "/api/")
+"""The beginnings of routes whose errors name no field beside the message."""
 
 
 def _adapter(name: str, path: str) -> ServedAdapter:
@@ -53,6 +55,11 @@ def client(route: str, folder: Path) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api")
 
 
+def message_of(error: Any) -> str:
+    """The message of an error as any of the APIs writes it."""
+    return error if isinstance(error, str) else error["message"]
+
+
 async def all_are_answered(route: str, bodies: list[bytes], folder: Path) -> None:
     async with client(route, folder) as http:
         for body in bodies:
@@ -60,10 +67,11 @@ async def all_are_answered(route: str, bodies: list[bytes], folder: Path) -> Non
             assert answer.status_code < 500, (body, answer.text)
             if answer.status_code >= 400:
                 error: Any = answer.json()["error"]
-                assert error["message"], body
-                assert "error:" not in error["message"], (body, error)
-                assert route.startswith("/v1/messages") or error["param"] or body[:1] != b"{", (body, error)
-            elif "event-stream" in answer.headers["content-type"]:
+                said = message_of(error)
+                assert said, body
+                assert "error:" not in said, (body, error)
+                assert route.startswith(_ALONE) or error["param"] or body[:1] != b"{", (body, error)
+            elif answer.headers["content-type"].startswith(("text/event-stream", "application/x-ndjson")):
                 assert '"internal"' not in answer.text, (body, answer.text)
 
 

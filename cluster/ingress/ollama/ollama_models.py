@@ -1,0 +1,166 @@
+"""Ollama's routes for models: which there are, and what each can do. They come with the configuration, and stay."""
+
+import asyncio
+import json
+from typing import ClassVar
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response
+
+from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything
+from cluster.ingress.delivery.generator import Generator
+from cluster.ingress.generation.answering import Answering
+from cluster.ingress.generation.body_shape import Json
+from cluster.ingress.generation.http_responses import JSON_LINES
+from cluster.ingress.http.http_route import HttpRoute
+from cluster.ingress.ollama.checkpoint_facts import CheckpointFacts
+from cluster.ingress.ollama.ollama_bodies import said_at
+from cluster.ingress.ollama.ollama_options import served_name, shown_names
+from cluster.ingress.openai.fill_in_middle import middle_marks
+from core.errors import RequestError
+
+_API_VERSION = "0.12.11"
+"""The release of Ollama whose API this is: clients choose by it what they ask for."""
+_FOREVER = "2300-01-01T00:00:00+00:00"
+_FIXED = "models are those of the configuration: none is pulled, made, copied, deleted or uploaded here"
+_OLLAMAS_NAMES = {"repetition_penalty": "repeat_penalty"}
+
+
+class ModelName(Strict):
+    neutral: ClassVar[NeutralFields] = dict.fromkeys(
+        ("verbose", "system", "template", "options", "insecure", "username", "password"), (anything, "")
+    )
+
+    model: str = ""
+    name: str = ""
+    """The model, from older clients."""
+    stream: bool = True
+
+    @property
+    def named(self) -> str:
+        """The model. Raises RequestError."""
+        if not self.model and not self.name:
+            raise RequestError("'model' is required", field="model", code="missing_required_parameter")
+        return self.model or self.name
+
+
+class OllamaModels:
+    def __init__(self, answering: Answering, generator: Generator) -> None:
+        self._answering, self._generator = answering, generator
+        self._facts = CheckpointFacts(answering.settings.tokenizer_folder)
+
+    def routes(self) -> list[HttpRoute]:
+        fixed = [
+            *(("POST", f"/api/{name}") for name in ("copy", "create", "push", "blobs/{digest}")),
+            ("DELETE", "/api/delete"),
+        ]
+        return [
+            HttpRoute("GET", "/api/tags", self.tags),
+            HttpRoute("GET", "/api/ps", self.running),
+            HttpRoute("GET", "/api/version", self.version),
+            HttpRoute("POST", "/api/show", self.show, ModelName),
+            HttpRoute("POST", "/api/pull", self.pull, ModelName),
+            *(HttpRoute(method, path, self.refuse) for method, path in fixed),
+            HttpRoute("HEAD", "/api/blobs/{digest}", self.has_blob),
+        ]
+
+    async def tags(self, http: HttpRequest) -> Response:
+        """List the model, once for each of its names, and its adapters."""
+        entries = await asyncio.to_thread(self._entries)
+        modified = said_at(self._facts.modified_at)
+        return JSONResponse({"models": [{**entry, "modified_at": modified} for entry in entries]})
+
+    async def running(self, http: HttpRequest) -> Response:
+        """List the same models while any instance can answer."""
+        ready, _ = await self._generator.ready()
+        entries = await asyncio.to_thread(self._entries) if ready else []
+        length = self._answering.settings.max_context_tokens
+        loaded = {"expires_at": _FOREVER, "context_length": length}
+        return JSONResponse({"models": [{**entry, **loaded} for entry in entries]})
+
+    async def version(self, http: HttpRequest) -> Response:
+        """Return the release of Ollama whose API this is."""
+        return JSONResponse({"version": _API_VERSION})
+
+    async def show(self, http: HttpRequest) -> Response:
+        """Return what there is to know of a model."""
+        body = await self._answering.read(http, ModelName)
+        name = served_name(body.named, self._answering.settings)
+        return JSONResponse(await asyncio.to_thread(self._shown, name))
+
+    async def pull(self, http: HttpRequest) -> Response:
+        """Have a model that is served at once, and no other."""
+        body = await self._answering.read(http, ModelName)
+        try:
+            served_name(body.named, self._answering.settings)
+        except RequestError as error:
+            raise RequestError(f"{error.message}; {_FIXED}", status=error.status, code=error.code) from None
+        done: Json = {"status": "success"}
+        if not body.stream:
+            return JSONResponse(done)
+        lines = "".join(f"{json.dumps(line)}\n" for line in ({"status": "pulling manifest"}, done))
+        return Response(lines, media_type=JSON_LINES.media_type)
+
+    async def refuse(self, http: HttpRequest) -> Response:
+        """Refuse to change which models there are."""
+        raise RequestError(_FIXED, status=403, code="models_are_fixed")
+
+    async def has_blob(self, http: HttpRequest) -> Response:
+        """Say that a file of a model was not uploaded."""
+        raise RequestError("no file of a model is kept here", status=404)
+
+    def _entries(self) -> list[Json]:
+        settings, facts = self._answering.settings, self._facts
+        return [
+            {
+                "name": shown,
+                "model": shown,
+                "size": facts.size,
+                "digest": facts.digest(settings.adapters[name].key if name in settings.adapters else ""),
+                "details": self._details(name),
+            }
+            for name, shown in shown_names(settings).items()
+        ]
+
+    def _details(self, name: str) -> Json:
+        settings, facts = self._answering.settings, self._facts
+        return {
+            "parent_model": settings.model_name if name in settings.adapters else "",
+            "format": facts.format,
+            "family": facts.family,
+            "families": [facts.family],
+            "parameter_size": facts.parameter_size,
+            "quantization_level": facts.level,
+        }
+
+    def _shown(self, name: str) -> Json:
+        answering, settings, facts = self._answering, self._answering.settings, self._facts
+        sampling = settings.default_sampling.items()
+        lines = (f"{_OLLAMAS_NAMES.get(key, key):<30} {value}" for key, value in sampling)
+        return {
+            "modelfile": f"FROM {name}\n",
+            "parameters": "\n".join(lines),
+            "template": answering.tokenizer.template,
+            "modified_at": said_at(facts.modified_at),
+            "details": self._details(name),
+            "model_info": {
+                "general.architecture": facts.family,
+                "general.parameter_count": facts.num_parameters,
+                f"{facts.family}.context_length": settings.max_context_tokens,
+                f"{facts.family}.embedding_length": settings.embedding_size,
+            },
+            "capabilities": self._capabilities(),
+        }
+
+    def _capabilities(self) -> list[str]:
+        answering, settings = self._answering, self._answering.settings
+        formats, pooling = answering.chat_format.formats, settings.pooling
+        has = {
+            "completion": settings.generates,
+            "tools": settings.generates and formats.tools != "none",
+            "thinking": settings.generates and formats.reasoning != "none",
+            "insert": settings.generates and middle_marks(answering.tokenizer) is not None,
+            "vision": settings.images is not None,
+            "embedding": pooling is not None and not pooling.scores,
+        }
+        return [name for name, holds in has.items() if holds]
