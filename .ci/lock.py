@@ -73,7 +73,7 @@ LOCKS = (
         Lock(f"test-{name}", (f"test-{name}",), is_alone=True)
         for name in (
             *("langchain", "litellm", "litellm-proxy", "llama-index", "lm-eval"),
-            *("openai-agents", "openai-harmony", "pydantic-ai"),
+            *("ollama", "openai-agents", "openai-harmony", "pydantic-ai"),
         )
     ),
     Lock("test-mistral-common", ("test-mistral-common",), is_alone=True, is_shallow=True),
