@@ -20,7 +20,7 @@ from cluster.ingress.http.http_connection import Connection
 from cluster.ingress.http.request_json import parse_json
 from core.errors import RequestError
 from tests.cluster.ingress.api.fakes import FakeGenerator
-from tests.cluster.ingress.api.harness import Api
+from tests.cluster.ingress.api.harness import Api, message_of
 from tests.cluster.ingress.api.mutations import (
     BODIES,
     VALUES,
@@ -30,7 +30,7 @@ from tests.cluster.ingress.api.mutations import (
     valid_bodies,
     without,
 )
-from tests.cluster.ingress.bodies.test_mutated_bodies import client, message_of
+from tests.cluster.ingress.bodies.test_mutated_bodies import client
 from tests.fuzz.choices import Choices, split
 
 _STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")

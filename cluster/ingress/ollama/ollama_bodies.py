@@ -84,8 +84,7 @@ class OllamaShape:
         self._name = self._arguments = ""
         """The call that may grow."""
         self._finish: FinishReason | None = None
-        self._first_at: float | None = None
-        self._last_at = 0.0
+        self._first_at = self._last_at = 0.0
 
     def frame(self, chunk: str) -> str:
         return f"{chunk}\n"
@@ -119,7 +118,7 @@ class OllamaShape:
         self._finish = piece.finish or self._finish
         if piece.token is None:
             return
-        self._first_at = piece.at if self._first_at is None else self._first_at
+        self._first_at = self._first_at or piece.at
         self._last_at = piece.at
         if self._context is not None:
             self._context.append(piece.token.token)
@@ -160,7 +159,6 @@ class OllamaShape:
         return head_of(self._model)
 
     def _end(self, usage: Mapping[str, Any]) -> Json:
-        assert self._first_at is not None
         end: Json = {
             "done": True,
             "done_reason": "length" if self._finish is FinishReason.LENGTH else "stop",

@@ -66,16 +66,14 @@ class OllamaModels:
 
     async def tags(self, http: HttpRequest) -> Response:
         """List the model, once for each of its names, and its adapters."""
-        entries = await asyncio.to_thread(self._entries)
-        modified = said_at(self._facts.modified_at)
-        return JSONResponse({"models": [{**entry, "modified_at": modified} for entry in entries]})
+        return JSONResponse({"models": await asyncio.to_thread(self._entries)})
 
     async def running(self, http: HttpRequest) -> Response:
         """List the same models while any instance can answer."""
         ready, _ = await self._generator.ready()
         entries = await asyncio.to_thread(self._entries) if ready else []
-        length = self._answering.settings.max_context_tokens
-        loaded = {"expires_at": _FOREVER, "context_length": length}
+        most = self._answering.settings.max_context_tokens
+        loaded = {"expires_at": _FOREVER, "context_length": most}
         return JSONResponse({"models": [{**entry, **loaded} for entry in entries]})
 
     async def version(self, http: HttpRequest) -> Response:
@@ -115,6 +113,7 @@ class OllamaModels:
             {
                 "name": shown,
                 "model": shown,
+                "modified_at": said_at(facts.modified_at),
                 "size": facts.size,
                 "digest": facts.digest(settings.adapters[name].key if name in settings.adapters else ""),
                 "details": self._details(name),

@@ -83,8 +83,8 @@ class OllamaOptions(Strict):
 
     @model_validator(mode="after")
     def _notes_its_window(self, info: ValidationInfo) -> "OllamaOptions":
-        penalties = self.repeat_penalty, self.presence_penalty, self.frequency_penalty
-        if self.repeat_last_n is not None and self.repeat_last_n > 0 and any(penalties):
+        changes = (self.repeat_penalty or 1) != 1 or self.presence_penalty or self.frequency_penalty
+        if self.repeat_last_n is not None and self.repeat_last_n > 0 and changes:
             note(info, "options.repeat_last_n: penalties look at all tokens")
         return self
 

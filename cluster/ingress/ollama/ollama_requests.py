@@ -186,7 +186,7 @@ def conversation_of(body: OllamaChat) -> ChatConversation:
     """Return what a chat's prompt is made of. Raises RequestError."""
     messages = list(_messages(body.messages))
     last = messages[-1]
-    goes_on = last.role == "assistant" and not last.calls and bool(last.text)
+    goes_on = last.role == "assistant" and not last.calls and bool(last.text.strip())
     return ChatConversation(
         messages=messages,
         tools=tuple(tool.tool for tool in body.tools or ()),

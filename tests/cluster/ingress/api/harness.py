@@ -29,6 +29,11 @@ CLASSES = {"standard": Slo(), "chat": Slo(name="chat", ttft_s=1.0, tpot_s=0.05, 
 OPEN = Rules(CLASSES, {"": TenantRules()})
 
 
+def message_of(error: Any) -> str:
+    """The message of an error as any of the APIs writes it."""
+    return error if isinstance(error, str) else error["message"]
+
+
 class Api:
     def __init__(
         self,

@@ -17,7 +17,7 @@ from core.config.adapter_config import ServedAdapter
 from core.errors import ConfigError, RequestError
 from models.pooling.pooling import Pooling
 from tests.cluster.ingress.api.fakes import NAME
-from tests.cluster.ingress.api.harness import OPEN, SETTINGS
+from tests.cluster.ingress.api.harness import OPEN, SETTINGS, message_of
 from tests.cluster.ingress.api.mutations import BODIES, mutated, valid_bodies
 from tests.cluster.ingress.api.template_fakes import HERMES, TemplateTokenizer
 from tests.cluster.ingress.openai.test_beams import Searcher
@@ -53,11 +53,6 @@ def client(route: str, folder: Path) -> httpx.AsyncClient:
     tokenizer = Beginning(FAMILIES["Qwen2.5-Coder"][0]) if route == "/infill" else TemplateTokenizer(HERMES)
     app = create_app(generator, tokenizer, settings, Access(OPEN), make_observers(NAME), stores)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api")
-
-
-def message_of(error: Any) -> str:
-    """The message of an error as any of the APIs writes it."""
-    return error if isinstance(error, str) else error["message"]
 
 
 async def all_are_answered(route: str, bodies: list[bytes], folder: Path) -> None:

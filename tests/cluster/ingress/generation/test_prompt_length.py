@@ -9,7 +9,7 @@ import pytest
 
 from models.pooling.pooling import Pooling
 from tests.cluster.ingress.api.fakes import NAME, ByteTokenizer, FakeGenerator
-from tests.cluster.ingress.api.harness import CHATS, COMPLETIONS, OK, SETTINGS, Api
+from tests.cluster.ingress.api.harness import CHATS, COMPLETIONS, OK, SETTINGS, Api, message_of
 
 LONG = "x" * 1_000_000
 CONTEXT = SETTINGS.max_context_tokens
@@ -72,13 +72,16 @@ async def test_a_text_is_read_until_it_is_known_to_be_too_long(
         (CHATS, lambda text: {"messages": [{"role": "user", "content": text}]}),
         ("/v1/messages", lambda text: {"max_tokens": 9, "messages": [{"role": "user", "content": text}]}),
         ("/v1/responses", lambda text: {"input": text, "max_output_tokens": 9}),
+        ("/api/chat", lambda text: {"messages": [{"role": "user", "content": text}]}),
+        ("/api/generate", lambda text: {"prompt": text}),
+        ("/api/generate", lambda text: {"prompt": text, "raw": True}),
     ],
 )
 async def test_the_refusal_has_the_words_by_which_agents_know_to_shorten(
     api: Api, path: str, body: Any, text: str
 ) -> None:
     answer = await api.post(path, {"model": NAME, **body(text)})
-    message = answer.json()["error"]["message"]
+    message = message_of(answer.json()["error"])
     assert (answer.status_code, "maximum context length is 200 tokens" in message) == (400, True)
     found = re.search(r"prompt is too long[^0-9]*(\d+) tokens > (\d+) maximum", message)
     assert found

@@ -9,7 +9,7 @@ import pytest
 from cluster.ingress.generation.request_params import ApiSettings
 from models.pooling.pooling import Pooling
 from tests.cluster.ingress.api.fakes import NAME
-from tests.cluster.ingress.api.harness import CHATS, COMPLETIONS, SETTINGS, Api
+from tests.cluster.ingress.api.harness import CHATS, COMPLETIONS, SETTINGS, Api, message_of
 from tests.cluster.ingress.api.template_fakes import HERMES, TemplateTokenizer, TokenGenerator
 
 SPECIAL = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<think>", "</think>", "[PAD]")
@@ -92,13 +92,17 @@ async def refused(api: Api, path: str, body: dict[str, Any], field: str) -> None
         ("/v1/messages", {"messages": said("x"), "system": BAD, "max_tokens": 5}),
         ("/v1/responses", {"input": BAD}),
         ("/v1/responses", {"input": "x", "instructions": BAD}),
+        ("/api/chat", {"messages": said(BAD)}),
+        ("/api/generate", {"prompt": "x", "system": BAD}),
+        ("/api/generate", {"prompt": BAD, "raw": True}),
+        ("/api/generate", {"prompt": "x", "context": [PAD]}),
     ],
 )
 async def test_other_vendors_routes_refuse_it_alike(path: str, body: dict[str, Any]) -> None:
     api = served()
     answer = await api.post(path, {"model": NAME, **body})
     assert answer.status_code == 400, answer.text
-    assert "'[PAD]'" in answer.json()["error"]["message"]
+    assert "'[PAD]'" in message_of(answer.json()["error"])
     assert not api.generator.requests
     await api.http.aclose()
 

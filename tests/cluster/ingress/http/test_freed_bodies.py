@@ -40,6 +40,8 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "refused messages": (MESSAGES, {"messages": REFUSE, "max_tokens": 5}),
     "wrong messages": (MESSAGES, {"messages": [*TURNS, {"role": "user"}], "max_tokens": 5}),
     "streamed messages": (MESSAGES, {"messages": TURNS, "max_tokens": 5, "stream": True}),
+    "Ollama's chat": ("/api/chat", {"messages": TURNS}),
+    "Ollama's prompt": ("/api/generate", {"prompt": "x", "context": [65] * NUM_PARTS}),
     "responses": (RESPONSES, {"input": ITEMS, "store": False}),
     "refused responses": (RESPONSES, {"input": [*ITEMS, {"type": "message", **REFUSE[-1]}], "store": False}),
     "wrong responses": (RESPONSES, {"input": [*ITEMS, {"type": "message", "role": "user"}], "store": False}),

@@ -197,6 +197,7 @@ async def test_options_reach_the_engine() -> None:
     [
         ({"repeat_last_n": 0, "repeat_penalty": 1.5, "presence_penalty": 1}, (1.0, 0.0)),
         ({"repeat_last_n": -1, "repeat_penalty": 1.5}, (1.5, 0.0)),
+        ({"repeat_last_n": 64, "repeat_penalty": 1.0, "presence_penalty": 0}, (1.0, 0.0)),
     ],
 )
 async def test_penalties_look_at_no_token_or_at_all(options: Any, wanted: Any) -> None:
@@ -294,8 +295,9 @@ async def test_an_answer_goes_on_where_the_last_message_ends() -> None:
     api = served("lo.")
     await answer(api, messages=[*ASK, {"role": "assistant", "content": "Hel"}])
     assert last_rendered(api)["continue_final_message"] is True
-    await answer(api, messages=ASK)
-    assert not last_rendered(api)["continue_final_message"]
+    for ended in (ASK, [*ASK, {"role": "assistant", "content": " "}]):
+        await answer(api, messages=ended)
+        assert not last_rendered(api)["continue_final_message"]
 
 
 @pytest.mark.parametrize(

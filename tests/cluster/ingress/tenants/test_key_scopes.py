@@ -66,7 +66,10 @@ async def test_a_key_opens_the_routes_of_its_scopes_and_no_other(key: str, tmp_p
         for method in getattr(route, "methods", ()):
             answer = await made.http.request(method, path, headers={"Authorization": f"Bearer {key}"})
             if needed == "none" or needed in KEYS[key]:
-                assert answer.status_code != 403 or "are those of the configuration" in answer.text, (method, path)
+                assert answer.status_code != 403 or "are those of the configuration" in answer.text, (
+                    method,
+                    path,
+                )
             else:
                 assert answer.status_code == 403, (method, path)
 
