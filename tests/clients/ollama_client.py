@@ -4,6 +4,7 @@ import json
 import sys
 
 from ollama import Client, ResponseError
+from ollama._types import ChatRequest, EmbedRequest, GenerateRequest, Options
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -48,3 +49,11 @@ except ResponseError as error:
     print(error.status_code, error.error)
 print([model.model for model in client.list().models], [model.name for model in client.ps().models])
 print(client.show("fake").capabilities, [part.status for part in client.pull("fake", stream=True)])
+print(
+    json.dumps(
+        {
+            kind.__name__: list(kind.model_fields)
+            for kind in (ChatRequest, GenerateRequest, EmbedRequest, Options)
+        }
+    )
+)

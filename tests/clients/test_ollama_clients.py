@@ -1,6 +1,7 @@
 """Ollama's own clients and LangChain's ChatOllama, unchanged: a script plays the model."""
 
 import contextlib
+import json
 import shutil
 import sys
 from collections.abc import AsyncIterator
@@ -10,7 +11,11 @@ from typing import Any
 
 import pytest
 
+from cluster.ingress.bodies.body_model import Strict
 from cluster.ingress.http.http_server import HttpServer
+from cluster.ingress.ollama.ollama_options import OllamaOptions
+from cluster.ingress.ollama.ollama_requests import OllamaChat, OllamaGenerate
+from cluster.ingress.ollama.ollama_vectors import OllamaEmbed
 from models.files.hub import resolve
 from models.pooling.pooling import Pooling
 from tests.clients.run_client import install_npm, install_python, said
@@ -30,6 +35,13 @@ OF_PYTHON = [
     *("{'a': 1}", "length", "Hm. Yes. True True", "True", "ok", "[4, 4] 4"),
     *(NOT_THERE, "['fake:latest'] ['fake:latest']", SHOWN),
 ]
+BODIES: dict[str, type[Strict]] = {
+    "ChatRequest": OllamaChat,
+    "GenerateRequest": OllamaGenerate,
+    "EmbedRequest": OllamaEmbed,
+    "Options": OllamaOptions,
+}
+"""By the client's name."""
 OF_NODE = [*EXPECTED, "1", "Hm. Yes.", "ok", "[ 4, 4 ]", NOT_THERE, "fake:latest 1"]
 OF_LANGCHAIN = [*EXPECTED, "{'a': 1}", "Hm. Yes. True", "[4, 4]"]
 
@@ -46,6 +58,10 @@ def script(rendered: dict[str, Any]) -> str:
             return f"<tool_call>\n{CALL}\n</tool_call>"
         case _:
             return f"So {told[-1]}." if told else "Hello there."
+
+
+def known(body: type[Strict]) -> set[str]:
+    return {*body.model_fields, *body.neutral, *body.noted}
 
 
 @contextlib.asynccontextmanager
@@ -77,15 +93,22 @@ def image(tmp_path: Path) -> str:
     return str(file)
 
 
-@pytest.mark.parametrize(
-    ("script", "expected"), [("ollama_client.py", OF_PYTHON), ("ollama_langchain_client.py", OF_LANGCHAIN)]
-)
-async def test_a_python_client_finds_what_it_expects(
-    script: str, expected: list[str], urls: list[str], image: str, tmp_path: Path
+async def said_by(script: str, urls: list[str], image: str, folder: Path) -> list[str]:
+    install_python("ollama", target := folder / "packages")
+    return await said([sys.executable, str(SCRIPTS / script), *urls, image], folder, PYTHONPATH=str(target))
+
+
+async def test_ollamas_python_client_finds_what_it_expects(
+    urls: list[str], image: str, tmp_path: Path
 ) -> None:
-    install_python("ollama", target := tmp_path / "packages")
-    command = [sys.executable, str(SCRIPTS / script), *urls, image]
-    assert await said(command, tmp_path, PYTHONPATH=str(target)) == expected
+    *found, fields = await said_by("ollama_client.py", urls, image, tmp_path)
+    assert found == OF_PYTHON
+    unknown = {kind: {*names} - known(BODIES[kind]) for kind, names in json.loads(fields).items()}
+    assert {kind: names for kind, names in unknown.items() if names} == {}, "they would be left out"
+
+
+async def test_chat_ollama_finds_what_it_expects(urls: list[str], image: str, tmp_path: Path) -> None:
+    assert await said_by("ollama_langchain_client.py", urls, image, tmp_path) == OF_LANGCHAIN
 
 
 @pytest.mark.skipif(shutil.which("npm") is None, reason="npm is not installed")

@@ -192,6 +192,32 @@ async def test_options_reach_the_engine() -> None:
     assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, -0.5)
 
 
+async def test_what_open_webui_sends_is_taken_without_a_word() -> None:
+    call = {"index": 0, "id": "c", "function": {"name": "get_time", "arguments": {}}}
+    body = {
+        "model": f"{NAME}:latest",
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": "x", "images": []},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "content": "noon", "tool_call_id": "c"},
+        ],
+        "stream": True,
+        "tools": TOOLS,
+        "options": {
+            "temperature": 0.5,
+            "num_predict": 9,
+            "repeat_penalty": 1.1,
+            "num_ctx": 4000,
+            "use_mmap": True,
+        },
+        "metadata": {"chat_id": "1"},
+    }
+    got = await served("Yes.").post(CHAT, body)
+    assert got.status_code == 200, got.text
+    assert "x-baton-warning" not in got.headers
+
+
 @pytest.mark.parametrize(
     ("options", "wanted"),
     [

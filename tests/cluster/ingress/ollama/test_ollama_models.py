@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,7 @@ async def test_the_lists_have_each_name_with_a_tag_and_the_same_names() -> None:
     running = (await api.http.get("/api/ps")).json()["models"]
     assert [model["name"] for model in running] == [model["name"] for model in listed]
     assert {model["context_length"] for model in running} == {200}
+    assert {datetime.fromisoformat(model["expires_at"]) > datetime.now(UTC) for model in running} == {True}
     api.generator.ready_answer = (False, "no instance")
     assert (await api.http.get("/api/ps")).json() == {"models": []}
 
