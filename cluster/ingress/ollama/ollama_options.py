@@ -15,6 +15,11 @@ _LEAST_TOP_P = 1e-6
 """Leaves the likeliest token alone, which is what 0 means with Ollama."""
 _DURATION = re.compile(r"[+-]?(\d+(\.\d*)?|(\d+(\.\d*)?(ns|us|µs|μs|ms|s|m|h))+)")
 _MAX_DURATION = 64
+_OF_LOADING = (
+    *("numa", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_gqa", "num_keep", "low_vram", "f16_kv"),
+    *("use_mmap", "use_mlock", "logits_all", "vocab_only", "embedding_only"),
+)
+"""What says how Ollama would load a model, or lay out its memory. It changes no answer."""
 
 
 def _whole(value: Any) -> Any:
@@ -36,28 +41,11 @@ KeepAlive = Annotated[Any, AfterValidator(_lifetime), WithJsonSchema(_DURATION_S
 
 
 class OllamaOptions(Strict):
-    """How tokens are sampled. None means the model's default.
-
-    What says how Ollama would load a model, or lay out its memory, changes no answer and is accepted."""
+    """How tokens are sampled. None means the model's default."""
 
     neutral: ClassVar[NeutralFields] = {
-        **dict.fromkeys(
-            (
-                *(
-                    "numa",
-                    "num_batch",
-                    "num_gpu",
-                    "main_gpu",
-                    "num_thread",
-                    "num_gqa",
-                    "num_keep",
-                    "low_vram",
-                ),
-                *("f16_kv", "use_mmap", "use_mlock", "logits_all", "vocab_only", "embedding_only"),
-                *("mirostat_tau", "mirostat_eta"),
-            ),
-            (anything, ""),
-        ),
+        **dict.fromkeys(_OF_LOADING, (anything, "")),
+        **dict.fromkeys(("mirostat_tau", "mirostat_eta"), (anything, "")),
         "mirostat": NEUTRAL["mirostat"],
         "typical_p": NEUTRAL["typical_p"],
         "tfs_z": NEUTRAL["typical_p"],

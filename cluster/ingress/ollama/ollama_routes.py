@@ -1,5 +1,6 @@
 """Ollama's routes: chats, prompts, and what its clients ask of models."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from fastapi import Request as HttpRequest
@@ -33,7 +34,7 @@ from cluster.ingress.ollama.ollama_requests import (
     turn_of,
 )
 from cluster.ingress.ollama.ollama_vectors import OllamaVectors
-from cluster.ingress.openai.fill_in_middle import fill_in_middle
+from cluster.ingress.openai.fill_in_middle import beginning, fill_in_middle
 from cluster.ingress.requests.generation_request import GenerationRequest
 from cluster.ingress.tenants.fair_threads import Steps, at_once
 from core.clock import current_time
@@ -86,8 +87,14 @@ class OllamaRoutes:
             http, at_once(lambda: (turn_of(body), generation_of(body, model, "prompt")))
         )
         chat = await answering.prepare(http, conversation, request)
-        prompt = (*(body.context or ()), *chat.prompt)
+        prompt = self._after(body.context or (), chat.prompt)
         return await self._answer(http, body, request, prompt, chat, response_wording)
+
+    def _after(self, context: Sequence[int], turn: Prompt) -> Prompt:
+        """Return a turn after an earlier answer, without what begins every text."""
+        begin = tuple(beginning(self._answering.tokenizer))
+        again = len(begin) if context and turn[: len(begin)] == begin else 0
+        return (*context, *turn[again:])
 
     def _plain_prompt(self, body: OllamaGenerate) -> Steps[tuple[Prompt, tuple[int, ...]]]:
         """Return (prompt, token ids that end the answer beside the model's own). Raises RequestError."""
@@ -127,10 +134,8 @@ class OllamaRoutes:
 
     def _model(self, http: HttpRequest, body: OllamaGeneration) -> str:
         """Return the name by which this server has the model. Raises RequestError."""
-        model, most = (
-            served_name(body.model, self._answering.settings),
-            self._answering.settings.max_context_tokens,
-        )
+        settings = self._answering.settings
+        model, most = served_name(body.model, settings), settings.max_context_tokens
         if body.options.num_ctx is not None and body.options.num_ctx > most:
             http.state.notes.append(f"options.num_ctx: this server's context has {most} tokens")
         return model

@@ -80,7 +80,7 @@ def fill_in_middle(
     head = before_prefix + tokenizer.encode(prefix, add_special_tokens=False)
     tail = before_suffix + tokenizer.encode(suffix, add_special_tokens=False)
     parts = tail + head if marks.suffix_first else head + tail
-    begin = [*_beginning(tokenizer), *_other_files(tokenizer, marks, others)]
+    begin = [*beginning(tokenizer), *_other_files(tokenizer, marks, others)]
     goes_on = tokenizer.encode(begun, add_special_tokens=False) if begun else []
     ends = [*end, *(_named(tokenizer, marks.file) if others else [])]
     return FillInMiddle((*begin, *parts, *before_middle, *goes_on), tuple(ends))
@@ -106,7 +106,7 @@ def _named(tokenizer: ChatTokenizer, mark: str) -> list[int]:
     return [tokenizer.added_tokens[mark]] if mark in tokenizer.added_tokens else []
 
 
-def _beginning(tokenizer: ChatTokenizer) -> Sequence[int]:
+def beginning(tokenizer: ChatTokenizer) -> Sequence[int]:
     """Return what the tokenizer puts before every text."""
     plain, whole = tokenizer.encode("a", add_special_tokens=False), tokenizer.encode("a")
     at = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), 0)

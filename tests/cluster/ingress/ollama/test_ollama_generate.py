@@ -45,6 +45,22 @@ async def test_the_next_prompt_goes_on_after_the_context_of_the_last_answer(stre
     assert again["prompt_eval_count"] == len(second)
 
 
+class Begun(Beginning):
+    """Its template, too, begins with what begins every text."""
+
+    def render_chat(self, *args: Any, **more: Any) -> str:
+        return "<s>" + super().render_chat(*args, **more)
+
+
+async def test_what_begins_every_text_is_not_repeated_after_a_context() -> None:
+    api = Api(FakeGenerator("x"), replace(SETTINGS, vocab_size=400), tokenizer=Begun(()))
+    context = (await answer(api, GENERATE, prompt="a"))["context"]
+    await answer(api, GENERATE, prompt="a", context=context)
+    first, second = (request.prompt for request in api.generator.requests)
+    assert first[0] == 300
+    assert second == (*context, *first[1:])
+
+
 async def test_a_context_is_of_the_models_own_tokens_and_fits() -> None:
     assert "999" in await refusal(Api(FakeGenerator()), GENERATE, prompt="a", context=[999])
     assert "prompt" in await refusal(Api(FakeGenerator()), GENERATE, prompt="a", context=[65] * 300)
