@@ -10,7 +10,8 @@ from core.errors import ConfigError, UnsupportedModel
 from core.kv import DTYPE_BYTES
 from engine.sizing.model_dims import dims_of
 from models.formats.tensor_files import count_weights
-from models.spec.model_spec import ModelSpec, VisionSpec
+from models.spec.model_spec import ModelSpec
+from models.spec.vision_spec import VisionSpec
 from parallel.mesh import Mesh
 from parallel.plans import part_of
 

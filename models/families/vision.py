@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from models.hf.transformers_config import refused, transformers_config
-from models.spec.model_spec import VisionSpec, read_json
+from models.spec.model_spec import read_json
+from models.spec.vision_spec import VisionSpec
 
 Config = Mapping[str, Any]
 

@@ -14,6 +14,7 @@ from models.spec.foreign_cache import ForeignCache
 from models.spec.kv_spec import KVSpec, LayerHeads
 from models.spec.quantisation import Quantisation
 from models.spec.recurrent_spec import RecurrentSpec
+from models.spec.vision_spec import VisionSpec
 
 DTYPES = ("float32", "bfloat16", "float16")
 Implementation = Literal["auto", "baton", "transformers"]
@@ -149,29 +150,6 @@ class MlaSpec:
     def token_size(self) -> int:
         """Numbers that the cache keeps of a token in each layer: the latent, and the index key behind it."""
         return self.latent_size + (0 if self.index is None else self.index.head_dim)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisionSpec:
-    """What a model that reads images has beside its decoder. transformers computes it."""
-
-    architecture: str
-    """The whole model's."""
-    token_id: int
-    """The token of the vocabulary that stands for each row that the tower makes of an image."""
-    num_patches: int
-    """Rows that go through the tower for one image, at the most."""
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    prefixes: tuple[str, ...]
-    """Beginnings of the names of its tensors."""
-    num_deep: int = 0
-    """Behind how many of the decoder's first layers more is added to an image's tokens, which the tower makes with its rows
-    (DeepStack, arXiv:2406.04334)."""
-    whole_rows: int = 0
-    """How many neighbouring tokens of an image attend to each other in both directions, so that one step computes all of them;
-    0: attention is causal within images, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ from transformers import AutoConfig, AutoModel
 from transformers.utils import logging as transformers_logging
 
 from core.errors import UnsupportedModel
-from models.spec.model_spec import ModelSpec, VisionSpec
+from models.spec.model_spec import ModelSpec
+from models.spec.vision_spec import VisionSpec
 from models.vision.image_reader import ImageReader
 
 _DECODERS = ("language_model", "text_model")
