@@ -12,6 +12,7 @@ from kernels.collectives import ONE_RANK, Collectives
 from kernels.ops import AttentionMeta, ExpertWeights, FusedLayers, KVLayer, Ops
 from models.formats.weight_source import WeightSource
 from models.layers.attention import ForwardStep
+from models.layers.half_layer import HalfLayer
 from models.layers.layer import Layer, centred
 from models.layers.norms import add_and_norm, read_norm
 from models.layers.per_layer_embeddings import LayerInput, LayerInputs
@@ -71,8 +72,12 @@ class Model:
         self._places = KVPlaces.of(spec, self.layers)
         self.bytes_read = checkpoint.bytes_read
 
-    def _read_layer(self, index: int, checkpoint: WeightSource, load: Tensor) -> Layer | EndedLayer:
+    def _read_layer(
+        self, index: int, checkpoint: WeightSource, load: Tensor
+    ) -> Layer | HalfLayer | EndedLayer:
         spec, ops = self.spec, self.ops
+        if not (spec.has_mixer(index) and spec.has_mlp(index)):
+            return HalfLayer(spec, index, checkpoint, load, ops, self.collectives)
         layer = Layer(spec, index, checkpoint, load, ops, self.collectives)
         scalar = scalar_of(spec, checkpoint, index)
         if scalar is None:

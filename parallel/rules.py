@@ -42,7 +42,7 @@ _EXPERT = _EXPERTS + r"\d+\."
 RULES: tuple[Rule, ...] = (
     Rule(r"model\.embed_tokens(_per_layer)?\.weight|lm_head\.weight", ((0, "vocab"),)),
     Rule(r"model\.norm\.weight|" + _LAYER + r"(input|post_(self_attn|attention|mlp)|(pre|post)_feedforward)_layernorm\.weight"),
-    Rule(_LAYER + r"(pre|post)_feedforward_layernorm_[12]\.weight"),
+    Rule(_LAYER + r"((pre|post)_feedforward_layernorm_[12]|norm)\.weight"),
     # Column: the outputs are cut; a bias with them.
     Rule(_ATTENTION + r"(q_proj|q_b_proj|kv_b_proj)\.(weight|bias)", ((0, "heads"),)),
     Rule(_ATTENTION + r"[kv]_proj\.(weight|bias)", ((0, "kv_heads"),)),
@@ -72,7 +72,7 @@ RULES: tuple[Rule, ...] = (
     Rule(_MLP + r"down_proj\.bias"),
     Rule(_LAYER + r"(mlp|block_sparse_moe|feed_forward)\.(gate(\.wg)?|router(\.layer)?)\.(weight|bias|e_score_correction_bias)"),
     Rule(_LAYER + r"(mlp|block_sparse_moe)\.(moe_statics\.)?e_score_correction_bias"),
-    Rule(_LAYER + r"mlp\.shared_expert_gate\.weight"),
+    Rule(_LAYER + r"mlp\.(shared_expert_gate\.weight|fc[12]_latent_proj\.(weight|bias))"),
     Rule(_LAYER + r"(layer_scalar|router\.(scale|per_expert_scale|proj\.weight))"),
     Rule(_LAYER + r"(per_layer_input_gate|per_layer_projection|post_per_layer_input_norm)\.weight"),
     Rule(r"model\.per_layer_(model_projection|projection_norm)\.weight"),

@@ -237,8 +237,10 @@ def _weight_bytes(
 def _feed_forward_bytes(
     spec: ModelSpec, mesh: Mesh, tp: int, layer: int, stored: Stored, num_spare: int
 ) -> float:
-    hidden, moe = spec.hidden_size, spec.moe
-    dense = 3 * hidden * _size(even_part(spec.mlp_size(layer), mesh.tp, tp)) * stored.matrix
+    if not spec.has_mlp(layer):
+        return 0
+    hidden, moe, matrices = spec.hidden_size, spec.moe, spec.num_ups + 1
+    dense = matrices * hidden * _size(even_part(spec.mlp_size(layer), mesh.tp, tp)) * stored.matrix
     inputs = 0 if spec.layer_inputs is None else 2 * hidden * spec.layer_inputs.size * stored.matrix
     if moe is None or not moe.sparse[layer]:
         return dense + inputs
@@ -246,7 +248,8 @@ def _feed_forward_bytes(
     width = _size(even_part(moe.intermediate_size, mesh.tp, tp))
     shared = _size(even_part(moe.shared_size, mesh.tp, tp)) if moe.shared_size else 0
     beside = hidden * moe.num_experts * _FLOAT + dense * moe.beside_dense + inputs
-    return 3 * hidden * (slots * width * stored.expert + shared * stored.matrix) + beside
+    beside += hidden * (matrices * shared + 2 * moe.latent_size) * stored.matrix
+    return matrices * spec.expert_inputs * slots * width * stored.expert + beside
 
 
 def _step_bytes(
@@ -360,20 +363,21 @@ def _kept_bytes(spec: ModelSpec, engine: EngineConfig, mesh: Mesh, share: ModelS
     if (kept := spec.recurrent) is None:
         return 0
     shape = kept.held(kept.shape.num_value_heads // mesh.tp)
-    num_layers = sum(kind != "kv" for kind in kept.kinds[slice(*share.layers)])
+    num_layers = sum(kept.has_state[slice(*share.layers)])
     drafts = min(max(engine.max_num_seqs, engine.speculate_tokens), engine.max_batch_tokens)
     return num_layers * drafts * (wide * shape.conv_channels + 2 * _FLOAT * shape.num_value_heads)
 
 
 def _inner_bytes(spec: ModelSpec, tokens: int, mesh: Mesh, wide: int) -> int:
-    """Return the bytes of the inner rows of the widest MLP: gates and ups beside their product, for each chosen expert of a
-    mixture."""
-    inner = -(-max(spec.mlp_sizes, default=spec.intermediate_size) // mesh.tp) * 3
+    """Return the bytes of the inner rows of the widest MLP: gates and ups, or ups alone, beside
+    what they become, for each chosen expert of a mixture."""
+    rows = spec.num_ups + 1
+    inner = -(-max(spec.mlp_sizes, default=spec.intermediate_size) // mesh.tp) * rows
     if (moe := spec.moe) is None:
         return tokens * inner * wide
     width = -(-moe.intermediate_size // mesh.tp)
-    chosen = moe.routing.top_k * (3 * width + 2 * spec.hidden_size)
-    shared = 3 * -(-moe.shared_size // mesh.tp)
+    chosen = moe.routing.top_k * (rows * width + 2 * spec.expert_inputs)
+    shared = rows * -(-moe.shared_size // mesh.tp)
     dense = 0 if all(moe.sparse) and not moe.beside_dense else inner
     return tokens * (max(dense, chosen + shared) * wide + 2 * spec.hidden_size * _FLOAT)
 

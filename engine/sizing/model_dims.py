@@ -15,7 +15,8 @@ def dims_of(spec: ModelSpec) -> Dims:
     head_weights = spec.vocab_size * spec.hidden_size
     kv_heads = kv_units(spec)
     sparse = (False,) * spec.num_layers if spec.moe is None else spec.moe.sparse
-    has_dense = not all(sparse) or (spec.moe is not None and spec.moe.beside_dense)
+    plain = [spec.has_mlp(layer) and not is_sparse for layer, is_sparse in enumerate(sparse)]
+    has_dense = any(plain) or (spec.moe is not None and spec.moe.beside_dense)
     widths = [spec.intermediate_size] if has_dense else []
     if spec.moe is not None:
         widths += [spec.moe.intermediate_size, *filter(None, [spec.moe.shared_size])]
@@ -140,7 +141,7 @@ def _check_sized(spec: ModelSpec, kv: KVSpec, mesh: Mesh, role: str) -> None:
 def expert_bytes(spec: ModelSpec, dtype: str, tp: int) -> int:
     """Return the bytes of one expert's weights in one layer, as far as a rank has them."""
     assert spec.moe is not None
-    weights = spec.moe.intermediate_size * (3 * spec.hidden_size + 2 * spec.moe.by_turns)
+    weights = spec.moe.intermediate_size * ((spec.num_ups + 1) * spec.expert_inputs + 2 * spec.moe.by_turns)
     return -(-weights // tp) * DTYPE_BYTES[dtype]
 
 
@@ -175,6 +176,8 @@ def shards_of(spec: ModelSpec, mesh: Mesh, layout: KVLayout) -> tuple[KVShard, .
 def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int:
     """Return the number of weights in the part of a layer's attention that makes so many of its heads, or in what stands in its
     place. `kv_heads` are as `kv_units` counts them."""
+    if not spec.has_mixer(layer):
+        return 0
     if spec.kv is not None:
         own = spec.kv.projections(layer, spec.num_heads)
         keys = (sum(own.values()) - own["q"]) * kv_heads // spec.kv.cut_heads
@@ -211,9 +214,13 @@ def _index_weights(spec: ModelSpec, layer: int) -> int:
 
 
 def _mlp_weights(spec: ModelSpec, layer: int, *, sparse: bool) -> int:
+    if not spec.has_mlp(layer):
+        return 0
     dense, inputs = spec.mlp_size(layer), 0 if spec.layer_inputs is None else spec.layer_inputs.size
+    matrices = spec.num_ups + 1
     if spec.moe is None or not sparse:
-        return spec.hidden_size * (3 * dense + 2 * inputs)
-    width = spec.moe.num_experts * spec.moe.intermediate_size + spec.moe.shared_size
-    width += dense * spec.moe.beside_dense
-    return spec.hidden_size * (3 * width + 2 * inputs + spec.moe.num_experts)
+        return spec.hidden_size * (matrices * dense + 2 * inputs)
+    width = spec.moe.shared_size + dense * spec.moe.beside_dense
+    experts = matrices * spec.moe.num_experts * spec.moe.intermediate_size * spec.expert_inputs
+    beside = matrices * width + 2 * inputs + spec.moe.num_experts + 2 * spec.moe.latent_size
+    return experts + spec.hidden_size * beside

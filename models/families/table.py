@@ -5,7 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from core.errors import UnsupportedModel
-from models.families import cohere, deepseek, dense, gemma4, glm, hunyuan, hybrid, llama4, mistral
+from models.families import (
+    cohere,
+    deepseek,
+    dense,
+    gemma4,
+    glm,
+    hunyuan,
+    hybrid,
+    llama4,
+    mistral,
+    nemotron,
+)
 from models.families import deepseek_v32 as indexed
 from models.families import experts as expert
 from models.families.vision import SEEING, decoder_of
@@ -56,6 +67,7 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Qwen3_5MoeForCausalLM": hybrid.qwen3_5_moe,
     "GraniteMoeHybridForCausalLM": hybrid.granite_hybrid,
     "GraniteMoeForCausalLM": expert.granite_moe,
+    "NemotronHForCausalLM": nemotron.nemotron_h,
     "Glm4MoeForCausalLM": glm.glm4_moe,
     "Ministral3ForCausalLM": mistral.ministral3,
     "Mistral4ForCausalLM": mistral.mistral4,
@@ -71,7 +83,20 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
 }
 _DEFAULTS = {
     name: defaults
-    for family in (dense, cohere, expert, gemma4, hunyuan, hybrid, glm, llama4, mistral, deepseek, indexed)
+    for family in (
+        dense,
+        cohere,
+        expert,
+        gemma4,
+        hunyuan,
+        hybrid,
+        nemotron,
+        glm,
+        llama4,
+        mistral,
+        deepseek,
+        indexed,
+    )
     for name, defaults in family.DEFAULTS.items()
 }
 _SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

@@ -1,7 +1,18 @@
 """What a decoder's checkpoint calls its tensors, whatever larger model it was saved in."""
 
+import re
+
 _STEM = "model."
 _TEXTS = ("language_model.", "text_model.")
+_OTHERS = (
+    (re.compile(r"backbone\."), _STEM),
+    (re.compile(r"model\.embeddings\."), "model.embed_tokens."),
+    (re.compile(r"model\.norm_f\."), "model.norm."),
+    (re.compile(r"(model\.layers\.\d+\.)mixer\.(?=[qkvo]_proj\b)"), r"\1self_attn."),
+    (re.compile(r"(model\.layers\.\d+\.)mixer\.(?=(in|out)_proj\b|conv1d\.|A_log|D$|dt_bias|norm\.)"), r"\1mamba."),
+    (re.compile(r"(model\.layers\.\d+\.)mixer\."), r"\1mlp."),
+)  # fmt: skip
+"""How Nemotron-H's names begin, of which all blocks are mixers, and what stands in their place."""
 
 
 def decoders_name(name: str, *, is_headless: bool) -> str:
@@ -12,4 +23,8 @@ def decoders_name(name: str, *, is_headless: bool) -> str:
     for text in _TEXTS:
         if name.startswith(_STEM + text):
             return _STEM + name.removeprefix(_STEM + text)
-    return name.removeprefix(_TEXTS[0])
+    name = name.removeprefix(_TEXTS[0])
+    for beginning, meant in _OTHERS:
+        if found := beginning.match(name):
+            name = found.expand(meant) + name[found.end() :]
+    return name

@@ -17,7 +17,7 @@ from models.spec.model_spec import ModelSpec
 
 
 class DenseAndExperts:
-    """`models.layers.layer.FeedForward`, which takes the residual as it is. It adds each token's choices to `load`."""
+    """`models.layers.halves.FeedForward`, which takes the residual as it is. It adds each token's choices to `load`."""
 
     takes: Rounding | None = None
 

@@ -66,15 +66,13 @@ def _of_all(
 
 
 def _separate(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
-    """Read three matrices for each expert. The `Shard` is asked under the name `prefix` which are held."""
+    """Read each expert's matrices. The `Shard` is asked under the name `prefix` which are held."""
     inner = moe.intermediate_size
-    gate, up, down = moe.projections
+    *ups, down = moe.projections
     held = checkpoint.held(prefix, moe.num_experts)
 
     def rows(expert: int) -> Weight:
-        parts = [
-            checkpoint.matrix(f"{prefix}.{expert}.{name}.weight", (inner, hidden)) for name in (gate, up)
-        ]
+        parts = [checkpoint.matrix(f"{prefix}.{expert}.{name}.weight", (inner, hidden)) for name in ups]
         return joined(parts, checkpoint.dtype)
 
     gate_up = stacked([rows(expert) for expert in held], checkpoint.dtype)

@@ -1,34 +1,15 @@
 """One layer: attention and a feed-forward block, each with norms before or behind it, and added to the residual."""
 
-from typing import Protocol
-
 from torch import Tensor
 
 from kernels.collectives import Collectives
-from kernels.ops import DenseLayer, ExpertWeights, KVLayer, Ops
-from kernels.rounding import Activations, Rounding
+from kernels.ops import DenseLayer, KVLayer, Ops
 from models.formats.weight_source import WeightSource
-from models.layers.attention import Attention, AttentionLayer, ForwardStep
-from models.layers.dense_and_experts import DenseAndExperts
-from models.layers.gated_attention import GatedAttention
-from models.layers.gated_delta_net import GatedDeltaNet
-from models.layers.latent_attention import LatentAttention
-from models.layers.mamba2 import StateSpace
+from models.layers.attention import Attention, ForwardStep
+from models.layers.halves import feed_forward, mixer
 from models.layers.mlp import Mlp
-from models.layers.moe import Moe
 from models.layers.norms import add_and_norm, read_norm
-from models.layers.per_layer_attention import SizedAttention
-from models.spec.kv_places import slot_bytes
 from models.spec.model_spec import ModelSpec
-
-
-class FeedForward(Protocol):
-    takes: Rounding | None
-    """What its input is rounded to; None where it is not, or not for all that take it."""
-
-    def __call__(self, x: Activations, step: ForwardStep) -> Tensor:
-        """(T, hidden) -> (T, hidden), normalised before, as `takes` says, and not yet added to the residual."""
-        ...
 
 
 class Layer:
@@ -48,19 +29,10 @@ class Layer:
         prefix = prefix or f"model.layers.{index}."
         self._ops, self._eps, self._scale = ops, spec.norm_eps, spec.residual_scale
         self._centred = spec.centred
-        self._attention = _mixer(spec, index, checkpoint, prefix, ops, collectives)
-        self._mlp: FeedForward
-        self.experts: ExpertWeights | None = None
-        """None where every token passes the same weights."""
-        if spec.moe is not None and spec.moe.sparse[index]:
-            kind = DenseAndExperts if spec.moe.beside_dense else Moe
-            moe = self._mlp = kind(
-                spec, index, checkpoint, prefix, load=load, ops=ops, collectives=collectives
-            )
-            self.experts = moe.held
-        else:
-            inner = spec.mlp_size(index)
-            self._mlp = Mlp(spec, checkpoint, f"{prefix}{spec.mlp_name}.", inner, ops, collectives)
+        self._attention = mixer(spec, index, checkpoint, prefix, ops, collectives)
+        self._mlp, self.experts = feed_forward(
+            spec, index, checkpoint, prefix, load=load, ops=ops, collectives=collectives
+        )
 
         def norm(name: str) -> Tensor | None:
             return read_norm(spec, checkpoint, f"{prefix}{name}.weight") if name else None
@@ -111,29 +83,6 @@ class Layer:
         if attention is None or mlp is None:
             return None
         return DenseLayer(attention=attention, mlp=mlp, eps=self._eps, residual_scale=self._scale)
-
-
-def _mixer(
-    spec: ModelSpec,
-    index: int,
-    checkpoint: WeightSource,
-    prefix: str,
-    ops: Ops,
-    collectives: Collectives,
-) -> AttentionLayer:
-    """Return the half of a layer in which tokens hear of earlier ones."""
-    if spec.recurrent is not None:
-        place = spec.recurrent.places(slot_bytes(spec, checkpoint.dtype))[index]
-        if place is not None:
-            if spec.recurrent.kinds[index] == "state_space":
-                return StateSpace(spec, place, checkpoint, f"{prefix}mamba.", ops, collectives)
-            return GatedDeltaNet(spec, place, checkpoint, f"{prefix}linear_attn.", ops, collectives)
-    if spec.kv is not None:
-        return SizedAttention(spec, index, checkpoint, f"{prefix}self_attn.", ops, collectives)
-    attention = (
-        LatentAttention if spec.mla is not None else GatedAttention if spec.attention_gate else Attention
-    )
-    return attention(spec, index, checkpoint, f"{prefix}self_attn.", ops, collectives)
 
 
 def centred(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The gated feed-forward block that every token passes."""
+"""The feed-forward block that every token passes, with a gate or without."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,8 +16,12 @@ from models.spec.model_spec import ModelSpec
 _NO_ROWS: Mapping[str, Rows] = {}
 
 
+def squared_relu(x: Tensor) -> Tensor:
+    return torch.relu(x).square()
+
+
 def activation_of(spec: ModelSpec, ops: Ops) -> Callable[[Tensor], Tensor]:
-    """(T, 2N), gates and then ups -> (T, N)."""
+    """(T, 2N), gates and then ups, or (T, N), ups alone -> (T, N)."""
     match spec.activation:
         case "silu":
             return ops.silu_mul
@@ -26,14 +30,24 @@ def activation_of(spec: ModelSpec, ops: Ops) -> Callable[[Tensor], Tensor]:
         case "clamped_swiglu":
             alpha, limit = spec.swiglu
             return lambda x: ops.clamped_swiglu(x, alpha, limit)
+        case "relu2":
+            return lambda x: ops.by_rows(squared_relu, x)
+
+
+def _gate_of(spec: ModelSpec) -> Gate | None:
+    """Return the gate, of those that fused operations know."""
+    match spec.activation:
+        case "silu" | "gelu_tanh":
+            return spec.activation
+        case _:
+            return None
 
 
 def activation_for(spec: ModelSpec, ops: Ops, weight: Weight) -> Callable[[Tensor], Activations]:
     """Return the activation in the form that the product with `weight` behind it takes."""
-    how = ops.rounds(weight)
-    if how is None or spec.activation == "clamped_swiglu":
+    how, gate = ops.rounds(weight), _gate_of(spec)
+    if how is None or gate is None:
         return activation_of(spec, ops)
-    gate: Gate = spec.activation
     return lambda x: ops.gated_rounded(x, gate, how)
 
 
@@ -51,9 +65,9 @@ class Mlp:
     ) -> None:
         hidden, bias = spec.hidden_size, spec.mlp_bias
         self._linear, self._sum = ops.linear, collectives.sum_partial
-        self._gate: Gate | None = None if spec.activation == "clamped_swiglu" else spec.activation
+        self._gate: Gate | None = _gate_of(spec)
         *names, last = (f"{prefix}{name}" for name in spec.projections)
-        rows = 2 * inner // len(names)
+        rows = spec.num_ups * inner // len(names)
         gate_up = [checkpoint.matrix(f"{name}.weight", (rows, hidden)) for name in names]
         ups, self._gate_up_bias = joined(gate_up, checkpoint.dtype), None
         down = checkpoint.matrix(f"{last}.weight", (hidden, inner))

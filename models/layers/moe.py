@@ -1,5 +1,7 @@
 """The feed-forward block in which a router sends every token to some of many experts, and perhaps through shared ones."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -44,7 +46,8 @@ class Moe:
         if moe.choice_bias:
             stored = (1, moe.num_experts) if moe.choice_bias_is_matrix else shape[:1]
             self._choice_bias = checkpoint.take(f"{block}{moe.choice_bias}", stored, torch.float32).flatten()
-        self.held = ops.pack_experts(read_experts(checkpoint, f"{block}experts", moe, hidden))
+        self._latent = _Latent(spec, moe.latent_size, checkpoint, block, ops) if moe.latent_size else None
+        self.held = ops.pack_experts(read_experts(checkpoint, f"{block}experts", moe, spec.expert_inputs))
         """The experts in this rank's slots. Between steps others may be put there (`kernels.collectives` sends rows
         accordingly)."""
         self._down_bias = None
@@ -64,10 +67,12 @@ class Moe:
         logits = self._ops.linear(x.float(), self._router, self._router_bias)
         experts, weights = self._ops.route(logits, self._choice_bias, self._routing)
         count_choices(self._load, experts, step.meta)
-        taken = x
+        taken = x if self._latent is None else self._latent.down(x)
         if self._weighs_inputs:
             taken, weights = (x * weights).to(x.dtype), torch.ones_like(weights)
         out = self._collectives.experts(self._index, taken, experts, weights, self._local)
+        if self._latent is not None:
+            out = self._latent.up(out)
         if self._down_bias is not None:
             out = out + self._weighted(self._down_bias, experts, weights).to(out.dtype)
         if self._shared is None:
@@ -86,6 +91,20 @@ class Moe:
         twice where several ranks hold parts of one expert."""
         shares = torch.zeros(len(experts), biases.shape[1], device=weights.device)
         return self._ops.linear(shares.scatter_(1, experts, weights), biases, None)
+
+
+class _Latent:
+    """Projections to what experts take and from what they give, which are whole on every rank."""
+
+    def __init__(self, spec: ModelSpec, size: int, checkpoint: WeightSource, block: str, ops: Ops) -> None:
+        def projection(name: str, rows: int, columns: int) -> Callable[[Tensor], Tensor]:
+            stem = f"{block}{name}_latent_proj"
+            weight = ops.pack(checkpoint.matrix(f"{stem}.weight", (rows, columns)), checkpoint.dtype)
+            bias = checkpoint.take(f"{stem}.bias", (rows,)) if spec.mlp_bias else None
+            return lambda x: ops.linear(x, weight, bias)
+
+        self.down = projection("fc1", size, spec.hidden_size)
+        self.up = projection("fc2", spec.hidden_size, size)
 
 
 def count_choices(load: Tensor, experts: Tensor, meta: AttentionMeta) -> None:

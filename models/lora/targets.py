@@ -19,7 +19,8 @@ def targets_of(spec: ModelSpec) -> Targets:
     for layer in range(spec.num_layers):
         if _has_heads(spec, layer):
             targets |= _attention(spec, layer, f"model.layers.{layer}.self_attn.")
-        if spec.moe is None or not spec.moe.sparse[layer] or spec.moe.beside_dense:
+        is_dense = spec.moe is None or not spec.moe.sparse[layer] or spec.moe.beside_dense
+        if is_dense and spec.has_mlp(layer):
             targets |= _dense(spec, layer, f"model.layers.{layer}.{spec.mlp_name}.")
     if not targets:
         raise UnsupportedModel(f"{head} for its kinds of layers")
@@ -48,6 +49,6 @@ def _attention(spec: ModelSpec, layer: int, prefix: str) -> Targets:
 def _dense(spec: ModelSpec, layer: int, prefix: str) -> Targets:
     *names, last = spec.projections
     inner = spec.mlp_size(layer)
-    rows = 2 * inner // len(names)
+    rows = spec.num_ups * inner // len(names)
     found = {prefix + name: (rows, spec.hidden_size) for name in names}
     return found | {prefix + last: (spec.hidden_size, inner)}

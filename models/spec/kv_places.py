@@ -29,7 +29,7 @@ class KVPlaces:
             return cls(tuple(range(len(layers))), {})
         own = slice(layers.start, layers.stop)
         written = kept.written[own]
-        writers = range(len(written))
+        writers = [index for index in range(len(written)) if spec.has_mixer(layers[index])]
         if spec.kv is not None:
             writers = [index for index in writers if spec.kv.owns(layers[index])]
         last = {written[index]: index for index in writers}
@@ -49,7 +49,10 @@ class KVPlaces:
 
 def has_states(spec: ModelSpec) -> bool:
     """Return whether layers keep a state of each sequence, which takes each token in once."""
-    return spec.recurrent is not None or (spec.cache is not None and spec.cache.state_bytes > 0)
+    kept = spec.recurrent
+    return (kept is not None and any(kept.has_state)) or (
+        spec.cache is not None and spec.cache.state_bytes > 0
+    )
 
 
 def slot_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:

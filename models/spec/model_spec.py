@@ -19,7 +19,7 @@ from models.spec.vision_spec import VisionSpec
 DTYPES = ("float32", "bfloat16", "float16")
 Implementation = Literal["auto", "baton", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
-Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "relu2"]
 QkNorm = Literal["none", "head", "unit", "rotated", "projection"]
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
@@ -64,8 +64,10 @@ class MoeSpec:
     routing: Routing
     sparse: tuple[bool, ...]
     """Which layers have experts; the others have the model's dense block."""
-    projections: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    """What a checkpoint calls the matrices of a single expert."""
+    projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
+    """What a checkpoint calls the matrices of a single expert. The first of two is ups, without gates."""
+    latent_size: int = 0
+    """The size of what experts take and give, where a projection makes it of the hidden state; 0: `hidden_size`."""
     weighs_inputs: bool = False
     """Whether a token's weight is multiplied into what its expert takes, in place of what it gives. `routing.top_k` is then 1."""
     transposed: bool = False
@@ -193,7 +195,9 @@ class ModelSpec:
     """What a checkpoint calls a layer's dense block."""
     projections: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     """What a checkpoint calls the matrices of a dense block, and of what every token passes beside experts. The first of two is
-    gates, and then ups."""
+    gates, and then ups, or ups alone with `relu2`."""
+    feeds: tuple[bool, ...] = ()
+    """Whether each layer has a feed-forward block; empty: all have."""
     qk_norm: QkNorm = "none"
     """What of queries and of keys passes a norm: each head by itself; the same without weights, where they are rotated (Llama 4),
     or with weights, behind the rotation (Hunyuan); or all of them as one vector (OLMo 2)."""
@@ -282,6 +286,24 @@ class ModelSpec:
             return self.kv.heads[layer]
         return LayerHeads(num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
 
+    def has_mixer(self, layer: int) -> bool:
+        """Return whether a layer attends or keeps a state."""
+        return self.recurrent is None or self.recurrent.kinds[layer] != "none"
+
+    def has_mlp(self, layer: int) -> bool:
+        """Return whether a layer has a feed-forward block."""
+        return not self.feeds or self.feeds[layer]
+
+    @property
+    def num_ups(self) -> int:
+        """Return the matrices with which a feed-forward block multiplies its input: gates and ups, or ups alone."""
+        return 1 if self.activation == "relu2" else 2
+
+    @property
+    def expert_inputs(self) -> int:
+        """Return the size of what experts take and give."""
+        return self.hidden_size if self.moe is None else self.moe.latent_size or self.hidden_size
+
     def mlp_size(self, layer: int) -> int:
         """Return the inner size of a layer's dense block."""
         return self.mlp_sizes[layer] if self.mlp_sizes else self.intermediate_size
@@ -300,27 +322,25 @@ class ModelSpec:
                 )
         if self.cache is not None:
             return self.cache.layout(block_size, dtype)
-        if self.mla is None:
-            num_kept = self.num_layers if self.kept is None else self.kept.num_kv_layers
-            layout = KVLayout(
-                num_layers=0 if self.encodes else num_kept,
-                num_kv_heads=self.num_kv_heads if self.kv is None else self.kv.pool_heads,
-                head_dim=self.head_dim if self.kv is None else self.kv.vector_dim,
-                block_size=block_size,
-                dtype=dtype,
-            )
-            if self.recurrent is None:
-                return layout
-            num_slots = self.recurrent.num_slots(layout.slot_bytes)
-            return replace(layout, state_blocks=num_blocks_for(num_slots, block_size))
-        return KVLayout(
-            num_layers=self.num_layers,
-            num_kv_heads=1,
-            head_dim=self.mla.token_size,
+        num_kept = self.num_layers if self.kept is None else self.kept.num_kv_layers
+        layout = KVLayout(
+            num_layers=0 if self.encodes else num_kept,
+            num_kv_heads=self.num_kv_heads if self.kv is None else self.kv.pool_heads,
+            head_dim=self._pool_dim,
             block_size=block_size,
             dtype=dtype,
-            state="mla",
+            state="kv" if self.mla is None else "mla",
         )
+        if self.recurrent is None:
+            return layout
+        num_slots = self.recurrent.num_slots(layout.slot_bytes)
+        return replace(layout, state_blocks=num_blocks_for(num_slots, block_size))
+
+    @property
+    def _pool_dim(self) -> int:
+        if self.mla is not None:
+            return self.mla.token_size
+        return self.head_dim if self.kv is None else self.kv.vector_dim
 
 
 def read_json(path: Path, kind: type = dict) -> Any:

@@ -11,7 +11,8 @@ from typing import Literal
 from kernels.states import FLOAT_BYTES, StatePlace, StateShape
 from models.spec.stage_starts import stage_starts
 
-StateKind = Literal["kv", "gated_delta", "state_space"]
+StateKind = Literal["kv", "gated_delta", "state_space", "none"]
+"""`none` is a layer without a token mixer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class RecurrentSpec:
     kinds: tuple[StateKind, ...]
     """What each layer of the model keeps. Some keep keys and values."""
     shape: StateShape
-    """The shape of the state of each of the other layers."""
+    """The shape of the state of each layer that keeps one."""
     num_parts: int = 1
     """Parts of each state: as many as the pool has heads, or one."""
     by_kind: bool = False
@@ -42,13 +43,26 @@ class RecurrentSpec:
         return self.kinds.count("kv")
 
     @property
+    def has_state(self) -> tuple[bool, ...]:
+        """For each layer whether it keeps a state."""
+        return tuple(kind not in ("kv", "none") for kind in self.kinds)
+
+    @property
     def written(self) -> tuple[int, ...]:
-        """For each layer which KV layer it writes: that of its keys and values, or that of its state."""
-        num_states = len(self.kinds) - self.num_kv_layers
+        """For each layer which KV layer it writes: that of its keys and values, or that of its state. One that writes nothing has
+        the number of the layer before it, so that no stage begins with it."""
+        num_states, num_kv, num_before = sum(self.has_state), 0, 0
         found: list[int] = []
-        for layer, kind in enumerate(self.kinds):
-            num_kv = self.kinds[:layer].count("kv")
-            found.append(num_kv if kind == "kv" else (layer - num_kv) * self.num_kv_layers // num_states)
+        for kind in self.kinds:
+            match kind:
+                case "kv":
+                    found.append(num_kv)
+                    num_kv += 1
+                case "none":
+                    found.append(found[-1] if found else 0)
+                case _:
+                    found.append(num_before * self.num_kv_layers // num_states)
+                    num_before += 1
         return tuple(found)
 
     @property
@@ -61,12 +75,12 @@ class RecurrentSpec:
         return self.kinds[:first].count("kv"), self.kinds[:end].count("kv")
 
     def places(self, slot_bytes: int) -> tuple[StatePlace | None, ...]:
-        """Return where each layer's state lies; None where it keeps keys and values."""
+        """Return where each layer's state lies; None where it keeps none."""
         num_slots = math.ceil(self.part.num_floats * FLOAT_BYTES * self.num_parts / slot_bytes)
         used = [0] * self.num_kv_layers
         found: list[StatePlace | None] = []
-        for kind, kv_layer in zip(self.kinds, self.written, strict=True):
-            if kind == "kv":
+        for has_state, kv_layer in zip(self.has_state, self.written, strict=True):
+            if not has_state:
                 found.append(None)
                 continue
             found.append(StatePlace(kv_layer, used[kv_layer], num_slots))
@@ -75,4 +89,5 @@ class RecurrentSpec:
 
     def num_slots(self, slot_bytes: int) -> int:
         """Return how many slots of each KV layer a sequence's states take."""
-        return max(place.first_slot + place.num_slots for place in self.places(slot_bytes) if place)
+        ends = [place.first_slot + place.num_slots for place in self.places(slot_bytes) if place]
+        return max(ends, default=0)

@@ -47,7 +47,6 @@ LONG_FUNCTIONS = {
     "models/model.py::Model.__init__": 44,
     "baton/examination.py::examine": 43,
     "kernels/triton/launching.py::_source": 43,
-    "models/layers/layer.py::Layer.__init__": 43,
     "cluster/ingress/templates/chat_template.py::ChatTemplate.render": 42,
     "models/formats/packed_words.py::from_words": 41,
 }

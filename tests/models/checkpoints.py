@@ -43,7 +43,14 @@ from tests.models.recent_families import (
     olmo3,
     phi3,
 )
-from tests.models.recurrent_families import granite4, granite_hybrid, qwen3_5, qwen3_5_moe, qwen3_next
+from tests.models.recurrent_families import (
+    granite4,
+    granite_hybrid,
+    nemotron_h,
+    qwen3_5,
+    qwen3_5_moe,
+    qwen3_next,
+)
 
 VOCAB, BLOCK = config_parts.VOCAB, 4
 CPU = torch.device("cpu")
@@ -227,6 +234,7 @@ HYBRID = {
     "qwen3_5": qwen3_5,
     "qwen3_5_moe": qwen3_5_moe,
     "granite_hybrid": granite_hybrid,
+    "nemotron_h": nemotron_h,
 }
 UNSTAGED = {"gemma4_small": gemma4_small}
 """Families whose layers cannot be shared out over stages."""
@@ -245,7 +253,7 @@ def make(folder: Path, config: Any, seed: int, **saving: Any) -> Any:
                 spread = 1.0
             if "per_layer_input_gate" in name:  # which takes the residual as it is
                 spread /= 16
-            if "linear_attn" in name and parameter.ndim > 1:
+            if ("linear_attn" in name or "mixer.in_proj" in name) and parameter.ndim > 1:
                 # With more, transformers' own logits of a prompt in pieces are 1e-4 off those of the whole.
                 spread /= 2
             parameter.add_(torch.randn_like(parameter) * spread)

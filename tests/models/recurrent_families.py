@@ -85,3 +85,34 @@ def granite4(rng: random.Random, i: int) -> Any:
     config = granite_hybrid(rng, i)
     config.layer_types = ["full_attention"] * config.num_hidden_layers
     return config
+
+
+def nemotron_h(rng: random.Random, i: int) -> Any:
+    fields = common(rng)
+    letters = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+    heads = fields["num_key_value_heads"] * (groups := rng.choice((1, 2)))
+    return transformers.NemotronHConfig(
+        **{
+            name: value for name, value in fields.items() if name not in ("rms_norm_eps", "num_hidden_layers")
+        },
+        layer_norm_epsilon=fields["rms_norm_eps"],
+        layers_block_type=[letters[each] for each in ("M*M-", "ME*E", "-M*ME", "M*-M*E", "EM-*", "MM-E*")[i]],
+        mlp_bias=i % 2 == 1,
+        use_bias=i % 4 == 3,
+        use_conv_bias=i != 2,
+        conv_kernel=(4, 2, 3)[i % 3],
+        n_groups=fields["num_key_value_heads"] * groups,
+        mamba_num_heads=heads * rng.choice((1, 2)),
+        mamba_head_dim=rng.choice((8, 16)),
+        ssm_state_size=rng.choice((16, 24)),
+        time_step_min=1e-6,  # below which only transformers' chunks let no step be
+        n_routed_experts=8,
+        num_experts_per_tok=3,
+        moe_intermediate_size=rng.choice((16, 24)),
+        moe_shared_expert_intermediate_size=20,
+        moe_latent_size=(None, 12)[i % 2],
+        n_group=(1, 4)[i % 2],
+        topk_group=(1, 2)[i % 2],
+        norm_topk_prob=i != 2,
+        routed_scaling_factor=1.5,
+    )

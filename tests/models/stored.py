@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.models.checkpoints import FAMILIES, make
+from tests.models.checkpoints import FAMILIES, HYBRID, make
 from tests.models.gemma4_families import awkward_gemma4
 
 BLOCK = (4, 2)
@@ -67,7 +67,7 @@ def quantise_all(
     **config: Any,
 ) -> None:  # fmt: skip
     """Every projection `x.weight` becomes x.* as `quantise` says; sizes are multiples of 16, and what `sizes` says."""
-    made = FAMILIES[family](random.Random(0), 0)
+    made = (FAMILIES | HYBRID)[family](random.Random(0), 0)
     made.num_attention_heads, made.num_key_value_heads, made.num_hidden_layers = 4, 2, 2
     if getattr(made, "layer_types", None):
         made.layer_types = made.layer_types[:2]

@@ -36,6 +36,8 @@ def awkward(family: str) -> Any:
     if hasattr(config, "mamba_d_head"):  # which must fit, also where no layer is recurrent
         config.mamba_n_heads, config.mamba_d_head = 8, config.hidden_size // 4
         config.mamba_n_groups = 1
+    if hasattr(config, "mamba_num_heads"):
+        config.mamba_num_heads, config.n_groups = 8, 2
     if hasattr(config, "linear_num_key_heads"):
         config.linear_num_key_heads, config.linear_num_value_heads = 4, 8
     if hasattr(config, "num_experts"):
@@ -46,7 +48,10 @@ def awkward(family: str) -> Any:
         config.mlp_layer_types = ["dense", "sparse", "sparse"]
     if hasattr(config, "indexer_types"):
         config.indexer_types = ["full", "shared", "full"]
-    if family in HYBRID:
+    if family == "nemotron_h":
+        names = ("linear_attention", "full_attention", "moe", "linear_attention", "full_attention")
+        config.layers_block_type = list(names)
+    elif family in HYBRID:
         own, attends = config.layer_types[0], next(each for each in config.layer_types if each in _ATTENDING)
         config.num_hidden_layers = 5
         config.layer_types = [own, attends, own, own, attends]

@@ -124,7 +124,7 @@ def test_a_pool_has_room_for_layers_that_keep_keys_and_values_alone(family: str,
     config: Any = HYBRID[family](random.Random(3), 3)
     make(tmp_path, config, seed=2)
     size = size_pool(tmp_path, ModelConfig(), EngineConfig(num_blocks=400, block_size=4), device=CPU)
-    num_keeping = sum("linear" not in kind for kind in config.layer_types)
+    num_keeping = sum(kind in ("attention", "full_attention") for kind in config.layer_types)
     assert 0 < num_keeping < config.num_hidden_layers
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     assert size.num_bytes == 400 * 4 * num_keeping * 2 * config.num_key_value_heads * head_dim * 4

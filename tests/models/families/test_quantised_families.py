@@ -17,6 +17,15 @@ SIZES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": [1, 0]},
     "glm4_moe_lite": {"mlp_layer_types": ["dense", "sparse"]},
     "deepseek_v32": {"mlp_layer_types": ["dense", "sparse"]},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "n_groups": 2,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 48,
+        "moe_latent_size": 32,
+    },
     "glm_moe_dsa": {"mlp_layer_types": ["dense", "sparse"], "indexer_types": ["full", "shared"]},
 }
 Stored = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -40,6 +49,7 @@ WAYS: dict[str, Any] = {
 }
 CASES = [(family, "int8") for family in sorted(FAMILIES)]
 CASES += [(family, "nvfp4") for family in ("deepseek_v3", "gemma3", "gpt_oss", "phi3", "qwen3_moe")]
+CASES += [(family, way) for family in ("nemotron_h",) for way in ("int8", "nvfp4")]
 CASES += [(family, "awq") for family in ("gemma3", "glm4", "granite", "olmo3", "phi3")]
 
 
