@@ -353,10 +353,10 @@ class Ops:
     """(q (T, H, N + P), kv_layer[..., : R + P], slots (T, K) int64, meta, scale, k_up, v_up) -> (T, H, V): as `latent_attention`,
     but each query attends to the tokens at its slots alone."""
     gated_delta: Callable[[Tensor, Tensor, Tensor, Tensor, AttentionMeta, StateLayer], Tensor]
-    """(x (T, channels), decay (T, H) float32, beta (T, H) float32, kv_layer, meta, layer) -> (T, H, value_dim). H: value heads.
-    x passes the convolution and silu; it is then q and k of each key head and v of each value head. With q and k of length one
-    and q by key_dim ** -0.5: state = exp(decay) state; state += k (beta (v - k state)); out = q state. Reads and writes the
-    sequences' states at meta.states."""
+    """(x (T, channels), decay (T, H) or (T, H, key_dim) float32, beta (T, H) float32, kv_layer, meta, layer) -> (T, H,
+    value_dim). H: value heads. x passes the convolution and silu; it is then q and k of each key head and v of each value head.
+    With q and k of length one and q by key_dim ** -0.5: state = exp(decay) state; state += k (beta (v - k state)); out = q state.
+    Reads and writes the sequences' states at meta.states."""
     state_space: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionMeta, StateLayer], Tensor]
     """(x (T, channels), steps (T, H) float32, decay (T, H) float32, skip (H,) float32, kv_layer, meta, layer) -> (T, H,
     value_dim). H: value heads. x passes the convolution and silu; it is then v of each value head, and k and q of each key head.

@@ -65,6 +65,7 @@ RULES: tuple[Rule, ...] = (
     Rule(_STATES + r"(A_log|dt_bias|D)|" + _LAYER + r"mamba\.norm\.weight", ((0, "width"),)),
     Rule(_STATES + r"out_proj\.weight", ((1, "width"),)),
     # Whole on every rank.
+    Rule(_LAYER + r"delta_attn\.[a-zA-Z_0-9.]+"),
     Rule(_LAYER + r"(mamba\.out_proj\.bias|linear_attn\.norm\.weight)"),
     Rule(_ATTENTION + r"(o_proj|q_a_proj|kv_a_proj_with_mqa)\.bias"),
     Rule(_ATTENTION + r"(q_a_proj|kv_a_proj_with_mqa|[qk]_norm|(query|key)_layernorm|q_a_layernorm|kv_a_layernorm)\.weight"),

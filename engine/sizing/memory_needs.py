@@ -268,7 +268,8 @@ def _step_bytes(
     halves = [_attention_bytes(spec, tokens, share, stored, context_tokens)]
     halves += [_inner_bytes(spec, tokens, mesh, wide)]
     if spec.recurrent is not None:
-        halves.append(_recurrent_bytes(spec.recurrent, mesh.tp, engine.max_num_seqs, tokens, wide))
+        num_ranks = mesh.tp if spec.mla is None else 1
+        halves.append(_recurrent_bytes(spec.recurrent, num_ranks, engine.max_num_seqs, tokens, wide))
     if share.layers[1] == spec.num_layers and not spec.encodes:
         rows = min(engine.max_num_seqs, tokens)
         # Logits, those as the model gave them, and their log-probabilities; PyTorch samples by probabilities' running sums.
@@ -354,6 +355,9 @@ def _recurrent_bytes(kept: RecurrentSpec, num_ranks: int, num_seqs: int, tokens:
     else:
         heads = 4 * shape.num_value_heads * (2 * shape.key_dim + shape.value_dim + _CHUNK_TOKENS)
     rows = 2 * wide * (shape.conv_channels + shape.value_size) + _FLOAT * (3 * shape.conv_channels + heads)
+    if "channel_delta" in kept.kinds:
+        # Decays and steps, and gates of each channel.
+        rows += 6 * _FLOAT * shape.value_size
     return tokens * rows + 4 * min(num_seqs, tokens) * shape.num_floats * _FLOAT
 
 
@@ -362,10 +366,11 @@ def _kept_bytes(spec: ModelSpec, engine: EngineConfig, mesh: Mesh, share: ModelS
     states."""
     if (kept := spec.recurrent) is None:
         return 0
-    shape = kept.held(kept.shape.num_value_heads // mesh.tp)
+    shape = kept.held(kept.shape.num_value_heads // (mesh.tp if spec.mla is None else 1))
+    num_decays = shape.value_size if "channel_delta" in kept.kinds else shape.num_value_heads
     num_layers = sum(kept.has_state[slice(*share.layers)])
     drafts = min(max(engine.max_num_seqs, engine.speculate_tokens), engine.max_batch_tokens)
-    return num_layers * drafts * (wide * shape.conv_channels + 2 * _FLOAT * shape.num_value_heads)
+    return num_layers * drafts * (wide * shape.conv_channels + _FLOAT * (num_decays + shape.num_value_heads))
 
 
 def _inner_bytes(spec: ModelSpec, tokens: int, mesh: Mesh, wide: int) -> int:

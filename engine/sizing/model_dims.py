@@ -77,7 +77,7 @@ def check_mesh(spec: ModelSpec, mesh: Mesh, role: str, num_spare: int = 0) -> No
     """Run `parallel.plans.check`, and refuse to cut layers of transformers otherwise than it does. Raises ConfigError."""
     if spec.implementation == "transformers" and mesh.size > 1:
         _check_foreign(spec, mesh, role)
-    if spec.recurrent is not None:
+    if spec.recurrent is not None and spec.mla is None:
         _check_recurrent(spec, spec.recurrent, mesh, role)
     if spec.kv is not None:
         _check_sized(spec, spec.kv, mesh, role)
@@ -185,6 +185,10 @@ def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int
     if spec.recurrent is None or spec.recurrent.kinds[layer] == "kv":
         return _attention_weights(spec, heads, kv_heads) + _index_weights(spec, layer)
     shape, kind = spec.recurrent.shape, spec.recurrent.kinds[layer]
+    if kind == "channel_delta":
+        low = 2 * shape.value_dim + shape.num_value_heads
+        inputs = spec.hidden_size * (3 * shape.value_size + low) + 2 * shape.value_dim * shape.value_size
+        return inputs + spec.hidden_size * shape.value_size + shape.conv_channels * shape.conv_kernel
     gates = 2 if kind == "gated_delta" else 1
     inputs = shape.conv_channels + shape.value_size + gates * shape.num_value_heads
     weights = spec.hidden_size * (inputs + shape.value_size) + shape.conv_channels * shape.conv_kernel

@@ -1,6 +1,7 @@
 """The gated delta rule (Yang et al., 2024, "Gated Delta Networks"), in float32.
 
-In chunks it is products within a chunk, and one update of the state behind it."""
+In chunks it is products within a chunk, and one update of the state behind it. A state decays as a whole, or each of its
+channels by itself (Kimi Team, 2025, "Kimi Linear")."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,6 +16,8 @@ from kernels.states import StateShape
 from kernels.torch.recurrent import CHUNK_TOKENS, Held, convolve, over_states, scanned
 
 _EPS = 1e-6
+_CHANNELS_CHUNK = 16
+"""Tokens of a chunk where each channel decays by itself: each pair of tokens then has a vector of decays."""
 
 
 def gated_delta(
@@ -31,7 +34,8 @@ def _scan(layer: StateLayer, rows: Sequence[Tensor], held: Held, meta: Attention
     q, k, v = heads_of(mixed, shape)
     q, k = (part * torch.rsqrt((part * part).sum(-1, keepdim=True) + _EPS) for part in (q, k))
     parts = (q * shape.key_dim**-0.5, k, v, decay, beta)
-    out, matrices = scanned(meta, matrices, parts, _updated, _in_chunks)
+    in_chunks = _in_chunks if decay.dim() == beta.dim() else _by_channels
+    out, matrices = scanned(meta, matrices, parts, _updated, in_chunks)
     return out.to(x.dtype), (inputs, matrices)
 
 
@@ -47,9 +51,9 @@ def heads_of(mixed: Tensor, shape: StateShape) -> tuple[Tensor, Tensor, Tensor]:
 def _updated(
     matrices: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Take one token of each of B sequences: matrices (B, H, key_dim, value_dim), vectors (B, H, ..), decay and beta (B, H).
-    Return what is read (B, H, value_dim), and the matrices behind it."""
-    matrices = matrices * decay.exp()[..., None, None]
+    """Take one token of each of B sequences: matrices (B, H, key_dim, value_dim), vectors (B, H, ..), decay (B, H) or (B, H,
+    key_dim), beta (B, H). Return what is read (B, H, value_dim), and the matrices behind it."""
+    matrices = matrices * decay.exp().view(*beta.shape, -1, 1)
     v = (v - (k[..., None, :] @ matrices)[..., 0, :]) * beta[..., None]
     matrices = torch.addcmul(matrices, k[..., None], v[..., None, :])
     return (q[..., None, :] @ matrices)[..., 0, :], matrices
@@ -84,3 +88,25 @@ def _in_chunks(
         out[:, chunk] = ask[:, chunk] @ matrix + within[:, chunk] @ added
         matrix = matrix * seen[:, chunk, -1:] + keep[:, chunk].mT @ added
     return out.flatten(1, 2)[:, :num_tokens].transpose(0, 1), matrix
+
+
+def _by_channels(
+    matrix: Tensor, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor
+) -> tuple[Tensor, Tensor]:
+    """`_in_chunks` with a decay (T, H, key_dim). No exponent is positive, however much a channel decays."""
+    out = torch.empty_like(v)
+    parts = [part.transpose(0, 1) for part in (q, k, v, decay, beta[..., None])]
+    for first in range(0, len(v), _CHANNELS_CHUNK):
+        rows = slice(first, first + _CHANNELS_CHUNK)
+        q, k, v, decay, beta = (part[:, rows] for part in parts)
+        total = decay.cumsum(1)
+        later = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).triu(1)[..., None]
+        keys = (total[:, :, None] - total[:, None]).masked_fill(later, -torch.inf).exp() * k[:, None]
+        system, within = (keys @ torch.stack((k * beta, q), -1)).unbind(-1)
+        seen = total.exp()
+        owed = (v - (k * seen) @ matrix) * beta
+        added = torch.linalg.solve_triangular(system, owed, upper=False, unitriangular=True)
+        out[rows] = ((q * seen) @ matrix + within @ added).transpose(0, 1)
+        keep = k * (total[:, -1:] - total).exp()
+        matrix = matrix * seen[:, -1, :, None] + keep.mT @ added
+    return out, matrix

@@ -69,7 +69,7 @@ CHOICE_BIAS = "gate.e_score_correction_bias"
 def deepseek_v2(config: Config) -> ModelSpec:
     if config.get("norm_topk_prob"):
         raise UnsupportedModel("norm_topk_prob is not supported with DeepSeek-V2")
-    _refuse_unless(config, "scoring_func", "softmax")
+    refuse_unless(config, "scoring_func", "softmax")
     method = config["topk_method"]
     if method not in ("greedy", "group_limited_greedy"):
         raise UnsupportedModel(
@@ -91,8 +91,8 @@ def deepseek_v2(config: Config) -> ModelSpec:
 
 
 def deepseek_v3(config: Config) -> ModelSpec:
-    _refuse_unless(config, "scoring_func", "sigmoid")
-    _refuse_unless(config, "topk_method", "noaux_tc")
+    refuse_unless(config, "scoring_func", "sigmoid")
+    refuse_unless(config, "topk_method", "noaux_tc")
     spec = latent(config, biased_routing(config), CHOICE_BIAS, interleaved=bool(config["rope_interleave"]))
     return replace(spec, mtp_layers=mtp_layers(config))
 
@@ -131,14 +131,14 @@ def experts(config: Config, num_layers: int, routing: Routing, choice_bias: str)
     )
 
 
-def _refuse_unless(config: Config, key: str, only: Any) -> None:
+def refuse_unless(config: Config, key: str, only: Any) -> None:
     if config.get(key, only) != only:
         raise UnsupportedModel(f"{key} {config[key]!r} is not supported (only {only!r})")
 
 
 def latent(config: Config, routing: Routing, choice_bias: str = "", *, interleaved: bool) -> ModelSpec:
     """Return a model with a latent KV cache and experts. `interleaved`: see `MlaSpec`; `choice_bias`: see `MoeSpec`."""
-    _refuse_unless(config, "moe_layer_freq", 1)
+    refuse_unless(config, "moe_layer_freq", 1)
     spec, bias = common(config), bool(config["attention_bias"])
     mla = MlaSpec(
         q_rank=0 if config["q_lora_rank"] is None else count(config, "q_lora_rank"),

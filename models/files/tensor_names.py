@@ -1,6 +1,7 @@
 """What a decoder's checkpoint calls its tensors, whatever larger model it was saved in."""
 
 import re
+from collections.abc import Callable, Collection
 
 _STEM = "model."
 _TEXTS = ("language_model.", "text_model.")
@@ -28,3 +29,23 @@ def decoders_name(name: str, *, is_headless: bool) -> str:
         if found := beginning.match(name):
             name = found.expand(meant) + name[found.end() :]
     return name
+
+
+def decoders_names(names: Collection[str]) -> Callable[[str], str]:
+    """Return `decoders_name` for a checkpoint with tensors of these names. Kimi-Linear's calls its delta attention as it calls
+    attention, and its experts otherwise than its dense blocks: here they are in `delta_attn` and `mlp`."""
+    is_headless = "embed_tokens.weight" in names
+    deltas = {
+        decoders_name(name, is_headless=is_headless).removesuffix("A_log")
+        for name in names
+        if name.endswith("self_attn.A_log")
+    }
+
+    def renamed(name: str) -> str:
+        found = decoders_name(name, is_headless=is_headless)
+        layer, attention, rest = found.partition("self_attn.")
+        if layer + attention in deltas:
+            return f"{layer}delta_attn.{rest}"
+        return found.replace(".block_sparse_moe.", ".mlp.") if deltas else found
+
+    return renamed

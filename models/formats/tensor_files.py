@@ -12,7 +12,7 @@ from core.errors import ConfigError
 from kernels.cpu.pages import give_back_freed
 from models.files.cuts import part_at
 from models.files.gguf_folder import WEIGHTS
-from models.files.tensor_names import decoders_name
+from models.files.tensor_names import decoders_names
 from models.formats.gguf_file import GgufFile
 from models.formats.stored_matrix import Cut
 from models.spec.model_spec import read_json
@@ -33,11 +33,7 @@ class TensorFiles:
         """With `decoders` tensors have the names that a decoder's checkpoint has. Raises ConfigError."""
         self._files = {path: _open(path) for path in _files(folder)}
         places = {name: path for path, file in self._files.items() for name in file.keys()}  # noqa: SIM118
-        is_headless = "embed_tokens.weight" in places
-
-        def renamed(name: str) -> str:
-            return decoders_name(name, is_headless=is_headless) if decoders else name
-
+        renamed = decoders_names(places) if decoders else str
         self._where = {renamed(name): (path, name) for name, path in places.items()}
         """The file of each tensor, and its name there."""
         self._notes = {

@@ -9,6 +9,7 @@ from kernels.ops import ExpertWeights, Ops
 from kernels.rounding import Activations, Rounding
 from models.formats.weight_source import WeightSource
 from models.layers.attention import Attention, AttentionLayer, ForwardStep
+from models.layers.delta_attention import DeltaAttention
 from models.layers.dense_and_experts import DenseAndExperts
 from models.layers.gated_attention import GatedAttention
 from models.layers.gated_delta_net import GatedDeltaNet
@@ -38,12 +39,14 @@ def mixer(
     ops: Ops,
     collectives: Collectives,
 ) -> AttentionLayer:
-    """Return the layer's token mixer: attention, gated delta net or Mamba-2."""
+    """Return the layer's token mixer: attention, a gated delta rule or Mamba-2."""
     if spec.recurrent is not None:
         place = spec.recurrent.places(slot_bytes(spec, checkpoint.dtype))[index]
         if place is not None:
             if spec.recurrent.kinds[index] == "state_space":
                 return StateSpace(spec, place, checkpoint, f"{prefix}mamba.", ops, collectives)
+            if spec.recurrent.kinds[index] == "channel_delta":
+                return DeltaAttention(spec, place, checkpoint, f"{prefix}delta_attn.", ops)
             return GatedDeltaNet(spec, place, checkpoint, f"{prefix}linear_attn.", ops, collectives)
     if spec.kv is not None:
         return SizedAttention(spec, index, checkpoint, f"{prefix}self_attn.", ops, collectives)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 from transformers.models.granitemoehybrid.modeling_granitemoehybrid import mamba2_chunk_scan
+from transformers.models.kimi_linear.modeling_kimi_linear import recurrent_kimi_delta_attention
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_recurrent_gated_delta_rule
 
 from kernels.ops import AttentionMeta, StateBlocks
@@ -21,6 +22,8 @@ BLOCK, HEAD = 4, (2, 16)
 """Tokens of a block; K and V of a head of the pool, and their dimension."""
 CPU = torch.device("cpu")
 SKIP = torch.linspace(-1.0, 2.0, 4)
+SPREAD = torch.linspace(0.0, 20.0, SHAPE.key_dim)
+"""By how much faster each channel decays, where each does by itself."""
 
 Rows = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Inputs (T, channels), and two numbers (T, value heads) for each head."""
@@ -44,6 +47,23 @@ def delta_by_transformers(mixed: torch.Tensor, decay: torch.Tensor, beta: torch.
     return out[0]
 
 
+def channels_by_transformers(mixed: torch.Tensor, decay: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
+    q, k, v = mixed.split((SHAPE.key_size, SHAPE.key_size, SHAPE.value_size), 1)
+    q, k = (part.reshape(1, len(mixed), SHAPE.num_key_heads, SHAPE.key_dim) for part in (q, k))
+    q, k = (part.repeat_interleave(SHAPE.num_value_heads // SHAPE.num_key_heads, 2) for part in (q, k))
+    out, _ = recurrent_kimi_delta_attention(
+        q,
+        k,
+        v.reshape(1, len(mixed), SHAPE.num_value_heads, SHAPE.value_dim),
+        g=(decay[..., None] * SPREAD)[None],
+        beta=beta[None],
+        initial_state=None,
+        output_final_state=False,
+        use_qk_l2norm_in_kernel=True,
+    )
+    return out[0]
+
+
 def space_by_transformers(mixed: torch.Tensor, decay: torch.Tensor, steps: torch.Tensor) -> torch.Tensor:
     """Their decay is a rate of each head times the step, so that a head's rate is asked for as -1."""
     del decay
@@ -58,6 +78,13 @@ KINDS = {
     "gated delta": Kind(
         lambda rows, pool, meta, layer: gated_delta(*rows, pool, meta, layer),
         delta_by_transformers,
+        ("key", "key", "value"),
+    ),
+    "gated delta by channels": Kind(
+        lambda rows, pool, meta, layer: gated_delta(
+            rows[0], rows[1][..., None] * SPREAD, rows[2], pool, meta, layer
+        ),
+        channels_by_transformers,
         ("key", "key", "value"),
     ),
     "state space": Kind(

@@ -46,6 +46,7 @@ from tests.models.recent_families import (
 from tests.models.recurrent_families import (
     granite4,
     granite_hybrid,
+    kimi_linear,
     nemotron_h,
     qwen3_5,
     qwen3_5_moe,
@@ -235,6 +236,7 @@ HYBRID = {
     "qwen3_5_moe": qwen3_5_moe,
     "granite_hybrid": granite_hybrid,
     "nemotron_h": nemotron_h,
+    "kimi_linear": kimi_linear,
 }
 UNSTAGED = {"gemma4_small": gemma4_small}
 """Families whose layers cannot be shared out over stages."""

@@ -5,7 +5,7 @@ from typing import Any
 
 import transformers
 
-from tests.models.config_parts import ROPES, common, qwen_experts, rope
+from tests.models.config_parts import ROPES, common, deepseek, qwen_experts, rope
 
 
 def qwen3_next(rng: random.Random, i: int) -> Any:
@@ -115,4 +115,25 @@ def nemotron_h(rng: random.Random, i: int) -> Any:
         topk_group=(1, 2)[i % 2],
         norm_topk_prob=i != 2,
         routed_scaling_factor=1.5,
+    )
+
+
+def kimi_linear(rng: random.Random, i: int) -> Any:
+    fields = deepseek(rng, i)
+    fields["rms_norm_eps"] = 1e-3  # as in `_qwen`
+    num_layers = fields["num_hidden_layers"] = (3, 4, 5, 3, 4, 6)[i]
+    dense, num_experts = fields.pop("first_k_dense_replace"), fields.pop("n_routed_experts")
+    attends = {2: {1, 4}, 5: {0, 3}}.get(i, {num_layers - 1 - i % 2})
+    del fields["rope_parameters"]
+    return transformers.KimiLinearConfig(
+        **fields,
+        num_local_experts=num_experts,
+        n_group=(1, 4)[i % 2],
+        topk_group=(1, 2)[i % 2],
+        norm_topk_prob=i != 2,
+        mlp_layer_types=["dense"] * dense + ["sparse"] * (num_layers - dense),
+        layer_types=["full_attention" if j in attends else "linear_attention" for j in range(num_layers)],
+        linear_num_heads=rng.choice((1, 2, 3)),
+        linear_head_dim=rng.choice((8, 16)),
+        linear_conv_kernel_dim=(4, 2, 3)[i % 3],
     )

@@ -17,6 +17,7 @@ HEADS = {
     "mistral4": (5, 5),
     "deepseek_v32": (5, 5),
     "glm_moe_dsa": (5, 5),
+    "kimi_linear": (5, 5),
 }
 """Query and KV heads that do not divide evenly (6, 2 elsewhere): some ranks have more, and some share a KV head."""
 
@@ -45,7 +46,8 @@ def awkward(family: str) -> Any:
     if hasattr(config, "no_rope_layers"):
         config.no_rope_layers = [1, 0, 1]
     if hasattr(config, "mlp_layer_types"):
-        config.mlp_layer_types = ["dense", "sparse", "sparse"]
+        more = ["sparse", "dense"] if family in HYBRID else []
+        config.mlp_layer_types = ["dense", "sparse", "sparse", *more]
     if hasattr(config, "indexer_types"):
         config.indexer_types = ["full", "shared", "full"]
     if family == "nemotron_h":

@@ -26,6 +26,12 @@ SIZES: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 48,
         "moe_latent_size": 32,
     },
+    "kimi_linear": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "linear_head_dim": 16,
+        "linear_num_heads": 2,
+    },
     "glm_moe_dsa": {"mlp_layer_types": ["dense", "sparse"], "indexer_types": ["full", "shared"]},
 }
 Stored = tuple[dict[str, torch.Tensor], torch.Tensor]
@@ -49,7 +55,7 @@ WAYS: dict[str, Any] = {
 }
 CASES = [(family, "int8") for family in sorted(FAMILIES)]
 CASES += [(family, "nvfp4") for family in ("deepseek_v3", "gemma3", "gpt_oss", "phi3", "qwen3_moe")]
-CASES += [(family, way) for family in ("nemotron_h",) for way in ("int8", "nvfp4")]
+CASES += [(family, way) for family in ("nemotron_h", "kimi_linear") for way in ("int8", "nvfp4")]
 CASES += [(family, "awq") for family in ("gemma3", "glm4", "granite", "olmo3", "phi3")]
 
 

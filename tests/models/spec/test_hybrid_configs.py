@@ -1,4 +1,4 @@
-"""How the configurations of Nemotron-H say which layer is what."""
+"""How the configurations of Nemotron-H and Kimi-Linear say which layer is what."""
 
 import random
 from pathlib import Path
@@ -59,3 +59,18 @@ def test_a_model_of_attention_and_blocks_alone_keeps_no_state(tmp_path: Path) ->
     paged = Paged(model, 1, rng)
     parts = paged.step([(0, 0, prompt[:11])]) + paged.step([(0, 11, prompt[11:])])
     torch.testing.assert_close(torch.cat(parts), want, atol=1e-4, rtol=1e-4)
+
+
+def test_kimi_linear_counts_its_layers_from_one(tmp_path: Path) -> None:
+    own: dict[str, Any] = {"head_dim": 8, "num_heads": 3, "short_conv_kernel_size": 2}
+    lists = {"full_attn_layers": [2, 4], "kda_layers": [1, 3]}
+    kept = spec_of(tmp_path, "KimiLinearForCausalLM", linear_attn_config={**own, **lists}).recurrent
+    assert kept is not None
+    assert kept.kinds == ("channel_delta", "kv", "channel_delta", "kv")
+    assert (kept.shape.num_value_heads, kept.shape.key_dim, kept.shape.conv_kernel) == (3, 8, 2)
+    with pytest.raises(UnsupportedModel, match=r"name the layers \[1, 2\] of 4"):
+        spec_of(tmp_path, "KimiLinearForCausalLM", linear_attn_config={**own, "full_attn_layers": [1, 2]})
+    with pytest.raises(UnsupportedModel, match="mla_use_nope False"):
+        spec_of(
+            tmp_path, "KimiLinearForCausalLM", linear_attn_config={**own, **lists}, mla_use_nope=False
+        )
