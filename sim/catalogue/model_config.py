@@ -14,6 +14,7 @@ from typing import Any
 from core.errors import ConfigError
 from models.spec.expert_share import EXPERT_KEYS, expert_share, said
 from sim.catalogue.catalogue import MODELS, CatalogueModel
+from sim.catalogue.layer_counts import LayerCounts, half_layers
 from sim.catalogue.recurrent_layers import RecurrentLayer, recurrent_layer
 from sim.catalogue.sized_layers import sized_layers
 from sim.catalogue.token_index import with_token_index
@@ -24,8 +25,24 @@ _SCALES = 0.02
 """Bytes of scales for each 4- or 8-bit weight: 16 bits for 128 weights, and zeros."""
 _FP4_BYTES = 0.5 + 1 / 16
 """Bytes of a weight of ModelOpt's four bits, with one for each 16."""
-_SHARED_KEYS = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert")
-_NO_GATE = {"gpt2", "gpt_neo", "gptj", "gpt_neox", "opt", "bloom", "phi", "falcon", "starcoder2"}
+_SHARED_KEYS = ("n_shared_experts", "moe_num_shared_experts", "num_shared_expert", "num_shared_experts")
+_SHARED_SIZES = (
+    "shared_expert_intermediate_size",
+    "shared_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+)
+_NO_GATE = {
+    "gpt2",
+    "gpt_neo",
+    "gptj",
+    "gpt_neox",
+    "opt",
+    "bloom",
+    "phi",
+    "falcon",
+    "starcoder2",
+    "nemotron_h",
+}
 """Model types whose feed-forward layers have two matrices in place of three."""
 
 _GATED = ("qwen3_next", "qwen3_5")
@@ -64,17 +81,15 @@ def model_of(config: Mapping[str, Any]) -> CatalogueModel:
     """Return the model. Raises KeyError for a size that is not there."""
     text = config.get("text_config") or config.get("llm_config") or config
     whole = {**config, **text}
-    hidden, num_layers = whole["hidden_size"], whole["num_hidden_layers"]
-    heads = whole["num_attention_heads"]
+    counts = half_layers(whole) or _counts(whole, whole["num_hidden_layers"])
+    hidden, heads = whole["hidden_size"], whole["num_attention_heads"]
     attention, kv_values, pair_values = _attention(whole, hidden, heads)
-    growing = _num_growing(whole, num_layers)
-    recurrent = recurrent_layer(whole, hidden) if growing < num_layers else RecurrentLayer(0, 0)
+    recurrent = recurrent_layer(whole, hidden) if counts.recurrent else RecurrentLayer(0, 0)
     gate = 2 if whole.get("model_type") in _NO_GATE else 3
     dense = gate * hidden * _dense_size(whole, hidden)
     num_experts, expert, shared = _experts(whole, hidden, gate)
-    num_moe = sum(_is_moe(whole, layer) for layer in range(num_layers))
-    layers = growing * attention + (num_layers - growing) * recurrent.num_weights
-    layers += (num_layers - num_moe) * dense
+    growing, num_moe = counts.growing, counts.sparse
+    layers = growing * attention + counts.recurrent * recurrent.num_weights + counts.dense * dense
     layers += num_moe * (shared + hidden * num_experts)
     kv_token_values, all_pairs, sized = growing * kv_values, growing * pair_values, sized_layers(whole)
     if sized is not None:
@@ -86,7 +101,7 @@ def model_of(config: Mapping[str, Any]) -> CatalogueModel:
     plain_bytes = _BYTES.get(str(whole.get("dtype") or whole.get("torch_dtype") or "bfloat16"), 2.0)
     model = CatalogueModel(
         num_weights=layers + embeddings,
-        num_layers=num_layers,
+        num_layers=counts.layers,
         num_heads=heads,
         num_kv_heads=whole.get("num_key_value_heads") or heads,
         head_dim=whole.get("head_dim") or hidden // heads,
@@ -97,7 +112,7 @@ def model_of(config: Mapping[str, Any]) -> CatalogueModel:
         expert_share=expert_share(whole.get),
         kv_token_values=kv_token_values,
         pair_values=all_pairs,
-        state_bytes=(num_layers - growing) * recurrent.state_bytes,
+        state_bytes=counts.recurrent * recurrent.state_bytes,
     )
     return with_token_index(model, whole, value_bytes)
 
@@ -129,9 +144,10 @@ def _experts(config: Mapping[str, Any], hidden: int, gate: int) -> tuple[int, in
     """Return (experts of a layer, weights of one, weights of those that every token uses)."""
     num = said(config.get, EXPERT_KEYS)
     size = config.get("moe_intermediate_size") or config.get("intermediate_size") or 0
-    shared = config.get("shared_expert_intermediate_size") or config.get("shared_intermediate_size")
+    shared = next((config[key] for key in _SHARED_SIZES if config.get(key)), 0)
     shared = shared or size * (said(config.get, _SHARED_KEYS) or config.get("model_type") == "hunyuan_v1_moe")
-    return num, gate * hidden * size, gate * hidden * shared
+    latent = config.get("moe_latent_size") or 0
+    return num, gate * (latent or hidden) * size, hidden * (gate * shared + 2 * latent)
 
 
 def _is_moe(config: Mapping[str, Any], layer: int) -> bool:
@@ -149,11 +165,25 @@ def _is_moe(config: Mapping[str, Any], layer: int) -> bool:
     return (layer + 1) % step == 0 if isinstance(step, int) else bool(step[layer])
 
 
+def _counts(config: Mapping[str, Any], num_layers: int) -> LayerCounts:
+    growing = _num_growing(config, num_layers)
+    sparse = sum(_is_moe(config, layer) for layer in range(num_layers))
+    return LayerCounts(
+        layers=num_layers,
+        growing=growing,
+        recurrent=num_layers - growing,
+        dense=num_layers - sparse,
+        sparse=sparse,
+    )
+
+
 def _num_growing(config: Mapping[str, Any], num_layers: int) -> int:
     """Return the number of layers whose state grows with the context."""
     kinds = config.get("layer_types")
     if kinds:
         return sum("linear" not in kind and "mamba" not in kind for kind in kinds)
+    if attending := (config.get("linear_attn_config") or {}).get("full_attn_layers"):
+        return len(attending)
     interval = config.get("full_attention_interval")
     return num_layers // interval if interval else num_layers
 

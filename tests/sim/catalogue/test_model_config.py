@@ -18,9 +18,11 @@ from transformers import (
     GlmMoeDsaConfig,
     GraniteMoeHybridConfig,
     HunYuanMoEV1Config,
+    KimiLinearConfig,
     LlamaConfig,
     MiniMaxM2Config,
     MixtralConfig,
+    NemotronHConfig,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
     Qwen3Config,
@@ -125,6 +127,27 @@ _DELTA_EXPERTS: dict[str, Any] = {
     "num_experts": 16,
     "num_experts_per_tok": 4,
 }
+_NEMOTRON: dict[str, Any] = {
+    **{name: size for name, size in SIZES.items() if name != "num_hidden_layers"},
+    "layers_block_type": ["linear_attention", "moe", "linear_attention", "full_attention", "mlp"],
+    "head_dim": 64,
+    "mamba_num_heads": 8,
+    "ssm_state_size": 32,
+    "n_groups": 2,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 384,
+}
+_KIMI: dict[str, Any] = {
+    **_LATENT,
+    "num_key_value_heads": 8,
+    "q_lora_rank": None,
+    "pad_token_id": None,
+    "num_local_experts": 8,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "linear_num_heads": 4,
+    "linear_head_dim": 32,
+}
 HYBRIDS = {
     "qwen3 next": Qwen3NextConfig(**_DELTA, **_DELTA_EXPERTS),
     "qwen3.5": Qwen3_5TextConfig(**_DELTA),
@@ -139,6 +162,9 @@ HYBRIDS = {
         num_experts_per_tok=2,
         tie_word_embeddings=True,
     ),
+    "nemotron h": NemotronHConfig(**_NEMOTRON),
+    "nemotron 3": NemotronHConfig(**_NEMOTRON, moe_latent_size=64),
+    "kimi linear": KimiLinearConfig(**_KIMI),
     "granite 4 h, dense": GraniteMoeHybridConfig(
         **SIZES,
         layer_types=["mamba", "mamba", "attention", "mamba"],
@@ -264,11 +290,11 @@ def test_a_hybrid_keeps_the_state_that_the_engine_keeps(name: str, tmp_path: Pat
     config = HYBRIDS[name].to_dict()
     architecture = MODEL_FOR_CAUSAL_LM_MAPPING[type(HYBRIDS[name])].__name__
     (tmp_path / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
-    model, kept = read_model(tmp_path), read_spec(tmp_path).recurrent
+    model, spec = read_model(tmp_path), read_spec(tmp_path)
+    kept = spec.recurrent
     assert kept is not None
-    num_states = sum(kind != "kv" for kind in kept.kinds)
-    assert model.state_bytes == num_states * kept.shape.num_floats * 4
-    assert model.kv_token_bytes == 2 * 2 * (config.get("head_dim") or 32) * 2, "one layer of four attends"
+    assert model.state_bytes == sum(kept.has_state) * kept.shape.num_floats * 4
+    assert model.kv_token_bytes == spec.kv_layout(16, "bfloat16").token_bytes
     with pytest.raises(KeyError):
         model_of({key: value for key, value in config.items() if not key.startswith(("mamba", "linear"))})
 
