@@ -13,7 +13,7 @@ from core.errors import UnsupportedModel
 from core.start_timer import StartTimer
 from kernels.collectives import ONE_RANK, Collectives
 from kernels.cpu.attention import attends_heads_of
-from kernels.cpu.library import Isa, fastest_of_bfloat16, native
+from kernels.cpu.library import fastest_of_bfloat16, native
 from kernels.cpu.prepacked import WeightFormat
 from kernels.ops import Ops
 from kernels.select import Kernels, select_ops
@@ -121,7 +121,8 @@ def choose_kv_dtype(
     is_plain = spec.mla is None and spec.kept is None and not spec.encodes
     if device.type != "cpu" or not (rounds and is_plain and attends_heads_of(spec.head_dim)):
         return dtype
-    return "bfloat16" if fastest_of_bfloat16() == Isa.AVX512_BF16 else dtype
+    isa = fastest_of_bfloat16()
+    return "bfloat16" if isa is not None and isa.rounds_rows else dtype
 
 
 def check_load_format(spec: ModelSpec, load_format: LoadFormat) -> None:

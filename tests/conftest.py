@@ -10,6 +10,8 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
+from kernels.cpu import library
+
 # A shell starts background jobs with SIGINT ignored, and the programs that tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -23,6 +25,9 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 
 # What tokens are compared with is transformers' float32, so no row is rounded to bfloat16 where a test does not ask for it.
 os.environ.setdefault("BATON_MAX_CPU_ISA", "avx512")
+
+# Tests that ask for tiles have them on every processor with the vectors beside them.
+os.environ.setdefault("BATON_EMULATE_TILES", "1")
 
 # How long an example takes is the business of a machine that others share.
 settings.register_profile("baton", deadline=None)
@@ -69,6 +74,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests begin first, so that no worker is left with one at the end. A file's tests stay together."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say whether kernels by tiles ran on a processor's own ones."""
+    reports = [report for kind in terminalreporter.stats.values() for report in kind]
+    if any(getattr(report, "nodeid", "").startswith("tests/kernels/cpu/") for report in reports):
+        terminalreporter.write_line(f"tiles (AMX): {library.tiles()}")
 
 
 def pytest_collection_finish() -> None:

@@ -8,7 +8,7 @@ import pytest
 from kernels.cpu import attention, library
 from kernels.cpu.library import Isa
 
-_CHOICES = library.fastest_exact, library.fastest_of_bfloat16, attention.fastest
+_CHOICES = library.fastest_exact, library.fastest_of_bytes, library.fastest_of_bfloat16, attention.fastest
 """What is found out once for a process."""
 
 

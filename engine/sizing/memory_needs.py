@@ -84,7 +84,7 @@ def stored_as(
             embedding=_embedding_bytes(spec, weights, wide),
             other=wide,
             on_cpu=True,
-            shares_head=reads_back(weights, getattr(torch, dtype)) and not _is_gguf(spec),
+            shares_head=reads_back(weights) and not _is_gguf(spec),
             attends_natively=native,
             samples_natively=bool(instruction_sets()),
         )

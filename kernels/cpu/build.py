@@ -31,6 +31,8 @@ _OWN_FLAGS: Final = {
     "avx2.cpp": _AVX2,
     "avx512.cpp": (*_AVX2, *_AVX512),
     "avx512_bf16.cpp": (*_AVX2, *_AVX512, "-mavx512bf16"),
+    "amx.cpp": (*_AVX2, *_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "amx_emulated.cpp": (*_AVX2, *_AVX512, "-mavx512bf16"),
 }
 """The flags of the files that have code for one instruction set; the others run on every x86-64."""
 _TIMEOUT_S: Final = 300

@@ -142,7 +142,7 @@ class NativeLayers:
         return pools
 
     def _writes(self, kept: torch.dtype) -> bool:
-        return kept == torch.float32 or self._for_heads[kept] == library.Isa.AVX512_BF16
+        return kept == torch.float32 or self._for_heads[kept].rounds_rows
 
     def _run(
         self, x: Tensor, rotations: Sequence[tuple[Tensor, Tensor]], pools: _Pools, meta: AttentionMeta

@@ -126,7 +126,7 @@ def _at(tensor: Tensor | None) -> int | None:
 
 
 def _is_written(pool: Tensor, isa: Isa) -> bool:
-    rounds = pool.dtype == torch.bfloat16 and isa == Isa.AVX512_BF16
+    rounds = pool.dtype == torch.bfloat16 and isa.rounds_rows
     return _is_plain(pool) or (rounds and pool.is_contiguous())
 
 

@@ -7,7 +7,7 @@ from ctypes import CDLL, c_float, c_int, c_int64, c_uint64, c_void_p
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, get_args
 
 from core.errors import ConfigError
 from kernels.cpu.build import BuildError, library_path
@@ -15,6 +15,7 @@ from kernels.cpu.build import BuildError, library_path
 _log = logging.getLogger(__name__)
 _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "baton_has": (c_int, (c_int,)),
+    "baton_tiles": (c_int, ()),
     "baton_packed_bytes": (c_int64, (c_int, c_int64, c_int64, c_int64, c_int, c_int)),
     "baton_pack_floats": (None, (c_int, c_int64, c_int64, c_int64, c_int, c_void_p, c_void_p, c_int)),
     "baton_pack_whole": (
@@ -85,6 +86,17 @@ class Isa(IntEnum):
     """F, BW, DQ, VL and VNNI."""
     AVX512_BF16 = 2
     """With an instruction for products of bfloat16: rows are rounded to it for matrices of it."""
+    AMX = 3
+    """With tiles, for products of bfloat16, which round rows as well, and of bytes."""
+
+    @property
+    def rounds_rows(self) -> bool:
+        """Whether rows are rounded to bfloat16 for matrices of it, and keys and values for pools of it."""
+        return self >= Isa.AVX512_BF16
+
+
+Tiles = Literal["none", "emulated", "processor"]
+"""What computes products by tiles; the order is that of `src/isa.h`."""
 
 
 def load(path: Path) -> CDLL:
@@ -125,6 +137,13 @@ def instruction_sets() -> list[Isa]:
     return [] if library is None else [isa for isa in Isa if library.baton_has(isa)]
 
 
+def tiles() -> Tiles:
+    """Return what computes by tiles here: where `BATON_EMULATE_TILES` is 1, and the processor has none, an emulation that is a
+    hundred times slower, for tests."""
+    library, kinds = native(), get_args(Tiles)
+    return kinds[0 if library is None else library.baton_tiles()]
+
+
 def allowed_sets() -> list[Isa]:
     """Return those that may be chosen: where `BATON_MAX_CPU_ISA` names one, none behind it. Raises ConfigError."""
     name = os.environ.get("BATON_MAX_CPU_ISA", "").upper()
@@ -137,16 +156,24 @@ def allowed_sets() -> list[Isa]:
 @cache
 def fastest_exact() -> Isa:
     """Return the fastest instruction set that rounds no row to bfloat16. Needs `native`."""
-    return max(isa for isa in allowed_sets() if isa != Isa.AVX512_BF16)
+    return max(isa for isa in allowed_sets() if not isa.rounds_rows)
+
+
+@cache
+def fastest_of_bytes() -> Isa:
+    """Return the fastest instruction set for matrices of 8 and 4 bits, whose products are exact with all. Needs `native`."""
+    return Isa.AMX if Isa.AMX in allowed_sets() else fastest_exact()
 
 
 @cache
 def fastest_of_bfloat16() -> Isa | None:
-    """Return the fastest instruction set for products of bfloat16; None without `native`. An instruction for them may take longer
-    than those of float32 that do the same, as on Intel's processors: both are tried."""
+    """Return the fastest instruction set for products of bfloat16; None without `native`. A vector instruction for them may take
+    longer than those of float32 that do the same, as on Intel's processors: both are tried. Tiles are always faster."""
     library = native()
     if library is None:
         return None
+    if Isa.AMX in allowed_sets():
+        return Isa.AMX
     if Isa.AVX512_BF16 not in allowed_sets():
         return fastest_exact()
 

@@ -2,7 +2,7 @@
 
 float32, bfloat16 and float16 are added up in float32. With fewer bits each row of inputs is rounded to 8 as it comes, by its
 largest magnitude; products are exact within a group of inputs that share a scale. A row's result has the same bits whatever other
-rows come with it, and however many threads compute it. `Isa.AVX512_BF16` rounds rows to bfloat16 for matrices of it."""
+rows come with it, and however many threads compute it. `Isa.rounds_rows` says who rounds rows to bfloat16 for matrices of it."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -12,7 +12,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kernels.cpu.library import Isa, fastest_exact, loaded
+from kernels.cpu.library import Isa, fastest_exact, fastest_of_bytes, loaded
 from kernels.cpu.pages import large_pages, result
 from kernels.packed import Prepacked
 
@@ -100,7 +100,7 @@ class InPanels(Prepacked):
 
 def packed(matrix: Tensor, layout: Layout, group: int = 0, isa: Isa | None = None) -> Panels:
     """`matrix` (N, K) to the nearest numbers of `layout`, which is not INT4; `group`: inputs that share a scale with STEPS4, a
-    multiple of 32. `isa`: the instruction set that multiplies; None: `fastest_exact`. Needs `native`."""
+    multiple of 32. `isa`: the instruction set that multiplies; None: the fastest that is exact. Needs `native`."""
     _check(layout != Layout.INT4, "4 bits of a checkpoint by packed_int4, and others as STEPS4")
     matrix = (matrix if matrix.dtype in _FLOATS else matrix.float()).contiguous()
     group = -(-matrix.shape[1] // 4) * 4 if layout == Layout.INT8 else group
@@ -166,7 +166,7 @@ def _panels(
         group=group,
         has_zeros=has_zeros,
         scales=scales,
-        isa=fastest_exact() if isa is None else isa,
+        isa=isa if isa is not None else fastest_exact() if layout < Layout.INT8 else fastest_of_bytes(),
     )
 
 

@@ -1,7 +1,7 @@
 """Products with matrices in the layouts in which a CPU multiplies them fastest; a matrix is laid out once, as a model is loaded.
 
-Native kernels have panels of their own (`kernels/cpu/linear.py`): of float32, of 16 bits and of fewer. Without them, and for
-products of bfloat16 on a processor with AMX, there are oneDNN's blocks. The matrix itself is not kept."""
+Native kernels have panels of their own (`kernels/cpu/linear.py`): of float32, of 16 bits and of fewer. Without them there are
+oneDNN's blocks. The matrix itself is not kept."""
 
 from dataclasses import replace
 from functools import cache, partial
@@ -133,10 +133,9 @@ def look_up(weights: WeightFormat, weight: Weight, dtype: torch.dtype, head: Lin
     return reference.look_up(weight, dtype, head)
 
 
-def reads_back(weights: WeightFormat, dtype: torch.dtype) -> bool:
+def reads_back(weights: WeightFormat) -> bool:
     """Return whether what `pack` makes of a large matrix of floats has rows that `look_up` reads."""
-    in_blocks = weights == "full" and dtype == torch.bfloat16 and has_amx()
-    return native() is not None and weights not in ("int4", "nvfp4") and not in_blocks
+    return native() is not None and weights not in ("int4", "nvfp4")
 
 
 def in_panels(panels: Panels) -> Prepacked:
@@ -167,14 +166,10 @@ def bytes_per_number(weights: WeightFormat, dtype: torch.dtype) -> float:
 
 
 @cache
-def has_amx() -> bool:
-    return bool(torch.cpu._is_amx_tile_supported())  # pyright: ignore[reportPrivateUsage]
-
-
-@cache
 def has_bfloat16() -> bool:
     """Return whether oneDNN multiplies bfloat16. Without it such a product is 8 times as slow as one of float32."""
-    return has_amx() or bool(torch.cpu._is_avx512_bf16_supported())  # pyright: ignore[reportPrivateUsage]
+    has_amx = torch.cpu._is_amx_tile_supported()  # pyright: ignore[reportPrivateUsage]
+    return bool(has_amx or torch.cpu._is_avx512_bf16_supported())  # pyright: ignore[reportPrivateUsage]
 
 
 def _narrowest(matrix: Tensor) -> Layout:
@@ -189,10 +184,9 @@ def _narrowest(matrix: Tensor) -> Layout:
 def _full(matrix: Tensor, of_bfloat16: Isa | None) -> LinearWeight:
     if matrix.numel() < _LEAST_PACKED:
         return matrix
-    is_bfloat16 = matrix.dtype == torch.bfloat16
-    if native() is not None and not (is_bfloat16 and has_amx()):
+    if native() is not None:
         return _narrow(matrix, NARROW.get(matrix.dtype, Layout.FLOAT32), of_bfloat16)
-    return in_blocks(matrix if is_bfloat16 and has_bfloat16() else matrix.float())
+    return in_blocks(matrix if matrix.dtype == torch.bfloat16 and has_bfloat16() else matrix.float())
 
 
 def in_blocks(matrix: Tensor) -> LinearWeight:

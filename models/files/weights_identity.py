@@ -8,7 +8,7 @@ from typing import Final, Protocol, runtime_checkable
 import torch
 
 from kernels.cpu.build import library_path
-from kernels.cpu.library import allowed_sets, fastest_exact, fastest_of_bfloat16
+from kernels.cpu.library import allowed_sets, fastest_exact, fastest_of_bfloat16, fastest_of_bytes
 from models.files.revision import weights_revision
 
 _CODE: Final = ("kernels", "models", "parallel")
@@ -28,7 +28,7 @@ class NamedCut(Protocol):
 def weights_key(folder: Path, *said: object) -> str:
     """Return a name for the weights of a checkpoint as these kernels pack them. `said`: what else their content depends on. Needs
     native kernels."""
-    isas = *allowed_sets(), fastest_exact(), fastest_of_bfloat16()
+    isas = *allowed_sets(), fastest_exact(), fastest_of_bytes(), fastest_of_bfloat16()
     described = [
         (path.name, path.read_bytes()) for kind in _DESCRIPTIONS for path in sorted(folder.glob(kind))
     ]

@@ -26,16 +26,11 @@ Layout layout_of(int format, int64_t outputs, int64_t inputs, int64_t group, int
 
 }  // namespace
 
-// Does this processor, and its system, have the instruction set? Of Intel's first AVX-512 processors, without VNNI, AVX2 is used.
-BATON_API int baton_has(int isa) {
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    if (isa == baton::AVX2) return avx2;
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-                        __builtin_cpu_supports("avx512vnni");
-    return isa == baton::AVX512 ? avx512 : avx512 && __builtin_cpu_supports("avx512bf16");
-}
+// Does this processor, and its system, have the instruction set?
+BATON_API int baton_has(int isa) { return baton::has_isa(isa); }
+
+// Tiles: 0 none, 1 emulated, as BATON_EMULATE_TILES asks where the processor has none, 2 the processor's.
+BATON_API int baton_tiles() { return static_cast<int>(baton::kind_of_tiles()); }
 
 BATON_API int64_t baton_packed_bytes(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros,
                                      int scales) {
@@ -70,7 +65,7 @@ BATON_API void baton_linear(int isa, int format, int64_t outputs, int64_t inputs
                             int scales, const uint8_t* panels, const float* x, int64_t rows, const float* bias,
                             float* out, int threads) {
     const Layout layout = layout_of(format, outputs, inputs, group, has_zeros, scales);
-    baton::multiply({&kernels_of(isa), baton::dots_of(isa), layout, panels, bias}, x, rows, out, threads);
+    baton::multiply({&kernels_of(isa), baton::dots_of(isa), baton::amx_of(isa), layout, panels, bias}, x, rows, out, threads);
 }
 
 // The lanes of the instruction set, of which a head's size is a multiple.
@@ -149,7 +144,7 @@ BATON_API void baton_feed_forward(int isa, int gate, const baton::GivenMatrix* g
 }
 
 // qkv (rows, heads + 2 kv_heads, size) -> queries (rows, heads, size); keys and values go where the slots say in a pool (blocks,
-// 2, kv_heads, block_size, size) of float32 or, where `number` is 1, of bfloat16, which is for AVX512_BF16. Without a pool only keys (rows, kv_heads, size) are written. The weights of norms may be null.
+// 2, kv_heads, block_size, size) of float32 or, where `number` is 1, of bfloat16, which is for AVX512_BF16 and AMX. Without a pool only keys (rows, kv_heads, size) are written. The weights of norms may be null.
 BATON_API void baton_turn(int isa, const float* qkv, int64_t rows, int64_t heads, int64_t kv_heads, int64_t size, const float* cos,
                           const float* sin, const float* q_weight, const float* k_weight, float eps, float* queries, float* keys,
                           int number, void* pool, const int64_t* slots, int64_t block_size, int threads) {
@@ -169,6 +164,7 @@ BATON_API void baton_run_layers(const baton::GivenLayer* layers, int64_t count, 
 // products these were.
 BATON_API int64_t baton_spin(int isa, int format, int64_t rounds) {
     const auto kind = static_cast<Format>(format);
+    if (isa == baton::AMX && (kind == Format::bf16 || kind >= Format::int8)) return baton::amx_of(isa)->spin(kind, rounds);
     if (isa == baton::AVX512_BF16 && kind == Format::bf16) return baton::avx512_dots.spin(rounds);
     return kernels_of(isa).spin(kind, rounds);
 }

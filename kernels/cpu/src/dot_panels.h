@@ -31,7 +31,7 @@ struct DotPanels {
     }
 };
 
-void round_to_bfloat16(const float* x, int64_t inputs, uint16_t* out) {
+inline void round_to_bfloat16(const float* x, int64_t inputs, uint16_t* out) {
     for (int64_t k = 0; k < inputs; k += LANES) {
         const __mmask16 some = first_lanes(inputs - k);
         const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_maskz_loadu_ps(some, x + k));
@@ -39,7 +39,7 @@ void round_to_bfloat16(const float* x, int64_t inputs, uint16_t* out) {
     }
 }
 
-int64_t spin_dots(int64_t rounds) {
+inline int64_t spin_dots(int64_t rounds) {
     __m512bh one = all_pairs(0x3f803f80);
     Floats sums[SPINNING];
     for (auto& sum : sums) sum = none();

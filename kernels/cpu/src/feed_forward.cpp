@@ -54,7 +54,7 @@ void FeedForwardTasks::add_phases(std::vector<Phase>& phases) const {
 void feed_forward(const FeedForward& work, const float* x, int64_t rows, float* out, int threads) {
     static thread_local FeedForwardMemory memory;
     const int64_t inputs = work.gate_up.layout.inputs, outputs = work.down.layout.outputs;
-    const Blocks blocks(rows, PIECE_ROWS);
+    const Blocks blocks(rows, piece_rows(work.gate_up, rows));
     reserved(memory.inner, blocks.each * work.down.layout.inputs);
     std::deque<FeedForwardTasks> pieces;
     std::vector<Phase> phases;

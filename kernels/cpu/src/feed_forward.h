@@ -34,8 +34,8 @@ class GatedProduct {
     int threads_;
 };
 
-// Rows of a block that are computed at once: what lies between its products stays in a cache.
-constexpr int64_t PIECE_ROWS = TASK_ROWS;
+// Rows of a block that are computed at once, as many as a task takes: what lies between its products stays in a cache.
+inline int64_t piece_rows(const Matrix& gate_up, int64_t rows) { return goes_by_tiles(gate_up, rows) ? AMX_TASK_ROWS : TASK_ROWS; }
 
 struct FeedForward {
     Matrix gate_up;

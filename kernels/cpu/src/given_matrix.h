@@ -14,7 +14,7 @@ struct GivenMatrix {
 inline Matrix matrix_of(const GivenMatrix& given, const float* bias) {
     const Layout layout{static_cast<Format>(given.format), given.outputs,        given.inputs, given.group,
                         given.has_zeros != 0,              static_cast<Format>(given.scales)};
-    return {&kernels_of(given.isa), dots_of(given.isa), layout, given.panels, bias};
+    return {&kernels_of(given.isa), dots_of(given.isa), amx_of(given.isa), layout, given.panels, bias};
 }
 
 inline Matrix matrix_of(const GivenMatrix& given) { return matrix_of(given, given.bias); }

@@ -12,7 +12,7 @@ struct PanelProduct {
     const uint8_t* numbers;   // the panel's, from the first input on
     const uint8_t* ahead;     // what is multiplied next
     int64_t ahead_bytes;      // how much of it is fetched meanwhile
-    const void* x;            // (K, rows) float, (K / 2, rows) of 2 bfloat16, or (K / 4, rows) of 4 bytes
+    const void* x;            // (K, rows) float, (K / 2, rows) of 2 bfloat16, or (K / 4, rows) of 4 bytes; tiles: (rows, K) of these
     const float* x_scales;    // (rows,): int8 and int4, as what follows
     const int32_t* x_starts;  // (groups, rows): what sums begin with
     const float* x_sums;      // (groups, rows): of the rounded inputs, where there are zero points
@@ -23,6 +23,8 @@ struct PanelProduct {
     float* out;         // (rows, columns), rows `stride` floats apart
     int64_t stride;
     int64_t columns;  // at most PANEL
+    // For tiles: bytes from one row to the next, and of a row in each step; lines of `numbers`.
+    int64_t x_stride, step_bytes, lines;
 };
 
 // Rows side by side: each one's first 4 bytes, then each one's next 4.
@@ -150,8 +152,20 @@ struct Dots {
     int64_t (*spin)(int64_t rounds);
 };
 
+constexpr int64_t AMX_ROWS = 32;  // of a block, at most
+
+// Products by tiles: of rows that lie one behind the other, each with zeros up to a whole step.
+struct Amx {
+    Multiply multiply_pairs;                     // panels of bf16
+    Multiply multiply_bytes, multiply_widened;   // of int8, and of int4 whose numbers are bytes
+    void (*sum_row)(const GroupSums&);           // `sum_groups` of one row
+    void (*release)();                           // behind a thread's last product of a task
+    int64_t (*spin)(Format format, int64_t rounds);
+};
+
 extern const Kernels avx2_kernels;
 extern const Kernels avx512_kernels;
 extern const Dots avx512_dots;
+extern const Amx amx_of_processor, amx_emulated;
 
 }  // namespace baton

@@ -25,7 +25,7 @@ struct Memory {
         grow(qkv, step.rows * layer.qkv.outputs);
         grow(queries, step.rows * layer.output.inputs);
         grow(attended, step.rows * layer.output.inputs);
-        grow(mlp.inner, std::min(step.rows, PIECE_ROWS) * layer.down.inputs);
+        grow(mlp.inner, std::min(step.rows, piece_rows(matrix_of(layer.gate_up), step.rows)) * layer.down.inputs);
     }
 
   private:
@@ -153,7 +153,7 @@ class Mixing {
           begin_{step, kernels_of(step.row_isa), memory, layer.mlp_norm, layer.eps, true, attention_end(layer)},
           attention_(step.attention_isa, static_cast<int>(step.number), attention_step(layer, step, index, memory)),
           output_(matrix_of(layer.output, nullptr), memory.attended.data(), step.rows, step.added, threads, memory.rows) {
-        const Blocks pieces(step.rows, PIECE_ROWS);
+        const Blocks pieces(step.rows, piece_rows(matrix_of(layer.gate_up), step.rows));
         for (int64_t i = 0; i < pieces.count; ++i)
             mlp_.emplace_back(layer, begin_, i * pieces.each, pieces.size(i), threads);
     }

@@ -36,7 +36,7 @@ struct LayerStep {
     const int64_t* read_starts;    // (sequences + 1,): the same of the last rows of each that are read behind the last layer
     const int64_t* context_lens;   // (sequences,)
     const int64_t* const* tables;  // (sequences,) of the context's blocks each
-    int64_t number;                // what pools have: 0 float32, or 1 bfloat16, which is for AVX512_BF16
+    int64_t number;                // what pools have: 0 float32, or 1 bfloat16, which is for AVX512_BF16 and AMX
     void* const* pools;            // (layers,) of (blocks, 2, kv_heads, block_size, size) each
     const float* const* cos;       // (rotations,) of (rows, size) each
     const float* const* sin;

@@ -76,6 +76,14 @@ struct Layout {
         return padded_inputs() * PANEL * (format == Format::f32 ? 4 : 2);
     }
 
+    // The inputs that a tile takes at once: 64 bytes, or as many that groups are whole steps.
+    int64_t tile_inputs() const {
+        if (format == Format::bf16) return 32;
+        int64_t step = 64;
+        while (num_groups() > 1 && group % step != 0) step -= 4;
+        return step;
+    }
+
     // Of the panels that `Kernels::widen_steps` makes of steps4.
     Layout widened() const { return {Format::int8, outputs, padded_inputs(), group, false, scales}; }
 };

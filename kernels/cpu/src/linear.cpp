@@ -8,10 +8,18 @@
 namespace baton {
 namespace {
 
+constexpr size_t LINE = 64;                // of the cache
 constexpr int64_t TASK_BYTES = 128 << 10;  // of panels, for few rows: some microseconds of memory
 constexpr int64_t TASK_PANELS = 2;         // for many rows: each piece of a panel is multiplied with so many rows
 constexpr int64_t PIECE_BYTES = 24 << 10;  // of a block of rows: half of a core's first cache
 constexpr int64_t WIDENED_FROM = 3;        // blocks of rows, of which each would take 4 bits apart: int4; 2 with steps4
+constexpr int64_t AMX_PIECE = 512;   // inputs of bfloat16: half of a core's first cache has them of a panel
+constexpr int64_t AMX_PANELS = 8;    // of a task, at most: so often a piece of its rows is read from the second cache
+constexpr int64_t AMX_TASKS = 3;     // at least, of each thread
+constexpr int64_t NEVER = INT64_MAX;
+// The rows from which on tiles multiply, by format. With bfloat16 it is one, since vectors would give a row other bits. Bytes have the
+// same: below a tile's rows, vectors are as fast as memory. Vectors take 4 bits apart in each block, tiles once.
+constexpr int64_t TILES_FROM[FORMATS] = {NEVER, 1, NEVER, 16, 8, 8};
 constexpr int64_t WIDENED_ROW_BYTES = 256 << 10;  // of a task's rows: with fewer it would take 4 bits apart more often
 
 // What the panels' numbers are too large by, as far as no zero point says it.
@@ -22,9 +30,14 @@ int32_t offset_of(const Kernels& kernels, const Layout& layout) {
 
 }  // namespace
 
+bool goes_by_tiles(const Matrix& matrix, int64_t rows) {
+    return matrix.amx != nullptr && rows >= TILES_FROM[static_cast<int>(matrix.layout.format)];
+}
+
 Product::Product(const Matrix& matrix, const float* x, int64_t rows, float* out, int threads, RowMemory& memory)
     : matrix_(matrix),
-      blocks_(rows, matrix.kernels->most_rows[static_cast<int>(matrix.layout.format)]),
+      by_tiles_(goes_by_tiles(matrix, rows)),
+      blocks_(rows, by_tiles_ ? AMX_ROWS : matrix.kernels->most_rows[static_cast<int>(matrix.layout.format)]),
       panel_bytes_(matrix.layout.panel_bytes()),
       x_(x),
       out_(out),
@@ -33,24 +46,34 @@ Product::Product(const Matrix& matrix, const float* x, int64_t rows, float* out,
     const Layout& layout = matrix_.layout;
     const Kernels& kernels = *matrix_.kernels;
     by_dots_ = matrix_.dots != nullptr && layout.format == Format::bf16;
-    widens_halves_ = layout.format == Format::int4 && blocks_.count >= WIDENED_FROM;
-    widens_steps_ = layout.format == Format::steps4 && blocks_.count > 1 && kernels.widen_steps != nullptr;
+    widens_halves_ = layout.format == Format::int4 && (by_tiles_ || blocks_.count >= WIDENED_FROM);
+    widens_steps_ = layout.format == Format::steps4 && (by_tiles_ || blocks_.count > 1) && kernels.widen_steps != nullptr;
     reads_x_ = !layout.is_whole() && !by_dots_ && blocks_.each == 1;
     multiplied_ = widens_steps_ ? layout.widened() : layout;
-    multiply_panel_ = by_dots_         ? matrix_.dots->multiply
+    multiply_panel_ = by_tiles_ ? by_dots_         ? matrix_.amx->multiply_pairs
+                                  : widens_halves_ ? matrix_.amx->multiply_widened
+                                                   : matrix_.amx->multiply_bytes
+                      : by_dots_       ? matrix_.dots->multiply
                       : widens_halves_ ? kernels.multiply_widened
                                        : kernels.multiply[static_cast<int>(multiplied_.format)];
     row_group_ = multiplied_.format == Format::steps4 ? STEP_INPUTS : layout.is_whole() ? multiplied_.group : layout.inputs;
     row_groups_ = layout.is_whole() ? (layout.inputs + row_group_ - 1) / row_group_ : 0;
     input_bytes_ = layout.is_whole() ? 1 : by_dots_ ? 2 : 4;
     row_bytes_ = layout.is_whole() ? row_groups_ * row_group_ : (by_dots_ ? layout.padded_inputs() : layout.inputs) * input_bytes_;
+    if (by_tiles_) row_bytes_ = rounded_up(row_bytes_, multiplied_.tile_inputs() * input_bytes_);
     shares_ = shares(layout.num_panels(), 1);
     set_pieces();
-    if (!reads_x_) reserved(memory.units, rows * row_bytes_ / 4);
+    if (!reads_x_) reserved(memory.units, (rows * row_bytes_ + LINE) / 4);
     if (!layout.is_whole()) return;
     reserved(memory.scales, rows);
     reserved(memory.starts, rows * row_groups_);
     if (layout.has_zeros) reserved(memory.sums, rows * row_groups_);
+}
+
+// Tiles and vectors of rows do not lie across two lines of the cache.
+uint8_t* Product::laid_out(int64_t row) const {
+    const auto start = reinterpret_cast<uintptr_t>(memory_->units.data());
+    return reinterpret_cast<uint8_t*>((start + LINE - 1) / LINE * LINE) + row * row_bytes_;
 }
 
 // Units are 4 bytes: a float, 2 of bfloat16 or 4 of int8. write_row(x, its units) makes those of a row.
@@ -58,7 +81,11 @@ template <class WriteRow>
 const uint32_t* Product::side_by_side(int64_t block, WriteRow write_row) const {
     thread_local std::vector<uint32_t> spare;
     const int64_t units = row_bytes_ / 4, size = blocks_.size(block), first = block * blocks_.each;
-    uint32_t* const out = memory_->units.data() + first * units;
+    auto* const out = reinterpret_cast<uint32_t*>(laid_out(first));
+    if (by_tiles_) {
+        for (int64_t row = 0; row < size; ++row) write_row(first + row, out + row * units);
+        return out;
+    }
     uint32_t* const rows = size == 1 ? out : reserved(spare, size * units);
     for (int64_t row = 0; row < size; ++row) write_row(first + row, rows + row * units);
     if (size > 1) matrix_.kernels->interleave({rows, size, units, out});
@@ -71,14 +98,14 @@ void Product::lay_out(int64_t block) const {
     if (matrix_.layout.is_whole()) return lay_out_bytes(block);
     if (by_dots_) {
         side_by_side(block, [&](int64_t row, uint32_t* out) {
-            out[units - 1] = 0;
+            std::fill(out + inputs / 2, out + units, 0);
             matrix_.dots->round_row(x_ + row * inputs, inputs, reinterpret_cast<uint16_t*>(out));
         });
         return;
     }
-    const int64_t first = block * blocks_.each * inputs;
-    matrix_.kernels->interleave(
-        {reinterpret_cast<const uint32_t*>(x_) + first, blocks_.size(block), inputs, memory_->units.data() + first});
+    const int64_t first = block * blocks_.each;
+    matrix_.kernels->interleave({reinterpret_cast<const uint32_t*>(x_) + first * inputs, blocks_.size(block), inputs,
+                                 reinterpret_cast<uint32_t*>(laid_out(first))});
 }
 
 bool Product::takes_columns(const Blocks& blocks) const {
@@ -88,14 +115,23 @@ bool Product::takes_columns(const Blocks& blocks) const {
 
 void Product::lay_out_columns(int64_t block, int64_t first, int64_t columns, const float* rows, int64_t stride) const {
     thread_local std::vector<uint32_t> spare;
-    const int64_t size = blocks_.size(block), units = columns * input_bytes_ / 4;
-    uint32_t* const out = memory_->units.data() + block * blocks_.each * (row_bytes_ / 4) + first * input_bytes_ / 4 * size;
+    const int64_t size = blocks_.size(block), units = columns * input_bytes_ / 4, row = block * blocks_.each;
+    if (by_tiles_) {
+        const int64_t end = first + columns, behind = end < matrix_.layout.inputs ? 0 : row_bytes_ - 2 * end;
+        for (int64_t i = 0; i < size; ++i) {
+            uint8_t* const to = laid_out(row + i);
+            matrix_.dots->round_row(rows + i * stride, columns, reinterpret_cast<uint16_t*>(to) + first);
+            std::memset(to + 2 * end, 0, static_cast<size_t>(behind));
+        }
+        return;
+    }
+    auto* const out = reinterpret_cast<uint32_t*>(laid_out(row)) + first * input_bytes_ / 4 * size;
     uint32_t* const made = reserved(spare, size * units);
-    for (int64_t row = 0; row < size; ++row) {
+    for (int64_t i = 0; i < size; ++i) {
         if (by_dots_)
-            matrix_.dots->round_row(rows + row * stride, columns, reinterpret_cast<uint16_t*>(made + row * units));
+            matrix_.dots->round_row(rows + i * stride, columns, reinterpret_cast<uint16_t*>(made + i * units));
         else
-            std::memcpy(made + row * units, rows + row * stride, static_cast<size_t>(units) * sizeof(float));
+            std::memcpy(made + i * units, rows + i * stride, static_cast<size_t>(units) * sizeof(float));
     }
     matrix_.kernels->interleave({made, size, units, out});
 }
@@ -107,13 +143,20 @@ void Product::lay_out_bytes(int64_t block) const {
     const uint32_t* const out = side_by_side(block, [&](int64_t row, uint32_t* units) {
         kernels.round_row({x_ + row * inputs, inputs, row_bytes_, reinterpret_cast<int8_t*>(units), memory_->scales.data() + row});
     });
-    const auto sum = multiplied_.format == Format::steps4 ? kernels.sum_steps : kernels.sum_groups;
-    sum({out, row_groups_, row_group_ / 4, blocks_.size(block), offset_of(kernels, multiplied_),
-         memory_->starts.data() + first * row_groups_,
-         multiplied_.has_zeros ? memory_->sums.data() + first * row_groups_ : nullptr});
+    GroupSums work{out, row_groups_, row_group_ / 4, blocks_.size(block), offset_of(kernels, multiplied_),
+                   memory_->starts.data() + first * row_groups_,
+                   multiplied_.has_zeros ? memory_->sums.data() + first * row_groups_ : nullptr};
+    if (!by_tiles_) return multiplied_.format == Format::steps4 ? kernels.sum_steps(work) : kernels.sum_groups(work);
+    for (int64_t row = 0; row < work.rows; ++row, work.x += row_bytes_ / 4, ++work.starts, work.sums += multiplied_.has_zeros)
+        matrix_.amx->sum_row(work);
 }
 
 Shares Product::shares(int64_t panels, int64_t together) const {
+    if (by_tiles_ && blocks_.count > 1) {
+        const int64_t parts = (blocks_.rows + AMX_TASK_ROWS - 1) / AMX_TASK_ROWS, wanted = AMX_TASKS * threads_;
+        const int64_t each = std::max<int64_t>(1, std::min(panels * parts / wanted, AMX_PANELS / together));
+        return {each, (panels + each - 1) / each, (blocks_.count + parts - 1) / parts};
+    }
     // For few rows each thread gets as many tasks, as far as panels can be shared out.
     const int64_t few = rounded_up((panels * together * panel_bytes_ + TASK_BYTES - 1) / TASK_BYTES, threads_);
     const int64_t each = blocks_.count > 1 ? std::max<int64_t>(1, TASK_PANELS / together) : (panels + few - 1) / few;
@@ -125,9 +168,10 @@ Shares Product::shares(int64_t panels, int64_t together) const {
 void Product::set_pieces() {
     const int64_t inputs = matrix_.layout.inputs;
     // Numbers of few bits are multiplied whole: their sums are no floats on the way.
-    const int64_t most = matrix_.layout.is_whole() ? inputs : PIECE_BYTES / (input_bytes_ * blocks_.each);
+    const bool at_once = matrix_.layout.is_whole() || (by_tiles_ && blocks_.count == 1);
+    const int64_t most = at_once ? inputs : by_tiles_ ? AMX_PIECE : PIECE_BYTES / (input_bytes_ * blocks_.each);
     const int64_t pieces = (inputs + most - 1) / most;
-    piece_inputs_ = pieces == 1 ? inputs : rounded_up((inputs + pieces - 1) / pieces, 2);
+    piece_inputs_ = pieces == 1 ? inputs : rounded_up((inputs + pieces - 1) / pieces, by_tiles_ ? 32 : 2);
 }
 
 const uint8_t* Product::numbers_of(int64_t panel, int64_t from) const {
@@ -152,6 +196,7 @@ void Product::multiply_tile(const Tile& tile) const {
                            : behind < inputs          ? numbers_of(tile.first_panel, behind)
                                                       : tile.next);
         }
+    if (by_tiles_) matrix_.amx->release();
 }
 
 void Product::multiply_piece(const Tile& tile, int64_t panel, int64_t from, const uint8_t* next) const {
@@ -171,7 +216,6 @@ void Product::multiply_piece(const Tile& tile, int64_t panel, int64_t from, cons
 
 // Its vectors do not lie across two lines of the cache.
 const uint8_t* Product::widened(int64_t panel) const {
-    constexpr size_t LINE = 64;
     thread_local std::vector<uint8_t> spare;
     const Layout& layout = matrix_.layout;
     const auto size = static_cast<size_t>(layout.widened().panel_bytes());
@@ -189,10 +233,10 @@ const uint8_t* Product::widened(int64_t panel) const {
 PanelProduct Product::block_product(const Tile& tile, int64_t panel, int64_t block, int64_t from, int64_t inputs) const {
     const int64_t row = block * blocks_.each, column = panel * PANEL, size = blocks_.size(block);
     const bool is_last = from + inputs == matrix_.layout.inputs, is_whole = matrix_.layout.is_whole();
-    const auto* rows = reads_x_ ? reinterpret_cast<const uint8_t*>(x_) : reinterpret_cast<const uint8_t*>(memory_->units.data());
     PanelProduct work{};
     work.layout = &multiplied_;
-    work.x = rows + row * row_bytes_ + from * size * input_bytes_;
+    const auto* const rows = reads_x_ ? reinterpret_cast<const uint8_t*>(x_) + row * row_bytes_ : laid_out(row);
+    work.x = rows + from * input_bytes_ * (by_tiles_ ? 1 : size);
     work.x_scales = is_whole ? memory_->scales.data() + row : nullptr;
     work.x_starts = is_whole ? memory_->starts.data() + row * row_groups_ : nullptr;
     work.x_sums = multiplied_.has_zeros ? memory_->sums.data() + row * row_groups_ : nullptr;
@@ -203,6 +247,10 @@ PanelProduct Product::block_product(const Tile& tile, int64_t panel, int64_t blo
     work.out = tile.out + (block - tile.first_block) * blocks_.each * tile.stride + (panel - tile.first_panel) * PANEL;
     work.stride = tile.stride;
     work.columns = std::min(PANEL, matrix_.layout.outputs - column);
+    if (!by_tiles_) return work;
+    work.x_stride = row_bytes_;
+    work.step_bytes = multiplied_.tile_inputs() * input_bytes_;
+    work.lines = is_whole ? multiplied_.padded_inputs() / 4 : (inputs + 1) / 2;
     return work;
 }
 

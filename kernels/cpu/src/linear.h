@@ -7,17 +7,22 @@
 
 namespace baton {
 
-// Rows of a task, where there are many: a core's second cache holds a piece of each, and the panel that follows.
-constexpr int64_t TASK_ROWS = 96;
+// Rows of a task, where there are many: a core's second cache holds a piece of each, and the panel that follows. Tiles multiply as fast
+// as memory gives panels only with more rows.
+constexpr int64_t TASK_ROWS = 96, AMX_TASK_ROWS = 256;
 
 // A matrix and what multiplies with it.
 struct Matrix {
     const Kernels* kernels;
     const Dots* dots;  // or null; with them rows are rounded to bfloat16 where the panels are of it
+    const Amx* amx;    // or null
     Layout layout;
     const uint8_t* panels;
     const float* bias;  // (outputs,) or null
 };
+
+// Whether so many rows are multiplied by tiles.
+bool goes_by_tiles(const Matrix& matrix, int64_t rows);
 
 // Blocks of rows, as even as they can be.
 struct Blocks {
@@ -88,12 +93,14 @@ class Product {
     void lay_out_bytes(int64_t block) const;
 
     void set_pieces();
+    uint8_t* laid_out(int64_t row) const;
     const uint8_t* numbers_of(int64_t panel, int64_t from) const;
     const uint8_t* widened(int64_t panel) const;
     void multiply_piece(const Tile& tile, int64_t panel, int64_t from, const uint8_t* next) const;
     PanelProduct block_product(const Tile& tile, int64_t panel, int64_t block, int64_t from, int64_t inputs) const;
 
     Matrix matrix_;
+    bool by_tiles_;
     Blocks blocks_;
     bool by_dots_, widens_halves_, widens_steps_, reads_x_;
     Layout multiplied_;  // what panels are as they are multiplied

@@ -77,6 +77,24 @@ struct WidenedLines4 {
     static Floats zeros(const uint8_t* table, int64_t number) { return Lines4::zeros(table, number); }
 };
 
+// What a group's sums are multiplied with, of LANES outputs of a panel from the `first`-th on.
+template <class Lines, bool HAS_ZEROS>
+struct GroupScale {
+    Floats scale, offset;
+
+    GroupScale(const baton::PanelProduct& work, int64_t group, int64_t first) {
+        const baton::Layout& layout = *work.layout;
+        const int64_t number = group * baton::PANEL + first;
+        scale = load_scales(layout.scales, work.panel + layout.scales_at(), number);
+        offset = HAS_ZEROS ? times(scale, Lines::zeros(work.panel + layout.zeros_at(), number)) : none();
+    }
+
+    Floats add(Floats total, Sums sum, float x_sum) const {
+        total = fma(to_floats(sum), scale, total);
+        return HAS_ZEROS ? minus_product(total, all(x_sum), offset) : total;
+    }
+};
+
 // Sums over groups times the rows' scales, and the bias.
 template <int ROWS, int VECTORS>
 inline void write_totals(const baton::PanelProduct& work, int first, const float* totals) {
@@ -151,7 +169,6 @@ struct WholePanels {
         const int32_t* starts = work.x_starts;
         const float* x_sums = work.x_sums;
         const uint8_t* w = work.numbers + first * 4;
-        const uint8_t *scales = work.panel + layout.scales_at(), *zeros = work.panel + layout.zeros_at();
         const int64_t groups = layout.num_groups(), steps = layout.group / Lines::INPUTS;
         int64_t all_steps = layout.padded_inputs() / Lines::INPUTS;
         Ahead ahead(work, all_steps);
@@ -164,14 +181,10 @@ struct WholePanels {
             all_steps -= lines;
             add_lines(sums, w, x, lines, ahead);
             for (int v = 0; v < VECTORS; ++v) {
-                const int64_t number = group * baton::PANEL + first + v * LANES;
-                const Floats scale = load_scales(layout.scales, scales, number);
-                const Floats offset = HAS_ZEROS ? times(scale, Lines::zeros(zeros, number)) : none();
+                const GroupScale<Lines, HAS_ZEROS> scale(work, group, first + v * LANES);
                 for (int row = 0; row < ROWS; ++row) {
                     float* at = totals + (row * VECTORS + v) * LANES;
-                    Floats total = fma(to_floats(sums[row][v]), scale, load(at));
-                    if (HAS_ZEROS) total = minus_product(total, all(x_sums[row]), offset);
-                    store(at, total);
+                    store(at, scale.add(load(at), sums[row][v], HAS_ZEROS ? x_sums[row] : 0.0f));
                 }
             }
         }
@@ -179,7 +192,7 @@ struct WholePanels {
 };
 
 // Lines of 4 bits become twice as many of bytes, in the order of the inputs.
-void widen(const uint8_t* lines, int64_t bytes, int32_t* out) {
+inline void widen(const uint8_t* lines, int64_t bytes, int32_t* out) {
     for (const uint8_t* end = lines + bytes; lines < end; lines += baton::PANEL * 4, out += 2 * baton::PANEL)
         for (int64_t place = 0; place < baton::PANEL; place += LANES) {
             const Ints pairs = load_ints(lines + place * 4);

@@ -55,16 +55,14 @@ def test_checkpoints_of_16_bits_lose_nothing(dtype: torch.dtype):
 
 
 @pytest.mark.parametrize("has_it", [True, False])
-@pytest.mark.parametrize("has_amx", [True, False])
 @pytest.mark.parametrize("has_native", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_products_of_16_bits_need_no_processor_that_has_them(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, has_it: bool, has_amx: bool, has_native: bool
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, has_it: bool, has_native: bool
 ):
     if has_it and dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN multiplies no bfloat16 with AVX2 alone")
     monkeypatch.setattr(prepacked, "has_bfloat16", lambda: has_it)
-    monkeypatch.setattr(prepacked, "has_amx", lambda: has_amx)
     if not has_native:
         monkeypatch.setattr(prepacked, "native", lambda: None)
     weight, x = matrix(600, 512, dtype), rows(9, 512, dtype)
@@ -86,7 +84,7 @@ def test_rows_are_rounded_for_matrices_of_bfloat16_where_their_products_are_quic
 ):
     monkeypatch.setattr(prepacked, "fastest_of_bfloat16", lambda: isa)
     ops, weight, x = prepacked_ops("half"), matrix(96, 64, dtype), rows(40, 64)
-    is_rounded = isa == Isa.AVX512_BF16 and dtype == torch.bfloat16
+    is_rounded = isa.rounds_rows and dtype == torch.bfloat16
     taken_for = x.bfloat16().float() if is_rounded else x
     for count in (1, 2, 40):
         got = ops.linear(x[:count], ops.pack(weight, torch.float32), None)
