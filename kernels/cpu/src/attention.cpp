@@ -17,7 +17,9 @@ struct Rows {
 
 Attend attend_with(int64_t isa, int number, int64_t size) {
     const Dots* dots = number == 1 ? dots_of(isa) : nullptr;
-    return dots != nullptr && size % dots->head_unit == 0 ? dots->attend : kernels_of(isa).attend[number];
+    if (dots == nullptr || size % dots->head_unit != 0) return kernels_of(isa).attend[number];
+    const Amx* amx = amx_of(isa);
+    return amx != nullptr ? amx->attend : dots->attend;
 }
 
 }  // namespace

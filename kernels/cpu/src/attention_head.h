@@ -1,5 +1,6 @@
 // Attention to one KV head in tiles of keys, with an online softmax (Milakov and Gimelshein, 2018). To be included behind vectors.
-// What multiplies is `Products`: `float_attention.h` has those of float32, `dot_attention.h` those of bfloat16.
+// What multiplies is `Products`: `float_attention.h` has those of float32, `dot_attention.h` those of bfloat16, `amx_attention.h`
+// those by tiles.
 //
 // Tiles begin at multiples of their size, whatever the blocks of the pool, and a row's sums are made in the order of the keys: its
 // result has the same bits whatever other rows come with it. A tile that a row does not see changes no bit of it. What a block of rows
@@ -147,8 +148,9 @@ inline void weigh(float* scores, const Span& parts, float factor, Seen& seen) {
     store(seen.total, total);
 }
 
-// A task's sums and softmax, over the products that its K and V are multiplied by. These say how many keys a tile has, and which unit
-// scores have: e to the power of a score times it is the score's weight.
+// A task's sums and softmax, over the products that its K and V are multiplied by. These say how many keys a tile has, how many rows a
+// block has at most, whether it may have fewer by their number as the program runs, and which unit scores have: e to the power of a
+// score times it is the score's weight.
 template <class Products>
 struct Attending {
     Products products;
@@ -168,18 +170,19 @@ struct Attending {
 template <class Products, int ROWS>
 void add_tile(const baton::HeadAttention& work, const TileOf<Products>& tile, const TileOf<Products>& next, Attending<Products>& attending,
               int64_t row) {
+    const int rows = Products::HAS_ANY_ROWS && work.rows - row < ROWS ? static_cast<int>(work.rows - row) : ROWS;
     const Span early(work, attending.positions[row], tile.first, tile.count);
-    const Span late(work, attending.positions[row + ROWS - 1], tile.first, tile.count);
+    const Span late(work, attending.positions[row + rows - 1], tile.first, tile.count);
     const Span seen_by_some(early.from, late.end);
     if (seen_by_some.is_empty()) return;
     constexpr int ROUNDED_UP = (ROWS + LANES - 1) / LANES * LANES, KEYS = Products::KEYS;
     const Span parts = seen_by_some.in_parts<KEYS>();
     alignas(64) float scores[ROWS * KEYS];
     float factors[ROUNDED_UP] = {};
-    attending.products.template score<ROWS>(row, work.size, parts, scores);
+    attending.products.template score<ROWS>(row, rows, work.size, parts, scores);
     // Rows wait for the largest of their scores, and for its exponential: all rows of a block do so at once.
     bool sees[ROWS];
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < rows; ++r) {
         const Span span(work, attending.positions[row + r], tile.first, tile.count);
         Seen& seen = attending.seen[row + r];
         sees[r] = !span.is_empty();
@@ -189,7 +192,7 @@ void add_tile(const baton::HeadAttention& work, const TileOf<Products>& tile, co
         seen.largest = most;
     }
     for (int r = 0; r < ROUNDED_UP; r += LANES) store(factors + r, exp_of(times(load(factors + r), all(Products::UNIT))));
-    for (int r = 0; r < ROWS; ++r) {
+    for (int r = 0; r < rows; ++r) {
         float* own = scores + r * KEYS;
         if (!sees[r]) {
             for (int64_t i = parts.from; i < parts.end; ++i) own[i] = 0.0f;
@@ -200,14 +203,14 @@ void add_tile(const baton::HeadAttention& work, const TileOf<Products>& tile, co
             for (int64_t i = parts.from; i < parts.end; ++i) own[i] *= tile.value_scales[i];
     }
     float* own = attending.sums.data() + row * work.size;
-    attending.products.template add<ROWS>(tile, next, seen_by_some, work.size, scores, factors, own);
+    attending.products.template add<ROWS>(tile, next, seen_by_some, rows, work.size, scores, factors, own);
 }
 
 // `add_tile` for the rows from `row` on, as many as a block has at the most.
 template <class Products, int MOST>
 void add_tile_to_some(const baton::HeadAttention& work, const TileOf<Products>& tile, const TileOf<Products>& next,
                       Attending<Products>& attending, int64_t row) {
-    if constexpr (MOST > 1) {
+    if constexpr (MOST > 1 && !Products::HAS_ANY_ROWS) {
         if (work.rows - row < MOST) return add_tile_to_some<Products, MOST - 1>(work, tile, next, attending, row);
     }
     add_tile<Products, MOST>(work, tile, next, attending, row);
@@ -242,8 +245,8 @@ void attend(const baton::HeadAttention& work) {
     for (; first < end; first += KEYS) {
         const TileOf<Products> next = first + KEYS < end ? TileOf<Products>(work, first + KEYS, end) : tile;
         attending.products.lay_out(work, tile, next);
-        for (int64_t row = 0; row < work.rows; row += FLOAT_ROWS)
-            add_tile_to_some<Products, FLOAT_ROWS>(work, tile, next, attending, row);
+        for (int64_t row = 0; row < work.rows; row += Products::ROWS)
+            add_tile_to_some<Products, Products::ROWS>(work, tile, next, attending, row);
         tile = next;
     }
     for (int64_t row = 0; row < work.rows; ++row) {

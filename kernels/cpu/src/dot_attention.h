@@ -11,10 +11,26 @@ namespace {
 // Numbers of a head, of which a size must be a multiple.
 constexpr int DOT_SIZE = 2 * LANES;
 
+// Numbers of 4 bytes, as many as fill lines of the cache, across two of which no vector or tile lies then.
+class LineMemory {
+  public:
+    void resize(int64_t count) { lines_.resize(static_cast<size_t>(count / LANES)); }
+    int32_t* data() { return lines_.front().numbers; }
+    const int32_t* data() const { return lines_.front().numbers; }
+
+  private:
+    struct alignas(64) Line {
+        int32_t numbers[LANES];
+    };
+    std::vector<Line> lines_;
+};
+
 class DotProducts {
   public:
     using Number = baton::Bfloat16;
     static constexpr int KEYS = 128;       // of which K and V stay in the smallest cache, with 64 numbers each
+    static constexpr int ROWS = FLOAT_ROWS;
+    static constexpr bool HAS_ANY_ROWS = false;
     static constexpr float UNIT = 0.6931471806f;  // scores are doublings
     using Keys = Tile<Number, KEYS>;
 
@@ -22,13 +38,9 @@ class DotProducts {
         const int64_t units = work.size / 2;
         q_.resize(work.rows * units);
         spare_.resize(FLOAT_ROWS * units);
-        const Floats scale = all(work.scale / UNIT);
         for (int64_t row = 0; row < work.rows; row += FLOAT_ROWS) {
             const int64_t count = work.rows - row < FLOAT_ROWS ? work.rows - row : FLOAT_ROWS;
-            int32_t* to = spare_.data();
-            for (int64_t r = row; r < row + count; ++r)
-                for (int64_t d = 0; d < work.size; d += DOT_SIZE, to += LANES)
-                    store_rounded(to, times(load(work.q[r] + d), scale), times(load(work.q[r] + d + LANES), scale));
+            for (int64_t r = 0; r < count; ++r) round_query(work, row + r, spare_.data() + r * units);
             interleave({reinterpret_cast<const uint32_t*>(spare_.data()), count, units,
                         reinterpret_cast<uint32_t*>(q_.data() + row * units)});
         }
@@ -73,37 +85,53 @@ class DotProducts {
     }
 
     // Of the keys in `parts`: (ROWS, KEYS).
-    template <int ROWS>
-    void score(int64_t row, int64_t size, const Span& parts, float* scores) const {
+    template <int COUNT>
+    void score(int64_t row, int, int64_t size, const Span& parts, float* scores) const {
         const int64_t units = size / 2;
         for (int64_t key = parts.from; key < parts.end; key += PART) {
             const int32_t *q = q_.data() + row * units, *numbers = keys_.data() + key * units;
-            Floats sums[ROWS][VECTORS];
+            Floats sums[COUNT][VECTORS];
             for (auto& own : sums)
                 for (auto& sum : own) sum = none();
-            for (int64_t unit = 0; unit < units; ++unit, q += ROWS, numbers += PART) add_pairs<1>(sums, numbers, q);
-            for (int r = 0; r < ROWS; ++r)
+            for (int64_t unit = 0; unit < units; ++unit, q += COUNT, numbers += PART) add_pairs<1>(sums, numbers, q);
+            for (int r = 0; r < COUNT; ++r)
                 for (int v = 0; v < VECTORS; ++v) store(scores + r * KEYS + key + v * LANES, sums[r][v]);
         }
     }
 
-    template <int ROWS>
-    void add(const Keys&, const Keys&, const Span& seen, int64_t size, const float* weights, const float* factors, float* sums) const {
-        alignas(64) int32_t rounded[ROWS * KEYS / 2];
-        const Span parts = seen.in_parts<KEYS>();
-        for (int r = 0; r < ROWS; ++r)
-            for (int64_t i = r * KEYS + parts.from; i < r * KEYS + parts.end; i += 2 * LANES)
-                store_rounded(rounded + i / 2, load(weights + i), load(weights + i + LANES));
+    template <int COUNT>
+    void add(const Keys&, const Keys&, const Span& seen, int, int64_t size, const float* weights, const float* factors, float* sums) const {
+        alignas(64) int32_t rounded[COUNT * KEYS / 2];
+        round_weights(COUNT, seen.in_parts<KEYS>(), weights, rounded);
         for (int64_t d = 0; d < size; d += VECTORS * LANES) {
-            Floats kept[ROWS][VECTORS];
-            for (int r = 0; r < ROWS; ++r)
+            Floats kept[COUNT][VECTORS];
+            for (int r = 0; r < COUNT; ++r)
                 for (int v = 0; v < VECTORS; ++v) kept[r][v] = times(load(sums + r * size + d + v * LANES), all(factors[r]));
             for (int64_t pair = seen.from / 2; pair < (seen.end + 1) / 2; ++pair)
                 add_pairs<KEYS / 2>(kept, values_.data() + pair * size + d, rounded + pair);
-            for (int r = 0; r < ROWS; ++r)
+            for (int r = 0; r < COUNT; ++r)
                 for (int v = 0; v < VECTORS; ++v) store(sums + r * size + d + v * LANES, kept[r][v]);
         }
     }
+
+  protected:
+    // A row's query times the scale, in its order.
+    static void round_query(const baton::HeadAttention& work, int64_t row, int32_t* to) {
+        const Floats scale = all(work.scale / UNIT);
+        const float* q = work.q[row];
+        for (int64_t d = 0; d < work.size; d += DOT_SIZE)
+            store_rounded(to + d / 2, times(load(q + d), scale), times(load(q + d + LANES), scale));
+    }
+
+    static void round_weights(int rows, const Span& parts, const float* weights, int32_t* to) {
+        for (int r = 0; r < rows; ++r)
+            for (int64_t i = r * KEYS + parts.from; i < r * KEYS + parts.end; i += 2 * LANES)
+                store_rounded(to + i / 2, load(weights + i), load(weights + i + LANES));
+    }
+
+    LineMemory q_;       // blocks of rows, (size / 2, rows) of pairs each, scaled
+    LineMemory keys_;    // (KEYS / PART, size / 2, PART) of pairs
+    LineMemory values_;  // (KEYS / 2, size) of pairs
 
   private:
     static constexpr int VECTORS = 2;
@@ -131,10 +159,7 @@ class DotProducts {
         }
     }
 
-    std::vector<int32_t> q_;       // blocks of rows, (size / 2, rows) of pairs each, scaled
-    std::vector<int32_t> spare_;   // of a block
-    std::vector<int32_t> keys_;    // (KEYS / PART, size / 2, PART) of pairs
-    std::vector<int32_t> values_;  // (KEYS / 2, size) of pairs
+    LineMemory spare_;  // queries of a block
 };
 
 }  // namespace

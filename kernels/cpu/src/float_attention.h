@@ -73,7 +73,8 @@ template <class Kept>
 class FloatProducts {
   public:
     using Number = Kept;
-    static constexpr int KEYS = TILE;
+    static constexpr int KEYS = TILE, ROWS = FLOAT_ROWS;
+    static constexpr bool HAS_ANY_ROWS = false;
     static constexpr float UNIT = 1.0f;
 
     void prepare(const baton::HeadAttention& work) {
@@ -91,19 +92,19 @@ class FloatProducts {
 
     static Floats weights_of(Floats x) { return exp_of(x); }
 
-    template <int ROWS>
-    void score(int64_t row, int64_t size, const Span&, float* scores) const {
-        float_scores<ROWS>(q_.data() + row * size, size, keys_.data(), scores);
+    template <int COUNT>
+    void score(int64_t row, int, int64_t size, const Span&, float* scores) const {
+        float_scores<COUNT>(q_.data() + row * size, size, keys_.data(), scores);
     }
 
-    template <int ROWS>
-    void add(const FloatTile<Number>& tile, const FloatTile<Number>& next, const Span& seen, int64_t size, const float* weights,
+    template <int COUNT>
+    void add(const FloatTile<Number>& tile, const FloatTile<Number>& next, const Span& seen, int, int64_t size, const float* weights,
              const float* factors, float* sums) const {
         int64_t d = 0;
-        constexpr int VECTORS = float_vectors(ROWS);
+        constexpr int VECTORS = float_vectors(COUNT);
         for (; d + VECTORS * LANES <= size; d += VECTORS * LANES)
-            add_values<Number, ROWS, VECTORS>(tile, next, seen, d, size, weights, factors, sums);
-        for (; d < size; d += LANES) add_values<Number, ROWS, 1>(tile, next, seen, d, size, weights, factors, sums);
+            add_values<Number, COUNT, VECTORS>(tile, next, seen, d, size, weights, factors, sums);
+        for (; d < size; d += LANES) add_values<Number, COUNT, 1>(tile, next, seen, d, size, weights, factors, sums);
     }
 
   private:

@@ -159,6 +159,7 @@ struct Amx {
     Multiply multiply_pairs;                     // panels of bf16
     Multiply multiply_bytes, multiply_widened;   // of int8, and of int4 whose numbers are bytes
     void (*sum_row)(const GroupSums&);           // `sum_groups` of one row
+    void (*attend)(const HeadAttention&);        // over KV of bf16, with heads of which a unit of `Dots` is a part
     void (*release)();                           // behind a thread's last product of a task
     int64_t (*spin)(Format format, int64_t rounds);
 };

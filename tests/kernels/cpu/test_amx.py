@@ -1,4 +1,4 @@
-"""Products by tiles: on the processor's own or, where it has none, on an emulation of their instructions."""
+"""Products and attention by tiles: on the processor's own or, where it has none, on an emulation of their instructions."""
 
 import os
 import subprocess
@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 
 from kernels.cpu import attention, library
+from kernels.cpu.attention import attend
 from kernels.cpu.library import Isa
 from kernels.cpu.linear import Layout, Panels, packed, packed_int4, packed_int8
 from tests.instruction_sets import up_to
+from tests.kernels.paged_step import make_step
 
 pytestmark = pytest.mark.skipif(
     Isa.AMX not in library.instruction_sets(), reason="tiles need AVX-512 with BF16 beside them"
@@ -129,6 +131,15 @@ def test_the_largest_sums_of_bytes_do_not_overflow():
         values = torch.full((33, inputs), value, dtype=torch.int8)
         got = packed_int8(values, torch.ones(33, 1), isa=Isa.AMX).product(x, None)
         assert torch.equal(got, torch.full_like(got, 3.0 * value * inputs))
+
+
+def test_what_is_stored_before_a_window_changes_no_bit():
+    step = make_step([(5, 200)], heads=(6, 2), head_dim=64, block_size=16, dtype=torch.bfloat16)
+    wanted = attend(step.q, step.kv_layer, step.meta, 0.2, 40, 0.0, None, Isa.AMX)
+    [table] = step.meta.block_tables
+    for token in range(195 - 40 + 1):
+        step.kv_layer[table[token // 16], :, :, token % 16] = torch.nan
+    assert torch.equal(attend(step.q, step.kv_layer, step.meta, 0.2, 40, 0.0, None, Isa.AMX), wanted)
 
 
 def test_tiles_multiply_16_bits_and_fewer_where_they_may():
