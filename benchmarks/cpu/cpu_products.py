@@ -3,10 +3,12 @@
     python -m benchmarks.cpu.cpu_products [--json FILE] [--rows 96 512 2048] [--rounds 40] [--smoke]
 
 Matrices of a layer of Qwen2.5-0.5B, one thread. The rate of an instruction is that of a loop that multiplies and adds up in
-registers, by the instruction that the way uses; oneDNN's bfloat16 is PyTorch's, with packed matrices, where the processor allows
-it (not with AVX2 alone). `of bfloat16` rounds rows and uses the instruction for products of bfloat16, which is forced here: Baton
-uses it where its rate is higher. All take turns, by the processor's time, and the best of the rounds counts, since others share
-the machine. `one row` multiplies with the matrix of a head in bfloat16, beside plain reading of as many bytes."""
+registers, by the instruction that the way uses; oneDNN's bfloat16 is PyTorch's, with packed matrices, where the processor
+allows it (not with AVX2 alone). `of bfloat16` rounds rows and uses the instruction for products of bfloat16, which is forced
+here: Baton uses it where its rate is higher. `by tiles` is there where the processor has tiles, and goes by vectors for few
+rows of int8 and int4 (`TILES_FROM` of `kernels/cpu/src/linear.cpp`). All take turns, by the processor's time, and the best of
+the rounds counts, since others share the machine. `one row` multiplies with the matrix of a head in bfloat16, beside plain
+reading of as many bytes."""
 
 import time
 from collections.abc import Callable
@@ -16,7 +18,7 @@ import torch
 
 from benchmarks.cpu.cpu_weights import HEAD, LAYER
 from benchmarks.report import parser, write
-from kernels.cpu.library import Isa, fastest_exact, fastest_of_bfloat16, instruction_sets, native
+from kernels.cpu.library import Isa, fastest_exact, fastest_of_bfloat16, instruction_sets, native, tiles
 from kernels.cpu.linear import Layout, packed
 from kernels.cpu.prepacked import INT4_GROUP, in_blocks, linear
 
@@ -39,7 +41,11 @@ def ways() -> list[Way]:
     made = [("float32", exact, Layout.FLOAT32), ("bfloat16", exact, Layout.BFLOAT16)]
     if Isa.AVX512_BF16 in instruction_sets():
         made.append(("of bfloat16", Isa.AVX512_BF16, Layout.BFLOAT16))
-    return [*made, ("int8", exact, Layout.INT8), ("int4", exact, Layout.STEPS4)]
+    made += [("int8", exact, Layout.INT8), ("int4", exact, Layout.STEPS4)]
+    if tiles() == "processor":
+        layouts = {"bfloat16": Layout.BFLOAT16, "int8": Layout.INT8, "int4": Layout.STEPS4}
+        made += [(f"{name} by tiles", Isa.AMX, layout) for name, layout in layouts.items()]
+    return made
 
 
 def best(rounds: int, work: dict[str, Callable[[], float]]) -> dict[str, float]:

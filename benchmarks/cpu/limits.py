@@ -1,16 +1,18 @@
 """What the machine does at the most: how fast it reads memory, and how fast it multiplies square matrices.
 
 The multiplications are PyTorch's; where Baton's own of that type is faster, that counts. Where PyTorch has no instructions for
-short types (AVX2), it takes minutes for them, and float32 stands for what it would multiply."""
+short types (AVX2), it takes minutes for them, and float32 stands for what it would multiply. Where the processor has tiles (AMX),
+their rate in registers counts for bfloat16 and int8: products of this size reach a fifth of it."""
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
 
 from benchmarks.cpu.shapes import Shape
-from kernels.cpu.library import fastest_exact, native
+from kernels.cpu.library import Isa, fastest_exact, loaded, native, tiles
 from kernels.cpu.linear import Layout, packed
 from kernels.cpu.prepacked import INT4_GROUP
 
@@ -18,6 +20,7 @@ Limits = dict[str, float]
 _READ_BYTES = 512 << 20
 _SIZE = 2048
 _TIMES = 4
+_SPINS = 200_000
 INT_PRODUCT: Any = getattr(torch, "_int_mm")  # noqa: B009 - what PyTorch has for it is private
 
 
@@ -49,7 +52,22 @@ def measure_limits(threads: int, smoke: bool = False) -> Limits:
     found["read_gb_s"] = round(memory.numel() / read / 1e9, 2)
     for name, ways in products.items():
         found[f"{name}_gop_s"] = round(2 * size**3 / min(map(_least, ways)) / 1e9, 1)
+    if tiles() == "processor":
+        for name, layout in {"bfloat16": Layout.BFLOAT16, "int8": Layout.INT8}.items():
+            rate = in_registers(Isa.AMX, layout, threads, _SPINS)
+            found[f"{name}_gop_s"] = round(max(rate, found[f"{name}_gop_s"]), 1)
     return found
+
+
+def in_registers(isa: Isa, layout: Layout, threads: int, spins: int) -> float:
+    """Return the billions of operations a second that so many threads do at once in registers."""
+    with ThreadPoolExecutor(threads) as pool:
+
+        def spin() -> int:
+            return sum(pool.map(lambda _: loaded().baton_spin(isa, layout, spins), range(threads)))
+
+        operations = 2 * spin()
+        return operations / _least(spin) / 1e9
 
 
 def merged(before: Limits, again: Limits) -> Limits:

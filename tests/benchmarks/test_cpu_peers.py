@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cpu.limits import roofline
+from benchmarks.cpu import limits
+from benchmarks.cpu.limits import in_registers, measure_limits, roofline
 from benchmarks.cpu.record import Cell, Record, Setting
 from benchmarks.cpu.shapes import SHAPES
 from benchmarks.cpu.table import means, show
+from kernels.cpu.library import Isa, instruction_sets
+from kernels.cpu.linear import Layout
 
 DECODE = Cell("decode", 8)
 LIMITS = {"read_gb_s": 20.0, "float32_gop_s": 100.0, "bfloat16_gop_s": 150.0, "int8_gop_s": 300.0}
@@ -71,3 +74,20 @@ def test_the_table_has_each_peers_rate_and_names_what_was_left_out() -> None:
     show(record, out)
     assert "| 16 | decode 8 | 64.0 | 32.0 (2.00) |" in out.getvalue()
     assert "left out: other: it is not to be had" in out.getvalue()
+
+
+def test_a_processor_s_tiles_raise_the_limits_and_emulated_ones_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(limits, "in_registers", lambda *given: 1e9)
+    rates = "bfloat16_gop_s", "int8_gop_s"
+    for kind, found in (("processor", True), ("emulated", False), ("none", False)):
+        monkeypatch.setattr(limits, "tiles", lambda kind=kind: kind)
+        measured = measure_limits(1, smoke=True)
+        assert [measured[rate] == 1e9 for rate in rates] == [found, found]
+        assert measured["float32_gop_s"] < 1e9
+
+
+@pytest.mark.skipif(Isa.AMX not in instruction_sets(), reason="tiles need AVX-512 with BF16 beside them")
+def test_threads_multiply_in_registers() -> None:
+    assert all(in_registers(Isa.AMX, layout, 2, 10) > 0 for layout in (Layout.BFLOAT16, Layout.INT8))
