@@ -1,7 +1,7 @@
 """What a run has found: one file, written after each measurement, from which a stopped run goes on."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,9 @@ class Record:
             self.content["left_out"].append({"peer": peer, **where, "reason": reason})
             self._write()
 
-    def add(self, setting: Setting, cell: Cell, form: str, answer: dict[str, Any]) -> None:
-        """Seconds are the least of all rounds, memory the most."""
-        row = self._own_row("cells", {"format": form, "rounds": 0}, **_fields(setting), cell=cell.name)
+    def add(self, setting: Setting, cell: Cell, about: Mapping[str, str], answer: dict[str, Any]) -> None:
+        """Seconds are the least of all rounds, memory the most. `about`: the weights' format, and which kernels multiply."""
+        row = self._own_row("cells", {**about, "rounds": 0}, **_fields(setting), cell=cell.name)
         row["rounds"] += 1
         for name, value in answer.items():
             keep = min if name.endswith("_s") else max

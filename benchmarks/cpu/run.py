@@ -5,10 +5,11 @@
         [--loaded 2] [--resume] [--smoke]
 
 `prefill:N` is the time from a prompt of N tokens to its next token; with 128 it is what a client waits for the first token.
-`decode:B` is the time of 8 steps of B sequences behind prompts of 128 tokens each, once all have begun. Of the rounds the least
-counts, on the wall and of the process's own processors, since others may share the machine. `--loaded` says how many children
-hold a model at once: with as many as there are peers all take turns cell by cell, with fewer peer by peer. `--resume` keeps what
-is in FILE and measures what is missing. The machine's rates of reading and of multiplying are measured before and after, with the
+`decode:B` is the time of 8 steps of B sequences behind prompts of 128 tokens each, once all have begun. Of the rounds the
+least counts, on the wall and of the process's own processors, since others may share the machine. Each peer says which
+kernels multiply, or oneDNN's log does, of a child that is loaded for it alone. `--loaded` says how many children hold a model
+at once: with as many as there are peers all take turns cell by cell, with fewer peer by peer. `--resume` keeps what is in
+FILE and measures what is missing. The machine's rates of reading and of multiplying are measured before and after, with the
 same threads. A peer that is not installed, or cannot do a precision, is left out by name."""
 
 import itertools
@@ -16,14 +17,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.cpu.child import Answer
 from benchmarks.cpu.children import ChildFailed, ChildProcess, ChildRefused, Children, Place
 from benchmarks.cpu.install import python_of
 from benchmarks.cpu.limits import measure_limits
+from benchmarks.cpu.onednn_log import VERBOSE, multiplied_by
 from benchmarks.cpu.peers import AS_IT_IS, PEERS
 from benchmarks.cpu.record import Cell, Record, Setting
 from benchmarks.cpu.table import show
@@ -59,7 +62,7 @@ class Options:
 class Run:
     def __init__(self, options: Options, record: Record) -> None:
         self._options, self._record = options, record
-        self._formats: dict[Setting, str] = {}
+        self._about: dict[Setting, dict[str, str]] = {}
         self._children = Children(self._load, options.loaded)
 
     def measure(self) -> None:
@@ -104,7 +107,7 @@ class Run:
             self._record.leave_out(setting.peer, str(reason), bits=setting.bits)
             print(f"{setting.peer:12} {setting.bits:2} bits: {reason}", flush=True)
             return
-        self._record.add(setting, cell, self._formats[setting], answer)
+        self._record.add(setting, cell, self._about[setting], answer)
         rate = (
             f"{answer['tokens'] / answer['wall_s']:9.1f}/s"
             if "wall_s" in answer
@@ -118,7 +121,7 @@ class Run:
     def _ask(self, child: ChildProcess, cell: Cell) -> dict[str, Any]:
         match cell.op:
             case "prefill":
-                return child.ask("prefill", tokens=cell.size, times=1 if cell.size > 1024 else 2)
+                return child.ask("prefill", tokens=cell.size)
             case "decode":
                 steps = self._options.steps if cell.size > 8 else 2 * self._options.steps
                 return child.ask("decode", batch=cell.size, context=self._options.context, steps=steps)
@@ -126,7 +129,15 @@ class Run:
                 return child.ask("memory")
 
     def _load(self, setting: Setting) -> ChildProcess:
-        child = self._start(setting.peer, setting.threads)
+        child, loaded = self._loaded(setting, {})
+        if setting not in self._about:
+            instructions = loaded["instructions"] or self._by_log(setting)
+            self._about[setting] = {"format": loaded["format"], "instructions": instructions}
+        self._record.add_version(setting.peer, loaded["version"])
+        return child
+
+    def _loaded(self, setting: Setting, environment: Mapping[str, str]) -> tuple[ChildProcess, Answer]:
+        child = self._start(setting.peer, setting.threads, environment)
         try:
             loaded = child.ask(
                 "load",
@@ -140,9 +151,14 @@ class Run:
         except BaseException:
             child.end()
             raise
-        self._formats[setting] = loaded["format"]
-        self._record.add_version(setting.peer, loaded["version"])
-        return child
+        return child, loaded
+
+    def _by_log(self, setting: Setting) -> str:
+        """Return which kernels multiply, by the log of another child, since a log takes time."""
+        self._log_of(setting.peer, VERBOSE).unlink(missing_ok=True)
+        child, _ = self._loaded(setting, VERBOSE)
+        child.end()
+        return multiplied_by(self._log_of(setting.peer, VERBOSE).read_text(errors="replace"))
 
     def _prepare(self, setting: Setting) -> None:
         """Once for each folder of checkpoints: what is there was finished."""
@@ -155,7 +171,7 @@ class Run:
         with tempfile.TemporaryDirectory(dir=target.parent) as made:
             new = Path(made) / "new"
             new.mkdir()
-            child = self._start(setting.peer, max(self._options.threads))
+            child = self._start(setting.peer, max(self._options.threads), {})
             try:
                 child.ask("prepare", checkpoint=str(checkpoint), target=str(new), bits=setting.bits)
                 new.rename(target)
@@ -165,11 +181,13 @@ class Run:
             finally:
                 child.end()
 
-    def _start(self, peer: str, threads: int) -> ChildProcess:
+    def _start(self, peer: str, threads: int, environment: Mapping[str, str]) -> ChildProcess:
         python = python_of(self._options.environments, peer)
         assert python, "left out"
-        log = self._options.checkpoints / "logs" / f"{peer}.log"
-        return ChildProcess(Place(peer, python, threads, log))
+        return ChildProcess(Place(peer, python, threads, self._log_of(peer, environment), environment))
+
+    def _log_of(self, peer: str, environment: Mapping[str, str]) -> Path:
+        return self._options.checkpoints / "logs" / f"{peer}{'-verbose' if environment else ''}.log"
 
     def _checkpoint(self, shape: str) -> Path:
         folder = self._options.checkpoints / shape / "plain"

@@ -39,6 +39,8 @@ class Loaded:
     format: str
     """What the weights and the products are in, in the peer's own words."""
     version: str
+    instructions: str = ""
+    """Which kernels multiply, in the peer's own words; empty: oneDNN's log says it, or nobody."""
 
 
 class Peer(Protocol):

@@ -12,13 +12,17 @@ from benchmarks.cpu.peers import SLACK, Loaded, Stamp, now
 from cluster.local import LocalCluster
 from core.config.cluster_config import load as load_config
 from core.types import Request, SamplingParams, Slo
+from kernels.cpu.library import fastest_of_bfloat16, fastest_of_bytes
 
 QUANTIZATION = {16: "none", 8: "int8", 4: "int4"}
 FORMATS = {16: "16-bit matrices", 8: "int8", 4: "int4"}
 
 
 def load(checkpoint: Path, target: Path, bits: int, threads: int) -> Loaded:
-    return Loaded(Engine(checkpoint, QUANTIZATION[bits], threads), FORMATS[bits], version("baton-serve"))
+    engine = Engine(checkpoint, QUANTIZATION[bits], threads)
+    isa = fastest_of_bfloat16() if bits == 16 else fastest_of_bytes()
+    name = "PyTorch's" if isa is None else isa.name.lower()
+    return Loaded(engine, FORMATS[bits], version("baton-serve"), name)
 
 
 class Engine:

@@ -55,6 +55,7 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_backend_init": (None, ()),
     "llama_log_set": (None, (c_void_p, c_void_p)),
     "llama_version": (c_char_p, ()),
+    "llama_print_system_info": (c_char_p, ()),
     "llama_model_default_params": (_ModelParams, ()),
     "llama_context_default_params": (_ContextParams, ()),
     "llama_model_quantize_default_params": (_QuantizeParams, ()),
@@ -98,7 +99,8 @@ def load(checkpoint: Path, target: Path, bits: int, threads: int) -> Loaded:
         raise RuntimeError("llama_model_load_from_file failed")
     carried = json.loads((_package() / "package.json").read_text())["version"]
     version = f"{library.llama_version().decode()} in {_PACKAGE}@{carried}"
-    return Loaded(Engine(library, model, threads), _NAMES[bits], version)
+    instructions = library.llama_print_system_info().decode().strip()
+    return Loaded(Engine(library, model, threads), _NAMES[bits], version, instructions)
 
 
 def _package() -> Path:
