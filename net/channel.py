@@ -1,8 +1,9 @@
-"""One authenticated, framed TCP connection.
+"""One authenticated, framed TCP connection, inside TLS where it leaves the host and `tls` is given.
 
 A frame is `u32 header length, u64 payload length`, a msgpack header and a raw payload. Both sides prove that they know the
 cluster key before anything else is read: each sends a nonce, then HMAC-SHA256 over (role, both nonces, its identity). The
-role byte keeps a proof from being reflected. The payload of a frame can be received straight into the caller's memory.
+role byte keeps a proof from being reflected. A side that takes TLS alone says so to a peer that does not speak it. The payload of
+a frame can be received straight into the caller's memory.
 
 Invariant: header and payload of a frame are read completely, in order, or the channel is broken and closed."""
 
@@ -12,6 +13,7 @@ import hashlib
 import hmac
 import os
 import socket
+import ssl
 import struct
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -20,8 +22,23 @@ from typing import Any
 import msgpack
 
 from core.errors import ProtocolError, ReplicaLost
+from net.socket_io import (
+    PlainPeer,
+    accept_tls,
+    dial_tls,
+    in_words,
+    let_go,
+    recv_into,
+    send_all,
+    stays_on_host,
+)
+from net.tls import Tls
 
 _MAGIC = b"BATON1\r\n"
+_TLS_ALONE = b"BATONTLS"
+"""Instead of `_MAGIC`, to a peer on another host that speaks no TLS."""
+_TLS_HEAD = b"\x16\x03"
+"""How a peer begins that speaks TLS."""
 _FRAME = struct.Struct("<IQ")
 _HELLO = struct.Struct("<8s32sH")
 _MAX_IDENTITY_BYTES = 1024
@@ -47,7 +64,6 @@ class Channel:
     def __init__(self, sock: socket.socket, peer: Identity) -> None:
         self.peer = peer
         self._sock = sock
-        self._loop = asyncio.get_running_loop()
         self._buffer = memoryview(bytearray(_READ_BYTES))
         self._start = self._end = 0
         self._closed = False
@@ -85,6 +101,10 @@ class Channel:
         while have < target.nbytes:
             have += await self._recv_into(target[have:])
 
+    @property
+    def stays_on_host(self) -> bool:
+        return stays_on_host(self._sock)
+
     def detach(self) -> socket.socket:
         """Return the authenticated connection itself, blocking, which the caller then owns and closes. Call it before any frame
         is read."""
@@ -99,7 +119,8 @@ class Channel:
         if not self._closed:
             self._closed = True
             with contextlib.suppress(OSError):  # the peer may have been faster
-                self._sock.shutdown(socket.SHUT_RDWR)
+                # Not SSLSocket.shutdown: after that, reads return what is still encrypted.
+                socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
             self._close_when_idle()
 
     def _close_when_idle(self) -> None:
@@ -111,7 +132,7 @@ class Channel:
         self._num_waiting += 1
         try:
             for piece in self._send_now(pieces):
-                await self._loop.sock_sendall(self._sock, piece)
+                await send_all(self._sock, piece)
         except (OSError, ValueError) as error:
             raise ReplicaLost(f"connection to {self.peer.address} broke while sending: {error}") from error
         finally:
@@ -122,6 +143,8 @@ class Channel:
         """Write what can be written at once, and return what is left."""
         if self._closed:
             raise OSError("closed")
+        if isinstance(self._sock, ssl.SSLSocket):
+            return pieces
         try:
             sent = self._sock.sendmsg(pieces[:512])
         except BlockingIOError:
@@ -147,7 +170,7 @@ class Channel:
     async def _recv_into(self, target: memoryview) -> int:
         self._num_waiting += 1
         try:
-            count = 0 if self._closed else await self._loop.sock_recv_into(self._sock, target)
+            count = 0 if self._closed else await recv_into(self._sock, target)
         except (OSError, ValueError) as error:
             raise ReplicaLost(f"connection to {self.peer.address} broke: {error}") from error
         finally:
@@ -158,7 +181,9 @@ class Channel:
         return count
 
 
-async def connect(address: str, key: bytes, me: Identity, timeout_s: float = _HANDSHAKE_S) -> Channel:
+async def connect(
+    address: str, key: bytes, me: Identity, timeout_s: float = _HANDSHAKE_S, *, tls: Tls | None = None
+) -> Channel:
     """Connect to `host:port` and authenticate both ways. Raises ReplicaLost or ProtocolError."""
     host, _, port = address.rpartition(":")
     loop = asyncio.get_running_loop()
@@ -168,10 +193,14 @@ async def connect(address: str, key: bytes, me: Identity, timeout_s: float = _HA
         async with asyncio.timeout(timeout_s):
             await loop.sock_connect(sock, (host.strip("[]"), int(port)))
             _tune(sock)
+            sock = await dial_tls(sock, tls)
             peer = await _handshake(sock, key, me, dialled=True)
     except TimeoutError as error:
         sock.close()
         raise ReplicaLost(f"no answer from {address} within {timeout_s:g} s") from error
+    except ssl.SSLError as error:
+        sock.close()
+        raise ProtocolError(f"no TLS with {address}: {in_words(error)}") from error
     except OSError as error:
         sock.close()
         raise ReplicaLost(f"cannot connect to {address}: {error.strerror or error}") from error
@@ -193,10 +222,12 @@ class Listener:
         serve: Callable[[Channel], Awaitable[None]],
         on_refused: Callable[[str], None],
         port: int = 0,
+        *,
+        tls: Tls | None = None,
     ) -> None:
         self._sock = socket.create_server((host, port), backlog=512)
         self._sock.setblocking(False)  # noqa: FBT003 (it takes no name)
-        self._key, self._serve, self._on_refused = key, serve, on_refused
+        self._key, self._tls, self._serve, self._on_refused = key, tls, serve, on_refused
         self._tasks: set[asyncio.Task[None]] = set()
         self._accepted: set[socket.socket] = set()
         """Channels that no `serve` has yet: a task that is cancelled before it begins closes nothing."""
@@ -247,7 +278,7 @@ class Listener:
         try:
             _tune(sock)
             async with asyncio.timeout(_HANDSHAKE_S):
-                channel = Channel(sock, await _handshake(sock, self._key, me, dialled=False))
+                channel = await self._met(sock, me)
         except (TimeoutError, OSError, ReplicaLost, ProtocolError) as error:
             sock.close()
             self._on_refused(str(error) or type(error).__name__)
@@ -261,6 +292,15 @@ class Listener:
             await self._serve(channel)
         finally:
             channel.close()
+
+    async def _met(self, accepted: socket.socket, me: Identity) -> Channel:
+        """Raises OSError, ReplicaLost and ProtocolError."""
+        sock = await _encrypted(accepted, self._tls)
+        try:
+            return Channel(sock, await _handshake(sock, self._key, me, dialled=False))
+        except BaseException:
+            sock.close()
+            raise
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         task: asyncio.Task[None] = asyncio.ensure_future(work)
@@ -283,17 +323,30 @@ def _tune(sock: socket.socket) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
+async def _encrypted(sock: socket.socket, tls: Tls | None) -> socket.socket:
+    """Return what was accepted, encrypted where it must be. Raises ReplicaLost and ProtocolError."""
+    try:
+        return await accept_tls(sock, tls)
+    except PlainPeer:
+        await send_all(sock, memoryview(_HELLO.pack(_TLS_ALONE, bytes(32), 0)))
+        await let_go(sock)
+        raise
+
+
 async def _handshake(sock: socket.socket, key: bytes, me: Identity, *, dialled: bool) -> Identity:
-    loop = asyncio.get_running_loop()
     identity: bytes = msgpack.packb([me.address, me.incarnation, me.pid])  # type: ignore[assignment]
     nonce = os.urandom(32)
-    await loop.sock_sendall(sock, _HELLO.pack(_MAGIC, nonce, len(identity)) + identity)
+    await send_all(sock, memoryview(_HELLO.pack(_MAGIC, nonce, len(identity)) + identity))
     magic, peer_nonce, size = _HELLO.unpack(await _exactly(sock, _HELLO.size))
+    if magic == _TLS_ALONE:
+        raise ProtocolError("the other side takes TLS alone, and this one speaks none: see security.tls")
+    if magic.startswith(_TLS_HEAD):
+        raise ProtocolError("the peer speaks TLS, and security.tls is off here")
     if magic != _MAGIC or size > _MAX_IDENTITY_BYTES:
         raise ProtocolError("the other side does not speak Baton's protocol, version 1")
     peer_identity = await _exactly(sock, size)
     mine, theirs = (b"d", b"a") if dialled else (b"a", b"d")
-    await loop.sock_sendall(sock, _proof(key, mine, nonce, peer_nonce, identity))
+    await send_all(sock, memoryview(_proof(key, mine, nonce, peer_nonce, identity)))
     proof = await _exactly(sock, 32)
     if not hmac.compare_digest(proof, _proof(key, theirs, peer_nonce, nonce, peer_identity)):
         raise ProtocolError("the peer does not know the cluster key")
@@ -317,10 +370,10 @@ def _read_identity(packed: bytes) -> Identity:
 
 
 async def _exactly(sock: socket.socket, num_bytes: int) -> bytes:
-    data = b""
-    while len(data) < num_bytes:
-        piece = await asyncio.get_running_loop().sock_recv(sock, num_bytes - len(data))
-        if not piece:
+    data, have = memoryview(bytearray(num_bytes)), 0
+    while have < num_bytes:
+        count = await recv_into(sock, data[have:])
+        if not count:
             raise ReplicaLost("the peer closed the connection while authenticating (a wrong cluster key?)")
-        data += piece
-    return data
+        have += count
+    return bytes(data)

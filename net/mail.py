@@ -19,6 +19,7 @@ from core.messages import Message
 from net.channel import Channel, Identity, Listener, connect
 from net.codec import decode, encode
 from net.session import Attach, Session
+from net.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +66,11 @@ class TcpMail:
         port: int = 0,
         config: MailConfig | None = None,
         wrap: Callable[[Channel], Channel] = lambda channel: channel,
+        tls: Tls | None = None,
     ) -> None:
-        self._key, self._config, self._wrap = key, config or MailConfig(), wrap
+        self._key, self._tls, self._config, self._wrap = key, tls, config or MailConfig(), wrap
         self._listener = Listener(
-            host, key, self._welcome, lambda why: log.warning("refused a peer: %s", why), port
+            host, key, self._welcome, lambda why: log.warning("refused a peer: %s", why), port, tls=tls
         )
         self.me = Identity(self._listener.address, uuid.uuid4().hex, os.getpid())
         self._peers: dict[str, _Peer] = {}
@@ -127,11 +129,13 @@ class TcpMail:
         while True:
             left_s = deadline - loop.time()
             try:
-                channel = await connect(peer.address, self._key, self.me, max(_RETRY_S, left_s))
+                wait_s = max(_RETRY_S, left_s)
+                channel = await connect(peer.address, self._key, self.me, wait_s, tls=self._tls)
                 break
             except (ReplicaLost, ProtocolError) as error:
                 if isinstance(error.__cause__, ConnectionRefusedError) or left_s <= 0:
-                    log.info("peer %s is lost: %s", peer.address, error)
+                    level = logging.WARNING if isinstance(error, ProtocolError) else logging.INFO
+                    log.log(level, "peer %s is lost: %s", peer.address, error)
                     self._lose(peer)
                     return
             if peer.current is not None:

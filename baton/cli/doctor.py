@@ -74,6 +74,7 @@ def doctor(
             mib=mib,
             expected_bytes_per_s=expect_gb_per_s * 1e9,
             transfer=settings.transfer,
+            security=settings.security,
         )
         if world > 1:
             findings = asyncio.run(examine_as_rank(settings, rank, world, rendezvous, ask, wait_s))

@@ -22,6 +22,7 @@ from core.clock import WallClock
 from core.config.cluster_config import ClusterConfig
 from core.garbage import IdleCollector, leave_out_all_there_is
 from net.mail import TcpMail
+from net.tls import tls_of
 
 _SWITCH_S = 0.0002
 """How long a thread that works on a body keeps Python's lock when the event loop, and so everybody's tokens, wait for it."""
@@ -107,7 +108,7 @@ def _frontend(
     config: ClusterConfig, key: bytes, scheduler: Any, observers: Observers, *, one_host: bool
 ) -> Frontend:
     return Frontend(
-        TcpMail(key, mail_host(one_host=one_host), config=config.mail),
+        TcpMail(key, mail_host(one_host=one_host), config=config.mail, tls=tls_of(config.security, key)),
         WallClock(),
         config.schedule,
         config.engine.block_size,

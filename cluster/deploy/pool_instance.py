@@ -20,6 +20,7 @@ from core.start_timer import StartTimer
 from engine.sizing.devices import choose_device
 from models.files.hub import resolve
 from net.mail import TcpMail
+from net.tls import tls_of
 
 INSTANCES = "BATON_KUBE_INSTANCES"
 """How many instances a pod of the chart has. They alone share its memory and processors."""
@@ -33,7 +34,7 @@ async def make_instance(
     _check_device(config, role)
     remove_openmp_files()
     host = mail_host(one_host=one_host)
-    mail = TcpMail(key, host, config=config.mail)
+    mail = TcpMail(key, host, config=config.mail, tls=tls_of(config.security, key))
     timer.begin("files")
     folder, place = resolve(config.model.path), partial(rank_actors, config, role, key, host)
     num_instances = int(os.environ.get(INSTANCES, "0"))

@@ -21,6 +21,7 @@ from core.clock import WallClock
 from core.config.cluster_config import ClusterConfig
 from core.garbage import IdleCollector, leave_out_all_there_is
 from net.mail import TcpMail
+from net.tls import tls_of
 
 
 @serve.deployment
@@ -30,7 +31,8 @@ class Scheduler:
         if one_host:
             keep_replica_to_loopback()
         await asyncio.to_thread(check_scheduler_paths, config)
-        self._mail = TcpMail(key, mail_host(one_host=one_host), config=config.mail)
+        host, tls = mail_host(one_host=one_host), tls_of(config.security, key)
+        self._mail = TcpMail(key, host, config=config.mail, tls=tls)
         context = serve.get_replica_context()
         scheduler = make_scheduler(config.schedule, self._mail.address)
         resolve = scheduler_resolver(serve.get_deployment_handle(context.deployment, context.app_name))

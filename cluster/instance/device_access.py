@@ -4,8 +4,9 @@ import logging
 import weakref
 from collections.abc import Callable, Mapping
 
-from cluster.instance.pool_access import PoolAccess, tls_of
+from cluster.instance.pool_access import PoolAccess, may_cross
 from core.config.cluster_config import TransferConfig
+from core.config.security_config import SecurityConfig
 from core.errors import ConfigError, TransferError
 from device.poller import Poller
 from device.port import PoolMemory
@@ -24,6 +25,7 @@ from kvtransfer.transport.shm import ShmSender
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
+from net.tls import tls_of
 
 log = logging.getLogger(__name__)
 
@@ -51,27 +53,32 @@ def device_access(
     memory: PoolMemory,
     num_bytes: int,
     media: DeviceMedia,
+    security: SecurityConfig = SecurityConfig(),  # noqa: B008 (it never changes)
 ) -> PoolAccess:
     """Reach a pool, the first `num_bytes` of `memory`, in a process of its own, as `pool_access.remote_access` does. `media`
-    makes what moves device memory: with `auto` all of it is offered, beside TCP, and pools in this host's memory are written
-    through /dev/shm.
+    makes what moves device memory: with `auto` all of it that `security` lets cross hosts is offered, beside TCP, and pools in
+    this host's memory are written through /dev/shm.
 
     Raises ConfigError."""
+    if config.transport == "auto":
+        media = {name: make for name, make in media.items() if may_cross(name, security)}
     ways = _ways(config, media)
-    tls = tls_of(config)
+    tls = tls_of(security, key)
     ring = PinnedRing(memory.device, _SLOT_BYTES, _NUM_SLOTS)
     staged = ring.memory
     mediums = _mediums(config, memory, {way: media[way] for way in ways if way in media})
 
     def receivers(holder: Holder) -> list[Receiver]:
         admission = WriteAdmission(holder.may_write, holder.arrived, holder.corrupted)
-        made: list[Receiver] = [PullReceiver(key, me, host, medium, admission) for medium in mediums]
+        made: list[Receiver] = [PullReceiver(key, me, host, medium, admission, tls) for medium in mediums]
         if "tcp" in ways:
             made.append(TcpReceiver(key, me, host, memory, admission, tls))
         return made
 
     def senders() -> list[Sender]:
-        made: list[Sender] = [PullSender(key, me, medium, checksum=config.checksum) for medium in mediums]
+        made: list[Sender] = [
+            PullSender(key, me, medium, tls, checksum=config.checksum) for medium in mediums
+        ]
         if "shm" in ways:
             made.append(ShmSender(staged, checksum=config.checksum))
         if "tcp" in ways:

@@ -1,11 +1,13 @@
 """How an instance's KV pool is reached: the memory it lies in, its receivers and its senders, as the configuration chooses."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.instance.shared_memory import take_memory
 from core.config.cluster_config import TransferConfig
+from core.config.security_config import SecurityConfig
 from core.errors import ConfigError
 from device.port import PoolMemory
 from kvtransfer.source import Source
@@ -14,12 +16,16 @@ from kvtransfer.transport.base import Holder, Receiver, Sender
 from kvtransfer.transport.nixl import NixlMedium, RegisteredMemory, available
 from kvtransfer.transport.pull import PullReceiver, PullSender
 from kvtransfer.transport.shm import SharedSegment, ShmReceiver, ShmSender
-from kvtransfer.transport.streams import TlsContexts
 from kvtransfer.transport.tcp import TcpReceiver, TcpSender
 from kvtransfer.transport.write_admission import WriteAdmission
 from net.channel import Identity
+from net.tls import tls_of
+
+log = logging.getLogger(__name__)
 
 _RDMA = Path("/sys/class/infiniband")
+NOT_ENCRYPTED = ("nixl", "nccl")
+"""Transports that cross hosts without encryption."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +51,13 @@ def remote_access(
     receives: bool,
     key: bytes,
     num_bytes: int,
+    security: SecurityConfig = SecurityConfig(),  # noqa: B008 (it never changes)
 ) -> PoolAccess:
     """Return the access to a pool of host memory in a process of its own, of the instance that `me` names, listening at `host`,
-    by `config.transport`. `auto` means shared memory on this host, TCP from others, and NIXL where it is installed and there are
-    RDMA devices. `receives` says that others write into it. Raises ConfigError."""
-    ways = _ways(config)
-    tls = tls_of(config)
+    by `config.transport`. `auto` means shared memory on this host, TCP from others, and NIXL where it is installed, there are
+    RDMA devices, and `security` does not ask for encryption. `receives` says that others write into it. Raises ConfigError."""
+    ways = _ways(config, security)
+    tls = tls_of(security, key)
     segment = SharedSegment(num_bytes) if receives and "shm" in ways else None
     memory, path = (segment.buffer, str(segment.path)) if segment else take_memory(num_bytes + STAGING_BYTES)
     mediums = [NixlMedium(RegisteredMemory.of(memory))] if "nixl" in ways else []
@@ -58,14 +65,14 @@ def remote_access(
     def receivers(holder: Holder) -> list[Receiver]:
         admission = WriteAdmission(holder.may_write, holder.arrived, holder.corrupted)
         made: list[Receiver] = [ShmReceiver(segment)] if segment is not None else []
-        made += [PullReceiver(key, me, host, medium, admission) for medium in mediums]
+        made += [PullReceiver(key, me, host, medium, admission, tls) for medium in mediums]
         if "tcp" in ways:
             made.append(TcpReceiver(key, me, host, memory, admission, tls))
         return made
 
     def senders() -> list[Sender]:
         made: list[Sender] = [ShmSender(memory, checksum=config.checksum)] if "shm" in ways else []
-        made += [PullSender(key, me, medium, checksum=config.checksum) for medium in mediums]
+        made += [PullSender(key, me, medium, tls, checksum=config.checksum) for medium in mediums]
         if "tcp" in ways:
             made.append(TcpSender(key, me, memory, tls, config.tcp_streams, checksum=config.checksum))
         return made
@@ -81,10 +88,11 @@ def no_access() -> PoolAccess:
     return PoolAccess(buffer=memoryview(b""), make_receivers=lambda _: [], make_senders=lambda: [], path="")
 
 
-def _ways(config: TransferConfig) -> tuple[str, ...]:
+def _ways(config: TransferConfig, security: SecurityConfig) -> tuple[str, ...]:
     match config.transport:
         case "auto":
-            return ("shm", "nixl", "tcp") if available() and has_rdma() else ("shm", "tcp")
+            nixl = available() and has_rdma() and may_cross("nixl", security)
+            return ("shm", "nixl", "tcp") if nixl else ("shm", "tcp")
         case "loopback":
             raise ConfigError(
                 "transfer.transport loopback works within one process only (--local); use auto, shm or tcp"
@@ -102,11 +110,10 @@ def has_rdma() -> bool:
     return any(_RDMA.glob("*"))
 
 
-def tls_of(config: TransferConfig) -> TlsContexts | None:
-    """Return what `transfer.tls_*` names, if anything. Raises ConfigError."""
-    files = (config.tls_cert, config.tls_key, config.tls_ca)
-    if not any(files):
-        return None
-    if not all(files):
-        raise ConfigError("transfer.tls_cert, tls_key and tls_ca belong together: set all three or none")
-    return TlsContexts(*files)
+def may_cross(transport: str, security: SecurityConfig) -> bool:
+    """Return whether `auto` may offer this transport to other hosts. Names it in the log if it does so unencrypted."""
+    if transport not in NOT_ENCRYPTED or security.tls == "off":
+        return True
+    if not security.strict:
+        log.warning("KV crosses hosts unencrypted by %s; security.strict leaves it out", transport)
+    return not security.strict

@@ -173,6 +173,7 @@ def _access(
             receives=role != "prefill",
             key=key,
             num_bytes=size.num_bytes,
+            security=config.security,
         )
     if not in_process:
         return no_access()
@@ -180,7 +181,14 @@ def _access(
     memory = take_device_memory(device, size.num_bytes)
     media = device_media(config.transfer, device)
     return device_access(
-        config.transfer, mail.me, host, key=key, memory=memory, num_bytes=size.num_bytes, media=media
+        config.transfer,
+        mail.me,
+        host,
+        key=key,
+        memory=memory,
+        num_bytes=size.num_bytes,
+        media=media,
+        security=config.security,
     )
 
 
@@ -291,6 +299,7 @@ def _parts(
                     companions=remote,
                     timer=timer,
                     mail=config.mail,
+                    encrypts=config.security.tls != "off",
                 )
                 timer.begin("pool")
                 return SavedFirst(ranks, settled) if exchanges else ranks

@@ -14,6 +14,7 @@ from cluster.preflight.nccl_tests import SENDRECV, measure_over_nodes
 from cluster.preflight.nodes import Node, NodeGpus, Ranks
 from cluster.preflight.rank_job import RankJob
 from core.config.cluster_config import TransferConfig
+from core.config.security_config import SecurityConfig
 
 Backend = Literal["nccl", "gloo", "auto"]
 """`auto`: nccl among the nodes that have GPUs, gloo where none has."""
@@ -30,6 +31,8 @@ class Ask:
     """What a link should carry; 0: as much as the others do."""
     transfer: TransferConfig = field(default_factory=TransferConfig)
     """How instances hand over KV."""
+    security: SecurityConfig = field(default_factory=SecurityConfig)
+    """How they encrypt it."""
 
 
 async def check_fabric(
@@ -88,6 +91,7 @@ async def _check(
         backend=backend,
         key=secrets.token_hex(32),
         transfer=ask.transfer,
+        security=ask.security,
     )
     if not ranks.is_alone:
         measured = await _measure_links(ranks, job, ask, tests)

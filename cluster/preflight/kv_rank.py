@@ -158,9 +158,18 @@ def open_pool(job: RankJob, num_bytes: int) -> PoolAccess:
         memory = take_device_memory(device, num_bytes)
         media = device_media(job.transfer, device)
         return device_access(
-            job.transfer, me, job.host, key=key, memory=memory, num_bytes=num_bytes, media=media
+            job.transfer,
+            me,
+            job.host,
+            key=key,
+            memory=memory,
+            num_bytes=num_bytes,
+            media=media,
+            security=job.security,
         )
-    return remote_access(job.transfer, me, job.host, receives=True, key=key, num_bytes=num_bytes)
+    return remote_access(
+        job.transfer, me, job.host, receives=True, key=key, num_bytes=num_bytes, security=job.security
+    )
 
 
 def _region(text: str) -> RegionKey:

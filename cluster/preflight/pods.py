@@ -19,7 +19,6 @@ from cluster.preflight.findings import Finding, Verdict
 from cluster.preflight.local_node import LocalNode
 from cluster.preflight.nodes import NO_ANSWER, NodeGpus
 from cluster.preflight.rank_job import RankJob, another_connection, store_at
-from core.config.cluster_config import TransferConfig
 from core.errors import ConfigError
 
 _WORDS = {"--rmk": "user", "--launcher": "manual", "--demux": "poll"}
@@ -44,7 +43,7 @@ async def check_as_rank(rank: int, world: int, address: str, ask: Ask, *, wait_s
         store = await asyncio.to_thread(store_at, address, rank, world, wait_s)
         host = address_towards(address)
         if rank:
-            return await _serve(store, rank, LocalNode(name, host), address, ask.transfer)
+            return await _serve(store, rank, LocalNode(name, host), address, ask)
         others = [PodNode(store, other) for other in range(1, world)]
         findings = await check_fabric([LocalNode(name, host), *others], ask, here=host)
         for other in others:
@@ -126,9 +125,7 @@ def _keys(rank: int, number: int) -> tuple[str, str]:
     return f"asked/{rank}/{number}", f"answered/{rank}/{number}"
 
 
-async def _serve(
-    store: TCPStore, rank: int, node: LocalNode, address: str, transfer: TransferConfig
-) -> list[Finding]:
+async def _serve(store: TCPStore, rank: int, node: LocalNode, address: str, ask: Ask) -> list[Finding]:
     """Do what rank 0 asks until it has all findings, and return these. Raises ConfigError, and DistError where it has gone."""
     number = 0
     while True:
@@ -139,21 +136,22 @@ async def _serve(
             store.set(answered, json.dumps([None, ""]))
             return [Finding(**finding | {"verdict": Verdict(finding["verdict"])}) for finding in args[0]]
         try:
-            answer = await _do(node, address, transfer, what, args)
+            answer = await _do(node, address, ask, what, args)
         except ConfigError as error:
             store.set(answered, json.dumps([None, str(error)]))
         else:
             store.set(answered, json.dumps([answer, ""]))
 
 
-async def _do(node: LocalNode, address: str, transfer: TransferConfig, what: str, args: list[Any]) -> Any:
+async def _do(node: LocalNode, address: str, ask: Ask, what: str, args: list[Any]) -> Any:
     match what, args:
         case "free_address", []:
             return await node.free_address()
         case "gpus", []:
             return asdict(await node.gpus())
         case "run_rank", [str(job)]:
-            return await node.run_rank(replace(RankJob.from_json(job), transfer=transfer))
+            own = replace(RankJob.from_json(job), transfer=ask.transfer, security=ask.security)
+            return await node.run_rank(own)
         case "run_proxy", [list(options), float(deadline_s)]:
             return await node.run_proxy(checked_options(options, address), deadline_s)
         case _:

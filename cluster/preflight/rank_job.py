@@ -17,6 +17,7 @@ from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsa
 
 from cluster.preflight.child_processes import started, told
 from core.config.cluster_config import TransferConfig
+from core.config.security_config import SecurityConfig
 from core.errors import ConfigError
 
 _ROOT = Path(__file__).parents[2]
@@ -46,6 +47,7 @@ class RankJob:
     key: str = ""
     """The secret that all ranks share, in hexadecimal digits."""
     transfer: TransferConfig = field(default_factory=TransferConfig)
+    security: SecurityConfig = field(default_factory=SecurityConfig)
 
     @property
     def deadline_s(self) -> float:
@@ -53,7 +55,8 @@ class RankJob:
         return _START_S + _MEASURE_S + num_links * _LINK_S * max(1, self.mib / 64)
 
     def as_json(self) -> str:
-        return json.dumps(asdict(self) | {"transfer": self.transfer.model_dump()})
+        sections = {"transfer": self.transfer.model_dump(), "security": self.security.model_dump()}
+        return json.dumps(asdict(self) | sections)
 
     @classmethod
     def from_json(cls, text: str) -> "RankJob":
@@ -61,7 +64,8 @@ class RankJob:
         fields = json.loads(text)
         if fields["kind"] not in get_args(Kind):
             raise ConfigError(f"there is no measurement {fields['kind']}")
-        return cls(**fields | {"transfer": TransferConfig(**fields["transfer"])})
+        transfer, security = TransferConfig(**fields["transfer"]), SecurityConfig(**fields["security"])
+        return cls(**fields | {"transfer": transfer, "security": security})
 
 
 def read_job() -> RankJob:

@@ -17,6 +17,7 @@ from core.config.image_config import ImageConfig
 from core.config.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
 from core.config.mail_config import MailConfig
 from core.config.parallel_config import ParallelConfig
+from core.config.security_config import SecurityConfig
 from core.config.serve_config import ServeConfig
 from core.errors import ConfigError
 from core.types import Slo
@@ -136,12 +137,6 @@ class TransferConfig(Section):
     instances; loopback within a process."""
     tcp_streams: int = Field(default=0, ge=0, le=32)
     """TCP connections from one instance to another; 0: four, or as many as there are cores if those are fewer."""
-    tls_cert: str = ""
-    """PEM file of this instance's certificate: KV goes over TLS, both sides verified. Needs `tls_key` and `tls_ca`."""
-    tls_key: str = ""
-    """PEM file of the certificate's private key."""
-    tls_ca: str = ""
-    """PEM file of the authority that has signed every instance's certificate."""
     checksum: bool = False
     """CRC-32 over each chunk of KV, compared where it arrives; a damaged one is sent once more."""
     grant_ttl_s: float = Field(default=120.0, gt=0)
@@ -205,6 +200,7 @@ class ClusterConfig(Section):
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
     mail: MailConfig = MailConfig()
+    security: SecurityConfig = SecurityConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     serve: ServeConfig = ServeConfig()
     pictures: ImageConfig = ImageConfig()

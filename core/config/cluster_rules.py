@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from core.config.adapter_config import check_adapters
 from core.config.device_transport import check_device_transport
 from core.config.parallel_config import ParallelConfig, check_shares
+from core.config.security_config import check_security
 from core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def _check_scaling(config: "ClusterConfig") -> None:
 RULES: tuple[Callable[["ClusterConfig"], None], ...] = (
     _check_scaling,
     _check_transfer,
+    check_security,
     _check_card,
     _check_pools,
     _check_serve,

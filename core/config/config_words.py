@@ -17,6 +17,11 @@ _BOUNDS: Mapping[str, str] = {
     "lt": "less than {}",
 }
 
+_MOVED: Mapping[str, str] = {
+    f"transfer.{name}": f"security.{name}" for name in ("tls_cert", "tls_key", "tls_ca")
+}
+"""Keys that have another place now."""
+
 
 def keys_of(kind: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
     """Yield every key with dots, and its field, in the order of the classes."""
@@ -67,7 +72,8 @@ def _unknown(kind: type[BaseModel], where: Sequence[str]) -> str:
     known = [name for name, _ in keys_of(kind)]
     above = "".join(f"{part}." for part in where[:-1])
     beside = {name.removeprefix(above).partition(".")[0] for name in known if name.startswith(above)}
-    near = [above + one for one in get_close_matches(where[-1], sorted(beside), 1, 0.5)]
+    near = [_MOVED[key]] if key in _MOVED else []
+    near = near or [above + one for one in get_close_matches(where[-1], sorted(beside), 1, 0.5)]
     near = near or get_close_matches(key, known, 1, 0.6)
     near = near or [name for name in known if name.rpartition(".")[2] == where[-1]][:1]
     return f"there is no configuration key {key}" + (f"; did you mean {near[0]}?" if near else "")

@@ -12,8 +12,9 @@ the writer takes part (NCCL). Before the first the two media set themselves up w
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import msgpack
@@ -28,6 +29,7 @@ from kvtransfer.transport.checks import check_header, destination_crc, source_cr
 from kvtransfer.transport.write_admission import WriteAdmission
 from kvtransfer.wire import POOL_FORMAT
 from net.channel import Channel, Identity, Listener, connect
+from net.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -109,13 +111,19 @@ class Medium(Protocol):
 
 class PullReceiver:
     def __init__(
-        self, key: bytes, me: Identity, host: str, medium: Medium, admission: WriteAdmission
+        self,
+        key: bytes,
+        me: Identity,
+        host: str,
+        medium: Medium,
+        admission: WriteAdmission,
+        tls: Tls | None = None,
     ) -> None:
         self._medium, self._admission = medium, admission
         self._links: dict[str, set[_Incoming]] = {}
         self._threads = ThreadPoolExecutor(64, f"kv-{medium.name}")
         self._listener = Listener(
-            host, key, self._serve, lambda why: log.warning("refused a KV writer: %s", why)
+            host, key, self._serve, lambda why: log.warning("refused a KV writer: %s", why), tls=tls
         )
         self._listener.start(me)
 
@@ -232,14 +240,16 @@ class _Incoming:
 class PullSender:
     vouches = False
 
-    def __init__(self, key: bytes, me: Identity, medium: Medium, *, checksum: bool) -> None:
+    def __init__(
+        self, key: bytes, me: Identity, medium: Medium, tls: Tls | None = None, *, checksum: bool
+    ) -> None:
         """Makes the sender. Raises TransferError for checksums of memory that the processor cannot read."""
         if checksum and medium.memory is None:
             raise TransferError(
                 f"transfer.checksum needs a KV pool in host memory; {medium.name} moves device memory"
             )
         self.name = medium.name
-        self._key, self._me, self._medium, self._checksum = key, me, medium, checksum
+        self._key, self._me, self._medium, self._tls, self._checksum = key, me, medium, tls, checksum
         self._links: dict[str, _Outgoing] = {}
         self._threads = ThreadPoolExecutor(64, f"kv-{medium.name}")
 
@@ -282,7 +292,8 @@ class PullSender:
         async with link.lock:
             try:
                 async with asyncio.timeout(_STALL_S):
-                    await link.open(endpoint, self._key, self._me, self._medium, self._threads)
+                    dial = partial(connect, endpoint, self._key, self._me, tls=self._tls)
+                    await link.open(dial, self._medium, self._threads)
                     await self._send(link, grant_id, runs)
             except _Refused as refused:
                 raise TransferError(str(refused)) from None
@@ -355,10 +366,10 @@ class _Outgoing:
         self._open = self._ready = False
 
     async def open(
-        self, endpoint: str, key: bytes, me: Identity, medium: Medium, threads: ThreadPoolExecutor
+        self, dial: Callable[[], Awaitable[Channel]], medium: Medium, threads: ThreadPoolExecutor
     ) -> None:
         if not self._open:
-            self.channel = await connect(endpoint, key, me)
+            self.channel = await dial()
             self.owner, self._open = self.channel.peer.address, True
             exchange = Exchange(self.channel)
             self.outlet = await in_thread(lambda: medium.give(exchange), threads)

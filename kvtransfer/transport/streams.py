@@ -4,23 +4,17 @@ Blocking calls in threads of their own keep long copies off the event loop (the 
 streams use several cores. A stream is owned by one thread at a time; only `cut` may be called from another."""
 
 import contextlib
-import logging
 import socket
 import ssl
 import struct
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from core.errors import ConfigError, ReplicaLost
-from core.file_states import file_states
-
-log = logging.getLogger(__name__)
+from core.errors import ReplicaLost
 
 _MAX_PIECES = 1024
 """IOV_MAX of Linux, the number of pieces that one scatter or gather call takes."""
 _TLS_PIECE_BYTES = 1 << 20
-_HANDSHAKE_S = 5
 _TCP_INFO_BYTES = 176
 _BYTES_ACKED_AT, _BUSY_US_AT = 120, 168
 """Where Linux's `struct tcp_info` (linux/tcp.h) has `tcpi_bytes_acked` and `tcpi_busy_time`. New fields come behind."""
@@ -28,67 +22,16 @@ STALL_S = 60
 """How long a peer may take for the next byte of a frame that is on its way before it counts as lost."""
 
 
-class TlsContexts:
-    """TLS for either side of a connection: both ask for a certificate that the cluster's authority has signed. Names in
-    certificates are not compared with addresses, since every holder of a signed certificate is of the cluster."""
-
-    def __init__(self, cert: str, key: str, ca: str) -> None:
-        """Read PEM files. Raises ConfigError, naming the file."""
-        self._files = cert, key, ca
-        self._seen = file_states(self._files)
-        self._contexts = _contexts(*self._files)
-
-    def context(self, *, dialled: bool) -> ssl.SSLContext:
-        """Return what a new connection takes, of the files as they are now: certificates expire sooner than instances. Those that
-        cannot be used are refused, with a line in the log, and the ones before hold. Any thread may ask."""
-        states = file_states(self._files)
-        if states != self._seen:
-            self._seen = states
-            try:
-                self._contexts = _contexts(*self._files)
-            except ConfigError as error:
-                log.error("the changed certificate is refused, the old one holds: %s", error)
-        return self._contexts[0 if dialled else 1]
-
-
-def _contexts(cert: str, key: str, ca: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return the contexts of the side that dials and of the one that accepts."""
-    return _context(ssl.PROTOCOL_TLS_CLIENT, cert, key, ca), _context(ssl.PROTOCOL_TLS_SERVER, cert, key, ca)
-
-
-def _context(protocol: int, cert: str, key: str, ca: str) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)
-    context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.check_hostname = False
-    context.verify_mode = ssl.CERT_REQUIRED
-    for what, path in (("tls_cert", cert), ("tls_key", key), ("tls_ca", ca)):
-        if not Path(path).is_file():
-            raise ConfigError(f"transfer.{what}: there is no file {path}")
-    try:
-        context.load_cert_chain(cert, key)
-        context.load_verify_locations(ca)
-    except (ssl.SSLError, OSError) as error:
-        raise ConfigError(f"transfer.tls_cert, tls_key, tls_ca ({cert}, {key}, {ca}): {error}") from error
-    return context
-
-
 class Stream:
-    def __init__(self, sock: socket.socket, peer: str, tls: TlsContexts | None, *, dialled: bool) -> None:
-        """Blocks for the TLS handshake where `tls` is given. Raises ReplicaLost.
-
-        The side that accepted waits for frames without a limit. The side that dialled waits for answers only so long."""
+    def __init__(self, sock: socket.socket, peer: str, *, dialled: bool) -> None:
+        """The side that accepted waits for frames without a limit. The side that dialled waits for answers only so long."""
         self.peer = peer
-        self._plain = tls is None
-        self._sock: socket.socket = sock
-        if tls is not None:
-            _limit(sock, _HANDSHAKE_S, _HANDSHAKE_S)
-            try:
-                context = tls.context(dialled=dialled)
-                self._sock = context.wrap_socket(sock, server_side=not dialled)
-            except (OSError, ValueError) as error:
-                sock.close()
-                raise ReplicaLost(f"no TLS with KV peer {peer}: {error}") from error
-        _limit(self._sock, STALL_S, STALL_S if dialled else 0)
+        self._plain = not isinstance(sock, ssl.SSLSocket)
+        self._sock = sock
+        if self._plain:
+            _limit(sock, STALL_S, STALL_S if dialled else 0)
+        else:  # Python's ssl tries again after the kernel's limits
+            sock.settimeout(STALL_S if dialled else None)
 
     def progress(self) -> tuple[int, float] | None:
         """Return the bytes that the peer's kernel has acknowledged, and the seconds in which some were on the way, since the
@@ -154,7 +97,7 @@ class Stream:
         self._sock.close()
 
     def _broken(self, error: Exception) -> ReplicaLost:
-        if isinstance(error, BlockingIOError):
+        if isinstance(error, BlockingIOError | TimeoutError):
             return ReplicaLost(f"KV peer {self.peer} has not answered for {STALL_S} s")
         return ReplicaLost(f"KV connection to {self.peer} broke: {error}")
 

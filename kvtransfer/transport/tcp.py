@@ -7,7 +7,7 @@ a checksum each frame is answered by one byte, and a damaged one is sent once mo
 waits until their readers have stopped: bytes that the kernel already holds could still reach the pool before that. It needs
 nothing from the writer, which may be dead, stopped or at the other end of a cut link.
 
-With `tls`, both sides show certificates that the other must verify; the cluster key is proven as well."""
+With `tls`, streams to other hosts are encrypted (`net/tls.py`); the cluster key is proven as well."""
 
 import asyncio
 import logging
@@ -15,7 +15,6 @@ import os
 import struct
 import threading
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import msgpack
@@ -23,20 +22,21 @@ import msgpack
 from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import KVShard
 from core.messages import RegionKey
-from core.threads import in_thread
 from device.port import PoolMemory
 from kvtransfer.copies import CopyRun, split_runs
 from kvtransfer.landing import Landing, landing_in
 from kvtransfer.transport.base import PROBE, Carried
 from kvtransfer.transport.checks import check_header, source_crc
 from kvtransfer.transport.lanes import Job, Lane, LaneLink
-from kvtransfer.transport.streams import Stream, TlsContexts, cut
+from kvtransfer.transport.streams import Stream
 from kvtransfer.transport.write_admission import WriteAdmission
 from kvtransfer.wire import POOL_FORMAT
 from net.channel import Channel, Identity, Listener, connect
+from net.tls import Tls
 
 log = logging.getLogger(__name__)
 
+_NAME = "tcp"
 _FRAME = struct.Struct("<IQ")
 _MAX_FRAME_RUNS = 4096
 _MAX_HEADER_BYTES = 1 << 20
@@ -52,10 +52,6 @@ def default_streams() -> int:
     return min(4, os.cpu_count() or 1)
 
 
-def _name(tls: TlsContexts | None) -> str:
-    return "tcp" if tls is None else "tcp-tls"
-
-
 class TcpReceiver:
     def __init__(
         self,
@@ -64,18 +60,18 @@ class TcpReceiver:
         host: str,
         pool: memoryview | PoolMemory,
         admission: WriteAdmission,
-        tls: TlsContexts | None = None,
+        tls: Tls | None = None,
     ) -> None:
-        self._pool, self._admission, self._tls = pool, admission, tls
+        self._pool, self._admission = pool, admission
         self._readers: dict[str, set[_Reader]] = {}
         self._listener = Listener(
-            host, key, self._serve, lambda why: log.warning("refused a KV writer: %s", why)
+            host, key, self._serve, lambda why: log.warning("refused a KV writer: %s", why), tls=tls
         )
         self._listener.start(me)
 
     def region(self, shard: KVShard, num_blocks: int) -> RegionKey:
         return RegionKey(
-            transport=_name(self._tls),
+            transport=_NAME,
             endpoint=self._listener.address,
             name=POOL_FORMAT,
             host="",
@@ -101,7 +97,7 @@ class TcpReceiver:
 
     async def _serve(self, channel: Channel) -> None:
         writer = channel.peer.address
-        reader = _Reader(channel, landing_in(self._pool), self._admission, self._tls)
+        reader = _Reader(channel, landing_in(self._pool), self._admission)
         readers = self._readers.setdefault(writer, set())
         readers.add(reader)
         reader.start()
@@ -118,31 +114,24 @@ class TcpReceiver:
 class _Reader:
     """One stream's thread. `stopped` is set once it can touch the pool no more."""
 
-    def __init__(
-        self, channel: Channel, landing: Landing, admission: WriteAdmission, tls: TlsContexts | None
-    ) -> None:
+    def __init__(self, channel: Channel, landing: Landing, admission: WriteAdmission) -> None:
         self.stopped = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        self._peer, self._tls = channel.peer.address, tls
-        self._sock = channel.detach()
+        self._peer = channel.peer.address
+        self._stream = Stream(channel.detach(), self._peer, dialled=False)
         self._landing, self._admission = landing, admission
         self._scratch = memoryview(bytearray(0))
         self._cut = False
-        self._stream: Stream | None = None
 
     def start(self) -> None:
         threading.Thread(target=self._run, name=f"kv from {self._peer}", daemon=True).start()
 
     def cut(self) -> None:
         self._cut = True
-        if self._stream is not None:
-            self._stream.cut()
-        else:  # a TLS handshake has a deadline of its own
-            cut(self._sock)
+        self._stream.cut()
 
     def _run(self) -> None:
         try:
-            self._stream = Stream(self._sock, self._peer, self._tls, dialled=False)
             while not self._cut:
                 self._take_frame(self._stream)
         except ReplicaLost as error:
@@ -152,9 +141,7 @@ class _Reader:
         except Exception:
             log.exception("reading KV from %s failed; its connection is cut", self._peer)
         finally:
-            if self._stream is not None:
-                self._stream.close()
-            self._sock.close()
+            self._stream.close()
             self._landing.close()
             self._loop.call_soon_threadsafe(self.stopped.set)
 
@@ -207,6 +194,7 @@ class _Reader:
 
 
 class TcpSender:
+    name = _NAME
     vouches = False
 
     def __init__(
@@ -214,13 +202,12 @@ class TcpSender:
         key: bytes,
         me: Identity,
         source: memoryview,
-        tls: TlsContexts | None = None,
+        tls: Tls | None = None,
         num_streams: int = 0,
         *,
         checksum: bool,
     ) -> None:
         """Opens `num_streams` to each endpoint. 0 means four, or as many as there are cores if those are fewer."""
-        self.name = _name(tls)
         self._key, self._me, self._source, self._checksum, self._tls = key, me, source, checksum, tls
         self._num_streams = num_streams or default_streams()
         self._links: dict[str, asyncio.Task[LaneLink]] = {}
@@ -277,9 +264,9 @@ class TcpSender:
         owner = ""
         try:
             for _ in range(self._num_streams):
-                channel = await connect(endpoint, self._key, self._me)
+                channel = await connect(endpoint, self._key, self._me, tls=self._tls)
                 owner = channel.peer.address
-                streams.append(await _dialled(channel, self._tls))
+                streams.append(Stream(channel.detach(), owner, dialled=True))
         except BaseException:
             for stream in streams:
                 stream.close()
@@ -346,14 +333,6 @@ class TcpSender:
             memoryview(_FRAME.pack(len(head), sum(sizes)) + head),
             *(self._source[run.source : run.source + run.num_bytes] for run in runs),
         ]
-
-
-async def _dialled(channel: Channel, tls: TlsContexts | None) -> Stream:
-    sock, peer = channel.detach(), channel.peer.address
-    if tls is None:
-        return Stream(sock, peer, None, dialled=True)
-    # The thread ends within a handshake's deadline.
-    return await in_thread(partial(Stream, sock, peer, tls, dialled=True), undo=lambda stream: stream.close())
 
 
 def _made(task: "asyncio.Task[LaneLink] | None") -> LaneLink | None:

@@ -10,6 +10,8 @@ from core.messages import Cancel, Message
 from core.ports import Mail
 from net.loopback_mail import LoopbackNetwork
 from net.mail import TcpMail
+from net.tls import SecretTls
+from tests.far_host import FAR
 from tests.patience import PATIENCE_S
 
 
@@ -33,14 +35,18 @@ class Box:
 Join = Callable[[str], Box]
 
 
-@pytest.fixture(params=["tcp", "loopback"])
+@pytest.fixture(params=["tcp", "tls", "loopback"])
 async def join(request: pytest.FixtureRequest):
     boxes: list[Box] = []
     network = LoopbackNetwork()
+    made: dict[str, Callable[[str], Mail]] = {
+        "tcp": lambda _: TcpMail(b"key"),
+        "tls": lambda _: TcpMail(b"key", FAR, tls=SecretTls(b"key")),
+        "loopback": network.join,
+    }
 
     def make(name: str) -> Box:
-        mail: Mail = TcpMail(b"key") if request.param == "tcp" else network.join(name)
-        boxes.append(Box(mail))
+        boxes.append(Box(made[request.param](name)))
         return boxes[-1]
 
     yield make

@@ -16,7 +16,7 @@ from cluster.deploy.deployment_phases import is_refused
 from cluster.local import LocalCluster
 from core.config.cluster_config import ClusterConfig, load
 from core.errors import ConfigError
-from tests.contract.test_transport_tls import Authority
+from tests.authority import Authority
 from tests.deploy.test_process_logs import restored
 from tests.ports import free_port
 
@@ -36,8 +36,9 @@ def of(key: str, path: str, folder: Path) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if key.startswith("serve.tls"):
         settings |= {"serve.tls_cert": cert, "serve.tls_key": secret, "serve.tls_client_ca": ca}
-    if key.startswith("transfer.tls"):
-        settings |= {"transfer.tls_cert": cert, "transfer.tls_key": secret, "transfer.tls_ca": ca}
+    if key.startswith("security.tls"):
+        settings |= {"security.tls": "files", "security.tls_cert": cert}
+        settings |= {"security.tls_key": secret, "security.tls_ca": ca}
     if key == "engine.disk_cache_path":
         settings["engine.disk_cache_bytes"] = 1 << 30
     if key == "adapters.list_file":
@@ -58,9 +59,9 @@ KEYS = [
     "engine.disk_cache_path",
     "engine.profile",
     "engine.speculate",
-    "transfer.tls_cert",
-    "transfer.tls_key",
-    "transfer.tls_ca",
+    "security.tls_cert",
+    "security.tls_key",
+    "security.tls_ca",
     "schedule.record_path",
     "serve.api_keys_file",
     "serve.batch_dir",
@@ -101,7 +102,7 @@ def test_what_is_not_there_is_said_with_its_key(key: str, tmp_path: Path) -> Non
         ("serve.live_file", "tenants: [", "is not YAML"),
         ("serve.live_file", "tenants: {acme: {keys_file: /nowhere}}", "/nowhere"),
         ("serve.tls_cert", "no certificate", "serve.tls_cert"),
-        ("transfer.tls_ca", "no certificate", "transfer.tls_cert, tls_key, tls_ca"),
+        ("security.tls_ca", "no certificate", "security.tls_cert, tls_key, tls_ca"),
         ("engine.profile", "no profile", "is no profile"),
         ("engine.disk_cache_path", "", "cannot be written"),
         ("serve.batch_dir", "", "cannot be written"),
@@ -128,9 +129,10 @@ def test_what_is_right_passes_and_leaves_nothing(tmp_path: Path) -> None:
         "serve.tls_cert": cert,
         "serve.tls_key": secret,
         "serve.tls_client_ca": ca,
-        "transfer.tls_cert": cert,
-        "transfer.tls_key": secret,
-        "transfer.tls_ca": ca,
+        "security.tls": "files",
+        "security.tls_cert": cert,
+        "security.tls_key": secret,
+        "security.tls_ca": ca,
         "schedule.record_path": str(tmp_path / "record"),
         "engine.speculate": "draft:embedded-draft",
     }
@@ -141,7 +143,7 @@ def test_what_is_right_passes_and_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("local", [True, False])
 @pytest.mark.parametrize(
-    "key", ["serve.api_keys_file", "serve.tls_cert", "serve.batch_dir", "transfer.tls_ca"]
+    "key", ["serve.api_keys_file", "serve.tls_cert", "serve.batch_dir", "security.tls_ca"]
 )
 def test_serve_says_so_before_it_starts_anything(
     key: str, local: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

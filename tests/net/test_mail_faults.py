@@ -11,15 +11,17 @@ from core.errors import ReplicaLost
 from core.messages import Cancel, Replica, Replicas
 from net.channel import Channel
 from net.mail import TcpMail
+from net.tls import SecretTls
 from tests.contract.test_mail import Box
+from tests.far_host import FAR
 from tests.net.faulty import Fate, FaultyChannel
 from tests.patience import PATIENCE_S
 
 QUICK = MailConfig(heartbeat_s=0.03, peer_timeout_s=1.0, reconnect_s=PATIENCE_S)
 
 
-@pytest.fixture
-async def join():
+@pytest.fixture(params=[None, SecretTls(b"key")], ids=["plain", "tls"])
+async def join(request: pytest.FixtureRequest):
     boxes: list[Box] = []
 
     def make(
@@ -27,9 +29,11 @@ async def join():
     ) -> Box:
         mail = TcpMail(
             b"key",
+            FAR if request.param else "127.0.0.1",
             port=port,
             config=config,
             wrap=lambda channel: FaultyChannel(channel, fate),  # type: ignore[arg-type,return-value]
+            tls=request.param,
         )
         boxes.append(Box(mail))
         return boxes[-1]
@@ -86,7 +90,7 @@ async def test_a_connection_that_is_made_when_all_ends_is_closed(join) -> None:
         return channel
 
     me, b = asyncio.current_task(), join()
-    a = TcpMail(b"key", config=QUICK, wrap=wrap)
+    a = TcpMail(b"key", config=QUICK, wrap=wrap, tls=SecretTls(b"key"))
     a.listen(lambda *_: None, lambda _: None)
     a.send(b.mail.address, Cancel("only", 1))
     async with asyncio.timeout(PATIENCE_S):

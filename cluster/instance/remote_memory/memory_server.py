@@ -46,6 +46,7 @@ from cluster.instance.remote_memory.memory_messages import (
 )
 from cluster.instance.shared_memory import take_memory
 from core.config.cluster_config import TransferConfig
+from core.config.security_config import SecurityConfig
 from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import memory_bytes
 from core.messages import RegionKey
@@ -60,20 +61,28 @@ from kvtransfer.source import HostSource
 from kvtransfer.transport.shm import host_id
 from net.channel import Identity
 
+OpenPool = Callable[[MemorySetup], tuple[MemoryPlace, PoolAccess]]
+"""Returns how ranks and how others reach a memory, which it takes. Raises ConfigError and DeviceError."""
+
 
 def serve_memory(
-    sock: socket.socket, transfer: TransferConfig, key: bytes, device_of: DeviceOf = cuda_device
+    sock: socket.socket,
+    transfer: TransferConfig,
+    key: bytes,
+    device_of: DeviceOf = cuda_device,
+    security: SecurityConfig = SecurityConfig(),  # noqa: B008 (it never changes)
 ) -> None:
     """Serve until the instance ends the stream. `device_of` returns the device of a name whose memory is served."""
-    asyncio.run(_serve(sock, transfer, key, device_of))
+    open_pool = partial(_opened, transfer=transfer, key=key, device_of=device_of, security=security)
+    asyncio.run(_serve(sock, open_pool))
 
 
-async def _serve(sock: socket.socket, transfer: TransferConfig, key: bytes, device_of: DeviceOf) -> None:
+async def _serve(sock: socket.socket, open_pool: OpenPool) -> None:
     reader, writer = await open_streams(sock)
     try:
         with suppress(asyncio.IncompleteReadError, OSError):
             setup = await next_frame(reader, TO_MEMORY)
-            open_memory = partial(MemoryServer, setup, transfer, key, writer, device_of)
+            open_memory = partial(MemoryServer, setup, open_pool, writer)
             await _keep(open_memory, reader, writer)
     finally:
         writer.close()
@@ -99,20 +108,13 @@ async def _keep(
 
 
 class MemoryServer:
-    def __init__(
-        self,
-        setup: MemorySetup,
-        transfer: TransferConfig,
-        key: bytes,
-        instance: StreamWriter,
-        device_of: DeviceOf,
-    ) -> None:
+    def __init__(self, setup: MemorySetup, open_pool: OpenPool, instance: StreamWriter) -> None:
         """Open the memory. Raises ConfigError, DeviceError and TransferError."""
         self._instance = instance
         self._tasks: set[asyncio.Task[None]] = set()
         self._memory = OwnMemory(setup.pools)
         self.may_write = self._memory.may_write
-        place, access = _opened(setup, transfer, key, device_of)
+        place, access = open_pool(setup)
         self._buffer = access.buffer
         """The memory, which lives as long as this."""
         self._source = access.source or HostSource()
@@ -250,7 +252,12 @@ class MemoryServer:
 
 
 def _opened(
-    setup: MemorySetup, transfer: TransferConfig, key: bytes, device_of: DeviceOf
+    setup: MemorySetup,
+    *,
+    transfer: TransferConfig,
+    key: bytes,
+    device_of: DeviceOf,
+    security: SecurityConfig,
 ) -> tuple[MemoryPlace, PoolAccess]:
     """Return how ranks and how others reach the memory, which is taken here. Raises ConfigError and DeviceError."""
     me = Identity(setup.address, setup.incarnation, os.getpid())
@@ -261,8 +268,23 @@ def _opened(
         handle, offset = device.export(memory.region)
         media = device_media(transfer, device)
         access = device_access(
-            transfer, me, setup.host, key=key, memory=memory, num_bytes=num_bytes, media=media
+            transfer,
+            me,
+            setup.host,
+            key=key,
+            memory=memory,
+            num_bytes=num_bytes,
+            media=media,
+            security=security,
         )
         return MemoryPlace(num_bytes, handle=handle, offset=offset), access
-    access = remote_access(transfer, me, setup.host, receives=setup.receives, key=key, num_bytes=num_bytes)
+    access = remote_access(
+        transfer,
+        me,
+        setup.host,
+        receives=setup.receives,
+        key=key,
+        num_bytes=num_bytes,
+        security=security,
+    )
     return MemoryPlace(num_bytes, path=access.path), access

@@ -2,12 +2,15 @@
 
 import os
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from cluster.instance import pool_access
 from cluster.instance.pool_access import remote_access
 from core.config.cluster_config import TransferConfig
+from core.config.security_config import SecurityConfig
 from core.errors import ConfigError
 from core.kv import KVLayout, KVShard
 from kvtransfer.inbox import Inbox
@@ -77,16 +80,26 @@ async def test_auto_opens_shared_memory_and_tcp(mail: TcpMail) -> None:
         ({"transport": "loopback"}, "one process only"),
         ({"transport": "nccl"}, "nccl moves KV pools in GPU memory.*use auto, shm, tcp or nixl"),
         ({"transport": "cuda_ipc"}, "cuda_ipc moves KV pools in GPU memory"),
-        ({"transport": "tcp", "tls_cert": "/nowhere"}, "belong together"),
-        (
-            {"transport": "tcp", "tls_cert": "/x", "tls_key": "/y", "tls_ca": "/z"},
-            "tls_cert: there is no file /x",
-        ),
     ],
 )
 async def test_what_cannot_be_is_refused_by_name(mail: TcpMail, settings: dict[str, Any], word: str) -> None:
     with pytest.raises(ConfigError, match=word):
         remote_access(TransferConfig(**settings), mail.me, HOST, receives=False, key=KEY, num_bytes=1 << 16)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+async def test_auto_offers_nothing_unencrypted_where_that_is_refused(
+    mail: TcpMail, monkeypatch: pytest.MonkeyPatch, strict: bool
+) -> None:
+    """NIXL's own memory is not needed: what is offered is decided before."""
+    made: list[Any] = []
+    monkeypatch.setattr(pool_access, "available", lambda: True)
+    monkeypatch.setattr(pool_access, "has_rdma", lambda: True)
+    monkeypatch.setattr(pool_access, "NixlMedium", made.append)
+    monkeypatch.setattr(pool_access, "RegisteredMemory", SimpleNamespace(of=lambda memory: memory))
+    config, security = TransferConfig(), SecurityConfig(strict=strict)
+    remote_access(config, mail.me, HOST, receives=False, key=KEY, num_bytes=1 << 16, security=security)
+    assert bool(made) is not strict
 
 
 async def test_no_segment_is_left(mail: TcpMail) -> None:

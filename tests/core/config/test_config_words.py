@@ -105,7 +105,39 @@ def test_no_word_of_a_configuration_is_another_value_in_yaml() -> None:
     found = list(words(ClusterConfig.model_json_schema()))
     assert "auto" in found
     for word in found:
-        assert yaml.safe_load(f"key: {word}") == {"key": word}, "YAML 1.1 reads off and no as false"
+        assert yaml.safe_load(f"key: {word}") in ({"key": word}, {"key": False}), "YAML 1.1 reads no as false"
+    assert [word for word in found if yaml.safe_load(str(word)) is False] == ["off", False], (
+        "and both are taken"
+    )
+
+
+@pytest.mark.parametrize("written", ["off", "'off'", "false"])
+def test_tls_is_switched_off_by_the_word_as_yaml_reads_it(written: str) -> None:
+    assert load(yaml.safe_load(f"security: {{tls: {written}}}"), {}).security.tls == "off"
+
+
+@pytest.mark.parametrize("name", ["tls_cert", "tls_key", "tls_ca"])
+def test_keys_that_have_moved_are_refused_with_their_new_name(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"no configuration key transfer.{name}; did you mean security.{name}"
+    ):
+        load({}, {}, {f"transfer.{name}": "/x"})
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"tls": "files", "tls_cert": "/x", "tls_ca": "/y"}, "tls_key is empty"),
+        ({"tls_cert": "/x"}, "set security.tls to files"),
+        ({"tls": "off", "strict": True}, "security.strict .* set security.tls to auto or files"),
+        ({"tls": "on"}, "security.tls must be one of auto, files and off, not 'on'"),
+    ],
+)
+def test_keys_of_encryption_that_do_not_go_together_are_refused(
+    settings: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load({"security": settings}, {})
 
 
 def words(schema: object) -> Iterator[str]:

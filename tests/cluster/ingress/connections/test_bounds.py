@@ -19,10 +19,10 @@ from cluster.ingress.http.http_server import HttpServer
 from cluster.ingress.http.ingress_tls import ingress_tls
 from cluster.ingress.tenants.access import Rules, TenantRules
 from core.config.serve_config import ServeConfig
+from tests.authority import Authority
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import CLASSES, COMPLETIONS, SETTINGS, Api
 from tests.cluster.ingress.connections.raw_clients import CHUNKED, GET, Client, serving
-from tests.contract.test_transport_tls import Authority
 from tests.patience import PATIENCE_S, until
 
 LOCKED = Rules(CLASSES, {"": TenantRules((SecretStr("secret"),))})

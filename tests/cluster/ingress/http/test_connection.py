@@ -13,9 +13,9 @@ from cluster.ingress.http.http_server import HttpServer
 from cluster.ingress.http.ingress_tls import follow_certificate, ingress_tls
 from core.config.cluster_config import ServeConfig
 from core.errors import ConfigError
+from tests.authority import Authority
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import Api
-from tests.contract.test_transport_tls import Authority
 from tests.patience import PATIENCE_S
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from cluster.ingress.images.image_fetching import ImageFetcher
 from core.config.image_config import ImageConfig
+from tests.authority import Authority
 from tests.cluster.ingress.api.fakes import NAME
 from tests.cluster.ingress.api.harness import CHATS, Api
 from tests.cluster.ingress.images.test_images import BODY, LIMITS, PNG, SEEN, asked, seeing, url
-from tests.contract.test_transport_tls import Authority
 from tests.models.seeing_checkpoints import said
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(PNG), PNG)
