@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from cluster.instance.instance_parts import Role
 from cluster.instance.real_parts import InstancePlace
 from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.instance.remote_memory.memory_server import serve_memory
-from core.config.cluster_config import ClusterConfig, TransferConfig
+from core.config.cluster_config import ClusterConfig
+from core.config.security_config import SecurityConfig
 from core.config.serve_config import ServeConfig
 from core.cost.memory_model import DeviceMemory
 from core.errors import ConfigError, ReplicaLost
@@ -38,6 +40,9 @@ from engine.ranks.rank_messages import RankSetup
 from engine.ranks.rank_process import serve_instance
 from engine.sizing.devices import choose_device, host_memory, memory_of
 from net.channel import Channel, Identity, Listener, connect
+from net.relay import plain_end
+from net.socket_io import stays_on_host
+from net.tls import tls_of
 from parallel.mesh import Mesh
 
 log = logging.getLogger(__name__)
@@ -91,40 +96,37 @@ def rank_actors(
     nodes: dict[int, str] = ray.util.placement_group_table(group)["bundles_to_node_id"]
     hosts = _hosts(config, role, [nodes[share.bundle] for share in granted])
 
+    met = partial(_met, host=host, security=config.security)
     made: list[Any] = []
     """Actors of ranks that are not started yet."""
 
     def make_ranks() -> list[Any]:
         return [
-            _in_bundle(BatonRank, group, share).remote(config.serve, alone=nodes[share.bundle] != hosts[0])
+            _in_bundle(BatonRank, group, share).remote(
+                config.serve, config.security, alone=nodes[share.bundle] != hosts[0]
+            )
             for share in granted
         ]
 
     def start(setups: Sequence[RankSetup], deadline_s: float) -> list[Rank]:
         actors = made or make_ranks()
-        return _met(actors, [rank_name(setup) for setup in setups], host, deadline_s)
+        return met(actors, [rank_name(setup) for setup in setups], deadline_s)
 
     def keep(setups: Sequence[MemorySetup], deadline_s: float) -> list[Rank]:
         firsts = [next(s for s in granted if nodes[s.bundle] == hosts[setup.memory]) for setup in setups]
         actors = [
-            _in_bundle(BatonMemoryServer, group, BundleShare(first.bundle, 0.0, 0)).remote(
-                config.transfer, key, config.serve
-            )
+            _in_bundle(BatonMemoryServer, group, BundleShare(first.bundle, 0.0, 0)).remote(config, key)
             for first in firsts
         ]
-        return _met(actors, [f"the memory server of host {setup.host}" for setup in setups], host, deadline_s)
+        return met(actors, [f"the memory server of host {setup.host}" for setup in setups], deadline_s)
 
     def keep_on_devices(setups: Sequence[MemorySetup], deadline_s: float) -> list[Rank]:
         made.extend(make_ranks())
         actors = [
-            _in_bundle(BatonMemoryServer, group, BundleShare(share.bundle, 0.0, 0), gpu).remote(
-                config.transfer, key, config.serve
-            )
+            _in_bundle(BatonMemoryServer, group, BundleShare(share.bundle, 0.0, 0), gpu).remote(config, key)
             for share, gpu in zip(granted, _gpus_of(made), strict=True)
         ]
-        return _met(
-            actors, [f"the memory server of rank {rank}" for rank in range(len(setups))], host, deadline_s
-        )
+        return met(actors, [f"the memory server of rank {rank}" for rank in range(len(setups))], deadline_s)
 
     devices = tuple("cuda:0" if share.num_gpus else "cpu" for share in granted)
     memories = tuple(hosts.index(nodes[share.bundle]) for share in granted)
@@ -186,10 +188,12 @@ def _addresses(hosts: Sequence[str], own: str) -> tuple[str, ...]:
     return own, *(found[node] for node in hosts[1:])
 
 
-def _met(actors: Sequence[Any], names: Sequence[str], host: str, deadline_s: float) -> list[Rank]:
+def _met(
+    actors: Sequence[Any], names: Sequence[str], deadline_s: float, *, host: str, security: SecurityConfig
+) -> list[Rank]:
     try:
         with ThreadPoolExecutor(1, "baton-rank-start") as thread:
-            return thread.submit(asyncio.run, meet(actors, names, host, deadline_s)).result()
+            return thread.submit(asyncio.run, meet(actors, names, host, deadline_s, security)).result()
     except BaseException:
         for actor in actors:
             ray.kill(actor)
@@ -200,9 +204,10 @@ def _met(actors: Sequence[Any], names: Sequence[str], host: str, deadline_s: flo
 class BatonRank:
     """A rank's process. Ray ends it with the replica that has made it."""
 
-    def __init__(self, serve: ServeConfig, *, alone: bool) -> None:
+    def __init__(self, serve: ServeConfig, security: SecurityConfig, *, alone: bool) -> None:
         """`alone`: its replica, which says that the instance computes, is on another host. Its beats say so here."""
         configure_logging(serve.log_level, serve.log_format)
+        self._security = security
         self._mark = ServingMark(os.environ if alone else {})
 
     def visible_devices(self) -> str:
@@ -210,20 +215,22 @@ class BatonRank:
 
     def serve(self, address: str, secret: bytes, number: int) -> None:
         """Serve. Returns when the instance has ended the conversation."""
-        serve_instance(asyncio.run(dial(address, secret, number)), on_beat=self._mark.renew)
+        sock = asyncio.run(dial(address, secret, number, self._security))
+        serve_instance(sock, on_beat=self._mark.renew)
 
 
 @ray.remote(max_restarts=0)
 class BatonMemoryServer:
     """The process that keeps an instance's memory on another host than its own, or on the GPU of a rank."""
 
-    def __init__(self, transfer: TransferConfig, key: bytes, serve: ServeConfig) -> None:
-        configure_logging(serve.log_level, serve.log_format)
-        self._transfer, self._key = transfer, key
+    def __init__(self, config: ClusterConfig, key: bytes) -> None:
+        configure_logging(config.serve.log_level, config.serve.log_format)
+        self._transfer, self._security, self._key = config.transfer, config.security, key
 
     def serve(self, address: str, secret: bytes, number: int) -> None:
         """Serve. Returns when the instance has ended the conversation."""
-        serve_memory(asyncio.run(dial(address, secret, number)), self._transfer, self._key)
+        sock = asyncio.run(dial(address, secret, number, self._security))
+        serve_memory(sock, self._transfer, self._key, security=self._security)
 
 
 class ActorRank:
@@ -254,11 +261,8 @@ class ActorRank:
 
 
 def _is_here(sock: socket.socket) -> bool:
-    """Return whether the other side is on this host."""
-    try:
-        return sock.getpeername()[0] == sock.getsockname()[0]
-    except OSError:
-        return False
+    """Return whether the other side is on this host. A local socket stands for an encrypted connection, to another one."""
+    return sock.family != socket.AF_UNIX and stays_on_host(sock)
 
 
 def _kill_actor(pid: int) -> None:
@@ -282,7 +286,13 @@ def _in_bundle(kind: Any, group: Any, share: BundleShare, gpu: str = "") -> Any:
     )
 
 
-async def meet(actors: Sequence[Any], names: Sequence[str], host: str, deadline_s: float) -> list[Rank]:
+async def meet(
+    actors: Sequence[Any],
+    names: Sequence[str],
+    host: str,
+    deadline_s: float,
+    security: SecurityConfig = SecurityConfig(),  # noqa: B008 (it never changes)
+) -> list[Rank]:
     """Wait until all of them have dialled. Raises ReplicaLost when one has died or is not here in time."""
     secret = secrets.token_bytes(32)
     met: dict[int, socket.socket] = {}
@@ -292,11 +302,17 @@ async def meet(actors: Sequence[Any], names: Sequence[str], host: str, deadline_
     async def welcome(channel: Channel) -> None:
         number = int(channel.peer.incarnation)
         pids[number] = channel.peer.pid
-        met[number] = channel.detach()
+        met[number] = plain_end(channel.detach())
         if len(met) == len(actors):
             all_met.set()
 
-    listener = Listener(host, secret, welcome, lambda why: log.warning("refused a rank: %s", why))
+    listener = Listener(
+        host,
+        secret,
+        welcome,
+        lambda why: log.warning("refused a rank: %s", why),
+        tls=tls_of(security, secret),
+    )
     listener.start(Identity(listener.address, "instance", os.getpid()))
     serving = [actor.serve.remote(listener.address, secret, n) for n, actor in enumerate(actors)]
     ends = [asyncio.wrap_future(ref.future()) for ref in serving]
@@ -330,9 +346,15 @@ def _why_not(
     return f"{late}: not there after {deadline_s:.0f} s"
 
 
-async def dial(address: str, secret: bytes, number: int) -> socket.socket:
-    channel = await connect(address, secret, Identity("", str(number), os.getpid()))
-    return channel.detach()
+async def dial(
+    address: str,
+    secret: bytes,
+    number: int,
+    security: SecurityConfig = SecurityConfig(),  # noqa: B008 (it never changes)
+) -> socket.socket:
+    me, tls = Identity("", str(number), os.getpid()), tls_of(security, secret)
+    channel = await connect(address, secret, me, tls=tls)
+    return plain_end(channel.detach())
 
 
 def _first_line(error: BaseException) -> str:

@@ -79,13 +79,15 @@ class ProcessGroup:
         balancer: Balancer | None = None,
         companions: Sequence[Companion] = (),
         store_host: str = "",
+        encrypts: bool = True,
         mail: MailConfig | None = None,
     ) -> None:
         """`balancer` says where experts go; None means that the model has none, or that they are all on one rank. Losing a
         companion is like losing a rank. `store_host` is where ranks on other hosts reach this one; empty where there are none.
+        `encrypts`: they find each other by a store that is encrypted.
         `mail` says how often ranks beat, and how long silent ones are believed to live."""
         self._mail = mail or MailConfig()
-        self._store = StoreServer(store_host) if store_host else StoreFile()
+        self._store = StoreServer(store_host, is_encrypted=encrypts) if store_host else StoreFile()
         self.ranks: list[Rank] = []
         self.ready: list[Ready] = []
         try:

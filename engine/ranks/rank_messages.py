@@ -34,6 +34,8 @@ class Meeting:
     """A file's path, or `host:port` of their instance's store."""
     secret: bytes = b""
     """This start's secret, for a store at an address."""
+    is_encrypted: bool = False
+    """Whether the store takes TLS, by the authority that belongs to the secret."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import os
 import secrets
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from core.errors import ProtocolError, ReplicaLost
 from engine.ranks.rank_messages import Meeting
 from net.channel import Channel, Identity, Listener, connect
+from net.tls import SecretTls, Tls
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +30,7 @@ _LOAD_S = 600.0
 def join(meeting: Meeting) -> Any:
     """Return the torch.distributed Store where the ranks meet. Raises ReplicaLost, ProtocolError."""
     if meeting.secret:
-        return RemoteStore(meeting.place, meeting.secret)
+        return RemoteStore(meeting)
     return dist.FileStore(meeting.place)  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -37,6 +39,10 @@ def wait_for_all(store: Any, what: str, rank: int, num_ranks: int) -> None:
     than another. Raises RuntimeError."""
     store.set(f"{what}-{rank}", "1")
     store.wait([f"{what}-{other}" for other in range(num_ranks)], timedelta(seconds=_LOAD_S))
+
+
+def _tls(meeting: Meeting) -> Tls | None:
+    return SecretTls(meeting.secret) if meeting.is_encrypted else None
 
 
 class StoreFile:
@@ -59,9 +65,9 @@ class StoreFile:
 class StoreServer:
     """Keys and values of one start, on a thread of its own from construction until `close`."""
 
-    def __init__(self, host: str) -> None:
+    def __init__(self, host: str, *, is_encrypted: bool = True) -> None:
         self._values: dict[str, bytes] = {}
-        self._secret, self._address = secrets.token_bytes(32), ""
+        self._meeting = Meeting("", secrets.token_bytes(32), is_encrypted)
         self._loop = asyncio.new_event_loop()
         self._changed, self._closing = asyncio.Condition(), asyncio.Event()
         started = threading.Event()
@@ -74,7 +80,7 @@ class StoreServer:
 
     @property
     def meeting(self) -> Meeting:
-        return Meeting(self._address, self._secret)
+        return self._meeting
 
     def close(self) -> None:
         """Idempotent."""
@@ -85,9 +91,13 @@ class StoreServer:
 
     async def _run(self, host: str, started: threading.Event) -> None:
         listener = Listener(
-            host, self._secret, self._serve, lambda why: log.warning("refused a rank: %s", why)
+            host,
+            self._meeting.secret,
+            self._serve,
+            lambda why: log.warning("refused a rank: %s", why),
+            tls=_tls(self._meeting),
         )
-        self._address = listener.address
+        self._meeting = replace(self._meeting, place=listener.address)
         listener.start(Identity(listener.address, "store", os.getpid()))
         started.set()
         await self._closing.wait()
@@ -150,22 +160,23 @@ class RemoteStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
 
     Methods have the names by which torch's C++ calls them. Keep it as long as communicators may use it."""
 
-    def __init__(self, address: str, secret: bytes) -> None:
+    def __init__(self, meeting: Meeting) -> None:
         """Raises ReplicaLost, ProtocolError."""
         super().__init__()
-        self._address, self._secret = address, secret
+        self._meeting = meeting
         self._clones: list[RemoteStore] = []
         """References to the clones that C++ holds, since C++ keeps no Python object alive."""
         self._lock, self._loop = threading.Lock(), asyncio.new_event_loop()
         identity = Identity("", "rank", os.getpid())
         try:
-            self._channel = self._loop.run_until_complete(connect(address, secret, identity))
+            dialled = connect(meeting.place, meeting.secret, identity, tls=_tls(meeting))
+            self._channel = self._loop.run_until_complete(dialled)
         except BaseException:
             self._loop.close()
             raise
 
     def clone(self) -> "RemoteStore":
-        self._clones.append(RemoteStore(self._address, self._secret))
+        self._clones.append(RemoteStore(self._meeting))
         return self._clones[-1]
 
     def close(self) -> None:

@@ -33,10 +33,11 @@ def start_ranks(
     companions: Sequence[Companion] = (),
     timer: StartTimer,
     mail: MailConfig,
+    encrypts: bool = True,
 ) -> ProcessGroup:
     """Start the ranks and block until all are ready. `memories` are those that their pools lie in,
     by number. `companions` are other processes without which the ranks are of no use. `timer` has the phases of the slowest rank
-    then; what its process has taken beside them is `ranks`. `mail`: as in ProcessGroup.
+    then; what its process has taken beside them is `ranks`. `mail` and `encrypts`: as in ProcessGroup.
     Raises ConfigError and ReplicaLost."""
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
     balancer, spec = None, read_spec(folder)
@@ -67,6 +68,7 @@ def start_ranks(
         balancer=balancer,
         companions=companions,
         store_host=store_host,
+        encrypts=encrypts,
         mail=mail,
     )
     timer.take_over(of_all_ranks([ready.start for ready in group.ready]))

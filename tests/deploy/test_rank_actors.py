@@ -26,6 +26,7 @@ from core.cost.memory_model import DeviceMemory
 from core.errors import ConfigError, ProtocolError, ReplicaLost
 from device import cuda
 from parallel.mesh import Mesh
+from tests.far_host import FAR
 
 NAMES = ["rank 0 of 2", "rank 1 of 2"]
 Serve = Callable[[str, bytes, int], None]
@@ -73,8 +74,9 @@ def is_a_stranger(address: str, secret: bytes, number: int) -> None:
         greets(address, b"another start's", number)
 
 
-async def test_each_socket_is_that_of_its_rank() -> None:
-    ranks = await meet([Actor(greets), Actor(greets)], NAMES, "127.0.0.1", 20)
+@pytest.mark.parametrize("host", ["127.0.0.1", FAR])
+async def test_each_socket_is_that_of_its_rank(host: str) -> None:
+    ranks = await meet([Actor(greets), Actor(greets)], NAMES, host, 20)
     assert [rank.name for rank in ranks] == NAMES
     for number, rank in enumerate(ranks):
         assert rank.sock.recv(1) == bytes([number])

@@ -11,13 +11,14 @@ import torch.distributed as dist
 from core.errors import ProtocolError, ReplicaLost
 from engine.ranks.rank_messages import Meeting
 from engine.ranks.rendezvous import StoreServer, join
+from tests.far_host import FAR
 from tests.parallel.test_comm import in_order, sums
 from tests.parallel.world import World
 
 
-@pytest.fixture
-def server() -> Iterator[StoreServer]:
-    started = StoreServer("127.0.0.1")
+@pytest.fixture(params=["127.0.0.1", FAR])
+def server(request: pytest.FixtureRequest) -> Iterator[StoreServer]:
+    started = StoreServer(request.param)
     yield started
     started.close()
 
