@@ -12,6 +12,7 @@ import ray
 from ray import serve
 from ray.serve.schema import LoggingConfig
 
+from cluster.deploy.clear_ways import check_clear_ways
 from cluster.deploy.cluster_key import cluster_key
 from cluster.deploy.config_paths import check_paths
 from cluster.deploy.ingress_deployment import Ingress
@@ -51,7 +52,9 @@ def build_application(
     """The bound Serve application. `key` is the cluster key that authenticates its processes to each other.
 
     `one_host`: all of them run on this machine, so they need not listen to any other. `environment`: what replicas have besides
-    that of Ray's processes."""
+    that of Ray's processes. Raises ConfigError."""
+    if not one_host:
+        check_clear_ways(config, os.environ)
     options = partial(_options, config, {"env_vars": environment} if environment else {})
     scheduler = options(Scheduler, config.serve.num_scheduler_processes, 0.1, surge_percent=100).bind(
         config, key, one_host=one_host
