@@ -239,6 +239,22 @@ class GcsFaultTolerance(_Values):
     valkey: Valkey = Valkey()
 
 
+class CertIssuer(_Values):
+    """An issuer of cert-manager: it makes and renews a certificate that all pods share."""
+
+    name: str = ""
+    kind: str = "Issuer"
+    group: str = "cert-manager.io"
+
+
+class ClusterTls(_Values):
+    """Whose certificates pods show each other (`config.security.tls: files`). With neither, they belong to the cluster key."""
+
+    existingSecret: str = ""
+    """A Secret of type kubernetes.io/tls with `ca.crt`."""
+    issuer: CertIssuer = CertIssuer()
+
+
 class Keda(_Values):
     """ScaledObjects that size the groups of pools by `baton_pool_wanted_instances`. For `kind: LeaderWorkerSet`."""
 
@@ -362,8 +378,7 @@ class ChartValues(Model):
     """Authenticates Baton's processes to each other; the entry `cluster-key`. Empty: one is made and kept."""
     ingressTls: ExistingSecret = ExistingSecret()
     """A Secret of type kubernetes.io/tls with `ca.crt`, for the names of the Services: the ingresses speak HTTPS. Empty: HTTP."""
-    kvTls: ExistingSecret = ExistingSecret()
-    """A Secret of type kubernetes.io/tls with `ca.crt`, for every instance: KV travels encrypted. Empty: it does not."""
+    clusterTls: ClusterTls = ClusterTls()
     huggingFace: ExistingSecret = ExistingSecret()
     """With the entry `token`, for gated models."""
     modelCache: ModelCache = ModelCache()

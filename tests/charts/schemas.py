@@ -117,6 +117,19 @@ OTHERS: dict[tuple[str, str], Object] = {
         numNodes={"type": "integer", "minimum": 0},
         channel=_spec("resourceClaimTemplate", resourceClaimTemplate=_spec("name", name={"type": "string"})),
     ),
+    ("cert-manager.io/v1", "Certificate"): _spec(
+        "secretName",
+        "issuerRef",
+        secretName={"type": "string"},
+        issuerRef=_spec("name", **{key: {"type": "string"} for key in ("name", "kind", "group")}),
+        dnsNames={"type": "array", "minItems": 1, "items": {"type": "string"}},
+        usages={"type": "array", "items": {"enum": ["digital signature", "server auth", "client auth"]}},
+        privateKey=_spec(
+            algorithm={"enum": ["RSA", "ECDSA", "Ed25519"]},
+            size={"type": "integer"},
+            rotationPolicy={"enum": ["Never", "Always"]},
+        ),
+    ),
     ("monitoring.coreos.com/v1", "PodMonitor"): _spec(
         "selector",
         "podMetricsEndpoints",

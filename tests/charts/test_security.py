@@ -4,10 +4,12 @@ import base64
 import json
 from typing import Any
 
+import helm_python
 import pytest
 
 from cluster.deploy.kube.controller import parser
 from cluster.deploy.kube.topology import LABELS, OWN, label_names, read_site
+from core.config.cluster_config import load
 from tests.charts.rendering import (
     EXAMPLES,
     Object,
@@ -20,7 +22,7 @@ from tests.charts.rendering import (
     render,
     serve_config,
 )
-from tests.charts.schemas import check_pod
+from tests.charts.schemas import check, check_pod
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -93,13 +95,61 @@ def test_secrets_are_made_once_or_taken_from_elsewhere() -> None:
     objects = example("existing-secrets")
     assert of_kind(objects, "Secret") == {}
     decode, ingress = (json.dumps(pods(objects)[name]) for name in ("decode", "ingress"))
-    assert all(f'"{name}"' in decode for name in ("llm-cluster-key", "llm-kv-tls", "hf-token"))
-    assert all(f'"{name}"' in ingress for name in ("llm-cluster-key", "llm-api-keys", "llm-tls"))
+    assert all(f'"{name}"' in decode for name in ("llm-cluster-key", "llm-cluster-tls", "hf-token"))
+    assert all(
+        f'"{name}"' in ingress for name in ("llm-cluster-key", "llm-api-keys", "llm-tls", "llm-cluster-tls")
+    )
     assert "llm-api-keys" not in decode, "only who needs a secret has it"
-    assert "kv-tls" not in ingress
     assert cluster_spec(objects)["authOptions"] == {"mode": "token", "secretName": "llm-ray-token"}
     [application] = serve_config(objects)["applications"]
-    assert application["args"]["transfer"]["tls_ca"] == "/etc/baton/kv-tls/ca.crt"
+    folder = "/etc/baton/cluster-tls"
+    assert application["args"]["security"] == {
+        "tls": "files",
+        "tls_cert": f"{folder}/tls.crt",
+        "tls_key": f"{folder}/tls.key",
+        "tls_ca": f"{folder}/ca.crt",
+    }
+
+
+def test_cert_manager_makes_what_every_pod_shows() -> None:
+    objects = render({"clusterTls": {"issuer": {"name": "ours", "kind": "ClusterIssuer"}}})
+    [certificate] = of_kind(objects, "Certificate").values()
+    check(certificate)
+    assert certificate["spec"]["issuerRef"] == {
+        "name": "ours",
+        "kind": "ClusterIssuer",
+        "group": "cert-manager.io",
+    }
+    name = certificate["spec"]["secretName"]
+    for pod in ("prefill", "decode", "ingress"):
+        volumes = pods(objects)[pod]["spec"]["volumes"]
+        assert {"name": "cluster-tls", "secret": {"secretName": name}} in volumes
+    assert name not in json.dumps(pods(objects)["head"])
+    assert serve_config(objects)["applications"][0]["args"]["security"]["tls"] == "files"
+
+
+def test_certificates_belong_to_the_cluster_key_unless_the_values_say_otherwise() -> None:
+    assert "security" not in serve_config(render())["applications"][0]["args"]
+    off = render({"config": {"security": {"tls": False}}})
+    assert load(serve_config(off)["applications"][0]["args"], {}).security.tls == "off"
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"kvTls": {"existingSecret": "x"}}, "kvTls"),
+        ({"config": {"security": {"tls": "files", "tls_cert": "/x"}}}, "use clusterTls.existingSecret"),
+        ({"config": {"security": {"tls": "files"}}}, "use clusterTls.existingSecret"),
+        (
+            {"config": {"security": {"tls": "off"}}, "clusterTls": {"existingSecret": "x"}},
+            "security.tls is off, and clusterTls",
+        ),
+        ({"clusterTls": {"existingSecret": "x", "issuer": {"name": "y"}}}, "give one of both"),
+    ],
+)
+def test_values_of_tls_that_do_not_go_together_are_refused(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(helm_python.HelmError, match=said):
+        render(values)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

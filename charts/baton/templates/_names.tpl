@@ -42,6 +42,13 @@ labels:
 {{ default (printf "%s-cluster-key" (include "baton.fullname" .)) .Values.clusterKey.existingSecret }}
 {{- end -}}
 
+{{/* Empty where certificates belong to the cluster key. */}}
+{{- define "baton.clusterTlsSecret" -}}
+{{- if .Values.clusterTls.existingSecret -}}{{ .Values.clusterTls.existingSecret }}
+{{- else if .Values.clusterTls.issuer.name -}}{{ include "baton.fullname" . }}-cluster-tls
+{{- end -}}
+{{- end -}}
+
 {{- define "baton.rayTokenSecret" -}}
 {{ default (printf "%s-ray-token" (include "baton.fullname" .)) .Values.rayAuth.existingSecret }}
 {{- end -}}

@@ -276,8 +276,8 @@ ephemeral storage, and nobody knows how large they are.
 {{- if .model }}
 - {name: config, mountPath: /etc/baton/config, readOnly: true}
 {{- end }}
-{{- if and .pool .root.Values.kvTls.existingSecret }}
-- {name: kv-tls, mountPath: /etc/baton/kv-tls, readOnly: true}
+{{- if and .model (include "baton.clusterTlsSecret" .root) }}
+- {name: cluster-tls, mountPath: /etc/baton/cluster-tls, readOnly: true}
 {{- end }}
 {{- if and (eq .kind "head") (ne .root.Values.kind "RayService") }}
 - {name: serve-config, mountPath: /etc/baton/serve, readOnly: true}
@@ -329,9 +329,9 @@ ephemeral storage, and nobody knows how large they are.
 - name: config
   configMap: {name: {{ include "baton.fullname" .root }}-config}
 {{- end }}
-{{- if .pool }}
-{{- with .root.Values.kvTls.existingSecret }}
-- name: kv-tls
+{{- if .model }}
+{{- with include "baton.clusterTlsSecret" .root }}
+- name: cluster-tls
   secret: {secretName: {{ . }}}
 {{- end }}
 {{- end }}

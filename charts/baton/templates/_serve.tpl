@@ -44,9 +44,10 @@ applications:
 {{- end -}}
 {{- if .root.Values.live -}}{{- $_ := set $serve "live_file" "/etc/baton/live/live.yaml" -}}{{- end -}}
 {{- $_ := set $args "serve" $serve -}}
-{{- if .root.Values.kvTls.existingSecret -}}
-  {{- $tls := dict "tls_cert" "/etc/baton/kv-tls/tls.crt" "tls_key" "/etc/baton/kv-tls/tls.key" "tls_ca" "/etc/baton/kv-tls/ca.crt" -}}
-  {{- $_ := set $args "transfer" (mergeOverwrite (default (dict) $args.transfer) $tls) -}}
+{{- if include "baton.clusterTlsSecret" .root -}}
+  {{- $folder := "/etc/baton/cluster-tls" -}}
+  {{- $tls := dict "tls" "files" "tls_cert" (printf "%s/tls.crt" $folder) "tls_key" (printf "%s/tls.key" $folder) "tls_ca" (printf "%s/ca.crt" $folder) -}}
+  {{- $_ := set $args "security" (mergeOverwrite (default (dict) $args.security) $tls) -}}
 {{- end -}}
 {{- toYaml $args -}}
 {{- end -}}
