@@ -1,5 +1,5 @@
 """Runs cases, several clusters at a time. `python -m tests.chaos.matrix [TRANSPORT ...] --json FILE` runs all of them, or those of some
-transports, and writes the table of recovery times; pytest runs a part of those over NIXL.
+transports, and writes the table of recovery times; pytest runs a part of those over NIXL and TLS.
 The witness computes, or with `--model FAMILY` a tiny model with recurrent layers. That has cases over TCP with lower tiers and a
 buddy, too, in which prompts and answers are so long that states leave the pools.
 
@@ -32,7 +32,7 @@ from tests.chaos.cases import (
 from tests.chaos.hybrid import OVERRIDES as HYBRID_OVERRIDES
 from tests.chaos.hybrid import HybridModel
 from tests.chaos.model import WITNESS, Model
-from tests.chaos.world import ON_DEVICE, OVERRIDES, World
+from tests.chaos.world import ENCRYPTED, ON_DEVICE, OVERRIDES, World
 from tests.models.checkpoints import HYBRID
 
 _CASE_S = 90.0
@@ -40,6 +40,7 @@ _LOG_LINES = 200
 SHM: dict[str, Any] = {}
 TCP: dict[str, Any] = {"transfer.transport": "tcp", "transfer.checksum": True}
 NIXL: dict[str, Any] = {"transfer.transport": "nixl", "transfer.checksum": True}
+TLS: dict[str, Any] = TCP | {ENCRYPTED: True}
 DEVICE: dict[str, Any] = TCP | {ON_DEVICE: True}
 TIERS: dict[str, Any] = TCP | {
     "engine.num_blocks": 330,
@@ -48,10 +49,10 @@ TIERS: dict[str, Any] = TCP | {
     "transfer.kv_replicas": 1,
 }
 """The pool has room for two checkpoints; host memory has it for a few more."""
-REMOTE = {"tcp": TCP, "device": DEVICE} | ({"nixl": NIXL} if available() else {})
+REMOTE = {"tcp": TCP, "tls": TLS, "device": DEVICE} | ({"nixl": NIXL} if available() else {})
 TRANSPORTS = {"shm": SHM} | REMOTE | {"tiers": TIERS}
-_WITNESS_ALONE = ("device",)
-"""Nothing else computes on simulated devices."""
+_WITNESS_ALONE = ("tls", "device")
+"""Nothing else computes on simulated devices, and encryption does not depend on what computes."""
 _HYBRIDS_ALONE = ("tiers",)
 _WRITTEN_BY_OTHERS = (
     "decode.GRANTED", "decode.FENCING", "decode.RECALLING", "decode.REVOKING", "decode.CLOSING",
@@ -63,7 +64,8 @@ _PART = (
     "kill decode in prefill.COMPUTING", "stop decode in decode.RECALLING", "restart decode in decode.GRANTED",
     "stop decode in decode.RESERVING",
 )  # fmt: skip
-"""The cases that pytest tries over NIXL, as far as there are any, and with a hybrid over shared memory and with tiers."""
+"""The cases that pytest tries over `_PART_ALONE`, as far as there are any, and with a hybrid over shared memory and with tiers."""
+_PART_ALONE = ("nixl", "tls")
 _OF_WITNESS = ("hang", "seize")
 """Faults within a step, which the witness can have."""
 _PART_FAMILY, _PART_OVER = "qwen3_next", ("shm", "tiers")
@@ -103,7 +105,7 @@ def possible(family: str = "") -> list[str]:
 
 def part() -> list[Entry]:
     """What is run each time."""
-    plain = [e for e in entries() if e.transport != "nixl" or e.what in _PART]
+    plain = [e for e in entries() if e.transport not in _PART_ALONE or e.what in _PART]
     return plain + [e for e in entries(_PART_FAMILY) if e.transport in _PART_OVER and e.what in _PART]
 
 

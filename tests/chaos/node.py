@@ -54,6 +54,7 @@ from kvtransfer.handoff import DecodeHandoff, PushHandoff
 from kvtransfer.transport.base import Sender
 from kvtransfer.transport.shm import host_id
 from net.mail import TcpMail
+from net.tls import tls_of
 from parallel.mesh import Mesh
 from tests.chaos.apart_policy import ApartPolicy
 from tests.chaos.device_witness import DeviceWitnessRank, simulated_memory
@@ -100,6 +101,7 @@ class Node:
             port=spec["port"],
             config=self.config.mail,
             wrap=lambda channel: FaultyChannel(channel, FAULTS.fate, 0.3),  # type: ignore[arg-type,return-value]
+            tls=tls_of(self.config.security, KEY),
         )
         self.http = 0
         """The port of an ingress."""
@@ -226,13 +228,21 @@ class Node:
             receives=role != "prefill",
             key=KEY,
             num_bytes=SHARD.pool_bytes(num_blocks),
+            security=self.config.security,
         )
 
     def device_access(self, num_blocks: int) -> PoolAccess:
         memory, self.device = simulated_memory(num_blocks, seed=os.getpid())
         me, num_bytes = self.mail.me, SHARD.pool_bytes(num_blocks)
         return device_access(
-            self.config.transfer, me, self.host, key=KEY, memory=memory, num_bytes=num_bytes, media={}
+            self.config.transfer,
+            me,
+            self.host,
+            key=KEY,
+            memory=memory,
+            num_bytes=num_bytes,
+            media={},
+            security=self.config.security,
         )
 
     async def generate(self, name: str, prompt: list[int], sampling: SamplingParams) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from tests.chaos.forked_node import ForkedNode
 from tests.chaos.model import WITNESS, Model
 from tests.deploy.network import NetworkEnd
+from tests.far_host import FAR
 from tests.patience import PATIENCE_S
 
 OVERRIDES: dict[str, Any] = {
@@ -27,6 +28,9 @@ OVERRIDES: dict[str, Any] = {
 }
 ON_DEVICE = "on_device"
 """A key beside the configuration's: KV pools lie in the memory of simulated devices."""
+ENCRYPTED = "encrypted"
+"""A key beside the configuration's: nodes listen at an address that others take for another host's."""
+_BESIDE = (ON_DEVICE, ENCRYPTED)
 ROLES = ("prefill", "prefill", "decode", "decode", "frontend", "frontend")
 _READY_S = 90.0
 _FIRST_SHARED = 1_000_000
@@ -185,12 +189,12 @@ class World:
         place = self.places.get(name)
         spec = {
             "name": name,
-            "host": place.address if place else "127.0.0.1",
+            "host": place.address if place else FAR if self.overrides.get(ENCRYPTED) else "127.0.0.1",
             "netns": str(place.path) if place else "",
             "role": role,
             "folder": str(self.folder),
             "port": port,
-            "overrides": {key: value for key, value in self.overrides.items() if key != ON_DEVICE}
+            "overrides": {key: value for key, value in self.overrides.items() if key not in _BESIDE}
             | self.own.get(name, {}),
             "on_device": self.overrides.get(ON_DEVICE, False),
             "apart": self.apart,
