@@ -12,14 +12,9 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
-
-from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
-from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from core.config.security_config import SecurityConfig
 from core.errors import ConfigError
@@ -30,9 +25,6 @@ log = logging.getLogger(__name__)
 _LABEL = b"baton certificate authority 1"
 """What the authority's key is derived with. Proofs of the same secret begin with other bytes (`channel.py`)."""
 _RENEW_S = 24 * 3600.0
-_SLACK = timedelta(days=1)
-"""How much earlier than its making a certificate is valid: hosts' clocks differ."""
-_VALID = timedelta(days=7)
 
 
 class Tls(Protocol):
@@ -58,28 +50,26 @@ class SecretTls:
     """The authority that belongs to a secret. Certificates are made in memory, and made again when they are a day old."""
 
     def __init__(self, secret: bytes, clock: Callable[[], float] = time.time) -> None:
-        seed = hmac.digest(secret, _LABEL, "sha256")
-        self._authority, self._clock = Ed25519PrivateKey.from_private_bytes(seed), clock
+        self._seed, self._clock = hmac.digest(secret, _LABEL, "sha256"), clock
         self._lock, self._made_at = threading.Lock(), -_RENEW_S
         self._contexts: dict[bool, ssl.SSLContext] = {}
 
     def context(self, *, dialled: bool) -> ssl.SSLContext:
         with self._lock:
-            if abs(self._clock() - self._made_at) >= _RENEW_S:
-                self._made_at = self._clock()
-                self._contexts = self._make(datetime.fromtimestamp(self._made_at, UTC))
+            now = self._clock()
+            if abs(now - self._made_at) >= _RENEW_S:
+                self._contexts, self._made_at = self._make(datetime.fromtimestamp(now, UTC)), now
             return self._contexts[dialled]
 
     def _make(self, now: datetime) -> dict[bool, ssl.SSLContext]:
-        key, name = Ed25519PrivateKey.generate(), _named("Baton cluster")
-        authority = _signed(name, self._authority, name, self._authority, now)
-        member = _signed(_named("Baton process"), key, name, self._authority, now)
-        private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        from net.certificates import certificates  # noqa: PLC0415 (8 MB, which a cluster on one host does without)
+
+        member, trusted = certificates(self._seed, now)
         # Python's ssl reads certificates from files alone. This one has no name and is in memory.
         descriptor = os.memfd_create("baton-certificate")
         try:
-            os.write(descriptor, member.public_bytes(Encoding.PEM) + private)
-            path, trusted = f"/proc/self/fd/{descriptor}", authority.public_bytes(Encoding.PEM).decode()
+            os.write(descriptor, member)
+            path = f"/proc/self/fd/{descriptor}"
             return {dialled: _context(path, None, trusted, dialled=dialled) for dialled in (False, True)}
         finally:
             os.close(descriptor)
@@ -129,36 +119,3 @@ def _context(cert: str, key: str | None, trusted: str, *, dialled: bool) -> ssl.
     context.load_cert_chain(cert, key)
     context.load_verify_locations(cadata=trusted)
     return context
-
-
-def _named(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-
-
-def _signed(
-    subject: x509.Name, key: Ed25519PrivateKey, issuer: x509.Name, authority: Ed25519PrivateKey, now: datetime
-) -> x509.Certificate:
-    """Return a certificate of `key`: the authority's own if that is its key, otherwise a process's."""
-    is_authority, public = key is authority, key.public_key()
-    usage = x509.KeyUsage(
-        digital_signature=not is_authority,
-        key_cert_sign=is_authority,
-        crl_sign=is_authority,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-    sides = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-    own, above = (
-        x509.SubjectKeyIdentifier.from_public_key(public),
-        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
-    )
-    builder = x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
-    builder = builder.not_valid_before(now - _SLACK).not_valid_after(now + _VALID)
-    builder = builder.add_extension(x509.BasicConstraints(is_authority, None), critical=True)
-    builder = builder.add_extension(usage, critical=True).add_extension(sides, critical=False)
-    builder = builder.add_extension(own, critical=False).add_extension(above, critical=False)
-    return builder.sign(authority, None)

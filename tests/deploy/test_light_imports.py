@@ -11,6 +11,8 @@ _MODELS = ("torch", "transformers")
 _API = ("cluster.ingress.http_app", "httpx", "prometheus_client", "PIL")
 _TOKENIZERS = ("tokenizers", "llguidance", "jinja2")
 _ENGINE = ("engine.loop", "kernels.ops", "kvtransfer.pusher")
+_CERTIFICATES = "cryptography"
+"""Only connections between hosts have any."""
 _TOOLS = ("matplotlib", "openai", "pandas", "scipy", "sympy", "torch._dynamo", "torch._inductor", "triton")
 """What nobody needs who serves a model in eager mode on a processor."""
 
@@ -28,10 +30,10 @@ _TOOLS = ("matplotlib", "openai", "pandas", "scipy", "sympy", "torch._dynamo", "
         (
             "a scheduler",
             "cluster.deploy.scheduler_deployment",
-            (*_MODELS, *_API, *_TOKENIZERS, *_ENGINE, *_TOOLS),
+            (*_MODELS, *_API, *_TOKENIZERS, *_ENGINE, *_TOOLS, _CERTIFICATES),
         ),
         ("an ingress", "cluster.deploy.ingress_process", (*_MODELS, *_ENGINE, *_TOOLS)),
-        ("an instance", "cluster.deploy.pool_instance", ("transformers", *_API, *_TOOLS)),
+        ("an instance", "cluster.deploy.pool_instance", ("transformers", *_API, *_TOOLS, _CERTIFICATES)),
     ],
 )
 def test_a_process_imports_nothing_that_it_does_not_use(
