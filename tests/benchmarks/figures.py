@@ -293,6 +293,13 @@ FIGURES: dict[str, list[Figures]] = {
     ],
     "transport_overlap.json": [_overlap],
     "remote_memory.json": [lambda d, _: [d["p50 ms"]["1 MiB"][whose] for whose in ("remote", "own")]],
+    "encryption.json": [
+        lambda d, _: [
+            d[way][what]
+            for what in ("KV, processor s per GB", "a message there and back, processor us")
+            for way in ("TLS", "plain")
+        ]
+    ],
     "cluster_start.json": [lambda d, _: [d["kept / without"], d["cluster"]["kept"]["pss_mb"]]],
     "chaos.json": [_failed_cases],
     "scheduler_loss.json": [
