@@ -17,8 +17,10 @@ R = TypeVar("R")
 
 _TLS_HANDSHAKE = b"\x16"
 """The first byte of a TLS connection."""
+_NO_TLS = "it does not speak TLS (its security.tls is off, or its release has no TLS)"
 _WORDS = {
-    "WRONG_VERSION_NUMBER": "it does not speak TLS (its security.tls is off, or its release has no TLS)",
+    "WRONG_VERSION_NUMBER": _NO_TLS,
+    "RECORD_LAYER_FAILURE": _NO_TLS,
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not of this cluster's authority",
     "TLSV1_ALERT_UNKNOWN_CA": "it refuses this side's certificate, which is not of its cluster's authority",
     "TLSV1_ALERT_DECRYPT_ERROR": "it refuses this side's certificate, which is not of its cluster's authority",
@@ -27,6 +29,7 @@ _WORDS = {
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": "it asks for a certificate, and this side has none",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it shows no certificate",
 }
+_FAREWELL_S = 1.0
 _EXPIRED, _NOT_YET_VALID = 10, 9
 """OpenSSL's verify codes."""
 
@@ -59,7 +62,7 @@ async def accept_tls(sock: socket.socket, tls: Tls | None) -> socket.socket:
         return await _shake_hands(sock, tls, dialled=False)
     if stays_on_host(sock):
         return sock
-    raise PlainPeer(f"the peer at {sock.getpeername()[0]} speaks no TLS, which security.tls asks for here")
+    raise PlainPeer(f"the peer at {_address(sock)} speaks no TLS, which security.tls asks for here")
 
 
 async def send_all(sock: socket.socket, data: memoryview) -> None:
@@ -81,12 +84,14 @@ async def recv_into(sock: socket.socket, target: memoryview) -> int:
 
 async def let_go(sock: socket.socket) -> None:
     """Close a connection whose peer is still to read why. Closing it with unread bytes would drop what was sent last."""
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(1.0):
-            socket.socket.shutdown(sock, socket.SHUT_WR)
-            while await _retried(sock, socket.socket.recv, sock, 1 << 16):
-                pass
-    sock.close()
+    try:
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                socket.socket.shutdown(sock, socket.SHUT_WR)
+                while await _retried(sock, socket.socket.recv, sock, 1 << 16):
+                    pass
+    finally:
+        sock.close()
 
 
 def in_words(error: ssl.SSLError) -> str:
@@ -101,18 +106,24 @@ def in_words(error: ssl.SSLError) -> str:
 
 
 async def _shake_hands(sock: socket.socket, tls: Tls, *, dialled: bool) -> socket.socket:
-    context = tls.context(dialled=dialled)
+    context, peer = tls.context(dialled=dialled), _address(sock)
     made = context.wrap_socket(sock, server_side=not dialled, do_handshake_on_connect=False)
     try:
         await _retried(made, made.do_handshake)
     except ssl.SSLError as error:
-        peer = made.getpeername()[0]
         await let_go(made)
         raise ProtocolError(f"no TLS with {peer}: {in_words(error)}") from error
     except BaseException:
         made.close()
         raise
     return made
+
+
+def _address(sock: socket.socket) -> str:
+    try:
+        return sock.getpeername()[0]
+    except OSError:
+        return "an address that has left"
 
 
 async def _first_byte(sock: socket.socket) -> bytes:
