@@ -79,9 +79,8 @@ def doctor(
         if world > 1:
             findings = asyncio.run(examine_as_rank(settings, rank, world, rendezvous, ask, wait_s))
         else:
-            pools: Sequence[PoolName] = (
-                [_pool(name) for name in pool or ("prefill", "decode")] if config else []
-            )
+            named = pool or ("prefill", "decode")
+            pools: Sequence[PoolName] = [_pool(name) for name in named] if config else []
             findings = asyncio.run(examine(settings, ray_address, ask, pools, instances))
     if as_json:
         print(json.dumps([finding.as_dict() for finding in findings], indent=1))

@@ -30,7 +30,7 @@ from cluster.instance.real_parts import InstancePlace
 from cluster.instance.remote_memory.memory_messages import MemorySetup
 from cluster.instance.remote_memory.memory_server import serve_memory
 from core.config.cluster_config import ClusterConfig
-from core.config.security_config import SecurityConfig
+from core.config.security_config import AUTO, SecurityConfig
 from core.config.serve_config import ServeConfig
 from core.cost.memory_model import DeviceMemory
 from core.errors import ConfigError, ReplicaLost
@@ -136,6 +136,7 @@ def rank_actors(
         _device_memories(group, granted, memories, memory_at),
         memories,
         _addresses(hosts, host),
+        config.security.tls != "off",
     )
     has_gpus = _have_gpus(granted)
     return InstancePlace(spawner, keep if len(hosts) > 1 else None, keep_on_devices if has_gpus else None)
@@ -287,11 +288,7 @@ def _in_bundle(kind: Any, group: Any, share: BundleShare, gpu: str = "") -> Any:
 
 
 async def meet(
-    actors: Sequence[Any],
-    names: Sequence[str],
-    host: str,
-    deadline_s: float,
-    security: SecurityConfig = SecurityConfig(),  # noqa: B008 (it never changes)
+    actors: Sequence[Any], names: Sequence[str], host: str, deadline_s: float, security: SecurityConfig = AUTO
 ) -> list[Rank]:
     """Wait until all of them have dialled. Raises ReplicaLost when one has died or is not here in time."""
     secret = secrets.token_bytes(32)
@@ -306,13 +303,7 @@ async def meet(
         if len(met) == len(actors):
             all_met.set()
 
-    listener = Listener(
-        host,
-        secret,
-        welcome,
-        lambda why: log.warning("refused a rank: %s", why),
-        tls=tls_of(security, secret),
-    )
+    listener = Listener(host, secret, welcome, _refused, tls=tls_of(security, secret))
     listener.start(Identity(listener.address, "instance", os.getpid()))
     serving = [actor.serve.remote(listener.address, secret, n) for n, actor in enumerate(actors)]
     ends = [asyncio.wrap_future(ref.future()) for ref in serving]
@@ -336,6 +327,10 @@ async def meet(
     ]
 
 
+def _refused(why: str) -> None:
+    log.warning("refused a rank: %s", why)
+
+
 def _why_not(
     names: Sequence[str], ends: Sequence[asyncio.Future[Any]], met: Collection[int], deadline_s: float
 ) -> str:
@@ -346,12 +341,7 @@ def _why_not(
     return f"{late}: not there after {deadline_s:.0f} s"
 
 
-async def dial(
-    address: str,
-    secret: bytes,
-    number: int,
-    security: SecurityConfig = SecurityConfig(),  # noqa: B008 (it never changes)
-) -> socket.socket:
+async def dial(address: str, secret: bytes, number: int, security: SecurityConfig = AUTO) -> socket.socket:
     me, tls = Identity("", str(number), os.getpid()), tls_of(security, secret)
     channel = await connect(address, secret, me, tls=tls)
     return plain_end(channel.detach())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from cluster.instance.pool_access import PoolAccess, may_cross
 from core.config.cluster_config import TransferConfig
-from core.config.security_config import SecurityConfig
+from core.config.security_config import AUTO, SecurityConfig
 from core.errors import ConfigError, TransferError
 from device.poller import Poller
 from device.port import PoolMemory
@@ -53,17 +53,14 @@ def device_access(
     memory: PoolMemory,
     num_bytes: int,
     media: DeviceMedia,
-    security: SecurityConfig = SecurityConfig(),  # noqa: B008 (it never changes)
+    security: SecurityConfig = AUTO,
 ) -> PoolAccess:
     """Reach a pool, the first `num_bytes` of `memory`, in a process of its own, as `pool_access.remote_access` does. `media`
     makes what moves device memory: with `auto` all of it that `security` lets cross hosts is offered, beside TCP, and pools in
     this host's memory are written through /dev/shm.
 
     Raises ConfigError."""
-    if config.transport == "auto":
-        media = {name: make for name, make in media.items() if may_cross(name, security)}
-    ways = _ways(config, media)
-    tls = tls_of(security, key)
+    ways, tls = _ways(config, media, security), tls_of(security, key)
     ring = PinnedRing(memory.device, _SLOT_BYTES, _NUM_SLOTS)
     staged = ring.memory
     mediums = _mediums(config, memory, {way: media[way] for way in ways if way in media})
@@ -76,9 +73,7 @@ def device_access(
         return made
 
     def senders() -> list[Sender]:
-        made: list[Sender] = [
-            PullSender(key, me, medium, tls, checksum=config.checksum) for medium in mediums
-        ]
+        made: list[Sender] = [PullSender(key, me, one, tls, checksum=config.checksum) for one in mediums]
         if "shm" in ways:
             made.append(ShmSender(staged, checksum=config.checksum))
         if "tcp" in ways:
@@ -127,11 +122,12 @@ def _mediums(config: TransferConfig, memory: PoolMemory, media: DeviceMedia) -> 
     return made
 
 
-def _ways(config: TransferConfig, media: DeviceMedia) -> tuple[str, ...]:
+def _ways(config: TransferConfig, media: DeviceMedia, security: SecurityConfig) -> tuple[str, ...]:
     """Raises ConfigError."""
     if config.transport == "auto":
         # A checksum is of bytes that the processor can read.
-        return ("shm", "tcp") if config.checksum else (*media, "shm", "tcp")
+        offered = () if config.checksum else [name for name in media if may_cross(name, security)]
+        return (*offered, "shm", "tcp")
     if config.transport not in (*media, "tcp"):
         raise ConfigError(
             f"transfer.transport {config.transport} moves KV pools in host memory, and this one is in a GPU's: use auto, tcp"

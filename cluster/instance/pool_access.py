@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cluster.instance.shared_memory import take_memory
 from core.config.cluster_config import TransferConfig
-from core.config.security_config import SecurityConfig
+from core.config.security_config import AUTO, SecurityConfig
 from core.errors import ConfigError
 from device.port import PoolMemory
 from kvtransfer.source import Source
@@ -51,7 +51,7 @@ def remote_access(
     receives: bool,
     key: bytes,
     num_bytes: int,
-    security: SecurityConfig = SecurityConfig(),  # noqa: B008 (it never changes)
+    security: SecurityConfig = AUTO,
 ) -> PoolAccess:
     """Return the access to a pool of host memory in a process of its own, of the instance that `me` names, listening at `host`,
     by `config.transport`. `auto` means shared memory on this host, TCP from others, and NIXL where it is installed, there are

@@ -299,7 +299,6 @@ def _parts(
                     companions=remote,
                     timer=timer,
                     mail=config.mail,
-                    encrypts=config.security.tls != "off",
                 )
                 timer.begin("pool")
                 return SavedFirst(ranks, settled) if exchanges else ranks

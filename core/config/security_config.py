@@ -37,6 +37,9 @@ class SecurityConfig(Section):
     """Refuse to start where something would cross hosts unencrypted. Otherwise the log names it at the start."""
 
 
+AUTO = SecurityConfig()
+
+
 def check_security(config: "ClusterConfig") -> None:
     """Raise ConfigError for keys that do not go together."""
     security = config.security

@@ -78,16 +78,14 @@ class ProcessGroup:
         *,
         balancer: Balancer | None = None,
         companions: Sequence[Companion] = (),
-        store_host: str = "",
-        encrypts: bool = True,
+        store: StoreServer | None = None,
         mail: MailConfig | None = None,
     ) -> None:
         """`balancer` says where experts go; None means that the model has none, or that they are all on one rank. Losing a
-        companion is like losing a rank. `store_host` is where ranks on other hosts reach this one; empty where there are none.
-        `encrypts`: they find each other by a store that is encrypted.
+        companion is like losing a rank. `store`, which the group closes, is where ranks on several hosts find each other.
         `mail` says how often ranks beat, and how long silent ones are believed to live."""
         self._mail = mail or MailConfig()
-        self._store = StoreServer(store_host, is_encrypted=encrypts) if store_host else StoreFile()
+        self._store = store or StoreFile()
         self.ranks: list[Rank] = []
         self.ready: list[Ready] = []
         try:

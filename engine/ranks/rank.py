@@ -55,6 +55,8 @@ class Spawner:
     """The number of the host of each rank within the instance. 0 is the instance's own, and () means that all ranks are there."""
     addresses: tuple[str, ...] = ("127.0.0.1",)
     """Where ranks on each of the hosts are reached by the others."""
+    encrypts: bool = True
+    """Whether ranks on several hosts find each other through TLS."""
 
     @property
     def num_far(self) -> int:

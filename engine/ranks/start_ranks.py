@@ -14,6 +14,7 @@ from engine.ranks.expert_balancer import Balancer
 from engine.ranks.process_group import ProcessGroup
 from engine.ranks.rank import Companion, Spawner
 from engine.ranks.rank_messages import MemoryPlace, RankSetup
+from engine.ranks.rendezvous import StoreServer
 from engine.sizing.model_dims import expert_bytes, mesh_of
 from engine.sizing.pool_size import PoolSize
 from models.families.table import read_spec
@@ -33,11 +34,10 @@ def start_ranks(
     companions: Sequence[Companion] = (),
     timer: StartTimer,
     mail: MailConfig,
-    encrypts: bool = True,
 ) -> ProcessGroup:
     """Start the ranks and block until all are ready. `memories` are those that their pools lie in,
     by number. `companions` are other processes without which the ranks are of no use. `timer` has the phases of the slowest rank
-    then; what its process has taken beside them is `ranks`. `mail` and `encrypts`: as in ProcessGroup.
+    then; what its process has taken beside them is `ranks`. `mail`: as in ProcessGroup.
     Raises ConfigError and ReplicaLost."""
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
     balancer, spec = None, read_spec(folder)
@@ -59,16 +59,15 @@ def start_ranks(
         num_spare=num_spare,
         addresses=[spawner.address_of(rank) for rank in range(mesh.size)],
     )
-    store_host = spawner.addresses[0] if spawner.num_far else ""
     timer.begin("ranks")
+    store = StoreServer(spawner.addresses[0], is_encrypted=spawner.encrypts) if spawner.num_far else None
     group = ProcessGroup(
         setups,
         sink,
         spawner.start,
         balancer=balancer,
         companions=companions,
-        store_host=store_host,
-        encrypts=encrypts,
+        store=store,
         mail=mail,
     )
     timer.take_over(of_all_ranks([ready.start for ready in group.ready]))

@@ -20,7 +20,7 @@ LONG_FUNCTIONS = {
     "kernels/triton/attention.py::_attention_kernel": 71,
     "kernels/triton/token_sampling.py::_sample_kernel": 70,
     "baton/cli/doctor.py::doctor": 69,
-    "cluster/deploy/rank_actors.py::rank_actors": 66,
+    "cluster/deploy/rank_actors.py::rank_actors": 64,
     "cluster/ingress/telemetry/metrics.py::RequestMetrics.__init__": 64,
     "cluster/instance/instance.py::Instance.__init__": 65,
     "baton/cli/plan.py::plan": 59,

@@ -46,7 +46,7 @@ from cluster.instance.remote_memory.memory_messages import (
 )
 from cluster.instance.shared_memory import take_memory
 from core.config.cluster_config import TransferConfig
-from core.config.security_config import SecurityConfig
+from core.config.security_config import AUTO, SecurityConfig
 from core.errors import ProtocolError, ReplicaLost, TransferError
 from core.kv import memory_bytes
 from core.messages import RegionKey
@@ -70,7 +70,7 @@ def serve_memory(
     transfer: TransferConfig,
     key: bytes,
     device_of: DeviceOf = cuda_device,
-    security: SecurityConfig = SecurityConfig(),  # noqa: B008 (it never changes)
+    security: SecurityConfig = AUTO,
 ) -> None:
     """Serve until the instance ends the stream. `device_of` returns the device of a name whose memory is served."""
     open_pool = partial(_opened, transfer=transfer, key=key, device_of=device_of, security=security)
