@@ -9,7 +9,8 @@ import ctypes
 import gc
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +37,18 @@ def collect_all() -> None:
     gc.collect()
     if is_frozen:
         gc.freeze()
+
+
+@contextmanager
+def no_search() -> Generator[None]:
+    """Switch off the search for garbage where millions of objects live to the end, and no cycle of them is dropped before."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class IdleCollector:

@@ -8,6 +8,7 @@ from core.cost.steps import StepModels
 from core.errors import Hung
 from core.messages import Message
 from core.plan import FailedSeq, StepPlan, StepResult
+from core.scheduler_tuning import SchedulerTuning
 from core.types import Request, TokenOut
 
 
@@ -137,6 +138,11 @@ S = TypeVar("S", bound=ServedSequence)
 
 class SchedulerPolicy(Protocol[S]):
     """The order in which an engine serves its sequences."""
+
+    @property
+    def tuning(self) -> SchedulerTuning:
+        """What its instance's step planning decides by."""
+        ...
 
     def order(self, waiting: Sequence[S], now: float) -> Sequence[S]:
         """Order sequences of equal urgency."""

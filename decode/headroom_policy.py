@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence as Seq
 
+from core.cost.steps import StepModels
 from core.pacing.lateness import turn
 from core.pacing.pacing import tokens_in_time
-from core.ports import S
+from core.ports import S, ServedSequence
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
 
 class HeadroomPolicy:
@@ -12,8 +14,24 @@ class HeadroomPolicy:
 
     The victim is the sequence whose recomputation costs least among those of the lowest priority."""
 
-    prompt_tokens = staticmethod(tokens_in_time)
-    turn = staticmethod(turn)
+    def __init__(self, tuning: SchedulerTuning = DEFAULT_TUNING) -> None:
+        self.tuning = tuning
+
+    def prompt_tokens(
+        self,
+        decoding: Seq[S],
+        context_tokens: int,
+        prompts: Seq[S],
+        steps: StepModels,
+        budget_tokens: int,
+        starts_at: float,
+    ) -> int:
+        return tokens_in_time(
+            decoding, context_tokens, prompts, steps, budget_tokens, starts_at, tuning=self.tuning
+        )
+
+    def turn(self, seq: ServedSequence, now: float, steps: StepModels) -> tuple[float, bool]:
+        return turn(seq, now, steps, self.tuning)
 
     def order(self, waiting: Seq[S], now: float) -> Seq[S]:
         return sorted(waiting, key=lambda seq: (-seq.request.slo.priority, seq.num_output == 0, seq.arrival))

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence as Seq
 
+from core.cost.steps import StepModels
 from core.pacing.lateness import order_at, turn
 from core.pacing.pacing import tokens_in_time
-from core.ports import S
+from core.ports import S, ServedSequence
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
 
 class DeadlinePolicy:
@@ -12,13 +14,33 @@ class DeadlinePolicy:
 
     A deadline only comes nearer, so nothing starves within a class."""
 
-    prompt_tokens = staticmethod(tokens_in_time)
-    turn = staticmethod(turn)
+    def __init__(self, tuning: SchedulerTuning = DEFAULT_TUNING) -> None:
+        self.tuning = tuning
+
+    def prompt_tokens(
+        self,
+        decoding: Seq[S],
+        context_tokens: int,
+        prompts: Seq[S],
+        steps: StepModels,
+        budget_tokens: int,
+        starts_at: float,
+    ) -> int:
+        return tokens_in_time(
+            decoding, context_tokens, prompts, steps, budget_tokens, starts_at, tuning=self.tuning
+        )
+
+    def turn(self, seq: ServedSequence, now: float, steps: StepModels) -> tuple[float, bool]:
+        return turn(seq, now, steps, self.tuning)
 
     def order(self, waiting: Seq[S], now: float) -> Seq[S]:
         return sorted(
-            waiting, key=lambda seq: (-seq.request.slo.priority, order_at(seq.request), seq.arrival)
+            waiting,
+            key=lambda seq: (-seq.request.slo.priority, order_at(seq.request, self.tuning), seq.arrival),
         )
 
     def victim(self, running: Seq[S]) -> S:
-        return max(running, key=lambda seq: (-seq.request.slo.priority, order_at(seq.request), seq.arrival))
+        return max(
+            running,
+            key=lambda seq: (-seq.request.slo.priority, order_at(seq.request, self.tuning), seq.arrival),
+        )

@@ -16,6 +16,7 @@ from core.plan import StepPlan
 from core.ports import Clock, LayerDone, LayerSink, Mail, SchedulerPolicy, WorkerGroup
 from core.reports import Register, Site
 from core.request_checks import ANY_TOKEN
+from core.scheduler_tuning import DEFAULT_TUNING
 from core.start_timer import StartTimer
 from decode.headroom_policy import HeadroomPolicy
 from decode.replicas import Replicator
@@ -206,7 +207,7 @@ def registration(config: ClusterConfig, role: Role, address: str, parts: Instanc
 def _overcommit_blocks(config: EngineConfig, parts: InstanceParts) -> int:
     if parts.tiers is None or not config.longest_pause_s or parts.shard.layout.state_blocks:
         return 0
-    return overcommit_blocks(parts.num_blocks, parts.tiers.num_host_blocks)
+    return overcommit_blocks(parts.num_blocks, parts.tiers.num_host_blocks, DEFAULT_TUNING)
 
 
 def _replicates(config: ClusterConfig, parts: InstanceParts) -> bool:

@@ -8,7 +8,6 @@ Invariants:
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final
 
 from cluster.scheduler.expert_totals import total
 from cluster.scheduler.fleet.link_model import LinkModel
@@ -17,7 +16,7 @@ from cluster.scheduler.fleet.roster import SCAN_UP_TO, Roster
 from cluster.scheduler.placement.placement import Placement
 from cluster.scheduler.placement.placement_policy import PlacementPolicy
 from cluster.scheduler.placement.placer import Placer
-from cluster.scheduler.placement.slo_policy import SloModel, SloPolicy
+from cluster.scheduler.placement.slo_policy import SloPolicy
 from cluster.scheduler.queue.admission import Admission
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.waiting_queue import Waiter
@@ -35,16 +34,9 @@ from core.messages import (
     PrefillAssigned,
     ReleasedByPeer,
 )
-from core.pacing.lateness import YIELD_S
 from core.reports import LoadReport, Register, Status
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 from core.types import Route
-
-_SETTLE_REPORTS: Final = 2.0
-_SETTLE_S: Final = 0.2
-"""A report made this long, and so many report intervals, after a reservation shows it: the way is scheduler, frontend, worker."""
-_MAX_PASSED: Final = 32
-"""The number of requests of one level that others may pass in one go. So many large ones at the head hold the small ones behind
-them up."""
 
 
 class GlobalScheduler:
@@ -60,22 +52,26 @@ class GlobalScheduler:
         policy: PlacementPolicy | None = None,
         log: Callable[[str], None] | None = None,
         scan_up_to: int = SCAN_UP_TO,
+        tuning: SchedulerTuning = DEFAULT_TUNING,
     ) -> None:
         log = log or _ignore
         links = LinkModel(other_host_bytes_per_s=config.link_bytes_per_s)
-        self._policy = policy or SloPolicy(config.local_threshold_tokens, SloModel(links=links))
-        self._settle_s = _SETTLE_REPORTS * config.report_interval_s + _SETTLE_S
-        self._roster = Roster(scan_up_to)
+        self._policy = policy or SloPolicy(config.local_threshold_tokens, links, tuning)
+        self._tuning = tuning
+        self._settle_s = tuning.settle_reports * config.report_interval_s + tuning.settle_s
+        self._roster = Roster(scan_up_to, tuning)
         self._peers = SchedulerPeers()
         self._told = PeerRequest("", "", None)
         """The last message to the other schedulers."""
         self._led = True
         self._num_prefills = 0
         self._num_hung = 0
-        counters = ServiceCounters(config.fairness_slack)
-        self._admission = Admission(config, counters, log)
+        counters = ServiceCounters(config.fairness_slack, tuning)
+        self._admission = Admission(config, counters, log, tuning)
         threshold = config.local_threshold_tokens
-        self._placer = Placer(self._roster, self._policy, threshold, counters, self._peers, log)
+        self._placer = Placer(
+            self._roster, self._policy, threshold, counters, self._peers, log, tuning=tuning
+        )
 
     @property
     def num_queued(self) -> int:
@@ -231,7 +227,8 @@ class GlobalScheduler:
         if (estimate := self._placer.hopeless(place)) is not None:
             if self._admission.refuses_hopeless(place, estimate, now):
                 return [self._admission.hopeless(key, frontend, place, estimate)]
-            place = replace(place, slo=place.slo.giving_way())
+            if self._tuning.hopeless_give_way:
+                place = replace(place, slo=place.slo.giving_way())
         work_s = self._placer.least_work_s(place)
         waiter = self._admission.enter(
             key, frontend, place, work_s, self._num_prefills or len(self._roster.members), now
@@ -257,11 +254,8 @@ class GlobalScheduler:
             if level in closed or self._placer.can_wait(waiter, now):
                 continue
             blocked = self._yields(waiter, now) or self._placer.is_blocked(waiter, changed, now)
-            route = (
-                None
-                if blocked
-                else self._placer.try_to_place(waiter, now, may_be_early=lacking <= {waiter.line})
-            )
+            may_be_early = lacking <= {waiter.line} or not self._tuning.fair_early
+            route = None if blocked else self._placer.try_to_place(waiter, now, may_be_early=may_be_early)
             if route is None:
                 passed[level] = passed.get(level, 0) + 1
                 if waiter.lacks_slot:
@@ -280,7 +274,7 @@ class GlobalScheduler:
     def _may_place(self, waiter: Waiter, passed: Mapping[int, int]) -> bool:
         """Return whether it is worth trying this request, and others of its level, after so many were passed on each."""
         priority = waiter.place.slo.priority
-        if passed.get(waiter.level, 0) >= _MAX_PASSED:
+        if passed.get(waiter.level, 0) >= self._tuning.max_passed:
             return False
         if not self._admission.queue.num_ending_with_prompt and not self._roster.any_headroom(priority):
             return False
@@ -289,7 +283,9 @@ class GlobalScheduler:
     def _yields(self, waiter: Waiter, now: float) -> bool:
         """Return whether a request that is late or deferred must wait for others that can still be in time, whichever scheduler
         has those. It does not wait for ever, nor for those of a tenant that has had much more."""
-        if waiter.is_behind or not self._peers.others_in_time(waiter.level) or now - waiter.due_at > YIELD_S:
+        if waiter.is_behind or not self._peers.others_in_time(waiter.level):
+            return False
+        if now - waiter.due_at > self._tuning.yield_s:
             return False
         return waiter.deferred or now > waiter.start_by
 

@@ -10,8 +10,6 @@ from typing import Final
 
 LEARNED_STEPS: Final = 20
 """A step-time model is known once so many were seen."""
-SURE: Final = 2.0
-"""Predictions are trusted up to so many times their mean error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,10 +143,10 @@ def chunk_pairs(start: int, count: int) -> float:
     return count * (start + (count + 1) / 2)
 
 
-def errors_of_mean(num_steps: float) -> float:
-    """Return by how many times a single step's mean error the mean of so many steps is off, at most. What single ones are off
-    evens out."""
-    return SURE / sqrt(max(1.0, num_steps))
+def errors_of_mean(num_steps: float, sure_errors: float) -> float:
+    """Return by how many times a single step's mean error the mean of so many steps is off, at most, where a single
+    one is trusted up to `sure_errors` of them. What single ones are off evens out."""
+    return sure_errors / sqrt(max(1.0, num_steps))
 
 
 def unread_decay(expert_share: float, num_stages: int = 1) -> float:

@@ -9,23 +9,16 @@ A sequence pauses at the most `longest_pause_s` at a time, and comes back sooner
 
 from collections.abc import Iterable
 from math import inf
-from typing import Final
 
 from core.pacing.pacing import slack_s
 from core.ports import S, ServedSequence
-
-PAUSES_S: Final = 1.0
-"""A sequence pauses that is ahead of its pace by so much."""
-RETURNS_S: Final = 0.5
-"""One that has paused comes back when its next token is due within so much: others make room, and its KV is read."""
-COUNTS_S: Final = 4.0
-"""Requests are placed on blocks of sequences that are ahead by so much. What is ahead by less is left for those that are here."""
+from core.scheduler_tuning import SchedulerTuning
 
 
-def overcommit_blocks(num_blocks: int, host_blocks: int) -> int:
+def overcommit_blocks(num_blocks: int, host_blocks: int, tuning: SchedulerTuning) -> int:
     """Return how many blocks more than a pool has its sequences may hold together, where host memory keeps `host_blocks`. Half
     of these are left for what is saved meanwhile, which takes the place of what was not used for longest."""
-    return min(num_blocks, host_blocks) // 2
+    return int(min(num_blocks, host_blocks) * tuning.overcommit_share)
 
 
 def ahead_s(seq: ServedSequence, now: float) -> float:
@@ -34,15 +27,15 @@ def ahead_s(seq: ServedSequence, now: float) -> float:
     return slack if slack != inf and seq.first_token_at != inf else 0.0
 
 
-def pausable(seqs: Iterable[S], priority: int, now: float) -> list[S]:
+def pausable(seqs: Iterable[S], priority: int, now: float, tuning: SchedulerTuning) -> list[S]:
     """Return those of `seqs` that may pause for a class of that priority, what is furthest ahead first."""
     able = [(ahead_s(seq, now), seq) for seq in seqs if seq.request.slo.priority <= priority]
-    return [seq for ahead, seq in sorted(able, key=_furthest) if ahead > PAUSES_S]
+    return [seq for ahead, seq in sorted(able, key=_furthest) if ahead > tuning.pauses_s]
 
 
-def rests(seq: ServedSequence, ends_at: float, now: float) -> bool:
+def rests(seq: ServedSequence, ends_at: float, now: float, tuning: SchedulerTuning) -> bool:
     """Return whether a sequence that has paused, `ends_at` at the latest, need not be back yet."""
-    return now < ends_at and ahead_s(seq, now) > RETURNS_S
+    return now < ends_at and ahead_s(seq, now) > tuning.returns_s
 
 
 def _furthest(pair: tuple[float, ServedSequence]) -> tuple[float, int]:

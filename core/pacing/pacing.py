@@ -12,27 +12,11 @@ work without haste is computed in full steps."""
 
 from collections.abc import Sequence as Seq
 from math import inf
-from typing import Final
 
-from core.cost.steps import SURE, PromptStepModel, StepModels
+from core.cost.steps import PromptStepModel, StepModels
 from core.pacing.lateness import due_at
 from core.ports import ServedSequence
-
-GAINFUL: Final = 3.0
-"""Where all have time, prompts get so many times a step's overhead beside what decoding takes. That is three quarters of the full
-rate."""
-AHEAD_S: Final = 0.1
-"""The scheduler sends an instance prompts for so long ahead. More are there while others wait behind them."""
-BACKLOG_GAIN: Final = 9.0
-"""Prompts that take longer than that get up to so many times a step's overhead: nine tenths of the full rate."""
-CATCH_UP_GAIN: Final = 1.0
-"""Prompts get so many times a step's overhead beside a sequence that is behind, which may be so for good: half the full rate.
-Where a step reads for longer than that takes, they get what it computes meanwhile, and it gets no longer."""
-EASY_SHARE: Final = 0.1
-"""Prompts get such a share of the tightest time per token, whatever they gain by it: no pace suffers from so short a step."""
-MIN_TOKENS: Final = 64
-"""Prompts continue with this many tokens even where decoding alone takes too long: waiting for it to end would hold them for
-ever."""
+from core.scheduler_tuning import SchedulerTuning
 
 
 def tokens_in_time(
@@ -42,6 +26,8 @@ def tokens_in_time(
     steps: StepModels,
     budget_tokens: int,
     starts_at: float,
+    *,
+    tuning: SchedulerTuning,
 ) -> int:
     """Return the prompt tokens, at most `budget_tokens`, with which a step that begins at `starts_at` leaves all in time.
 
@@ -50,17 +36,18 @@ def tokens_in_time(
     if not decoding or not steps.prompt.num_steps:
         return budget_tokens
     model = steps.beside(len(decoding), context_tokens, prompts[0].num_computed if prompts else 0)
-    pace_s = _sure(steps) * min(seq.request.slo.tpot_s for seq in decoding)
+    pace_s = _sure(steps, tuning) * min(seq.request.slo.tpot_s for seq in decoding)
     works_s = [steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed) for seq in prompts]
     needed_s = max(
         _needed_s(prompts, works_s, model, starts_at),
-        min(_backlog_s(sum(works_s), model, steps), pace_s),
-        EASY_SHARE * pace_s,
+        min(_backlog_s(sum(works_s), model, steps, tuning), pace_s),
+        tuning.easy_share * pace_s,
     )
     return _tokens(
         model,
         steps,
         budget_tokens,
+        tuning,
         needed_s=needed_s,
         slack_s=min(slack_s(seq, starts_at) for seq in decoding),
     )
@@ -95,9 +82,11 @@ def _needed_s(
     return model.computes_s + min(prompts_s, most_s)
 
 
-def _backlog_s(work_s: float, model: PromptStepModel, steps: StepModels) -> float:
+def _backlog_s(work_s: float, model: PromptStepModel, steps: StepModels, tuning: SchedulerTuning) -> float:
     """Return how long a step is with which prompts that keep others waiting get nearly the full rate; 0 where none do."""
-    return model.step_s(0) + BACKLOG_GAIN * steps.prompt.fixed_s if work_s > AHEAD_S else 0.0
+    if work_s <= tuning.room_s:
+        return 0.0
+    return model.step_s(0) + tuning.backlog_gain * steps.prompt.fixed_s
 
 
 def _due(pair: tuple[float, float]) -> float:
@@ -105,26 +94,40 @@ def _due(pair: tuple[float, float]) -> float:
 
 
 def prompt_tokens(
-    steps: StepModels, num_decoding: int, context_tokens: float, tpot_s: float, *, budget_tokens: int
+    steps: StepModels,
+    num_decoding: int,
+    context_tokens: float,
+    tpot_s: float,
+    *,
+    budget_tokens: int,
+    tuning: SchedulerTuning,
 ) -> int:
     """Return the prompt tokens of one step beside sequences that keep their pace and no more, where no prompt is in a hurry."""
     if not steps.prompt.num_steps:
         return budget_tokens
     model = steps.beside(num_decoding, context_tokens, 0.0)
-    return _tokens(model, steps, budget_tokens, needed_s=EASY_SHARE * _sure(steps) * tpot_s, slack_s=tpot_s)
+    needed_s = tuning.easy_share * _sure(steps, tuning) * tpot_s
+    return _tokens(model, steps, budget_tokens, tuning, needed_s=needed_s, slack_s=tpot_s)
 
 
 def _tokens(
-    model: PromptStepModel, steps: StepModels, budget_tokens: int, *, needed_s: float, slack_s: float
+    model: PromptStepModel,
+    steps: StepModels,
+    budget_tokens: int,
+    tuning: SchedulerTuning,
+    *,
+    needed_s: float,
+    slack_s: float,
 ) -> int:
     reads_s, fixed_s = model.step_s(0), steps.prompt.fixed_s
-    wanted_s = max(needed_s, model.step_s(model.free_tokens), reads_s + GAINFUL * fixed_s)
-    limit_s = max(min(wanted_s, _sure(steps) * slack_s), model.computes_s + CATCH_UP_GAIN * fixed_s)
+    wanted_s = max(needed_s, model.step_s(model.free_tokens), reads_s + tuning.gainful * fixed_s)
+    least_s = model.computes_s + tuning.catch_up_gain * fixed_s
+    limit_s = max(min(wanted_s, _sure(steps, tuning) * slack_s), least_s)
     tokens = max(model.free_tokens, model.tokens_within(limit_s))
-    return max(min(MIN_TOKENS, budget_tokens), int(min(budget_tokens, tokens)))
+    return max(min(tuning.min_tokens, budget_tokens), int(min(budget_tokens, tokens)))
 
 
-def _sure(steps: StepModels) -> float:
+def _sure(steps: StepModels, tuning: SchedulerTuning) -> float:
     """Return the share of a time that steps may be predicted to take. It is never 0: a model that is far off mostly predicts too
     much."""
-    return 1 / (1 + SURE * steps.prompt.error)
+    return 1 / (1 + tuning.sure_errors * steps.prompt.error)

@@ -7,29 +7,24 @@ class promises takes part whatever it costs the others."""
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from math import inf
-from typing import Final
 
 from core.cost.steps import StepModels
-from core.pacing.lateness import LEAST_SHARE, due_at
+from core.pacing.lateness import due_at
 from core.pacing.pacing import slack_s
 from core.ports import S, ServedSequence
-
-SHARE: Final = 0.8
-"""Lower classes may make a step as long as this share of a higher one's time per token."""
-CATCH_UP_SHARE: Final = 0.25
-"""For a sequence that is behind that pace, each step makes up for this share."""
-STRETCH: Final = 1.5
-"""Lower classes may make a higher one's steps so many times as long as far as its next tokens are in time, and where the device
-cannot keep its target even for one sequence."""
-HURRY: Final = 2.0
-"""A prompt whose work takes more than one of so many parts of the time it has left gets its steps without lower classes."""
+from core.scheduler_tuning import SchedulerTuning
 
 
-def taking_part(decoding: Seq[S], prompts: Iterable[S], steps: StepModels, starts_at: float) -> list[S]:
+def taking_part(
+    decoding: Seq[S], prompts: Iterable[S], steps: StepModels, starts_at: float, tuning: SchedulerTuning
+) -> list[S]:
     """Return the sequences of `decoding` that the step which begins at `starts_at` should compute, higher priority first.
 
     `prompts` are those that are being computed or wait. The order within a priority stays as it is."""
-    hurried = max((_priority(seq) for seq in prompts if _is_hurried(seq, steps, starts_at)), default=-inf)
+    hurry = tuning.hurry
+    hurried = max(
+        (_priority(seq) for seq in prompts if _is_hurried(seq, steps, starts_at, hurry)), default=-inf
+    )
     ordered = sorted(decoding, key=_priority, reverse=True)
     model = steps.decode
     taken: list[S] = []
@@ -37,12 +32,12 @@ def taking_part(decoding: Seq[S], prompts: Iterable[S], steps: StepModels, start
     for seq in ordered:
         if _priority(seq) < level:
             level = _priority(seq)
-            limit_s = _limit_s(taken, context, steps, starts_at)
+            limit_s = _limit_s(taken, context, steps, starts_at, tuning)
         length = len(seq.tokens)
         fits = level >= hurried and (
             limit_s == inf or model.step_s(len(taken) + 1, context + length, len(taken) + 1) <= limit_s
         )
-        if fits or _is_behind(seq, starts_at):
+        if fits or _is_behind(seq, starts_at, tuning.least_share):
             taken.append(seq)
             context += length
     return taken
@@ -59,36 +54,42 @@ def tokens_by_priority(
     return tuple(sorted(tokens.items()))
 
 
-def _limit_s(higher: Seq[ServedSequence], context_tokens: int, steps: StepModels, starts_at: float) -> float:
+def _limit_s(
+    higher: Seq[ServedSequence],
+    context_tokens: int,
+    steps: StepModels,
+    starts_at: float,
+    tuning: SchedulerTuning,
+) -> float:
     """Return how long a step may take beside `higher`, all sequences of higher priority that take part."""
     model = steps.decode
     if not higher or not model.num_steps:
         return inf
-    stretched_s = STRETCH * model.step_s(len(higher), context_tokens, len(higher))
+    stretched_s = tuning.stretch * model.step_s(len(higher), context_tokens, len(higher))
     if model.step_s(1, context_tokens / len(higher), 1) > min(seq.request.slo.tpot_s for seq in higher):
         return stretched_s
     next_due_s = min(slack_s(seq, starts_at) for seq in higher)
-    return max(min(_in_time_s(seq, starts_at) for seq in higher), min(stretched_s, next_due_s))
+    return max(min(_in_time_s(seq, starts_at, tuning) for seq in higher), min(stretched_s, next_due_s))
 
 
-def _in_time_s(seq: ServedSequence, starts_at: float) -> float:
+def _in_time_s(seq: ServedSequence, starts_at: float, tuning: SchedulerTuning) -> float:
     """Return how long a step may take beside a sequence of a higher class, by how far it is behind."""
-    share_s = SHARE * seq.request.slo.tpot_s
+    share_s = tuning.class_share * seq.request.slo.tpot_s
     if inf in (seq.first_token_at, share_s):
         return share_s
     behind_s = starts_at - seq.first_token_at - seq.num_after_first * share_s
-    return share_s - CATCH_UP_SHARE * max(0.0, behind_s)
+    return share_s - tuning.class_catch_up * max(0.0, behind_s)
 
 
-def _is_hurried(seq: ServedSequence, steps: StepModels, starts_at: float) -> bool:
+def _is_hurried(seq: ServedSequence, steps: StepModels, starts_at: float, hurry: float) -> bool:
     """Return whether it needs the device for itself to be in time, or is late already."""
     work_s = steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed)
-    return seq.num_output > 0 or starts_at + HURRY * work_s > due_at(seq.request)
+    return seq.num_output > 0 or starts_at + hurry * work_s > due_at(seq.request)
 
 
-def _is_behind(seq: ServedSequence, starts_at: float) -> bool:
+def _is_behind(seq: ServedSequence, starts_at: float, least_share: float) -> bool:
     """Return whether it has had fewer tokens than its least share."""
-    pace_s = seq.request.slo.tpot_s / LEAST_SHARE
+    pace_s = seq.request.slo.tpot_s / least_share
     return inf not in (seq.first_token_at, pace_s) and (
         starts_at - seq.first_token_at > seq.num_after_first * pace_s
     )

@@ -5,7 +5,7 @@ Those that are ahead of their pace pause theirs (`core.pacing.overcommit`) where
 computed again."""
 
 from core.pacing.giving_way import giving_way
-from core.pacing.overcommit import COUNTS_S, ahead_s, pausable
+from core.pacing.overcommit import ahead_s, pausable
 from core.ports import SchedulerPolicy
 from core.types import Request
 from engine.planning.lifecycle import Lifecycle
@@ -86,7 +86,8 @@ class Preemption:
 
     def pausable_blocks(self, now: float) -> int:
         """Return the blocks of sequences that are so far ahead that the scheduler may count on them."""
-        return sum(len(seq.block_ids) for seq in self._able_to_lend() if ahead_s(seq, now) > COUNTS_S)
+        counts_s = self._policy.tuning.counts_s
+        return sum(len(seq.block_ids) for seq in self._able_to_lend() if ahead_s(seq, now) > counts_s)
 
     @property
     def _are_coming(self) -> bool:
@@ -104,7 +105,7 @@ class Preemption:
 
     def _pausable(self, priority: int, now: float) -> list[Sequence]:
         """Return the running sequences that may pause to a class of that priority, what is furthest ahead first."""
-        return pausable(self._able_to_lend(), priority, now)
+        return pausable(self._able_to_lend(), priority, now, self._policy.tuning)
 
     def _able_to_lend(self) -> list[Sequence]:
         if not self._longest_pause_s or self._ledger.num_state_blocks:

@@ -12,6 +12,7 @@ from core.kv import num_blocks_for
 from core.messages import Grant
 from core.pacing.lateness import late_tokens
 from core.pacing.priority import tokens_by_priority
+from core.scheduler_tuning import SchedulerTuning
 from core.types import Request
 from engine.planning.sequence import Sequence, State
 
@@ -75,9 +76,9 @@ class SequenceTable:
         """The number of tokens to compute before everything here decodes."""
         return sum(count for _, count in self.waiting_by_priority)
 
-    def num_late_tokens(self, now: float, steps: StepModels) -> int:
+    def num_late_tokens(self, now: float, steps: StepModels, tuning: SchedulerTuning) -> int:
         """Return the tokens of `num_waiting_tokens` of prompts that are late, which let others pass (`core.pacing.lateness`)."""
-        return late_tokens(self._to_compute(), now, steps)
+        return late_tokens(self._to_compute(), now, steps, tuning)
 
     @property
     def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:

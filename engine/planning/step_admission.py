@@ -27,7 +27,10 @@ class StepAdmission:
         """Return the sequences that wait. Those that have paused and need not be back yet come last: they take what
         others leave."""
         waiting = self._policy.order(self._table.waiting, now)
-        return sorted(waiting, key=lambda seq: rests(seq, seq.rests_until, now))
+        return sorted(waiting, key=lambda seq: self._rests(seq, now))
+
+    def _rests(self, seq: Sequence, now: float) -> bool:
+        return rests(seq, seq.rests_until, now, self._policy.tuning)
 
     def begin(self, seq: Sequence, builder: StepBuilder) -> bool:
         """Begin a sequence. Returns False where it must wait for a slot or for blocks, as must all that come after it."""
@@ -36,7 +39,7 @@ class StepAdmission:
         match = self._find(seq, builder)
         if self._has_room(seq, match, builder):
             return True
-        if self._table.running and rests(seq, seq.rests_until, builder.now):
+        if self._table.running and self._rests(seq, builder.now):
             return False
         made_room = self._preemption.make_room(seq.request, len(seq.tokens) + 1, builder.now)
         # A copy has its source beside it. A request that is alone may need those blocks.

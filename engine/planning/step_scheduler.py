@@ -55,6 +55,7 @@ class StepScheduler:
         proposes what sequences sample next, if anybody. `num_state_blocks`: each sequence's first blocks, which have its
         recurrent state (ADR 028)."""
         self._config, self._speculator, size = config, speculator, config.block_size
+        self._tuning = policy.tuning
         pool = BlockPool(num_blocks, first_block)
         cache = RadixCache(pool, size, enabled=config.prefix_cache, has_states=num_state_blocks > 0)
         ledger = BlockLedger(pool, cache, size, num_state_blocks)
@@ -93,7 +94,7 @@ class StepScheduler:
             num_decoding=len(table.decoding),
             num_waiting=table.num_waiting,
             num_context_tokens=sum(len(seq.tokens) for seq in table.running),
-            num_late_tokens=table.num_late_tokens(now, steps),
+            num_late_tokens=table.num_late_tokens(now, steps, self._tuning),
             pausable_blocks=self.group.preemption.pausable_blocks(now),
             waiting_by_priority=table.waiting_by_priority,
             num_preempted=self.group.lifecycle.num_preempted,

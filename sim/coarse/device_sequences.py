@@ -4,7 +4,7 @@ Invariant: each sequence that is here is in exactly one of the five; all but tho
 
 from core.pacing.giving_way import giving_way
 from core.pacing.lateness import late_tokens
-from core.pacing.overcommit import COUNTS_S, ahead_s, pausable, rests
+from core.pacing.overcommit import ahead_s, pausable, rests
 from core.pacing.priority import taking_part, tokens_by_priority
 from core.pacing.slots import decode_slots, has_slot
 from core.ports import SchedulerPolicy
@@ -53,7 +53,7 @@ class DeviceSequences:
         """Return the tokens of prompts that are late, which let others pass."""
         if self._config.mixed_batch_tokens:
             return 0
-        return late_tokens(self._to_compute(), now, self._config.steps)
+        return late_tokens(self._to_compute(), now, self._config.steps, self._policy.tuning)
 
     def waiting_by_priority(self) -> tuple[tuple[int, int], ...]:
         """Return (priority, tokens to compute) of each class that is here, the lowest first; empty where one class came."""
@@ -93,7 +93,7 @@ class DeviceSequences:
 
     def rests(self, seq: SimulatedSequence, now: float) -> bool:
         """Return whether a waiting sequence has paused, and need not be back yet."""
-        return rests(seq, seq.rests_until, now)
+        return rests(seq, seq.rests_until, now, self._policy.tuning)
 
     def make_room(
         self, seq: SimulatedSequence, num_tokens: int, now: float, *, between_steps: bool = True
@@ -118,10 +118,10 @@ class DeviceSequences:
         count on them."""
         if not self.overcommits:
             return 0
-        found, steps = 0, self.decoding.steps + num_done
+        found, steps, counts_s = 0, self.decoding.steps + num_done, self._policy.tuning.counts_s
         for seq in self.decoding:
             more_s = (steps - seq.joined_step) * seq.request.slo.tpot_s
-            if ahead_s(seq, now - more_s) > COUNTS_S:
+            if ahead_s(seq, now - more_s) > counts_s:
                 found += len(seq.blocks.block_ids)
         return found
 
@@ -132,7 +132,9 @@ class DeviceSequences:
         return config.host_bytes_per_s > 0 and config.longest_pause_s > 0 and not self._info.state_blocks
 
     def _pausable(self, seq: SimulatedSequence, now: float) -> list[SimulatedSequence]:
-        return pausable(self.decoding.counted(), seq.request.slo.priority, now) if self.overcommits else []
+        if not self.overcommits:
+            return []
+        return pausable(self.decoding.counted(), seq.request.slo.priority, now, self._policy.tuning)
 
     def _pause(self, seq: SimulatedSequence, now: float) -> None:
         seq.rests_until = now + self._config.longest_pause_s
@@ -199,7 +201,8 @@ class DeviceSequences:
             return
         self._free_slots(now)
         batch = [*self.decoding.counted(), *self.paused]
-        taking = taking_part(batch, (*self.prompts, *self.waiting), self._config.steps, now)
+        prompts = (*self.prompts, *self.waiting)
+        taking = taking_part(batch, prompts, self._config.steps, now, self._policy.tuning)
         chosen = set(map(id, taking if taking or self.prompts else batch))
         for seq in batch:
             if (id(seq) in chosen) == (seq in self.decoding):

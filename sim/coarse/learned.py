@@ -9,9 +9,11 @@ from sim.catalogue.cost import ModelledStep
 _NUM_STEPS = 300
 
 
-def learned(step: ModelledStep, max_batch_tokens: int, max_num_seqs: int, seed: int = 0) -> StepModels:
+def learned(
+    step: ModelledStep, max_batch_tokens: int, max_num_seqs: int, seed: int = 0, *, knows_experts: bool = True
+) -> StepModels:
     rng = random.Random(seed)
-    fits = StepFits(with_experts(UNKNOWN_STEPS, step.unread_decay))
+    fits = StepFits(with_experts(UNKNOWN_STEPS, step.unread_decay if knows_experts else 0.0))
     for _ in range(_NUM_STEPS):
         batch = rng.randint(1, max_num_seqs)
         context = batch * rng.randint(100, 8000)

@@ -4,21 +4,21 @@ The scheduler is the production one (or a baseline behind the same two methods) 
 RequestArrived, LoadReport, Finished, Tick. The fleet has served before: each instance reports at once what it has learned of its
 step times."""
 
-import gc
 import heapq
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.scheduler_events import Event, RequestArrived, Send, Tick
 from core.config.cluster_config import ScheduleConfig
+from core.garbage import no_search
 from core.messages import Finished, PlaceReply, PlaceRequest, Rejected
 from core.pacing.overcommit import overcommit_blocks
 from core.ports import SchedulerPolicy
 from core.reports import Register
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 from decode.headroom_policy import HeadroomPolicy
 from prefill.deadline_policy import DeadlinePolicy
 from sim.catalogue.cost import LinkCost, ModelledStep, SharedCost, StepCost
@@ -101,6 +101,10 @@ class CoarseConfig:
     """As many tokens of output every request allows, as far as they fit: a client does not know how long its own becomes. 0: as
     many as it gets."""
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    tuning: SchedulerTuning = DEFAULT_TUNING
+    """What instances decide by; a scheduler has its own."""
+    knows_experts: bool = True
+    """Whether instances learn how many routed experts steps read."""
     cards: str = ""
     """As in `DeviceGroup`."""
     others: tuple[DeviceGroup, ...] = ()
@@ -152,7 +156,7 @@ def simulate(
     arrive (`sim.coarse.coarse_workload.arriving`) are kept by who makes them, if at all.
 
     Raises Bug when an instance's block accounting is off at the end."""
-    with _no_search_for_garbage():
+    with no_search():
         world = _World(config, make_scheduler, enough, most_work)
         world.run(jobs, advanced, ends_at)
     for device in world.devices.values():
@@ -166,18 +170,6 @@ def simulate(
         num_steps=sum(device.num_steps for device in world.devices.values()),
         busy_share=busy_s / max(1e-9, world.last_at * config.num_instances),
     )
-
-
-@contextmanager
-def _no_search_for_garbage() -> Generator[None]:
-    """Switch off the search for garbage: millions of objects live to the end, and no cycle of them is dropped before."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 class _World:
@@ -294,7 +286,12 @@ class _World:
             link=group.link,
             num_layers=config.num_layers,
             message_s=config.message_s,
-            steps=learned(group.step, config.max_batch_tokens, config.max_num_seqs),
+            steps=learned(
+                group.step,
+                config.max_batch_tokens,
+                config.max_num_seqs,
+                knows_experts=config.knows_experts,
+            ),
             lookahead=config.lookahead,
             mixed_batch_tokens=config.mixed_batch_tokens,
             host_bytes_per_s=config.host_bytes_per_s if config.host_blocks else 0.0,
@@ -322,10 +319,12 @@ class _World:
             reports_links=config.reports_links,
             overcommit_blocks=0
             if config.state_blocks
-            else overcommit_blocks(group.num_blocks, config.host_blocks),
+            else overcommit_blocks(group.num_blocks, config.host_blocks, config.tuning),
             card=card,
         )
-        policy: SchedulerPolicy[SimulatedSequence] = HeadroomPolicy() if decodes else DeadlinePolicy()
+        policy: SchedulerPolicy[SimulatedSequence] = (
+            HeadroomPolicy(config.tuning) if decodes else DeadlinePolicy(config.tuning)
+        )
         self._phase_s[address] = (number - 1) * STAGGER_S - (config.num_instances * STAGGER_S + SETTLE_S)
         make_device = SendingDevice if config.reports_links else Device
         if isinstance(device.step, SharedCost):

@@ -4,10 +4,13 @@ from collections.abc import Sequence as Seq
 
 from core.cost.steps import StepModels
 from core.ports import S, ServedSequence
+from core.scheduler_tuning import DEFAULT_TUNING
 
 
 class FifoPolicy:
     """Higher priority first, then first come, first served; the latest arrival gives way when blocks run out."""
+
+    tuning = DEFAULT_TUNING
 
     def order(self, waiting: Seq[S], now: float) -> Seq[S]:
         return sorted(waiting, key=lambda seq: (-seq.request.slo.priority, seq.arrival))

@@ -9,14 +9,15 @@ HORIZONS: Final = (0, 64, 128, 256, 512, 1024)
 """Steps from now. What sequences hold together is most at one of them, but for a few in a hundred."""
 Contexts = tuple[float, float, float, float, float, float, float]
 """The tokens that are expected at each of the `HORIZONS`, and how many more of output a lone sequence would be given room for."""
-_CHANCE: Final = 1.5
-"""A lone sequence gets room for so many times the output that is expected: four of five outputs are no longer."""
 NO_CONTEXTS: Contexts = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-def forecast(curve: LengthCurve, num_prompt: int, num_output: int, most_output: int) -> Contexts:
+def forecast(
+    curve: LengthCurve, num_prompt: int, num_output: int, most_output: int, chance: float
+) -> Contexts:
     """Return the expected tokens of a sequence whose output has come to `num_output` tokens and ends at `most_output` at the
-    latest. Once it has ended it has none. It never gets room for more than `most_output`."""
+    latest. Once it has ended it has none. Alone it gets room
+    for so much by `chance` (`SchedulerTuning.chance`), but never for more than `most_output`."""
     now, room, longer = (
         float(num_prompt + num_output),
         most_output - num_output,
@@ -29,7 +30,7 @@ def forecast(curve: LengthCurve, num_prompt: int, num_output: int, most_output: 
         rest += (still + later) / 2 * max(0, min(steps, room) - before)
         still = later if steps < room else 0.0
         found.append((now + steps) * still)
-    more = min(_CHANCE * rest, room - (max(found) - now))
+    more = min(chance * rest, room - (max(found) - now))
     return found[0], found[1], found[2], found[3], found[4], found[5], max(0.0, more)
 
 

@@ -12,11 +12,6 @@ from typing import Final
 from core.output_marks import MARKS_PER_DOUBLING, mark
 
 NUM_BUCKETS: Final = 24 * MARKS_PER_DOUBLING
-_DECAY: Final = 0.998
-"""The factor on what an output counts for each that comes later: about the last 500 do."""
-_SHAPE: Final = 2.5
-"""The shape of the log-logistic distribution that is expected. With it what has come far goes on for two thirds as long again.
-From 2 to 4 the error of a cold fleet's mean on five traces is about the same."""
 _LEAST_EXPECTED: Final = 1e-6
 """What was expected beforehand counts as this part of an output at the least, and so decides where no output has come."""
 
@@ -65,12 +60,12 @@ class LengthCurve:
         return round(self.means[bucket])
 
 
-def expected_curve(mean_tokens: float) -> LengthCurve:
-    """Return the log-logistic distribution with this mean. Its tail is long: the further an output has come, the longer it goes
-    on."""
-    scale = mean_tokens * sin(pi / _SHAPE) / (pi / _SHAPE)
+def expected_curve(mean_tokens: float, shape: float) -> LengthCurve:
+    """Return the log-logistic distribution with this mean and shape. Its tail is long: the further an output has
+    come, the longer it goes on."""
+    scale = mean_tokens * sin(pi / shape) / (pi / shape)
     edges = [mark(bucket) for bucket in range(NUM_BUCKETS + 1)]
-    reach = [1 / (1 + ((edge - 1) / scale) ** _SHAPE) for edge in edges]
+    reach = [1 / (1 + ((edge - 1) / scale) ** shape) for edge in edges]
     hazards = [1 - reach[i + 1] / reach[i] for i in range(NUM_BUCKETS - 1)]
     means = [sqrt(edges[i] * edges[i + 1]) for i in range(NUM_BUCKETS)]
     return LengthCurve(reach[:-1], [*hazards, 1.0], means)
@@ -80,9 +75,20 @@ class LengthCounts:
     """How many outputs have been in each bucket, and have ended in it, lately. Newer ones weigh more, instead of older ones
     less."""
 
-    __slots__ = ("_been", "_ended", "_expected_unit", "_tokens", "_unit", "num_changes", "num_ended")
+    __slots__ = (
+        "_been",
+        "_decay",
+        "_ended",
+        "_expected_unit",
+        "_tokens",
+        "_unit",
+        "num_changes",
+        "num_ended",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, decay: float) -> None:
+        """What an output counts is multiplied by `decay` with each that comes later."""
+        self._decay = decay
         self._been = [0.0] * NUM_BUCKETS
         self._ended = [0.0] * NUM_BUCKETS
         self._tokens = [0.0] * NUM_BUCKETS
@@ -128,7 +134,7 @@ class LengthCounts:
         return LengthCurve(reach, hazards, means)
 
     def _age(self) -> None:
-        self._unit /= _DECAY
+        self._unit /= self._decay
         if self._unit > 1e9:
             scale = 1 / self._unit
             self._been = [count * scale for count in self._been]

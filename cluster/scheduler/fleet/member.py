@@ -25,8 +25,6 @@ from core.reports import InstanceStatus, LoadReport, Register
 DEFAULT_TOKENS_PER_S: Final = 4000.0
 """The prompt rate (tokens per second) that is assumed of an instance until anything was measured anywhere."""
 _ROUNDING: Final = 1e-6
-_SPARE_TOKENS: Final = 16
-"""An instance gives a newcomer blocks only where so many tokens, a usual block, are left for each sequence that runs."""
 
 CachedBlocks = PrefixHolders | Mapping[str, int]
 """How many leading blocks of a prompt are cached where."""
@@ -42,6 +40,7 @@ class Member(ReservedFacts):
         super().__init__(info)
         self._changed = {} if changed is None else changed
         self._turnover = turnover or Turnover()
+        self._spare_share = min(1.0, self._turnover.tuning.spare_tokens / self.block_size)
         self.version = 0
         """Grows with each change."""
         self.forecast: object = None
@@ -266,7 +265,7 @@ class Member(ReservedFacts):
         self._set_batch(num_to_decode, added(self._reported_contexts(), unsettled.contexts))
         kept, used = settled.num_blocks, self._used_blocks
         others = self.all_blocks - unsettled.num_blocks - self._growth_blocks() + _ROUNDING
-        spare = self._spare_blocks = self.num_running * min(1.0, _SPARE_TOKENS / self.block_size)
+        spare = self._spare_blocks = self.num_running * self._spare_share
         now = self.num_blocks + self._pausable_blocks - unsettled.num_blocks - used + _ROUNDING
         self._set_blocks(others - max(used, kept), others - max(used + spare, kept), now)
 

@@ -1,14 +1,14 @@
 """How long outputs are, for each class and tenant, learned from those that have ended and from those that still run.
 
 Invariant: what is expected of a tenant's outputs in a class, before any is known, is what is known of the class; of a class, what
-is known of all; and of all, a mean of 256 tokens. It counts as `_NUM_EXPECTED` outputs, so nothing jumps."""
+is known of all; and of all, a mean of 256 tokens. It counts as a few outputs
+(`SchedulerTuning.num_expected`), so nothing jumps."""
 
 from typing import Final
 
 from cluster.scheduler.fleet.length_curve import LengthCounts, LengthCurve, bucket_of, expected_curve
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
-EXPECTED_TOKENS: Final = 256
-_NUM_EXPECTED: Final = 4.0
 _MAX_REMEMBERED: Final = 4096
 _NEWS_PART: Final = 32
 _MOST_NEWS: Final = 256
@@ -16,9 +16,10 @@ _MOST_NEWS: Final = 256
 
 
 class OutputLengths:
-    def __init__(self) -> None:
+    def __init__(self, tuning: SchedulerTuning = DEFAULT_TUNING) -> None:
+        self._tuning = tuning
         self._of: dict[tuple[str, str], _Known] = {}
-        self._expected = expected_curve(EXPECTED_TOKENS)
+        self._expected = expected_curve(tuning.expected_tokens, tuning.length_shape)
 
     @property
     def num_ended(self) -> int:
@@ -29,7 +30,7 @@ class OutputLengths:
         """Return what is to be told how an output of this tenant and class grows and ends."""
         found: list[_Known] = []
         for key in _keys(tenant, slo_class):
-            known = self._of.pop(key, None) or _Known()
+            known = self._of.pop(key, None) or _Known(self._tuning)
             self._of[key] = known
             found.append(known)
         if len(self._of) > _MAX_REMEMBERED:
@@ -70,10 +71,10 @@ class RunningOutput:
 class _Known:
     """What is known of the outputs of a tenant in a class, of a class, or of all."""
 
-    __slots__ = ("_curve", "_due", "counts")
+    __slots__ = ("_curve", "_due", "_num_expected", "counts")
 
-    def __init__(self) -> None:
-        self.counts = LengthCounts()
+    def __init__(self, tuning: SchedulerTuning) -> None:
+        self.counts, self._num_expected = LengthCounts(tuning.length_decay), tuning.num_expected
         self._curve: LengthCurve | None = None
         self._due = 0
         """The number of changes with which the distribution is worked out anew."""
@@ -81,7 +82,7 @@ class _Known:
     def curve(self, expected: LengthCurve) -> LengthCurve:
         curve, num_changes = self._curve, self.counts.num_changes
         if curve is None or num_changes >= self._due:
-            curve = self._curve = self.counts.curve(expected, _NUM_EXPECTED)
+            curve = self._curve = self.counts.curve(expected, self._num_expected)
             self._due = num_changes + 1 + min(_MOST_NEWS, num_changes // _NEWS_PART)
         return curve
 

@@ -2,16 +2,9 @@
 
 from dataclasses import dataclass
 from math import inf, sqrt
-from typing import Final
 
 from cluster.scheduler.fleet.context_forecast import NO_CONTEXTS, Contexts, added, growth
-
-_WAY_STEPS: Final = 2.5
-"""The steps from when a slot is free until a sequence that is sent there computes: the report, the step that runs, the one
-planned."""
-_MAX_SPARE_SHARE: Final = 0.125
-"""The largest share of all slots that is counted as about to be free. Where more were, outputs would be so short that slots do
-not matter."""
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
 
 class PlacementReservation:
@@ -68,9 +61,10 @@ class PlacementReservation:
 class Turnover:
     """How soon sequence slots come free."""
 
-    __slots__ = ("mean_output_tokens", "spare_share")
+    __slots__ = ("mean_output_tokens", "spare_share", "tuning")
 
-    def __init__(self) -> None:
+    def __init__(self, tuning: SchedulerTuning = DEFAULT_TUNING) -> None:
+        self.tuning = tuning
         self.mean_output_tokens = inf
         """As many steps a sequence keeps its slot, on average; infinite until it is known."""
         self.spare_share = 0.0
@@ -80,7 +74,7 @@ class Turnover:
         """Learn how long outputs are on average: a sequence ends after as many steps, so one in as many of a step's sequences
         ends with it."""
         self.mean_output_tokens = max(1.0, mean_output_tokens)
-        self.spare_share = min(_MAX_SPARE_SHARE, _WAY_STEPS / self.mean_output_tokens)
+        self.spare_share = min(self.tuning.most_spare_share, self.tuning.way_steps / self.mean_output_tokens)
 
 
 def growth_blocks(contexts: Contexts, num_seqs: int, block_size: int) -> float:

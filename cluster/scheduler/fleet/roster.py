@@ -20,10 +20,9 @@ from cluster.scheduler.fleet.shortlist import (
 from cluster.scheduler.scheduler_events import Send
 from core.messages import Buddy, PlaceRequest
 from core.reports import LoadReport, Register
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
 NO_DECODE: Final = "no decode instance is alive"
-FETCH_TOKENS: Final = 128
-"""A cached prefix of this many tokens is worth being fetched from a decode instance."""
 _MAX_CARDS: Final = 4096
 SCAN_UP_TO: Final = 32
 """Up to so many instances, every one is considered for each request. In a larger fleet only a shortlist is."""
@@ -40,14 +39,15 @@ class Candidates:
 
 
 class Roster:
-    def __init__(self, scan_up_to: int = SCAN_UP_TO) -> None:
+    def __init__(self, scan_up_to: int = SCAN_UP_TO, tuning: SchedulerTuning = DEFAULT_TUNING) -> None:
+        self._fetch_tokens = tuning.fetch_tokens
         self._scan_up_to = scan_up_to
         self._members: dict[str, Member] = {}
         self._shortlist = Shortlist()
         self._rng = RequestRng("roster")
         self._last: tuple[PlaceRequest, int, Candidates] | None = None
         self._prefixes = PrefixIndex()
-        self.turnover = Turnover()
+        self.turnover = Turnover(tuning)
         self._buddies = Buddies()
         self._cards: dict[str, str] = {}
         """Address -> the card that the instance shares or shared, also after its loss."""
@@ -235,7 +235,7 @@ class Roster:
             and not m.leaving
             and m.address not in exclude
             and m.capacity_tokens > place.num_tokens
-            and candidates.match.get(m.address) * m.block_size >= FETCH_TOKENS
+            and candidates.match.get(m.address) * m.block_size >= self._fetch_tokens
         ]
 
     def _without(self, members: list[Member], exclude: Sequence[str]) -> list[Member]:

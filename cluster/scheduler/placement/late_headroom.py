@@ -6,18 +6,15 @@ nearly enough to do. Where requests come that can be in time, a late one is plac
 of slots, of blocks, and of the step that its targets allow."""
 
 from math import inf
-from typing import Final
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.queue.waiting_queue import Waiter
-
-_SHARE: Final = 0.5
-_COME_S: Final = 30.0
-"""Nothing is left to requests in time where none has come for so long, which is about how long an answer takes."""
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
 
 class LateHeadroom:
-    def __init__(self) -> None:
+    def __init__(self, tuning: SchedulerTuning = DEFAULT_TUNING) -> None:
+        self._tuning = tuning
         self._came_at: dict[int, float] = {}
         """Priority -> when a request of it with a target that it could keep last asked for a place."""
 
@@ -36,7 +33,7 @@ class LateHeadroom:
             return 0.0
         priority = waiter.place.slo.priority
         last = max((at for other, at in self._came_at.items() if other >= priority), default=-inf)
-        return _SHARE if now - last <= _COME_S else 0.0
+        return self._tuning.late_share if now - last <= self._tuning.late_come_s else 0.0
 
 
 def leaves_room(member: Member, share: float) -> bool:

@@ -6,7 +6,6 @@ rate counts; where nobody knows how long decoding takes, that is taken to be in 
 from collections.abc import Sequence
 from dataclasses import replace
 from math import ceil
-from typing import Final
 
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.learned_paces import LearnedPaces
@@ -14,8 +13,7 @@ from cluster.scheduler.placement.placement_policy import PlacementQuery
 from cluster.scheduler.queue.hopeless import IdleEstimate
 from core.cost.steps import LEARNED_STEPS, StepModel, StepModels, chunk_pairs
 from core.pacing.pacing import prompt_tokens
-
-_LAG_STEPS: Final = 1.5
+from core.scheduler_tuning import SchedulerTuning
 
 
 class LoadForecast:
@@ -36,7 +34,7 @@ class LoadForecast:
         "version",
     )
 
-    def __init__(self, member: Member, paces: LearnedPaces) -> None:
+    def __init__(self, member: Member, paces: LearnedPaces, tuning: SchedulerTuning) -> None:
         self.version, self._rate = member.version, paces.tokens_per_s(member)
         num_seqs, context = member.batch_seqs, member.batch_context_tokens
         model = self._model = paces.prompt_steps(member)
@@ -45,14 +43,16 @@ class LoadForecast:
         room = max(1, member.max_batch_tokens - num_seqs)
         tpot_s = member.tightest_tpot_s
         self.batch_tokens = (
-            prompt_tokens(steps, num_seqs, context, tpot_s, budget_tokens=room) if num_seqs else room
+            prompt_tokens(steps, num_seqs, context, tpot_s, budget_tokens=room, tuning=tuning)
+            if num_seqs
+            else room
         )
         """Prompt tokens of one step, as many as the decoding sequences' targets allow (`core.pacing.pacing`)."""
         beside = steps.beside(num_seqs, context, 0.0)
         self._beside = replace(beside, compute_s=model.token_s, bend_s=0.0)
         """The step-time model there, without the attention of prompts, which `prompt_s` adds."""
         self._token_s = self._beside.step_s(self.batch_tokens) / self.batch_tokens
-        self.lag_s = _LAG_STEPS * member.step_s if member.is_busy else 0.0
+        self.lag_s = tuning.lag_steps * member.step_s if member.is_busy else 0.0
         """Seconds from a message on its way until a step acts on it: the step that runs and the one that is planned. An idle
         instance acts at once, however long its steps are."""
         self.queue_s = self.prompt_s(member.tokens_before(late=False))
@@ -86,9 +86,9 @@ class LoadForecast:
         return steps_s + model.pair_s * pairs + model.context_s * context
 
 
-def late_if_idle(ask: PlacementQuery, members: Sequence[Member]) -> IdleEstimate | None:
-    """Return when the quickest instance would give the first token if it had nothing else to do, where even that is too late. It
-    is None as soon as one would be in time, or its steps are not known."""
+def late_if_idle(ask: PlacementQuery, members: Sequence[Member], num_errors: float) -> IdleEstimate | None:
+    """Return when the quickest instance would give the first token if it had nothing else to do, where even that, less
+    so many times its error, is too late. It is None as soon as one would be in time, or its steps are not known."""
     best: IdleEstimate | None = None
     for member in members:
         model, num_missing = member.steps.prompt, ask.uncached(member)
@@ -97,7 +97,7 @@ def late_if_idle(ask: PlacementQuery, members: Sequence[Member]) -> IdleEstimate
         num_cached = ask.num_tokens - num_missing
         num_steps = ceil(num_missing / member.max_batch_tokens)
         steps_s = num_steps * (model.step_s(0, 0, 1) + model.context_s * (num_cached + num_missing / 2))
-        found = IdleEstimate(steps_s + model.work_s(num_cached, num_missing), model.error)
+        found = IdleEstimate(steps_s + model.work_s(num_cached, num_missing), num_errors * model.error)
         if found.least_s <= ask.slo.ttft_s:
             return None
         if best is None or found.least_s < best.least_s:

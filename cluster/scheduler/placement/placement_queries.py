@@ -1,29 +1,25 @@
 """Asks for a place: a request together with how long its output will be, as far as outputs like it are known."""
 
 from math import inf
-from typing import Final
 
-from cluster.scheduler.fleet.context_forecast import NO_CONTEXTS, Contexts, forecast
+from cluster.scheduler.fleet.context_forecast import NO_CONTEXTS, Contexts, even, forecast
 from cluster.scheduler.fleet.length_curve import LengthCurve
 from cluster.scheduler.fleet.member import CachedBlocks
 from cluster.scheduler.fleet.output_lengths import OutputLengths, RunningOutput
 from cluster.scheduler.placement.placement_policy import PlacementQuery
 from core.messages import PlaceRequest
-
-SHORT_SHARE: Final = 0.05
-"""The share of outputs that are shorter than the one over which a wait before the second token is taken to be spread."""
-_ENOUGH: Final = 20
-"""The outputs that must have ended before slots are foreseen to come free."""
+from core.scheduler_tuning import SchedulerTuning
 
 
 class PlacementQueries:
-    def __init__(self) -> None:
-        self._lengths = OutputLengths()
+    def __init__(self, tuning: SchedulerTuning) -> None:
+        self._lengths, self._tuning = OutputLengths(tuning), tuning
 
     @property
     def mean_output_tokens(self) -> float:
         """The mean of all outputs; infinite until some have ended."""
-        return self._lengths.curve("", "").mean if self._lengths.num_ended >= _ENOUGH else inf
+        is_known = self._lengths.num_ended >= self._tuning.enough_outputs
+        return self._lengths.curve("", "").mean if is_known else inf
 
     def begin(self, place: PlaceRequest) -> RunningOutput | None:
         """Return what is to be told of the output of a request that was placed. None where nothing can be learned from it: it
@@ -34,7 +30,7 @@ class PlacementQueries:
 
     def contexts(self, place: PlaceRequest, num_output: int = 0) -> Contexts:
         """Return what its sequence holds and will hold once it has come to so much output."""
-        return _contexts(place, self._lengths.curve(place.tenant, place.slo.name), num_output)
+        return self._contexts(place, self._lengths.curve(place.tenant, place.slo.name), num_output)
 
     def of(
         self,
@@ -53,16 +49,17 @@ class PlacementQueries:
             missing_tokens,
             slo=place.slo,
             due_at=due_at,
-            contexts=_contexts(place, curve),
+            contexts=self._contexts(place, curve),
             expected_tokens=min(most, curve.mean),
-            short_tokens=min(most, curve.quantile(SHORT_SHARE)),
+            short_tokens=min(most, curve.quantile(self._tuning.short_share)),
             late=late,
             leaves=leaves,
         )
 
-
-def _contexts(place: PlaceRequest, curve: LengthCurve, num_output: int = 0) -> Contexts:
-    """Return what a sequence with outputs of that distribution holds and will hold; nothing where it ends with its prompt."""
-    if place.ends_with_prompt:
-        return NO_CONTEXTS
-    return forecast(curve, place.num_tokens, num_output, place.max_new_tokens)
+    def _contexts(self, place: PlaceRequest, curve: LengthCurve, num_output: int = 0) -> Contexts:
+        """Return what a sequence with outputs of that distribution holds and will hold; nothing where it ends with its prompt."""
+        if place.ends_with_prompt:
+            return NO_CONTEXTS
+        if not self._tuning.foresees_contexts:
+            return even(place.num_tokens + num_output)
+        return forecast(curve, place.num_tokens, num_output, place.max_new_tokens, self._tuning.chance)

@@ -8,7 +8,7 @@ A request waits here until its sequence finds a slot when it gets there. Where i
 early, if the policy foresees a slot in time. None is while one that goes before it waits for such a place: those with
 much time would else keep all slots from those with little.
 
-A request that finds no headroom is passed by smaller ones, but once it has been passed by for PATIENCE_S the first such request
+A request that finds no headroom is passed by smaller ones, but once it has been passed by for `patience_s` the first such request
 claims the decode instance with the most free blocks that could hold it: nothing else is placed there until the claimant is. One
 claim at a time. Prompt room is asked before a prompt is counted, so a long prompt gets it as soon as a short one."""
 
@@ -35,6 +35,7 @@ from cluster.scheduler.queue.hopeless import IdleEstimate
 from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
 from cluster.scheduler.scheduler_peers import SchedulerPeers
 from core.messages import Finished, NeedPrefill, PlacedByPeer, PlaceRequest
+from core.scheduler_tuning import SchedulerTuning
 from core.types import Route
 
 RETRY_S: Final = 0.05
@@ -51,13 +52,14 @@ class Placer:
         counters: ServiceCounters,
         peers: SchedulerPeers,
         log: Callable[[str], None],
+        *,
+        tuning: SchedulerTuning,
     ) -> None:
         self._roster, self._policy, self._peers, self._log = roster, policy, peers, log
-        self._threshold, self._counters = local_threshold_tokens, counters
-        self._queries = PlacementQueries()
+        self._threshold, self._counters, self._tuning = local_threshold_tokens, counters, tuning
+        self._queries = PlacementQueries(tuning)
         self._placements: dict[str, Placement] = {}
-        self._late_headroom = LateHeadroom()
-        self._claim = Claim(log)
+        self._late_headroom, self._claim = LateHeadroom(tuning), Claim(log)
 
     def __len__(self) -> int:
         """Return the number of requests that are placed and not finished."""
@@ -114,7 +116,7 @@ class Placer:
         best, seen = View((), -NO_LEVEL), usable
         for level in (-NO_LEVEL, waiter.place.slo.priority):
             if level > -NO_LEVEL:
-                if all(member.lowest_level >= level for member in usable):
+                if not self._tuning.seen_above or all(m.lowest_level >= level for m in usable):
                     break
                 seen = [member.above(level) for member in usable]
             view = View(self._with_blocks(waiter, ask, seen, wanted), level)
@@ -164,10 +166,8 @@ class Placer:
             return None
         source = self._roster.get(place.source) if place.source else None
         if source is not None:
-            is_there = source.address == choice.decode.address
-            return PlacementChoice(
-                choice.decode, None if is_there else source, choice.cost_s, late=choice.late
-            )
+            prefill = None if source.address == choice.decode.address else source
+            return PlacementChoice(choice.decode, prefill, choice.cost_s, late=choice.late)
         if not self._has_prompt_room(place, ask, choice):
             waiter.waits_for = choice.computes, choice.computes.version
             return None
@@ -255,7 +255,8 @@ class Placer:
         for key, num_tokens in outputs:
             placement = self._placements.get(key)
             if placement is not None and placement.output is not None:
-                placement.output.grown(num_tokens)
+                if self._tuning.learns_running:
+                    placement.output.grown(num_tokens)
                 self._counters.charge(placement.place, placement.charge_at_least(num_tokens))
                 self._note_growth(key, placement, num_tokens)
 
@@ -272,7 +273,7 @@ class Placer:
             if ended.complete:
                 output.ended(num_tokens)
                 self._roster.turnover.learn(self._queries.mean_output_tokens)
-            else:
+            elif self._tuning.learns_running:
                 output.grown(num_tokens)
 
     def at(self, address: str) -> list[str]:
@@ -381,7 +382,8 @@ class Placer:
             return None
         roster, candidates = self._roster, self._roster.candidates(place)
         members = roster.members if roster.scans else (*candidates.cached[:1], *roster.some(_SAMPLE))
-        return late_if_idle(PlacementQuery(place.num_tokens, candidates.match, slo=place.slo), members)
+        ask = PlacementQuery(place.num_tokens, candidates.match, slo=place.slo)
+        return late_if_idle(ask, members, self._tuning.num_errors)
 
 
 def _waits_for_prompts(waiter: Waiter) -> bool:

@@ -23,7 +23,6 @@ sequence then waits for a slot after its first token. That wait is predicted and
 taken that would be late."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -36,49 +35,23 @@ from cluster.scheduler.placement.placement_policy import PlacementChoice, Placem
 from cluster.scheduler.placement.prompt_load import PromptLoad
 from cluster.scheduler.placement.transfer import transfer_s
 from core.cost.steps import StepModel, errors_of_mean
-from core.pacing.pacing import AHEAD_S
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
 _SHORTLIST: Final = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SloModel:
-    """Constants of the cost."""
-
-    links: LinkModel = field(default_factory=LinkModel)
-    """What is assumed of links until they are measured."""
-    handover_s: float = 0.003
-    """The time of the messages that a hand-over needs."""
-    link_share: float = 0.1
-    """The cost of a second in which a link moves KV, in seconds of GPU time, since the link is taken from others."""
-    ttft_margin: float = 0.9
-    """The share of the time to the first token up to which predictions are trusted."""
-    tpot_margin: float = 0.99
-    """The share of the time per token up to which batches are filled. Places are taken as soon as there are any, so a step takes
-    about this share all the time, and a little more where outputs end later than usual."""
-    reach: float = 1.5
-    """No target counts as tighter than this many steps of a sequence that is alone."""
-    delay_weight: float = 0.1
-    """The cost of a second until the first token, in seconds of GPU time."""
-    late_weight: float = 1.0
-    """The same for a request that will be late."""
-    prefill_only_price: float = 0.1
-    """The cost of a second of an instance that does not decode, in seconds of one that does."""
-    risk_weight: float = 2.0
-    """The cost of a prediction at its margin, in times of the request's own GPU time."""
-    room_s: float = AHEAD_S
-    """Seconds of prompt work that an instance is given beyond the steps that are planned there, so that it never waits for the
-    scheduler."""
-    unlearned_room_s: float = 1.0
-    """The same where the time of steps is not known yet, so that predictions may be far off."""
 
 
 class SloPolicy:
     """A PlacementPolicy by targets and cost."""
 
-    def __init__(self, local_threshold_tokens: int, model: SloModel | None = None) -> None:
-        self._threshold = local_threshold_tokens
-        self._model = model or SloModel()
+    def __init__(
+        self,
+        local_threshold_tokens: int,
+        links: LinkModel | None = None,
+        tuning: SchedulerTuning = DEFAULT_TUNING,
+    ) -> None:
+        """`links` are what is assumed of links until they are measured."""
+        self._threshold, self._tuning = local_threshold_tokens, tuning
+        self._links = links or LinkModel()
         self._paces = LearnedPaces()
         self._load = PromptLoad()
 
@@ -97,14 +70,16 @@ class SloPolicy:
         known = member.forecast
         if isinstance(known, LoadForecast) and known.version == member.version:
             return known
-        forecast = member.forecast = LoadForecast(member, self._paces)
+        forecast = member.forecast = LoadForecast(member, self._paces, self._tuning)
         return forecast
 
     def has_prompt_room(self, member: Member, *, late: bool, timed: bool) -> bool:
         """Return whether the prompt work is less than the steps that are planned and a little more: a whole step where no target
         is named, since nothing is lost by prompts that wait there."""
-        forecast = self.forecast(member)
-        room_s = self._model.room_s if forecast.is_learned else self._model.unlearned_room_s
+        forecast, tuning = self.forecast(member), self._tuning
+        if not tuning.binds_late:
+            return True
+        room_s = tuning.room_s if forecast.is_learned else tuning.unlearned_room_s
         if not timed:
             room_s = max(room_s, member.step_s)
         return (forecast.all_s if late else forecast.queue_s) < room_s + forecast.lag_s
@@ -116,7 +91,7 @@ class SloPolicy:
         self, ask: PlacementQuery, decodes: Sequence[Member], prefills: Sequence[Member], now: float
     ) -> PlacementChoice | None:
         sources, nearest = self._sources(ask, prefills)
-        delay_weight = self._model.delay_weight
+        delay_weight = self._tuning.delay_weight
         late, best = True, inf
         chosen: Member | None = None
         computes: Member | None = None
@@ -175,7 +150,8 @@ class SloPolicy:
         """Return the instances that may compute the prompt: `decode`, the quickest few, and the quickest of the nearest. A short
         one is left to `decode`, as long as that has a slot for it."""
         ways = [self._source(ask, decode, to_move)]
-        if nearest is None or (to_move <= self._threshold and decode.has_slot):
+        stays = decode.has_slot or not self._tuning.short_roam
+        if nearest is None or (to_move <= self._threshold and stays):
             return ways
         ways += [source for source in sources if source.member is not decode]
         near = nearest.to(decode.spot)
@@ -187,7 +163,7 @@ class SloPolicy:
         forecast = self.forecast(member)
         work_s = self._work_s(ask, forecast, num_tokens)
         queue_s = forecast.all_s if ask.late else forecast.queue_s
-        paid_s = work_s if member.decodes else self._model.prefill_only_price * work_s
+        paid_s = work_s if member.decodes else self._tuning.prefill_only_price * work_s
         return _Source(member, forecast.lag_s + queue_s + work_s, work_s, paid_s)
 
     def _work_s(self, ask: PlacementQuery, forecast: LoadForecast, num_tokens: int) -> float:
@@ -202,24 +178,28 @@ class SloPolicy:
 
         A step is as long as it is expected to be with the prompts that come beside (`PromptLoad`), and with what the mean of a
         short output's steps may be off by."""
-        length, reach, off = ask.expected_tokens, self._model.reach, errors_of_mean(ask.short_tokens)
-        margin = self._model.tpot_margin
+        tuning, length = self._tuning, ask.expected_tokens
+        off = errors_of_mean(ask.short_tokens, tuning.sure_errors)
         context = ask.num_tokens + length / 2
         able: list[tuple[float, float, float, Member]] = []
         for decode in decodes:
             steps, prompt = self._paces.decode_steps(decode), self._paces.prompt_steps(decode)
             reads_s, alone_s = decode_step_s(steps, decode, 1, ask.num_tokens), alone_step_s(steps, context)
-            step_s = self._load.step_s(reads_s, decode_step_s(prompt, decode, 1, ask.num_tokens))
+            step_s = reads_s
+            if tuning.counts_prompts:
+                step_s = self._load.step_s(reads_s, decode_step_s(prompt, decode, 1, ask.num_tokens))
             step_s += _sitting_out_s(steps, decode, ask.num_tokens)
             step_s *= 1 + off * steps.error
-            floor_s = reach * max(alone_s, alone_step_s(prompt, context))
-            limit_s = max(margin * decode.tightest_tpot_s, floor_s)
+            floor_s = tuning.reach * max(alone_s, alone_step_s(prompt, context))
+            limit_s = max(tuning.tpot_margin * decode.tightest_tpot_s, floor_s)
             if ask.leaves:
                 limit_s = alone_s + (1 - ask.leaves) * max(0.0, limit_s - alone_s)
             if decode.batch_seqs and step_s > limit_s:
                 continue
             # Experts are read anyway: by the prompts beside it, and by the others once the batch has some.
             adds_s = max(0.0, alone_s + steps.left_unread_s(1) - steps.fixed_s)
+            if not tuning.alike and not decode.batch_seqs:
+                adds_s = alone_s
             able.append((length * adds_s, step_s, max(ask.tpot_s, floor_s), decode))
         able.sort(key=_preference)
         return able
@@ -237,7 +217,7 @@ class SloPolicy:
         now: float,
     ) -> tuple[bool, float] | None:
         """Return (late, cost). None where a slot would not be free in time."""
-        model = self._model
+        tuning = self._tuning
         slot_s = self._slot_wait_s(decode, source)
         if slot_s == inf:
             return None
@@ -248,16 +228,16 @@ class SloPolicy:
             tpot_share += wait_s / max(1.0, ask.short_tokens) / ask.tpot_s
         left_s = ask.due_at - now
         ttft_share = source.ttft_s / left_s if left_s > 0 else inf
-        risk = max(ttft_share / model.ttft_margin, tpot_share)
-        gpu_s = use_s + source.paid_s + model.link_share * link_s
+        risk = max(ttft_share / tuning.ttft_margin, tpot_share)
+        gpu_s = use_s + source.paid_s + tuning.link_share * link_s
         delay_s = source.ttft_s + max(slot_s, exposed_s)
         if risk > 1 and not decode.has_slot:
             return None
         if risk > 1 and ask.due_at < inf:
-            return True, gpu_s + model.late_weight * delay_s
+            return True, gpu_s + tuning.late_weight * delay_s
         if ask.slo.ttft_s == ask.tpot_s == inf:
-            return False, gpu_s + model.late_weight * (delay_s + ask.expected_tokens * step_s)
-        return False, gpu_s * (1 + model.risk_weight * risk**4) + model.delay_weight * delay_s
+            return False, gpu_s + tuning.late_weight * (delay_s + ask.expected_tokens * step_s)
+        return False, gpu_s * (1 + tuning.risk_weight * risk**4) + tuning.delay_weight * delay_s
 
     def _slot_wait_s(self, decode: Member, source: "_Source") -> float:
         """Return how long the sequence waits for a slot after its first token; infinite where no slot is foreseen, or where
@@ -270,10 +250,10 @@ class SloPolicy:
 
     def _transfer_s(self, source: "_Source", decode: Member, to_move: int) -> tuple[float, float]:
         """Return (the time that a hand-over adds before the second token, the time that its link moves the KV)."""
-        model = self._model
-        wait_s, link_s = transfer_s(model.links, source.member, decode, to_move * decode.kv_token_bytes)
+        num_bytes = to_move * decode.kv_token_bytes
+        wait_s, link_s = transfer_s(self._links, source.member, decode, num_bytes, self._tuning)
         begins_s = max(source.ttft_s - source.work_s, wait_s)
-        return model.handover_s + max(0.0, begins_s + link_s - source.ttft_s), link_s
+        return self._tuning.handover_s + max(0.0, begins_s + link_s - source.ttft_s), link_s
 
 
 def _sitting_out_s(steps: StepModel, decode: Member, more_tokens: int) -> float:

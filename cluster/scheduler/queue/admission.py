@@ -13,19 +13,24 @@ from cluster.scheduler.queue.waiting_queue import Waiter, WaitingQueue
 from cluster.scheduler.scheduler_events import Send
 from core.config.cluster_config import ScheduleConfig
 from core.messages import PlaceRequest, Rejected
+from core.scheduler_tuning import SchedulerTuning
 
-_MARGIN: Final = 0.3
-"""The share of the time to the first token that may pass on the instance before the prompt's turn comes."""
 NO_DECODE_WAIT_S: Final = 5.0
 """How long requests wait for the first decode instance, since instances may be restarting."""
 
 
 class Admission:
-    def __init__(self, config: ScheduleConfig, counters: ServiceCounters, log: Callable[[str], None]) -> None:
-        self._config, self._log = config, log
-        self.queue = WaitingQueue(counters, config.aging_s)
-        self._drain = DrainRate()
-        self._hopeless = HopelessRule()
+    def __init__(
+        self,
+        config: ScheduleConfig,
+        counters: ServiceCounters,
+        log: Callable[[str], None],
+        tuning: SchedulerTuning,
+    ) -> None:
+        self._config, self._log, self._tuning = config, log, tuning
+        self.queue = WaitingQueue(counters, config.aging_s, tuning)
+        self._drain = DrainRate(tuning)
+        self._hopeless = HopelessRule(tuning)
         self._num_arrived = 0
         self._no_decode_since: float | None = None
         self.num_schedulers = 1
@@ -38,7 +43,7 @@ class Admission:
         self._num_arrived += 1
         slo_s = place.slo.ttft_s
         due_at = inf if place.attempt else now + slo_s
-        start_by = inf if due_at == inf else due_at - _MARGIN * slo_s - work_s
+        start_by = inf if due_at == inf else due_at - self._tuning.start_share * slo_s - work_s
         waiter = Waiter(
             key,
             frontend,
@@ -48,6 +53,7 @@ class Admission:
             start_by=start_by,
             due_at=due_at,
             work_s=work_s,
+            tuning=self._tuning,
         )
         self.queue.add(waiter)
         self.queue.shed(max(1, num_instances) / self.num_schedulers, now)

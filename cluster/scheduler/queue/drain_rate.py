@@ -4,9 +4,8 @@ from collections import deque
 from math import ceil
 from typing import Final
 
-_MIN_MEASURED_S: Final = 3.0
-_WINDOW_S: Final = 30.0
-_REMEMBER_S: Final = 60.0
+from core.scheduler_tuning import SchedulerTuning
+
 _UNKNOWN_RETRY_S: Final = 5.0
 _MAX_RETRY_S: Final = 60.0
 
@@ -16,7 +15,8 @@ class DrainRate:
 
     (While nothing waits, requests leave as fast as they come, which says nothing about capacity.)"""
 
-    def __init__(self) -> None:
+    def __init__(self, tuning: SchedulerTuning) -> None:
+        self._tuning = tuning
         self._waiting_since: float | None = None
         self._left: deque[float] = deque()
         self._last: tuple[float, float] | None = None
@@ -28,7 +28,7 @@ class DrainRate:
             self._waiting_since = now if num_waiting else None
             return
         self._left.extend([now] * num_left)
-        while self._left and self._left[0] < now - _WINDOW_S:
+        while self._left and self._left[0] < now - self._tuning.drain_window_s:
             self._left.popleft()
         if not num_waiting:
             if (rate := self._measured_per_s(now)) is not None:
@@ -40,7 +40,9 @@ class DrainRate:
         """The rate, or None when nothing recent is known."""
         if (rate := self._measured_per_s(now)) is not None:
             return rate
-        return self._last[0] if self._last is not None and now - self._last[1] < _REMEMBER_S else None
+        if self._last is None or now - self._last[1] >= self._tuning.drain_known_s:
+            return None
+        return self._last[0]
 
     def wait_s(self, num_ahead: int, now: float) -> float:
         """Return how long a request with `num_ahead` before it will wait; 0 when nothing is known."""
@@ -59,5 +61,5 @@ class DrainRate:
     def _measured_per_s(self, now: float) -> float | None:
         if self._waiting_since is None or not self._left:
             return None
-        elapsed_s = min(now - self._waiting_since, _WINDOW_S)
-        return len(self._left) / elapsed_s if elapsed_s >= _MIN_MEASURED_S else None
+        elapsed_s = min(now - self._waiting_since, self._tuning.drain_window_s)
+        return len(self._left) / elapsed_s if elapsed_s >= self._tuning.drain_least_s else None

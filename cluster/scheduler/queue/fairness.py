@@ -1,8 +1,8 @@
 """How much service each tenant has had: virtual token counters (Sheng et al., Fairness in Serving LLMs, arXiv 2401.00588).
 
-A token of output counts as OUTPUT_WEIGHT tokens of a prompt. What a request is expected to generate is charged when it is placed,
-what it generates beyond that as it comes, and what it does not is given back at its end. Counters grow by charge / weight, so
-that equal counters mean service in proportion to the weights.
+A token of output counts as `output_weight` tokens of a prompt. What a request is expected to generate is charged when it is
+placed, what it generates beyond that as it comes, and what it does not is given back at its end. Counters grow by charge /
+weight, so that equal counters mean service in proportion to the weights.
 
 Equal tokens do not serve the most requests: the tenant that asks for most could be served its cheapest ones only. So shares
 follow what waits, up to `slack` more than the least of them (`weighted`).
@@ -15,10 +15,8 @@ from math import inf
 from typing import Final
 
 from core.messages import PlaceRequest
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
-OUTPUT_WEIGHT: Final = 2.0
-_CREDIT: Final = 4.0
-"""By how many requests a tenant may be behind another where that puts more in time."""
 _REMEMBERED_SHARE: Final = 0.98
 _MAX_REMEMBERED: Final = 4096
 
@@ -41,8 +39,8 @@ class ServiceGaps:
 
 
 class ServiceCounters:
-    def __init__(self, slack: float = 0.0) -> None:
-        self._slack = slack
+    def __init__(self, slack: float = 0.0, tuning: SchedulerTuning = DEFAULT_TUNING) -> None:
+        self._slack, self._tuning = slack, tuning
         self._counters: dict[str, float] = {}
         self._factors: dict[str, float] = {}
         """Tenant -> factor on its weight."""
@@ -59,7 +57,7 @@ class ServiceCounters:
         counters = [self.of(tenant) for tenant in waiting]
         if len(counters) < 2 or not self._usual_charge:
             return ServiceGaps(0.0, 0.0, inf)
-        return ServiceGaps(min(counters), max(counters), _CREDIT * self._usual_charge)
+        return ServiceGaps(min(counters), max(counters), self._tuning.credit * self._usual_charge)
 
     def weighted(self, waiting_work: Mapping[str, float]) -> dict[str, float]:
         """Set each tenant's factor on its weight: the ratio of its waiting work (by weight) to the least, at most 1 + slack.
@@ -74,7 +72,7 @@ class ServiceCounters:
         paused: what it is behind by a few requests it stays behind."""
         own = self._counters.pop(tenant, 0.0)
         if waiting:
-            stays = _CREDIT * self._usual_charge if self._num_running.get(tenant) else 0.0
+            stays = self._tuning.credit * self._usual_charge if self._num_running.get(tenant) else 0.0
             own = max(own, min(self.of(other) for other in waiting) - stays)
         elif self._counters:
             own = max(own, min(self._counters.values()))
@@ -89,7 +87,7 @@ class ServiceCounters:
         self._num_running[place.tenant] = self._num_running.get(place.tenant, 0) + 1
         if place.attempt == 0:
             self._counters[place.tenant] = self.of(place.tenant) + self.prompt_charge(place)
-            charge = (place.num_tokens + OUTPUT_WEIGHT * expected_tokens) / weight(place)
+            charge = (place.num_tokens + self._tuning.output_weight * expected_tokens) / weight(place)
             share = _REMEMBERED_SHARE if self._usual_charge else 0.0
             self._usual_charge = share * self._usual_charge + (1 - share) * charge
         self.charge(place, expected_tokens)
@@ -102,7 +100,7 @@ class ServiceCounters:
 
     def charge(self, place: PlaceRequest, num_output_tokens: float) -> None:
         """Charge a placed request's output to its tenant. A negative number gives back what was charged too much."""
-        charge = OUTPUT_WEIGHT * num_output_tokens / self._weight(place)
+        charge = self._tuning.output_weight * num_output_tokens / self._weight(place)
         self._counters[place.tenant] = self.of(place.tenant) + charge
 
     def prompt_charge(self, place: PlaceRequest) -> float:

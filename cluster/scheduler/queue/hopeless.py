@@ -7,15 +7,9 @@ less twice its own error; and where steps are not known yet, or cannot be forese
 way to the others of its class: it is served with the next lower priority, in the queue and wherever it runs."""
 
 from math import inf
-from typing import Final
 
 from core.messages import PlaceRequest
-
-_OVERLOAD_S: Final = 5.0
-"""The fleet counts as short of time for so long after a request that could still be in time has had to wait."""
-_FULL: Final = 0.6
-"""The fleet counts as short of room above this fullness (`cluster.scheduler.placement.load_forecast.fullness`)."""
-_NUM_ERRORS: Final = 2.0
+from core.scheduler_tuning import SchedulerTuning
 
 
 class IdleEstimate:
@@ -24,18 +18,18 @@ class IdleEstimate:
     __slots__ = ("error", "fullness", "ttft_s")
 
     def __init__(self, ttft_s: float, error: float, fullness: float = 0.0) -> None:
-        """`error` is the mean error of the step times that `ttft_s` is made of, as a share of them. `fullness` says how busy
-        instances are."""
+        """`error` is what `ttft_s` may be off by, as a share of it. `fullness` says how busy instances are."""
         self.ttft_s, self.error, self.fullness = ttft_s, error, fullness
 
     @property
     def least_s(self) -> float:
         """The time that it takes in any case."""
-        return self.ttft_s * max(0.0, 1 - _NUM_ERRORS * self.error)
+        return self.ttft_s * max(0.0, 1 - self.error)
 
 
 class HopelessRule:
-    def __init__(self) -> None:
+    def __init__(self, tuning: SchedulerTuning) -> None:
+        self._tuning = tuning
         self._short_of_time_at = -inf
 
     def observe(self, now: float, *, some_wait_in_time: bool) -> None:
@@ -47,4 +41,6 @@ class HopelessRule:
         """Return whether the request, which is hopeless, is refused now."""
         if place.slo.hopeless != "refuse":
             return False
-        return estimate.fullness > _FULL or now - self._short_of_time_at <= _OVERLOAD_S
+        tuning = self._tuning
+        is_full = estimate.fullness > tuning.full_share
+        return is_full or now - self._short_of_time_at <= tuning.overload_s

@@ -8,10 +8,9 @@ while it runs, so what was given up is only tried later than the others, and cho
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from math import isinf
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
-_MIN_PLACED: Final = 20.0
-_REMEMBERED_S: Final = 20.0
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
 
 class Timed(Protocol):
@@ -52,14 +51,15 @@ class Spending:
 
     It is learned while requests wait, since then all of the fleet's time goes to those that are placed."""
 
-    def __init__(self) -> None:
+    def __init__(self, tuning: SchedulerTuning = DEFAULT_TUNING) -> None:
+        self._tuning = tuning
         self._waiting_since: float | None = None
         self._fleet_s = self._work_s = self._num_placed = 0.0
 
     @property
     def beside_s(self) -> float:
         """The seconds of one instance that a request takes beside its prompt; 0 while too little is known."""
-        if self._num_placed < _MIN_PLACED:
+        if self._num_placed < self._tuning.num_learned:
             return 0.0
         return max(0.0, self._fleet_s - self._work_s) / self._num_placed
 
@@ -68,7 +68,7 @@ class Spending:
         if self._waiting_since is not None:
             self._fleet_s += num_instances * (now - self._waiting_since)
         self._waiting_since = now if some_wait else None
-        if self._fleet_s > _REMEMBERED_S * num_instances:
+        if self._fleet_s > self._tuning.remembered_s * num_instances:
             self._fleet_s, self._work_s, self._num_placed = (
                 self._fleet_s / 2,
                 self._work_s / 2,

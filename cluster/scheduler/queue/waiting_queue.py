@@ -10,7 +10,7 @@
 - Among tenants of about equal service, a request that can no longer begin in time is tried after all that still can: serving it
   first would make others late as well. Where a tenant's share of the fleet is too small for what waits, its dearest prompts are
   deferred (`overload`) and tried between those two, so that as many requests as can be are in time.
-- Within a line, requests go by deadline. Targets beyond DUE_S count as that, so that long ones do not wait for ever.
+- Within a line, requests go by deadline. Targets beyond `due_s` count as that, so that long ones do not wait for ever.
 
 Invariant: every waiter is in exactly one list of its line."""
 
@@ -24,16 +24,9 @@ from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.queue.fairness import ServiceCounters, ServiceGaps, weight
 from cluster.scheduler.queue.overload import Spending, dearest
 from core.messages import PlaceRequest
-from core.pacing.lateness import YIELD_S
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
-EARLY_S: Final = 0.4
-"""A prompt that must be begun this soon is computed before a slot is free for its sequence."""
-DUE_S: Final = 10.0
-PATIENCE_S: Final = 1.0
 _SHED_EVERY_S: Final = 0.05
-_SURE_SHARE: Final = 0.9
-"""The share of their apparent work that requests are sure to take. Deferring too late costs little; a request deferred in vain
-may be lost."""
 
 
 class Waiter:
@@ -55,6 +48,7 @@ class Waiter:
         "rank",
         "start_by",
         "tried_at",
+        "tuning",
         "waits_for",
         "work_s",
     )  # fmt: skip
@@ -70,11 +64,12 @@ class Waiter:
         start_by: float = inf,
         due_at: float = inf,
         work_s: float = 0.0,
+        tuning: SchedulerTuning = DEFAULT_TUNING,
     ) -> None:
         """Begun after `start_by`, it misses its time to the first token, which is due at `due_at`. `work_s` is the least time
         that its prompt takes."""
         self.key, self.frontend, self.place = key, frontend, place
-        self.arrived_at, self.number = arrived_at, number
+        self.arrived_at, self.number, self.tuning = arrived_at, number, tuning
         self.start_by, self.due_at, self.work_s = start_by, due_at, work_s
         self.blocked_since: float | None = None
         """Since when no decode instance has had headroom for it. None means that it was not tried, or that one had."""
@@ -91,7 +86,7 @@ class Waiter:
         """The instance that was best then but had too many prompts before it, and its version at that time."""
         slo = place.slo
         self.level = slo.priority + (1 if place.attempt else 0)
-        self.rank = (arrived_at + min(slo.ttft_s, DUE_S), number)
+        self.rank = (arrived_at + min(slo.ttft_s, tuning.due_s), number)
 
     @property
     def line(self) -> tuple[str, int]:
@@ -100,30 +95,37 @@ class Waiter:
     @property
     def claims_after_s(self) -> float:
         """How long it finds no room before an instance is kept for it."""
-        return 0.0 if self.is_behind else PATIENCE_S
+        return 0.0 if self.is_behind else self.tuning.patience_s
 
     def is_late(self, now: float) -> bool:
         """Return whether it misses its first token for certain, and lets others pass on its instance (`core.pacing.lateness`)."""
-        return self.has_missed(now) and now <= self.due_at + YIELD_S
+        tuning = self.tuning
+        return tuning.late_yield and self.has_missed(now) and now <= self.due_at + tuning.yield_s
 
     def has_missed(self, now: float) -> bool:
         return now + self.work_s > self.due_at
 
     def is_urgent(self, now: float) -> bool:
         """Return whether it must be begun before long, and is not late yet. What goes on after a lost instance always must."""
-        return self.place.attempt > 0 or (self.start_by - now <= EARLY_S and not self.is_late(now))
+        is_soon = self.start_by - now <= self.tuning.early_s
+        return self.place.attempt > 0 or (is_soon and not self.is_late(now))
 
 
 class WaitingQueue:
-    def __init__(self, counters: ServiceCounters | None = None, aging_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        counters: ServiceCounters | None = None,
+        aging_s: float = 10.0,
+        tuning: SchedulerTuning = DEFAULT_TUNING,
+    ) -> None:
         """With an `aging_s` of 0 no line ever ranks higher than its level."""
-        self._counters, self._aging_s = counters or ServiceCounters(), aging_s
+        self._counters, self._aging_s, self._tuning = counters or ServiceCounters(), aging_s, tuning
         self._by_key: dict[str, Waiter] = {}
         self._lines: dict[tuple[str, int], _Line] = {}
         """(tenant, level) -> its requests, while there are any."""
         self._num_lines: dict[str, int] = {}
         """Tenant -> number of its lines, while there are any."""
-        self._spending = Spending()
+        self._spending = Spending(tuning)
         self._shed_at = -inf
         self.num_ending_with_prompt = 0
         """Waiters for which an instance that decodes nothing may have room, too."""
@@ -154,7 +156,7 @@ class WaitingQueue:
             if tenant not in self._num_lines:
                 self._counters.raise_floor(tenant, self._num_lines)
             self._num_lines[tenant] = self._num_lines.get(tenant, 0) + 1
-            line = self._lines[waiter.line] = _Line(waiter.arrived_at)
+            line = self._lines[waiter.line] = _Line(waiter.arrived_at, late_last=self._tuning.late_last)
         line.add(waiter)
         self._by_key[waiter.key] = waiter
         self.num_ending_with_prompt += waiter.place.ends_with_prompt
@@ -176,7 +178,7 @@ class WaitingQueue:
         total = sum(weights[tenant] * factors[tenant] for tenant in lines)
         for tenant, own in lines.items():
             share = weights[tenant] * factors[tenant] / total
-            _shed(own, num_instances / _SURE_SHARE * share, beside_s, now)
+            _shed(own, num_instances / self._tuning.sure_share * share, beside_s, now)
 
     def _by_tenant(self) -> dict[str, list["_Line"]]:
         """Return each tenant's lines, the highest level first."""
@@ -265,7 +267,8 @@ class _Order:
         level = float(head.level)
         if self._aging_s:
             level += (now - max(head.arrived_at, served_at)) // self._aging_s
-        turn = 2 if now > head.start_by else 1 if head.deferred else 0
+        is_late = now > head.start_by and head.tuning.late_last
+        turn = 2 if is_late else 1 if head.deferred else 0
         head.is_behind = self._gaps.is_behind(counter)
         ahead = self._gaps.num_ahead(counter)
         heappush(self.heap, (-level, ahead, turn, counter, head.number, index, served_at, waiters))
@@ -274,8 +277,8 @@ class _Order:
 class _Line:
     """One tenant's waiters of one level: in time, deferred, late."""
 
-    def __init__(self, served_at: float) -> None:
-        self.served_at = served_at
+    def __init__(self, served_at: float, *, late_last: bool) -> None:
+        self.served_at, self._late_last = served_at, late_last
         """When one of them was last placed, or the line began."""
         self.timely: list[Waiter] = []
         self.deferred: list[Waiter] = []
@@ -350,7 +353,7 @@ class _Line:
 
     def _note_late(self, now: float) -> None:
         for waiters in (self.timely, self.deferred):
-            while waiters and now > waiters[0].start_by:
+            while self._late_last and waiters and now > waiters[0].start_by:
                 late = waiters[0]
                 self.remove(late)
                 insort(self.late, late, key=_rank)

@@ -13,10 +13,9 @@ from cluster.scheduler.scaling.scaler import PoolLimits, PoolName, Resize, Scale
 from core.config.cluster_config import ScalingConfig
 from core.ports import Clock
 from core.reports import PoolStatus
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
 log = logging.getLogger(__name__)
-
-_SMOOTHING = 0.3
 
 
 class PoolSizes(Protocol):
@@ -51,10 +50,11 @@ class Autoscaler:
         sizes: PoolSizes,
         clock: Clock,
         told: Callable[[tuple[PoolStatus, ...]], None],
+        tuning: SchedulerTuning = DEFAULT_TUNING,
     ) -> None:
         self._config, self._facts, self._sizes, self._clock, self._told = config, facts, sizes, clock, told
         self._scaler = Scaler(rules_of(config))
-        self._meter = UseMeter()
+        self._meter, self._tuning = UseMeter(tuning), tuning
         self._status: dict[PoolName, PoolStatus] = {}
         self._grown: dict[PoolName, tuple[float, int]] = {}
         """When a pool was last made larger, and how many served then, until one more serves."""
@@ -104,7 +104,9 @@ class Autoscaler:
         for pool, (since, had) in list(self._grown.items()):
             if sum(pool_of(m) == pool and not m.leaving for m in members) > had:
                 took_s = now - since
-                self._scaler.cold_start_s += _SMOOTHING * (took_s - self._scaler.cold_start_s)
+                self._scaler.cold_start_s += self._tuning.cold_start_share * (
+                    took_s - self._scaler.cold_start_s
+                )
                 del self._grown[pool]
 
 

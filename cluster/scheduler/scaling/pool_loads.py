@@ -1,26 +1,22 @@
 """How much of each pool is used, from what the scheduler knows of its instances. `scaler` decides by it.
 
 Prompts: the share of the last interval that they took (tokens computed / tokens per second), and what waits for them, in seconds
-over WAIT_S. Decoding: the fullest of blocks, sequence slots, and the step's share of the tightest target in the batch. An
-instance that does both counts as the one that it has more of."""
+over `scaling_wait_s`. Decoding: the fullest of blocks, sequence slots, and the step's share of the tightest target in the batch.
+An instance that does both counts as the one that it has more of."""
 
 from collections.abc import Iterable
 from math import inf
 
 from cluster.scheduler.fleet.member import DEFAULT_TOKENS_PER_S, Member
 from cluster.scheduler.scaling.scaler import InstanceUse, PoolLoad, PoolName
-
-WAIT_S = 2.0
-"""This much prompt work in an instance's queue counts as much as one instance."""
-_TPOT_SHARE = 0.8
-_REACH = 1.5
-"""A target counts as no tighter than so many steps of a sequence that is alone, since more instances do not help there."""
+from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
 
 class UseMeter:
     """Measures use from one call to the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, tuning: SchedulerTuning = DEFAULT_TUNING) -> None:
+        self._tuning = tuning
         self._computed: dict[str, int] = {}
         self._at = 0.0
 
@@ -43,12 +39,12 @@ class UseMeter:
 
     def _use(self, member: Member, waiting_tokens: float, elapsed_s: float) -> float:
         rate = member.measured_tokens_per_s or DEFAULT_TOKENS_PER_S
-        waits = (member.queued_tokens + waiting_tokens) / rate / WAIT_S
+        waits = (member.queued_tokens + waiting_tokens) / rate / self._tuning.scaling_wait_s
         if member.info.prefills:
             computed = member.work.computed_tokens
             since = computed - self._computed.get(member.address, computed)
             waits += min(1.0, since / rate / elapsed_s) if elapsed_s > 0 else 0.0
-        return max(waits, _decode_use(member) if member.info.decodes else 0.0)
+        return max(waits, _decode_use(member, self._tuning) if member.info.decodes else 0.0)
 
 
 def pool_of(member: Member) -> PoolName:
@@ -56,12 +52,13 @@ def pool_of(member: Member) -> PoolName:
     return "decode" if member.info.decodes else "prefill"
 
 
-def _decode_use(member: Member) -> float:
+def _decode_use(member: Member, tuning: SchedulerTuning) -> float:
     model = member.steps.decode
     use = max(1 - member.free_blocks / member.all_blocks, member.num_seqs / member.info.max_num_seqs)
     if member.batch_seqs and model.num_steps and member.tightest_tpot_s < inf:
         context = member.batch_context_tokens
         alone_s = model.step_s(1, context / member.batch_seqs, 1)
         step_s = model.step_s(member.batch_seqs, context, member.batch_seqs)
-        use = max(use, step_s / (_TPOT_SHARE * max(member.tightest_tpot_s, _REACH * alone_s)))
+        target_s = max(member.tightest_tpot_s, tuning.reach * alone_s)
+        use = max(use, step_s / (tuning.scaling_tpot_share * target_s))
     return use

@@ -8,13 +8,14 @@ from cluster.scheduler.fleet.context_forecast import even
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.reservation import PlacementReservation
 from cluster.scheduler.scaling.autoscaler import Autoscaler
-from cluster.scheduler.scaling.pool_loads import WAIT_S, UseMeter
+from cluster.scheduler.scaling.pool_loads import UseMeter
 from cluster.scheduler.scaling.pool_watch import PERIOD_S, PoolWatch
 from cluster.scheduler.scaling.scaler import PoolName
 from core.config.cluster_config import ScalingConfig, load
 from core.cost.steps import StepModel, StepModels
 from core.errors import ConfigError
 from core.reports import PoolStatus, WorkCounts
+from core.scheduler_tuning import DEFAULT_TUNING as TUNING
 from tests.cluster.scheduler.routing_world import instance, report
 
 
@@ -91,7 +92,7 @@ async def test_what_waits_in_the_queue_is_load_and_what_leaves_is_no_instance() 
     leaving.leave()
     world = World(busy("d0", 0), leaving)
     world.sizes["decode"] = 1
-    world.queued_tokens = int(2 * 4000 * WAIT_S)
+    world.queued_tokens = int(2 * 4000 * TUNING.scaling_wait_s)
     task = started(world)
     await world.pass_s(6, task)
     assert world.set_to == [("decode", 3)]

@@ -14,6 +14,7 @@ from cluster.scheduler.placement.placement_policy import PlacementQuery
 from cluster.scheduler.scheduler_events import RequestArrived, Tick
 from core.cost.steps import StepModel, StepModels, chunk_pairs
 from core.messages import Finished, PlaceReply, Rejected
+from core.scheduler_tuning import DEFAULT_TUNING as TUNING
 from core.types import Slo
 from tests.cluster.scheduler.routing_world import World, ask, instance, report
 
@@ -221,8 +222,8 @@ def test_an_estimate_is_never_more_than_the_steps_that_an_idle_instance_takes(
         took_s += prompt.step_s(count, at + count, 1, chunk_pairs(at, count))
         at += count
     ask = PlacementQuery(end, {"d": num_cached_blocks}, slo=Slo(ttft_s=-1.0))
-    estimate = late_if_idle(ask, [member])
+    estimate = late_if_idle(ask, [member], TUNING.num_errors)
     assert estimate is not None
     assert 0.5 * took_s - 1e-9 <= estimate.least_s <= took_s * (1 + 1e-9)
     in_time = PlacementQuery(end, {"d": num_cached_blocks}, slo=Slo(ttft_s=estimate.least_s))
-    assert late_if_idle(in_time, [member]) is None
+    assert late_if_idle(in_time, [member], TUNING.num_errors) is None

@@ -12,6 +12,7 @@ from cluster.scheduler.fleet.length_curve import (
     expected_curve,
 )
 from core.output_marks import MARKS, mark, next_mark
+from core.scheduler_tuning import DEFAULT_TUNING as TUNING
 
 stats = pytest.importorskip("scipy.stats")
 LENGTHS = [mark(bucket) for bucket in range(4, 40)]
@@ -24,14 +25,14 @@ OUTPUTS = st.lists(ENDED | RUNNING, min_size=1, max_size=40)
 
 def estimate(outputs: list[tuple[int, bool]], num_expected: float) -> LengthCurve:
     """`outputs` are (tokens, whether it has ended). All have begun before any goes on, so that all count alike."""
-    counts = LengthCounts()
+    counts = LengthCounts(TUNING.length_decay)
     for _ in outputs:
         counts.enter(0, -1)
     for num_tokens, has_ended in outputs:
         counts.enter(bucket_of(num_tokens), 0)
         if has_ended:
             counts.end(bucket_of(num_tokens), num_tokens)
-    return counts.curve(expected_curve(256), num_expected)
+    return counts.curve(expected_curve(256, TUNING.length_shape), num_expected)
 
 
 @given(OUTPUTS)
@@ -62,15 +63,15 @@ def test_what_was_expected_counts_as_so_many_outputs(lengths: list[int], num_exp
     """The posterior mean of a Dirichlet process is that of the expected outputs and the seen ones together."""
     curve = estimate([(one, True) for one in lengths], num_expected)
     weight = num_expected * 0.998 ** len(lengths)
-    mean = (weight * expected_curve(256).mean + sum(lengths)) / (weight + len(lengths))
+    mean = (weight * expected_curve(256, TUNING.length_shape).mean + sum(lengths)) / (weight + len(lengths))
     assert curve.mean == pytest.approx(mean, rel=0.02)
 
 
 @pytest.mark.parametrize("mean_tokens", [64, 256, 4096])
 def test_nothing_seen_leaves_what_was_expected(mean_tokens: int) -> None:
-    expected = expected_curve(mean_tokens)
+    expected = expected_curve(mean_tokens, TUNING.length_shape)
     assert expected.mean == pytest.approx(mean_tokens, rel=0.03)
-    assert LengthCounts().curve(expected, 8).mean == pytest.approx(expected.mean)
+    assert LengthCounts(TUNING.length_decay).curve(expected, 8).mean == pytest.approx(expected.mean)
     log_logistic = stats.fisk(c=2.5)
     for share in (0.05, 0.25, 0.75, 0.95):
         exact = log_logistic.ppf(share) / log_logistic.mean() * mean_tokens

@@ -8,8 +8,9 @@ from itertools import count
 import numpy as np
 import pytest
 
-from cluster.scheduler.fleet.output_lengths import EXPECTED_TOKENS, OutputLengths
+from cluster.scheduler.fleet.output_lengths import OutputLengths
 from core.output_marks import next_mark
+from core.scheduler_tuning import DEFAULT_TUNING as TUNING
 
 TOKENS_PER_S = 25.0
 
@@ -84,14 +85,14 @@ def test_outputs_of_which_none_has_ended_are_taken_to_go_on_as_long_as_they_have
             output.grown(num_tokens)
         means.append(lengths.curve("", "chat").mean)
     assert means == sorted(means)
-    assert means[0] == pytest.approx(EXPECTED_TOKENS, rel=0.1)
+    assert means[0] == pytest.approx(TUNING.expected_tokens, rel=0.1)
     assert 1400 < means[-1] < 2600
     assert lengths.num_ended == 0
 
 
 def test_a_mean_glides() -> None:
     """From one arrival to the next it changes by two fifths at the most, where it used to fall from 256 to that of the first twenty."""
-    lengths, before = OutputLengths(), float(EXPECTED_TOKENS)
+    lengths, before = OutputLengths(), TUNING.expected_tokens
     for now, _ in served(lengths, 20.0, exponential(900)):
         mean = lengths.curve("", "chat").mean
         assert 0.7 < mean / before < 1.4
@@ -115,7 +116,7 @@ def test_lengths_that_change_are_followed_there_and_back() -> None:
 
 def test_little_is_known_of_a_tenant_at_first() -> None:
     lengths = OutputLengths()
-    assert lengths.curve("a", "chat").mean == pytest.approx(EXPECTED_TOKENS, rel=0.03)
+    assert lengths.curve("a", "chat").mean == pytest.approx(TUNING.expected_tokens, rel=0.03)
     end_all(lengths, 100, 300, "b")
     assert lengths.curve("a", "chat") is lengths.curve("", "chat")
     assert lengths.curve("a", "batch").mean == pytest.approx(100, rel=0.1)

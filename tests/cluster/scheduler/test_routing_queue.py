@@ -2,9 +2,9 @@
 
 import pytest
 
-from cluster.scheduler.queue.waiting_queue import PATIENCE_S
 from cluster.scheduler.scheduler_events import Tick
 from core.messages import Finished, PlaceReply
+from core.scheduler_tuning import DEFAULT_TUNING as TUNING
 from tests.cluster.scheduler.routing_world import World, ask, instance, report, route_of
 
 
@@ -168,7 +168,7 @@ def test_small_requests_pass_a_big_one_but_not_for_ever() -> None:
     world.placed(ask("s0", 640, 0))
     assert world.on(ask("big", 1440, 0)) == []
     assert world.placed(ask("s1", 640, 0)) == "d"
-    world.on(Finished("s0", 0), after_s=PATIENCE_S)
+    world.on(Finished("s0", 0), after_s=TUNING.patience_s)
     assert world.log[-1] == "claim big#0 d"
     assert world.on(ask("s2", 640, 0)) == []
     (action, *_) = world.on(Finished("s1", 0))
@@ -184,7 +184,7 @@ def test_a_claim_keeps_one_instance_only_and_ends_with_its_claimant() -> None:
     for name in ("a", "b"):
         world.placed(ask(name, 640, 0))
     world.on(ask("big", 1600, 0))
-    world.on(Tick(), after_s=PATIENCE_S)
+    world.on(Tick(), after_s=TUNING.patience_s)
     assert world.log[-1] == "claim big#0 d1"
     assert world.placed(ask("c", 320, 0)) == "d2"
     assert world.placed(ask("d", 320, 0)) == "d2"

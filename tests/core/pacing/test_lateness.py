@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from core.config.cluster_config import EngineConfig
 from core.cost.steps import StepModel, StepModels
-from core.pacing.lateness import LEAST_SHARE, YIELD_S, is_late
+from core.pacing.lateness import is_late
 from core.plan import Sampled, StepResult
 from core.ports import SchedulerPolicy
+from core.scheduler_tuning import DEFAULT_TUNING as TUNING
 from core.types import Request, SamplingParams, Slo
 from decode.headroom_policy import HeadroomPolicy
 from engine.planning.sequence import Sequence
@@ -72,21 +73,22 @@ def test_a_late_prompt_that_was_begun_lets_others_pass(policy: SchedulerPolicy[S
 
 
 @pytest.mark.parametrize(
-    ("now", "late"), [(0.74, False), (0.76, True), (0.9 + YIELD_S, True), (1.1 + YIELD_S, False)]
+    ("now", "late"),
+    [(0.74, False), (0.76, True), (0.9 + TUNING.yield_s, True), (1.1 + TUNING.yield_s, False)],
 )
 def test_it_is_late_once_its_own_work_takes_too_long_and_not_for_ever(now: float, late: bool) -> None:
     """2,500 tokens take 250 ms of the second that it has."""
     seq = Sequence(request=_request("one", 2500, 0.0), tokens=list(range(2500)), num_prompt=2500, arrival=0)
-    assert is_late(seq, now, STEPS) == late
+    assert is_late(seq, now, STEPS, TUNING) == late
     seq.num_computed = 2499
-    assert is_late(seq, now, STEPS) == (late and now > 0.9)
+    assert is_late(seq, now, STEPS, TUNING) == (late and now > 0.9)
 
 
 def test_after_a_while_it_takes_its_turn_again() -> None:
     engine = Engine(DeadlinePolicy())
     engine.scheduler.sequences.add(_request("late", 900, 0.0))
-    engine.scheduler.sequences.add(_request("in time", 600, YIELD_S + 0.9))
-    assert engine.step(YIELD_S + 1.1) == {"late": 900, "in time": 100}
+    engine.scheduler.sequences.add(_request("in time", 600, TUNING.yield_s + 0.9))
+    assert engine.step(TUNING.yield_s + 1.1) == {"late": 900, "in time": 100}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -102,10 +104,10 @@ def test_after_a_while_one_that_was_begun_gets_a_share_whatever_comes_of_higher_
         other = _request("x" * (num_steps + 1), 1000, now)
         engine.scheduler.sequences.add(replace(other, sampling=SamplingParams(max_tokens=1)))
         num_new = engine.step(now).get("low", 0)
-        assert not num_new or now > 0.5 + YIELD_S
+        assert not num_new or now > 0.5 + TUNING.yield_s
         num_computed, num_steps = num_computed + num_new, num_steps + 1
         assert num_steps < 300
-    assert 0.1 * num_steps == pytest.approx(0.5 + YIELD_S + 8000 * 1e-4 / LEAST_SHARE, abs=0.5)
+    assert 0.1 * num_steps == pytest.approx(0.5 + TUNING.yield_s + 8000 * 1e-4 / TUNING.least_share, abs=0.5)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -6,8 +6,9 @@ import pytest
 
 from core.config.cluster_config import EngineConfig
 from core.cost.steps import StepModel, StepModels
-from core.pacing.pacing import AHEAD_S, CATCH_UP_GAIN, GAINFUL, MIN_TOKENS, prompt_tokens
+from core.pacing.pacing import prompt_tokens
 from core.plan import Sampled, StepPlan, StepResult
+from core.scheduler_tuning import DEFAULT_TUNING as TUNING
 from core.types import Request, SamplingParams, Slo, TokenOut
 from decode.headroom_policy import HeadroomPolicy
 from engine.planning.step_scheduler import StepScheduler
@@ -101,7 +102,7 @@ def test_steps_are_as_long_as_the_prompts_that_wait_need() -> None:
     assert expected_s(engine.step(), QUICK) == pytest.approx(4 * 0.0008, rel=0.1)
     while engine.scheduler.load().num_decoding < 2:
         engine.step()
-    assert abs(engine.now - due_at) < (1 + GAINFUL) * 0.0008
+    assert abs(engine.now - due_at) < (1 + TUNING.gainful) * 0.0008
 
 
 @pytest.mark.parametrize("num_prompts", [1, 3])
@@ -124,12 +125,12 @@ def test_prompts_with_time_are_computed_within_the_time_for_which_they_are_sent_
         engine = Engine(QUICK)
         engine.scheduler.sequences.add(_request("decodes", 100, 0.02, 1_000))
         engine.step()
-        began_at, num_prompt = engine.now, int(share * AHEAD_S / 2.5e-6)
+        began_at, num_prompt = engine.now, int(share * TUNING.room_s / 2.5e-6)
         engine.scheduler.sequences.add(_request("long", num_prompt, 1.0, 10_000))
-        assert expected_s(engine.step(), QUICK) <= (1 + GAINFUL) * 0.0008 * 1.02
+        assert expected_s(engine.step(), QUICK) <= (1 + TUNING.gainful) * 0.0008 * 1.02
         while engine.scheduler.load().num_decoding < 2:
             engine.step()
-        assert engine.now - began_at <= AHEAD_S
+        assert engine.now - began_at <= TUNING.room_s
 
 
 def test_prompts_with_time_use_up_nothing_that_a_sequence_has_in_reserve() -> None:
@@ -147,9 +148,9 @@ def test_prompts_with_time_use_up_nothing_that_a_sequence_has_in_reserve() -> No
 def test_prompts_that_have_time_make_steps_no_longer_than_they_gain_by_it() -> None:
     base_s = STEPS.prompt.step_s(20, 10_000, 21)
     for tpot_s in (0.07, 0.1, 0.3):
-        count = prompt_tokens(STEPS, 20, 10_000, tpot_s, budget_tokens=4096)
+        count = prompt_tokens(STEPS, 20, 10_000, tpot_s, budget_tokens=4096, tuning=TUNING)
         step_s = STEPS.mixed_step_s(count + 20, 10_000 + count, 21)
-        assert step_s == pytest.approx(base_s + GAINFUL * STEPS.prompt.fixed_s, rel=0.01)
+        assert step_s == pytest.approx(base_s + TUNING.gainful * STEPS.prompt.fixed_s, rel=0.01)
 
 
 @pytest.mark.parametrize("error", [0.0, 0.2, 0.9])
@@ -161,7 +162,7 @@ def test_prompts_beside_work_without_haste_get_full_steps_whatever_is_known_of_s
     engine.step()
     engine.scheduler.sequences.add(_request("long", 9000, 10.0, 10_000))
     assert _prompt_part(engine.step()) == 4095
-    assert prompt_tokens(slow, 1, 100, 10.0, budget_tokens=4095) == 4095
+    assert prompt_tokens(slow, 1, 100, 10.0, budget_tokens=4095, tuning=TUNING) == 4095
 
 
 @pytest.mark.parametrize("tpot_s", [0.01, 0.1])
@@ -206,12 +207,12 @@ def test_a_sequence_whose_last_token_is_being_sampled_holds_no_prompt_back() -> 
 
 def test_prompts_go_on_where_decoding_alone_is_too_slow() -> None:
     slow = replace(STEPS, prompt=replace(STEPS.prompt, fixed_s=0.0))
-    assert prompt_tokens(slow, 60, 1e6, 0.01, budget_tokens=4096) == MIN_TOKENS
-    assert prompt_tokens(slow, 60, 1e6, 0.01, budget_tokens=20) == 20
+    assert prompt_tokens(slow, 60, 1e6, 0.01, budget_tokens=4096, tuning=TUNING) == TUNING.min_tokens
+    assert prompt_tokens(slow, 60, 1e6, 0.01, budget_tokens=20, tuning=TUNING) == 20
 
 
 def test_nothing_is_held_back_while_nothing_is_known() -> None:
-    assert prompt_tokens(StepModels(), 60, 1e6, 0.01, budget_tokens=4096) == 4096
+    assert prompt_tokens(StepModels(), 60, 1e6, 0.01, budget_tokens=4096, tuning=TUNING) == 4096
 
 
 def _handed_over(engine: Engine, num_prompt: int, tpot_s: float) -> None:
@@ -238,7 +239,9 @@ def test_who_has_waited_behind_a_long_step_is_in_time_again_soon(lookahead: bool
     following = engine.plan() if lookahead else None
     engine.finish(long)
     following = following or engine.plan()
-    assert _prompt_part(following) * STEPS.prompt.token_s <= CATCH_UP_GAIN * STEPS.prompt.fixed_s + 1e-4
+    assert (
+        _prompt_part(following) * STEPS.prompt.token_s <= TUNING.catch_up_gain * STEPS.prompt.fixed_s + 1e-4
+    )
     engine.finish(following)
     for _ in range(4):
         engine.step()
@@ -255,7 +258,7 @@ def test_prompts_go_on_at_half_the_full_rate_beside_one_that_is_behind_for_good(
     fixed_s = STEPS.prompt.fixed_s
     for _ in range(5):
         prompt_s = _prompt_part(engine.step()) * STEPS.prompt.token_s
-        assert prompt_s == pytest.approx(CATCH_UP_GAIN * fixed_s, rel=0.05)
+        assert prompt_s == pytest.approx(TUNING.catch_up_gain * fixed_s, rel=0.05)
 
 
 def test_output_of_other_attempts_is_no_credit() -> None:
@@ -271,4 +274,4 @@ def test_output_of_other_attempts_is_no_credit() -> None:
         rates.add(_prompt_part(engine.step()))
     most, least = max(rates), min(rates)
     assert most - least <= 0.01 * most
-    assert most * STEPS.prompt.token_s <= CATCH_UP_GAIN * STEPS.prompt.fixed_s + 1e-4
+    assert most * STEPS.prompt.token_s <= TUNING.catch_up_gain * STEPS.prompt.fixed_s + 1e-4

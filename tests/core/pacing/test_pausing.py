@@ -6,7 +6,8 @@ from math import inf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.pacing.overcommit import COUNTS_S, PAUSES_S, RETURNS_S, ahead_s, pausable, rests
+from core.pacing.overcommit import ahead_s, pausable, rests
+from core.scheduler_tuning import DEFAULT_TUNING as TUNING
 from core.types import Request, SamplingParams, Slo
 
 NOW = 100.0
@@ -53,14 +54,14 @@ def test_nothing_is_ahead_without_a_first_token_or_a_pace() -> None:
 
 def test_what_is_furthest_ahead_pauses_first_and_of_equals_what_came_last() -> None:
     seqs = [Served(number, num_after_first=count) for number, count in enumerate((20, 40, 10, 40, 11))]
-    assert [seq.arrival for seq in pausable(seqs, 0, NOW)] == [3, 1, 0, 4]
+    assert [seq.arrival for seq in pausable(seqs, 0, NOW, TUNING)] == [3, 1, 0, 4]
 
 
 @given(seqs=st.lists(served, max_size=8), priority=st.integers(-1, 1))
 def test_only_what_is_ahead_by_enough_pauses_and_to_no_lower_class(seqs: list[Served], priority: int) -> None:
-    chosen = pausable(seqs, priority, NOW)
+    chosen = pausable(seqs, priority, NOW, TUNING)
     for seq in seqs:
-        pauses = ahead_s(seq, NOW) > PAUSES_S and seq.priority <= priority
+        pauses = ahead_s(seq, NOW) > TUNING.pauses_s and seq.priority <= priority
         assert chosen.count(seq) == pauses
     ahead = [ahead_s(seq, NOW) for seq in chosen]
     assert ahead == sorted(ahead, reverse=True)
@@ -71,19 +72,19 @@ def test_one_rests_until_its_token_is_due_or_its_pause_is_over(
     seq: Served, pause_s: float, passed_s: float
 ) -> None:
     ends_at, now = NOW + pause_s, NOW + passed_s
-    assert rests(seq, ends_at, now) == (now < ends_at and ahead_s(seq, now) > RETURNS_S)
-    if rests(seq, ends_at, now):
+    assert rests(seq, ends_at, now, TUNING) == (now < ends_at and ahead_s(seq, now) > TUNING.returns_s)
+    if rests(seq, ends_at, now, TUNING):
         due_at = seq.first_token_at + (seq.num_after_first + 1) * seq.tpot_s
-        assert now + RETURNS_S < due_at, "it comes back too late"
+        assert now + TUNING.returns_s < due_at, "it comes back too late"
 
 
 def test_one_that_pauses_rests_for_a_while_at_least() -> None:
     """Otherwise two would take turns with each step."""
-    assert RETURNS_S + 0.3 < PAUSES_S < COUNTS_S
+    assert TUNING.returns_s + 0.3 < TUNING.pauses_s < TUNING.counts_s
     seq = Served(num_after_first=11)
-    assert pausable([seq], 0, NOW) == [seq]
-    assert rests(seq, inf, NOW)
-    assert rests(seq, inf, NOW + 0.5)
-    assert not rests(seq, inf, NOW + 0.7)
-    assert not rests(seq, NOW + 0.2, NOW + 0.2)
-    assert not rests(seq, -inf, NOW)
+    assert pausable([seq], 0, NOW, TUNING) == [seq]
+    assert rests(seq, inf, NOW, TUNING)
+    assert rests(seq, inf, NOW + 0.5, TUNING)
+    assert not rests(seq, inf, NOW + 0.7, TUNING)
+    assert not rests(seq, NOW + 0.2, NOW + 0.2, TUNING)
+    assert not rests(seq, -inf, NOW, TUNING)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from core.config.cluster_config import EngineConfig
 from core.cost.steps import StepModel, StepModels
-from core.pacing.lateness import LEAST_SHARE
 from core.plan import Sampled, StepPlan, StepResult
+from core.scheduler_tuning import DEFAULT_TUNING as TUNING
 from core.types import Request, SamplingParams, Slo
 from decode.headroom_policy import HeadroomPolicy
 from engine.planning.step_scheduler import StepScheduler
@@ -107,7 +107,7 @@ def test_a_sequence_of_a_lower_class_never_stands_still_for_good() -> None:
     began = engine.now
     while "low0" not in engine.step(slow, took_s=1.0):
         pass
-    assert engine.now - began == pytest.approx(LOW.tpot_s / LEAST_SHARE, abs=2.0)
+    assert engine.now - began == pytest.approx(LOW.tpot_s / TUNING.least_share, abs=2.0)
 
 
 def test_a_prompt_that_needs_the_time_gets_its_steps_without_lower_classes() -> None:

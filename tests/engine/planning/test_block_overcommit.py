@@ -6,14 +6,14 @@ from itertools import pairwise
 
 import pytest
 
-from core.pacing.overcommit import COUNTS_S, PAUSES_S, RETURNS_S
+from core.scheduler_tuning import DEFAULT_TUNING as TUNING
 from core.types import Request, Slo
 from engine.planning.sequence import Sequence, State
 from engine.planning.step_scheduler import StepScheduler
 from tests.engine.planning.returning_world import SIZE, World, check, request
 
 PACE_S, STEP_S = 0.04, 0.02
-AHEAD_TOKENS = int(PAUSES_S / (PACE_S - STEP_S)) + 5
+AHEAD_TOKENS = int(TUNING.pauses_s / (PACE_S - STEP_S)) + 5
 """A sequence with so many tokens is far enough ahead to pause."""
 
 
@@ -173,7 +173,7 @@ def test_one_pauses_as_soon_as_it_is_ahead_by_a_second_and_not_before() -> None:
     w.scheduler.sequences.add(paced("n", length=90, max_tokens=20))
     w.until(lambda: w.scheduler.load().num_preempted)
     assert paused(w, A) == ["a"]
-    assert len(w.out[A.key]) * (PACE_S - STEP_S) == pytest.approx(PAUSES_S, abs=2 * PACE_S)
+    assert len(w.out[A.key]) * (PACE_S - STEP_S) == pytest.approx(TUNING.pauses_s, abs=2 * PACE_S)
 
 
 def test_a_growing_sequence_takes_from_what_is_furthest_ahead() -> None:
@@ -237,10 +237,10 @@ def test_one_that_rests_takes_blocks_when_its_token_is_due_or_its_pause_is_over(
     due_at = w.times[long.key][0] + len(w.out[long.key]) * long.slo.tpot_s
     if pause_s < 1:
         assert w.now - began == pytest.approx(pause_s, abs=0.15)
-        assert due_at - w.now > RETURNS_S + 0.2
+        assert due_at - w.now > TUNING.returns_s + 0.2
         assert paused(w, a, other) == ["a"], "what is furthest ahead gives way to it"
     else:
-        assert 0 < due_at - w.now <= RETURNS_S + PACE_S
+        assert 0 < due_at - w.now <= TUNING.returns_s + PACE_S
     assert w.scheduler.load().num_preempted > 1
     w.finish()
     check(w, a, long, other)
@@ -284,7 +284,7 @@ def test_only_blocks_of_what_is_far_ahead_are_counted_on() -> None:
     w.until(lambda: len(w.out["b#0"]) > 8)
     table = scheduler(w).group.table
     assert w.scheduler.load(w.now).pausable_blocks == len(table.all["b#0"].block_ids)
-    assert COUNTS_S > PAUSES_S
+    assert TUNING.counts_s > TUNING.pauses_s
 
 
 @pytest.mark.parametrize("depth", [1, 2])
