@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Protocol
 
+from cluster.scheduler.global_scheduler import GlobalScheduler
+from core.config.cluster_config import ScheduleConfig
+from core.scheduler_tuning import SchedulerTuning
 from core.types import Slo
 from sim.baselines.sarathi import token_budget
 from sim.baselines.table import Entry
 from sim.catalogued import Fleet, coarse_config
 from sim.coarse.coarse_workload import Load, jobs
 from sim.coarse.simulated_sequence import SimulatedRequest
-from sim.coarse.world import simulate
+from sim.coarse.world import CoarseConfig, CoarseOutcome, Log, MakeScheduler, PlacingScheduler, simulate
 from sim.outcome_report import served_job
 from sim.trace_workload import Row
 
@@ -87,6 +90,15 @@ def attained(
     return sum(served_job(job).holds(job.request.slo) for job in work) / len(work)
 
 
+def tuned(tuning: SchedulerTuning) -> MakeScheduler:
+    """Return what makes a production scheduler with that tuning."""
+
+    def make(config: ScheduleConfig, log: Log) -> PlacingScheduler:
+        return GlobalScheduler(config, log=log, tuning=tuning)
+
+    return make
+
+
 def serve(
     work: Sequence[SimulatedRequest],
     block_tokens: int,
@@ -94,12 +106,13 @@ def serve(
     fleet: Fleet,
     entry: Entry,
     enough: Callable[[float], bool] = lambda _: False,
-) -> None:
-    """Simulate `work`, which is changed, until all has ended or `enough(now)`."""
+    change: Callable[[CoarseConfig], CoarseConfig] = lambda config: config,
+) -> CoarseOutcome:
+    """Simulate `work`, which is changed, until all has ended or `enough(now)`. `change` makes another fleet of it."""
     budget = 0 if entry.paced else token_budget(fleet.step_model, min(job.request.slo.tpot_s for job in work))
     config = replace(coarse_config(fleet, block_tokens), mixed_batch_tokens=budget)
     first = [job for job in work if isfinite(job.request.arrival_at)]
-    simulate(config, first, entry.make, enough=enough)
+    return simulate(change(config), first, entry.make, enough=enough)
 
 
 class _Watch:

@@ -22,6 +22,7 @@ STUDIES = (
     "batches",
     "plan_questions",
     "tier_placement",
+    "ablate",
 )
 
 
