@@ -6,6 +6,7 @@ BatonError
 |-- Overloaded          try again in `retry_after_s`
 |-- ReplicaLost         an instance died or became unreachable
 |   `-- Hung                a rank, or the step that it computes, will not end: it is given up
+|-- StoreUnavailable    the database that keeps responses, files and batches does not answer in time
 |-- TransferError       a KV transfer failed; the request can be recomputed
 |-- DeviceError         a GPU or its driver refused or failed
 |   `-- OutOfMemory         it has no memory for what was asked, and less may fit
@@ -50,6 +51,10 @@ class Hung(ReplicaLost):
         """`runs_on`: the rank is a thread of this process, so it ends with the process and not before."""
         super().__init__(message)
         self.runs_on = runs_on
+
+
+class StoreUnavailable(BatonError):
+    pass
 
 
 class TransferError(BatonError):

@@ -36,14 +36,24 @@ class ServeConfig(Section):
     x-baton-warning names it. `ignore`: it is left out. `reject`: 400. A field that is known and not supported is refused."""
     max_body_bytes: int = Field(default=8 << 20, ge=1024)
     """A longer body is refused with 413."""
+    store: str = ""
+    """Database for responses, conversations, files, batches and the list of adapters, which outlives every process:
+    `sqlite:////folder/store.db` for one host, `postgresql://host/database` for several. No password: see `store_file`. Empty:
+    each ingress keeps responses and conversations in its memory, and there are no files and batches."""
+    store_file: str = ""
+    """File with such a URL, a password included, in place of `store`. It is read again for each new connection."""
+    store_timeout_s: float = Field(default=5.0, gt=0)
+    """How long a request waits for the database before it gets 503. The end of a response waits as long to be stored."""
     response_store_bytes: int = Field(default=64 << 20, ge=0)
-    """What each ingress may keep of responses for `previous_response_id` and GET /v1/responses; the oldest make room. 0: none.
-    Conversations may take as much again."""
+    """What may be kept of each tenant's responses for `previous_response_id` and GET /v1/responses; the oldest make room. 0:
+    none. Its conversations may take as much again."""
+    response_age_s: float = Field(default=30 * 86400.0, gt=0)
+    """After how many seconds a response is deleted, and a conversation that nothing was added to."""
     batch_dir: str = ""
-    """Folder for uploaded files and batches, which every ingress must see and which outlives the cluster; empty: /v1/files and
-    /v1/batches are off."""
+    """Folder of files and batches of releases up to 0.2: what it has is copied into the store when an ingress first starts.
+    Without `store`, the store is SQLite in it."""
     batch_dir_bytes: int = Field(default=10 << 30, ge=1 << 20)
-    """What may lie there before uploads are refused."""
+    """What files may take of the store before uploads are refused."""
     batch_at_once: int = Field(default=32, ge=1, le=1024)
     """Requests of one tenant's batches that an ingress runs at a time."""
     batch_slo_class: str = "batch"

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from core.errors import Overloaded, ReplicaLost, RequestError
+from core.errors import Overloaded, ReplicaLost, RequestError, StoreUnavailable
 from core.whole_files import is_full
 
 _MAX_TEXT = 500
@@ -45,6 +45,8 @@ def describe(error: Exception, request_id: str) -> tuple[int, dict[str, Any], di
             return 429, error_body(error.message, 429, code=error.code), {"Retry-After": after}
         case ReplicaLost():
             return 503, error_body(str(error), 503, code="unavailable"), {"Retry-After": "1"}
+        case StoreUnavailable():
+            return 503, error_body(str(error), 503, code="store_unavailable"), {"Retry-After": "1"}
         case _:
             return (
                 500,
@@ -64,6 +66,8 @@ def reason_of(error: Exception) -> str:
             return error.code
         case ReplicaLost():
             return "unavailable"
+        case StoreUnavailable():
+            return "store_unavailable"
         case _:
             return "internal"
 

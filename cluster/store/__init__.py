@@ -1,0 +1,1 @@
+"""What must outlive a process: records in SQLite or PostgreSQL, behind one seam."""
