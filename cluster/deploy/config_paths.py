@@ -3,6 +3,7 @@
 A process checks its own before anything else. Where all processes will be on this host, all are checked before any is started.
 `model.path` and `model.adapters` are read for the model's card, which is made before anything starts, too."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 from cluster.ingress.http.ingress_tls import ingress_tls
@@ -11,6 +12,8 @@ from core.config.cluster_config import ClusterConfig
 from core.config.draft_config import draft_path
 from core.config.path_checks import readable_file, readable_folder, writable_file, writable_folder
 from core.config.security_config import SecurityConfig
+from core.config.serve_config import ServeConfig
+from core.config.store_url import sqlite_path, store_reader
 from core.cost.step_profile import read_profile
 from core.errors import ConfigError
 from models.files.hub import folder_of
@@ -35,6 +38,7 @@ def check_ingress_paths(config: ClusterConfig) -> None:
     LiveRules(config)
     if serve.batch_dir:
         writable_folder("serve.batch_dir", serve.batch_dir)
+    _check_store(serve)
     _check_adapter_folders(config)
 
 
@@ -43,8 +47,8 @@ def check_scheduler_paths(config: ClusterConfig) -> None:
     _check_tls_files(config.security)
     if path := config.schedule.record_path:
         writable_file("schedule.record_path", path)
-    if path := config.adapters.list_file:
-        writable_file("adapters.list_file", path)
+    if config.adapters.folders:
+        _check_store(config.serve)
 
 
 def check_instance_paths(config: ClusterConfig) -> None:
@@ -62,6 +66,20 @@ def check_instance_paths(config: ClusterConfig) -> None:
             raise ConfigError(f"engine.speculate: {error}") from None
     _check_tls_files(config.security)
     _check_adapter_folders(config)
+
+
+def _check_store(serve: ServeConfig) -> None:
+    """Check that the store can be opened, as far as that needs no connection."""
+    if (read := store_reader(serve)) is None:
+        return
+    if (path := sqlite_path(read())) is not None:
+        writable_folder("serve.store", str(path.parent))
+        if path.exists():
+            writable_file("serve.store", str(path))
+    elif find_spec("psycopg") is None:
+        raise ConfigError(
+            "serve.store names PostgreSQL, which needs psycopg: pip install 'baton-serve[postgres]'"
+        )
 
 
 def _check_adapter_folders(config: ClusterConfig) -> None:

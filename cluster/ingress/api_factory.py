@@ -6,9 +6,8 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from cluster.ingress.batches.batch_import import import_folder
 from cluster.ingress.batches.batch_runner import BatchRunner
-from cluster.ingress.batches.batch_store import BatchStore
-from cluster.ingress.batches.file_store import FileStore
 from cluster.ingress.delivery.generator import Generator
 from cluster.ingress.generation.request_params import ApiSettings
 from cluster.ingress.http_app import create_app
@@ -17,9 +16,10 @@ from cluster.ingress.images.image_intake import ImageIntake
 from cluster.ingress.model_card import ModelCard, describe_adapter
 from cluster.ingress.telemetry.observers import Observers
 from cluster.ingress.tenants.access import Access
+from cluster.store.open_store import open_store
 from core.config.adapter_config import ServedAdapter
 from core.config.cluster_config import ClusterConfig
-from core.errors import ConfigError
+from core.config.store_url import store_reader
 from models.text.tokenizer import load_tokenizer
 from models.vision.image_reader import ImageReader
 
@@ -29,14 +29,14 @@ def build_app(
 ) -> FastAPI:
     settings = api_settings(config, card, generator.adapters.served)
     tokenizer = load_tokenizer(card.folder)
-    serve = config.serve
-    if not serve.batch_dir:
-        return create_app(generator, tokenizer, settings, access, observers)
-    stores = _stores(Path(serve.batch_dir).expanduser(), serve.batch_dir_bytes)
-    app = create_app(generator, tokenizer, settings, access, observers, stores)
-    app.state.batches = BatchRunner(
-        app, *stores, access, at_once=serve.batch_at_once, slo_class=serve.batch_slo_class
-    )
+    serve, store = config.serve, open_store(config.serve)
+    app = create_app(generator, tokenizer, settings, access, observers, store)
+    app.state.store = store
+    if settings.file_store_bytes:
+        app.state.batches = BatchRunner(
+            app, store, access, card.name, at_once=serve.batch_at_once, slo_class=serve.batch_slo_class
+        )
+        app.state.importing = partial(import_folder, store, serve.batch_dir)
     return app
 
 
@@ -65,6 +65,8 @@ def api_settings(
         body_timeout_s=config.serve.body_timeout_s,
         keep_alive_s=config.serve.keep_alive_s,
         response_store_bytes=config.serve.response_store_bytes,
+        response_age_s=config.serve.response_age_s,
+        file_store_bytes=config.serve.batch_dir_bytes if store_reader(config.serve) else 0,
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
         tokenizer_folder=Path(card.folder),
@@ -80,12 +82,5 @@ async def run_batches(app: FastAPI) -> None:
     """Run the batches that clients of `app` hand in, until cancelled. Returns at once where batches are off."""
     runner: BatchRunner | None = getattr(app.state, "batches", None)
     if runner is not None:
+        await app.state.importing()
         await runner.run()
-
-
-def _stores(folder: Path, capacity_bytes: int) -> tuple[FileStore, BatchStore]:
-    """Make the stores of batches. Raises ConfigError."""
-    try:
-        return FileStore(folder, capacity_bytes), BatchStore(folder)
-    except OSError as error:
-        raise ConfigError(f"serve.batch_dir: cannot use {folder}: {error}") from None

@@ -19,8 +19,6 @@ from cluster.ingress.anthropic.anthropic_bodies import messages_error
 from cluster.ingress.anthropic.anthropic_routes import AnthropicRoutes
 from cluster.ingress.batches.batch_routes import BatchRoutes, NoBatchRoutes
 from cluster.ingress.batches.batch_runner import HOLDER
-from cluster.ingress.batches.batch_store import BatchStore
-from cluster.ingress.batches.file_store import FileStore
 from cluster.ingress.dashboard.page import load_page
 from cluster.ingress.delivery.generator import ChatTokenizer, Generator
 from cluster.ingress.generation.answer_notes import AnswerNotes
@@ -44,6 +42,8 @@ from cluster.ingress.telemetry.observers import Observers
 from cluster.ingress.telemetry.vllm_names import LoraInfo
 from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
 from cluster.ingress.tenants.api_keys import Scope
+from cluster.store.sql_store import SqlStore
+from cluster.store.store_port import Store
 from core.clock import current_time
 from core.errors import BatonError, ReplicaLost, RequestError, forget_frames
 
@@ -58,10 +58,11 @@ def create_app(
     settings: ApiSettings,
     access: Access,
     observers: Observers,
-    stores: tuple[FileStore, BatchStore] | None = None,
+    store: Store | None = None,
 ) -> FastAPI:
     """Make the API over `generator`. Every route but health, readiness and the page asks for a key when `access` knows any.
-    `stores` is None where nothing is kept for batches."""
+    Without `store` responses and conversations are kept in memory."""
+    store = SqlStore() if store is None else store
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     api = _Api(generator, settings.model_name, access, observers)
     if settings.max_adapters:
@@ -71,12 +72,12 @@ def create_app(
         *OpenAIRoutes(answering).routes(),
         *InfillRoutes(answering).routes(),
         *EmbeddingRoutes(answering).routes(),
-        *ResponsesRoutes(answering).routes(),
+        *ResponsesRoutes(answering, store).routes(),
         *AnthropicRoutes(answering).routes(),
         *OllamaRoutes(answering, generator).routes(),
         *AdapterRoutes(answering, generator.adapters, settings.describe_adapter).routes(),
         *HintRoutes(answering, generator).routes(),
-        *(NoBatchRoutes() if stores is None else BatchRoutes(answering, *stores)).routes(),
+        *(BatchRoutes(answering, store) if settings.file_store_bytes else NoBatchRoutes()).routes(),
         *api.routes(),
     ]
     routes += Description(routes).routes()

@@ -6,13 +6,21 @@ import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any
 
-from cluster.ingress.batches.batch_lines import AnswerFile, InputLine, Json, read_body, read_input
+from cluster.ingress.batches.batch_lines import (
+    MISSING_FILE,
+    AnswerFile,
+    InputLine,
+    InputReader,
+    Json,
+    answer_files,
+)
 from cluster.ingress.batches.batch_store import BatchStore, Record
-from cluster.ingress.batches.file_store import FileStore, StoredFile
+from cluster.ingress.batches.file_store import FileStore, StoredFile, whole_of
+from cluster.store.store_port import Held, Store
+from core.errors import RequestError, StoreUnavailable
 from core.threads import in_thread
 from core.whole_files import is_full
 
@@ -21,7 +29,7 @@ log = logging.getLogger(__name__)
 Call = Callable[[Json], Awaitable[tuple[int, Mapping[str, str], Any]]]
 """A request's body -> (status, headers in lower case, the answer's JSON)."""
 LOOK_S = 1.0
-"""The time between two checks whether to go on. Progress is written as often."""
+"""The time between two checks whether to go on. Progress is stored as often."""
 MAX_WAIT_S = 30.0
 """How long a refused request waits at most before it is sent again."""
 
@@ -31,54 +39,46 @@ class BatchJob:
         self,
         record: Record,
         call: Call,
-        files: FileStore,
-        batches: BatchStore,
+        stores: tuple[Store, FileStore, BatchStore],
+        held: Held,
+        *,
         at_once: int,
         slots: asyncio.Semaphore,
     ) -> None:
-        """Up to `at_once` of its requests run at a time, each in one of the `slots` that it shares with others."""
-        self._record, self._call, self._files, self._batches = record, call, files, batches
+        """Up to `at_once` of its requests run at a time, each in one of the `slots` that it shares with others. `held`: the
+        batch's record is claimed."""
+        self._record, self._call, self._held = record, call, held
+        self._store, self._files, self._batches = stores
         self._at_once, self._slots = at_once, slots
-        self._writing, self._is_full = asyncio.Lock(), False
-        self._open_files = ExitStack()
-        self._input = files.path(record["input_file_id"])
-        self._ids = (
-            record["id"].replace("batch_", "file-"),
-            f"file-{uuid.UUID(record['id'][6:]).int ^ 1:032x}",
+        self._writing, self._waits = asyncio.Lock(), False
+        self._answers, self._errors = (
+            AnswerFile(self._files, file_id, record["tenant"]) for file_id in answer_files(record["id"])
         )
-        """The files of answers and of errors. They are named after the batch, so that a process that resumes it finds them."""
 
     async def run(self) -> None:
-        """Run to its end. Cancelled, it leaves the rest to the process that claims it next."""
-        record = self._record
-        try:
-            lines, errors = await asyncio.to_thread(read_input, self._input, record["endpoint"])
-        except FileNotFoundError:
-            lines, errors = (
-                [],
-                [
-                    {
-                        "code": "missing_file",
-                        "message": "the input file was deleted",
-                        "param": None,
-                        "line": None,
-                    }
-                ],
-            )
-        if errors:
-            record["errors"] = {"object": "list", "data": errors}
+        """Run to its end. Cancelled, it leaves the rest to the process that claims it next. Raises LeaseLost where another one
+        has, and StoreUnavailable before anything has run."""
+        reader = await self._checked()
+        if reader.errors:
+            self._record["errors"] = {"object": "list", "data": reader.errors}
             await self._end("failed")
             return
-        with self._open_files:
-            await self._until_room(self._open)
-            await self._run(lines)
+        for file in (self._answers, self._errors):
+            await file.open()
+        await self._run(reader.lines)
 
-    def _open(self) -> None:
-        self._open_files.close()
-        self._answers, self._errors = (
-            self._open_files.enter_context(closing(AnswerFile(self._files.path(file_id))))
-            for file_id in self._ids
-        )
+    async def _checked(self) -> InputReader:
+        reader = InputReader(self._record["endpoint"])
+        file_id = self._record["input_file_id"]
+        try:
+            await self._files.get(file_id, self._record["tenant"])
+        except RequestError:
+            reader.errors.append(MISSING_FILE)
+            return reader
+        async for piece in self._files.contents(file_id):
+            await in_thread(partial(reader.feed, piece))
+        await in_thread(reader.end)
+        return reader
 
     async def _run(self, lines: list[InputLine]) -> None:
         record = self._record
@@ -101,20 +101,21 @@ class BatchJob:
                         "code": "batch_expired",
                         "message": "the batch's time ended before this request was run",
                     }
-                    await self._until_room(partial(self._errors.add, _line(line.custom_id, None, error)))
-        await self._until_room(self._give_out)
+                    self._errors.add(_line(line.custom_id, None, error))
+        await self._until_stored(self._flush)
+        await self._until_stored(self._give_out)
         await self._end(end)
 
     async def _watch(self, working: list["asyncio.Task[None]"]) -> str:
         """Wait for the status to end with: when all are answered, when time is up, or when somebody cancels."""
         record, waiting = self._record, set(working)
         while waiting:
-            if self._batches.cancel_asked_at(record["id"]) is not None:
+            record["status"] = "in_progress"
+            await self._until_stored(self._save, once=True)
+            if record["cancelling_at"] is not None:
                 return "cancelled"
             if _now() >= record["expires_at"]:
                 return "expired"
-            record["status"] = "in_progress"
-            await self._until_room(self._save, once=True)
             ended, waiting = await asyncio.wait(waiting, timeout=LOOK_S, return_when=asyncio.FIRST_EXCEPTION)
             for task in ended:
                 task.result()
@@ -128,11 +129,18 @@ class BatchJob:
                 await self._answer(line)
 
     async def _answer(self, line: InputLine) -> None:
-        body = await asyncio.to_thread(read_body, self._input, line)
+        body: Json = {}
+
+        async def read() -> None:
+            raw = await self._files.read(self._record["input_file_id"], line.offset, line.size)
+            body.update(json.loads(raw)["body"])
+
+        await self._until_stored(read)
         status, headers, answer = await self._patiently(body)
         response = {"status_code": status, "request_id": headers.get("x-request-id", ""), "body": answer}
         file = self._answers if status == 200 else self._errors
-        await self._until_room(partial(file.add, _line(line.custom_id, response, None)))
+        file.add(_line(line.custom_id, response, None))
+        await self._until_stored(self._flush)
 
     async def _patiently(self, body: Json) -> tuple[int, Mapping[str, str], Any]:
         """Call until there is an answer that another try would not change."""
@@ -142,60 +150,61 @@ class BatchJob:
                 return status, headers, answer
             await asyncio.sleep(min(float(headers["retry-after"]), MAX_WAIT_S))
 
-    async def _until_room(self, write: Callable[[], None], *, once: bool = False) -> None:
-        """Write, and again and again while the disk is full; `once`: give up then. Answers that are computed are not lost.
-        A cancelled caller still waits for the thread that writes, so that no file is closed and no claim given back."""
+    async def _until_stored(self, work: Callable[[], Awaitable[None]], *, once: bool = False) -> None:
+        """Do what needs the store, and again and again while its disk is full or it does not answer; `once`: give up then.
+        Answers that are computed are not lost."""
         while True:
             try:
-                async with self._writing:
-                    await in_thread(write)
-                self._is_full = False
+                await work()
                 return
-            except OSError as error:
-                if not is_full(error):
+            except (OSError, StoreUnavailable) as error:
+                if isinstance(error, OSError) and not is_full(error):
                     raise
-                if not self._is_full:
-                    log.error("batch %s waits for room on the disk: %s", self._record["id"], error)
-                self._is_full = True
+                if not self._waits:
+                    log.error("batch %s waits for the store: %s", self._record["id"], error)
+                self._waits = True
             if once:
                 return
             await asyncio.sleep(LOOK_S)
 
-    def _save(self) -> None:
+    async def _flush(self) -> None:
+        """Store all answers that are not stored yet."""
+        files = (self._answers, self._errors)
+        async with self._writing:
+            while records := [record for file in files for record in file.unsaved()]:
+                await self._store.put(records, held=self._held)
+                self._waits = False
+                for file in files:
+                    file.saved()
+
+    async def _save(self) -> None:
         counts = self._record["request_counts"]
         counts["completed"], counts["failed"] = len(self._answers.answered), len(self._errors.answered)
-        self._answers.sync()
-        self._errors.sync()
-        self._batches.save(self._record)
+        await self._batches.save(self._record, self._held)
 
-    def _give_out(self) -> None:
+    async def _give_out(self) -> None:
         """Publish the files of answers, where there are any."""
         record = self._record
         record["finalizing_at"] = _now()
-        self._save()
+        await self._save()
         named = (("output_file_id", "output", self._answers), ("error_file_id", "error", self._errors))
-        for file_id, (field, suffix, answers) in zip(self._ids, named, strict=True):
+        for field, suffix, answers in named:
             if not answers.answered:
-                with suppress(FileNotFoundError):
-                    self._files.path(file_id).unlink()
                 continue
-            record[field] = file_id
-            self._files.describe(
-                StoredFile(
-                    id=file_id,
-                    tenant=record["tenant"],
-                    filename=f"{record['id']}_{suffix}.jsonl",
-                    purpose="batch_output",
-                    bytes=answers.num_bytes,
-                    created_at=_now(),
-                )
+            record[field] = answers.id
+            described = StoredFile(
+                id=answers.id,
+                tenant=record["tenant"],
+                filename=f"{record['id']}_{suffix}.jsonl",
+                purpose="batch_output",
+                bytes=answers.num_bytes,
+                created_at=_now(),
             )
+            await self._store.put([whole_of(described)], held=self._held)
 
     async def _end(self, status: str) -> None:
         self._record |= {"status": status, f"{status}_at": _now()}
-        if status == "cancelled":
-            self._record["cancelling_at"] = self._batches.cancel_asked_at(self._record["id"])
-        await self._until_room(partial(self._batches.save, self._record))
+        await self._until_stored(partial(self._batches.save, self._record, self._held))
         log.info("batch %s is %s: %s", self._record["id"], status, json.dumps(self._record["request_counts"]))
 
 

@@ -1,15 +1,25 @@
 """A batch's lines: the requests, checked before any is run, and the answers, which outlive the process that wrote them."""
 
 import json
-import os
-from collections.abc import Iterator
+import uuid
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from cluster.ingress.batches.file_store import FileStore, draft_of, piece_of
+from cluster.store.store_port import Record
 
 MAX_LINES = 50_000
 _MAX_ERRORS = 100
 Json = dict[str, Any]
+
+
+MISSING_FILE: Json = {
+    "code": "missing_file",
+    "message": "the input file was deleted",
+    "param": None,
+    "line": None,
+}
+"""What is wrong with a batch whose input is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,42 +29,47 @@ class InputLine:
     size: int
 
 
-def read_input(path: Path, endpoint: str) -> tuple[list[InputLine], list[Json]]:
-    """Return (lines, what is wrong with the first of them, as OpenAI says it). Blocks. Nothing may be run where anything is
-    wrong."""
-    lines: list[InputLine] = []
-    errors: list[Json] = []
-    seen: set[str] = set()
-    for number, (offset, raw) in enumerate(_lines(path), 1):
-        if not raw.strip():
-            continue
-        problem = _problem(raw, endpoint, seen)
+class InputReader:
+    """Checks a batch's input file, piece by piece. Nothing may be run where anything is wrong."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._begun: list[bytes] = []
+        """The parts of a line whose end has not come yet."""
+        self._offset = self._num_lines = 0
+        self._seen: set[str] = set()
+        self.lines: list[InputLine] = []
+        self.errors: list[Json] = []
+        """What is wrong with the first lines that are, as OpenAI says it."""
+
+    def feed(self, piece: bytes) -> None:
+        *whole, rest = piece.split(b"\n")
+        for line in whole:
+            self._read(b"".join((*self._begun, line, b"\n")))
+            self._begun = []
+        self._begun.append(rest)
+
+    def end(self) -> None:
+        if last := b"".join(self._begun):
+            self._read(last)
+        if not self.lines and not self.errors:
+            self.errors.append(_error("empty_file", "the input file has no requests", None))
+
+    def _read(self, raw: bytes) -> None:
+        offset, self._offset = self._offset, self._offset + len(raw)
+        self._num_lines += 1
+        if not raw.strip() or len(self.errors) >= _MAX_ERRORS or len(self.lines) > MAX_LINES:
+            return
+        problem = _problem(raw, self._endpoint, self._seen)
         if isinstance(problem, str):
-            lines.append(InputLine(problem, offset, len(raw)))
-            seen.add(problem)
+            self.lines.append(InputLine(problem, offset, len(raw)))
+            self._seen.add(problem)
         else:
-            errors.append({**problem, "line": number})
-        if len(lines) > MAX_LINES:
-            errors.append(_error("too_many_tasks", f"a batch has {MAX_LINES} requests at the most", None))
-        if len(errors) >= _MAX_ERRORS or len(lines) > MAX_LINES:
-            break
-    if not lines and not errors:
-        errors.append(_error("empty_file", "the input file has no requests", None))
-    return lines, errors
-
-
-def read_body(path: Path, line: InputLine) -> Json:
-    with path.open("rb") as file:
-        file.seek(line.offset)
-        return json.loads(file.read(line.size))["body"]
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    offset = 0
-    with path.open("rb") as file:
-        for raw in file:
-            yield offset, raw
-            offset += len(raw)
+            self.errors.append({**problem, "line": self._num_lines})
+        if len(self.lines) > MAX_LINES:
+            self.errors.append(
+                _error("too_many_tasks", f"a batch has {MAX_LINES} requests at the most", None)
+            )
 
 
 def _problem(raw: bytes, endpoint: str, seen: set[str]) -> str | Json:
@@ -89,38 +104,51 @@ def _error(code: str, message: str, param: str | None) -> Json:
     return {"code": code, "message": message, "param": param, "line": None}
 
 
-class AnswerFile:
-    """Answers as they come, one a line. An unfinished line of a process that was killed is cut off when the next one opens the
-    file."""
+def answer_files(batch_id: str) -> tuple[str, str]:
+    """Return the ids of a batch's files of answers and of errors. A process that resumes the batch finds them by its id."""
+    return batch_id.replace("batch_", "file-"), f"file-{uuid.UUID(batch_id[6:]).int ^ 1:032x}"
 
-    def __init__(self, path: Path) -> None:
+
+class AnswerFile:
+    """Answers as they come, one a line, in a file that is a draft until the batch ends."""
+
+    def __init__(self, files: FileStore, file_id: str, owner: str) -> None:
+        self._files, self.id, self._owner = files, file_id, owner
         self.answered: set[str] = set()
+        """Whose answers are stored."""
         self.num_bytes = 0
-        path.touch()
-        for _, raw in _lines(path):
-            if not raw.endswith(b"\n"):
-                break
-            self.answered.add(json.loads(raw)["custom_id"])
-            self.num_bytes += len(raw)
-        os.truncate(path, self.num_bytes)
-        self._file = path.open("ab", buffering=0)
+        self._added: list[Json] = []
+        self._writing: list[Json] = []
+
+    async def open(self) -> None:
+        """Read what a process that ran the batch before has stored."""
+        rest = b""
+        async for piece in self._files.contents(self.id):
+            self.num_bytes += len(piece)
+            *whole, rest = (rest + piece).split(b"\n")
+            self.answered |= {json.loads(line)["custom_id"] for line in whole}
 
     def add(self, answer: Json) -> None:
-        """Raises OSError where the disk has no room. The file is then as before."""
-        raw = json.dumps(answer).encode() + b"\n"
-        left = memoryview(raw)
-        try:
-            while left:
-                left = left[self._file.write(left) :]
-        except OSError:
-            self._file.truncate(self.num_bytes)
-            raise
-        self.num_bytes += len(raw)
-        self.answered.add(answer["custom_id"])
+        """Take an answer, to be stored with the next `unsaved`."""
+        self._added.append(answer)
 
-    def sync(self) -> None:
-        """Return when all of it would survive a crash of the machine."""
-        os.fsync(self._file.fileno())
+    def unsaved(self) -> list[Record]:
+        """Return the records of the answers that are not stored, and the same ones again until `saved` says that they are: a
+        write whose outcome is not known is harmless then."""
+        if not self._writing:
+            self._writing, self._added = self._added, []
+        if not self._writing:
+            return []
+        text = self._text
+        draft = draft_of(self.id, self._owner, self.num_bytes + len(text), lives_s=None)
+        return [draft, piece_of(self.id, self.num_bytes, text)]
 
-    def close(self) -> None:
-        self._file.close()
+    def saved(self) -> None:
+        """Note that what `unsaved` returned is stored."""
+        self.num_bytes += len(self._text)
+        self.answered |= {answer["custom_id"] for answer in self._writing}
+        self._writing = []
+
+    @property
+    def _text(self) -> bytes:
+        return b"".join(json.dumps(answer).encode() + b"\n" for answer in self._writing)

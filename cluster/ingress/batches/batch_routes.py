@@ -6,16 +6,17 @@ from functools import partial
 from typing import Annotated, ClassVar, Literal
 
 from fastapi import Request as HttpRequest
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
 from cluster.ingress.batches.batch_store import FINAL, BatchStore, Record
-from cluster.ingress.batches.file_store import FileStore, StoredFile, Upload
+from cluster.ingress.batches.file_store import FileStore, StoredFile
 from cluster.ingress.batches.upload_form import UploadForm
 from cluster.ingress.bodies.body_model import NeutralFields, Strict, is_one_of
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.http.http_route import HttpRoute
 from cluster.ingress.http.list_pages import page_of
+from cluster.store.store_port import Store
 from core.errors import Overloaded, RequestError
 from core.threads import in_thread
 
@@ -49,8 +50,9 @@ class BatchRequest(Strict):
 
 
 class BatchRoutes:
-    def __init__(self, answering: Answering, files: FileStore, batches: BatchStore) -> None:
-        self._answering, self._files, self._batches = answering, files, batches
+    def __init__(self, answering: Answering, store: Store) -> None:
+        self._answering = answering
+        self._files, self._batches = FileStore(store, answering.settings.file_store_bytes), BatchStore(store)
 
     def routes(self) -> list[HttpRoute]:
         return [
@@ -82,27 +84,27 @@ class BatchRoutes:
             raise RequestError(f"the body did not come within {timeout_s:.0f} s", status=408) from None
 
     async def _received(self, http: HttpRequest, announced: int) -> StoredFile:
-        file_id = self._files.new_id()
-        num_bytes = max(0, announced - _FORM_BYTES)
-        with await in_thread(partial(self._files.begin, file_id, num_bytes), undo=Upload.drop) as upload:
+        file_id, owner = self._files.new_id(), http.state.holder.owner
+        async with self._files.upload(file_id, owner, max(0, announced - _FORM_BYTES)) as upload:
             form = UploadForm(http.headers["content-type"], upload.write)
             async for piece in http.stream():
                 await in_thread(partial(form.feed, piece))
+                await upload.save()
             form.end()
             _check_form(form)
             described = StoredFile(
                 id=file_id,
-                tenant=http.state.holder.owner,
+                tenant=owner,
                 filename=form.filename or "file",
                 purpose="batch",
                 bytes=upload.num_bytes,
                 created_at=int(time.time()),
             )
-            return await in_thread(partial(upload.keep, described))
+            return await upload.keep(described)
 
     async def files(self, http: HttpRequest) -> Response:
         purpose = http.query_params.get("purpose")
-        found = await asyncio.to_thread(self._files.of, http.state.holder.owner)
+        found = await self._files.of(http.state.holder.owner)
         return page_of(http, [file.public() for file in found if purpose in (None, file.purpose)])
 
     async def file(self, http: HttpRequest) -> Response:
@@ -110,26 +112,29 @@ class BatchRoutes:
 
     async def content(self, http: HttpRequest) -> Response:
         file = await self._stored(http)
-        return FileResponse(self._files.path(file.id), media_type="application/octet-stream")
+        return StreamingResponse(
+            self._files.contents(file.id),
+            media_type="application/octet-stream",
+            headers={"content-length": str(file.bytes)},
+        )
 
     async def delete_file(self, http: HttpRequest) -> Response:
         file = await self._stored(http)
-        own = await asyncio.to_thread(self._batches.of, file.tenant)
-        for batch in own:
-            if batch["input_file_id"] == file.id and batch["status"] not in FINAL:
+        for batch in await self._batches.unfinished(file.tenant):
+            if batch["input_file_id"] == file.id:
                 raise RequestError(f"the batch {batch['id']} reads {file.id}: cancel it first", status=409)
-        await asyncio.to_thread(self._files.delete, file.id, file.tenant)
+        await self._files.delete(file.id, file.tenant)
         return JSONResponse({"id": file.id, "object": "file", "deleted": True})
 
     async def create(self, http: HttpRequest) -> Response:
         body = await self._answering.read(http, BatchRequest)
         tenant = http.state.holder.owner
-        file = await asyncio.to_thread(self._files.get, body.input_file_id, tenant, "input_file_id")
+        file = await self._files.get(body.input_file_id, tenant, "input_file_id")
         if file.purpose != "batch":
             raise RequestError(
                 f"the purpose of {file.id} is {file.purpose!r}, not 'batch'", field="input_file_id"
             )
-        if await asyncio.to_thread(self._batches.num_unfinished, tenant) >= MAX_UNFINISHED:
+        if len(await self._batches.unfinished(tenant)) >= MAX_UNFINISHED:
             raise Overloaded(f"{MAX_UNFINISHED} batches wait or run already", retry_after_s=60.0)
         now = int(time.time())
         record: Record = {
@@ -154,32 +159,32 @@ class BatchRoutes:
             "metadata": body.metadata,
             "tenant": tenant,
         }
-        await asyncio.to_thread(self._batches.save, record)
+        await self._batches.create(record)
         return _batch(record)
 
     async def batch(self, http: HttpRequest) -> Response:
         return _batch(await self._record(http))
 
     async def batches(self, http: HttpRequest) -> Response:
-        found = await asyncio.to_thread(self._batches.of, http.state.holder.owner)
+        found = await self._batches.of(http.state.holder.owner)
         return page_of(http, [_public(record) for record in found])
 
     async def cancel(self, http: HttpRequest) -> Response:
         record = await self._record(http)
         if record["status"] in FINAL:
             raise RequestError(f"the batch {record['id']} is {record['status']} already", status=409)
-        await asyncio.to_thread(self._batches.ask_to_cancel, record["id"])
+        await self._batches.ask_to_cancel(record["id"])
         return _batch(await self._record(http))
 
     async def _stored(self, http: HttpRequest) -> StoredFile:
-        return await asyncio.to_thread(self._files.get, http.path_params["id"], http.state.holder.owner)
+        return await self._files.get(http.path_params["id"], http.state.holder.owner)
 
     async def _record(self, http: HttpRequest) -> Record:
-        return await asyncio.to_thread(self._batches.get, http.path_params["id"], http.state.holder.owner)
+        return await self._batches.get(http.path_params["id"], http.state.holder.owner)
 
 
 class NoBatchRoutes:
-    """The same routes where no folder is named. They say what is missing."""
+    """The same routes where no store is named. They say what is missing."""
 
     def routes(self) -> list[HttpRoute]:
         paths = ("/v1/files", "/v1/files/{id:path}", "/v1/batches", "/v1/batches/{id:path}")
@@ -190,7 +195,7 @@ class NoBatchRoutes:
     async def refuse(self, http: HttpRequest) -> Response:
         """Refused: this server keeps no files."""
         raise RequestError(
-            "this server keeps no files: start it with serve.batch_dir=FOLDER, which all ingresses share",
+            "this server keeps no files: start it with serve.store=sqlite:////FOLDER/store.db, or with PostgreSQL's URL",
             status=404,
             code="batches_off",
         )

@@ -5,17 +5,21 @@ Requests go through the API itself, on their tenant's account, so that every che
 import asyncio
 import json
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from starlette.types import ASGIApp, Message
 
 from cluster.ingress.batches.batch_job import BatchJob, Json
-from cluster.ingress.batches.batch_store import FINAL, BatchStore
+from cluster.ingress.batches.batch_store import FINAL, BatchStore, Record, batch_in
 from cluster.ingress.batches.file_store import FileStore
 from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
-from core.errors import RequestError
+from cluster.store.lease_keeper import LeaseKeeper
+from cluster.store.store_port import LeaseLost, Store
+from core.errors import RequestError, StoreUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -31,20 +35,28 @@ class BatchRunner:
     def __init__(
         self,
         app: ASGIApp,
-        files: FileStore,
-        batches: BatchStore,
+        store: Store,
         access: Access,
+        model: str,
         *,
         at_once: int,
         slo_class: str,
     ) -> None:
-        """`at_once` is the number of requests of one tenant's batches that run at once. They have the class `slo_class`, where
-        the tenant may use it and the request names none."""
-        self._app, self._files, self._batches, self._access = app, files, batches, access
+        """Run the batches of `model`: ingresses of other models may share the store. `at_once` is the number of requests of one
+        tenant's batches that run at once. They have the class `slo_class`, where the tenant may use it and the request names
+        none."""
+        self._app, self._access, self._model = app, access, model
+        self._stores = store, FileStore(store, 0), BatchStore(store)
+        self._leases = LeaseKeeper(store)
         self._at_once, self._slo_class = at_once, slo_class
         self._running: dict[str, asyncio.Task[None]] = {}
         self._slots: dict[str, asyncio.Semaphore] = {}
         """By tenant, its requests that may run. Its batches take turns."""
+
+    @property
+    def holder(self) -> str:
+        """How the store names who runs the batches here."""
+        return self._leases.holder
 
     async def run(self) -> None:
         """Run until cancelled. Unfinished batches are left to other ingresses, or to the next start."""
@@ -52,7 +64,7 @@ class BatchRunner:
             while True:
                 try:
                     await self._look()
-                except OSError as error:
+                except (OSError, StoreUnavailable) as error:
                     log.warning("cannot look for batches: %s", error)
                 await asyncio.sleep(LOOK_S)
         finally:
@@ -62,22 +74,38 @@ class BatchRunner:
 
     async def _look(self) -> None:
         self._running = {batch_id: task for batch_id, task in self._running.items() if not task.done()}
-        unfinished = await asyncio.to_thread(self._batches.unfinished)
+        unfinished = [record for record in await self._stores[2].unfinished() if self._is_mine(record)]
         num_running = Counter(record["tenant"] for record in unfinished if record["id"] in self._running)
         begun = {tenant for tenant, count in num_running.items() if count >= _MAX_BATCHES}
         for record in unfinished:
             batch_id, tenant = record["id"], record["tenant"]
             if batch_id in self._running or tenant in begun:
                 continue
-            if (claim := self._batches.claim(batch_id)) is not None:
+            if (claimed := await self._leases.claim(batch_id)) is not None:
                 begun.add(tenant)  # one at each look, so that other ingresses have their part
-                self._running[batch_id] = task = asyncio.create_task(self._run(batch_id))
-                task.add_done_callback(lambda _, claim=claim: claim.close())
+                self._running[batch_id] = task = asyncio.create_task(self._run(batch_in(claimed)))
+                self._leases.keep(batch_id, task)
 
-    async def _run(self, batch_id: str) -> None:
-        record = self._batches.load(batch_id)
-        if record is None or record["status"] in FINAL:
-            return  # it ended between the look at it and the claim
+    def _is_mine(self, record: Record) -> bool:
+        """Whether this model is to run a batch. One whose model is served no more is anybody's, once its time is over."""
+        return record["model"] == self._model or time.time() >= record["expires_at"]
+
+    async def _run(self, record: Record) -> None:
+        """Run a batch that is claimed, and give up the claim. What it leaves is for whoever claims it next."""
+        batch_id = record["id"]
+        try:
+            if record["status"] not in FINAL:  # it may have ended between the look at it and the claim
+                await self._run_claimed(record)
+        except LeaseLost:
+            log.warning("batch %s goes on in another ingress", batch_id)
+        except Exception:
+            log.exception("batch %s is taken up again", batch_id)
+        finally:
+            with suppress(StoreUnavailable):  # then it ends by itself
+                await self._leases.release(batch_id)
+
+    async def _run_claimed(self, record: Record) -> None:
+        batch_id = record["id"]
         holder = self._access.holder_named(record["tenant"])
         if holder is None:
             log.warning("batch %s waits for its tenant %r, which is not known", batch_id, record["tenant"])
@@ -87,10 +115,8 @@ class BatchRunner:
             return await self._call(record["endpoint"], body, holder)
 
         slots = self._slots.setdefault(holder.tenant.name, asyncio.Semaphore(self._at_once))
-        try:
-            await BatchJob(record, call, self._files, self._batches, self._at_once, slots).run()
-        except Exception:
-            log.exception("batch %s is taken up again", batch_id)
+        held = self._leases.held(batch_id)
+        await BatchJob(record, call, self._stores, held, at_once=self._at_once, slots=slots).run()
 
     async def _call(self, path: str, body: Json, holder: KeyHolder) -> tuple[int, Mapping[str, str], Any]:
         data = json.dumps(body).encode()

@@ -1,92 +1,84 @@
-"""Batches as they are on the disk. The process that holds a batch's lock runs it, and the lock ends with the process.
+"""Batches, as records of the store. The process that has claimed a batch runs it, until its lease ends.
 
-Invariant: only the holder of the lock writes a batch's record. Others ask it to stop by leaving a mark."""
+Invariant: only who has claimed a batch writes its progress. Others ask it to stop, in the same record."""
 
-import fcntl
 import json
 import re
+import time
 import uuid
-from contextlib import suppress
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import Mapping
+from typing import Any
 
-from cluster.ingress.tenants.api_keys import may_see
+from cluster.ingress.tenants.api_keys import may_see, visible_owners
+from cluster.store.store_port import Held, LeaseLost, Store
+from cluster.store.store_port import Record as StoreRecord
 from core.errors import RequestError
-from core.whole_files import remove_abandoned, replace_file
 
 Record = dict[str, Any]
 """OpenAI's batch object, with its owner under `tenant`."""
 FINAL = ("completed", "failed", "expired", "cancelled")
+_KIND, _OPEN, _ENDED = "batch", "open", ""
 _ID = re.compile(r"batch_[0-9a-f]{32}")
 
 
 class BatchStore:
-    """Every method blocks for as long as the disk takes."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "batches"
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        remove_abandoned(self._folder)
-        self._ended: set[str] = set()
+    def __init__(self, store: Store) -> None:
+        self._store = store
 
     def new_id(self) -> str:
         return f"batch_{uuid.uuid4().hex}"
 
-    def save(self, record: Record) -> None:
-        replace_file(self._folder / f"{record['id']}.json", json.dumps(record).encode())
+    async def create(self, record: Record) -> None:
+        await self._store.put([stored_batch(record)])
 
-    def get(self, batch_id: str, tenant: str) -> Record:
+    async def save(self, record: Record, held: Held) -> None:
+        """Store the progress of a batch, and note in `record` whether somebody has asked to cancel it. Raises LeaseLost."""
+        while True:
+            if (stored := await self._store.get(record["id"])) is None:
+                raise LeaseLost(f"{record['id']} was deleted")
+            if record["status"] not in FINAL and (asked_at := batch_in(stored)["cancelling_at"]) is not None:
+                record |= {"status": "cancelling", "cancelling_at": asked_at}
+            if await self._store.replace(stored_batch(record, stored.version), held=held):
+                return
+
+    async def get(self, batch_id: str, owner: str) -> Record:
         """Return a batch. Raises RequestError for what is not there, or another tenant's."""
-        record = self.load(batch_id) if _ID.fullmatch(batch_id) else None
-        if record is None or not may_see(tenant, record["tenant"]):
+        found = await self._store.get(batch_id) if _ID.fullmatch(batch_id) else None
+        if found is None or not may_see(owner, found.owner):
             raise RequestError(f"there is no batch {batch_id!r}", status=404)
-        return record
+        return batch_in(found)
 
-    def load(self, batch_id: str) -> Record | None:
-        """Return a batch as clients see it: one that is asked to stop is already stopping."""
-        try:
-            record: Record = json.loads((self._folder / f"{batch_id}.json").read_bytes())
-        except FileNotFoundError:
-            return None
-        if record["status"] not in FINAL and (asked_at := self.cancel_asked_at(batch_id)) is not None:
-            record |= {"status": "cancelling", "cancelling_at": asked_at}
-        return record
+    async def of(self, owner: str) -> list[Record]:
+        """Return an owner's batches, the newest first."""
+        return [batch_in(found) for found in await self._store.find(_KIND, owners=visible_owners(owner))]
 
-    def of(self, tenant: str) -> list[Record]:
-        """Return a tenant's batches, the newest first."""
-        found = [record for path in self._folder.glob("*.json") if (record := self.load(path.stem))]
-        own = [record for record in found if may_see(tenant, record["tenant"])]
-        return sorted(own, key=lambda record: (record["created_at"], record["id"]), reverse=True)
+    async def unfinished(self, owner: str | None = None) -> list[Record]:
+        """Return the unfinished batches, of all owners or of one, the oldest first."""
+        owners = None if owner is None else visible_owners(owner)
+        found = await self._store.find(_KIND, owners=owners, state=_OPEN)
+        return [batch_in(record) for record in reversed(found)]
 
-    def num_unfinished(self, tenant: str) -> int:
-        return sum(record["status"] not in FINAL for record in self.of(tenant))
+    async def ask_to_cancel(self, batch_id: str) -> None:
+        """Ask whoever runs a batch to stop. One that has ended stays as it is."""
+        while (stored := await self._store.get(batch_id)) is not None:
+            record = batch_in(stored)
+            if record["status"] in FINAL or record["cancelling_at"] is not None:
+                return
+            record |= {"status": "cancelling", "cancelling_at": int(time.time())}
+            if await self._store.replace(stored_batch(record, stored.version)):
+                return
 
-    def unfinished(self) -> list[Record]:
-        """Return the unfinished batches, the oldest first."""
-        found: list[Record] = []
-        for path in self._folder.glob("*.json"):
-            if path.stem in self._ended or (record := self.load(path.stem)) is None:
-                continue
-            if record["status"] in FINAL:
-                self._ended.add(path.stem)
-            else:
-                found.append(record)
-        return sorted(found, key=lambda record: record["created_at"])
 
-    def ask_to_cancel(self, batch_id: str) -> None:
-        (self._folder / f"{batch_id}.cancel").touch()
+def stored_batch(record: Mapping[str, Any], version: int = 0) -> StoreRecord:
+    return StoreRecord(
+        id=record["id"],
+        kind=_KIND,
+        owner=record["tenant"],
+        state=_ENDED if record["status"] in FINAL else _OPEN,
+        body=json.dumps(record).encode(),
+        version=version,
+    )
 
-    def cancel_asked_at(self, batch_id: str) -> int | None:
-        with suppress(FileNotFoundError):
-            return int((self._folder / f"{batch_id}.cancel").stat().st_mtime)
-        return None
 
-    def claim(self, batch_id: str) -> IO[bytes] | None:
-        """Claim a batch until the returned file is closed. Returns None while another process runs it."""
-        lock = (self._folder / f"{batch_id}.lock").open("ab", buffering=0)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            return None
-        return lock
+def batch_in(stored: StoreRecord) -> Record:
+    return json.loads(stored.body)

@@ -24,7 +24,9 @@ from cluster.ingress.generation.choices import ChoiceRunner, ChoiceStream
 from cluster.ingress.generation.detokenize import TextStream
 from cluster.ingress.generation.http_responses import (
     SERVER_SENT_EVENTS,
+    Settle,
     StreamForm,
+    at_once_settled,
     events,
     gathered,
     streamed,
@@ -141,8 +143,10 @@ class Answering:
         beams: BeamParams | None = None,
         *,
         form: StreamForm = SERVER_SENT_EVENTS,
+        settle: Settle = at_once_settled,
     ) -> Response:
-        """`beams`: the choices are the best that a beam search finds. `form` is that of a stream."""
+        """`beams`: the choices are the best that a beam search finds. `form` is that of a stream, and `settle` is awaited before its
+        last events."""
         tenant: Tenant = http.state.tenant
         if beams is None:
             pieces = self._runner.run(choices, num_prompts, tenant)
@@ -151,7 +155,7 @@ class Answering:
         if not request.stream:
             return await whole(http, pieces, choices, num_prompts, shape)
         begun = asyncio.Event()
-        source = events(pieces, choices, num_prompts, shape, http.state.request_id, begun)
+        source = events(pieces, choices, num_prompts, shape, http.state.request_id, begun, settle=settle)
         return await streamed(http, source, begun, self.settings.keep_alive_s, form)
 
     async def whole_body(

@@ -6,7 +6,7 @@ connection for idle (ADR 061)."""
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -22,6 +22,8 @@ from cluster.ingress.http.http_errors import describe
 log = logging.getLogger(__name__)
 
 Usage = dict[str, Any]
+Settle = Callable[[], Awaitable[object]]
+"""Waits for what must be so before a client learns that its answer has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,10 @@ JSON_LINES = StreamForm("application/x-ndjson", " ")
 
 class ClientGone(Exception):
     pass
+
+
+async def at_once_settled() -> None:
+    """Wait for nothing."""
 
 
 class UsageCounter:
@@ -123,9 +129,11 @@ async def events(
     shape: BodyShape,
     request_id: str,
     begun: asyncio.Event,
+    *,
+    settle: Settle,
 ) -> AsyncGenerator[str, None]:
     """Yield events up to the answer's last. An error after the first of them, or once the stream has `begun` with a sign of
-    life, is an event of its own."""
+    life, is an event of its own. Once `shape` has the end, `settle` is awaited before the client gets it."""
     used = UsageCounter(choices, num_prompts)
     opened: set[int] = set()
     try:
@@ -148,9 +156,13 @@ async def events(
             request_id,
             error,
         )
-        yield shape.frame(shape.error(status, body, request_id))
+        last = shape.error(status, body, request_id)
+        await settle()
+        yield shape.frame(last)
         return
-    for chunk in shape.closing(used.usage):
+    closing = shape.closing(used.usage)
+    await settle()
+    for chunk in closing:
         yield shape.frame(chunk)
 
 

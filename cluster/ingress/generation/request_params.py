@@ -47,6 +47,9 @@ class ApiSettings:
     keep_alive_s: float = 25.0
     max_n: int = 128
     response_store_bytes: int = 64 << 20
+    response_age_s: float = 30 * 86400.0
+    file_store_bytes: int = 0
+    """What files may take of the store; 0: there are neither files nor batches."""
     tool_call_parser: ToolFormat | Literal["auto"] = "auto"
     reasoning_parser: ReasoningFormat | Literal["auto"] = "auto"
     images: ImageIntake | None = None

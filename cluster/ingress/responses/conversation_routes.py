@@ -1,6 +1,6 @@
 """OpenAI's /v1/conversations: items that turns of /v1/responses add to, and that clients read and edit."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from cluster.ingress.bodies.body_model import Strict
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.http.http_route import HttpRoute
 from cluster.ingress.http.list_pages import page_of
-from cluster.ingress.responses.conversation_store import Conversation, ConversationStore, Json
+from cluster.ingress.responses.conversation_store import Conversation, ConversationStore, Json, with_items
 from cluster.ingress.responses.responses_items import MAX_ITEMS, Item
 from core.errors import RequestError
 
@@ -56,48 +56,51 @@ class ConversationRoutes:
 
     async def create(self, http: HttpRequest) -> Response:
         body = await self._answering.read(http, ConversationRequest)
-        owner: str = http.state.holder.owner
-        made = Conversation(tenant=owner, metadata=body.metadata or {})
-        self._store.put(made)
-        self._store.add(made.id, owner, _dumped(body.items or ()))
+        made = Conversation(tenant=http.state.holder.owner, metadata=body.metadata or {})
+        await self._store.create(with_items(made, _dumped(body.items or ())))
         return JSONResponse(made.public())
 
     async def retrieve(self, http: HttpRequest) -> Response:
-        return JSONResponse(self._found(http).public())
+        return JSONResponse((await self._found(http)).public())
 
     async def update(self, http: HttpRequest) -> Response:
         """Replace a conversation's metadata."""
         body = await self._answering.read(http, ConversationUpdate)
-        changed = replace(self._found(http), metadata=body.metadata)
-        self._store.put(changed)
+        changed = await self._changed(http, lambda found: replace(found, metadata=body.metadata))
         return JSONResponse(changed.public())
 
     async def delete(self, http: HttpRequest) -> Response:
-        found = self._found(http)
-        self._store.delete(found.id)
+        found = await self._found(http)
+        await self._store.delete(found.id)
         return JSONResponse({"id": found.id, "object": "conversation.deleted", "deleted": True})
 
     async def add(self, http: HttpRequest) -> Response:
         """Add items to the end of a conversation."""
         body = await self._answering.read(http, ConversationItems)
-        added = self._store.add(http.path_params["id"], http.state.holder.owner, _dumped(body.items))
+        added = await self._store.add(http.path_params["id"], http.state.holder.owner, _dumped(body.items))
         ends = {"first_id": added[0]["id"] if added else "", "last_id": added[-1]["id"] if added else ""}
         return JSONResponse({"object": "list", "data": list(added), **ends, "has_more": False})
 
     async def items(self, http: HttpRequest) -> Response:
-        return page_of(http, list(self._found(http).items[::-1]))
+        return page_of(http, list((await self._found(http)).items[::-1]))
 
     async def item(self, http: HttpRequest) -> Response:
-        return JSONResponse(_item_of(self._found(http), http.path_params["item_id"]))
+        return JSONResponse(_item_of(await self._found(http), http.path_params["item_id"]))
 
     async def delete_item(self, http: HttpRequest) -> Response:
-        found = self._found(http)
-        gone = _item_of(found, http.path_params["item_id"])
-        self._store.put(replace(found, items=tuple(item for item in found.items if item is not gone)))
-        return JSONResponse(found.public())
+        def without(found: Conversation) -> Conversation:
+            gone = _item_of(found, http.path_params["item_id"])
+            return replace(found, items=tuple(item for item in found.items if item is not gone))
 
-    def _found(self, http: HttpRequest) -> Conversation:
-        return self._store.get(http.path_params["id"], http.state.holder.owner)
+        return JSONResponse((await self._changed(http, without)).public())
+
+    async def _changed(
+        self, http: HttpRequest, change: Callable[[Conversation], Conversation]
+    ) -> Conversation:
+        return await self._store.change(http.path_params["id"], http.state.holder.owner, change)
+
+    async def _found(self, http: HttpRequest) -> Conversation:
+        return await self._store.get(http.path_params["id"], http.state.holder.owner)
 
 
 def _dumped(items: Sequence[Item]) -> list[Json]:

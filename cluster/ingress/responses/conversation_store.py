@@ -1,17 +1,22 @@
-"""Conversations that clients keep here by an id, in this process's memory, within a bound."""
+"""Conversations that clients keep here by an id, of all ingresses that share a store."""
 
+import asyncio
 import json
+import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.ingress.store.bounded_store import BoundedStore
+from cluster.ingress.tenants.api_keys import may_see
+from cluster.store.store_port import Bound, Record, Store
 from core.errors import RequestError
 
 Json = dict[str, Any]
 _PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_KIND = "conversation"
+_ID = re.compile(r"conv_[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +28,8 @@ class Conversation:
     id: str = field(default_factory=lambda: f"conv_{uuid.uuid4().hex}")
     created_at: int = field(default_factory=lambda: int(time.time()))
     items: tuple[Json, ...] = ()
+    version: int = 0
+    """The stored record's."""
 
     def public(self) -> Json:
         return {
@@ -32,53 +39,79 @@ class Conversation:
             "metadata": self.metadata,
         }
 
-    @property
-    def num_bytes(self) -> int:
-        return len(json.dumps([self.metadata, self.items]))
-
 
 class ConversationStore:
-    """Conversations within a bound. The least recently used make room for new ones."""
+    """Conversations. Each owner's least recently used make room for new ones."""
 
-    def __init__(self, capacity_bytes: int) -> None:
-        self._stored = BoundedStore[Conversation](capacity_bytes)
+    def __init__(self, store: Store, capacity_bytes: int, age_s: float) -> None:
+        """An owner's conversations have up to `capacity_bytes`. They are deleted when nothing has changed for `age_s`."""
+        self._store, self._capacity_bytes, self._age_s = store, capacity_bytes, age_s
 
-    def put(self, conversation: Conversation) -> None:
-        """Store a conversation, and remove an older one of its id. Raises RequestError where it alone exceeds the bound."""
-        size = conversation.num_bytes
-        if size > self._stored.capacity_bytes:
-            raise RequestError(
-                f"the conversation has {size} bytes, and this server keeps {self._stored.capacity_bytes} "
-                "(serve.response_store_bytes): send its turns as input",
-                field="items",
-            )
-        self._stored.put(conversation.id, conversation, size)
+    async def create(self, conversation: Conversation) -> None:
+        """Store a new conversation. Raises RequestError where it alone exceeds the bound, and StoreUnavailable."""
+        await self._store.put([await self._record(conversation)], bound=self._bound(conversation))
 
-    def get(self, conversation_id: str, tenant: str, field: str | None = None) -> Conversation:
-        """Return a conversation. Raises RequestError, where `field` names what holds the id in the client's request."""
-        found = self._stored.get(conversation_id)
-        if found is None or found.tenant != tenant:
+    async def get(self, conversation_id: str, owner: str, field: str | None = None) -> Conversation:
+        """Return a conversation. Raises StoreUnavailable, and RequestError where `field` names what holds the id in the client's
+        request."""
+        is_id = _ID.fullmatch(conversation_id)
+        found = await self._store.get(conversation_id, touch=True) if is_id else None
+        if found is None or not may_see(owner, found.owner):
             raise RequestError(
                 f"no conversation {conversation_id!r} is stored here: it was deleted, has made room for others, or is another "
-                "ingress's",
+                "ingress's where they share no database",
                 field=field,
                 status=404,
                 code="conversation_not_found",
             )
-        self._stored.move_to_end(conversation_id)
-        return found
+        return await asyncio.to_thread(_decoded, found)
 
-    def delete(self, conversation_id: str) -> None:
+    async def delete(self, conversation_id: str) -> None:
         """Forget a conversation. One that is not there is no error."""
-        self._stored.forget(conversation_id)
+        await self._store.delete(conversation_id)
 
-    def add(self, conversation_id: str, tenant: str, items: Sequence[Json]) -> tuple[Json, ...]:
-        """Add items to the end of a conversation, and return them as they are stored. Raises RequestError."""
-        found = self.get(conversation_id, tenant)
-        taken = {item["id"] for item in found.items}
-        added = tuple(with_id(item, taken) for item in items)
-        self.put(replace(found, items=(*found.items, *added)))
-        return added
+    async def change(
+        self, conversation_id: str, owner: str, changed: Callable[[Conversation], Conversation]
+    ) -> Conversation:
+        """Store what `changed` makes of a conversation, once more where somebody else has changed it meanwhile. Returns it.
+        Raises RequestError and StoreUnavailable."""
+        while True:
+            new = changed(await self.get(conversation_id, owner))
+            if await self._store.replace(await self._record(new), bound=self._bound(new)):
+                return new
+
+    async def add(self, conversation_id: str, owner: str, items: Sequence[Json]) -> tuple[Json, ...]:
+        """Add items to the end of a conversation, and return them as they are stored. Raises RequestError and
+        StoreUnavailable."""
+        whole = await self.change(conversation_id, owner, lambda found: with_items(found, items))
+        return whole.items[len(whole.items) - len(items) :]
+
+    def _bound(self, conversation: Conversation) -> Bound:
+        return Bound(kind=_KIND, num_bytes=self._capacity_bytes, owner=conversation.tenant, makes_room=True)
+
+    async def _record(self, conversation: Conversation) -> Record:
+        body = await asyncio.to_thread(_encoded, conversation)
+        if len(body) > self._capacity_bytes:
+            raise RequestError(
+                f"the conversation has {len(body)} bytes, and this server keeps {self._capacity_bytes} "
+                "(serve.response_store_bytes): send its turns as input",
+                field="items",
+            )
+        return Record(
+            id=conversation.id,
+            kind=_KIND,
+            owner=conversation.tenant,
+            body=body,
+            num_bytes=len(body),
+            lives_s=self._age_s,
+            version=conversation.version,
+        )
+
+
+def with_items(conversation: Conversation, items: Sequence[Json]) -> Conversation:
+    """Return the conversation with items at its end."""
+    taken = {item["id"] for item in conversation.items}
+    return replace(conversation, items=(*conversation.items, *(with_id(item, taken) for item in items)))
 
 
 def with_id(item: Json, taken: set[str]) -> Json:
@@ -94,3 +127,24 @@ def with_id(item: Json, taken: set[str]) -> Json:
         part: Json = {"type": "output_text" if is_output else "input_text", "text": text}
         out["content"] = [part | ({"annotations": []} if is_output else {})]
     return out
+
+
+def _encoded(conversation: Conversation) -> bytes:
+    said = {
+        "created_at": conversation.created_at,
+        "metadata": conversation.metadata,
+        "items": conversation.items,
+    }
+    return json.dumps(said).encode()
+
+
+def _decoded(record: Record) -> Conversation:
+    said = json.loads(record.body)
+    return Conversation(
+        tenant=record.owner,
+        metadata=said["metadata"],
+        id=record.id,
+        created_at=said["created_at"],
+        items=tuple(said["items"]),
+        version=record.version,
+    )

@@ -1,11 +1,9 @@
 """OpenAI's Responses: a conversation of items, which the client sends whole or continues by a stored response's id."""
 
 import asyncio
-import logging
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Request as HttpRequest
@@ -14,31 +12,32 @@ from fastapi.responses import JSONResponse, Response
 from cluster.ingress.generation import request_params
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.generation.body_shape import TokenEntries
+from cluster.ingress.generation.choices import ChoiceStream
 from cluster.ingress.http.http_route import HttpRoute
 from cluster.ingress.http.list_pages import page_of
 from cluster.ingress.responses.conversation_routes import ConversationRoutes
 from cluster.ingress.responses.conversation_store import ConversationStore
+from cluster.ingress.responses.kept_response import SAID, KeptResponse
 from cluster.ingress.responses.response_store import ResponseStore, StoredResponse
 from cluster.ingress.responses.responses_bodies import Json, ResponsesShape
 from cluster.ingress.responses.responses_compaction import CompactRequest, compaction
-from cluster.ingress.responses.responses_items import ItemReference, PlacedItem, items_of
+from cluster.ingress.responses.responses_items import InputItem, ItemReference, PlacedItem, items_of
 from cluster.ingress.responses.responses_requests import ResponsesRequest, input_items
 from cluster.ingress.responses.responses_turns import conversation_with, prepared_turn
 from cluster.ingress.tenants.fair_threads import at_once
+from cluster.store.store_port import Store
 from core.errors import RequestError
 
-log = logging.getLogger(__name__)
-
 _ONE = "/v1/responses/{id}"
-_SAID = ("completed", "incomplete")
-"""How a response stands that has an answer."""
+_Turn = tuple[tuple[Json, ...], tuple[Json, ...], list[PlacedItem]]
+"""(items before the request's own, these, all of them)"""
 
 
 class ResponsesRoutes:
-    def __init__(self, answering: Answering) -> None:
-        self._answering = answering
-        self._store = ResponseStore(answering.settings.response_store_bytes)
-        self._conversations = ConversationStore(answering.settings.response_store_bytes)
+    def __init__(self, answering: Answering, store: Store) -> None:
+        self._answering, settings = answering, answering.settings
+        kept = settings.response_store_bytes, settings.response_age_s
+        self._store, self._conversations = ResponseStore(store, *kept), ConversationStore(store, *kept)
 
     def routes(self) -> list[HttpRoute]:
         return [
@@ -57,106 +56,106 @@ class ResponsesRoutes:
         body = await answering.read(http, ResponsesRequest)
         request_params.check_model(body.model, answering.settings)
         self._check(body)
-        owner: str = http.state.holder.owner
-        before, own, items = await answering.aside(http, at_once(lambda: self._conversation(body, owner)))
+        before, own, items = await self._conversation(http, body)
         request, chat = await prepared_turn(http, answering, body, items)
         fitting = answering.fitting(request, chat.prompt)
         choices = await answering.choices(http, fitting, [chat.prompt], 1, chat)
-        response_id = f"resp_{uuid.uuid4().hex}"
-        stored = StoredResponse(tenant=owner, items=(*before, *own), num_own=len(own), body={})
-
-        def keep(response: Json) -> None:
-            if body.is_kept:
-                self._store.put(replace(stored, body=response))
-            if body.conversation_id and response["status"] in _SAID:
-                self._add_turn(body.conversation_id, owner, [*own, *response["output"]])
-
+        response = _skeleton(f"resp_{uuid.uuid4().hex}", body, chat.effort.taken)
+        stored = StoredResponse(tenant=http.state.holder.owner, items=(*before, *own), body={})
+        kept = KeptResponse(
+            self._kept_in(http, response), self._conversations, stored, own, body.conversation_id
+        )
         shape = ResponsesShape(
-            _skeleton(response_id, body, chat.effort.taken),
+            response,
             new_call_id=answering.chat_format.new_call_id,
             entries=TokenEntries(answering.tokenizer) if body.wants_logprobs else None,
             namespaces=body.namespaces,
-            on_end=keep,
+            on_end=kept.end,
         )
-        if not body.background:
-            return await answering.answer(http, fitting, choices, 1, shape)
-        keep(shape.response)
+        if body.background:
+            return await self._begun(http, choices, shape, kept)
+        answer = await answering.answer(http, fitting, choices, 1, shape, settle=kept.settled)
+        if why_not := "" if fitting.stream else await kept.settled():
+            http.state.notes.append(why_not)
+        return answer
+
+    def _kept_in(self, http: HttpRequest, response: Json) -> ResponseStore | None:
+        """Return where the response will be stored; None where it will not, and the body says so."""
+        if response["store"] and not response["background"] and not self._store.is_up:
+            http.state.notes.append("store: the server's database does not answer, and this is not stored")
+            response["store"] = False
+        return self._store if response["store"] else None
+
+    async def _begun(
+        self, http: HttpRequest, choices: list[ChoiceStream], shape: ResponsesShape, kept: KeptResponse
+    ) -> Response:
+        """Begin a background response. Raises StoreUnavailable."""
+        begun = JSONResponse(shape.response)
+        await kept.begin(shape.response)
 
         async def run() -> None:
             try:
-                await answering.answer_aside(http, choices, 1, shape)
+                await self._answering.answer_aside(http, choices, 1, shape)
             except asyncio.CancelledError:
                 shape.cancelled()
                 raise
+            finally:
+                await kept.settled()
 
-        self._store.run(response_id, asyncio.create_task(run()))
-        return JSONResponse(shape.response)
+        self._store.run(shape.response["id"], asyncio.create_task(run()))
+        return begun
 
     async def count_tokens(self, http: HttpRequest) -> Response:
         """Count the tokens of what a response would be generated from."""
         answering = self._answering
         body = await answering.read(http, ResponsesRequest)
         request_params.check_model(body.model, answering.settings)
-        owner: str = http.state.holder.owner
-        *_, items = await answering.aside(http, at_once(lambda: self._conversation(body, owner)))
+        *_, items = await self._conversation(http, body)
         conversation = await conversation_with(http, answering, body, items)
         prompt = await answering.prompt_of(http, conversation)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
-    def _conversation(
-        self, body: ResponsesRequest, owner: str
-    ) -> tuple[tuple[Json, ...], tuple[Json, ...], list[PlacedItem]]:
-        """Return the items before the body's own, these, and all of them, validated. Raises RequestError."""
-        before: tuple[Json, ...] = ()
-        field = "previous_response_id"
+    async def _conversation(self, http: HttpRequest, body: ResponsesRequest) -> _Turn:
+        """Return the items before the body's own, these, and all of them, validated. Raises RequestError and
+        StoreUnavailable."""
+        owner: str = http.state.holder.owner
+        before, field = await self._before(body, owner)
+        given = input_items(body)
+        named = [item.id for item in given if isinstance(item, ItemReference)]
+        stored = await self._store.items(named, owner) if named else {}
+        is_text = isinstance(body.input, str)
+        return await self._answering.aside(
+            http, at_once(lambda: _turn(before, field, given, stored, is_text=is_text))
+        )
+
+    async def _before(self, body: ResponsesRequest, owner: str) -> tuple[tuple[Json, ...], str]:
+        """Return the items that the body goes on from, and the field that names them. Raises RequestError and
+        StoreUnavailable."""
         if body.conversation_id is not None:
             field = "conversation"
-            before = self._conversations.get(body.conversation_id, owner, field).items
-        elif body.previous_response_id is not None:
-            before = self._before(body.previous_response_id, owner)
-        items = [PlacedItem(item, field) for item in items_of(before)]
-        own: list[Json] = []
-        is_text = isinstance(body.input, str)
-        for at, item in enumerate(input_items(body)):
-            if isinstance(item, ItemReference):
-                own.append(self._store.item(item.id, owner))
-                (item,) = items_of(own[-1:])
-            else:
-                own.append(item.model_dump(exclude_none=True))
-            items.append(PlacedItem(item, "input" if is_text else f"input[{at}]"))
-        return before, tuple(own), items
-
-    def _before(self, response_id: str, owner: str) -> tuple[Json, ...]:
-        """Return the conversation up to a response. Raises RequestError."""
-        previous = self._store.get(response_id, owner, "previous_response_id")
-        if previous.body["status"] not in _SAID:
+            return (await self._conversations.get(body.conversation_id, owner, field)).items, field
+        field = "previous_response_id"
+        if body.previous_response_id is None:
+            return (), field
+        previous = await self._store.get(body.previous_response_id, owner, field)
+        if previous.body["status"] not in SAID:
             raise RequestError(
-                f"the response {response_id!r} is {previous.body['status']}: nothing goes on from it",
-                field="previous_response_id",
+                f"the response {body.previous_response_id!r} is {previous.body['status']}: nothing goes on from it",
+                field=field,
             )
-        return (*previous.items, *previous.body["output"])
+        return (*previous.items, *previous.body["output"]), field
 
     async def compact(self, http: HttpRequest) -> Response:
         """Make a conversation shorter: what the user has said, and the model's summary of it all."""
         body = await self._answering.read(http, CompactRequest)
         request_params.check_model(body.model, self._answering.settings)
-        owner: str = http.state.holder.owner
-        *_, items = await self._answering.aside(
-            http, at_once(lambda: self._conversation(body.as_response, owner))
-        )
+        *_, items = await self._conversation(http, body.as_response)
         return JSONResponse(await compaction(http, self._answering, body, items))
-
-    def _add_turn(self, conversation_id: str, owner: str, items: Sequence[Json]) -> None:
-        """Add a turn to a conversation. One that was deleted meanwhile, or has become too long, stays as it is."""
-        try:
-            self._conversations.add(conversation_id, owner, items)
-        except RequestError as error:
-            log.warning("a turn is not kept in its conversation: %s", error)
 
     async def retrieve(self, http: HttpRequest) -> Response:
         if http.query_params.get("stream", "false") != "false":
             raise RequestError("a stored response cannot be streamed", field="stream")
-        return JSONResponse(self._stored(http).body)
+        return JSONResponse((await self._stored(http)).body)
 
     async def delete(self, http: HttpRequest) -> Response:
         response_id = http.path_params["id"]
@@ -165,18 +164,18 @@ class ResponsesRoutes:
 
     async def cancel(self, http: HttpRequest) -> Response:
         """Cancel a response. One that has ended already is returned as it is."""
-        stored = self._stored(http)
+        stored = await self._stored(http)
         if not stored.body["background"]:
             raise RequestError("only a background response can be cancelled; close the connection of another")
-        await self._store.cancel(stored.body["id"])
-        return JSONResponse(self._stored(http).body)
+        ended = await self._store.cancel(stored.body["id"], http.state.holder.owner)
+        return JSONResponse(ended.body)
 
     async def input_items(self, http: HttpRequest) -> Response:
-        items = enumerate(self._stored(http).items)
+        items = enumerate((await self._stored(http)).items)
         return page_of(http, [_with_id(item, number) for number, item in items][::-1])
 
-    def _stored(self, http: HttpRequest) -> StoredResponse:
-        return self._store.get(http.path_params["id"], http.state.holder.owner)
+    async def _stored(self, http: HttpRequest) -> StoredResponse:
+        return await self._store.get(http.path_params["id"], http.state.holder.owner)
 
     def _check(self, body: ResponsesRequest) -> None:
         """Check the body. Raises RequestError."""
@@ -189,6 +188,27 @@ class ResponsesRoutes:
             raise RequestError("a background response is not streamed: ask for it by its id", field="stream")
         if body.background and not (body.is_kept and self._store.keeps):
             raise RequestError("a background response must be stored", field="background")
+
+
+def _turn(
+    before: tuple[Json, ...],
+    field: str,
+    given: Sequence[InputItem],
+    stored: Mapping[str, Json],
+    *,
+    is_text: bool,
+) -> _Turn:
+    """Return the turn of a body that has these items, of which `stored` has those that are named. Raises RequestError."""
+    items = [PlacedItem(item, field) for item in items_of(before)]
+    own: list[Json] = []
+    for at, item in enumerate(given):
+        if isinstance(item, ItemReference):
+            own.append(stored[item.id])
+            (item,) = items_of(own[-1:])
+        else:
+            own.append(item.model_dump(exclude_none=True))
+        items.append(PlacedItem(item, "input" if is_text else f"input[{at}]"))
+    return before, tuple(own), items
 
 
 def _with_id(item: Json, number: int) -> Json:

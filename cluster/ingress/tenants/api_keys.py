@@ -55,6 +55,11 @@ def may_see(owner: str, stored_by: str) -> bool:
     return stored_by == owner or (not stored_by and owner.startswith(_KEY_OWNER))
 
 
+def visible_owners(owner: str) -> tuple[str, ...]:
+    """Return whose records `may_see` lets `owner` see."""
+    return (owner, "") if owner.startswith(_KEY_OWNER) else (owner,)
+
+
 def read_keys(where: str, given: Sequence[SecretStr], file: str) -> tuple[SecretStr, ...]:
     """Return the keys that are given and those of the file. Raises ConfigError for one that `key_of` would not take."""
     keys = list(given)

@@ -1,7 +1,6 @@
 """Whose files and batches are whose, and how many of them there may be."""
 
 import io
-import json
 from pathlib import Path
 
 import openai
@@ -43,8 +42,9 @@ async def test_keys_without_a_tenant_have_files_and_batches_of_their_own(tmp_pat
     assert [file.id for file in (await two.client.files.list()).data] == [uploaded.id], (
         "a tenant shares its own"
     )
-    stored = (tmp_path / "files" / f"{batch.input_file_id}.json").read_text()
-    assert json.loads(stored)["tenant"] not in ("", "k")
+    stored = await own.store.get(batch.input_file_id)
+    assert stored is not None
+    assert stored.owner not in ("", "k")
 
 
 async def test_files_from_before_keys_had_their_own_stay_seen_by_keys_without_a_tenant(

@@ -6,6 +6,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -18,11 +19,12 @@ from pydantic import SecretStr
 from cluster.ingress.batches import batch_runner
 from cluster.ingress.batches.batch_routes import Endpoint
 from cluster.ingress.batches.batch_runner import BatchRunner
-from cluster.ingress.batches.batch_store import BatchStore
+from cluster.ingress.batches.batch_store import BatchStore, stored_batch
 from cluster.ingress.batches.file_store import FileStore
 from cluster.ingress.http_app import create_app
 from cluster.ingress.telemetry.observers import make_observers
 from cluster.ingress.tenants.access import Access, Rules, TenantRules
+from cluster.store.sql_store import SqlStore
 from core.errors import Overloaded, ReplicaLost
 from core.types import Request, Slo
 from tests.cluster.ingress.api.fakes import NAME, ByteTokenizer, FakeGenerator
@@ -40,16 +42,24 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Server:
-    """An ingress with batches; several may share a folder."""
+    """An ingress with batches; several may share a store: a folder of SQLite's, or a URL."""
 
     def __init__(
-        self, folder: Path, generator: FakeGenerator, rules: Rules = OPEN, key: str = "k", room: int = 1 << 20
+        self,
+        where: Path | str,
+        generator: FakeGenerator,
+        rules: Rules = OPEN,
+        key: str = "k",
+        room: int = 1 << 20,
+        timeout_s: float = PATIENCE_S,
     ) -> None:
         self.generator, self.access = generator, Access(rules)
-        self.files, self.batches = FileStore(folder, room), BatchStore(folder)
-        stores = (self.files, self.batches)
-        app = create_app(generator, ByteTokenizer(), SETTINGS, self.access, make_observers(NAME), stores)
-        self.runner = BatchRunner(app, *stores, self.access, at_once=4, slo_class="batch")
+        url = where if isinstance(where, str) else f"sqlite:///{where / 'store.db'}"
+        self.store = SqlStore(lambda: url, timeout_s)
+        self.files, self.batches = FileStore(self.store, room), BatchStore(self.store)
+        settings = replace(SETTINGS, file_store_bytes=room)
+        app = create_app(generator, ByteTokenizer(), settings, self.access, make_observers(NAME), self.store)
+        self.runner = BatchRunner(app, self.store, self.access, NAME, at_once=4, slo_class="batch")
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api")
         self.client = openai.AsyncOpenAI(
             base_url="http://api/v1", api_key=key, http_client=self.http, max_retries=0
@@ -181,8 +191,8 @@ async def test_a_batch_can_be_cancelled_at_any_ingress(tmp_path: Path) -> None:
 async def test_what_time_leaves_undone_is_listed_as_expired(tmp_path: Path) -> None:
     server = Server(tmp_path, FakeGenerator())
     batch = await server.submit([line(n) for n in range(3)])
-    record = server.batches.get(batch.id, "")
-    server.batches.save(record | {"expires_at": record["created_at"] - 1})
+    record = await server.batches.get(batch.id, "")
+    await server.store.put([stored_batch(record | {"expires_at": record["created_at"] - 1})])
     async with server.running():
         ended = await server.ended(batch.id)
     assert ended.status == "expired"
@@ -294,7 +304,8 @@ async def test_bad_uploads_and_batches_are_refused(tmp_path: Path) -> None:
         assert error.value.param == field
     for query in ("limit=0", "limit=x", "order=up", "after=none"):
         assert (await server.http.get(f"/v1/files?{query}")).status_code == 400
-    assert list((tmp_path / "batches").iterdir()) == []
+    assert (await server.client.batches.list()).data == []
+    assert [each.id for each in (await server.client.files.list()).data] == [file.id]
 
 
 async def _pieces() -> AsyncIterator[bytes]:
@@ -307,7 +318,7 @@ async def test_without_a_folder_it_is_said_what_is_missing() -> None:
         for path in ("/v1/files", "/v1/batches/batch_1"):
             answer = await http.get(path)
             assert (answer.status_code, answer.json()["error"]["code"]) == (404, "batches_off")
-            assert "serve.batch_dir" in answer.json()["error"]["message"]
+            assert "serve.store" in answer.json()["error"]["message"]
 
 
 async def test_slow_batches_of_one_tenant_do_not_keep_anothers_waiting(tmp_path: Path) -> None:

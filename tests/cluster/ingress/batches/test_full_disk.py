@@ -12,13 +12,13 @@ import openai
 import pytest
 
 from cluster.ingress.batches import batch_job, batch_runner
-from cluster.ingress.batches.file_store import FileStore
+from cluster.store.sql_database import RESERVED_BYTES
 from core.whole_files import remove_abandoned, replace_file
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.batches.test_batches import Server, line
 from tests.patience import until
 
-DISK_BYTES = 256 << 10
+DISK_BYTES = RESERVED_BYTES + (8 << 20)
 
 
 @pytest.fixture
@@ -44,19 +44,15 @@ def fill(disk: Path, left: int = 0) -> Path:
     with filler.open("ab", buffering=0) as file:
         try:
             while True:
-                file.write(b"x" * 4096)
+                file.write(b"x" * 65536)
         except OSError:
             pass
     os.truncate(filler, filler.stat().st_size - left)
     return filler
 
 
-def drafts(disk: Path) -> list[Path]:
-    return list(disk.rglob("*.new"))
-
-
 async def test_an_upload_that_does_not_fit_is_refused_with_a_sentence(disk: Path) -> None:
-    server = Server(disk, FakeGenerator())
+    server = Server(disk, FakeGenerator(), room=1 << 30)
     with pytest.raises(openai.InternalServerError, match="disk is full") as refused:
         await server.client.files.create(file=io.BytesIO(b"x" * (2 * DISK_BYTES)), purpose="batch")
     error = refused.value
@@ -65,7 +61,7 @@ async def test_an_upload_that_does_not_fit_is_refused_with_a_sentence(disk: Path
         "insufficient_storage",
         "false",
     )
-    assert list((disk / "files").iterdir()) == []
+    assert await server.store.find("file") == []
     kept = await server.client.files.create(file=io.BytesIO(b"x" * 4096), purpose="batch")
     assert kept.bytes == 4096
 
@@ -82,8 +78,8 @@ async def test_whatever_is_stored_there_is_refused_so(disk: Path) -> None:
     ):
         with pytest.raises(openai.InternalServerError, match="disk is full"):
             await work
-    assert sorted(path.name for path in (disk / "files").iterdir()) == [f"{file.id}.data", f"{file.id}.json"]
-    assert list((disk / "batches").iterdir()) == []
+    assert [record.id for record in await server.store.find("file")] == [file.id]
+    assert await server.store.find("batch") == []
 
 
 async def test_a_batch_waits_for_room_and_answers_each_line_once(
@@ -92,12 +88,11 @@ async def test_a_batch_waits_for_room_and_answers_each_line_once(
     generator = FakeGenerator()
     server = Server(disk, generator)
     batch = await server.submit([line(number) for number in range(20)])
-    filler = fill(disk)
+    filler = fill(disk, 2 << 20)
     with caplog.at_level(logging.ERROR):
         async with server.running():
-            await until(lambda: "waits for room on the disk" in caplog.text)
+            await until(lambda: "waits for the store" in caplog.text)
             await asyncio.sleep(0.3)  # some looks
-            await until(lambda: not drafts(disk))  # what a look writes just now is none that it left
             num_run = len(generator.requests)
             assert num_run <= 4, "what was computed is kept, and not computed again at each look"
             filler.unlink()
@@ -105,7 +100,7 @@ async def test_a_batch_waits_for_room_and_answers_each_line_once(
     assert ended.request_counts is not None
     assert (ended.status, ended.request_counts.completed) == ("completed", 20)
     assert len(generator.requests) == 20
-    assert caplog.text.count("waits for room") <= 2
+    assert caplog.text.count("waits for the store") <= 2
 
 
 async def test_a_disk_that_fills_up_in_between_loses_nothing(disk: Path) -> None:
@@ -114,7 +109,7 @@ async def test_a_disk_that_fills_up_in_between_loses_nothing(disk: Path) -> None
     batch = await server.submit([line(number) for number in range(40)])
     async with server.running():
         await until(lambda: len(generator.finished) >= 4)
-        filler = fill(disk)
+        filler = fill(disk, 2 << 20)
         await asyncio.sleep(0.3)
         filler.unlink()
         ended = await server.ended(batch.id)
@@ -133,7 +128,7 @@ async def test_an_upload_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
     for body in (head + b"half of it", head + b"whole\r\n--b--\r\n"):  # the second names no purpose
         answer = await server.http.post("/v1/files", content=body, headers=form)
         assert answer.status_code == 400
-        assert list((tmp_path / "files").iterdir()) == []
+        assert await server.store.find("file") == []
 
 
 @pytest.mark.parametrize(
@@ -151,15 +146,6 @@ async def test_a_form_is_no_longer_than_it_must_be(body: bytes, said: str, tmp_p
     answer = await server.http.post("/v1/files", content=body, headers=form)
     assert answer.status_code == 400
     assert said in answer.text
-
-
-def test_uploads_at_once_have_no_more_room_than_one(tmp_path: Path) -> None:
-    files = FileStore(tmp_path, 10_000)
-    with files.begin(files.new_id(), 6000), pytest.raises(Exception, match="exceed what is left"):
-        files.begin(files.new_id(), 6000)
-    with files.begin(files.new_id(), 6000):
-        pass
-    assert list((tmp_path / "files").iterdir()) == []
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(disk: Path) -> None:

@@ -4,13 +4,15 @@ import asyncio
 import io
 import threading
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.ingress.batches import batch_job
-from cluster.ingress.batches.file_store import FileStore, Upload
+from cluster.ingress.batches.file_store import Upload
+from cluster.store.store_port import Record, Store
+from core.types import Request
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.batches.test_batches import Server, line, quickly
 from tests.patience import PATIENCE_S, until
@@ -19,7 +21,7 @@ __all__ = ["quickly"]
 
 
 async def test_whoever_comes_next_goes_on_and_answers_no_line_twice(tmp_path: Path) -> None:
-    """Each server ends in the midst of it; what a killed one had half written is cut off."""
+    """Each server ends in the midst of it."""
     slow = [FakeGenerator(f"server {number}", pause_s=0.002) for number in range(6)]
     async with Server(tmp_path, slow[0]).running() as first:
         batch = await first.submit([line(n) for n in range(60)])
@@ -32,10 +34,6 @@ async def test_whoever_comes_next_goes_on_and_answers_no_line_twice(tmp_path: Pa
                     break
                 await asyncio.sleep(0.005)
             seen += len(generator.requests)
-        path = tmp_path / "files" / f"{batch.id.replace('batch_', 'file-')}.data"
-        if found.status != "completed":
-            with path.open("ab") as file:
-                file.write(b'{"custom_id": "c1", "resp')
     assert found.status == "completed"
     good = await server.answers(found.output_file_id)
     assert Counter(each["custom_id"] for each in good) == Counter(f"c{n}" for n in range(60))
@@ -54,49 +52,66 @@ async def test_two_ingresses_do_not_run_the_same_batch(tmp_path: Path) -> None:
     assert other.generator.requests
 
 
-async def test_a_batch_stopped_while_its_files_open_leaves_none_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+class Taken(FakeGenerator):
+    """Loses the batch that it runs to another ingress, while it answers."""
+
+    def __init__(self, take: Callable[[], Awaitable[object]]) -> None:
+        super().__init__("of one that has lost it")
+        self._take = take
+
+    async def generate(self, request: Request, shared: object = None):
+        if not self.requests:
+            await self._take()
+        async for token in super().generate(request, shared):
+            yield token
+
+
+async def test_an_ingress_that_has_lost_a_batch_stores_no_answer_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    opening, may_open, opened = asyncio.Event(), threading.Event(), []
-    loop = asyncio.get_running_loop()
+    """It was held up for longer than its lease, and another one has claimed the batch."""
+    other = Server(tmp_path, FakeGenerator("of the other"))
+    batch = await other.submit([line(n) for n in range(3)])
+    held = False
 
-    class SlowFile(batch_job.AnswerFile):
-        def __init__(self, path: Path) -> None:
-            loop.call_soon_threadsafe(opening.set)
-            assert may_open.wait(PATIENCE_S)
-            super().__init__(path)
-            opened.append(self)
+    async def take() -> None:
+        nonlocal held
+        await other.store.renew([batch.id], one.runner.holder, -1.0)
+        held = await other.store.claim(batch.id, other.runner.holder, 1000.0) is not None
 
-    monkeypatch.setattr(batch_job, "AnswerFile", SlowFile)
-    async with Server(tmp_path, FakeGenerator()).running() as server:
-        await server.submit([line(1)])
-        async with asyncio.timeout(PATIENCE_S):
-            await opening.wait()
-        loop.call_later(0.05, may_open.set)
-    assert len(opened) == 2
-    for file in opened:
-        with pytest.raises(ValueError, match="closed"):
-            file.sync()
-
-
-def half_written(folder: Path) -> list[Path]:
-    return list(folder.rglob("*.upload"))
+    one = Server(tmp_path, Taken(take))
+    async with one.running():
+        await until(lambda: "goes on in another ingress" in caplog.text)
+    assert held
+    async with other.running():
+        done = await other.ended(batch.id)
+    answers = await other.answers(done.output_file_id)
+    assert Counter(each["custom_id"] for each in answers) == Counter(f"c{n}" for n in range(3))
+    said = {each["response"]["body"]["choices"][0]["message"]["content"] for each in answers}
+    assert said == {"of the other"}
 
 
-@pytest.mark.parametrize("step", ["begin", "write", "keep"])
+async def drafts(store: Store) -> list[Record]:
+    return await store.find("file", state="draft")
+
+
+@pytest.mark.parametrize("step", ["write", "keep"])
 async def test_an_upload_that_is_cut_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     begun, may_go_on = threading.Event(), threading.Event()
-    owner = FileStore if step == "begin" else Upload
-    work = getattr(owner, step)
+    work: Any = getattr(Upload, step)
 
-    def slowly(self: Any, *args: Any) -> Any:
+    def blocking(self: Any, *args: Any) -> Any:
         begun.set()
         assert may_go_on.wait(PATIENCE_S)
         return work(self, *args)
 
-    monkeypatch.setattr(owner, step, slowly)
+    async def slowly(self: Any, *args: Any) -> Any:
+        begun.set()
+        await asyncio.sleep(PATIENCE_S)
+
+    monkeypatch.setattr(Upload, step, {"write": blocking, "keep": slowly}[step])
     server = Server(tmp_path, FakeGenerator(), room=70_000)
     file = io.BytesIO(b"x" * 40_000)
     upload = asyncio.create_task(server.client.files.create(file=file, purpose="batch"))
@@ -106,7 +121,6 @@ async def test_an_upload_that_is_cut_leaves_no_file(
     may_go_on.set()
     await asyncio.gather(upload, return_exceptions=True)
     assert upload.cancelled()
-    assert not half_written(tmp_path)
+    assert await drafts(server.store) == []
     monkeypatch.undo()
-    if step != "keep":  # the client did not learn its id, but its file is whole
-        assert await server.client.files.create(file=io.BytesIO(b"x" * 40_000), purpose="batch")
+    assert await server.client.files.create(file=io.BytesIO(b"x" * 40_000), purpose="batch")

@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -25,8 +24,8 @@ def with_policy(policy: Literal["reject", "warn", "ignore"]) -> Api:
 
 
 @pytest.mark.parametrize("route", BODIES)
-async def test_null_is_absence_for_every_optional_field_of_every_body(route: str, tmp_path: Path) -> None:
-    async with client(route, tmp_path) as http:
+async def test_null_is_absence_for_every_optional_field_of_every_body(route: str) -> None:
+    async with client(route) as http:
         described = (await http.get("/openapi.json")).json()
         schema = described["paths"][route]["post"]["requestBody"]["content"]["application/json"]["schema"]
         body = described["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
@@ -53,9 +52,9 @@ async def test_null_is_absence_for_every_optional_field_of_every_body(route: str
     ],
 )  # fmt: skip
 async def test_null_is_absence_inside_of_a_body_and_for_unknown_fields(
-    path: str, body: dict[str, Any], tmp_path: Path
+    path: str, body: dict[str, Any]
 ) -> None:
-    async with client(path, tmp_path) as http:
+    async with client(path) as http:
         base = CHAT if path in (CHATS, MESSAGES) else {"model": NAME}
         answer = await http.post(path, json={**base, **body})
         assert answer.status_code == 200, answer.text

@@ -2,14 +2,11 @@
 
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from cluster.ingress.batches.batch_store import BatchStore
-from cluster.ingress.batches.file_store import FileStore
 from cluster.ingress.http_app import create_app
 from cluster.ingress.telemetry.observers import make_observers
 from cluster.ingress.tenants.access import Access
@@ -43,20 +40,20 @@ def _adapter(name: str, path: str) -> ServedAdapter:
     raise ConfigError(f"{path}: no adapter lies there")
 
 
-def client(route: str, folder: Path) -> httpx.AsyncClient:
+def client(route: str) -> httpx.AsyncClient:
     settings = replace(SETTINGS, max_context_tokens=4000, vocab_size=400, describe_adapter=_adapter)
     generator = VectorGenerator() if route in _EMBEDS else Searcher()
     generator.adapters.refusal = RequestError("no adapter is called that", field="lora_name", status=404)
     if route in _EMBEDS:
         settings = replace(settings, pooling=Pooling(kind="last"), embedding_size=4)
-    stores = FileStore(folder, 1 << 20), BatchStore(folder)
+    settings = replace(settings, file_store_bytes=1 << 20)
     tokenizer = Beginning(FAMILIES["Qwen2.5-Coder"][0]) if route == "/infill" else TemplateTokenizer(HERMES)
-    app = create_app(generator, tokenizer, settings, Access(OPEN), make_observers(NAME), stores)
+    app = create_app(generator, tokenizer, settings, Access(OPEN), make_observers(NAME))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api")
 
 
-async def all_are_answered(route: str, bodies: list[bytes], folder: Path) -> None:
-    async with client(route, folder) as http:
+async def all_are_answered(route: str, bodies: list[bytes]) -> None:
+    async with client(route) as http:
         for body in bodies:
             answer = await http.post(route, content=body, headers={"content-type": "application/json"})
             assert answer.status_code < 500, (body, answer.text)
@@ -71,22 +68,22 @@ async def all_are_answered(route: str, bodies: list[bytes], folder: Path) -> Non
 
 
 @pytest.mark.parametrize("route", BODIES)
-async def test_a_valid_body_is_understood(route: str, tmp_path: Path) -> None:
-    async with client(route, tmp_path) as http:
+async def test_a_valid_body_is_understood(route: str) -> None:
+    async with client(route) as http:
         for body in valid_bodies(route):
             answer = await http.post(route, json=body)
             assert answer.status_code == 200 or any(each in answer.text for each in _LACKS), answer.text
 
 
 @pytest.mark.parametrize("route", BODIES)
-async def test_no_mutated_body_fails(route: str, tmp_path: Path) -> None:
+async def test_no_mutated_body_fails(route: str) -> None:
     bodies = [each for body in valid_bodies(route) for each in mutated(body)]
     chosen = random.Random(route).sample(bodies, min(_SAMPLE, len(bodies)))
-    await all_are_answered(route, chosen, tmp_path)
+    await all_are_answered(route, chosen)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("route", BODIES)
-async def test_none_of_all_mutated_bodies_fails(route: str, tmp_path: Path) -> None:
-    await all_are_answered(route, [each for body in valid_bodies(route) for each in mutated(body)], tmp_path)
+async def test_none_of_all_mutated_bodies_fails(route: str) -> None:
+    await all_are_answered(route, [each for body in valid_bodies(route) for each in mutated(body)])

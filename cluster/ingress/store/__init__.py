@@ -1,1 +1,0 @@
-"""What an ingress keeps for clients, within bounds."""
