@@ -5,7 +5,6 @@ import contextlib
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TypeVar
 
 import uvloop
@@ -24,7 +23,7 @@ from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import InstanceParts, LateSink, Role
 from cluster.instance.kept_instances import KeptInstances
 from cluster.instance.real_parts import local_parts
-from cluster.scheduler.adapter_file import AdapterFile
+from cluster.scheduler.kept_adapters import kept_adapters
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
@@ -93,8 +92,8 @@ class LocalCluster:
         async with contextlib.AsyncExitStack() as stack:
             scheduler_mail = join("scheduler")
             stack.push_async_callback(scheduler_mail.close)
-            kept = AdapterFile(Path(path)) if (path := config.adapters.list_file) else None
-            node = SchedulerNode(scheduler_mail, clock, make_scheduler(config.schedule), adapter_file=kept)
+            listed = await kept_adapters(config)
+            node = SchedulerNode(scheduler_mail, clock, make_scheduler(config.schedule), kept_adapters=listed)
             node.show_pools(_sizes(config))
             stack.push_async_callback(_cancel, asyncio.create_task(node.run()))
 

@@ -3,7 +3,6 @@ of its state again from the instances' reports and the other schedulers."""
 
 import asyncio
 import contextlib
-from pathlib import Path
 
 from ray import serve
 
@@ -12,7 +11,7 @@ from cluster.deploy.config_paths import check_scheduler_paths
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.deploy.serve_sizes import ServeSizes
-from cluster.scheduler.adapter_file import AdapterFile
+from cluster.scheduler.kept_adapters import kept_adapters
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scaling.autoscaler import Autoscaler
 from cluster.scheduler.scaling.pool_watch import PoolWatch
@@ -36,8 +35,7 @@ class Scheduler:
         context = serve.get_replica_context()
         scheduler = make_scheduler(config.schedule, self._mail.address)
         resolve = scheduler_resolver(serve.get_deployment_handle(context.deployment, context.app_name))
-        path = config.adapters.list_file
-        kept = await asyncio.to_thread(AdapterFile, Path(path)) if path else None
+        kept = await kept_adapters(config)
         self._node = SchedulerNode(
             self._mail,
             WallClock(),

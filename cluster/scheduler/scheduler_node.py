@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from cluster.scheduler.adapter_file import AdapterFile, Answer
 from cluster.scheduler.adapter_registry import AdapterRegistry, Word
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.global_scheduler import GlobalScheduler
+from cluster.scheduler.kept_adapters import Answer, KeptAdapters
 from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Tick
 from core.adapter_messages import (
     AdapterChanged,
@@ -46,7 +46,7 @@ class SchedulerNode:
     """Serves frontends and workers on `mail`. `run` must be running; `close` ends its mail.
 
     With `resolve` it looks for the others and tells them what it tells its frontends: there are `num_schedulers`, and
-    `num_spares` more. Without `adapter_file` the list of the adapters that are loaded ends with the cluster."""
+    `num_spares` more. Without `kept_adapters` the list of the adapters that are loaded ends with the cluster."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class SchedulerNode:
         scheduler: GlobalScheduler,
         resolve: Resolve | None = None,
         num_schedulers: int = 1,
-        adapter_file: AdapterFile | None = None,
+        kept_adapters: KeptAdapters | None = None,
         *,
         num_spares: int = 0,
     ) -> None:
@@ -70,9 +70,9 @@ class SchedulerNode:
         """The other schedulers' backlogs."""
         self._told = _NOTHING_WAITS
         self._waiting = asyncio.Event()
-        self._adapters, self._adapter_file = AdapterRegistry(mail.address), adapter_file
-        if adapter_file is not None:
-            self._adapters.restore(adapter_file.listed, clock.now())
+        self._adapters, self._kept_adapters = AdapterRegistry(mail.address), kept_adapters
+        if kept_adapters is not None:
+            self._adapters.restore(kept_adapters.listed, clock.now())
         self._joining: dict[str, list[Register | LoadReport | Leaving]] = {}
         """What instances have said that still lack an adapter: until they have it, they are not there for requests."""
         self._defects: dict[str, str] = {}
@@ -89,8 +89,8 @@ class SchedulerNode:
         self._mail.listen(self._on_message, self._on_lost)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
-            if self._adapter_file is not None:
-                tasks.create_task(self._adapter_file.run(self._mail.send))
+            if self._kept_adapters is not None:
+                tasks.create_task(self._kept_adapters.run(self._mail.send))
             if self._others is not None:
                 tasks.create_task(self._others.run())
 
@@ -164,9 +164,9 @@ class SchedulerNode:
         self._note_waiting()
 
     def _answer(self, answers: list[Answer]) -> None:
-        """Answer who has asked for a change of the list, which a file that keeps it has before."""
-        if self._adapter_file is not None and self._adapters.leads:
-            self._adapter_file.keep(self._adapters.listed, answers)
+        """Answer who has asked for a change of the list, which the store has before."""
+        if self._kept_adapters is not None and self._adapters.leads:
+            self._kept_adapters.keep(self._adapters.listed, answers)
         else:
             for asker, answer in answers:
                 self._mail.send(asker, answer)

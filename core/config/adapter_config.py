@@ -59,8 +59,8 @@ class AdapterConfig(Section):
     max_rank: int = Field(default=16, ge=1)
     """The largest rank of an adapter that is loaded so."""
     list_file: str = ""
-    """File, as a whole path, that keeps which adapters are loaded so: written at each change, read when a cluster starts. Every
-    scheduler must see it. Empty: a restart of the whole cluster forgets them."""
+    """File, as a whole path, in which releases up to 0.2 kept which adapters are loaded so. It is read where `serve.store`, which
+    keeps that now, has no list yet. Every scheduler must see it."""
 
     @property
     def num_slots(self) -> int:

@@ -8,6 +8,7 @@ from core.config.adapter_config import check_adapters
 from core.config.device_transport import check_device_transport
 from core.config.parallel_config import ParallelConfig, check_shares
 from core.config.security_config import check_security
+from core.config.store_url import check_store, store_reader
 from core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -34,6 +35,12 @@ def _check_serve(config: "ClusterConfig") -> None:
     if serve.batch_dir and not Path(serve.batch_dir).expanduser().is_absolute():
         raise ConfigError(
             f"serve.batch_dir is {serve.batch_dir!r}: give a whole path, since ingresses have working folders of their own"
+        )
+    check_store(serve)
+    if config.adapters.list_file and store_reader(serve) is None:
+        raise ConfigError(
+            "adapters.list_file is read once, to copy it into the store that keeps which adapters are loaded: name that in "
+            "serve.store"
         )
     if serve.num_ports > 1 and not 0 < serve.port <= 65536 - serve.num_ports:
         raise ConfigError("serve.num_ports counts ports from serve.port on: they must be 1 to 65535")

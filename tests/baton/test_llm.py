@@ -99,14 +99,14 @@ def test_an_adapter_comes_and_goes(tmp_path: Path) -> None:
             adapted.load_adapter("mine", "/etc")
 
 
-def test_what_is_loaded_is_there_after_a_restart_where_a_file_keeps_it(tmp_path: Path) -> None:
+def test_what_is_loaded_is_there_after_a_restart_where_a_store_keeps_it(tmp_path: Path) -> None:
     reference = AutoModelForCausalLM.from_pretrained(resolve("embedded")).float().eval()
     truth = make_adapter(tmp_path / "one", reference, 0)
     prompt, params = list(corpus_prompts(1)[0]), SamplingParams(temperature=0.0, max_tokens=12)
 
     def start() -> LLM:
-        file = str(tmp_path / "loaded.json")
-        return LLM("embedded", adapters__folders=[str(tmp_path)], adapters__list_file=file)
+        store = f"sqlite:///{tmp_path / 'store.db'}"
+        return LLM("embedded", adapters__folders=[str(tmp_path)], serve__store=store)
 
     with start() as first:
         first.load_adapter("mine", str(tmp_path / "one"))

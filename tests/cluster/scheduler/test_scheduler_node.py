@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from cluster.scheduler.adapter_file import AdapterFile
 from cluster.scheduler.fleet.roster import NO_DECODE
 from cluster.scheduler.global_scheduler import GlobalScheduler
+from cluster.scheduler.kept_adapters import KeptAdapters
 from cluster.scheduler.scheduler_node import SchedulerNode
 from core.adapter_messages import EMPTY_LIST, AdapterChanged, AdapterList, AdaptersHeld, LoadAdapter
 from core.clock import WallClock
@@ -42,10 +42,10 @@ class Peer:
 
 
 class Net:
-    def __init__(self, config: ScheduleConfig, adapter_file: AdapterFile | None = None) -> None:
+    def __init__(self, config: ScheduleConfig, kept: KeptAdapters | None = None) -> None:
         self.network = LoopbackNetwork()
         mail, scheduler = self.network.join("scheduler"), GlobalScheduler(config)
-        self.node = SchedulerNode(mail, WallClock(), scheduler, adapter_file=adapter_file)
+        self.node = SchedulerNode(mail, WallClock(), scheduler, kept_adapters=kept)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Net"]:
