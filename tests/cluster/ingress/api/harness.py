@@ -12,6 +12,7 @@ from cluster.ingress.generation.request_params import ApiSettings
 from cluster.ingress.http_app import create_app
 from cluster.ingress.telemetry.observers import make_observers
 from cluster.ingress.tenants.access import Access, Rules, TenantRules
+from cluster.store.store_port import Store
 from core.types import Slo
 from tests.cluster.ingress.api.fakes import END, NAME, ByteTokenizer, FakeGenerator
 
@@ -42,12 +43,14 @@ class Api:
         rules: Rules = OPEN,
         tokenizer: ByteTokenizer | None = None,
         now: Callable[[], float] = time.monotonic,
+        *,
+        store: Store | None = None,
     ) -> None:
-        """`now`: the time by which tenants' limits are counted."""
+        """`now`: the time by which tenants' limits are counted. `store`: what several ingresses share."""
         self.generator = generator
         self.tokenizer = tokenizer or ByteTokenizer()
         self.access = Access(rules, now)
-        self.app = create_app(generator, self.tokenizer, settings, self.access, make_observers(NAME))
+        self.app = create_app(generator, self.tokenizer, settings, self.access, make_observers(NAME), store)
         transport = httpx.ASGITransport(self.app)
         self.http = httpx.AsyncClient(transport=transport, base_url="http://api")
         self.openai = openai.AsyncOpenAI(

@@ -58,9 +58,11 @@ class Server:
         self.store = SqlStore(lambda: url, timeout_s)
         self.files, self.batches = FileStore(self.store, room), BatchStore(self.store)
         settings = replace(SETTINGS, file_store_bytes=room)
-        app = create_app(generator, ByteTokenizer(), settings, self.access, make_observers(NAME), self.store)
-        self.runner = BatchRunner(app, self.store, self.access, NAME, at_once=4, slo_class="batch")
-        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api")
+        self.app = create_app(
+            generator, ByteTokenizer(), settings, self.access, make_observers(NAME), self.store
+        )
+        self.runner = BatchRunner(self.app, self.store, self.access, NAME, at_once=4, slo_class="batch")
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://api")
         self.client = openai.AsyncOpenAI(
             base_url="http://api/v1", api_key=key, http_client=self.http, max_retries=0
         )
