@@ -25,6 +25,10 @@ class KVLayout:
     dtype: str
     scales: str = "none"
     """`vector`: the pool's data is followed by one float32 for each of its vectors, in their order, to multiply it with."""
+    group: int = 0
+    """Neighbouring numbers of a vector that share a scale, where there are scales; 0: all of it."""
+    kept: tuple[int, int] = (0, 0)
+    """The numbers [first, end) of a vector that are bfloat16, without a scale, where the others have scales."""
     state: str = "kv"
     """`kv`: a K and a V vector for each head and token; `mla`: one latent vector for each token (one head, `head_dim` long)."""
     state_blocks: int = 0
@@ -36,9 +40,15 @@ class KVLayout:
         return 1 if self.state == "mla" else 2
 
     @property
+    def num_kept(self) -> int:
+        """Numbers of a vector without a scale, among others that have some."""
+        return 0 if self.scales == "none" else self.kept[1] - self.kept[0]
+
+    @property
     def vector_bytes(self) -> int:
         """Bytes of one K or V vector of one head."""
-        return self.head_dim * DTYPE_BYTES[self.dtype]
+        each = DTYPE_BYTES[self.dtype]
+        return self.head_dim * each + self.num_kept * (DTYPE_BYTES["bfloat16"] - each)
 
     @property
     def slot_bytes(self) -> int:
@@ -57,8 +67,15 @@ class KVLayout:
 
     @property
     def scale_bytes(self) -> int:
-        """Bytes of one vector's scale."""
-        return SCALE_BYTES if self.scales == "vector" else 0
+        """Bytes of one vector's scales."""
+        return SCALE_BYTES * self.num_scales
+
+    @property
+    def num_scales(self) -> int:
+        """Scales of one vector."""
+        if self.scales == "none":
+            return 0
+        return (self.head_dim - self.num_kept) // self.group if self.group else 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """KV vectors from one storage dtype into another, on the sending side, without torch: what a device's kernel does
 (`device/many_conversions.py`), on the host.
 
-Floats are rounded to nearest, ties to even; 8-bit storage with scales gets one scale for each vector, its largest magnitude over
-the dtype's, and without scales saturates. Invariant: converting there and back changes an element by at most half a step of the
-coarser storage."""
+Floats are rounded to nearest, ties to even; 8-bit storage with scales gets one scale for each vector or group of its numbers, the
+largest magnitude over the dtype's, and without scales saturates. Invariant: converting there and back changes an element by at
+most half a step of the coarser storage."""
 
 from collections.abc import Callable, Iterable
 
@@ -25,17 +25,39 @@ _FP8_TINY = 2.0**-6
 def convert(
     source: KVLayout, data: Bytes, scales: Floats | None, target: KVLayout
 ) -> tuple[Bytes, Floats | None]:
-    """Return vectors stored as `source` stores them, `data` (n * vector bytes,) and `scales` (n,) if it has any, as `target`
-    stores them."""
-    values = _LOAD[source.dtype](data).reshape(-1, source.head_dim)
-    if scales is not None:
-        values = values * scales[:, None]
+    """Return vectors stored as `source` stores them, `data` (n * vector bytes,) and `scales` (n * scales of a vector,) if it has
+    any, as `target` stores them."""
+    values = _values(source, data, scales)
     if target.scales == "none":
         return _STORE[target.dtype](values).view(np.uint8).reshape(-1), None
-    new_scales = np.abs(values).max(axis=1) / np.float32(largest_of(target.dtype))
+    first, end = target.kept
+    scaled = np.delete(values, np.s_[first:end], axis=1).reshape(-1, target.group or target.head_dim)
+    new_scales = np.abs(scaled).max(axis=1) / np.float32(largest_of(target.dtype))
     new_scales = np.where(new_scales > 0, new_scales, np.float32(1)).astype(np.float32)
-    stored = _STORE[target.dtype](values / new_scales[:, None])
-    return stored.view(np.uint8).reshape(-1), new_scales
+    stored = _STORE[target.dtype](scaled / new_scales[:, None]).view(np.uint8).reshape(len(values), -1)
+    if target.num_kept:
+        kept = _store_bfloat16(values[:, first:end]).view(np.uint8)
+        stored = np.concatenate((stored[:, :first], kept, stored[:, first:]), axis=1)
+    return stored.reshape(-1), new_scales
+
+
+def _values(source: KVLayout, data: Bytes, scales: Floats | None) -> Floats:
+    """Return (n, head_dim)."""
+    if scales is None:
+        return _LOAD[source.dtype](data).reshape(-1, source.head_dim)
+    if not source.num_kept:
+        return _scaled(source, data, scales)
+    first, last = source.kept[0], 2 * source.kept[1] - source.kept[0]
+    rows = data.reshape(-1, source.vector_bytes)
+    kept = _load_bfloat16(np.ascontiguousarray(rows[:, first:last]))
+    numbers = _scaled(source, np.delete(rows, np.s_[first:last], axis=1), scales)
+    return np.concatenate((numbers[:, :first], kept, numbers[:, first:]), axis=1)
+
+
+def _scaled(source: KVLayout, data: Bytes, scales: Floats) -> Floats:
+    """Return (n, numbers with a scale)."""
+    numbers = _LOAD[source.dtype](data).reshape(len(scales), -1) * scales[:, None]
+    return numbers.reshape(-1, source.head_dim - source.num_kept)
 
 
 def convert_regions(work: Conversion, bytes_of: Callable[[Region], Bytes]) -> None:

@@ -1,12 +1,13 @@
 """Many vectors of KV, packed and stored otherwise by one launch: what `device/convert.py` does on the host, bit for bit.
 
-A thread makes a vector: it reads it twice where the target has scales, first for its largest magnitude. CUDA C++ and not Triton,
+A thread makes a vector: it reads it twice where the target has scales, first for the largest magnitudes. CUDA C++ and not Triton,
 since memory servers have no torch."""
 
 from collections.abc import Callable
 
 import numpy as np
 
+from core.kv import KVLayout
 from device.convert import largest_of
 from device.launch_lists import LaunchLists, Numbers
 from device.many_copies import Launch, launch
@@ -79,33 +80,61 @@ __device__ void store(u64 kind, u64 to, u64 at, float value) {
   }
 }
 
-// `how`: where vectors and their scales are, where both go (0: there are no scales), numbers of a vector, how they are stored and
-// will be, and the bits of the magnitude that a vector's largest number gets.
-__device__ void convert_vector(const u64 *how, u64 from, u64 to) {
-  const u64 width = how[4];
-  const float scale = how[1] ? reinterpret_cast<const float *>(how[1])[from] : 1.0f;
+// Where a side has a vector's number `at`: of one with scales, kept numbers take two of its places.
+struct Place { u64 base, at; bool is_kept; };
+__device__ Place place_of(const u64 *how, u64 base, bool has_scales, u64 vector, u64 at) {
+  const u64 width = how[4], first = how[9], kept = has_scales ? how[10] : 0, begin = vector * (width + kept);
+  if (at < first || !kept) return {base, begin + at, false};
+  if (at < first + kept) return {base + begin + first, at - first, true};
+  return {base, begin + at + kept, false};
+}
+__device__ float read(const u64 *how, u64 vector, u64 at) {
+  const Place place = place_of(how, how[0], how[1] != 0, vector, at);
+  return load(place.is_kept ? 2 : how[5], place.base, place.at);
+}
+__device__ void write(const u64 *how, u64 vector, u64 at, float value) {
+  const Place place = place_of(how, how[2], how[3] != 0, vector, at);
+  store(place.is_kept ? 2 : how[6], place.base, place.at, value);
+}
+
+// Numbers [at, end) of a vector, the `group`-th of those that share a scale.
+__device__ void convert_group(const u64 *how, u64 from, u64 to, u64 group, u64 at, u64 end) {
+  const u64 groups = (how[4] - how[10]) / how[8];
+  const float scale = how[1] ? reinterpret_cast<const float *>(how[1])[from * groups + group] : 1.0f;
   float divisor = 1.0f;
   if (how[3]) {
     float most = 0.0f;
-    for (u64 at = 0; at < width; ++at) most = fmaxf(most, fabsf(load(how[5], how[0], from * width + at) * scale));
+    for (u64 each = at; each < end; ++each) most = fmaxf(most, fabsf(read(how, from, each) * scale));
     divisor = most / of_bits((u32)how[7]);
     if (!(divisor > 0.0f)) divisor = 1.0f;
-    reinterpret_cast<float *>(how[3])[to] = divisor;
+    reinterpret_cast<float *>(how[3])[to * groups + group] = divisor;
   }
-  for (u64 at = 0; at < width; ++at)
-    store(how[6], how[2], to * width + at, load(how[5], how[0], from * width + at) * scale / divisor);
+  for (; at < end; ++at) write(how, to, at, read(how, from, at) * scale / divisor);
+}
+
+// `how`: where vectors and their scales are, where both go (0: there are no scales), numbers of a vector, how they are stored and
+// will be, the bits of the magnitude that a group's largest number gets, the numbers of a group, and which are kept: the first,
+// and how many.
+__device__ void convert_vector(const u64 *how, u64 from, u64 to) {
+  u64 at = 0;
+  for (u64 group = 0; at < how[4]; ++group) {
+    if (at == how[9])
+      for (; at < how[9] + how[10]; ++at) write(how, to, at, read(how, from, at));
+    if (at < how[4]) convert_group(how, from, to, group, at, at + how[8]);
+    at += how[8];
+  }
 }
 
 // `list` has what `convert_vector` is told, then of all pieces the first vector, then where it goes, then how many there are.
 extern "C" __global__ void convert_vectors(const u64 *list, u64 num_pieces) {
-  const u64 *pieces = list + 8;
+  const u64 *pieces = list + 11;
   for (u64 piece = blockIdx.x; piece < num_pieces; piece += gridDim.x)
     for (u64 at = threadIdx.x; at < pieces[2 * num_pieces + piece]; at += blockDim.x)
       convert_vector(list, pieces[piece] + at, pieces[num_pieces + piece] + at);
 }
 """
 _KINDS = {"float32": 0, "float16": 1, "bfloat16": 2, "float8_e4m3fn": 3, "int8": 4}
-_NUM_TOLD = 8
+_NUM_TOLD = 11
 _PIECE_VECTORS = 256
 _LIST_PIECES = 4096
 
@@ -139,7 +168,7 @@ def _cut(work: Conversion) -> Numbers:
 
 
 def _told(work: Conversion) -> Numbers:
-    regions = (work.data, work.scales, work.packed, work.packed_scales)
+    regions, kept = (work.data, work.scales, work.packed, work.packed_scales), _kept_by(work)
     return np.array(
         [
             *(region.address if region is not None else 0 for region in regions),
@@ -147,6 +176,14 @@ def _told(work: Conversion) -> Numbers:
             _KINDS[work.source.dtype],
             _KINDS[work.target.dtype],
             int(np.float32(largest_of(work.target.dtype)).view(np.uint32)),
+            (kept.head_dim - kept.num_kept) // (kept.num_scales or 1),
+            kept.kept[0],
+            kept.num_kept,
         ],
         np.uint64,
     )
+
+
+def _kept_by(work: Conversion) -> KVLayout:
+    """Return the side whose scales say which numbers share one: two with scales share them alike."""
+    return work.source if work.target.scales == "none" else work.target

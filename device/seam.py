@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from core.errors import DeviceError
-from core.kv import SCALE_BYTES, KVLayout
+from core.kv import KVLayout
 
 HOST = -1
 """In place of a device's number."""
@@ -64,7 +64,7 @@ class Conversion:
         return self._parts(self.data, self.source.vector_bytes)
 
     def scale_parts(self) -> list[Region]:
-        return self._parts(self.scales, SCALE_BYTES) if self.scales is not None else []
+        return self._parts(self.scales, self.source.scale_bytes) if self.scales is not None else []
 
     def written(self) -> list[Region]:
         return [self.packed, *([self.packed_scales] if self.packed_scales is not None else [])]

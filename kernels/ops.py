@@ -2,7 +2,7 @@
 
 T: tokens of a step, packed. B: sequences of a step. H, Hkv: query and KV heads. D: head dimension.
 A rank's KV of one layer is (num_blocks, 2, Hkv, block_size, D), with latent attention (num_blocks, 1, 1, block_size, R + P + I):
-core.kv's layout, which may have 8 bits with a scale for each vector. I: dimensions of index keys, 0 where there are none."""
+core.kv's layout, which may have 8 bits with scales. I: dimensions of index keys, 0 where there are none."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from core.records import record
-from kernels.kv_parts import KVPart, ScaledKV
+from kernels.kv_parts import KVPart, ScaledKV, ScaledLatents
 from kernels.packed import ExpertWeight, Kind, LinearWeight, LookUp, Weight, tensors_of
 from kernels.rounding import Activations, Rounded, Rounding
 from kernels.routing import Routing
@@ -195,8 +195,10 @@ class ExpertWeights:
         return *tensors_of(self.gate_up), *tensors_of(self.down), *bias
 
 
-KVLayer = Tensor | ScaledKV | KVPart
-"""One layer's KV; latents are Tensors."""
+Latents = Tensor | ScaledLatents
+"""One layer's latents, with index keys behind them if the model has any."""
+KVLayer = Tensor | ScaledKV | ScaledLatents | KVPart
+"""One layer's KV."""
 Gate = Literal["silu", "gelu_tanh"]
 HeadNorms = tuple[Tensor, Tensor, float]
 """Weights (D,) float32 of the RMSNorm of queries' and of keys' heads; eps."""
@@ -340,17 +342,17 @@ class Ops:
     logprobs: Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
     """(logits (N, V) float32, tokens (N,) int64, num_top) -> log-probabilities (N,) of the tokens, (N, num_top) of the likeliest,
     descending, and which those are, int64."""
-    write_latent: Callable[[Tensor, Tensor, AttentionMeta], None]
-    """(latent (T, R + P), or with index keys behind them (T, R + P + I), kv_layer of latents, meta): store at meta.slots."""
-    latent_attention: Callable[[Tensor, Tensor, AttentionMeta, float, Tensor, Tensor], Tensor]
-    """(q (T, H, N + P), kv_layer[..., : R + P], meta, scale, k_up (H, N, R), v_up (H, V, R)) -> (T, H, V). Causal. A token's key
+    write_latent: Callable[[Tensor, Latents, AttentionMeta], None]
+    """(latent (T, R + P), or with index keys behind them (T, R + P + I), kv_layer, meta): store at meta.slots."""
+    latent_attention: Callable[[Tensor, Latents, AttentionMeta, float, Tensor, Tensor], Tensor]
+    """(q (T, H, N + P), kv_layer, meta, scale, k_up (H, N, R), v_up (H, V, R)) -> (T, H, V). Causal. A token's key
     of head h is (k_up[h] @ latent, its P shared rotated elements), its value v_up[h] @ latent."""
-    select_tokens: Callable[[Tensor, Tensor, Tensor, AttentionMeta, int], Tensor]
-    """(q (T, J, I) of J index heads, weights (T, J) float32, kv_layer of latents with index keys, meta, top_k) -> slots (T,
+    select_tokens: Callable[[Tensor, Tensor, Latents, AttentionMeta, int], Tensor]
+    """(q (T, J, I) of J index heads, weights (T, J) float32, kv_layer with index keys, meta, top_k) -> slots (T,
     top_k) int64, in the order of tokens. Each query sees at least `top_k` tokens, and gets those with the highest sums over
     heads of weight * relu(q @ key), computed in float32; of equal ones the first."""
-    selected_attention: Callable[[Tensor, Tensor, Tensor, AttentionMeta, float, Tensor, Tensor], Tensor]
-    """(q (T, H, N + P), kv_layer[..., : R + P], slots (T, K) int64, meta, scale, k_up, v_up) -> (T, H, V): as `latent_attention`,
+    selected_attention: Callable[[Tensor, Latents, Tensor, AttentionMeta, float, Tensor, Tensor], Tensor]
+    """(q (T, H, N + P), kv_layer, slots (T, K) int64, meta, scale, k_up, v_up) -> (T, H, V): as `latent_attention`,
     but each query attends to the tokens at its slots alone."""
     gated_delta: Callable[[Tensor, Tensor, Tensor, Tensor, AttentionMeta, StateLayer], Tensor]
     """(x (T, channels), decay (T, H) or (T, H, key_dim) float32, beta (T, H) float32, kv_layer, meta, layer) -> (T, H,

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from core.errors import DeviceError, TransferError
-from core.kv import SCALE_BYTES, RankPool
+from core.kv import RankPool
 from core.messages import RegionKey
 from core.threads import in_thread
 from device.convert import Bytes, convert
@@ -127,7 +127,7 @@ class HostStaging:
         ours, staged = source.shard.layout, _Staged.at(slot, runs, region)
         gathered, scales = self._read(runs, ours.vector_bytes, source.base_bytes), None
         if ours.scale_bytes:
-            scales = self._read(runs, SCALE_BYTES, _scales_of(source)).view(np.float32)
+            scales = self._read(runs, ours.scale_bytes, _scales_of(source)).view(np.float32)
         data, new_scales = convert(ours, gathered, scales, region.shard.layout)
         self._memory[staged.data : staged.data + staged.data_bytes] = data
         if new_scales is not None:

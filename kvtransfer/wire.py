@@ -19,10 +19,10 @@ POOL_FORMAT = "baton-kv-1"
 """How a pool's bytes are laid out (`core/kv.py`); another layout gets another name. Travels as `RegionKey.name`."""
 SPEAKS = (1, 1)
 """The lowest and the highest version of the rules in this file that this release can follow."""
-KNOWN_REQUIREMENTS = frozenset({"base", "states"})
-"""What a peer may demand that this release understands. `base`: the pool does not begin where its memory does. `states`: a
-sequence's first blocks have its recurrent state, each head of the pool its part (`kernels/states.py`). Peers that say `recurrent`
-lay a state out in one piece."""
+KNOWN_REQUIREMENTS = frozenset({"base", "groups", "states"})
+"""What a peer may demand that this release understands. `base`: the pool does not begin where its memory does. `groups`: a
+vector has several scales, and some of its numbers have none. `states`: a sequence's first blocks have its recurrent state, each
+head of the pool its part (`kernels/states.py`). Peers that say `recurrent` lay a state out in one piece."""
 _FLOATS = frozenset({"float32", "bfloat16", "float16"})
 
 
@@ -72,7 +72,9 @@ def content_of(shard: KVShard, model: str = "", base_bytes: int = 0) -> KVConten
         dtype=layout.dtype,
         scales=layout.scales,
         software=_SOFTWARE,
-        requires=("base",) * bool(base_bytes) + ("states",) * bool(layout.state_blocks),
+        requires=("base",) * bool(base_bytes)
+        + ("groups",) * (layout.num_scales > 1 or layout.num_kept > 0)
+        + ("states",) * bool(layout.state_blocks),
         state_tokens=layout.state_tokens,
     )
 
@@ -188,6 +190,12 @@ def check_compatible(
     )
     if described != held:
         raise TransferError(f"{them} describes its KV pool as {described} but lays it out as {held}")
+    ours = source.layout
+    if ours.num_scales and layout.num_scales and (ours.group, ours.kept) != (layout.group, layout.kept):
+        raise TransferError(
+            f"KV cannot be handed over: {us} has a scale for each {ours.group} numbers and none for {ours.kept}, {them} for each "
+            f"{layout.group} and none for {layout.kept}. Serve the same model in both pools."
+        )
     return agree(content_of(source, model), theirs, us, them)
 
 

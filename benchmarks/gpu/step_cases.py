@@ -153,7 +153,7 @@ class StepCases:
         q = self._randn(s.batch, heads, 128 + rotated)
         return Case(
             name=f"attention to {top_k} chosen tokens, batch {s.batch}",
-            run=lambda: selected_attention(q, pool[..., : rank + rotated], slots, meta, 0.1, k_up, v_up),
+            run=lambda: selected_attention(q, pool, slots, meta, 0.1, k_up, v_up),
             num_bytes=2.0 * slots.numel() * (rank + rotated), num_flops=2.0 * slots.numel() * heads * (2 * rank + rotated),
         )  # fmt: skip
 

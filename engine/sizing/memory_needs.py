@@ -266,6 +266,7 @@ def _step_bytes(
         # The layers' inputs, the two that they are sums of, and what these were before they were scaled.
         residual += tokens * spec.num_layers * spec.layer_inputs.size * (4 * wide + _FLOAT)
     halves = [_attention_bytes(spec, tokens, share, stored, context_tokens)]
+    halves[0] += _eight_bit_bytes(spec, engine, stored, context_tokens)
     halves += [_inner_bytes(spec, tokens, mesh, wide)]
     if spec.recurrent is not None:
         num_ranks = mesh.tp if spec.mla is None else 1
@@ -321,6 +322,14 @@ def _attention_bytes(
         return vectors + gathered + masks + 3 * heads * scores
     repeated = 2 * heads * context_tokens * dim * stored.other
     return vectors + gathered + masks + repeated + 4 * heads * scores
+
+
+def _eight_bit_bytes(spec: ModelSpec, engine: EngineConfig, stored: Stored, context_tokens: int) -> int:
+    """Return the bytes that a CPU takes to make latents of 8 bits floats: those of one sequence, or of a run of queries, as they
+    are stored, their parts, and both together."""
+    if spec.mla is None or engine.kv_dtype == "auto" or not stored.on_cpu:
+        return 0
+    return max(context_tokens * spec.mla.token_size, _CPU_NUMBERS) * 4 * _FLOAT
 
 
 def _choosing_bytes(spec: ModelSpec, tokens: int, heads: int, stored: Stored, context_tokens: int) -> int:

@@ -378,11 +378,7 @@ def _for_states(layout: KVLayout) -> str:
 
 
 def _stored_as(kv_dtype: str, layout: KVLayout) -> KVLayout:
-    """Return how ranks keep the model. Raises ConfigError."""
+    """Return how ranks keep the model."""
     if kv_dtype == "auto":
         return layout
-    if layout.state == "mla":
-        raise ConfigError(
-            f"engine.kv_dtype is {kv_dtype}, but this model keeps latents, which no kernel reads in 8 bits: use auto"
-        )
     return replace(layout, dtype="float8_e4m3fn" if kv_dtype == "float8" else kv_dtype, scales="vector")

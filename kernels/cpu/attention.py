@@ -15,7 +15,7 @@ from torch import Tensor
 from kernels.attention.case import Attend
 from kernels.cpu import library
 from kernels.cpu.pages import result
-from kernels.kv_parts import KVPart
+from kernels.kv_parts import KVPart, ScaledLatents
 from kernels.ops import AttentionMeta, KVLayer, ScaledKV
 from kernels.torch.scaled_kv import as_floats
 
@@ -32,7 +32,7 @@ def attends_heads_of(size: int) -> bool:
 
 def supports(kv_layer: KVLayer) -> bool:
     """Whether native kernels read such a pool. One of float8 is made floats first."""
-    if isinstance(kv_layer, KVPart):
+    if isinstance(kv_layer, KVPart | ScaledLatents):
         return False
     is_known = isinstance(kv_layer, ScaledKV) or kv_layer.dtype in NUMBERS
     return is_known and fastest(kv_layer.shape[-1]) is not None
@@ -55,7 +55,7 @@ def attend(
     isa: library.Isa | None = None,
 ) -> Tensor:  # fmt: skip
     """`Ops.paged_attention`, for layers that `supports` allows. `isa` None: the fastest with which the head's size fits."""
-    if isinstance(kv_layer, KVPart):
+    if isinstance(kv_layer, KVPart | ScaledLatents):
         raise _refused("a layer that has all of a pool's heads")
     if isinstance(kv_layer, ScaledKV) and kv_layer.data.dtype not in NUMBERS:
         kv_layer, meta = as_floats(kv_layer, meta, torch.float32)

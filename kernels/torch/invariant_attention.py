@@ -11,9 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels.kv_parts import KVPart
-from kernels.ops import AttentionMeta, KVLayer
+from kernels.ops import AttentionMeta, KVLayer, Latents
 from kernels.torch.row_tiles import RowTiles
 from kernels.torch.scaled_kv import as_floats
+from kernels.torch.stored_latents import blocks_of
 
 _SPAN_TOKENS = 256
 
@@ -99,7 +100,7 @@ class InvariantLatentAttention:
         self._tiles = tiles
 
     def __call__(
-        self, q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor
+        self, q: Tensor, kv_layer: Latents, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor
     ) -> Tensor:
         k_up, v_up, wide = k_up.float(), v_up.float(), q.float()
         nope, rank = k_up.shape[1:]
@@ -109,7 +110,8 @@ class InvariantLatentAttention:
         queries = torch.cat((in_latents, wide[..., nope:]), -1)
         out = queries.new_empty((*queries.shape[:2], rank))
         for seq in range(len(meta.query_lens)):
-            spans = [(first, kv[0], kv[0, ..., :rank]) for first, kv in spans_of(kv_layer, meta, seq, 0)]
+            latents = spans_of(kv_layer, meta, seq, 0, slice(queries.shape[2]))
+            spans = [(first, kv[0], kv[0, ..., :rank]) for first, kv in latents]
             attend_to(
                 self._tiles,
                 _Attend(spans=spans, scale=scale, window=0, soft_cap=0.0, sinks=None),
@@ -152,10 +154,10 @@ def _trial(attend: _Attend) -> _Attend:
 
 
 def spans_of(
-    kv_layer: Tensor | KVPart, meta: AttentionMeta, seq: int, window: int
+    kv_layer: Latents | KVPart, meta: AttentionMeta, seq: int, window: int, part: slice = slice(None)
 ) -> list[tuple[int, Tensor]]:
-    """Yield the first token and (planes, Hkv, 256, D) float32 of each span that any of the sequence's queries sees. It is zero
-    where there is no token, whatever an earlier owner of the block has left there."""
+    """Yield the first token and (planes, Hkv, 256, D) float32 of each span that any of the sequence's queries sees; of latents,
+    a `part` of D. It is zero where there is no token, whatever an earlier owner of the block has left there."""
     context, block_size = meta.context_lens[seq], kv_layer.shape[3]
     earliest = max(0, context - meta.query_lens[seq] - window + 1) if window else 0
     spans: list[tuple[int, Tensor]] = []
@@ -163,7 +165,7 @@ def spans_of(
         end = min(first + _SPAN_TOKENS, context)
         start_block = first // block_size
         ids = meta.block_tables[seq][start_block : -(-end // block_size)]
-        blocks = kv_layer.blocks(ids) if isinstance(kv_layer, KVPart) else kv_layer[ids]
+        blocks = kv_layer.blocks(ids) if isinstance(kv_layer, KVPart) else blocks_of(kv_layer, ids, part)
         vectors = blocks.permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, first - start_block * block_size :]
         there = vectors[:, :, : end - first].float()
         spans.append((first, F.pad(there, (0, 0, 0, _SPAN_TOKENS - there.shape[2])).contiguous()))

@@ -6,10 +6,11 @@ every query, and is computed for one query at a time."""
 import torch
 from torch import Tensor
 
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, Latents
 from kernels.torch.invariant_attention import spans_of
 from kernels.torch.row_tiles import RowTiles, Rowwise
-from kernels.torch.token_index import attend_to, hide_later, highest, index_scores, slots_of, vectors_of
+from kernels.torch.stored_latents import tokens_of
+from kernels.torch.token_index import attend_to, hide_later, highest, index_scores, slots_of
 
 _ROWS = 64
 """The most queries whose scores exist at one time."""
@@ -22,13 +23,13 @@ class InvariantTokenIndex:
         self._tiles = tiles
 
     def select_tokens(
-        self, q: Tensor, weights: Tensor, kv_layer: Tensor, meta: AttentionMeta, top_k: int
+        self, q: Tensor, weights: Tensor, kv_layer: Latents, meta: AttentionMeta, top_k: int
     ) -> Tensor:
         """`Ops.select_tokens`."""
         size = q.shape[2]
         found = torch.empty((len(q), top_k), dtype=torch.int64)
         for seq, context in enumerate(meta.context_lens):
-            spans = [keys[0, 0] for _, keys in spans_of(kv_layer[..., -size:], meta, seq, 0)]
+            spans = [keys[0, 0] for _, keys in spans_of(kv_layer, meta, seq, 0, slice(-size, None))]
             slots = slots_of(meta.block_tables[seq], kv_layer.shape[3])
             first, end = meta.query_starts[seq : seq + 2]
             for start in range(first, end, _ROWS):
@@ -48,7 +49,7 @@ class InvariantTokenIndex:
         return torch.cat(parts, 1)
 
     def selected_attention(
-        self, q: Tensor, kv_layer: Tensor, slots: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor,
+        self, q: Tensor, kv_layer: Latents, slots: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor,
         v_up: Tensor,
     ) -> Tensor:  # fmt: skip
         """`Ops.selected_attention`."""
@@ -59,9 +60,10 @@ class InvariantTokenIndex:
             ("to latents", k_up.shape), lambda x: torch.einsum("thn,hnr->thr", x, k_up), wide[..., :nope]
         )
         queries = torch.cat((in_latents, wide[..., nope:]), -1)
-        vectors, attended = vectors_of(kv_layer), queries.new_empty((*queries.shape[:2], rank))
+        attended = queries.new_empty((*queries.shape[:2], rank))
         for row, at in enumerate(slots):
-            attended[row] = attend_to(queries[row].clone()[None], vectors[at].float()[None], scale, rank)[0]
+            latents = tokens_of(kv_layer, at, queries.shape[2]).float()
+            attended[row] = attend_to(queries[row].clone()[None], latents[None], scale, rank)[0]
         values = self._tiles.one(
             ("from latents", v_up.shape), lambda x: torch.einsum("thr,hvr->thv", x, v_up), attended
         )

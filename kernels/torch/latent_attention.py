@@ -10,27 +10,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, Latents
+from kernels.torch.stored_latents import blocks_of
 
 _TILE_TOKENS = 64
 _EXPANDED_HEADS = 16
 """The number of heads whose keys and values exist at one time."""
 
 
-def write_latent(latent: Tensor, kv_layer: Tensor, meta: AttentionMeta) -> None:
-    """`Ops.write_latent`. A layer without index keys leaves the room behind its latents as it is."""
-    vectors = kv_layer.view(-1, kv_layer.shape[-1])[:, : latent.shape[-1]]
-    vectors.index_copy_(0, meta.slots, latent)
-
-
 def latent_attention(
-    q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor
+    q: Tensor, kv_layer: Latents, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor
 ) -> Tensor:
     """Attend. Each sequence takes the way that needs fewer multiplications."""
     out = q.new_empty(len(q), q.shape[1], v_up.shape[1])
+    latent = slice(k_up.shape[2] + q.shape[2] - k_up.shape[1])
     for i, (query_len, context_len) in enumerate(zip(meta.query_lens, meta.context_lens, strict=True)):
         rows = slice(meta.query_starts[i], meta.query_starts[i + 1])
-        latents = kv_layer[meta.block_tables[i].to(kv_layer.device)].flatten(0, 3)[:context_len]
+        blocks = blocks_of(kv_layer, meta.block_tables[i].to(q.device), latent)
+        latents = blocks.flatten(0, 3)[:context_len].to(q.dtype)
         attend = _expanded if expanding_pays(query_len, q.shape[-1], k_up, v_up) else _absorbed
         out[rows] = attend(q[rows], latents, scale, k_up, v_up)
     return out

@@ -24,11 +24,12 @@ from kernels.packed import EightBit, LinearWeight, LookUp, Prepacked, ScaledRows
 from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
 from kernels.torch.experts import experts, route
 from kernels.torch.gated_delta import gated_delta
-from kernels.torch.latent_attention import latent_attention, write_latent
+from kernels.torch.latent_attention import latent_attention
 from kernels.torch.paged_attention import PagedAttention
 from kernels.torch.sampling import logprobs, penalise, sample
 from kernels.torch.scaled_kv import store_vectors
 from kernels.torch.state_space import state_space
+from kernels.torch.stored_latents import write_latent
 from kernels.torch.token_index import select_tokens, selected_attention
 
 _HALVES = (torch.bfloat16, torch.float16)

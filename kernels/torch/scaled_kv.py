@@ -5,12 +5,16 @@ Rounded as device.convert does, so that a block holds the same whether it was co
 import torch
 from torch import Tensor
 
-from kernels.ops import AttentionMeta, ScaledKV
+from kernels.kv_parts import ScaledKV, ScaledLatents
+from kernels.ops import AttentionMeta
 from kernels.rounding import rounded
 
+_NOT_HERE = "latents have operations of their own"
 
-def store_vectors(vectors: Tensor, kv_layer: Tensor | ScaledKV, rows: Tensor) -> None:
+
+def store_vectors(vectors: Tensor, kv_layer: Tensor | ScaledKV | ScaledLatents, rows: Tensor) -> None:
     """Store `vectors` (N, D) at `rows` (N,) int64 of the layer's vectors, in their order."""
+    assert not isinstance(kv_layer, ScaledLatents), _NOT_HERE
     size = vectors.shape[1]
     if isinstance(kv_layer, Tensor):
         kv_layer.view(-1, size).index_copy_(0, rows, vectors.to(kv_layer.dtype))
@@ -21,9 +25,10 @@ def store_vectors(vectors: Tensor, kv_layer: Tensor | ScaledKV, rows: Tensor) ->
 
 
 def as_floats(
-    kv_layer: Tensor | ScaledKV, meta: AttentionMeta, dtype: torch.dtype
+    kv_layer: Tensor | ScaledKV | ScaledLatents, meta: AttentionMeta, dtype: torch.dtype
 ) -> tuple[Tensor, AttentionMeta]:
     """Return a layer of 8 bits in `dtype`, with only the blocks that a step attends to, and the step with their numbers there."""
+    assert not isinstance(kv_layer, ScaledLatents), _NOT_HERE
     if isinstance(kv_layer, Tensor):
         return kv_layer, meta
     if (found := meta.cache.get("blocks of 8 bits")) is None:

@@ -6,19 +6,20 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, Latents
+from kernels.torch.stored_latents import blocks_of, tokens_of
 
 MOST_NUMBERS = 1 << 19
 """Numbers of the largest tensor that exists on the way, unless one query takes more: what a processor's cache holds."""
 
 
-def select_tokens(q: Tensor, weights: Tensor, kv_layer: Tensor, meta: AttentionMeta, top_k: int) -> Tensor:
+def select_tokens(q: Tensor, weights: Tensor, kv_layer: Latents, meta: AttentionMeta, top_k: int) -> Tensor:
     """`Ops.select_tokens`."""
     num_heads, size = q.shape[1:]
     found = torch.empty((len(q), top_k), dtype=torch.int64, device=q.device)
     for seq, context in enumerate(meta.context_lens):
-        table = meta.block_tables[seq].to(kv_layer.device)
-        keys = kv_layer[..., -size:][table].flatten(0, 3)[:context].float()
+        table = meta.block_tables[seq].to(q.device)
+        keys = blocks_of(kv_layer, table, slice(-size, None)).flatten(0, 3)[:context].float()
         slots = slots_of(table, kv_layer.shape[3])[:context]
         first, end = meta.query_starts[seq : seq + 2]
         for rows in runs(first, end, num_heads * context):
@@ -60,15 +61,16 @@ def slots_of(table: Tensor, block_size: int) -> Tensor:
 
 
 def selected_attention(
-    q: Tensor, kv_layer: Tensor, slots: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor
+    q: Tensor, kv_layer: Latents, slots: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor
 ) -> Tensor:
     """`Ops.selected_attention`: queries are brought into the latent space."""
     del meta  # the slots say all
     nope, rank = k_up.shape[1:]
     queries = torch.cat((torch.einsum("thn,hnr->thr", q[..., :nope], k_up), q[..., nope:]), -1)
-    vectors, attended = vectors_of(kv_layer), queries.new_empty((*queries.shape[:2], rank))
-    for rows in runs(0, len(q), slots.shape[1] * kv_layer.shape[4]):
-        attended[rows] = attend_to(queries[rows], vectors[slots[rows]], scale, rank)
+    size, attended = queries.shape[2], queries.new_empty((*queries.shape[:2], rank))
+    for rows in runs(0, len(q), slots.shape[1] * size):
+        latents = tokens_of(kv_layer, slots[rows], size).to(q.dtype)
+        attended[rows] = attend_to(queries[rows], latents, scale, rank)
     return torch.einsum("thr,hvr->thv", attended, v_up)
 
 
@@ -76,12 +78,6 @@ def attend_to(queries: Tensor, latents: Tensor, scale: float, rank: int) -> Tens
     """(t, H, R + P), (t, K, R + P) -> (t, H, R)."""
     weights = (queries @ latents.mT * scale).float().softmax(-1).to(queries.dtype)
     return weights @ latents[..., :rank]
-
-
-def vectors_of(kv_layer: Tensor) -> Tensor:
-    """(num_blocks, 1, 1, block_size, D) -> (slots, D), of the same memory also where D is a part of what lies there."""
-    num_blocks, _, _, block_size, size = kv_layer.shape
-    return kv_layer.as_strided((num_blocks * block_size, size), (kv_layer.stride(3), 1))
 
 
 def runs(first: int, end: int, numbers: int) -> Iterator[slice]:

@@ -197,7 +197,7 @@ def config_for(shape: AttentionShape, rows: int, device: torch.device) -> Attent
     elif shape.head_dim > 256:
         # An accumulator as wide needs all registers. Latents are keys and values in one tile.
         block_m = max(min(rows, 64), next_power_of_2(heads))
-        is_long = shape.latents and block_m == 64 and capability(device) == 90
+        is_long = shape.latents and not shape.quantised and block_m == 64 and capability(device) == 90
         block_n, warps, stages = 64 if is_long else 16, 8, 3
     elif decode and wide:
         block_m, block_n, warps, stages = rows, 32, 4, 5

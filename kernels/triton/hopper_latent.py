@@ -146,5 +146,5 @@ hopper_latent_kernel = Kernel(gluon.jit(_latent_kernel, do_not_specialize=["tabl
 def is_for_hopper(shape: AttentionShape, rank: int, config: AttentionConfig, device: torch.device) -> bool:
     """Return whether `hopper_latent_kernel` does this: what it keeps in shared memory fits for these sizes alone."""
     sizes = (rank, shape.head_dim - rank, config.block_m, config.block_n, config.num_warps)
-    is_half = shape.dtype.itemsize == 2
+    is_half = shape.dtype.itemsize == 2 and not shape.quantised
     return not INTERPRETED and capability(device) == 90 and is_half and sizes == (512, 64, 64, 64, 8)

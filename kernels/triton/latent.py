@@ -9,11 +9,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, Latents
 from kernels.triton.attention_config import AttentionShape, LaunchPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.gemm import batched_linear
 from kernels.triton.hopper_latent import hopper_latent_kernel, is_for_hopper
+from kernels.triton.latent_tiles import StoredLatents, from_bfloat16, scaled
 from kernels.triton.launching import launchable
 from kernels.triton.platform import dot_dtype, next_power_of_2
 from kernels.triton.softmax import online_softmax, with_sink
@@ -24,12 +25,12 @@ _LOG2E = 1.4426950408889634
 
 @launchable(do_not_specialize=["table_stride"])
 def _latent_kernel(
-    q, kv, out, partial, partial_stats, items, table, scale_log2, table_stride,
+    q, kv, rotated_kv, kv_scales, out, partial, partial_stats, items, table, scale_log2, table_stride,
     GROUP: tl.constexpr, HEADS: tl.constexpr, RANK: tl.constexpr, ROTATED: tl.constexpr, STRIDE: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    DOT: tl.constexpr,
+    DOT: tl.constexpr, STORED: tl.constexpr, EACH: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
-    """See attention._attention_kernel."""
+    """See attention._attention_kernel, and latent_tiles for the last three: STORED is None where latents are floats."""
     head_block, seq, begin, _, end, first_row, count, first, _ = item_of(items, BLOCK_N, True)
     if seq < 0:
         return
@@ -52,11 +53,22 @@ def _latent_kernel(
         at = start + tl.arange(0, BLOCK_N)
         there = at < end
         block = tl.load(blocks + at // BLOCK_SIZE, there, 0).to(tl.int64)
-        vector = kv + (block * BLOCK_SIZE + at % BLOCK_SIZE)[:, None] * STRIDE
-        latent = tl.load(vector + column[None, :], there[:, None] & (column < RANK)[None, :], 0.0).to(DOT)
-        key = tl.load(
-            vector + RANK + rotated[None, :], there[:, None] & (rotated < ROTATED)[None, :], 0.0
-        ).to(DOT)
+        place = block * BLOCK_SIZE + at % BLOCK_SIZE
+        is_latent, is_key = (
+            there[:, None] & (column < RANK)[None, :],
+            there[:, None] & (rotated < ROTATED)[None, :],
+        )
+        if STORED is None:
+            vector = kv + place[:, None] * STRIDE
+            latent = tl.load(vector + column[None, :], is_latent, 0.0).to(DOT)
+            key = tl.load(vector + RANK + rotated[None, :], is_key, 0.0).to(DOT)
+        else:
+            latent = tl.load(kv + place[:, None] * STRIDE + column[None, :], is_latent, 0)
+            latent = scaled(latent, kv_scales, place, column, is_latent, STORED, EACH, SCALES).to(DOT)
+            key = tl.load(
+                rotated_kv + place[:, None] * (STRIDE // 2) + RANK // 2 + rotated[None, :], is_key, 0
+            )
+            key = from_bfloat16(key).to(DOT)
         scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
         scores = tl.dot(q_rotated, tl.trans(key), scores, input_precision="ieee")
         scores = tl.where(at[None, :] <= last[:, None], scores, float("-inf"))
@@ -79,7 +91,7 @@ def _latent_kernel(
 
 def absorbed_attention(
     q: Tensor,
-    kv_layer: Tensor,
+    kv_layer: Latents,
     meta: AttentionMeta,
     scale: float,
     rank: int,
@@ -101,6 +113,7 @@ def absorbed_attention(
         head_dim=size,
         block_size=kv_layer.shape[3],
         dtype=q.dtype,
+        quantised=not isinstance(kv_layer, Tensor),
         split_tokens=split_tokens,
         latents=True,
     )
@@ -111,32 +124,33 @@ def absorbed_attention(
 
 
 def _attend(
-    part: LaunchPart, shape: AttentionShape, q: Tensor, kv_layer: Tensor, out: Tensor, scale: float
+    part: LaunchPart, shape: AttentionShape, q: Tensor, kv_layer: Latents, out: Tensor, scale: float
 ) -> None:
-    config, items, rank = part.config, part.items, out.shape[2]
+    config, items, rank, latents = part.config, part.items, out.shape[2], StoredLatents.of(kv_layer)
     head_blocks = config.num_head_blocks(shape)
     partials = Partials.empty(items.num_places, head_blocks, config.block_m, rank, q.device)
-    arguments = (
-        q, kv_layer, out, partials.values, partials.stats, items.items, items.table, scale * _LOG2E, items.table.stride(0)
+    others = (
+        out, partials.values, partials.stats, items.items, items.table, scale * _LOG2E, items.table.stride(0)
     )  # fmt: skip
     sizes = {
         "GROUP": shape.num_heads, "HEADS": config.heads, "RANK": rank, "ROTATED": shape.head_dim - rank,
-        "STRIDE": kv_layer.stride(3), "BLOCK_SIZE": shape.block_size, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
+        "STRIDE": latents.stride, "BLOCK_SIZE": shape.block_size, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
         "num_warps": config.num_warps,
     }  # fmt: skip
     grid = (head_blocks, len(items.items))
     if is_for_hopper(shape, rank, config, q.device):
-        hopper_latent_kernel[grid](*arguments, **sizes)
+        hopper_latent_kernel[grid](q, latents.numbers, *others, **sizes)
     else:
         _latent_kernel[grid](
-            *arguments, **sizes, BLOCK_R=max(16, next_power_of_2(rank)),
+            q, latents.numbers, latents.rotated, latents.scales, *others, **sizes, BLOCK_R=max(16, next_power_of_2(rank)),
             BLOCK_P=max(16, next_power_of_2(shape.head_dim - rank)), DOT=dot_dtype(q.dtype), num_stages=config.num_stages,
+            STORED=latents.stored, EACH=latents.each, SCALES=latents.num_scales,
         )  # fmt: skip
     reduce_splits(partials, items, None, out, 1, config.heads, invariant=shape.split_tokens > 0)
 
 
 def latent_attention(
-    q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor
+    q: Tensor, kv_layer: Latents, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor
 ) -> Tensor:
     """`Ops.latent_attention`, absorbed for all: prompts cost about three times the flops that expanding their keys would."""
     nope, rank = k_up.shape[1:]
@@ -146,7 +160,7 @@ def latent_attention(
 
 
 def invariant_latent_attention(
-    q: Tensor, kv_layer: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor, split_tokens: int
+    q: Tensor, kv_layer: Latents, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor, split_tokens: int
 ) -> Tensor:  # fmt: skip
     """The same with the same bits for a token in any batch."""
     nope, rank = k_up.shape[1:]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from kernels.head_places import HeadPlaces
-from kernels.kv_parts import KVPart, ScaledKV
-from kernels.ops import AttentionMeta, ExpertWeights, KVLayer
+from kernels.kv_parts import KVPart, ScaledKV, ScaledLatents
+from kernels.ops import AttentionMeta, ExpertWeights, KVLayer, Latents
 from kernels.packed import EightBit, FourBit
 from kernels.rounding import Rounding
 from kernels.routing import Routing
@@ -132,18 +132,28 @@ def _rotations_into_parts() -> None:
     rope.rope_and_write_kv(tensor(TOKENS, (HEADS + 8) * 512), angles, angles, slots, pool, HEADS, norms)
 
 
-def _latent_attention(lens: list[tuple[int, int]]) -> None:
+def _latents(dtype: torch.dtype, index_dim: int = 0) -> Latents:
+    """Return a pool of DeepSeek's latents, with index keys behind them if `index_dim` is not 0."""
+    shape, size = (NUM_BLOCKS, 1, 1, BLOCK_SIZE), 576 + index_dim
+    if dtype == torch.bfloat16:
+        return tensor(*shape, size)
+    return ScaledLatents(
+        tensor(*shape, size + 64, dtype=dtype), _float(*shape, (size - 64) // 128), (512, 576)
+    )
+
+
+def _latent_attention(lens: list[tuple[int, int]], dtype: torch.dtype = torch.bfloat16) -> None:
     q = tensor(sum(query for query, _ in lens), 128, 576)
-    absorbed_attention(q, tensor(NUM_BLOCKS, 1, 1, BLOCK_SIZE, 576), _step(lens), 0.1, 512)
+    absorbed_attention(q, _latents(dtype), _step(lens), 0.1, 512)
 
 
-def _chosen_tokens() -> None:
+def _chosen_tokens(dtype: torch.dtype = torch.bfloat16) -> None:
     """Launch what DeepSeek-V3.2 does: 64 index heads of 128 choose 2,048 tokens."""
-    pool, rows = tensor(NUM_BLOCKS, 1, 1, BLOCK_SIZE, 704), tensor(16, 2, dtype=torch.int32)
+    pool, rows = _latents(dtype, 128), tensor(16, 2, dtype=torch.int32)
     index_scores(tensor(16, 64, 128), _float(16, 64), pool, rows, tensor(16, 512, dtype=torch.int32), 8192)
     slots = tensor(16, 2048, dtype=torch.int64)
     ups = tensor(128, 128, 512), tensor(128, 128, 512)
-    selected_attention(tensor(16, 128, 192), pool[..., :576], slots, _step(DECODE), 0.1, *ups)
+    selected_attention(tensor(16, 128, 192), pool, slots, _step(DECODE), 0.1, *ups)
 
 
 def _fixed(
@@ -294,7 +304,12 @@ LAUNCHES = (
     Launch("attention, batch-invariant, parts of a pool's heads", lambda: _parts(DECODE, 1024), (90,)),
     Launch("KV writes, parts of a pool's heads", _rotations_into_parts, (90,)),
     Launch("attention, latents", lambda: _latent_attention(DECODE)),
+    Launch("attention, latents, int8", lambda: _latent_attention(DECODE, torch.int8), (80,)),
+    Launch(
+        "attention, latents, float8", lambda: _latent_attention(PREFILL + DECODE, torch.float8_e4m3fn), FLOAT8
+    ),
     Launch("attention, chosen tokens", _chosen_tokens),
+    Launch("attention, chosen tokens, float8", lambda: _chosen_tokens(torch.float8_e4m3fn), (90,)),
     Launch("fixed step", lambda: _fixed(32)),
     Launch("fixed step, heads of 64, window", lambda: _fixed(32, 64, 128)),
     Launch("fixed step, int8", lambda: _fixed(32, kv_dtype=torch.int8), (80, 90)),

@@ -12,11 +12,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kernels.ops import AttentionMeta
+from kernels.ops import AttentionMeta, Latents
 from kernels.torch.token_index import highest
 from kernels.triton.attention_config import block_table
 from kernels.triton.gemm import batched_linear
 from kernels.triton.latent import absorbed_attention
+from kernels.triton.latent_tiles import StoredLatents, by_slot, scaled
 from kernels.triton.launching import launchable
 from kernels.triton.platform import INTERPRETED, cdiv, dot_dtype, next_power_of_2
 from kernels.triton.tiles import uploaded
@@ -28,11 +29,13 @@ MOST_SCORES = 1 << 24
 
 @launchable(do_not_specialize=["table_stride", "out_stride"])
 def _scores_kernel(
-    q, weights, kv, out, rows, table, table_stride, out_stride,
+    q, weights, kv, kv_scales, out, rows, table, table_stride, out_stride,
     HEADS: tl.constexpr, SIZE: tl.constexpr, STRIDE: tl.constexpr, BEHIND: tl.constexpr, BLOCK_J: tl.constexpr,
     BLOCK_I: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
+    STORED: tl.constexpr, EACH: tl.constexpr, SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Program (query, BLOCK_N tokens). What is behind the query's own token is left as it is."""
+    """Program (query, BLOCK_N tokens). What is behind the query's own token is left as it is. The last three: see
+    latent_tiles; STORED is None where keys are floats."""
     row, start = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK_N
     seq, position = tl.load(rows + row * 2), tl.load(rows + row * 2 + 1)
     if start > position:
@@ -41,8 +44,11 @@ def _scores_kernel(
     at = start + tl.arange(0, BLOCK_N)
     there = at <= position
     block = tl.load(table + seq.to(tl.int64) * table_stride + at // BLOCK_SIZE, there, 0).to(tl.int64)
-    vector = kv + (block * BLOCK_SIZE + at % BLOCK_SIZE)[:, None] * STRIDE + BEHIND
-    keys = tl.load(vector + column[None, :], there[:, None] & (column < SIZE)[None, :], 0.0).to(DOT)
+    place, is_key = block * BLOCK_SIZE + at % BLOCK_SIZE, there[:, None] & (column < SIZE)[None, :]
+    keys = tl.load(kv + place[:, None] * STRIDE + BEHIND + column[None, :], is_key, 0)
+    if STORED is not None:
+        keys = scaled(keys, kv_scales, place, SCALES * EACH - SIZE + column, is_key, STORED, EACH, SCALES)
+    keys = keys.to(DOT)
     mask = (head < HEADS)[:, None] & (column < SIZE)[None, :]
     queries = tl.load(q + (row * HEADS + head)[:, None] * SIZE + column[None, :], mask, 0.0).to(DOT)
     weight = tl.load(weights + row * HEADS + head, head < HEADS, 0.0)
@@ -63,7 +69,7 @@ class _Rows:
     """(sequences, widest) int32 block ids."""
 
 
-def select_tokens(q: Tensor, weights: Tensor, kv_layer: Tensor, meta: AttentionMeta, top_k: int) -> Tensor:
+def select_tokens(q: Tensor, weights: Tensor, kv_layer: Latents, meta: AttentionMeta, top_k: int) -> Tensor:
     """`Ops.select_tokens`. A score has the same bits in any batch."""
     q, weights, block_size = q.contiguous(), weights.contiguous(), kv_layer.shape[3]
     step = _rows_of(meta, block_size, q.device)
@@ -77,22 +83,24 @@ def select_tokens(q: Tensor, weights: Tensor, kv_layer: Tensor, meta: AttentionM
 
 
 def index_scores(
-    q: Tensor, weights: Tensor, kv_layer: Tensor, rows: Tensor, table: Tensor, num_tokens: int
+    q: Tensor, weights: Tensor, kv_layer: Latents, rows: Tensor, table: Tensor, num_tokens: int
 ) -> Tensor:
     """(t, J, I), (t, J) float32, (t, 2) int32 of `_Rows` -> (t, num_tokens) float32, -inf for what a query does not see."""
+    latents = StoredLatents.of(kv_layer)
     num_rows, num_heads, size = q.shape
     out = torch.full((num_rows, num_tokens), -torch.inf, dtype=torch.float32, device=q.device)
     _scores_kernel[num_rows, cdiv(num_tokens, _BLOCK_N)](
-        q, weights, kv_layer, out, rows, table, table.stride(0), num_tokens,
-        HEADS=num_heads, SIZE=size, STRIDE=kv_layer.stride(3), BEHIND=kv_layer.shape[4] - size,
+        q, weights, latents.numbers, latents.scales, out, rows, table, table.stride(0), num_tokens,
+        HEADS=num_heads, SIZE=size, STRIDE=latents.stride, BEHIND=latents.size - size,
         BLOCK_J=max(16, next_power_of_2(num_heads)), BLOCK_I=max(16, next_power_of_2(size)),
         BLOCK_SIZE=kv_layer.shape[3], BLOCK_N=_BLOCK_N, DOT=dot_dtype(q.dtype),
+        STORED=latents.stored, EACH=latents.each, SCALES=latents.num_scales,
     )  # fmt: skip
     return out
 
 
 def selected_attention(
-    q: Tensor, kv_layer: Tensor, slots: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor
+    q: Tensor, kv_layer: Latents, slots: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor
 ) -> Tensor:
     """`Ops.selected_attention`."""
     nope, rank = k_up.shape[1:]
@@ -101,7 +109,7 @@ def selected_attention(
 
 
 def invariant_selected_attention(
-    q: Tensor, kv_layer: Tensor, slots: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor,
+    q: Tensor, kv_layer: Latents, slots: Tensor, meta: AttentionMeta, scale: float, k_up: Tensor, v_up: Tensor,
     split_tokens: int,
 ) -> Tensor:  # fmt: skip
     """The same with the same bits for a token in any batch."""
@@ -111,7 +119,7 @@ def invariant_selected_attention(
 
 
 def _attended(
-    queries: Tensor, kv_layer: Tensor, slots: Tensor, meta: AttentionMeta, scale: float, rank: int,
+    queries: Tensor, kv_layer: Latents, slots: Tensor, meta: AttentionMeta, scale: float, rank: int,
     split_tokens: int = 0,
 ) -> Tensor:  # fmt: skip
     """(T, H, R + P) -> (T, H, R). Each query is a sequence of its own, whose blocks are the slots, a token in each."""
@@ -120,10 +128,8 @@ def _attended(
     if (alone := meta.cache.get(key)) is None:
         alone = AttentionMeta.over((1,) * num_rows, (count,) * num_rows, (), meta.slots)
         meta.cache[key] = alone
-    num_blocks, _, _, block_size, size = kv_layer.shape
-    strides = (kv_layer.stride(3),) * 4
-    by_slot = kv_layer.as_strided((num_blocks * block_size, 1, 1, 1, size), (*strides, 1))
-    return absorbed_attention(queries, by_slot, alone, scale, rank, split_tokens, table=slots.to(torch.int32))
+    table = slots.to(torch.int32)
+    return absorbed_attention(queries, by_slot(kv_layer), alone, scale, rank, split_tokens, table=table)
 
 
 def _rows_of(meta: AttentionMeta, block_size: int, device: torch.device) -> _Rows:

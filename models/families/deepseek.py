@@ -7,7 +7,8 @@ from typing import Any
 from core.errors import UnsupportedModel
 from kernels.routing import Routing
 from models.spec.config_fields import Config, common, count, mtp_layers, text_part
-from models.spec.model_spec import MlaSpec, ModelSpec, MoeSpec
+from models.spec.latent_spec import MlaSpec
+from models.spec.model_spec import ModelSpec, MoeSpec
 
 _SHARED: dict[str, Any] = {
     "attention_bias": False,

@@ -8,7 +8,8 @@ from core.errors import UnsupportedModel
 from models.families.deepseek import DEFAULTS as DEEPSEEK
 from models.families.deepseek import deepseek_v3
 from models.spec.config_fields import Config, count
-from models.spec.model_spec import ModelSpec, TokenIndexSpec
+from models.spec.latent_spec import TokenIndexSpec
+from models.spec.model_spec import ModelSpec
 
 _INDEX: dict[str, Any] = {"index_head_dim": 128, "index_topk": 2048}
 DEFAULTS: dict[str, dict[str, Any]] = {

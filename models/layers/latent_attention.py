@@ -6,14 +6,15 @@ import torch
 from torch import Tensor
 
 from kernels.collectives import Collectives
-from kernels.ops import KVLayer, Ops
+from kernels.ops import KVLayer, Latents, Ops
 from kernels.packed import LinearWeight, reordered
 from kernels.rounding import Activations, Rounding
 from models.formats.weight_source import WeightSource
 from models.layers.attention import ForwardStep
 from models.layers.rope import halves_order
 from models.layers.sparse_attention import ChosenTokens
-from models.spec.model_spec import MlaSpec, ModelSpec
+from models.spec.latent_spec import MlaSpec
+from models.spec.model_spec import ModelSpec
 
 _EPS = 1e-6
 """The epsilon of the norms inside attention, whatever the model's other norms use."""
@@ -71,7 +72,7 @@ class LatentAttention:
 
     def __call__(self, x: Activations, kv_layer: KVLayer, step: ForwardStep) -> Tensor:
         assert isinstance(x, Tensor), "what takes it is floats"
-        assert isinstance(kv_layer, Tensor), "latents of 8 bits are refused where the pool is sized"
+        assert isinstance(kv_layer, Latents), "its pool has latents"
         ops, latent = self._ops, self._latent(x, step)
         if self._chosen is not None:
             latent = self._chosen.with_keys(latent, x, step)
@@ -82,7 +83,7 @@ class LatentAttention:
         out = self._collectives.sum_partial(ops.linear(attended.flatten(1), self._out, None))
         return out if self._out_bias is None else out + self._out_bias
 
-    def _attended(self, x: Tensor, kv_layer: Tensor, step: ForwardStep) -> Tensor:
+    def _attended(self, x: Tensor, kv_layer: Latents, step: ForwardStep) -> Tensor:
         """(T, hidden) -> (T, heads, value_dim)."""
         source = self._query_latent(x)
         q = self._queries(source, step)

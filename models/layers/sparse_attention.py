@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.ops import AttentionMeta, Ops, Rows
+from kernels.ops import AttentionMeta, Latents, Ops, Rows
 from kernels.packed import LinearWeight
 from models.formats.weight_source import WeightSource
 from models.layers.attention import ForwardStep
 from models.layers.rope import Rotation, halves_order
-from models.spec.model_spec import MlaSpec, ModelSpec, TokenIndexSpec
+from models.spec.latent_spec import MlaSpec, TokenIndexSpec
+from models.spec.model_spec import ModelSpec
 
 _EPS = 1e-6
 """The epsilon of the norm of index keys."""
@@ -58,7 +59,7 @@ class ChosenTokens:
         """`scale`, `k_up` and `v_up` are what `Ops.latent_attention` takes."""
         assert spec.mla is not None
         assert spec.mla.index is not None
-        self._ops, self._mla, self._top_k = ops, spec.mla, spec.mla.index.top_k
+        self._ops, self._top_k = ops, spec.mla.index.top_k
         self._ways = scale, k_up, v_up
         chooses = spec.mla.index.chooses[layer]
         self._index = (
@@ -70,23 +71,22 @@ class ChosenTokens:
         return latent if self._index is None else torch.cat((latent, self._index.keys(x, step.rotation)), -1)
 
     def attend(
-        self, x: Tensor, query_latent: Tensor, q: Tensor, kv_layer: Tensor, step: ForwardStep
+        self, x: Tensor, query_latent: Tensor, q: Tensor, kv_layer: Latents, step: ForwardStep
     ) -> Tensor:
         """(T, hidden), (T, q_rank), (T, heads, nope_dim + rope_dim) -> (T, heads, value_dim)."""
         parts, ops = _parts_of(step.meta, self._top_k), self._ops
-        latents = kv_layer[..., : self._mla.latent_size]
         if parts.beyond is None:
-            return ops.latent_attention(q, latents, step.meta, *self._ways)
+            return ops.latent_attention(q, kv_layer, step.meta, *self._ways)
         rows, meta = parts.beyond.rows, parts.beyond.meta or step.meta
         if self._index is not None:
             turned = Rotation(step.rotation.cos[rows], step.rotation.sin[rows], None)
             step.chosen[:] = [self._index.choose(x[rows], query_latent[rows], kv_layer, turned, meta)]
         (slots,) = step.chosen
-        far = ops.selected_attention(q[rows], latents, slots, meta, *self._ways)
+        far = ops.selected_attention(q[rows], kv_layer, slots, meta, *self._ways)
         if parts.within is None:
             return far
         rows, meta = parts.within.rows, parts.within.meta or step.meta
-        near = ops.latent_attention(q[rows], latents, meta, *self._ways)
+        near = ops.latent_attention(q[rows], kv_layer, meta, *self._ways)
         out = near.new_empty(len(q), *near.shape[1:])
         out[rows], out[parts.beyond.rows] = near, far
         return out
@@ -128,7 +128,7 @@ class _TokenIndex:
         return self._turned(normed[:, None], rotation)[:, 0]
 
     def choose(
-        self, x: Tensor, query_latent: Tensor, kv_layer: Tensor, rotation: Rotation, meta: AttentionMeta
+        self, x: Tensor, query_latent: Tensor, kv_layer: Latents, rotation: Rotation, meta: AttentionMeta
     ) -> Tensor:
         """(T, hidden), (T, q_rank) -> slots (T, top_k) int64. Each query sees more than `top_k` tokens."""
         index, ops = self._spec, self._ops

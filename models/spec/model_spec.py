@@ -12,6 +12,7 @@ from core.kv import KVLayout, num_blocks_for
 from kernels.routing import Routing
 from models.spec.foreign_cache import ForeignCache
 from models.spec.kv_spec import KVSpec, LayerHeads
+from models.spec.latent_spec import MlaSpec
 from models.spec.quantisation import Quantisation
 from models.spec.recurrent_spec import RecurrentSpec
 from models.spec.vision_spec import VisionSpec
@@ -112,46 +113,6 @@ class QueryTemperature:
     """Whether a token is among those of which whole `floor_tokens` are counted; otherwise those before it are."""
     everywhere: bool = False
     """Whether all queries grow; otherwise those of layers that rotate nothing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenIndexSpec:
-    """How queries choose the tokens that they attend to (DeepSeek-AI, "DeepSeek-V3.2", 2025, arXiv:2512.02556)."""
-
-    num_heads: int
-    head_dim: int
-    """Dimensions of each index query, and of a token's index key. The first `MlaSpec.rope_dim` are rotated."""
-    top_k: int
-    """How many tokens a query attends to, where it sees more."""
-    interleaved: bool
-    """Rotated pairs are neighbours in the checkpoint. Those of attention itself may lie otherwise."""
-    chooses: tuple[bool, ...]
-    """Whether each layer chooses tokens itself. Others attend to those of the last layer that does."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MlaSpec:
-    q_rank: int
-    """0: queries are made from the hidden state at once."""
-    kv_rank: int
-    nope_dim: int
-    """Dimensions of each head's query and key that are not rotated; `rope_dim` follows."""
-    rope_dim: int
-    value_dim: int
-    interleaved: bool
-    """Rotated pairs are neighbours in the checkpoint."""
-    index: TokenIndexSpec | None = None
-    """None where queries attend to all tokens before them."""
-
-    @property
-    def latent_size(self) -> int:
-        """Numbers of a token's latent with the rotated part of its key."""
-        return self.kv_rank + self.rope_dim
-
-    @property
-    def token_size(self) -> int:
-        """Numbers that the cache keeps of a token in each layer: the latent, and the index key behind it."""
-        return self.latent_size + (0 if self.index is None else self.index.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,6 +291,8 @@ class ModelSpec:
             block_size=block_size,
             dtype=dtype,
             state="kv" if self.mla is None else "mla",
+            group=0 if self.mla is None else self.mla.scale_group,
+            kept=(0, 0) if self.mla is None else (self.mla.kv_rank, self.mla.latent_size),
         )
         if self.recurrent is None:
             return layout

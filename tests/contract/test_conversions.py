@@ -2,14 +2,15 @@
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from core.errors import DeviceError
-from core.kv import DTYPE_BYTES, KVLayout
+from core.kv import KVLayout
 from device.convert import convert
 from device.cuda import CudaDevice
 from device.poller import Poller
@@ -23,6 +24,7 @@ STORAGES = [
     *((dtype, "none") for dtype in ("float32", "float16", "bfloat16", "float8_e4m3fn")),
     *((dtype, "vector") for dtype in ("float32", "float8_e4m3fn", "int8")),
 ]
+EIGHT_BITS = ("float8_e4m3fn", "int8")
 NUM_VECTORS = 300
 
 
@@ -42,9 +44,11 @@ def device(request: pytest.FixtureRequest) -> Iterator[ComputeDevice]:
             assert not made.violations
 
 
-def layout(storage: tuple[str, str], width: int) -> KVLayout:
+def layout(storage: tuple[str, str], width: int, kept: tuple[int, int] | None = None) -> KVLayout:
+    """`kept`: of a latent, whose other numbers have a scale for each four."""
     dtype, scales = storage
-    return KVLayout(num_layers=1, num_kv_heads=1, head_dim=width, block_size=4, dtype=dtype, scales=scales)
+    plain = KVLayout(num_layers=1, num_kv_heads=1, head_dim=width, block_size=4, dtype=dtype, scales=scales)
+    return plain if kept is None else replace(plain, group=4, kept=kept)
 
 
 def stored(kind: KVLayout, seed: int) -> tuple[np.ndarray, np.ndarray | None]:
@@ -75,19 +79,30 @@ def laid_out(device: ComputeDevice, content: np.ndarray) -> Region:
     source=st.sampled_from(STORAGES),
     target=st.sampled_from(STORAGES),
     width=st.sampled_from([4, 16, 20]),
+    kept=st.sampled_from([None, (4, 6), (12, 14)]),
     seed=st.integers(0, 100),
 )
 def test_scattered_vectors_become_what_the_host_makes_of_them(
-    device: ComputeDevice, source: tuple[str, str], target: tuple[str, str], width: int, seed: int
+    device: ComputeDevice,
+    source: tuple[str, str],
+    target: tuple[str, str],
+    width: int,
+    kept: tuple[int, int] | None,
+    seed: int,
 ) -> None:
-    ours, theirs, rng, poller = layout(source, width), layout(target, width), random.Random(seed), Poller()
+    """`kept`: in the middle of a latent, and at its end."""
+    if kept is not None:
+        width = 14
+        assume(all(scales == "none" or dtype in EIGHT_BITS for dtype, scales in (source, target)))
+    ours, theirs = layout(source, width, kept), layout(target, width, kept)
+    rng, poller = random.Random(seed), Poller()
     data, scales = stored(ours, seed)
     cuts = sorted(rng.sample(range(NUM_VECTORS + 1), 2 * rng.randint(1, 6)))
     runs = np.array([(first, end - first) for first, end in zip(cuts[::2], cuts[1::2], strict=True)])
     rng.shuffle(pieces := runs.tolist())
     runs = np.array(pieces, np.int64)
     chosen = np.concatenate([np.arange(first, first + count) for first, count in pieces])
-    packed = device.allocate(len(chosen) * width * DTYPE_BYTES[theirs.dtype])
+    packed = device.allocate(len(chosen) * theirs.vector_bytes)
     work = Conversion(
         source=ours,
         target=theirs,
@@ -95,12 +110,14 @@ def test_scattered_vectors_become_what_the_host_makes_of_them(
         scales=None if scales is None else laid_out(device, scales),
         runs=runs,
         packed=packed,
-        packed_scales=device.allocate(4 * len(chosen)) if theirs.scale_bytes else None,
+        packed_scales=device.allocate(theirs.scale_bytes * len(chosen)) if theirs.scale_bytes else None,
     )
     device.compute.convert(work)
     poller.wait([device.compute.record()])
     own = data.reshape(NUM_VECTORS, -1)[chosen].reshape(-1)
-    want, new_scales = convert(ours, own, None if scales is None else scales[chosen], theirs)
+    if scales is not None:
+        scales = scales.reshape(NUM_VECTORS, -1)[chosen].reshape(-1)
+    want, new_scales = convert(ours, own, scales, theirs)
     assert content_of(device, packed, poller) == want.tobytes()
     if work.packed_scales is not None:
         assert new_scales is not None

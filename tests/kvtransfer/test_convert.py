@@ -1,5 +1,7 @@
 """Conversions against torch's own casts."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -68,3 +70,34 @@ def test_scaled_storage_keeps_each_vector_to_half_a_step(dtype: str, step: float
     largest = np.abs(values).max(axis=1, keepdims=True)
     assert np.all(error <= largest * step * 1.001)
     assert np.all(back.view(np.float32).reshape(512, 16)[7] == 0)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_latents_have_a_scale_for_each_group_and_the_rotated_part_as_bfloat16(dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    values = (rng.standard_normal((64, 24)) * np.logspace(-3, 3, 24)).astype(np.float32)
+    plain = replace(layout("float32", head_dim=24), group=8, kept=(8, 16))
+    latents = replace(plain, dtype=dtype, scales="vector")
+    assert (latents.vector_bytes, latents.num_scales, plain.vector_bytes) == (8 + 16 + 8, 2, 96)
+    stored, scales = convert(plain, values.view(np.uint8).reshape(-1), None, latents)
+    assert scales is not None
+    rows, each = stored.reshape(64, 32), scales.reshape(64, 2)
+    kept = torch.from_numpy(values[:, 8:16]).bfloat16()
+    assert np.array_equal(rows[:, 8:24].reshape(-1), raw(kept))
+    for number, at in enumerate((0, 16)):
+        alone, own = convert(
+            layout("float32", head_dim=8),
+            np.ascontiguousarray(values[:, at : at + 8]).view(np.uint8).reshape(-1),
+            None,
+            layout(dtype, "vector", 8),
+        )
+        assert own is not None
+        there = 0 if at == 0 else 24
+        assert np.array_equal(rows[:, there : there + 8].reshape(-1), alone)
+        assert np.array_equal(each[:, number], own)
+    back, _ = convert(latents, stored, scales, plain)
+    assert np.array_equal(back.view(np.float32).reshape(64, 24)[:, 8:16], kept.float().numpy())
+    again, same = convert(latents, stored, scales, latents)
+    assert same is not None
+    assert np.array_equal(again, stored)
+    assert np.allclose(same, scales, rtol=1e-6)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from core.kv import KVShard
 from core.plan import BlockCopy, StepPlan
+from kernels.kv_parts import ScaledLatents
 from kernels.ops import KVLayer, ScaledKV
 
 TORCH_DTYPES = {
@@ -83,17 +84,17 @@ def bytes_of(shard: KVShard, num_blocks: int, buffer: memoryview) -> Tensor:
 
 def pool_parts(shard: KVShard, num_blocks: int, flat: Tensor) -> tuple[Tensor, ...]:
     """Return views of `flat`, which begins with a pool's bytes: the vectors (layers, num_blocks, planes, heads, block_size,
-    head_dim) and, where there are any, their scales without head_dim. Vectors of 8 bits are uint8, which all operations know."""
+    head_dim) and, where there are any, their scales without head_dim, or with as many as a vector has. Vectors of 8 bits are
+    uint8, which all operations know; each of their numbers that is kept in 16 bits takes two."""
     layout = shard.layout
     shape = (shard.num_layers, num_blocks, layout.num_planes, shard.num_heads, layout.block_size)
     at, dtype = shard.data_bytes(num_blocks), TORCH_DTYPES[layout.dtype]
     stored = torch.uint8 if dtype.itemsize == 1 else dtype
-    data = flat[:at].view(stored).view(*shape, layout.head_dim)
-    return (
-        (data, flat[at : shard.pool_bytes(num_blocks)].view(torch.float32).view(shape))
-        if layout.scale_bytes
-        else (data,)
-    )
+    data = flat[:at].view(stored).view(*shape, layout.vector_bytes // dtype.itemsize)
+    if not layout.num_scales:
+        return (data,)
+    scales = flat[at : shard.pool_bytes(num_blocks)].view(torch.float32)
+    return data, scales.view(*shape, layout.num_scales) if layout.group else scales.view(shape)
 
 
 def copy_slots(parts: Sequence[Tensor], copies: Sequence[BlockCopy]) -> None:
@@ -120,4 +121,7 @@ def layers_of(shard: KVShard, parts: Sequence[Tensor]) -> list[KVLayer]:
     data = parts[0].view(TORCH_DTYPES[shard.layout.dtype])
     if len(parts) == 1:
         return list(data.unbind(0))
-    return [ScaledKV(*layer) for layer in zip(data.unbind(0), parts[1].unbind(0), strict=True)]
+    layers = zip(data.unbind(0), parts[1].unbind(0), strict=True)
+    if shard.layout.group:
+        return [ScaledLatents(*layer, shard.layout.kept) for layer in layers]
+    return [ScaledKV(*layer) for layer in layers]

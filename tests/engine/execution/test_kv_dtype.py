@@ -1,16 +1,17 @@
 """KV of 8 bits in real steps: near to what floats say, whatever the pool, and handed over from and to other storage."""
 
 import asyncio
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
 
 from baton import LLM, SamplingParams
 from core.config.cluster_config import EngineConfig, ModelConfig
-from core.errors import ConfigError
 from core.kv import KVShard
 from core.messages import Commit
 from core.plan import KVPush, NewSeq, SeqWork, StepPlan
@@ -27,18 +28,21 @@ from models.registry import load_model
 from tests.engine.execution.test_runner import Instance, prompts
 from tests.kvtransfer.test_pusher import FakeMail
 from tests.models.checkpoints import CPU, FAMILIES, make
+from tests.models.real_configs import write_config
 from tests.patience import PATIENCE_S
 
-KINDS = {"float32": 1e-4, "float8_e4m3fn": 0.5, "int8": 0.06}
+KINDS = {"float32": 1e-4, "float8_e4m3fn": 0.5, "int8": 0.12}
 """How far a log-probability may be from the one over floats, in nats: a tiny random model's logits spread over some ten."""
 TEXT = tuple(range(2, 21))
 BLOCKS = 12
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> CausalModel:
-    folder = tmp_path_factory.mktemp("llama")
-    make(folder, FAMILIES["llama"](random.Random(3), 0), seed=1)
+@pytest.fixture(scope="module", params=[("llama", 0), ("deepseek_v3", 0), ("glm_moe_dsa", 1)])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CausalModel:
+    """With keys and values, with latents, and with index keys behind them."""
+    folder = tmp_path_factory.mktemp("model")
+    family, number = request.param
+    make(folder, FAMILIES[family](random.Random(3), number), seed=1)
     return load_model(folder, "float32", CPU)
 
 
@@ -131,10 +135,17 @@ def test_a_pool_of_8_bits_holds_more(tmp_path: Path) -> None:
     assert sizes[1].num_blocks > 1.2 * sizes[0].num_blocks
 
 
-def test_latents_of_8_bits_are_refused(tmp_path: Path) -> None:
-    make(tmp_path, FAMILIES["deepseek_v3"](random.Random(0), 0), seed=0)
-    with pytest.raises(ConfigError, match=r"engine\.kv_dtype is int8, but this model keeps latents"):
-        size_pool(tmp_path, ModelConfig(), EngineConfig(kv_dtype="int8"))
+@pytest.mark.parametrize("kv_dtype", ["int8", "float8"])
+def test_latents_of_8_bits_are_laid_out_as_their_publisher_does(
+    kv_dtype: Literal["int8", "float8"], tmp_path: Path
+) -> None:
+    """Four scales for 512 numbers, 64 numbers of bfloat16, and an index key of 128 numbers with one scale."""
+    path = write_config(tmp_path, "deepseek-ai/DeepSeek-V3.2") / "config.json"
+    small = {"num_hidden_layers": 2, "first_k_dense_replace": 2, "vocab_size": 1000}
+    path.write_text(json.dumps(json.loads(path.read_text()) | small))
+    engine = EngineConfig(kv_dtype=kv_dtype, kv_bytes=1 << 30)
+    layout = size_pool(tmp_path, ModelConfig(load_format="dummy"), engine).shard.layout
+    assert layout.token_bytes == 2 * (512 + 4 * 4 + 2 * 64 + 128 + 4)
 
 
 @pytest.mark.parametrize(("kv_dtype", "decode_tp"), [("float8", 1), ("int8", 2)])

@@ -31,7 +31,7 @@ from engine.execution.runner import Runner
 from engine.planning.speculation.drafter import Drafter
 from engine.planning.speculation.speculator import Speculator, make_speculator
 from engine.planning.step_scheduler import StepScheduler
-from kernels.ops import ScaledKV
+from kernels.kv_parts import ScaledKV, ScaledLatents
 from models.causal_model import CausalModel
 from models.drafting.drafting_head import DraftingHead
 from models.registry import load_model
@@ -64,7 +64,9 @@ def resident_pool(shard: KVShard, num_blocks: int, device: SimulatedDevice) -> R
     np.asarray(device.array(memory.region))[:] = 0xFF
     pool = ResidentPool(shard, num_blocks + 1, memory, CPU)
     for layer in pool.layers:
-        for part in (layer.data, layer.scales) if isinstance(layer, ScaledKV) else (layer,):
+        parts = [layer] if isinstance(layer, torch.Tensor) else [layer.data]
+        parts += [layer.scales] if isinstance(layer, ScaledKV | ScaledLatents) else []
+        for part in parts:
             part[pool.empty_block] = torch.zeros_like(part[pool.empty_block])
     return pool
 

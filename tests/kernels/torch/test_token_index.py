@@ -47,7 +47,7 @@ def test_attention_to_all_tokens_is_latent_attention(deterministic: bool) -> Non
     """A query is given as many tokens as it sees."""
     step, ops = IndexedStep.draw([(1, 40), (1, 40)]), select_ops(CPU, deterministic=deterministic)
     q, k_up, v_up = torch.randn(2, 3, 24), torch.randn(3, 16, 24), torch.randn(3, 12, 24)
-    latents = step.pool[..., :32]
+    latents = step.pool
     want = ops.latent_attention(q, latents, step.meta, 0.2, k_up, v_up)
     slots = torch.stack((step.slots(0), step.slots(1)))
     got = ops.selected_attention(q, latents, slots, step.meta, 0.2, k_up, v_up)
@@ -58,11 +58,11 @@ def test_what_is_not_chosen_is_not_read() -> None:
     step, ops = IndexedStep.draw([(2, 40)]), select_ops(CPU)
     slots = step.slots(0)[torch.tensor([[3, 4, 30], [0, 1, 39]])]
     q, k_up, v_up = torch.randn(2, 3, 24), torch.randn(3, 16, 24), torch.randn(3, 12, 24)
-    want = ops.selected_attention(q, step.pool[..., :32], slots, step.meta, 0.2, k_up, v_up)
+    want = ops.selected_attention(q, step.pool, slots, step.meta, 0.2, k_up, v_up)
     others = torch.ones(step.pool.shape[0] * 4, dtype=torch.bool)
     others[slots.flatten()] = False
     step.pool.flatten(0, 3)[others] = torch.nan
-    got = ops.selected_attention(q, step.pool[..., :32], slots, step.meta, 0.2, k_up, v_up)
+    got = ops.selected_attention(q, step.pool, slots, step.meta, 0.2, k_up, v_up)
     assert torch.equal(got, want)
 
 
@@ -77,12 +77,12 @@ def test_the_same_bits_alone_and_in_any_chunks() -> None:
     ops, step = select_ops(CPU, deterministic=True), IndexedStep.draw([(40, 300)], heads=3)
     q, k_up, v_up = torch.randn(40, 3, 24), torch.randn(3, 16, 24), torch.randn(3, 12, 24)
     whole = ops.select_tokens(step.q, step.weights, step.pool, step.meta, 8)
-    attended = ops.selected_attention(q, step.pool[..., :32], whole, step.meta, 0.2, k_up, v_up)
+    attended = ops.selected_attention(q, step.pool, whole, step.meta, 0.2, k_up, v_up)
     for first, end in ((0, 1), (1, 18), (18, 40)):
         part = IndexedStep.draw([(end - first, 260 + end)], heads=3)
         meta = part.meta.over([end - first], [260 + end], step.meta.block_tables, part.meta.slots)
         rows = slice(first, end)
         slots = ops.select_tokens(step.q[rows], step.weights[rows], step.pool, meta, 8)
         assert torch.equal(slots, whole[rows])
-        got = ops.selected_attention(q[rows], step.pool[..., :32], slots, meta, 0.2, k_up, v_up)
+        got = ops.selected_attention(q[rows], step.pool, slots, meta, 0.2, k_up, v_up)
         assert torch.equal(got, attended[rows])

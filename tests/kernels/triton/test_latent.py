@@ -6,7 +6,9 @@ import torch
 
 from kernels.ops import AttentionMeta
 from kernels.torch import reference
-from kernels.triton.latent import absorbed_attention, latent_attention
+from kernels.triton.latent import absorbed_attention, invariant_latent_attention, latent_attention
+from tests.kernels.indexed_steps import IndexedStep
+from tests.kernels.latent_pools import KINDS, stored_pool
 
 
 @pytest.mark.parametrize("lens", [[(1, 40), (2, 9), (1, 1)], [(1, 300)]], ids=["batch", "split"])
@@ -25,6 +27,19 @@ def test_latent_attention(device: torch.device, heads: int, lens: list[tuple[int
     k_up, v_up = torch.randn(heads, nope, rank, device=device), torch.randn(heads, value, rank, device=device)
     want = reference.reference_ops().latent_attention(q, pool, meta, 0.1, k_up, v_up)
     got = latent_attention(q, pool, meta, 0.1, k_up, v_up)
+    torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_latents_of_8_bits(device: torch.device, kind: str) -> None:
+    step = IndexedStep.draw([(1, 70), (3, 64), (9, 20)], latent=32, device=device)
+    pool = stored_pool(step.pool, kind, (24, 32), 4)
+    q = torch.randn(len(step.q), 20, 16 + 8, device=device)
+    k_up, v_up = torch.randn(20, 16, 24, device=device), torch.randn(20, 12, 24, device=device)
+    want = reference.reference_ops().latent_attention(q, pool.floats, step.meta, 0.1, k_up, v_up)
+    got = latent_attention(q, pool.stored, step.meta, 0.1, k_up, v_up)
+    torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
+    got = invariant_latent_attention(q, pool.stored, step.meta, 0.1, k_up, v_up, 16)
     torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
 
 

@@ -1,5 +1,6 @@
 """The choice of tokens and attention to them, against the reference operations and the definition."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,6 +10,7 @@ from kernels.torch import token_index as reference
 from kernels.triton import token_index
 from kernels.triton.token_index import invariant_selected_attention, select_tokens, selected_attention
 from tests.kernels.indexed_steps import IndexedStep, Lens
+from tests.kernels.latent_pools import KINDS, stored_pool
 
 STEPS: dict[str, Lens] = {"decode": [(1, 40), (1, 9), (1, 70)], "prompts": [(7, 40), (1, 8), (20, 50)]}
 
@@ -38,8 +40,20 @@ def test_attention_to_chosen_tokens(device: torch.device, heads: int, count: int
     slots = torch.stack([step.slots(seq)[torch.randperm(60)[:count]] for seq in (0, 0, 1)]).to(device)
     q = torch.randn(3, heads, 24, device=device)
     k_up, v_up = torch.randn(heads, 16, 24, device=device), torch.randn(heads, 12, 24, device=device)
-    latents = step.pool[..., :32]
     attend = partial(invariant_selected_attention, split_tokens=split) if split else selected_attention
-    want = reference.selected_attention(q, latents, slots, step.meta, 0.1, k_up, v_up)
-    got = attend(q, latents, slots, step.meta, 0.1, k_up, v_up)
+    want = reference.selected_attention(q, step.pool, slots, step.meta, 0.1, k_up, v_up)
+    got = attend(q, step.pool, slots, step.meta, 0.1, k_up, v_up)
     torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_choice_among_keys_of_8_bits_and_attention_to_it(device: torch.device, kind: str) -> None:
+    step = IndexedStep.draw(STEPS["prompts"], device=device)
+    pool = stored_pool(step.pool, kind, (24, 32), 4)
+    got = select_tokens(step.q, step.weights, pool.stored, step.meta, 8)
+    assert torch.equal(got.cpu(), replace(step, pool=pool.floats).chosen(8))
+    q = torch.randn(len(step.q), 3, 24, device=device)
+    k_up, v_up = torch.randn(3, 16, 24, device=device), torch.randn(3, 12, 24, device=device)
+    want = reference.selected_attention(q, pool.floats, got, step.meta, 0.1, k_up, v_up)
+    attended = selected_attention(q, pool.stored, got, step.meta, 0.1, k_up, v_up)
+    torch.testing.assert_close(attended, want, atol=2e-4, rtol=1e-4)

@@ -9,15 +9,13 @@ import pytest
 import torch
 import transformers
 
-from core.config.cluster_config import EngineConfig, ModelConfig
 from core.errors import ConfigError, UnsupportedModel
 from engine.sizing.model_dims import dims_of
-from engine.sizing.pool_size import size_pool
 from kernels.ops import AttentionMeta
 from models.families.table import read_spec
 from models.lora.targets import targets_of
 from models.registry import load_model
-from models.spec.model_spec import TokenIndexSpec
+from models.spec.latent_spec import TokenIndexSpec
 from parallel.mesh import Mesh
 from parallel.plans import check
 from tests.models.checkpoints import CPU, FAMILIES, VOCAB, Paged, make
@@ -125,12 +123,6 @@ def test_a_stage_begins_with_a_layer_that_chooses(tmp_path: Path) -> None:
     check(dims_of(spec), Mesh(pp=3), "decode")
     with pytest.raises(ConfigError, match="6 layers cannot fill 4 .* into 3 at most.* pp=3"):
         check(dims_of(spec), Mesh(pp=4), "decode")
-
-
-def test_latents_of_8_bits_are_refused(tmp_path: Path) -> None:
-    make(tmp_path, FAMILIES["deepseek_v32"](random.Random(1), 0), seed=2)
-    with pytest.raises(ConfigError, match="engine.kv_dtype is int8, but this model keeps latents"):
-        size_pool(tmp_path, ModelConfig(), EngineConfig(kv_dtype="int8"), device=CPU)
 
 
 def test_adapters_reach_no_index(tmp_path: Path) -> None:
