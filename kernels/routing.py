@@ -10,7 +10,7 @@ class Routing:
     (arXiv:2405.04434, section 2.1; arXiv:2412.19437, section 2.1.2)."""
 
     top_k: int
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid", "sqrtsoftplus"] = "softmax"
     renormalise: bool = True
     """Whether the chosen experts' weights sum to `scale`. Otherwise they are their scores times `scale`."""
     scale: float = 1.0

@@ -13,6 +13,7 @@ from kernels.ops import AttentionMeta, ExpertWeights, FusedLayers, KVLayer, Ops
 from models.formats.weight_source import WeightSource
 from models.layers.attention import ForwardStep
 from models.layers.half_layer import HalfLayer
+from models.layers.hyper_connections import StreamedLayer, StreamsEnd
 from models.layers.layer import Layer, centred
 from models.layers.norms import add_and_norm, read_norm
 from models.layers.per_layer_embeddings import LayerInput, LayerInputs
@@ -74,8 +75,10 @@ class Model:
 
     def _read_layer(
         self, index: int, checkpoint: WeightSource, load: Tensor
-    ) -> Layer | HalfLayer | EndedLayer:
+    ) -> Layer | HalfLayer | EndedLayer | StreamedLayer:
         spec, ops = self.spec, self.ops
+        if spec.streams is not None:
+            return StreamedLayer(spec, index, checkpoint, load, ops, self.collectives)
         if not (spec.has_mixer(index) and spec.has_mlp(index)):
             return HalfLayer(spec, index, checkpoint, load, ops, self.collectives)
         layer = Layer(spec, index, checkpoint, load, ops, self.collectives)
@@ -102,6 +105,9 @@ class Model:
                 self._head = self.ops.pack(matrix, checkpoint.dtype)
         tied = self._head if is_shared else None
         self._rows = None if stored is None else self.ops.look_up(stored, checkpoint.dtype, tied)
+        self._streams_end = None
+        if spec.streams is not None and self.is_last:
+            self._streams_end = StreamsEnd(spec, spec.streams, checkpoint)
         self._inputs = None
         if spec.layer_inputs is not None:
             self._inputs = LayerInputs(spec, checkpoint, self.ops, self.collectives)
@@ -119,20 +125,27 @@ class Model:
         """`models.causal_model.CausalModel.forward`."""
         deep: Sequence[Tensor] = ()
         inputs: Tensor | None = None
+        tokens: Tensor | None = None
+        spec = self.spec
         if self.is_first and not x.is_floating_point():
             tokens, x = x, self.embed(x)
             inputs = None if self._inputs is None else self._inputs(tokens, x)
-        elif x.shape[1] > self.spec.hidden_size:
-            x, *deep = (part.contiguous() for part in x.split(self.spec.hidden_size, 1))
+            x = x if spec.streams is None else x.repeat(1, spec.streams.num_streams)
+        elif x.shape[1] > spec.hidden_size:
+            x, *deep = (part.contiguous() for part in x.split(spec.hidden_size, 1))
         rotations, done = self._rotations(positions, x.dtype), None
         is_adapted = meta.adapters and self.adapters
         if self._fused is not None and on_layer is None and not is_adapted and not deep:
             done = self._fused(x, [(each.cos, each.sin) for each in rotations], kv, meta)
         if done is None:
             told = None if self._places.completed else on_layer
-            steps = [ForwardStep(meta, rotation, told, inputs=inputs) for rotation in rotations]
+            steps = [
+                ForwardStep(meta, rotation, told, inputs=inputs, tokens=tokens) for rotation in rotations
+            ]
             done = self._layer_by_layer(x, steps, kv, on_layer, deep)
         x, added = done
+        if self._streams_end is not None:
+            x = self._streams_end(x)
         if self._norm is None:
             return x if added is None else x + added
         normed = add_and_norm(self.ops, x, added, self._norm, self.spec.norm_eps, None)[1]

@@ -64,6 +64,11 @@ RULES: tuple[Rule, ...] = (
     Rule(_STATES + r"conv1d\.(weight|bias)", ((0, "convolved"),)),
     Rule(_STATES + r"(A_log|dt_bias|D)|" + _LAYER + r"mamba\.norm\.weight", ((0, "width"),)),
     Rule(_STATES + r"out_proj\.weight", ((1, "width"),)),
+    # Attention to entries. The groups that a head's results are projected by are cut as heads are.
+    Rule(_ATTENTION + r"o_a_proj\.weight", ((0, "width"),)),
+    Rule(_ATTENTION + r"o_b_proj\.weight", ((1, "width"),)),
+    Rule(_ATTENTION + r"(compressor\..+|kv_proj\.weight|(q_a|kv)_norm\.weight)"),
+    Rule(_LAYER + r"((attn|ffn)_hc\.(fn|base|scale)|mlp\.gate\.tid2eid)|model\.hc_head\.hc_(fn|base|scale)"),
     # Whole on every rank.
     Rule(_LAYER + r"delta_attn\.[a-zA-Z_0-9.]+"),
     Rule(_LAYER + r"(mamba\.out_proj\.bias|linear_attn\.norm\.weight)"),

@@ -16,6 +16,7 @@ from kernels.packing import NVFP4_GROUP
 from models.formats.quantised import MXFP4_GROUP
 from models.formats.rounded_matrix import WeightRounding
 from models.registry import rounded_to
+from models.spec.compressed_spec import CompressedSpec
 from models.spec.model_spec import ModelSpec
 from models.spec.quantisation import Quantisation
 from models.spec.recurrent_spec import RecurrentSpec
@@ -35,6 +36,8 @@ _BLOCKS = (SCALE_BLOCK, SCALE_BLOCK)
 _FOUR_BIT_BLOCKS = ((1, NVFP4_GROUP), (1, MXFP4_GROUP))
 """Inputs that share a byte of scale in GPUs' kernels of E2M1 numbers."""
 _SCALE_BYTES = 4
+_COMPRESSED_NUMBERS = 1 << 22
+"""Numbers of the largest tensor of attention to entries (`models/layers/compressed_attention.py`)."""
 """A group's scale and zero point, at the most where scales have 16 bits."""
 _CHUNK_TOKENS = 64
 """The number of tokens between which a recurrent layer computes products (`kernels/torch/recurrent.py`)."""
@@ -268,6 +271,10 @@ def _step_bytes(
     halves = [_attention_bytes(spec, tokens, share, stored, context_tokens)]
     halves[0] += _eight_bit_bytes(spec, engine, stored, context_tokens)
     halves += [_inner_bytes(spec, tokens, mesh, wide)]
+    if spec.compressed is not None:
+        halves[0] += _compressed_bytes(spec, spec.compressed, engine, context_tokens, wide)
+    if spec.streams is not None:
+        residual *= 2 * spec.streams.num_streams
     if spec.recurrent is not None:
         num_ranks = mesh.tp if spec.mla is None else 1
         halves.append(_recurrent_bytes(spec.recurrent, num_ranks, engine.max_num_seqs, tokens, wide))
@@ -349,6 +356,24 @@ def _choosing_bytes(spec: ModelSpec, tokens: int, heads: int, stored: Stored, co
     return tokens * rows + keys + max(scores, chosen * (mla.latent_size * stored.other + 2 * heads * _FLOAT))
 
 
+def _compressed_bytes(
+    spec: ModelSpec, kept: CompressedSpec, engine: EngineConfig, context_tokens: int, wide: int
+) -> int:
+    """Return the bytes that entries take in a step, in the layer with the most: rows and weights of all windows that its tokens
+    are in, twice while they are summed up; states; and one sequence's entries with the scores of a run of queries."""
+    tokens, most = engine.max_batch_tokens, 0
+    for layer, rate in enumerate(kept.rates):
+        if not rate:
+            continue
+        size, series = kept.entry_size(layer), 1 + kept.chooses[layer]
+        windows = -(-tokens // rate) + min(engine.max_num_seqs, tokens)
+        summed = windows * (rate + 1) * series * size * 4 * _FLOAT
+        seen = context_tokens // rate * size * 3 * wide
+        states = 3 * min(engine.max_num_seqs, tokens) * kept.state_rows(layer) * size * _FLOAT
+        most = max(most, summed + seen + states)
+    return most + 6 * _COMPRESSED_NUMBERS * _FLOAT
+
+
 def _run(tokens: int, numbers: int) -> int:
     """Return how many queries of so many numbers each a CPU takes at once."""
     return max(1, min(tokens, _CPU_NUMBERS // numbers))
@@ -398,7 +423,7 @@ def _inner_bytes(spec: ModelSpec, tokens: int, mesh: Mesh, wide: int) -> int:
 
 def _is_native(spec: ModelSpec) -> bool:
     """Return whether a CPU's native kernels attend in all layers."""
-    if spec.mla is not None or (spec.kv is not None and any(spec.kv.places)):
+    if spec.mla is not None or spec.compressed is not None or (spec.kv is not None and any(spec.kv.places)):
         return False
     return attends_heads_of(spec.head_dim)
 

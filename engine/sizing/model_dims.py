@@ -3,6 +3,7 @@
 from core.config.parallel_config import ParallelConfig
 from core.errors import ConfigError
 from core.kv import DTYPE_BYTES, KVLayout, KVShard
+from models.spec.compressed_spec import CompressedSpec
 from models.spec.kv_spec import KVSpec
 from models.spec.model_spec import ModelSpec
 from models.spec.recurrent_spec import RecurrentSpec
@@ -41,7 +42,7 @@ def dims_of(spec: ModelSpec) -> Dims:
 def _stage_starts(spec: ModelSpec) -> tuple[int, ...]:
     """Return `Dims.stage_starts`. A layer that shares the tokens which an earlier one has chosen is in that one's stage, and one
     that takes inputs of its own in the first, which alone can make them."""
-    if spec.layer_inputs is not None:
+    if spec.layer_inputs is not None or spec.streams is not None:
         return (0,)
     if spec.mla is not None and spec.mla.index is not None and not all(spec.mla.index.chooses):
         return tuple(layer for layer, chooses in enumerate(spec.mla.index.chooses) if chooses)
@@ -81,6 +82,8 @@ def check_mesh(spec: ModelSpec, mesh: Mesh, role: str, num_spare: int = 0) -> No
         _check_recurrent(spec, spec.recurrent, mesh, role)
     if spec.kv is not None:
         _check_sized(spec, spec.kv, mesh, role)
+    if spec.compressed is not None:
+        _check_compressed(spec, spec.compressed, mesh, role)
     check(dims_of(spec), mesh, role, num_spare)
 
 
@@ -138,6 +141,20 @@ def _check_sized(spec: ModelSpec, kv: KVSpec, mesh: Mesh, role: str) -> None:
         )
 
 
+def _check_compressed(spec: ModelSpec, kept: CompressedSpec, mesh: Mesh, role: str) -> None:
+    """Raise ConfigError for ranks that cannot share the groups of heads, or streams."""
+    head = f"{role}: {mesh} is impossible for {spec.architecture}"
+    if kept.out_groups % mesh.tp:
+        raise ConfigError(
+            f"{head}: its {kept.out_groups} groups of heads (o_groups) cannot be shared out evenly over {mesh.tp} ranks. Set "
+            f"{role}.tp to a number that divides them"
+        )
+    if mesh.pp > 1:
+        raise ConfigError(
+            f"{head}: stages cannot send its residual, which has several streams. Leave {role}.pp at 1"
+        )
+
+
 def expert_bytes(spec: ModelSpec, dtype: str, tp: int) -> int:
     """Return the bytes of one expert's weights in one layer, as far as a rank has them."""
     assert spec.moe is not None
@@ -182,6 +199,8 @@ def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int
         own = spec.kv.projections(layer, spec.num_heads)
         keys = (sum(own.values()) - own["q"]) * kv_heads // spec.kv.cut_heads
         return spec.hidden_size * (2 * own["q"] * heads // spec.num_heads + keys)
+    if spec.compressed is not None:
+        return _compressed_weights(spec, spec.compressed, layer, heads)
     if spec.recurrent is None or spec.recurrent.kinds[layer] == "kv":
         return _attention_weights(spec, heads, kv_heads) + _index_weights(spec, layer)
     shape, kind = spec.recurrent.shape, spec.recurrent.kinds[layer]
@@ -193,6 +212,18 @@ def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int
     inputs = shape.conv_channels + shape.value_size + gates * shape.num_value_heads
     weights = spec.hidden_size * (inputs + shape.value_size) + shape.conv_channels * shape.conv_kernel
     return weights * heads // spec.num_heads
+
+
+def _compressed_weights(spec: ModelSpec, kept: CompressedSpec, layer: int, heads: int) -> int:
+    """Return those of attention to entries, whose heads alone are shared out, and of the mixing of streams."""
+    hidden, dim, size = spec.hidden_size, kept.head_dim, kept.entry_size(layer)
+    shared = hidden * (kept.q_rank + dim + 2 * size * (1 + kept.chooses[layer]))
+    if kept.chooses[layer]:
+        shared += kept.index.num_heads * (kept.q_rank * kept.index.head_dim + hidden)
+    rows = kept.out_groups * kept.out_rank * heads // spec.num_heads
+    own = heads * dim * (kept.q_rank + kept.out_rank) + rows * hidden
+    streams = 0 if spec.streams is None else spec.streams.num_streams
+    return shared + own + 2 * streams * (2 + streams) * streams * hidden
 
 
 def _attention_weights(spec: ModelSpec, heads: int, kv_heads: int) -> int:

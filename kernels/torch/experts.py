@@ -33,15 +33,31 @@ def top_stable(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 def route(
     logits: Tensor, choice_bias: Tensor | None, routing: Routing, top: Top = top
 ) -> tuple[Tensor, Tensor]:
-    scores = logits.sigmoid() if routing.scoring == "sigmoid" else logits.softmax(-1)
+    scores = scores_of(logits, routing)
     choice = scores if choice_bias is None else scores + choice_bias
     if routing.top_groups < routing.num_groups:
         choice = _within_best_groups(choice, routing, top)
     experts = top(choice, routing.top_k)[1]
+    return experts, weights_of(scores, experts, routing)
+
+
+def scores_of(logits: Tensor, routing: Routing) -> Tensor:
+    """(T, E) -> (T, E)."""
+    match routing.scoring:
+        case "softmax":
+            return logits.softmax(-1)
+        case "sigmoid":
+            return logits.sigmoid()
+        case "sqrtsoftplus":
+            return F.softplus(logits).sqrt()
+
+
+def weights_of(scores: Tensor, experts: Tensor, routing: Routing) -> Tensor:
+    """(T, E), (T, K) -> (T, K): by what each token's experts are weighed."""
     weights = scores.gather(-1, experts)
     if routing.renormalise:
         weights = weights / _sum_last(weights)[..., None].clamp_min(_TINY)
-    return experts, weights * routing.scale
+    return weights * routing.scale
 
 
 def _within_best_groups(choice: Tensor, routing: Routing, top: Top) -> Tensor:

@@ -14,7 +14,7 @@ from kernels.triton.attention_config import AttentionShape, LaunchPart, plan
 from kernels.triton.attention_reduce import Partials, reduce_splits
 from kernels.triton.gemm import batched_linear
 from kernels.triton.hopper_latent import hopper_latent_kernel, is_for_hopper
-from kernels.triton.latent_tiles import StoredLatents, from_bfloat16, scaled
+from kernels.triton.latent_tiles import StoredLatents, latent_tile
 from kernels.triton.launching import launchable
 from kernels.triton.platform import dot_dtype, next_power_of_2
 from kernels.triton.softmax import online_softmax, with_sink
@@ -54,21 +54,10 @@ def _latent_kernel(
         there = at < end
         block = tl.load(blocks + at // BLOCK_SIZE, there, 0).to(tl.int64)
         place = block * BLOCK_SIZE + at % BLOCK_SIZE
-        is_latent, is_key = (
-            there[:, None] & (column < RANK)[None, :],
-            there[:, None] & (rotated < ROTATED)[None, :],
-        )
-        if STORED is None:
-            vector = kv + place[:, None] * STRIDE
-            latent = tl.load(vector + column[None, :], is_latent, 0.0).to(DOT)
-            key = tl.load(vector + RANK + rotated[None, :], is_key, 0.0).to(DOT)
-        else:
-            latent = tl.load(kv + place[:, None] * STRIDE + column[None, :], is_latent, 0)
-            latent = scaled(latent, kv_scales, place, column, is_latent, STORED, EACH, SCALES).to(DOT)
-            key = tl.load(
-                rotated_kv + place[:, None] * (STRIDE // 2) + RANK // 2 + rotated[None, :], is_key, 0
-            )
-            key = from_bfloat16(key).to(DOT)
+        latent, key = latent_tile(
+            kv, rotated_kv, kv_scales, place, there, column, rotated, RANK, ROTATED, STRIDE, STORED, EACH, SCALES
+        )  # fmt: skip
+        latent, key = latent.to(DOT), key.to(DOT)
         scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
         scores = tl.dot(q_rotated, tl.trans(key), scores, input_precision="ieee")
         scores = tl.where(at[None, :] <= last[:, None], scores, float("-inf"))

@@ -23,9 +23,25 @@ def scaled(
 
 
 @triton.jit
-def from_bfloat16(bits):
-    """int16 -> float32. The interpreter's own bfloat16 is wrong."""
-    return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+def latent_tile(
+    kv, rotated_kv, kv_scales, place, there, column, rotated, RANK: tl.constexpr, ROTATED: tl.constexpr,
+    STRIDE: tl.constexpr, STORED: tl.constexpr, EACH: tl.constexpr, SCALES: tl.constexpr,
+):  # fmt: skip
+    """Return latents (N, columns) at `place` (N,), and the rotated parts behind them, zeros where there is nothing. STORED: the
+    type of 8 bits; None: they are floats."""
+    is_latent, is_key = (
+        there[:, None] & (column < RANK)[None, :],
+        there[:, None] & (rotated < ROTATED)[None, :],
+    )
+    latent = tl.load(kv + place[:, None] * STRIDE + column[None, :], is_latent, 0)
+    if STORED is None:
+        key = tl.load(kv + place[:, None] * STRIDE + RANK + rotated[None, :], is_key, 0)
+    else:
+        latent = scaled(latent, kv_scales, place, column, is_latent, STORED, EACH, SCALES)
+        bits = tl.load(rotated_kv + place[:, None] * (STRIDE // 2) + RANK // 2 + rotated[None, :], is_key, 0)
+        # The interpreter's own bfloat16 is wrong.
+        key = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    return latent, key
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,7 +49,7 @@ def _within_best_groups(
 @launchable(do_not_specialize=["num_rows"])
 def _route_kernel(
     logits, bias, experts, weights, scale, num_rows, stride,
-    E: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, SIGMOID: tl.constexpr,
+    E: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, TOP_K: tl.constexpr, SCORING: tl.constexpr,
     RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, GROUP_BEST: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows, each a warp's."""
@@ -57,8 +57,10 @@ def _route_kernel(
     column = tl.arange(0, BLOCK)[None, :]
     exists = (row < num_rows) & (column < E)
     x = tl.where(row < num_rows, tl.load(logits + row * stride + column, exists, float("-inf")), 0.0)
-    if SIGMOID:
+    if SCORING == "sigmoid":
         scores = tl.sigmoid(x)
+    elif SCORING == "sqrtsoftplus":
+        scores = tl.sqrt(tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x))))
     else:
         scores = tl.exp(x - tl.max(x, 1)[:, None])
         scores = scores / tl.sum(scores, 1)[:, None]
@@ -94,7 +96,7 @@ def route(logits: Tensor, choice_bias: Tensor | None, routing: Routing) -> tuple
         _route_kernel[(cdiv(num_rows, _ROWS),)](
             logits, choice_bias, experts, weights, routing.scale, num_rows, logits.stride(0),
             E=num_experts, BLOCK=next_power_of_2(num_experts), ROWS=_ROWS, TOP_K=routing.top_k,
-            SIGMOID=routing.scoring == "sigmoid", RENORMALISE=routing.renormalise, GROUPS=routing.num_groups,
+            SCORING=routing.scoring, RENORMALISE=routing.renormalise, GROUPS=routing.num_groups,
             TOP_GROUPS=routing.top_groups, GROUP_BEST=routing.group_best, num_warps=_ROWS,
         )  # fmt: skip
     return experts, weights

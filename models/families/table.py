@@ -8,6 +8,7 @@ from core.errors import UnsupportedModel
 from models.families import (
     cohere,
     deepseek,
+    deepseek_v4,
     dense,
     gemma4,
     glm,
@@ -82,6 +83,7 @@ _FAMILIES: dict[str, Callable[[Config], ModelSpec]] = {
     "Glm4MoeLiteForCausalLM": deepseek.deepseek_v3,
     "DeepseekV32ForCausalLM": indexed.deepseek_v32,
     "GlmMoeDsaForCausalLM": indexed.glm_moe_dsa,
+    "DeepseekV4ForCausalLM": deepseek_v4.deepseek_v4,
 }
 _DEFAULTS = {
     name: defaults
@@ -99,6 +101,7 @@ _DEFAULTS = {
         mistral,
         deepseek,
         indexed,
+        deepseek_v4,
     )
     for name, defaults in family.DEFAULTS.items()
 }

@@ -14,11 +14,47 @@ _OTHERS = (
     (re.compile(r"(model\.layers\.\d+\.)mixer\."), r"\1mlp."),
 )  # fmt: skip
 """How Nemotron-H's names begin, of which all blocks are mixers, and what stands in their place."""
+_DEEPSEEK_V4 = re.compile(
+    r"(model\.)?((layers\.\d+\.)(attn|ffn|hc_|attn_norm|ffn_norm)|(embed|head|norm)\.weight|hc_head_)"
+)
+"""How the names begin that DeepSeek-V4's own checkpoints have."""
+_RENAMED = (
+    (r"\.scale$", ".weight_scale_inv"),
+    (r"^(model\.)?(?=(layers|norm|hc_head_))", "model."),
+    (r"^(model\.)?embed\.", "model.embed_tokens."),
+    (r"^(model\.)?head\.", "lm_head."),
+    (r"\.attn\.indexer\.compressor\.", ".attn.compressor.indexer."),
+    (r"\.attn\.indexer\.weights_proj\.", ".attn.compressor.indexer.scorer.weights_proj."),
+    (r"\.attn\.indexer\.", ".attn.compressor.indexer."),
+    (r"\.(compressor|indexer|attn)\.norm\.", r".\1.kv_norm."),
+    (r"\.ape$", ".position_bias"),
+    (r"\.attn\.", ".self_attn."),
+    (r"\.attn_sink$", ".sinks"),
+    (r"\.attn_norm\.", ".input_layernorm."),
+    (r"\.ffn_norm\.", ".post_attention_layernorm."),
+    (r"\.hc_(attn|ffn)_", r".\1_hc."),
+    (r"hc_head_", "hc_head.hc_"),
+    (r"\.ffn\.", ".mlp."),
+    (r"\.q_norm\.", ".q_a_norm."),
+    (r"\.wq_([ab])\.", r".q_\1_proj."),
+    (r"\.wo_([ab])\.", r".o_\1_proj."),
+    (r"\.wkv\.", ".kv_proj."),
+    (r"\.wgate\.", ".gate_proj."),
+    (r"\.gate\.bias$", ".gate.e_score_correction_bias"),
+    (r"\.shared_experts\.w1\.", ".shared_experts.gate_proj."),
+    (r"\.shared_experts\.w2\.", ".shared_experts.down_proj."),
+    (r"\.shared_experts\.w3\.", ".shared_experts.up_proj."),
+)
+"""What is replaced in these, one after the other."""
 
 
 def decoders_name(name: str, *, is_headless: bool) -> str:
     """Return what a decoder's checkpoint calls the tensor `name`. One that was saved without its head has no prefix, and one that
     is a part of a larger model has the larger model's."""
+    if not is_headless and _DEEPSEEK_V4.match(name):
+        for pattern, instead in _RENAMED:
+            name = re.sub(pattern, instead, name)
+        return name
     if is_headless:
         return name if name == "lm_head.weight" else _STEM + name
     for text in _TEXTS:

@@ -29,6 +29,7 @@ _STORED = {
     torch.bfloat16: ("F32", "F16", "BF16", "F64"),
     torch.float16: ("F32", "F16", "BF16", "F64"),
     torch.uint8: ("U8",),
+    torch.int64: ("I64", "I32"),
 }
 _HALVES = {"BF16": torch.bfloat16, "F16": torch.float16}
 IGNORED_SUFFIXES = (

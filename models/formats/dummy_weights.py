@@ -60,6 +60,8 @@ class DummyWeights:
         part = [sum(run.stop - run.start for run in runs) for runs in self._shard(name, shape)]
         generator = torch.Generator(self.device).manual_seed(crc32(name.encode()))
         out = torch.empty(part, dtype=dtype or self.dtype, device=self.device)
+        if not out.is_floating_point():  # a table of numbers of experts: different ones in each row
+            return out.copy_(torch.arange(part[-1], device=self.device).expand(part))
         if len(shape) == 1:
             return out.uniform_(0.95, 1.05, generator=generator)
         bound = (3 / shape[-1]) ** 0.5

@@ -31,6 +31,8 @@ class ForwardStep:
     `top_k`. Empty before it, and where no query does."""
     inputs: Tensor | None = None
     """(T, layers, size): what each layer of the model takes of each token beside the residual, where they do."""
+    tokens: Tensor | None = None
+    """(T,) int64; None behind the first stage, and for inputs that are no tokens."""
 
 
 class AttentionLayer(Protocol):

@@ -10,9 +10,9 @@ from models.spec.model_spec import ModelSpec
 def attention_cases(
     spec: ModelSpec, shard: Shard, layers: range, dtype: torch.dtype, block_size: int
 ) -> tuple[Case, ...]:
-    """Return one case for each window among `layers`; none with latent attention, nor for layers that have a part of a pool's
-    heads."""
-    if spec.mla is not None:
+    """Return one case for each window among `layers`; none with latent or compressed attention, nor for layers that have a part
+    of a pool's heads."""
+    if spec.mla is not None or spec.compressed is not None:
         return ()
     whole = [index for index in layers if spec.kv is None or spec.kv.places[index] is None]
     if not whole:

@@ -1,9 +1,11 @@
 """The feed-forward block that every token passes, with a gate or without."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from kernels.collectives import ONE_RANK, Collectives
 from kernels.ops import Gate, GatedBlock, MlpPart, Ops, Rows
@@ -32,23 +34,30 @@ def activation_of(spec: ModelSpec, ops: Ops) -> Callable[[Tensor], Tensor]:
             return lambda x: ops.clamped_swiglu(x, alpha, limit)
         case "relu2":
             return lambda x: ops.by_rows(squared_relu, x)
+        case "limited_silu":
+            return partial(_limited_silu, spec.swiglu[1])
 
 
-def _gate_of(spec: ModelSpec) -> Gate | None:
-    """Return the gate, of those that fused operations know."""
-    match spec.activation:
-        case "silu" | "gelu_tanh":
-            return spec.activation
-        case _:
-            return None
+def _limited_silu(limit: float, x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
 
 
 def activation_for(spec: ModelSpec, ops: Ops, weight: Weight) -> Callable[[Tensor], Activations]:
     """Return the activation in the form that the product with `weight` behind it takes."""
-    how, gate = ops.rounds(weight), _gate_of(spec)
+    how, gate = ops.rounds(weight), gate_of(spec)
     if how is None or gate is None:
         return activation_of(spec, ops)
     return lambda x: ops.gated_rounded(x, gate, how)
+
+
+def gate_of(spec: ModelSpec) -> Gate | None:
+    """Return the activation as `Ops` know it; None for one that is not computed with others."""
+    match spec.activation:
+        case "silu" | "gelu_tanh" as gate:
+            return gate
+        case "clamped_swiglu" | "limited_silu":
+            return None
 
 
 class Mlp:
@@ -65,7 +74,7 @@ class Mlp:
     ) -> None:
         hidden, bias = spec.hidden_size, spec.mlp_bias
         self._linear, self._sum = ops.linear, collectives.sum_partial
-        self._gate: Gate | None = _gate_of(spec)
+        self._gate: Gate | None = gate_of(spec)
         *names, last = (f"{prefix}{name}" for name in spec.projections)
         rows = spec.num_ups * inner // len(names)
         gate_up = [checkpoint.matrix(f"{name}.weight", (rows, hidden)) for name in names]

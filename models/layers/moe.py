@@ -8,11 +8,12 @@ from torch import Tensor
 from kernels.collectives import Collectives
 from kernels.ops import AttentionMeta, Ops
 from kernels.rounding import Activations, Rounding
+from kernels.torch.experts import scores_of, weights_of
 from models.formats.weight_source import WeightSource
 from models.layers.attention import ForwardStep
 from models.layers.expert_weights import read_experts
 from models.layers.mlp import Mlp, activation_of
-from models.spec.model_spec import ModelSpec
+from models.spec.model_spec import ModelSpec, MoeSpec
 
 
 class Moe:
@@ -42,15 +43,16 @@ class Moe:
         self._router, self._router_bias = checkpoint.take(f"{router}.weight", shape, torch.float32), None
         if moe.router_bias:
             self._router_bias = checkpoint.take(f"{router}.bias", shape[:1], torch.float32)
-        self._choice_bias = None
-        if moe.choice_bias:
-            stored = (1, moe.num_experts) if moe.choice_bias_is_matrix else shape[:1]
-            self._choice_bias = checkpoint.take(f"{block}{moe.choice_bias}", stored, torch.float32).flatten()
+        self._of_token = self._choice_bias = self._down_bias = None
+        if moe.by_token and moe.by_token[index]:
+            table = (spec.vocab_size, moe.routing.top_k)
+            self._of_token = checkpoint.take(f"{router}.tid2eid", table, torch.int64)
+        elif moe.choice_bias:
+            self._choice_bias = _read_choice_bias(moe, checkpoint, f"{block}{moe.choice_bias}")
         self._latent = _Latent(spec, moe.latent_size, checkpoint, block, ops) if moe.latent_size else None
         self.held = ops.pack_experts(read_experts(checkpoint, f"{block}experts", moe, spec.expert_inputs))
         """The experts in this rank's slots. Between steps others may be put there (`kernels.collectives` sends rows
         accordingly)."""
-        self._down_bias = None
         if moe.by_turns:
             biases = checkpoint.take(f"{block}experts.down_proj_bias", shape, torch.float32)
             self._down_bias = biases.T.contiguous()
@@ -65,7 +67,12 @@ class Moe:
         """(T, hidden) -> (T, hidden), normalised before and not yet added to the residual."""
         assert isinstance(x, Tensor), "the router and the experts take floats"
         logits = self._ops.linear(x.float(), self._router, self._router_bias)
-        experts, weights = self._ops.route(logits, self._choice_bias, self._routing)
+        if self._of_token is None:
+            experts, weights = self._ops.route(logits, self._choice_bias, self._routing)
+        else:
+            assert step.tokens is not None, "the stage with these layers has the tokens"
+            experts = self._of_token[step.tokens]
+            weights = weights_of(scores_of(logits, self._routing), experts, self._routing)
         count_choices(self._load, experts, step.meta)
         taken = x if self._latent is None else self._latent.down(x)
         if self._weighs_inputs:
@@ -105,6 +112,12 @@ class _Latent:
 
         self.down = projection("fc1", size, spec.hidden_size)
         self.up = projection("fc2", spec.hidden_size, size)
+
+
+def _read_choice_bias(moe: MoeSpec, checkpoint: WeightSource, name: str) -> Tensor:
+    """Return (num_experts,) float32."""
+    shape = (1, moe.num_experts) if moe.choice_bias_is_matrix else (moe.num_experts,)
+    return checkpoint.take(name, shape, torch.float32).flatten()
 
 
 def count_choices(load: Tensor, experts: Tensor, meta: AttentionMeta) -> None:

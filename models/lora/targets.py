@@ -29,7 +29,7 @@ def targets_of(spec: ModelSpec) -> Targets:
 
 def _has_heads(spec: ModelSpec, layer: int) -> bool:
     is_recurrent = spec.recurrent is not None and spec.recurrent.kinds[layer] != "kv"
-    return spec.mla is None and not spec.attention_gate and not is_recurrent
+    return spec.mla is None and spec.compressed is None and not spec.attention_gate and not is_recurrent
 
 
 def _attention(spec: ModelSpec, layer: int, prefix: str) -> Targets:

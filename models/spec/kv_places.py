@@ -50,9 +50,8 @@ class KVPlaces:
 def has_states(spec: ModelSpec) -> bool:
     """Return whether layers keep a state of each sequence, which takes each token in once."""
     kept = spec.recurrent
-    return (kept is not None and any(kept.has_state)) or (
-        spec.cache is not None and spec.cache.state_bytes > 0
-    )
+    is_own = spec.compressed is not None or (kept is not None and any(kept.has_state))
+    return is_own or (spec.cache is not None and spec.cache.state_bytes > 0)
 
 
 def slot_bytes(spec: ModelSpec, dtype: torch.dtype) -> int:

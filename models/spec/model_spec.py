@@ -10,6 +10,7 @@ from typing import Any, Literal
 from core.errors import ConfigError, UnsupportedModel
 from core.kv import KVLayout, num_blocks_for
 from kernels.routing import Routing
+from models.spec.compressed_spec import CompressedSpec, StreamsSpec
 from models.spec.foreign_cache import ForeignCache
 from models.spec.kv_spec import KVSpec, LayerHeads
 from models.spec.latent_spec import MlaSpec
@@ -20,7 +21,7 @@ from models.spec.vision_spec import VisionSpec
 DTYPES = ("float32", "bfloat16", "float16")
 Implementation = Literal["auto", "baton", "transformers"]
 LoadFormat = Literal["auto", "dummy"]
-Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "limited_silu", "relu2"]
 QkNorm = Literal["none", "head", "unit", "rotated", "projection"]
 RopeKind = Literal["none", "default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 _ROPE_NEEDS: dict[str, tuple[str, ...]] = {
@@ -83,6 +84,8 @@ class MoeSpec:
     router_bias: bool = False
     choice_bias: str = ""
     """What a checkpoint calls the bias by which experts are chosen but not weighed, within the block; empty: there is none."""
+    by_token: tuple[bool, ...] = ()
+    """Whether each layer has a table of every token's experts, which its router only weighs; empty: none has."""
     choice_bias_is_matrix: bool = False
     """Whether a checkpoint has that as a matrix of one row."""
     shared_size: int = 0
@@ -141,7 +144,7 @@ class ModelSpec:
     """How matrices may be stored that are not floats."""
     activation: Activation = "silu"
     swiglu: tuple[float, float] = (1.0, 0.0)
-    """Alpha and limit of clamped_swiglu."""
+    """Alpha and limit of clamped_swiglu, of which limited_silu has the limit."""
     windows: tuple[int, ...] = ()
     """For each layer how many tokens it attends to; 0: all."""
     chunks: tuple[int, ...] = ()
@@ -170,6 +173,10 @@ class ModelSpec:
     """Whether norms take the mean off what they normalise. Here it is taken off all that is added to the residual, which then has
     none."""
     mla: MlaSpec | None = None
+    compressed: CompressedSpec | None = None
+    """What the layers keep of a sequence, where older tokens are summed up."""
+    streams: StreamsSpec | None = None
+    """The residual's streams, where it has several."""
     recurrent: RecurrentSpec | None = None
     """What the layers keep of a sequence, where some keep a state in place of keys and values."""
     kv: KVSpec | None = None
@@ -281,8 +288,8 @@ class ModelSpec:
                     f"attention_chunk_size is {chunk} in config.json, which engine.block_size {block_size} does not divide: "
                     "set one that does"
                 )
-        if self.cache is not None:
-            return self.cache.layout(block_size, dtype)
+        if (own := self.cache or self.compressed) is not None:
+            return own.layout(block_size, dtype)
         num_kept = self.num_layers if self.kept is None else self.kept.num_kv_layers
         layout = KVLayout(
             num_layers=0 if self.encodes else num_kept,

@@ -69,7 +69,7 @@ def read_quantisation(config: Mapping[str, Any]) -> Quantisation | None:
         return None
     if method not in _METHODS:
         raise _refused(method)
-    return _METHODS[method](asked)
+    return _METHODS[method]({"expert_dtype": config.get("expert_dtype"), **asked})
 
 
 def _method_of(asked: Mapping[str, Any]) -> str:
@@ -85,7 +85,11 @@ def _asked(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _fp8(asked: Mapping[str, Any]) -> Quantisation:
-    return replace(_FP8, block=_block(asked.get("weight_block_size")))
+    """DeepSeek-V4's experts may have four bits beside matrices of eight."""
+    found, experts = replace(_FP8, block=_block(asked.get("weight_block_size"))), asked.get("expert_dtype")
+    if experts not in (None, "fp8", "fp4"):
+        raise _refused(f"fp8, expert_dtype {experts}")
+    return replace(found, others=(_MXFP4,)) if experts == "fp4" else found
 
 
 def _gguf(asked: Mapping[str, Any]) -> Quantisation:

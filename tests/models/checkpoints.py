@@ -13,6 +13,7 @@ import transformers
 from kernels.ops import AttentionMeta, StateBlocks
 from models.causal_model import CausalModel
 from tests.models import config_parts
+from tests.models.compressed_families import deepseek_v4
 from tests.models.config_parts import CONTEXT, ROPES, common, deepseek, qwen_experts, rope
 from tests.models.gemma4_families import gemma4, gemma4_moe, gemma4_small
 from tests.models.indexed_families import deepseek_v32, glm_moe_dsa
@@ -239,6 +240,7 @@ HYBRID = {
     "kimi_linear": kimi_linear,
 }
 UNSTAGED = {"gemma4_small": gemma4_small}
+COMPRESSED = {"deepseek_v4": deepseek_v4}
 """Families whose layers cannot be shared out over stages."""
 FAMILIES = {**DENSE, **SPARSE, **UNSTAGED}
 
@@ -262,6 +264,9 @@ def make(folder: Path, config: Any, seed: int, **saving: Any) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(torch.randn_like(buffer) * 0.3)
+            if name.endswith("tid2eid"):
+                table = torch.rand(len(buffer), config.n_routed_experts).argsort(-1)
+                buffer.copy_(table[:, : buffer.shape[1]])
             if name.endswith("layer_scalar"):
                 buffer.mul_(0.5 + torch.rand_like(buffer))
     model.save_pretrained(folder, max_shard_size="20KB" if seed % 2 else "1GB", **saving)

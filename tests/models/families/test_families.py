@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from models.registry import load_model
-from tests.models.checkpoints import CPU, FAMILIES, HYBRID, SPARSE, VOCAB, Paged, make
+from tests.models.checkpoints import COMPRESSED, CPU, FAMILIES, HYBRID, SPARSE, VOCAB, Paged, make
 from tests.models.continuation import continuation
 
-ALL = {**FAMILIES, **HYBRID}
+ALL = {**FAMILIES, **HYBRID, **COMPRESSED}
 CASES = [
     pytest.param(family, i, marks=pytest.mark.slow if family in SPARSE and i > 3 else ())
     for family in ALL

@@ -65,6 +65,11 @@ _OF_MODEL: Mapping[str, Mapping[str, Any]] = {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 1e4},
         "ffn_config": {"ffn_hidden_size": 48, "moe_num_experts": 4, "moe_top_k": 2},
     },
+    "DeepseekV4ForCausalLM": {
+        "num_key_value_heads": 1, "o_groups": 2, "o_lora_rank": 16, "index_topk": 4, "index_n_heads": 8,
+        "partial_rotary_factor": 0.5,
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 11},
+    },
     "Dots3NoteForCausalLM": {"num_key_value_heads": 4},
     "FalconH1ForCausalLM": {"mamba_d_ssm": 64},
     "FuyuForCausalLM": {"text_config": {**_QWEN2, "model_type": "persimmon"}},
