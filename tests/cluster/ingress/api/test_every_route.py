@@ -17,8 +17,8 @@ BODIES: dict[str, dict[str, Any]] = {
     CHATS: CHAT,
     "/v1/responses": {"model": NAME, "input": "x"},
     "/v1/messages": {**CHAT, "max_tokens": 20},
-    "/api/chat": CHAT,
-    "/api/generate": OK,
+    "/api/chat": {**CHAT, "stream": False},
+    "/api/generate": {**OK, "stream": False},
 }
 ROUTES = list(BODIES)
 
