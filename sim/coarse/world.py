@@ -301,6 +301,7 @@ class _World:
         self, group: DeviceGroup, device: DeviceConfig, card: str, *, prefills: bool, decodes: bool
     ) -> None:
         config, number = self._config, len(self.devices) + 1
+        host_blocks = 0 if config.state_blocks else config.host_blocks
         address = f"{'both' if prefills and decodes else 'prefill' if prefills else 'decode'}-{number}"
         info = Register(
             address=address,
@@ -317,9 +318,7 @@ class _World:
             sends=True,
             answers=True,
             reports_links=config.reports_links,
-            overcommit_blocks=0
-            if config.state_blocks
-            else overcommit_blocks(group.num_blocks, config.host_blocks, config.tuning),
+            overcommit_blocks=overcommit_blocks(group.num_blocks, host_blocks, config.tuning),
             card=card,
         )
         policy: SchedulerPolicy[SimulatedSequence] = (
