@@ -16,6 +16,8 @@ from benchmarks.goodput.rules import RULES
 
 LEAST_MEAN, LEAST_OWN = 0.3, 1.0
 """Points: a rule that brings less than this in the mean, and in its own case, is to go."""
+LEAST_LOADS = 20
+"""Of fewer loads nothing is concluded."""
 _DRAWS, _SEED = 2_000, 1
 _INTERVAL = (2.5, 97.5)
 Row = Mapping[str, Any]
@@ -69,7 +71,10 @@ def _drawn(rng: np.random.Generator, count: int, gained: int, lost: int) -> Any:
 
 
 def verdict(mean: Effect, own: Effect | None) -> str:
-    """Return whether a rule is to stay. It is open while its own case was not run, or an interval has a threshold in it."""
+    """Return whether a rule is to stay. It is open while few loads were run, or not its own case, or an interval has a threshold
+    in it."""
+    if len(mean.by_load) < LEAST_LOADS:
+        return "open: few loads"
     if mean.low >= LEAST_MEAN or (own is not None and own.low >= LEAST_OWN):
         return "stays"
     if own is not None and mean.high < LEAST_MEAN and own.high < LEAST_OWN:
@@ -89,7 +94,7 @@ def rule_table(rows: Sequence[Row]) -> list[str]:
         cells = (
             f"{rule.name} ({rule.record or 'no record'})",
             str(mean),
-            *(f"{points:+.1f}, {load}" for load, points in (mean.worst, mean.best)),
+            *(f"{points:+.1f}, {load.replace('|', ', ')}" for load, points in (mean.worst, mean.best)),
             f"{rule.case}{'' if rule.group == 'all' else ', ' + rule.group}: {own or 'not run'}",
             f"{sum(_is_same(row, rows) for row in own_rows)} of {mean.num_runs}",
             verdict(mean, own),

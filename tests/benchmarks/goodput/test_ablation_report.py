@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.goodput.ablation_report import effect_of, report, rule_table, verdict
+from benchmarks.goodput.ablation_report import LEAST_LOADS, effect_of, report, rule_table, verdict
 from benchmarks.goodput.ablation_runs import FULL, packed, unpacked
 from benchmarks.goodput.rules import RULES
 
@@ -46,28 +46,34 @@ def test_what_nobody_ran_says_nothing() -> None:
         ((0, 0), (0, 100), "stays"),
         ((0, 0), (0, 0), "goes"),
         ((0, 0), None, "open: its own case was not run"),
-        ((20, 23), (0, 0), "open"),
+        ((20, 22), (0, 8), "open"),
     ],
 )
 def test_a_rule_stays_by_its_mean_or_its_own_case_and_is_open_while_that_is_unsure(
     mean: tuple[int, int], own: tuple[int, int] | None, said: str
 ) -> None:
-    of_all = effect_of([row("a", "v", *mean)], "all", sign=-1)
+    of_all = effect_of([row(f"a {number}", "v", *mean) for number in range(LEAST_LOADS)], "all", sign=-1)
     of_own = effect_of([row("a", "v", *own)], "all", sign=-1) if own else None
     assert of_all is not None
     assert verdict(of_all, of_own) == said
+
+
+def test_of_few_loads_nothing_is_concluded() -> None:
+    alone = effect_of([row("a", "v", 0, 400)], "all", sign=-1)
+    assert alone is not None
+    assert verdict(alone, alone) == "open: few loads"
 
 
 def test_a_line_names_the_rule_its_own_case_and_runs_that_decided_alike() -> None:
     rule = next(rule for rule in RULES if rule.name == "risk")
     name = f"without {rule.name}"
     same = row("bursts b", name, 0, 0) | {"decisions": FULL}
-    rows = [row("sustained a", name, 0, 50), same, row("bursts b", FULL, 0, 0)]
+    rows = [row("sustained a|base", name, 0, 50), same, row("bursts b", FULL, 0, 0)]
     line = rule_table(rows)[-1]
     assert line.startswith("| risk (029) | +2.50 (")
-    assert "+0.0, bursts b | +5.0, sustained a" in line
+    assert "+0.0, bursts b | +5.0, sustained a, base |" in line
     assert "sustained: +5.00 (" in line
-    assert "| 1 of 2 | stays |" in line
+    assert "| 1 of 2 | open: few loads |" in line
     assert line in report(rows)
 
 
