@@ -62,9 +62,9 @@ void multiply_pairs(const baton::PanelProduct& work) {
 }
 
 template <class Lines, bool HAS_ZEROS>
-void add_group(const baton::PanelProduct& work, int64_t group, const int32_t* sums, float* totals) {
+void add_group(const baton::PanelProduct& work, const PanelScales& scales, int64_t group, const int32_t* sums, float* totals) {
     for (int v = 0; v < 2; ++v) {
-        const GroupScale<Lines, HAS_ZEROS> scale(work, group, v * LANES);
+        const GroupScale<Lines, HAS_ZEROS> scale(scales, group * baton::PANEL + v * LANES);
         for (int64_t row = 0; row < work.rows; ++row) {
             const int64_t at = row * baton::PANEL + v * LANES, number = group * work.rows + row;
             const Sums sum = load_sums(sums + at) + all_sums(work.x_starts[number]);
@@ -78,15 +78,16 @@ void multiply_bytes(const baton::PanelProduct& work) {
     alignas(64) int32_t sums[baton::AMX_ROWS * baton::PANEL];
     alignas(64) float totals[baton::AMX_ROWS * baton::PANEL] = {};
     const baton::Layout& layout = *work.layout;
+    const PanelScales scales(work);
     const auto* x = static_cast<const uint8_t*>(work.x);
     const int64_t groups = layout.num_groups(), in_group = layout.group / 4;
     for (int64_t group = 0, line = 0; group < groups; ++group, line += in_group) {
         const int64_t count = work.lines - line < in_group ? work.lines - line : in_group;
         add_lines<ByteTiles>(work, x + 4 * line, work.numbers + line * LINE_BYTES_OF_PANEL, count, sums, 4 * baton::PANEL, false);
         if (layout.has_zeros)
-            add_group<Lines, true>(work, group, sums, totals);
+            add_group<Lines, true>(work, scales, group, sums, totals);
         else
-            add_group<Lines, false>(work, group, sums, totals);
+            add_group<Lines, false>(work, scales, group, sums, totals);
     }
     write_rows(work, [&](int64_t row, int v, Floats bias) {
         return fma(load(totals + row * baton::PANEL + v * LANES), all(work.x_scales[row]), bias);

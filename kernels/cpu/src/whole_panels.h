@@ -77,17 +77,25 @@ struct WidenedLines4 {
     static Floats zeros(const uint8_t* table, int64_t number) { return Lines4::zeros(table, number); }
 };
 
-// What a group's sums are multiplied with, of LANES outputs of a panel from the `first`-th on.
+// A panel's scales and zero points.
+struct PanelScales {
+    baton::Format format;
+    const uint8_t *scales, *zeros;
+
+    explicit PanelScales(const baton::PanelProduct& work)
+        : format(work.layout->scales),
+          scales(work.panel + work.layout->scales_at()),
+          zeros(work.panel + work.layout->zeros_at()) {}
+};
+
+// What a group's sums are multiplied with, of LANES outputs from the `number`-th scale on.
 template <class Lines, bool HAS_ZEROS>
 struct GroupScale {
     Floats scale, offset;
 
-    GroupScale(const baton::PanelProduct& work, int64_t group, int64_t first) {
-        const baton::Layout& layout = *work.layout;
-        const int64_t number = group * baton::PANEL + first;
-        scale = load_scales(layout.scales, work.panel + layout.scales_at(), number);
-        offset = HAS_ZEROS ? times(scale, Lines::zeros(work.panel + layout.zeros_at(), number)) : none();
-    }
+    GroupScale(const PanelScales& panel, int64_t number)
+        : scale(load_scales(panel.format, panel.scales, number)),
+          offset(HAS_ZEROS ? times(scale, Lines::zeros(panel.zeros, number)) : none()) {}
 
     Floats add(Floats total, Sums sum, float x_sum) const {
         total = fma(to_floats(sum), scale, total);
@@ -169,6 +177,7 @@ struct WholePanels {
         const int32_t* starts = work.x_starts;
         const float* x_sums = work.x_sums;
         const uint8_t* w = work.numbers + first * 4;
+        const PanelScales scales(work);
         const int64_t groups = layout.num_groups(), steps = layout.group / Lines::INPUTS;
         int64_t all_steps = layout.padded_inputs() / Lines::INPUTS;
         Ahead ahead(work, all_steps);
@@ -181,7 +190,7 @@ struct WholePanels {
             all_steps -= lines;
             add_lines(sums, w, x, lines, ahead);
             for (int v = 0; v < VECTORS; ++v) {
-                const GroupScale<Lines, HAS_ZEROS> scale(work, group, first + v * LANES);
+                const GroupScale<Lines, HAS_ZEROS> scale(scales, group * baton::PANEL + first + v * LANES);
                 for (int row = 0; row < ROWS; ++row) {
                     float* at = totals + (row * VECTORS + v) * LANES;
                     store(at, scale.add(load(at), sums[row][v], HAS_ZEROS ? x_sums[row] : 0.0f));
