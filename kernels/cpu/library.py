@@ -173,6 +173,10 @@ def fastest_of_bfloat16() -> Isa | None:
     if library is None:
         return None
     if Isa.AMX in allowed_sets():
+        if tiles() == "emulated":
+            _log.warning(
+                "products are a hundred times slower: BATON_EMULATE_TILES is 1, and there are no tiles here"
+            )
         return Isa.AMX
     if Isa.AVX512_BF16 not in allowed_sets():
         return fastest_exact()
