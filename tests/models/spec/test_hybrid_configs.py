@@ -71,6 +71,4 @@ def test_kimi_linear_counts_its_layers_from_one(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"name the layers \[1, 2\] of 4"):
         spec_of(tmp_path, "KimiLinearForCausalLM", linear_attn_config={**own, "full_attn_layers": [1, 2]})
     with pytest.raises(UnsupportedModel, match="mla_use_nope False"):
-        spec_of(
-            tmp_path, "KimiLinearForCausalLM", linear_attn_config={**own, **lists}, mla_use_nope=False
-        )
+        spec_of(tmp_path, "KimiLinearForCausalLM", linear_attn_config={**own, **lists}, mla_use_nope=False)
