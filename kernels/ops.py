@@ -359,6 +359,9 @@ class Ops:
     value_dim). H: value heads. x passes the convolution and silu; it is then q and k of each key head and v of each value head.
     With q and k of length one and q by key_dim ** -0.5: state = exp(decay) state; state += k (beta (v - k state)); out = q state.
     Reads and writes the sequences' states at meta.states."""
+    short_convolution: Callable[[Tensor, Tensor, AttentionMeta, StateLayer], Tensor]
+    """(x (T, channels), kv_layer, meta, layer) -> (T, channels): what each channel's filter makes of its last inputs. Reads and
+    writes the sequences' last inputs at meta.states."""
     state_space: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, AttentionMeta, StateLayer], Tensor]
     """(x (T, channels), steps (T, H) float32, decay (T, H) float32, skip (H,) float32, kv_layer, meta, layer) -> (T, H,
     value_dim). H: value heads. x passes the convolution and silu; it is then v of each value head, and k and q of each key head.

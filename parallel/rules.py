@@ -34,7 +34,7 @@ _MLP = (
     _LAYER
     + r"(mlp|mlp\.shared_experts|mlp\.shared_expert|mlp\.shared_mlp|feed_forward|feed_forward\.shared_expert)\."
 )
-_STATES = _LAYER + r"(linear_attn|mamba)\."
+_STATES = _LAYER + r"(linear_attn|mamba|conv)\."
 _FUSED = _LAYER + r"shared_mlp\."
 _EXPERTS = _LAYER + r"((mlp|block_sparse_moe|feed_forward)\.)?experts\."
 _EXPERT = _EXPERTS + r"\d+\."
@@ -42,26 +42,26 @@ _EXPERT = _EXPERTS + r"\d+\."
 RULES: tuple[Rule, ...] = (
     Rule(r"model\.embed_tokens(_per_layer)?\.weight|lm_head\.weight", ((0, "vocab"),)),
     Rule(r"model\.norm\.weight|" + _LAYER + r"(input|post_(self_attn|attention|mlp)|(pre|post)_feedforward)_layernorm\.weight"),
-    Rule(_LAYER + r"((pre|post)_feedforward_layernorm_[12]|norm)\.weight"),
+    Rule(_LAYER + r"((pre|post)_feedforward_layernorm_[12]|norm|operator_norm|ffn_norm)\.weight"),
     # Column: the outputs are cut; a bias with them.
     Rule(_ATTENTION + r"(q_proj|q_b_proj|kv_b_proj)\.(weight|bias)", ((0, "heads"),)),
     Rule(_ATTENTION + r"[kv]_proj\.(weight|bias)", ((0, "kv_heads"),)),
     Rule(_ATTENTION + r"qkv_proj\.weight", ((0, "qkv"),)),
     Rule(_ATTENTION + r"sinks", ((0, "heads"),)),
-    Rule(_MLP + r"(gate|up)_proj\.(weight|bias)", ((0, "width"),)),
+    Rule(_MLP + r"(gate_proj|up_proj|w1|w3)\.(weight|bias)", ((0, "width"),)),
     Rule(_FUSED + r"input_linear\.weight", ((0, "gate_up"),)),
     Rule(_MLP + r"gate_up_proj\.weight", ((0, "gate_up"),)),
     Rule(_EXPERT + r"(gate_proj|up_proj|w1|w3)\.(weight|bias)", ((0, "width"),)),
     # Row: the inputs are cut, the ranks' products are summed, and then a whole bias is added.
     Rule(_ATTENTION + r"o_proj\.weight", ((1, "heads"),)),
-    Rule(_MLP + r"down_proj\.weight", ((1, "width"),)),
+    Rule(_MLP + r"(down_proj|w2)\.weight", ((1, "width"),)),
     Rule(_FUSED + r"output_linear\.weight", ((1, "width"),)),
     Rule(_EXPERT + r"(down_proj|w2)\.weight", ((1, "width"),)),
     # Recurrent layers, by their heads.
     Rule(_LAYER + r"linear_attn\.in_proj_(qkvz|ba|z|b|a)\.weight", ((0, "width"),)),
     Rule(_LAYER + r"linear_attn\.in_proj_qkv\.weight", ((0, "convolved"),)),
-    Rule(_LAYER + r"mamba\.in_proj\.(weight|bias)", ((0, "projected"),)),
-    Rule(_STATES + r"conv1d\.(weight|bias)", ((0, "convolved"),)),
+    Rule(_LAYER + r"(mamba|conv)\.in_proj\.(weight|bias)", ((0, "projected"),)),
+    Rule(_STATES + r"conv(1d)?\.(weight|bias)", ((0, "convolved"),)),
     Rule(_STATES + r"(A_log|dt_bias|D)|" + _LAYER + r"mamba\.norm\.weight", ((0, "width"),)),
     Rule(_STATES + r"out_proj\.weight", ((1, "width"),)),
     # Attention to entries. The groups that a head's results are projected by are cut as heads are.
@@ -71,13 +71,13 @@ RULES: tuple[Rule, ...] = (
     Rule(_LAYER + r"((attn|ffn)_hc\.(fn|base|scale)|mlp\.gate\.tid2eid)|model\.hc_head\.hc_(fn|base|scale)"),
     # Whole on every rank.
     Rule(_LAYER + r"delta_attn\.[a-zA-Z_0-9.]+"),
-    Rule(_LAYER + r"(mamba\.out_proj\.bias|linear_attn\.norm\.weight)"),
+    Rule(_LAYER + r"((mamba|conv)\.out_proj\.bias|linear_attn\.norm\.weight)"),
     Rule(_ATTENTION + r"(o_proj|q_a_proj|kv_a_proj_with_mqa)\.bias"),
     Rule(_ATTENTION + r"(q_a_proj|kv_a_proj_with_mqa|[qk]_norm|(query|key)_layernorm|q_a_layernorm|kv_a_layernorm)\.weight"),
     Rule(_ATTENTION + r"indexer\.((wq_b|wk|weights_proj)\.weight|k_norm\.(weight|bias))"),
     Rule(_MLP + r"down_proj\.bias"),
     Rule(_LAYER + r"(mlp|block_sparse_moe|feed_forward)\.(gate(\.wg)?|router(\.layer)?)\.(weight|bias|e_score_correction_bias)"),
-    Rule(_LAYER + r"(mlp|block_sparse_moe)\.(moe_statics\.)?e_score_correction_bias"),
+    Rule(_LAYER + r"(mlp|block_sparse_moe)\.(moe_statics\.)?e_score_correction_bias|" + _LAYER + r"feed_forward\.expert_bias"),
     Rule(_LAYER + r"mlp\.(shared_expert_gate\.weight|fc[12]_latent_proj\.(weight|bias))"),
     Rule(_LAYER + r"(layer_scalar|router\.(scale|per_expert_scale|proj\.weight))"),
     Rule(_LAYER + r"(per_layer_input_gate|per_layer_projection|post_per_layer_input_norm)\.weight"),

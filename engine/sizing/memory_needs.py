@@ -384,7 +384,9 @@ def _recurrent_bytes(kept: RecurrentSpec, num_ranks: int, num_seqs: int, tokens:
     of its chunk, and of its sequences' states, which are read, made anew and written. A state space has no keys and queries of
     each head. `num_ranks`: among which heads are shared out."""
     shape = kept.held(kept.shape.num_value_heads // num_ranks)
-    if "state_space" in kept.kinds:
+    if "short_convolution" in kept.kinds:
+        heads = shape.value_size
+    elif "state_space" in kept.kinds:
         heads = shape.num_value_heads * (4 * shape.value_dim + 2 * _CHUNK_TOKENS)
     else:
         heads = 4 * shape.num_value_heads * (2 * shape.key_dim + shape.value_dim + _CHUNK_TOKENS)

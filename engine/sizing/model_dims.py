@@ -66,6 +66,8 @@ def _recurrent_sections(kept: RecurrentSpec | None) -> dict[str, tuple[Section, 
         return {}
     shape = kept.shape
     keys, values = (shape.key_size, shape.num_key_heads > 1), (shape.value_size, True)
+    if "short_convolution" in kept.kinds:
+        return {"convolved": (values,), "projected": (values,) * 3}
     if "state_space" not in kept.kinds:
         return {"convolved": (keys, keys, values)}
     return {
@@ -112,7 +114,7 @@ def _check_foreign(spec: ModelSpec, mesh: Mesh, role: str) -> None:
 def _check_recurrent(spec: ModelSpec, kept: RecurrentSpec, mesh: Mesh, role: str) -> None:
     """Raise ConfigError for tensor-parallel ranks over which states cannot be spread."""
     keys, kv_heads, tp = kept.shape.num_key_heads, spec.num_kv_heads, mesh.tp
-    spans = keys == 1 and "state_space" in kept.kinds
+    spans = keys == 1 and "gated_delta" not in kept.kinds
     possible = [
         tp
         for tp in range(1, kv_heads + 1)
@@ -210,6 +212,7 @@ def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int
         return inputs + spec.hidden_size * shape.value_size + shape.conv_channels * shape.conv_kernel
     gates = 2 if kind == "gated_delta" else 1
     inputs = shape.conv_channels + shape.value_size + gates * shape.num_value_heads
+    inputs = 3 * shape.value_size if kind == "short_convolution" else inputs
     weights = spec.hidden_size * (inputs + shape.value_size) + shape.conv_channels * shape.conv_kernel
     return weights * heads // spec.num_heads
 

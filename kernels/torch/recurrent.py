@@ -86,7 +86,8 @@ def read_states(kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer) -> tup
     stored = kv_layer.permute(0, 3, 2, 1, 4)[_slots(kv_layer, meta, layer)]
     held = stored.flatten(1).view(torch.float32).unflatten(1, (num_parts, -1))[..., : part.num_floats]
     held = torch.where(meta.states.begins[:, None, None], 0.0, held)
-    matrices = held[..., part.conv_floats :].reshape(len(held), -1, part.key_dim, part.value_dim)
+    shape = len(held), layer.shape.num_value_heads, part.key_dim, part.value_dim
+    matrices = held[..., part.conv_floats :].reshape(shape)
     inputs = held[..., : part.conv_floats].unflatten(2, (part.conv_channels, -1))
     pieces = inputs.split(_sizes(part, layer), 2)
     # A key head of several parts is read from the first of them.
@@ -109,7 +110,8 @@ def write_states(
         else piece.unflatten(1, (num_parts, -1))
         for kind, piece in zip(layer.channels, inputs.split(_sizes(layer.shape, layer), 1), strict=True)
     ]
-    held = [torch.cat(pieces, 2).flatten(2), matrices.reshape(len(matrices), num_parts, -1)]
+    num_matrices = layer.part.key_dim * layer.part.value_size
+    held = [torch.cat(pieces, 2).flatten(2), matrices.reshape(len(matrices), num_parts, num_matrices)]
     slots = _slots(kv_layer, meta, layer)
     slot = kv_layer[0, :, :, 0]
     num_floats = layer.place.num_slots * slot.nbytes // (FLOAT_BYTES * num_parts)
@@ -148,7 +150,13 @@ def _slots(kv_layer: Tensor, meta: AttentionMeta, layer: StateLayer) -> tuple[Te
 
 
 def convolve(x: Tensor, conv: Convolution, held: Tensor, meta: AttentionMeta) -> tuple[Tensor, Tensor]:
-    """(x (T, channels), conv, last inputs (B, channels, kernel - 1), meta) -> silu of what each channel's filter makes of it (T,
+    """Return `filtered` with its results' silu."""
+    out, inputs = filtered(x, conv, held, meta)
+    return F.silu(out), inputs
+
+
+def filtered(x: Tensor, conv: Convolution, held: Tensor, meta: AttentionMeta) -> tuple[Tensor, Tensor]:
+    """(x (T, channels), conv, last inputs (B, channels, kernel - 1), meta) -> what each channel's filter makes of it (T,
     channels), and the last inputs behind the step, as `held` has them."""
     before = conv.weight.shape[1] - 1
     current, first, last = _rows(meta, before, x.device)
@@ -159,7 +167,7 @@ def convolve(x: Tensor, conv: Convolution, held: Tensor, meta: AttentionMeta) ->
     for tap in range(1, before + 1):
         out = torch.addcmul(out, padded[current + tap], conv.weight[:, tap])
     inputs = padded[last].unflatten(0, (-1, before)).mT
-    return F.silu(out if conv.bias is None else out + conv.bias), inputs
+    return out if conv.bias is None else out + conv.bias, inputs
 
 
 def _rows(meta: AttentionMeta, before: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -28,6 +28,7 @@ from kernels.torch.latent_attention import latent_attention
 from kernels.torch.paged_attention import PagedAttention
 from kernels.torch.sampling import logprobs, penalise, sample
 from kernels.torch.scaled_kv import store_vectors
+from kernels.torch.short_convolution import short_convolution
 from kernels.torch.state_space import state_space
 from kernels.torch.stored_latents import write_latent
 from kernels.torch.token_index import select_tokens, selected_attention
@@ -199,6 +200,7 @@ def reference_ops() -> Ops:
         select_tokens=select_tokens,
         selected_attention=selected_attention,
         gated_delta=gated_delta,
+        short_convolution=short_convolution,
         state_space=state_space,
         fixed_step=None,
         fuse=no_fusing,

@@ -8,7 +8,9 @@ _TEXTS = ("language_model.", "text_model.")
 _OTHERS = (
     (re.compile(r"backbone\."), _STEM),
     (re.compile(r"model\.embeddings\."), "model.embed_tokens."),
-    (re.compile(r"model\.norm_f\."), "model.norm."),
+    (re.compile(r"model\.(norm_f|embedding_norm)\."), "model.norm."),
+    (re.compile(r"(model\.layers\.\d+\.self_attn\.)out_proj\b"), r"\1o_proj"),
+    (re.compile(r"(model\.layers\.\d+\.self_attn\.[qk])_layernorm\b"), r"\1_norm"),
     (re.compile(r"(model\.layers\.\d+\.)mixer\.(?=[qkvo]_proj\b)"), r"\1self_attn."),
     (re.compile(r"(model\.layers\.\d+\.)mixer\.(?=(in|out)_proj\b|conv1d\.|A_log|D$|dt_bias|norm\.)"), r"\1mamba."),
     (re.compile(r"(model\.layers\.\d+\.)mixer\."), r"\1mlp."),

@@ -12,6 +12,7 @@ from models.layers.attention import Attention, AttentionLayer, ForwardStep
 from models.layers.delta_attention import DeltaAttention
 from models.layers.dense_and_experts import DenseAndExperts
 from models.layers.gated_attention import GatedAttention
+from models.layers.gated_convolution import GatedConvolution
 from models.layers.gated_delta_net import GatedDeltaNet
 from models.layers.latent_attention import LatentAttention
 from models.layers.mamba2 import StateSpace
@@ -39,15 +40,19 @@ def mixer(
     ops: Ops,
     collectives: Collectives,
 ) -> AttentionLayer:
-    """Return the layer's token mixer: attention, a gated delta rule or Mamba-2."""
+    """Return the layer's token mixer: attention, a gated delta rule, Mamba-2 or a short convolution."""
     if spec.recurrent is not None:
         place = spec.recurrent.places(slot_bytes(spec, checkpoint.dtype))[index]
         if place is not None:
-            if spec.recurrent.kinds[index] == "state_space":
-                return StateSpace(spec, place, checkpoint, f"{prefix}mamba.", ops, collectives)
-            if spec.recurrent.kinds[index] == "channel_delta":
-                return DeltaAttention(spec, place, checkpoint, f"{prefix}delta_attn.", ops)
-            return GatedDeltaNet(spec, place, checkpoint, f"{prefix}linear_attn.", ops, collectives)
+            match spec.recurrent.kinds[index]:
+                case "state_space":
+                    return StateSpace(spec, place, checkpoint, f"{prefix}mamba.", ops, collectives)
+                case "short_convolution":
+                    return GatedConvolution(spec, place, checkpoint, f"{prefix}conv.", ops, collectives)
+                case "channel_delta":
+                    return DeltaAttention(spec, place, checkpoint, f"{prefix}delta_attn.", ops)
+                case _:
+                    return GatedDeltaNet(spec, place, checkpoint, f"{prefix}linear_attn.", ops, collectives)
     if spec.kv is not None:
         return SizedAttention(spec, index, checkpoint, f"{prefix}self_attn.", ops, collectives)
     attention = (

@@ -11,7 +11,7 @@ from typing import Literal
 from kernels.states import FLOAT_BYTES, StatePlace, StateShape
 from models.spec.stage_starts import stage_starts
 
-StateKind = Literal["kv", "gated_delta", "channel_delta", "state_space", "none"]
+StateKind = Literal["kv", "gated_delta", "channel_delta", "state_space", "short_convolution", "none"]
 """`channel_delta` is a gated delta rule by which each channel decays by itself; `none` is a layer without a token mixer."""
 
 

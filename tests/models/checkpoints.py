@@ -48,6 +48,7 @@ from tests.models.recurrent_families import (
     granite4,
     granite_hybrid,
     kimi_linear,
+    lfm2,
     nemotron_h,
     qwen3_5,
     qwen3_5_moe,
@@ -238,6 +239,7 @@ HYBRID = {
     "granite_hybrid": granite_hybrid,
     "nemotron_h": nemotron_h,
     "kimi_linear": kimi_linear,
+    "lfm2": lfm2,
 }
 UNSTAGED = {"gemma4_small": gemma4_small}
 COMPRESSED = {"deepseek_v4": deepseek_v4}

@@ -137,3 +137,40 @@ def kimi_linear(rng: random.Random, i: int) -> Any:
         linear_head_dim=rng.choice((8, 16)),
         linear_conv_kernel_dim=(4, 2, 3)[i % 3],
     )
+
+
+def lfm2(rng: random.Random, i: int) -> Any:
+    """Every second one has experts."""
+    if i % 2:
+        return transformers.Lfm2MoeConfig(
+            **_convolving(rng, i),
+            moe_intermediate_size=24,
+            num_experts=8,
+            num_experts_per_tok=3,
+            num_dense_layers=i % 3,
+            norm_topk_prob=i != 1,
+            use_expert_bias=i != 3,
+            routed_scaling_factor=1.5,
+        )
+    return transformers.Lfm2Config(
+        **_convolving(rng, i),
+        block_auto_adjust_ff_dim=i != 2,
+        block_multiple_of=8,
+        block_ffn_dim_multiplier=(1.0, 1.2)[i // 4],
+    )
+
+
+def _convolving(rng: random.Random, i: int) -> dict[str, Any]:
+    fields = common(rng)
+    fields.pop("head_dim")
+    fields["hidden_size"] = fields["num_attention_heads"] * rng.choice((8, 16))
+    fields["num_hidden_layers"] = num_layers = (3, 4, 5, 6, 4, 2)[i]
+    attends = {1: {0, 3}, 3: {1, 4}}.get(i, {num_layers - 1 - i % 2})
+    return {
+        **{name: value for name, value in fields.items() if name != "rms_norm_eps"},
+        "norm_eps": fields["rms_norm_eps"],
+        "rope_parameters": rope(rng, ROPES[i]),
+        "layer_types": ["full_attention" if j in attends else "conv" for j in range(num_layers)],
+        "conv_L_cache": (3, 2, 4)[i % 3],
+        "conv_bias": i > 2,
+    }

@@ -13,7 +13,7 @@ from tests.models.continuation import continuation
 
 ALL = {**FAMILIES, **HYBRID, **COMPRESSED}
 CASES = [
-    pytest.param(family, i, marks=pytest.mark.slow if family in SPARSE and i > 3 else ())
+    pytest.param(family, i, marks=pytest.mark.slow if family in {**SPARSE, **HYBRID} and i > 3 else ())
     for family in ALL
     for i in range(6)
 ]

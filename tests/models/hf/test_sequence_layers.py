@@ -28,7 +28,7 @@ from tests.models.stored import packed_checkpoint, w8a8
 
 CPU = torch.device("cpu")
 LENGTH = 40
-RECURRENT = ("MambaForCausalLM", "Lfm2ForCausalLM")
+RECURRENT = ("MambaForCausalLM", "BambaForCausalLM")
 MORE = ("JambaForCausalLM", "Zamba2ForCausalLM", "RecurrentGemmaForCausalLM", "FalconH1ForCausalLM")
 
 
@@ -98,7 +98,7 @@ class Drafting(Paged):
         return self.states
 
 
-@pytest.mark.parametrize("architecture", ["Lfm2ForCausalLM", "RecurrentGemmaForCausalLM"])
+@pytest.mark.parametrize("architecture", ["BambaForCausalLM", "RecurrentGemmaForCausalLM"])
 @torch.inference_mode()
 def test_states_take_in_the_draft_tokens_that_were_right(architecture: str, tmp_path: Path) -> None:
     reference, tokens = make_tiny(tmp_path, architecture), list(range(2, 22))
@@ -114,7 +114,7 @@ def test_states_take_in_the_draft_tokens_that_were_right(architecture: str, tmp_
 
 
 async def test_draft_tokens_change_no_token(tmp_path: Path) -> None:
-    await check(tmp_path, "Lfm2ForCausalLM", **{"engine.speculate": "ngram", "engine.speculate_tokens": 3})
+    await check(tmp_path, "BambaForCausalLM", **{"engine.speculate": "ngram", "engine.speculate_tokens": 3})
 
 
 async def test_attention_that_is_built_in_reads_the_pool(tmp_path: Path) -> None:
@@ -124,11 +124,11 @@ async def test_attention_that_is_built_in_reads_the_pool(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("keys", "why"),
     [
-        ({"decode.tp": 2}, "decode: tp 2 is impossible for Lfm2ForCausalLM.*it keeps recurrent states"),
-        ({"decode.pp": 2}, "decode: pp 2 is impossible for Lfm2ForCausalLM.*stages cannot share the cache"),
+        ({"decode.tp": 2}, "decode: tp 2 is impossible for BambaForCausalLM.*it keeps recurrent states"),
+        ({"decode.pp": 2}, "decode: pp 2 is impossible for BambaForCausalLM.*stages cannot share the cache"),
         (
             {"engine.kv_dtype": "float8"},
-            "engine.kv_dtype is float8, but transformers attends in Lfm2ForCausalLM",
+            "engine.kv_dtype is float8, but transformers attends in BambaForCausalLM",
         ),
         ({"engine.deterministic": True}, "engine.deterministic is"),
     ],
@@ -136,7 +136,7 @@ async def test_attention_that_is_built_in_reads_the_pool(tmp_path: Path) -> None
 async def test_a_setting_that_such_a_model_cannot_have_is_refused(
     tmp_path: Path, keys: dict[str, Any], why: str
 ) -> None:
-    make_tiny(tmp_path, "Lfm2ForCausalLM")
+    make_tiny(tmp_path, "BambaForCausalLM")
     with pytest.raises(ConfigError, match=why):
         await served(tmp_path, prompts(), **keys)
 
