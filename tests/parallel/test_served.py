@@ -278,6 +278,15 @@ async def test_prompts_are_scored_and_embedded_on_any_mesh(keys: dict[str, int],
         pytest.param("granite_hybrid", {"decode.pp": 2, **STATES}, id="recurrent layers, pp2"),
         pytest.param("granite_hybrid", {"decode.ep": 2, **STATES}, id="recurrent layers, ep2"),
         pytest.param("qwen3_next", {"decode.dp": 2, **STATES}, id="recurrent layers, dp2"),
+        pytest.param(
+            "nemotron_h", {"decode.ep": 2, **STATES}, id="halves of layers, ep2", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "kimi_linear",
+            {"decode.dp": 2, "decode.tp": 2, **STATES},
+            id="states beside latents, dp2 x tp2",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 async def test_draft_tokens_change_no_token_on_any_mesh(
