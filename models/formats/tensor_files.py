@@ -18,7 +18,7 @@ from models.formats.stored_matrix import Cut
 from models.spec.model_spec import read_json
 
 _DTYPE_BYTES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
-"""Of all others one number takes a byte."""
+"""By safetensors' names of dtypes. Numbers of all others take one."""
 MOST_MAPPED_BYTES, _LEAST_MAPPED_BYTES, _MOST_TIMES = 64 << 20, 8 << 20, 128
 """Files are mapped anew once a 128th of their bytes was read, but never after less than the second or more than the first of
 these sizes."""

@@ -10,31 +10,16 @@ from models.formats.rounded_matrix import WeightRounding
 from models.lora.low_rank import AdapterWeights
 
 
-class WeightSource(Protocol):
-    """Gives each tensor by its name in the checkpoint, and of each only what this rank holds. `shape` is the whole tensor's."""
+class MatrixSource(Protocol):
+    """Matrices that layers multiply with, in the bits in which they are multiplied."""
 
-    dtype: torch.dtype
-    """What the model computes in."""
-    device: torch.device
-    """Where tensors are put."""
     keeps: frozenset[Kind]
     """What `matrix` leaves as it is stored."""
     rounds: WeightRounding | None
     """What matrices of floats are rounded to as they are read."""
-    adapters: AdapterWeights
-    """What lies beside its matrices."""
-
-    @property
-    def bytes_read(self) -> int: ...
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """In `dtype` or the model's. Raises UnsupportedModel where there is no such tensor."""
-        ...
 
     def matrix(self, name: str, shape: tuple[int, int]) -> Weight:
-        """As `take`, but as it is stored, where that is among `keeps`."""
+        """As `WeightSource.take`, but as it is stored, where that is among `keeps`, or rounded."""
         ...
 
     def table(self, name: str, shape: tuple[int, int]) -> Weight:
@@ -46,6 +31,26 @@ class WeightSource(Protocol):
     ) -> list[Weight] | None:
         """Return what this rank holds of a tensor of all experts' matrices, (experts, outputs, inputs) or `transposed` ones,
         rounded. None where they are not."""
+        ...
+
+
+class WeightSource(MatrixSource, Protocol):
+    """Gives each tensor by its name in the checkpoint, and of each only what this rank holds. `shape` is the whole tensor's."""
+
+    dtype: torch.dtype
+    """What the model computes in."""
+    device: torch.device
+    """Where tensors are put."""
+    adapters: AdapterWeights
+    """What lies beside the matrices."""
+
+    @property
+    def bytes_read(self) -> int: ...
+
+    def __contains__(self, name: str) -> bool: ...
+
+    def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
+        """In `dtype` or the model's. Raises UnsupportedModel where there is no such tensor."""
         ...
 
     def held(self, name: str, count: int) -> list[int]:

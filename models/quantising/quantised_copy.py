@@ -27,7 +27,7 @@ from models.quantising.multiplied import multiplied_matrices
 from models.spec.model_spec import ModelSpec, read_json
 
 FILE_BYTES: Final = 2 << 30
-"""Of tensors from which on a file is written."""
+"""Bytes of tensors with which a file is written."""
 _WEIGHTS: Final = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.bin.index.json", "*.pt", "*.pth", "*.gguf",
                    "*.onnx", "*.h5", "*.msgpack", ".*", "original")  # fmt: skip
 """What is not copied: the same weights in other files, and what belongs to a download."""
