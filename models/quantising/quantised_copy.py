@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -94,8 +95,8 @@ def _becoming(out: Path) -> Generator[Path]:
         draft.chmod(0o755)
         draft.rename(out)
         _to_disk(parent)
-    except OSError as error:
-        raise ConfigError(f"cannot write {out}: {error.strerror or error}") from None
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"cannot write {out}: {error}") from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -172,7 +173,12 @@ class _Files:
 
 
 def _copy_others(folder: Path, draft: Path) -> None:
-    ignored = shutil.ignore_patterns(*_WEIGHTS)
+    """Copy everything but weights, and but config.json, with which a folder looks whole."""
+    weights = shutil.ignore_patterns(*_WEIGHTS)
+
+    def ignored(inside: str, names: list[str]) -> set[str]:
+        return weights(inside, names) | ({"config.json"} if Path(inside) == folder else set())
+
     shutil.copytree(folder, draft, ignore=ignored, dirs_exist_ok=True)
 
 

@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -156,6 +157,19 @@ def test_until_it_is_whole_the_folder_has_another_name_and_no_config(tmp_path: P
 
     write_quantised(str(folder), "fp8", tmp_path / "out", look)
     assert "config.json" not in seen
+
+
+def test_a_disk_that_is_full_is_said_and_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise SafetensorError("No space left on device")
+
+    folder = full_precision(tmp_path / "model")
+    monkeypatch.setattr(quantised_copy, "save_file", full)
+    with pytest.raises(ConfigError, match="cannot write .*out: No space left on device"):
+        write_quantised(str(folder), "fp8", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
