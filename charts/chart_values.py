@@ -196,7 +196,7 @@ class ModelCache(Claim):
 
 
 class Files(Claim):
-    """Uploaded files and batches (`config.serve.batch_dir`)."""
+    """A volume for the store where that is SQLite (`config.serve.store`): for one ingress."""
 
     size: Quantity = "100Gi"
 
@@ -319,6 +319,8 @@ class Egress(_Values):
     """For those that download models, at port 443. With `modelCache.fetch` that is its Job alone."""
     images: list[Raw] = _PUBLIC
     """For ingresses, at the ports of the hosts in `config.pictures.url_hosts`; where that is empty, nothing."""
+    store: list[Raw] = []
+    """For ingresses, at port 5432, with `store.existingSecret`; empty: any address. Another port is a rule of `others`."""
     others: list[Raw] = []
     """NetworkPolicyEgressRules for every pod, e.g. to a collector of traces."""
 
@@ -382,6 +384,9 @@ class ChartValues(Model):
     huggingFace: ExistingSecret = ExistingSecret()
     """With the entry `token`, for gated models."""
     modelCache: ModelCache = ModelCache()
+    store: ExistingSecret = ExistingSecret()
+    """The store that all ingresses share; the entry `url`, PostgreSQL's with its password. Empty: each ingress keeps responses in
+    its memory, and there are no files and batches unless `files` is enabled."""
     files: Files = Files()
     upgrade: Upgrade = Upgrade()
     autoscaling: Autoscaling = Autoscaling()

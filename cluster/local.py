@@ -225,6 +225,7 @@ async def _serve(
         for task in (watching, following, batches):
             await _cancel(task)
         await drain(cluster.frontend, server, config.serve.drain_notice_s, config.serve.drain_timeout_s)
+        await asyncio.to_thread(app.state.store.close)
     observers.close()
 
 

@@ -1,4 +1,4 @@
-"""A batch of requests, beside a server with serve.batch_dir set.
+"""A batch of requests, beside a server with serve.store set.
 
 python examples/batch.py --url http://127.0.0.1:8000
 """

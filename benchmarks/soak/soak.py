@@ -39,7 +39,7 @@ from tests.models.peft_adapters import make_adapter
 
 ROLES = ("prefill", "decode", "decode", "ingress", "ingress")
 _MIB = 1 << 20
-_DISK_BYTES = 48 * _MIB
+_DISK_BYTES = 80 * _MIB
 _LOOK_S = 1.0
 _LEAVES = 0.06
 """The share of streams that their client leaves."""
@@ -90,7 +90,7 @@ def overrides(folder: Path, disk: Path, transport: str) -> dict[str, Any]:
         "mail.peer_timeout_s": 2.0,
         "schedule.local_threshold_tokens": 16,
         "serve.schedulers": 2,
-        "serve.batch_dir": str(disk / "batches"),
+        "serve.store": f"sqlite:///{disk / 'store.db'}",
         "serve.batch_dir_bytes": 8 * _MIB,
         "serve.response_store_bytes": 64 << 10,
         "transfer.transport": transport,

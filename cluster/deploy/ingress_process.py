@@ -18,6 +18,8 @@ from cluster.ingress.http.ingress_tls import follow_certificate, ingress_tls
 from cluster.ingress.model_card import ModelCard, read_model_card
 from cluster.ingress.telemetry.observers import Observers, make_observers
 from cluster.ingress.tenants.live_rules import LiveRules
+from cluster.store.open_store import warn_of_apart
+from cluster.store.sql_store import SqlStore
 from core.clock import WallClock
 from core.config.cluster_config import ClusterConfig
 from core.garbage import IdleCollector, leave_out_all_there_is
@@ -48,6 +50,7 @@ class IngressProcess:
         self, config: ClusterConfig, key: bytes, scheduler: Any, card: ModelCard, *, one_host: bool
     ) -> None:
         self._config = config.serve
+        warn_of_apart(config, one_host=one_host)
         observers = make_observers(card.name, config.serve.otlp_endpoint)
         self._finish = observers.close
         self._frontend = _frontend(config, key, scheduler, observers, one_host=one_host)
@@ -67,6 +70,7 @@ class IngressProcess:
         )
         self._following = asyncio.create_task(follow_certificate(tls, config.serve))
         leave_out_all_there_is()
+        self._store: SqlStore = app.state.store
         work: BodyWork = app.state.body_work
         collector = IdleCollector(lambda: work.is_idle, _COLLECT_S)
         self._collecting = asyncio.create_task(collector.run())
@@ -101,6 +105,7 @@ class IngressProcess:
         self._following.cancel()
         self._collecting.cancel()
         await self._frontend.close()
+        await asyncio.to_thread(self._store.close)
         self._finish()
 
 

@@ -37,13 +37,17 @@ def _check_serve(config: "ClusterConfig") -> None:
             f"serve.batch_dir is {serve.batch_dir!r}: give a whole path, since ingresses have working folders of their own"
         )
     check_store(serve)
-    if config.adapters.list_file and store_reader(serve) is None:
+    if serve.num_ports > 1 and not 0 < serve.port <= 65536 - serve.num_ports:
+        raise ConfigError("serve.num_ports counts ports from serve.port on: they must be 1 to 65535")
+
+
+def _check_adapters(config: "ClusterConfig") -> None:
+    check_adapters(config.adapters)
+    if config.adapters.list_file and store_reader(config.serve) is None:
         raise ConfigError(
             "adapters.list_file is read once, to copy it into the store that keeps which adapters are loaded: name that in "
             "serve.store"
         )
-    if serve.num_ports > 1 and not 0 < serve.port <= 65536 - serve.num_ports:
-        raise ConfigError("serve.num_ports counts ports from serve.port on: they must be 1 to 65535")
 
 
 def _check_tiers(config: "ClusterConfig") -> None:
@@ -129,7 +133,7 @@ RULES: tuple[Callable[["ClusterConfig"], None], ...] = (
     _check_card,
     _check_pools,
     _check_serve,
-    lambda config: check_adapters(config.adapters),
+    _check_adapters,
     _check_tiers,
     _check_meshes,
     _check_classes,

@@ -48,8 +48,10 @@ def read_url(file: str) -> str:
         url = Path(file).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"serve.store_file: cannot read {file}: {error}") from None
-    if urlsplit(url).scheme not in (SQLITE, POSTGRES):
-        raise ConfigError(f"serve.store_file: {file} has no URL that begins with sqlite:/// or postgresql://")
+    if not _names_store(url):
+        raise ConfigError(
+            f"serve.store_file: {file} has no URL that begins with sqlite://// or postgresql://"
+        )
     return url
 
 
@@ -66,11 +68,15 @@ def _check_url(url: str) -> None:
             "serve.store has a password in it: write the URL into a file and name that in serve.store_file, or give the "
             "password in the environment's PGPASSWORD or PGPASSFILE"
         )
-    path = sqlite_path(url)
-    if parts.scheme not in (SQLITE, POSTGRES) or (
-        path is not None and (parts.netloc or not path.is_absolute())
-    ):
+    if not _names_store(url):
         raise ConfigError(
             f"serve.store is {url!r}: give sqlite:////folder/store.db, a whole path after three slashes, or "
             "postgresql://host/database"
         )
+
+
+def _names_store(url: str) -> bool:
+    parts = urlsplit(url)
+    if parts.scheme == SQLITE:
+        return not parts.netloc and Path(parts.path.removeprefix("/")).expanduser().is_absolute()
+    return parts.scheme == POSTGRES

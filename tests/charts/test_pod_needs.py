@@ -97,6 +97,29 @@ def test_all_ingresses_share_uploaded_files_and_each_model_has_its_own() -> None
         render({"files": {"enabled": True}, "config": {"serve": {"batch_dir": "/mine"}}})
 
 
+def test_all_ingresses_share_the_store_that_a_secret_names() -> None:
+    objects = render({"store": {"existingSecret": "mine"}, "models": {"two": {}}})
+    made = pods(objects)
+    for name in ("ingress", "two-ingress"):
+        check_pod(made[name])
+        mount = {"name": "store", "mountPath": "/etc/baton/store", "readOnly": True}
+        assert mount in container(made[name])["volumeMounts"]
+        [volume] = [one for one in made[name]["spec"]["volumes"] if one["name"] == "store"]
+        assert volume["secret"] == {"secretName": "mine", "items": [{"key": "url", "path": "url"}]}
+    assert "store" not in {one["name"] for one in made["decode"]["spec"]["volumes"]}
+    configs = [ClusterConfig.model_validate(one["args"]) for one in serve_config(objects)["applications"]]
+    assert {config.serve.store_file for config in configs} == {"/etc/baton/store/url"}
+    peer = {"ipBlock": {"cidr": "10.1.0.0/16"}}
+    egress = {"networkPolicy": {"egress": {"enabled": True, "store": [peer]}}}
+    policy = of_kind(render({"store": {"existingSecret": "mine"}} | egress), "NetworkPolicy")[
+        "demo-baton-egress-store"
+    ]
+    assert policy["spec"]["egress"] == [{"ports": [{"port": 5432, "protocol": "TCP"}], "to": [peer]}]
+    for given in ({"store": "postgresql://host/x"}, {"store_file": "/mine"}):
+        with pytest.raises(HelmError, match=r"leave config\.serve\.store and store_file out"):
+            render({"store": {"existingSecret": "mine"}, "config": {"serve": given}})
+
+
 def let_through(values: Object) -> int:
     objects = render({**values, "expose": {"ingress": {"enabled": True}}})
     notes = of_kind(objects, "Ingress")["demo-baton"]["metadata"]["annotations"]
@@ -106,7 +129,9 @@ def let_through(values: Object) -> int:
 def test_the_largest_upload_and_the_largest_body_pass_what_is_in_front() -> None:
     assert let_through({}) == 8 << 20
     assert let_through({"files": {"enabled": True}}) == MAX_UPLOAD_BYTES
-    assert let_through({"config": {"serve": {"batch_dir": "/mine"}}}) == MAX_UPLOAD_BYTES
+    for serve in ({"batch_dir": "/mine"}, {"store": "postgresql://host/x"}, {"store_file": "/mine"}):
+        assert let_through({"config": {"serve": serve}}) == MAX_UPLOAD_BYTES
+    assert let_through({"store": {"existingSecret": "mine"}}) == MAX_UPLOAD_BYTES
     large = {"config": {"serve": {"max_body_bytes": 1 << 30}}, "files": {"enabled": True}}
     assert let_through(large) == 1 << 30
 

@@ -52,11 +52,15 @@ def test_every_container_has_requests_and_limits(objects: list[Object]) -> None:
         assert "ephemeral-storage" in resources["limits"]
 
 
-def test_the_head_may_restart_and_models_and_files_are_on_volumes(objects: list[Object]) -> None:
+def test_the_head_may_restart_models_are_on_a_volume_and_the_store_is_a_database(
+    objects: list[Object],
+) -> None:
     assert "redisAddress" in cluster_spec(objects)["gcsFaultToleranceOptions"]
     assert of_kind(objects, "StatefulSet")
     claims = of_kind(objects, "PersistentVolumeClaim").values()
-    assert {claim["metadata"]["name"] for claim in claims} == {"demo-baton-models", "demo-baton-files"}
+    assert {claim["metadata"]["name"] for claim in claims} == {"demo-baton-models"}
+    [application] = serve_config(objects)["applications"]
+    assert application["args"]["serve"]["store_file"] == "/etc/baton/store/url"
     assert all(claim["spec"]["accessModes"] == ["ReadWriteMany"] for claim in claims)
     assert of_kind(objects, "Job"), "fetches the model"
 

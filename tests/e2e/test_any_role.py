@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[ServeProcess]:
     with serving(
         *("--any-role", "--decode", "2", "--set", "schedule.local_threshold_tokens=0"),
-        *("--set", "serve.schedulers=2", "--set", f"serve.batch_dir={folder / 'batches'}"),
+        *("--set", "serve.schedulers=2", "--set", f"serve.store=sqlite:///{folder / 'store.db'}"),
         log=folder / "log",
     ) as process:
         yield process
@@ -149,7 +149,7 @@ def test_each_line_of_a_batch_is_answered_once_whatever_ends(server: ServeProces
             lambda found, least=before + STEP: completed(found) > least,
         )
     assert server.stop() == 0, server.log.read_text()[-4000:]
-    arguments = ("--local", "--prefill", "0", "--set", f"serve.batch_dir={folder / 'batches'}")
+    arguments = ("--local", "--prefill", "0", "--set", f"serve.store=sqlite:///{folder / 'store.db'}")
     with serving(*arguments, log=folder / "second.log") as second:
         found = wait(second, batch.id, "the batch", lambda found: found.status == "completed")
         assert found.request_counts is not None

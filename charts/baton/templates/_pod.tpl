@@ -263,6 +263,9 @@ ephemeral storage, and nobody knows how large they are.
 {{- if .root.Values.files.enabled }}
 - {name: files, mountPath: /files}
 {{- end }}
+{{- if .root.Values.store.existingSecret }}
+- {name: store, mountPath: /etc/baton/store, readOnly: true}
+{{- end }}
 {{- if .root.Values.apiKeys.enabled }}
 - {name: api-keys, mountPath: /etc/baton/api-keys, readOnly: true}
 {{- end }}
@@ -309,6 +312,12 @@ ephemeral storage, and nobody knows how large they are.
 - name: files
   persistentVolumeClaim:
     claimName: {{ default (printf "%s-files" (include "baton.fullname" .root)) .root.Values.files.existingClaim }}
+{{- end }}
+{{- with .root.Values.store.existingSecret }}
+- name: store
+  secret:
+    secretName: {{ . }}
+    items: [{key: url, path: url}]
 {{- end }}
 {{- if .root.Values.apiKeys.enabled }}
 - name: api-keys

@@ -37,6 +37,7 @@ applications:
 {{- range list "drain_notice_s" "schedulers" -}}{{- $_ := set $serve . (index $.model.effective.serve .) -}}{{- end -}}
 {{- $_ := set $args "ingress_instances" (int .model.effective.ingress_instances) -}}
 {{- if .root.Values.files.enabled -}}{{- $_ := set $serve "batch_dir" (printf "/files/%s" .model.name) -}}{{- end -}}
+{{- if .root.Values.store.existingSecret -}}{{- $_ := set $serve "store_file" "/etc/baton/store/url" -}}{{- end -}}
 {{- if .root.Values.apiKeys.enabled -}}{{- $_ := set $serve "api_keys_file" "/etc/baton/api-keys/api-keys" -}}{{- end -}}
 {{- if .root.Values.ingressTls.existingSecret -}}
   {{- $tls := dict "tls_cert" "/etc/baton/ingress-tls/tls.crt" "tls_key" "/etc/baton/ingress-tls/tls.key" -}}

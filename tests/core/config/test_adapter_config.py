@@ -53,5 +53,7 @@ def test_folders_are_whole_paths_and_slots_are_none_without_them() -> None:
         load({"adapters": {"folders": ["adapters"]}}, {})
     with pytest.raises(ConfigError, match=r"adapters\.list_file has 'loaded\.json': give whole paths"):
         load({"adapters": {"folders": ["/adapters"], "list_file": "loaded.json"}}, {})
+    with pytest.raises(ConfigError, match=r"copy it into the store .* name that in serve\.store"):
+        load({"adapters": {"folders": ["/adapters"], "list_file": "/adapters/loaded.json"}}, {})
     with pytest.raises(ConfigError, match=r"say in adapters\.folders where they lie"):
         load({"adapters": {"list_file": "/adapters/loaded.json"}}, {})
