@@ -5,13 +5,13 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from cluster.ingress.batches.batch_lines import read_body, read_input
+from cluster.ingress.batches.batch_lines import InputReader, body_of
 from cluster.ingress.tenants.api_keys import key_of, read_keys
 from core.errors import ConfigError
 from models.vision.image_reader import UnreadableImage, at_low_detail, open_image
 from tests.fuzz.http_targets import folder
 
-_MAX_PIXELS = 1 << 16
+_MAX_PIXELS, _PIECE_BYTES = 1 << 16, 61
 
 
 def _written(name: str, data: bytes) -> Path:
@@ -34,12 +34,17 @@ def fuzz_images(data: bytes) -> None:
 
 def fuzz_batch_lines(data: bytes) -> None:
     """Each line of a batch is a request, or is named as what is wrong."""
-    path = _written("batch", data)
-    lines, errors = read_input(path, "/v1/completions")
-    for line in lines:
-        assert isinstance(read_body(path, line), dict)
-    json.dumps(errors).encode()
-    assert lines or errors
+    reader, in_pieces = InputReader("/v1/completions"), InputReader("/v1/completions")
+    reader.feed(data)
+    for at in range(0, len(data), _PIECE_BYTES):
+        in_pieces.feed(data[at : at + _PIECE_BYTES])
+    for each in (reader, in_pieces):
+        each.end()
+    assert (reader.lines, reader.errors) == (in_pieces.lines, in_pieces.errors)
+    for line in reader.lines:
+        assert isinstance(body_of(data[line.offset : line.offset + line.size]), dict)
+    json.dumps(reader.errors).encode()
+    assert reader.lines or reader.errors
 
 
 def fuzz_api_keys(data: bytes) -> None:

@@ -16,6 +16,7 @@ from cluster.ingress.batches.batch_lines import (
     InputReader,
     Json,
     answer_files,
+    body_of,
 )
 from cluster.ingress.batches.batch_store import BatchStore, Record
 from cluster.ingress.batches.file_store import FileStore, StoredFile, whole_of
@@ -133,7 +134,7 @@ class BatchJob:
 
         async def read() -> None:
             raw = await self._files.read(self._record["input_file_id"], line.offset, line.size)
-            body.update(json.loads(raw)["body"])
+            body.update(body_of(raw))
 
         await self._until_stored(read)
         status, headers, answer = await self._patiently(body)

@@ -72,6 +72,11 @@ class InputReader:
             )
 
 
+def body_of(raw: bytes) -> Json:
+    """Return the body of a line in which nothing is wrong."""
+    return json.loads(raw)["body"]
+
+
 def _problem(raw: bytes, endpoint: str, seen: set[str]) -> str | Json:
     """Return the line's custom_id, or what is wrong with the line."""
     try:
