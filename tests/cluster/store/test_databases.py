@@ -4,6 +4,8 @@ import asyncio
 import logging
 import os
 import stat
+import sys
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from cluster.store.sql_store import DOWN_S, SqlStore
 from cluster.store.sql_tables import metadata
 from cluster.store.store_port import Record
 from core.errors import Bug, StoreUnavailable
+from tests.cluster.store import writing_process
 from tests.cluster.store.conftest import OpenStore
 from tests.postgres import Postgres, running_postgres
 
@@ -132,6 +135,28 @@ async def test_processes_that_start_at_once_make_the_tables_once(opened: OpenSto
     stores = [opened() for _ in range(4)]
     await asyncio.gather(*(store.put([Record(id=f"{n}", kind="note")]) for n, store in enumerate(stores)))
     assert len(await stores[0].find("note")) == 4
+
+
+async def test_processes_that_write_at_once_lose_nothing_and_do_nothing_twice(
+    url: str, opened: OpenStore
+) -> None:
+    store, num = opened(), 15
+    await store.put(
+        [Record(id="counter", kind="counter", body=b"0"), Record(id="file", kind="file", body=b"0")]
+    )
+    names = ("one", "two", "three")
+    made = [
+        await asyncio.create_subprocess_exec(sys.executable, writing_process.__file__, url, name, str(num))
+        for name in names
+    ]
+    assert [await process.wait() for process in made] == [0, 0, 0]
+    counter = await store.get("counter")
+    assert counter is not None
+    assert int(counter.body) == num * len(names)
+    lines = await store.children("file", 0, 1000)
+    assert [line.position for line in lines] == list(range(num * len(names)))
+    assert Counter(line.body.decode() for line in lines) == dict.fromkeys(names, num)
+    assert sum(note.num_bytes for note in await store.find("note")) == 50
 
 
 async def test_only_its_owner_reads_a_sqlite_file(tmp_path: Path) -> None:
