@@ -60,8 +60,7 @@ def create_app(
     observers: Observers,
     store: Store | None = None,
 ) -> FastAPI:
-    """Make the API over `generator`. Every route but health, readiness and the page asks for a key when `access` knows any.
-    Without `store` responses and conversations are kept in memory."""
+    """Make the API. Where `access` has keys, all but health, readiness and the page ask. Without `store` it is in memory."""
     store = SqlStore() if store is None else store
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     api = _Api(generator, settings.model_name, access, observers)

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from cluster.store.open_store import open_store
-from cluster.store.store_port import Record, Store
+from cluster.store.store_port import Store, StoreRecord
 from core.adapter_messages import EMPTY_LIST, AdapterChanged, AdapterList
 from core.config.cluster_config import ClusterConfig
 from core.config.store_url import store_reader
@@ -73,7 +73,7 @@ class KeptAdapters:
     async def _write(self, listed: AdapterList) -> str:
         """Return why it could not be stored; empty where it was."""
         try:
-            await self._store.put([Record(id=self._id, kind="adapters", body=_JSON.dump_json(listed))])
+            await self._store.put([StoreRecord(id=self._id, kind="adapters", body=_JSON.dump_json(listed))])
         except (StoreUnavailable, OSError) as error:
             why = (
                 f"the change is made, but the list of adapters could not be stored, so that a restart of the whole cluster "

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import uuid
 
-from cluster.store.store_port import Held, Record, Store
+from cluster.store.store_port import Held, Store, StoreRecord
 from core.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -32,7 +32,7 @@ class LeaseKeeper:
     def running(self, record_id: str) -> "asyncio.Task[None] | None":
         return self._running.get(record_id)
 
-    async def claim(self, record_id: str) -> Record | None:
+    async def claim(self, record_id: str) -> StoreRecord | None:
         return await self._store.claim(record_id, self.holder, LEASE_S)
 
     async def release(self, record_id: str) -> None:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from cluster.store.sql_tables import records
-from cluster.store.store_port import Bound, Held, LeaseLost, NoRoom, Record
+from cluster.store.store_port import Bound, Held, LeaseLost, NoRoom, StoreRecord
 
 _SWEPT_AT_ONCE = 100
 _READ = (
@@ -18,7 +18,9 @@ _READ = (
 )  # fmt: skip
 
 
-def put(connection: sa.Connection, written: Sequence[Record], held: Held | None, bound: Bound | None) -> None:
+def put(
+    connection: sa.Connection, written: Sequence[StoreRecord], held: Held | None, bound: Bound | None
+) -> None:
     """Raises LeaseLost and NoRoom, after which the transaction must be rolled back."""
     with _conditions(connection, held, bound):
         _delete(
@@ -29,7 +31,7 @@ def put(connection: sa.Connection, written: Sequence[Record], held: Held | None,
             connection.execute(_upsert(connection, record))
 
 
-def replace(connection: sa.Connection, record: Record, held: Held | None, bound: Bound | None) -> bool:
+def replace(connection: sa.Connection, record: StoreRecord, held: Held | None, bound: Bound | None) -> bool:
     """Raises LeaseLost and NoRoom, after which the transaction must be rolled back."""
     with _conditions(connection, held, bound):
         is_unchanged = (records.c.id == record.id) & (records.c.version == record.version)
@@ -38,7 +40,7 @@ def replace(connection: sa.Connection, record: Record, held: Held | None, bound:
         return connection.execute(changed).rowcount == 1
 
 
-def get(connection: sa.Connection, record_id: str) -> Record | None:
+def get(connection: sa.Connection, record_id: str) -> StoreRecord | None:
     return next(iter(_read(connection, records.c.id == record_id)), None)
 
 
@@ -48,7 +50,9 @@ def touch(connection: sa.Connection, record_id: str) -> None:
     )
 
 
-def find(connection: sa.Connection, kind: str, wanted: Mapping[str, Sequence[str] | None]) -> list[Record]:
+def find(
+    connection: sa.Connection, kind: str, wanted: Mapping[str, Sequence[str] | None]
+) -> list[StoreRecord]:
     """`wanted`: by column, the values of which it has one; None: it has any."""
     found = records.c.kind == kind
     for column, values in wanted.items():
@@ -57,7 +61,7 @@ def find(connection: sa.Connection, kind: str, wanted: Mapping[str, Sequence[str
     return _read(connection, found, records.c.created_at.desc(), records.c.id.desc())
 
 
-def children(connection: sa.Connection, parent: str, position: int, num_positions: int) -> list[Record]:
+def children(connection: sa.Connection, parent: str, position: int, num_positions: int) -> list[StoreRecord]:
     is_child = records.c.parent == parent
     first = sa.select(sa.func.max(records.c.position)).where(is_child & (records.c.position <= position))
     wanted = is_child & (records.c.position >= sa.func.coalesce(first.scalar_subquery(), 0))
@@ -69,7 +73,7 @@ def delete(connection: sa.Connection, record_id: str) -> None:
     connection.execute(sa.delete(records).where(records.c.id == record_id))
 
 
-def claim(connection: sa.Connection, record_id: str, holder: str, lease_s: float) -> Record | None:
+def claim(connection: sa.Connection, record_id: str, holder: str, lease_s: float) -> StoreRecord | None:
     now = _now(connection)
     is_free = (records.c.lease_until <= now) | (records.c.holder == holder)
     claimed = sa.update(records).where((records.c.id == record_id) & is_free)
@@ -97,16 +101,18 @@ def _now(connection: sa.Connection) -> sa.ColumnElement[float]:
 
 def _read(
     connection: sa.Connection, which: sa.ColumnElement[bool], *order: sa.ColumnElement[Any]
-) -> list[Record]:
+) -> list[StoreRecord]:
     now = _now(connection)
     exists = records.c.expires_at.is_(None) | (records.c.expires_at > now)
     is_held = (records.c.lease_until > now).label("is_held")
     rows = connection.execute(sa.select(*_READ, is_held).where(which & exists).order_by(*order)).mappings()
     found: list[Any] = [dict(row) for row in rows]
-    return [Record(**row | {"body": bytes(row["body"]), "is_held": bool(row["is_held"])}) for row in found]
+    return [
+        StoreRecord(**row | {"body": bytes(row["body"]), "is_held": bool(row["is_held"])}) for row in found
+    ]
 
 
-def _values(connection: sa.Connection, record: Record) -> dict[str, Any]:
+def _values(connection: sa.Connection, record: StoreRecord) -> dict[str, Any]:
     now = _now(connection)
     held = {"holder": record.holder, "lease_until": now + record.lease_s} if record.holder else {}
     return {
@@ -123,7 +129,7 @@ def _values(connection: sa.Connection, record: Record) -> dict[str, Any]:
     }
 
 
-def _upsert(connection: sa.Connection, record: Record) -> Any:
+def _upsert(connection: sa.Connection, record: StoreRecord) -> Any:
     values = _values(connection, record)
     first = {
         "id": record.id,

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from cluster.store.store_port import Bound, Held, Record
+from cluster.store.store_port import Bound, Held, StoreRecord
 from core.errors import ConfigError, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -44,15 +44,17 @@ class SqlStore:
         return time.monotonic() >= self._down_until
 
     async def put(
-        self, records: Sequence[Record], *, held: Held | None = None, bound: Bound | None = None
+        self, records: Sequence[StoreRecord], *, held: Held | None = None, bound: Bound | None = None
     ) -> None:
         await self._run(lambda connection: _statements().put(connection, records, held, bound), grows=True)
 
-    async def replace(self, record: Record, *, held: Held | None = None, bound: Bound | None = None) -> bool:
+    async def replace(
+        self, record: StoreRecord, *, held: Held | None = None, bound: Bound | None = None
+    ) -> bool:
         return await self._run(lambda connection: _statements().replace(connection, record, held, bound))
 
-    async def get(self, record_id: str, *, touch: bool = False) -> Record | None:
-        def work(connection: "sa.Connection") -> Record | None:
+    async def get(self, record_id: str, *, touch: bool = False) -> StoreRecord | None:
+        def work(connection: "sa.Connection") -> StoreRecord | None:
             if touch:
                 _statements().touch(connection, record_id)
             return _statements().get(connection, record_id)
@@ -66,11 +68,11 @@ class SqlStore:
         ids: Sequence[str] | None = None,
         owners: Sequence[str] | None = None,
         state: str | None = None,
-    ) -> list[Record]:
+    ) -> list[StoreRecord]:
         wanted = {"id": ids, "owner": owners, "state": None if state is None else (state,)}
         return await self._run(lambda connection: _statements().find(connection, kind, wanted), reads=True)
 
-    async def children(self, parent: str, position: int, num_positions: int) -> list[Record]:
+    async def children(self, parent: str, position: int, num_positions: int) -> list[StoreRecord]:
         return await self._run(
             lambda connection: _statements().children(connection, parent, position, num_positions), reads=True
         )
@@ -78,7 +80,7 @@ class SqlStore:
     async def delete(self, record_id: str) -> None:
         await self._run(lambda connection: _statements().delete(connection, record_id))
 
-    async def claim(self, record_id: str, holder: str, lease_s: float) -> Record | None:
+    async def claim(self, record_id: str, holder: str, lease_s: float) -> StoreRecord | None:
         return await self._run(lambda connection: _statements().claim(connection, record_id, holder, lease_s))
 
     async def renew(self, record_ids: Sequence[str], holder: str, lease_s: float) -> frozenset[str]:

@@ -18,7 +18,7 @@ class NoRoom(BatonError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class StoreRecord:
     """Instants are the database's, so hosts need no common clock."""
 
     id: str
@@ -70,17 +70,19 @@ class Store(Protocol):
         ...
 
     async def put(
-        self, records: Sequence[Record], *, held: Held | None = None, bound: Bound | None = None
+        self, records: Sequence[StoreRecord], *, held: Held | None = None, bound: Bound | None = None
     ) -> None:
         """Write all of the records or none, over older ones of their ids. Raises LeaseLost and NoRoom."""
         ...
 
-    async def replace(self, record: Record, *, held: Held | None = None, bound: Bound | None = None) -> bool:
+    async def replace(
+        self, record: StoreRecord, *, held: Held | None = None, bound: Bound | None = None
+    ) -> bool:
         """Write a record unless it was written or deleted since it was read, and return whether it is. Raises LeaseLost and
         NoRoom."""
         ...
 
-    async def get(self, record_id: str, *, touch: bool = False) -> Record | None:
+    async def get(self, record_id: str, *, touch: bool = False) -> StoreRecord | None:
         """Return a record. `touch`: it counts as used now."""
         ...
 
@@ -91,11 +93,11 @@ class Store(Protocol):
         ids: Sequence[str] | None = None,
         owners: Sequence[str] | None = None,
         state: str | None = None,
-    ) -> list[Record]:
+    ) -> list[StoreRecord]:
         """Return the records of a kind, the newest first: all, or those that have one of each that is given."""
         ...
 
-    async def children(self, parent: str, position: int, num_positions: int) -> list[Record]:
+    async def children(self, parent: str, position: int, num_positions: int) -> list[StoreRecord]:
         """Return in order the children at `num_positions` positions; first the one that begins at or before `position`."""
         ...
 
@@ -103,7 +105,7 @@ class Store(Protocol):
         """Delete a record and its children. One that is not there is no error."""
         ...
 
-    async def claim(self, record_id: str, holder: str, lease_s: float) -> Record | None:
+    async def claim(self, record_id: str, holder: str, lease_s: float) -> StoreRecord | None:
         """Claim a record and return it; None where somebody else holds it, or it does not exist."""
         ...
 

@@ -10,7 +10,7 @@ from cluster.ingress.batches.batch_lines import Json, answer_files
 from cluster.ingress.batches.batch_store import FINAL, stored_batch
 from cluster.ingress.batches.file_store import DRAFT, PIECE_BYTES, StoredFile, draft_of, piece_of, whole_of
 from cluster.store.lease_keeper import LeaseKeeper
-from cluster.store.store_port import Record, Store
+from cluster.store.store_port import Store, StoreRecord
 from core.errors import StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ def _earlier_folder(folder: str) -> Path | None:
 
 
 async def _import_once(store: Store, folder: Path) -> None:
-    leases, mark = LeaseKeeper(store), Record(id=f"import {folder}", kind="import")
+    leases, mark = LeaseKeeper(store), StoreRecord(id=f"import {folder}", kind="import")
     if await store.get(mark.id) is None:
         await store.put([mark])
     claimed = await leases.claim(mark.id)
@@ -46,7 +46,7 @@ async def _import_once(store: Store, folder: Path) -> None:
     work = asyncio.create_task(_import(store, folder))
     leases.keep(mark.id, work)
     await work
-    await store.put([Record(id=mark.id, kind=mark.kind, state=_DONE)], held=leases.held(mark.id))
+    await store.put([StoreRecord(id=mark.id, kind=mark.kind, state=_DONE)], held=leases.held(mark.id))
 
 
 async def _import(store: Store, folder: Path) -> None:

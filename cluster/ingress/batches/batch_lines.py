@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.ingress.batches.file_store import FileStore, draft_of, piece_of
-from cluster.store.store_port import Record
+from cluster.store.store_port import StoreRecord
 
 MAX_LINES = 50_000
 _MAX_ERRORS = 100
@@ -137,7 +137,7 @@ class AnswerFile:
         """Take an answer, to be stored with the next `unsaved`."""
         self._added.append(answer)
 
-    def unsaved(self) -> list[Record]:
+    def unsaved(self) -> list[StoreRecord]:
         """Return the records of the answers that are not stored, and the same ones again until `saved` says that they are: a
         write whose outcome is not known is harmless then."""
         if not self._writing:

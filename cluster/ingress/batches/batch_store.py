@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.ingress.tenants.api_keys import may_see, visible_owners
-from cluster.store.store_port import Held, LeaseLost, Store
-from cluster.store.store_port import Record as StoreRecord
+from cluster.store.store_port import Held, LeaseLost, Store, StoreRecord
 from core.errors import RequestError
 
 Record = dict[str, Any]

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cluster.ingress.tenants.api_keys import may_see, visible_owners
-from cluster.store.store_port import Bound, LeaseLost, NoRoom, Record, Store
+from cluster.store.store_port import Bound, LeaseLost, NoRoom, Store, StoreRecord
 from core.errors import RequestError
 
 PIECE_BYTES = 1 << 20
@@ -91,7 +91,7 @@ class FileStore:
 class Upload:
     """A file that comes in, piece by piece. What was not kept at its end is removed."""
 
-    def __init__(self, store: Store, draft: Record, capacity_bytes: int) -> None:
+    def __init__(self, store: Store, draft: StoreRecord, capacity_bytes: int) -> None:
         self._store, self._draft, self._capacity = store, draft, capacity_bytes
         self._unsaved, self._num_saved, self._is_kept = bytearray(), 0, False
 
@@ -145,22 +145,22 @@ class Upload:
         await asyncio.shield(self._store.delete(self._draft.id))
 
 
-def draft_of(file_id: str, owner: str, num_bytes: int, lives_s: float | None = _DRAFT_S) -> Record:
+def draft_of(file_id: str, owner: str, num_bytes: int, lives_s: float | None = _DRAFT_S) -> StoreRecord:
     """Return the record of a file that has no end yet."""
     room = max(_LEAST_BYTES, num_bytes)
-    return Record(id=file_id, kind=KIND, owner=owner, state=DRAFT, num_bytes=room, lives_s=lives_s)
+    return StoreRecord(id=file_id, kind=KIND, owner=owner, state=DRAFT, num_bytes=room, lives_s=lives_s)
 
 
-def piece_of(file_id: str, position: int, body: bytes) -> Record:
-    return Record(id=f"{file_id}/{position}", kind="piece", parent=file_id, position=position, body=body)
+def piece_of(file_id: str, position: int, body: bytes) -> StoreRecord:
+    return StoreRecord(id=f"{file_id}/{position}", kind="piece", parent=file_id, position=position, body=body)
 
 
-def whole_of(file: StoredFile) -> Record:
+def whole_of(file: StoredFile) -> StoreRecord:
     """Return the record of a file whose contents are stored."""
     body = json.dumps(asdict(file)).encode()
     room = max(_LEAST_BYTES, file.bytes)
-    return Record(id=file.id, kind=KIND, owner=file.tenant, state=WHOLE, body=body, num_bytes=room)
+    return StoreRecord(id=file.id, kind=KIND, owner=file.tenant, state=WHOLE, body=body, num_bytes=room)
 
 
-def _described(record: Record) -> StoredFile:
+def _described(record: StoreRecord) -> StoredFile:
     return StoredFile(**json.loads(record.body))

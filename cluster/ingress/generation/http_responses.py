@@ -156,13 +156,11 @@ async def events(
             request_id,
             error,
         )
-        last = shape.error(status, body, request_id)
-        await settle()
-        yield shape.frame(last)
-        return
-    closing = shape.closing(used.usage)
+        last = [shape.error(status, body, request_id)]
+    else:
+        last = shape.closing(used.usage)
     await settle()
-    for chunk in closing:
+    for chunk in last:
         yield shape.frame(chunk)
 
 

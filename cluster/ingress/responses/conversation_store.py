@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cluster.ingress.tenants.api_keys import may_see
-from cluster.store.store_port import Bound, Record, Store
+from cluster.store.store_port import Bound, Store, StoreRecord
 from core.errors import RequestError
 
 Json = dict[str, Any]
@@ -89,7 +89,7 @@ class ConversationStore:
     def _bound(self, conversation: Conversation) -> Bound:
         return Bound(kind=_KIND, num_bytes=self._capacity_bytes, owner=conversation.tenant, makes_room=True)
 
-    async def _record(self, conversation: Conversation) -> Record:
+    async def _record(self, conversation: Conversation) -> StoreRecord:
         body = await asyncio.to_thread(_encoded, conversation)
         if len(body) > self._capacity_bytes:
             raise RequestError(
@@ -97,7 +97,7 @@ class ConversationStore:
                 "(serve.response_store_bytes): send its turns as input",
                 field="items",
             )
-        return Record(
+        return StoreRecord(
             id=conversation.id,
             kind=_KIND,
             owner=conversation.tenant,
@@ -138,7 +138,7 @@ def _encoded(conversation: Conversation) -> bytes:
     return json.dumps(said).encode()
 
 
-def _decoded(record: Record) -> Conversation:
+def _decoded(record: StoreRecord) -> Conversation:
     said = json.loads(record.body)
     return Conversation(
         tenant=record.owner,

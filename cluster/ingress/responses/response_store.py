@@ -11,7 +11,7 @@ from typing import Any
 
 from cluster.ingress.tenants.api_keys import visible_owners
 from cluster.store.lease_keeper import LEASE_S, LeaseKeeper
-from cluster.store.store_port import Bound, Record, Store
+from cluster.store.store_port import Bound, Store, StoreRecord
 from core.errors import RequestError
 
 Json = dict[str, Any]
@@ -52,7 +52,7 @@ class ResponseStore:
         if len(body) > self._capacity_bytes:
             return
         response_id = response.body["id"]
-        record = Record(
+        record = StoreRecord(
             id=response_id,
             kind=_KIND,
             owner=response.tenant,
@@ -64,7 +64,7 @@ class ResponseStore:
         if response.body["status"] == _RUNNING:
             record = replace(record, state=_RUNNING, holder=self._leases.holder, lease_s=LEASE_S)
         items = [
-            Record(
+            StoreRecord(
                 id=item["id"], kind=_ITEM_KIND, owner=response.tenant, parent=response_id, lives_s=self._age_s
             )
             for item in response.body["output"]
@@ -118,7 +118,7 @@ class ResponseStore:
             return await asyncio.to_thread(_decoded, found)
         return await self._end(found, {"status": "cancelled"})
 
-    async def _get(self, response_id: str, owner: str, field: str | None = None) -> Record:
+    async def _get(self, response_id: str, owner: str, field: str | None = None) -> StoreRecord:
         found = next(iter(await self._visible(_KIND, [response_id], owner)), None)
         if found is None:
             raise RequestError(
@@ -130,11 +130,11 @@ class ResponseStore:
             )
         return found
 
-    async def _visible(self, kind: str, ids: Sequence[str], owner: str) -> list[Record]:
+    async def _visible(self, kind: str, ids: Sequence[str], owner: str) -> list[StoreRecord]:
         known = sorted({one for one in ids if _ID.fullmatch(one)})
         return await self._store.find(kind, ids=known, owners=visible_owners(owner)) if known else []
 
-    async def _end(self, record: Record, changes: Json) -> StoredResponse:
+    async def _end(self, record: StoreRecord, changes: Json) -> StoredResponse:
         """End a response that is in progress from outside, unless it has ended meanwhile. Returns how it ended."""
         stored = await asyncio.to_thread(_decoded, record)
         ended = replace(stored, body=stored.body | changes)
@@ -158,6 +158,6 @@ def _encoded(response: StoredResponse) -> bytes:
     return json.dumps([response.items, response.body]).encode()
 
 
-def _decoded(record: Record) -> StoredResponse:
+def _decoded(record: StoreRecord) -> StoredResponse:
     items, body = json.loads(record.body)
     return StoredResponse(tenant=record.owner, items=tuple(items), body=body)

@@ -19,13 +19,13 @@ from cluster.store.sql_database import SqlDatabase
 from cluster.store.sql_engine import file_system_of
 from cluster.store.sql_store import DOWN_S, SqlStore
 from cluster.store.sql_tables import metadata
-from cluster.store.store_port import Record
+from cluster.store.store_port import StoreRecord
 from core.errors import Bug, StoreUnavailable
 from tests.cluster.store import writing_process
 from tests.cluster.store.conftest import OpenStore
 from tests.postgres import Postgres, running_postgres
 
-NOTE = Record(id="x", kind="note", body=b"1")
+NOTE = StoreRecord(id="x", kind="note", body=b"1")
 
 
 @pytest.fixture
@@ -56,10 +56,20 @@ async def test_a_database_that_hangs_costs_a_deadline_and_then_nothing_for_a_whi
         assert "has not answered within 0.5 s" in str(outcomes[0])
         assert not store.is_up
         assert waited_s < 20.0, "they wait together, however many there are"
+        assert any([await _fails_within(store, 0.4) for _ in range(20)]), "what follows does not wait"
         own_server.wake()
         async with asyncio.timeout(60.0):
             while not await _answers(store):
                 await asyncio.sleep(0.05)
+
+
+async def _fails_within(store: SqlStore, wait_s: float) -> bool:
+    try:
+        async with asyncio.timeout(wait_s):
+            await store.get("x")
+    except (StoreUnavailable, TimeoutError) as error:
+        return isinstance(error, StoreUnavailable)
+    return False
 
 
 async def _answers(store: SqlStore) -> bool:
@@ -83,7 +93,7 @@ async def test_nothing_that_was_stored_is_lost_where_a_database_is_killed_under_
                 number += 1
                 name = f"{worker}.{number}"
                 try:
-                    await store.put([Record(id=name, kind="note", body=b"1")])
+                    await store.put([StoreRecord(id=name, kind="note", body=b"1")])
                     stored.add(name)
                 except StoreUnavailable:
                     await asyncio.sleep(0.05)
@@ -133,7 +143,9 @@ async def test_a_later_releases_database_is_refused_in_words(url: str, opened: O
 
 async def test_processes_that_start_at_once_make_the_tables_once(opened: OpenStore) -> None:
     stores = [opened() for _ in range(4)]
-    await asyncio.gather(*(store.put([Record(id=f"{n}", kind="note")]) for n, store in enumerate(stores)))
+    await asyncio.gather(
+        *(store.put([StoreRecord(id=f"{n}", kind="note")]) for n, store in enumerate(stores))
+    )
     assert len(await stores[0].find("note")) == 4
 
 
@@ -142,7 +154,7 @@ async def test_processes_that_write_at_once_lose_nothing_and_do_nothing_twice(
 ) -> None:
     store, num = opened(), 15
     await store.put(
-        [Record(id="counter", kind="counter", body=b"0"), Record(id="file", kind="file", body=b"0")]
+        [StoreRecord(id="counter", kind="counter", body=b"0"), StoreRecord(id="file", kind="file", body=b"0")]
     )
     names = ("one", "two", "three")
     made = [
@@ -181,7 +193,7 @@ async def test_what_a_client_has_written_stands_in_no_error(postgres: Postgres) 
     url = postgres.new_database()
     with closing(SqlStore(lambda: url, 20.0)) as store:
         with pytest.raises(Bug) as refused:
-            await store.put([Record(id="secret\0", kind="note", body=b"secret")])
+            await store.put([StoreRecord(id="secret\0", kind="note", body=b"secret")])
         assert "secret" not in str(refused.value)
         assert store.is_up, "what one client sends takes the store from nobody else"
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import io
+import re
 import signal
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +17,7 @@ from cluster.ingress.batches import batch_job, batch_runner
 from cluster.ingress.tenants.access import Rules, TenantRules
 from cluster.store import lease_keeper
 from cluster.store.sql_store import DOWN_S, SqlStore
+from cluster.store.store_port import StoreRecord
 from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CLASSES, SETTINGS, Api
 from tests.cluster.ingress.batches.test_batches import Server, line
@@ -49,13 +52,19 @@ async def test_any_ingress_answers_for_a_response_also_after_all_have_started_an
         await one.openai.responses.create(model=NAME, input=reference)
 
 
-async def test_a_response_is_stored_before_a_client_has_its_last_event(opened: OpenStore) -> None:
-    one, other = (Api(FakeGenerator("hello"), store=opened()) for _ in range(2))
-    async for event in await one.openai.responses.create(model=NAME, input="a", stream=True):
-        if event.type == "response.completed":
-            assert (await other.openai.responses.retrieve(event.response.id)).output_text == "hello"
-            return
-    pytest.fail("it did not end")
+class SlowStore(SqlStore):
+    async def put(self, records: Sequence[StoreRecord], **conditions: Any) -> None:
+        await asyncio.sleep(0.2)
+        await super().put(records, **conditions)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_response_is_stored_before_a_client_has_its_end(stream: bool) -> None:
+    api = Api(FakeGenerator("hello"), store=SlowStore())
+    answer = await api.post("/v1/responses", {"model": NAME, "input": "a", "stream": stream})
+    found = re.search(r"resp_[0-9a-f]+", answer.text)
+    assert found is not None
+    assert (await api.openai.responses.retrieve(found[0])).output_text == "hello"
 
 
 async def test_only_its_owner_sees_a_response_at_any_ingress(opened: OpenStore) -> None:

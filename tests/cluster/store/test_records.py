@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from cluster.store.sql_store import SqlStore
-from cluster.store.store_port import Bound, Held, LeaseLost, NoRoom, Record
+from cluster.store.store_port import Bound, Held, LeaseLost, NoRoom, StoreRecord
 from tests.cluster.store.conftest import OpenStore
 
 ROOM = Bound(kind="note", owner="a", num_bytes=30, makes_room=True)
 
 
-def note(record_id: str, owner: str = "a", num_bytes: int = 10) -> Record:
-    return Record(
+def note(record_id: str, owner: str = "a", num_bytes: int = 10) -> StoreRecord:
+    return StoreRecord(
         id=record_id, kind="note", owner=owner, body=b"\x00\xff" + record_id.encode(), num_bytes=num_bytes
     )
 
@@ -101,7 +101,8 @@ async def test_children_are_read_from_where_they_are_wanted_and_deleted_with_the
     store: SqlStore,
 ) -> None:
     pieces = [
-        Record(id=f"f/{at}", kind="piece", parent="f", position=at, body=b"x" * 10) for at in (0, 10, 20, 30)
+        StoreRecord(id=f"f/{at}", kind="piece", parent="f", position=at, body=b"x" * 10)
+        for at in (0, 10, 20, 30)
     ]
     await store.put([note("f"), *pieces])
     assert [each.position for each in await store.children("f", 0, 100)] == [0, 10, 20, 30]

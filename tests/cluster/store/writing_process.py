@@ -5,7 +5,7 @@ import sys
 from dataclasses import replace
 
 from cluster.store.sql_store import SqlStore
-from cluster.store.store_port import Bound, Held, LeaseLost, Record
+from cluster.store.store_port import Bound, Held, LeaseLost, StoreRecord
 
 
 async def count(store: SqlStore, num: int) -> None:
@@ -23,7 +23,7 @@ async def write_lines(store: SqlStore, name: str, num: int) -> None:
             await asyncio.sleep(0.001)
             continue
         at = int(claimed.body)
-        line = Record(id=f"file/{at}", kind="line", parent="file", position=at, body=name.encode())
+        line = StoreRecord(id=f"file/{at}", kind="line", parent="file", position=at, body=name.encode())
         try:
             await store.put([replace(claimed, body=str(at + 1).encode()), line], held=Held("file", name))
             num -= 1
@@ -34,7 +34,7 @@ async def write_lines(store: SqlStore, name: str, num: int) -> None:
 async def main(url: str, name: str, num: int) -> None:
     store = SqlStore(lambda: url, timeout_s=60.0)
     bound = Bound(kind="note", owner="a", num_bytes=50, makes_room=True)
-    notes = [Record(id=f"{name}.{n}", kind="note", owner="a", num_bytes=10) for n in range(num)]
+    notes = [StoreRecord(id=f"{name}.{n}", kind="note", owner="a", num_bytes=10) for n in range(num)]
     await asyncio.gather(
         count(store, num), write_lines(store, name, num), *(store.put([note], bound=bound) for note in notes)
     )

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.ingress.batches.file_store import Upload
-from cluster.store.store_port import Record, Store
+from cluster.store.store_port import Store, StoreRecord
 from core.types import Request
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.batches.test_batches import Server, line, quickly
@@ -91,7 +91,7 @@ async def test_an_ingress_that_has_lost_a_batch_stores_no_answer_of_it(
     assert said == {"of the other"}
 
 
-async def drafts(store: Store) -> list[Record]:
+async def drafts(store: Store) -> list[StoreRecord]:
     return await store.find("file", state="draft")
 
 
