@@ -20,7 +20,7 @@ from device.convert import convert
 PREDICTION = "Scores are half as far off with the rotated part in bfloat16 as with 8 bits for it, in FP8"
 RANK, ROTATED, TOKENS, QUERIES, OUTLIER = 512, 64, 4096, 128, 8.0
 SIZES = (1.0, 8.0)
-"""Of the rotated numbers, relative to the others."""
+"""How large the rotated numbers are, relative to the others."""
 PLAIN = KVLayout(
     num_layers=1, num_kv_heads=1, head_dim=RANK + ROTATED, block_size=16, dtype="float32", state="mla"
 )

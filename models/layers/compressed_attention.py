@@ -244,7 +244,7 @@ class _Drafts:
     drafts: Tensor
     """(N,) int64 rows of a step."""
     positions: tuple[int, ...]
-    """Of the draft tokens."""
+    """The draft tokens' positions."""
 
 
 def _drafts_of(meta: AttentionMeta) -> _Drafts:

@@ -72,12 +72,12 @@ def why_no_graphs(model: CausalModel, capture: Capture | None) -> str:
         return "CUDA graphs are captured on GPUs alone"
     if model.spec.recurrent is not None:
         return "recurrent layers cannot be captured"
-    if model.spec.compressed is not None:
-        return "layers with entries attend to as many as there are, which a captured step does not know"
     if any(model.spec.chunks):
         return "attention within chunks cuts sequences by their lengths, which a captured step does not know"
     if model.spec.mla is not None and model.spec.mla.index is not None:
         return "layers that choose tokens score as many as there are, which a captured step does not know"
+    if model.spec.compressed is not None:
+        return "layers with entries attend to as many as there are, which a captured step does not know"
     if isinstance(model, Model) and model.taps:
         return "an EAGLE-3 head reads states within the model, which a captured step does not give"
     if model.ops.fixed_step is None:

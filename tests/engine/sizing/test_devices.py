@@ -97,7 +97,7 @@ def test_graphs_that_cannot_be_captured_are_refused_where_sizes_are_named() -> N
 
 def test_kernels_that_take_lengths_from_the_host_are_not_captured() -> None:
     model = Mock(ops=reference_ops())
-    model.spec.recurrent, model.spec.chunks, model.spec.mla = None, (), None
+    model.spec.recurrent, model.spec.chunks, model.spec.mla, model.spec.compressed = None, (), None, None
     assert why_no_graphs(model, again).startswith("only Triton's kernels")
 
 
@@ -115,6 +115,12 @@ def test_layers_that_choose_tokens_are_not_captured() -> None:
     model = Mock()
     model.spec.recurrent, model.spec.chunks = None, ()
     assert why_no_graphs(model, again).startswith("layers that choose tokens")
+
+
+def test_layers_with_entries_are_not_captured() -> None:
+    model = Mock()
+    model.spec.recurrent, model.spec.chunks, model.spec.mla = None, (), None
+    assert why_no_graphs(model, again).startswith("layers with entries")
 
 
 def test_where_a_capture_fails_auto_serves_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +148,7 @@ def captured(
     asked: GraphSizes, agree: Callable[[bool], bool] = bool
 ) -> tuple[graphs_made.StepGraphs | None, str]:
     pool, model = Mock(spec=ResidentPool, device=torch.device("cuda")), Mock()
-    model.spec.recurrent, model.spec.chunks, model.spec.mla = None, (), None
+    model.spec.recurrent, model.spec.chunks, model.spec.mla, model.spec.compressed = None, (), None, None
     return make_graphs(model, pool, 16, 1024, asked, again, agree=agree)
 
 
