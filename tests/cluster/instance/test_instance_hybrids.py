@@ -12,7 +12,7 @@ from core.messages import Buddy, NeedPrefill, PlaceRequest, PrefillFailed
 from models.families.table import read_spec
 from tests.cluster.instance.instance_world import world
 from tests.knowing import know_answers
-from tests.models.checkpoints import HYBRID
+from tests.models.checkpoints import COMPRESSED, HYBRID
 from tests.models.continuation import continuation
 from tests.models.served import make_served_as, some_prompts
 from tests.patience import PATIENCE_S
@@ -24,10 +24,10 @@ Served = tuple[Path, list[tuple[int, ...]], Any]
 """A folder, prompts, and the reference."""
 
 
-@pytest.fixture(scope="module", params=HYBRID)
+@pytest.fixture(scope="module", params=[*HYBRID, pytest.param("deepseek_v4", marks=pytest.mark.slow)])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder = tmp_path_factory.mktemp("hybrid")
-    config: Any = HYBRID[request.param](random.Random(3), 0)
+    config: Any = (HYBRID | COMPRESSED)[request.param](random.Random(3), 0)
     config.max_position_embeddings = 256
     reference = make_served_as(folder, config)
     batch = [tuple(prompt) for prompt in some_prompts(0, 5, 20)]
