@@ -202,7 +202,8 @@ def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int
         keys = (sum(own.values()) - own["q"]) * kv_heads // spec.kv.cut_heads
         return spec.hidden_size * (2 * own["q"] * heads // spec.num_heads + keys)
     if spec.compressed is not None:
-        return _compressed_weights(spec, spec.compressed, layer, heads)
+        streams = 0 if spec.streams is None else spec.streams.num_weights(spec.hidden_size)
+        return spec.compressed.num_weights(layer, spec.hidden_size, spec.num_heads, heads) + streams
     if spec.recurrent is None or spec.recurrent.kinds[layer] == "kv":
         return _attention_weights(spec, heads, kv_heads) + _index_weights(spec, layer)
     shape, kind = spec.recurrent.shape, spec.recurrent.kinds[layer]
@@ -215,18 +216,6 @@ def mixer_weights(spec: ModelSpec, layer: int, heads: int, kv_heads: int) -> int
     inputs = 3 * shape.value_size if kind == "short_convolution" else inputs
     weights = spec.hidden_size * (inputs + shape.value_size) + shape.conv_channels * shape.conv_kernel
     return weights * heads // spec.num_heads
-
-
-def _compressed_weights(spec: ModelSpec, kept: CompressedSpec, layer: int, heads: int) -> int:
-    """Return those of attention to entries, whose heads alone are shared out, and of the mixing of streams."""
-    hidden, dim, size = spec.hidden_size, kept.head_dim, kept.entry_size(layer)
-    shared = hidden * (kept.q_rank + dim + 2 * size * (1 + kept.chooses[layer]))
-    if kept.chooses[layer]:
-        shared += kept.index.num_heads * (kept.q_rank * kept.index.head_dim + hidden)
-    rows = kept.out_groups * kept.out_rank * heads // spec.num_heads
-    own = heads * dim * (kept.q_rank + kept.out_rank) + rows * hidden
-    streams = 0 if spec.streams is None else spec.streams.num_streams
-    return shared + own + 2 * streams * (2 + streams) * streams * hidden
 
 
 def _attention_weights(spec: ModelSpec, heads: int, kv_heads: int) -> int:

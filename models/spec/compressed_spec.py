@@ -51,6 +51,15 @@ class CompressedSpec:
             return 0
         return 7 if self.chooses[layer] else 3
 
+    def num_weights(self, layer: int, hidden: int, num_heads: int, heads: int) -> int:
+        """Return the weights of a layer's attention, of whose `num_heads` a rank has `heads`. The rest is whole on each."""
+        dim, size = self.head_dim, self.entry_size(layer)
+        shared = hidden * (self.q_rank + dim + 2 * size * (1 + self.chooses[layer]))
+        if self.chooses[layer]:
+            shared += self.index.num_heads * (self.q_rank * self.index.head_dim + hidden)
+        mixed = self.out_groups * self.out_rank * heads // num_heads
+        return shared + heads * dim * (self.q_rank + self.out_rank) + mixed * hidden
+
     @property
     def room(self) -> int:
         """The numbers behind a token's own for a piece of an entry."""
@@ -84,3 +93,7 @@ class StreamsSpec:
     num_iterations: int
     """How often rows and columns of a layer's mixing matrix are made to sum to one."""
     eps: float
+
+    def num_weights(self, hidden: int) -> int:
+        """Return the weights of a layer's mixing, before and behind both of its halves."""
+        return 2 * self.num_streams * (2 + self.num_streams) * self.num_streams * hidden

@@ -1,9 +1,9 @@
 """A model of the catalogue from any `config.json`: what its weights weigh, how many of them a token uses, what it keeps.
 
 The counts follow from the sizes that the configuration names (transformers' keys): grouped-query or latent attention (MLA), also
-to tokens that each query chooses (`sim.catalogue.token_index`), dense or routed experts (MoE) with shared ones, recurrent
-layers, and quantised weights; embeddings and the last projection stay in 16 bits. Recurrent layers keep a state that does not
-grow; those with a sliding window are counted as though they kept everything."""
+to tokens that each query chooses (`sim.catalogue.token_index`), or to entries (`sim.catalogue.entry_layers`), dense or routed
+experts (MoE) with shared ones, recurrent layers, and quantised weights; embeddings and the last projection stay in 16 bits.
+Recurrent layers keep a state that does not grow; those with a sliding window are counted as though they kept everything."""
 
 import json
 from collections.abc import Mapping
@@ -14,6 +14,7 @@ from typing import Any
 from core.errors import ConfigError
 from models.spec.expert_share import EXPERT_KEYS, expert_share, said
 from sim.catalogue.catalogue import MODELS, CatalogueModel
+from sim.catalogue.entry_layers import has_entries, with_entries
 from sim.catalogue.layer_counts import LayerCounts, half_layers
 from sim.catalogue.recurrent_layers import RecurrentLayer, recurrent_layer
 from sim.catalogue.sized_layers import sized_layers
@@ -114,11 +115,14 @@ def model_of(config: Mapping[str, Any]) -> CatalogueModel:
         pair_values=all_pairs,
         state_bytes=counts.recurrent * recurrent.state_bytes,
     )
-    return with_token_index(model, whole, value_bytes)
+    return with_entries(with_token_index(model, whole, value_bytes), whole, value_bytes)
 
 
 def _attention(config: Mapping[str, Any], hidden: int, heads: int) -> tuple[int, int, int]:
-    """Return (weights, values kept for a token, products of a query with one key and value) of a layer."""
+    """Return (weights, values kept for a token, products of a query with one key and value) of a layer; nothing of layers with
+    entries, which `sim.catalogue.entry_layers` adds."""
+    if has_entries(config):
+        return 0, 0, 0
     if rank := config.get("kv_lora_rank"):
         rope, nope, value = config["qk_rope_head_dim"], config["qk_nope_head_dim"], config["v_head_dim"]
         query = config.get("q_lora_rank")
@@ -154,7 +158,7 @@ def _is_moe(config: Mapping[str, Any], layer: int) -> bool:
     if not said(config.get, EXPERT_KEYS):
         return False
     if kinds := config.get("mlp_layer_types"):
-        return kinds[layer] == "sparse"
+        return kinds[layer] in ("sparse", "moe", "hash_moe")
     last = config.get("moe_layer_end_index", -1)
     if layer < config.get("moe_layer_start_index", 0) or -1 < last < layer:
         return False

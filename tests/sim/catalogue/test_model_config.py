@@ -10,6 +10,7 @@ from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     DeepseekV3Config,
+    DeepseekV4Config,
     DeepseekV32Config,
     Dots1Config,
     Ernie4_5_MoeConfig,
@@ -59,6 +60,21 @@ _LATENT: dict[str, Any] = {
     "v_head_dim": 32,
 }
 _INDEX: dict[str, Any] = {"index_n_heads": 6, "index_head_dim": 32, "index_topk": 100}
+SIZES_V4: dict[str, Any] = {
+    "vocab_size": 1000,
+    "hidden_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "head_dim": 64,
+    "moe_intermediate_size": 128,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "q_lora_rank": 96,
+    "o_lora_rank": 64,
+    "o_groups": 4,
+    "index_n_heads": 6,
+    "index_head_dim": 32,
+}
 GEMMA4: dict[str, Any] = {**SIZES, "head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1}
 CONFIGS = {
     "llama": LlamaConfig(**SIZES),
@@ -80,6 +96,11 @@ CONFIGS = {
         **_INDEX,
         mlp_layer_types=["dense", "sparse"] * 2,
         indexer_types=["full", "shared", "full", "shared"],
+    ),
+    "deepseek v4": DeepseekV4Config(
+        **SIZES_V4,
+        layer_types=["sliding_attention", "compressed_sparse_attention"]
+        + ["heavily_compressed_attention"] * 2,
     ),
     "minimax m2": MiniMaxM2Config(**SIZES, head_dim=64, num_local_experts=16, num_experts_per_tok=4),
     "dots.llm1": Dots1Config(**SIZES, **_EXPERTS, first_k_dense_replace=1),
