@@ -1,4 +1,4 @@
-"""Which kernels multiplied, as oneDNN's verbose log says."""
+"""Finds the kernels that multiplied in oneDNN's verbose log."""
 
 import re
 from collections import Counter

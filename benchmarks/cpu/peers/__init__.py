@@ -40,7 +40,7 @@ class Loaded:
     """What the weights and the products are in, in the peer's own words."""
     version: str
     instructions: str = ""
-    """Which kernels multiply, in the peer's own words; empty: oneDNN's log says it, or nobody."""
+    """The kernels that multiply, in the peer's own words; empty: oneDNN's log says it, or nobody."""
 
 
 class Peer(Protocol):

@@ -67,7 +67,7 @@ def test_products_of_bfloat16_have_the_bits_that_intel_s_manual_defines(
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("outputs", [64, 330])
 def test_a_row_of_bfloat16_has_the_same_bits_in_any_batch(outputs: int, has_bias: bool):
-    """Of more inputs than are multiplied at once where there are many rows."""
+    """There are more inputs than are multiplied at once for many rows."""
     weight, x = packed(random(outputs, 1340), Layout.BFLOAT16, isa=Isa.AMX), random(300, 1340)
     bias = random(outputs) if has_bias else None
     whole = weight.product(x, bias)
