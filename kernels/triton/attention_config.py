@@ -189,15 +189,17 @@ def config_for(shape: AttentionShape, rows: int, device: torch.device) -> Attent
     Block ids are loaded ahead of the keys and values whose places they say, and take stages too: 3 of them make one buffer, 5
     make two; where products are asynchronous, they make one more. Sizes are those that were fastest on an H200."""
     wide, hopper, decode = shape.head_dim > 128, capability(device) >= 90, rows <= DECODE_ROWS
-    heads = min(shape.group, 64)
+    # What is made of 8 bits takes the registers of a larger tile.
+    is_stored = shape.latents and shape.quantised
+    heads = min(shape.group, 16 if is_stored else 64)
     if INTERPRETED:
         block_m, block_n, warps, stages = min(rows, 32), 16, 1, 1
     elif shape.dtype == torch.float32:
         block_m, block_n, warps, stages = min(rows, 32), 32, 4, 2
     elif shape.head_dim > 256:
         # An accumulator as wide needs all registers. Latents are keys and values in one tile.
-        block_m = max(min(rows, 64), next_power_of_2(heads))
-        is_long = shape.latents and not shape.quantised and block_m == 64 and capability(device) == 90
+        block_m = max(min(rows, 16 if is_stored else 64), next_power_of_2(heads))
+        is_long = shape.latents and not is_stored and block_m == 64 and capability(device) == 90
         block_n, warps, stages = 64 if is_long else 16, 8, 3
     elif decode and wide:
         block_m, block_n, warps, stages = rows, 32, 4, 5

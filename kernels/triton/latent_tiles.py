@@ -14,11 +14,12 @@ from kernels.triton.eight_bits import STORED_DTYPES
 
 @triton.jit
 def scaled(
-    numbers, scales, place, number, mask, STORED: tl.constexpr, EACH: tl.constexpr, SCALES: tl.constexpr
+    numbers, scales, place, there, number, STORED: tl.constexpr, EACH: tl.constexpr, SCALES: tl.constexpr
 ):
     """(N, D) int8 of vectors at `place` (N,) -> float32. `number` (D,) are those with scales, EACH of which share one of a
     vector's SCALES."""
-    scale = tl.load(scales + place[:, None] * SCALES + (number // EACH)[None, :], mask, 0.0)
+    in_vector = tl.minimum(number // EACH, SCALES - 1)
+    scale = tl.load(scales + place[:, None] * SCALES + in_vector[None, :], there[:, None], 0.0)
     return numbers.to(STORED, bitcast=True).to(tl.float32) * scale
 
 
@@ -37,7 +38,7 @@ def latent_tile(
     if STORED is None:
         key = tl.load(kv + place[:, None] * STRIDE + RANK + rotated[None, :], is_key, 0)
     else:
-        latent = scaled(latent, kv_scales, place, column, is_latent, STORED, EACH, SCALES)
+        latent = scaled(latent, kv_scales, place, there, column, STORED, EACH, SCALES)
         bits = tl.load(rotated_kv + place[:, None] * (STRIDE // 2) + RANK // 2 + rotated[None, :], is_key, 0)
         # The interpreter's own bfloat16 is wrong.
         key = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)

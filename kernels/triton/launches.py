@@ -305,11 +305,8 @@ LAUNCHES = (
     Launch("KV writes, parts of a pool's heads", _rotations_into_parts, (90,)),
     Launch("attention, latents", lambda: _latent_attention(DECODE)),
     Launch("attention, latents, int8", lambda: _latent_attention(DECODE, torch.int8), (80,)),
-    Launch(
-        "attention, latents, float8", lambda: _latent_attention(PREFILL + DECODE, torch.float8_e4m3fn), FLOAT8
-    ),
     Launch("attention, chosen tokens", _chosen_tokens),
-    Launch("attention, chosen tokens, float8", lambda: _chosen_tokens(torch.float8_e4m3fn), (90,)),
+    Launch("attention, chosen tokens, int8", lambda: _chosen_tokens(torch.int8), (80,)),
     Launch("fixed step", lambda: _fixed(32)),
     Launch("fixed step, heads of 64, window", lambda: _fixed(32, 64, 128)),
     Launch("fixed step, int8", lambda: _fixed(32, kv_dtype=torch.int8), (80, 90)),

@@ -47,7 +47,7 @@ def _scores_kernel(
     place, is_key = block * BLOCK_SIZE + at % BLOCK_SIZE, there[:, None] & (column < SIZE)[None, :]
     keys = tl.load(kv + place[:, None] * STRIDE + BEHIND + column[None, :], is_key, 0)
     if STORED is not None:
-        keys = scaled(keys, kv_scales, place, SCALES * EACH - SIZE + column, is_key, STORED, EACH, SCALES)
+        keys = scaled(keys, kv_scales, place, there, SCALES * EACH - SIZE + column, STORED, EACH, SCALES)
     keys = keys.to(DOT)
     mask = (head < HEADS)[:, None] & (column < SIZE)[None, :]
     queries = tl.load(q + (row * HEADS + head)[:, None] * SIZE + column[None, :], mask, 0.0).to(DOT)
