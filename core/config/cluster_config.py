@@ -46,8 +46,8 @@ class ModelConfig(Section):
     """`auto`: the checkpoint's on GPUs; on CPUs float32, with matrices as they are stored, and rows rounded for bfloat16's where
     that is quicker. `float16` is exact for checkpoints of float16, and ends at 65,504."""
     quantization: Literal["none", "fp8", "int8", "int4", "nvfp4"] = "none"
-    """What the matrices of a full-precision checkpoint are rounded to as they are read. What is multiplied with them is rounded to
-    8 bits, but for `fp8` on CPUs, where it is float32 and saves nothing, and for `int4` and `nvfp4` on GPUs."""
+    """What the matrices of a full-precision checkpoint are rounded to as they are read. What multiplies them is rounded to 8
+    bits, but for `fp8` on CPUs, where it is float32 and saves nothing, and for `int4` and `nvfp4` on GPUs."""
     packed_cache: Literal["auto", "none"] | Annotated[str, Field(title="PATH", min_length=1)] = "auto"
     """The folder in which CPUs store packed weights, so that all instances of a host have one copy of them and a later start
     packs none. `auto`: `~/.cache/baton/weights`, for checkpoints of 128 MiB and more, on a local disk and not in a pod. `none`:

@@ -56,7 +56,7 @@ def gate_of(spec: ModelSpec) -> Gate | None:
     match spec.activation:
         case "silu" | "gelu_tanh" as gate:
             return gate
-        case "clamped_swiglu" | "limited_silu":
+        case "clamped_swiglu" | "limited_silu" | "relu2":
             return None
 
 

@@ -145,7 +145,7 @@ class Answering:
         form: StreamForm = SERVER_SENT_EVENTS,
         settle: Settle = at_once_settled,
     ) -> Response:
-        """`beams`: the choices are the best that a beam search finds. `form` is that of a stream, and `settle` is awaited before its
+        """`beams`: the choices are the best that a beam search finds. `form` is that of a stream. `settle` is awaited before its
         last events."""
         tenant: Tenant = http.state.tenant
         if beams is None:
