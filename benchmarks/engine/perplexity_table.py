@@ -26,8 +26,8 @@ def _table(content: dict[str, Any]) -> str:
         library = [""] * 3
         if "library_loss" in row:
             errors = row["max_logit_error"], row["max_logit_error_float32"]
-            library = [f"{row['library_loss']:.4f}", f"{errors[0]:.2f}", f"{errors[1]:.4f}"]
-        cells = [row["format"], f"{row['bits']:.4g}", f"{row['loss']:.4f}", *library]
+            library = [f"{row['library_loss']:z.4f}", f"{errors[0]:.2f}", f"{errors[1]:.5f}"]
+        cells = [row["format"], f"{row['bits']:.4g}", f"{row['loss']:z.4f}", *library]
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
