@@ -25,7 +25,7 @@ def test_every_scheme_was_measured_on_load_and_as_a_folder() -> None:
 
 
 def test_in_float32_logits_are_those_of_each_format_s_own_library() -> None:
-    """Of scales of bfloat16 that library makes matrices of bfloat16."""
+    """The library of compressed-tensors makes matrices bfloat16 where scales are."""
     compared = {name: row for name, row in measured().items() if "library_loss" in row}
     assert len(compared) >= 10
     for name, row in compared.items():
