@@ -30,7 +30,7 @@ KV_BYTES = 54e9
 FEW = 256
 """Decode steps of at most so many sequences are bound by reading the weights."""
 SIZES = ((512, 8192), (256, 8192), (512, 2048), (1024, 8192), (1024, 2048), (1024, 1024))
-"""Of sequences and tokens in a step. The first are those of the run on the card."""
+"""Sequences and tokens in a step, at the most. The first are those of the run on the card."""
 Load = Sequence[tuple[tuple[int, ...], int]]
 
 

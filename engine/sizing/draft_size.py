@@ -13,7 +13,8 @@ from core.cost.memory_model import RankNeeds
 from core.errors import ConfigError
 from core.kv import DTYPE_BYTES, KVShard
 from engine.sizing.head_setup import HeadKind, HeadSetup
-from engine.sizing.memory_needs import Stored, needs_of, stored_as
+from engine.sizing.memory_needs import needs_of
+from engine.sizing.stored_weights import Stored, stored_as
 from kernels.cpu.prepacked import WeightFormat
 from models.drafting.eagle import read_eagle
 from models.drafting.mtp import check_mtp, with_mtp_layer

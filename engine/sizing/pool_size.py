@@ -18,9 +18,10 @@ from engine.sizing.devices import choose_device, host_cores, memory_of
 from engine.sizing.draft_size import DraftSize, Target, size_draft
 from engine.sizing.image_needs import beside_images
 from engine.sizing.kv_part_limits import check_kv_parts
-from engine.sizing.memory_needs import needs_of, stored_as
+from engine.sizing.memory_needs import needs_of
 from engine.sizing.model_dims import check_mesh, shards_of
 from engine.sizing.recurrent_limits import check_recurrent
+from engine.sizing.stored_weights import stored_as
 from kernels.cpu.prepacked import WeightFormat
 from models.families.table import read_spec
 from models.formats.shared_weights import place_of

@@ -16,10 +16,8 @@ _OTHERS = (
     (re.compile(r"(model\.layers\.\d+\.)mixer\."), r"\1mlp."),
 )  # fmt: skip
 """How Nemotron-H's names begin, of which all blocks are mixers, and what stands in their place."""
-_DEEPSEEK_V4 = re.compile(
-    r"(model\.)?((layers\.\d+\.)(attn|ffn|hc_|attn_norm|ffn_norm)|(embed|head|norm)\.weight|hc_head_)"
-)
-"""How the names begin that DeepSeek-V4's own checkpoints have."""
+_DEEPSEEK_V4 = re.compile(r"(^|\.)hc_(attn|ffn|head)_")
+"""Found in some names of each checkpoint that DeepSeek-V4's authors have written, and of no other."""
 _RENAMED = (
     (r"\.scale$", ".weight_scale_inv"),
     (r"^(model\.)?(?=(layers|norm|hc_head_))", "model."),
@@ -47,16 +45,12 @@ _RENAMED = (
     (r"\.shared_experts\.w2\.", ".shared_experts.down_proj."),
     (r"\.shared_experts\.w3\.", ".shared_experts.up_proj."),
 )
-"""What is replaced in these, one after the other."""
+"""What is replaced in the names of such a checkpoint, one after the other."""
 
 
 def decoders_name(name: str, *, is_headless: bool) -> str:
     """Return what a decoder's checkpoint calls the tensor `name`. One that was saved without its head has no prefix, and one that
     is a part of a larger model has the larger model's."""
-    if not is_headless and _DEEPSEEK_V4.match(name):
-        for pattern, instead in _RENAMED:
-            name = re.sub(pattern, instead, name)
-        return name
     if is_headless:
         return name if name == "lm_head.weight" else _STEM + name
     for text in _TEXTS:
@@ -72,6 +66,8 @@ def decoders_name(name: str, *, is_headless: bool) -> str:
 def decoders_names(names: Collection[str]) -> Callable[[str], str]:
     """Return `decoders_name` for a checkpoint with tensors of these names. Kimi-Linear's calls its delta attention as it calls
     attention, and its experts otherwise than its dense blocks: here they are in `delta_attn` and `mlp`."""
+    if any(_DEEPSEEK_V4.search(name) for name in names):
+        return _of_deepseek_v4
     is_headless = "embed_tokens.weight" in names
     deltas = {
         decoders_name(name, is_headless=is_headless).removesuffix("A_log")
@@ -87,3 +83,9 @@ def decoders_names(names: Collection[str]) -> Callable[[str], str]:
         return found.replace(".block_sparse_moe.", ".mlp.") if deltas else found
 
     return renamed
+
+
+def _of_deepseek_v4(name: str) -> str:
+    for pattern, instead in _RENAMED:
+        name = re.sub(pattern, instead, name)
+    return name

@@ -35,19 +35,19 @@ class Moe:
         moe, hidden = spec.moe, spec.hidden_size
         assert moe is not None
         self._ops, self._collectives, self._index, self._load = ops, collectives, index, load
-        self._routing, self._activate = moe.routing, activation_of(spec, ops)
-        self._weighs_inputs = moe.weighs_inputs
+        self._routing, self._weighs_inputs = moe.routing, moe.weighs_inputs
+        self._activate = activation_of(spec, ops)
         old = f"{prefix}block_sparse_moe."
         block = old if f"{old}{moe.router}.weight" in checkpoint else f"{prefix}{moe.block_name}."
         router, shape = f"{block}{moe.router}", (moe.num_experts, hidden)
-        self._router, self._router_bias = checkpoint.take(f"{router}.weight", shape, torch.float32), None
+        self._router = checkpoint.take(f"{router}.weight", shape, torch.float32)
+        self._router_bias = self._choice_bias = self._down_bias = None
+        self._shared = self._shared_gate = None
         if moe.router_bias:
             self._router_bias = checkpoint.take(f"{router}.bias", shape[:1], torch.float32)
-        self._of_token = self._choice_bias = self._down_bias = None
-        if moe.by_token and moe.by_token[index]:
-            table = (spec.vocab_size, moe.routing.top_k)
-            self._of_token = checkpoint.take(f"{router}.tid2eid", table, torch.int64)
-        elif moe.choice_bias:
+        is_by_token = bool(moe.by_token) and moe.by_token[index]
+        self._of_token = _read_table(spec, moe, checkpoint, f"{router}.tid2eid") if is_by_token else None
+        if moe.choice_bias and not is_by_token:
             self._choice_bias = _read_choice_bias(moe, checkpoint, f"{block}{moe.choice_bias}")
         self._latent = _Latent(spec, moe.latent_size, checkpoint, block, ops) if moe.latent_size else None
         self.held = ops.pack_experts(read_experts(checkpoint, f"{block}experts", moe, spec.expert_inputs))
@@ -56,7 +56,6 @@ class Moe:
         if moe.by_turns:
             biases = checkpoint.take(f"{block}experts.down_proj_bias", shape, torch.float32)
             self._down_bias = biases.T.contiguous()
-        self._shared = self._shared_gate = None
         shared = f"{prefix}{moe.shared_name}"
         if moe.shared_size:
             self._shared = Mlp(spec, checkpoint, f"{shared}.", moe.shared_size, ops, collectives)
@@ -112,6 +111,11 @@ class _Latent:
 
         self.down = projection("fc1", size, spec.hidden_size)
         self.up = projection("fc2", spec.hidden_size, size)
+
+
+def _read_table(spec: ModelSpec, moe: MoeSpec, checkpoint: WeightSource, name: str) -> Tensor:
+    """Return (vocab_size, top_k) int64: each token's experts."""
+    return checkpoint.take(name, (spec.vocab_size, moe.routing.top_k), torch.int64)
 
 
 def _read_choice_bias(moe: MoeSpec, checkpoint: WeightSource, name: str) -> Tensor:

@@ -136,7 +136,7 @@ def folder() -> Path:
 
 @cache
 def _client(route: str) -> httpx.AsyncClient:
-    return client(route, folder() / route.replace("/", "_"))
+    return client(route)
 
 
 def _value(choices: Choices, route: str) -> Any:

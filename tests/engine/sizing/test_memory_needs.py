@@ -16,8 +16,9 @@ from core.plan import NewSeq, SeqWork, StepPlan
 from core.types import SamplingParams
 from engine.execution.pools.kv_pool import KVPool
 from engine.execution.runner import Runner
-from engine.sizing.memory_needs import needs_of, stored_as
+from engine.sizing.memory_needs import needs_of
 from engine.sizing.pool_size import size_pool
+from engine.sizing.stored_weights import stored_as
 from kernels.cpu.library import native
 from kernels.cpu.prepacked import WeightFormat
 from models.families.table import read_spec

@@ -11,8 +11,9 @@ import torch
 
 from core.config.cluster_config import EngineConfig, ModelConfig
 from core.errors import UnsupportedModel
-from engine.sizing.memory_needs import Stored, needs_of, stored_as
+from engine.sizing.memory_needs import needs_of
 from engine.sizing.pool_size import size_pool
+from engine.sizing.stored_weights import Stored, stored_as
 from kernels.cpu.library import native
 from kernels.cpu.prepacked import WeightFormat
 from kernels.packed import Kind, PrepackedExperts

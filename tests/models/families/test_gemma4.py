@@ -10,9 +10,10 @@ import transformers
 
 from core.config.cluster_config import EngineConfig, ModelConfig
 from core.errors import ConfigError, UnsupportedModel
-from engine.sizing.memory_needs import needs_of, stored_as
+from engine.sizing.memory_needs import needs_of
 from engine.sizing.model_dims import check_mesh, shards_of
 from engine.sizing.pool_size import size_pool
+from engine.sizing.stored_weights import stored_as
 from kernels.head_places import HeadPlaces
 from models.families.table import read_spec
 from models.spec.kv_places import KVPlaces
