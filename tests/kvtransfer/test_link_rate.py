@@ -107,8 +107,8 @@ def test_what_the_system_says_has_arrived_counts_and_not_when_a_write_ends() -> 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux says it")
 def test_a_tcp_stream_knows_what_has_arrived() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        ours = Stream(socket.create_connection(listener.getsockname()), "them", None, dialled=True)
-        theirs = Stream(listener.accept()[0], "us", None, dialled=False)
+        ours = Stream(socket.create_connection(listener.getsockname()), "them", dialled=True)
+        theirs = Stream(listener.accept()[0], "us", dialled=False)
     try:
         ours.send([memoryview(bytes(100_000))])
         theirs.receive([memoryview(bytearray(100_000))])
