@@ -16,6 +16,7 @@ import asyncio
 import math
 import random
 import tempfile
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -144,7 +145,11 @@ def by_transformers(form: Format, path: Path) -> Any:
         return LlamaForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
     is_folder = form.folder is not None or form.preset
     how: Any = {"quantization_config": CompressedTensorsConfig(dequantize=True)} if is_folder else {}
-    return LlamaForCausalLM.from_pretrained(path, dtype=torch.float32, **how).float()
+    with (
+        warnings.catch_warnings()
+    ):  # transformers says that the folder's configuration counts, which is what is wanted
+        warnings.simplefilter("ignore", UserWarning)
+        return LlamaForCausalLM.from_pretrained(path, dtype=torch.float32, **how).float()
 
 
 @torch.inference_mode()
