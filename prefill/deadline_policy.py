@@ -1,11 +1,11 @@
 """The order in which a prefill instance computes prompts: earliest deadline first, and late ones after those."""
 
 from collections.abc import Sequence as Seq
+from functools import partial
 
-from core.cost.steps import StepModels
 from core.pacing.lateness import order_at, turn
 from core.pacing.pacing import tokens_in_time
-from core.ports import S, ServedSequence
+from core.ports import S
 from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
 
@@ -16,22 +16,8 @@ class DeadlinePolicy:
 
     def __init__(self, tuning: SchedulerTuning = DEFAULT_TUNING) -> None:
         self.tuning = tuning
-
-    def prompt_tokens(
-        self,
-        decoding: Seq[S],
-        context_tokens: int,
-        prompts: Seq[S],
-        steps: StepModels,
-        budget_tokens: int,
-        starts_at: float,
-    ) -> int:
-        return tokens_in_time(
-            decoding, context_tokens, prompts, steps, budget_tokens, starts_at, tuning=self.tuning
-        )
-
-    def turn(self, seq: ServedSequence, now: float, steps: StepModels) -> tuple[float, bool]:
-        return turn(seq, now, steps, self.tuning)
+        self.prompt_tokens = partial(tokens_in_time, tuning=tuning)
+        self.turn = partial(turn, tuning=tuning)
 
     def order(self, waiting: Seq[S], now: float) -> Seq[S]:
         return sorted(
