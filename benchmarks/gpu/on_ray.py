@@ -12,6 +12,7 @@ the kill of one of two actors keeps a stream waiting for 1 s.
 import asyncio
 import hashlib
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -126,8 +127,8 @@ def served(way: str, folder: Path) -> Row:
             row |= {
                 f"answers_{width}": got.digests,
                 f"requests_per_s_{width}": width / (time.perf_counter() - began),
-                f"ttft_ms_{width}": _median_ms(got.ttfts_s),
-                f"gap_ms_{width}": _median_ms(got.gaps_s),
+                f"ttft_ms_{width}": 1e3 * statistics.median(got.ttfts_s),
+                f"gap_ms_{width}": 1e3 * statistics.median(got.gaps_s),
             }
         pool = WAYS[way][2]
         return row | (killed(server, pool, row[f"answers_{WIDTHS[0]}"]) if pool else {})
@@ -152,10 +153,6 @@ def killed(server: ServeProcess, pool: str, want: list[str]) -> Row:
     alike = sum(one == other for one, other in zip(got.digests, want, strict=True)) / len(want)
     longest_s = max([*got.gaps_s, *got.ttfts_s])
     return {"killed_alike": alike, "killed_pause_s": longest_s, "killed_all_s": time.perf_counter() - began}
-
-
-def _median_ms(times_s: list[float]) -> float:
-    return 1e3 * sorted(times_s)[len(times_s) // 2]
 
 
 def verdicts(rows: dict[str, Row]) -> list[Verdict]:

@@ -28,9 +28,9 @@ BLOCK_TOKENS = 16
 KV_BYTES = 54e9
 """The card's memory less weights and what is kept free."""
 FEW = 256
-"""Decode steps of at most so many sequences are bound by reading the weights."""
+"""With up to so many sequences a decode step is bound by reading the weights."""
 SIZES = ((512, 8192), (256, 8192), (512, 2048), (1024, 8192), (1024, 2048), (1024, 1024))
-"""Sequences and tokens in a step, at the most. The first are those of the run on the card."""
+"""The largest steps that are tried: (sequences, tokens). The run on the card had the first."""
 Load = Sequence[tuple[tuple[int, ...], int]]
 
 
@@ -88,7 +88,7 @@ def _kernel_s(rows: dict[str, dict[str, Any]], name: str) -> float:
 
 
 def served(load: Load, num_seqs: int, num_tokens: int) -> dict[str, Any]:
-    """Serve the load with at most so many sequences and tokens in a step."""
+    """Serve the load. A step holds at most `num_seqs` sequences and `num_tokens` tokens."""
     steps = measured_steps()
     config = SimConfig(
         num_prefill=0,
