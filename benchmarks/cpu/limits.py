@@ -60,7 +60,7 @@ def measure_limits(threads: int, smoke: bool = False) -> Limits:
 
 
 def in_registers(isa: Isa, layout: Layout, threads: int, spins: int) -> float:
-    """Return the billions of operations a second that so many threads do at once in registers."""
+    """Return how many billions of operations a second `threads` threads do together, in registers alone."""
     with ThreadPoolExecutor(threads) as pool:
 
         def spin() -> int:
