@@ -4,8 +4,10 @@ A docstring begins with the unit and the range of sense. A value beyond it may s
 which one, and `python -m benchmarks.goodput ablate` measures what each rule and constant brings. Left out are sizes of shortlists
 and memories, what is assumed of hardware until it is measured, and how soon refused clients may come back."""
 
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import isnan
+from typing import Any, Final
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,3 +167,26 @@ class SchedulerTuning:
 
 
 DEFAULT_TUNING: Final = SchedulerTuning()
+
+
+def tuned(changes: Mapping[str, float], base: SchedulerTuning = DEFAULT_TUNING) -> SchedulerTuning:
+    """Return `base` with other values of the constants named. A switch takes 0 or 1. Raises ValueError."""
+    values: dict[str, Any] = {name: _value(name, value, base) for name, value in changes.items()}
+    return replace(base, **values)
+
+
+def _value(name: str, value: float, base: SchedulerTuning) -> float:
+    known = getattr(base, name) if name in {field.name for field in fields(base)} else None
+    if known is None:
+        raise ValueError(f"{name!r} is no constant of placement: core/scheduler_tuning.py lists them")
+    if isinstance(known, bool):
+        if value not in (0, 1):
+            raise ValueError(f"{name} is on (1) or off (0), not {value:g}")
+        return bool(value)
+    if isinstance(known, int):
+        if value != int(value) or value < 0:
+            raise ValueError(f"{name} is a whole number of at least 0, not {value:g}")
+        return int(value)
+    if isnan(value) or value < 0:
+        raise ValueError(f"{name} must be at least 0, not {value:g}")
+    return value

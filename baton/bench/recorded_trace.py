@@ -1,20 +1,22 @@
-"""Makes a trace of what a live scheduler recorded: times, lengths and shared blocks, without any text."""
+"""What a live scheduler recorded, as a load: times, lengths and shared blocks, without any text."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cluster.scheduler.recorded_scheduler import read
-from cluster.scheduler.scheduler_events import RequestArrived
+from cluster.scheduler.scheduler_events import Event, PeerLost, RequestArrived
+from core.config.cluster_config import ScheduleConfig
+from core.cost.steps import UNKNOWN_STEPS, StepModels
 from core.errors import ConfigError
-from core.messages import Finished, PlaceRequest
-from core.reports import Register
+from core.messages import Finished, PlacedByPeer, PlaceRequest, ReleasedByPeer
+from core.reports import LoadReport, Register
 
 
 @dataclass(slots=True)
-class _Request:
+class RecordedRequest:
     arrived_at: float
     place: PlaceRequest
     """As it came first."""
@@ -22,39 +24,80 @@ class _Request:
     """The tokens of all its attempts."""
 
 
-def write_trace(recording: Path, trace: Path) -> int:
-    """Write the requests that ended as JSON lines, which `baton.bench.traces` reads. Returns their number.
+@dataclass(slots=True)
+class Recording:
+    config: ScheduleConfig
+    requests: dict[str, RecordedRequest] = field(default_factory=dict)
+    """By id, those that ended with an answer."""
+    instances: Mapping[str, Register] = field(default_factory=dict)
+    """By address, those of the moment when there were most."""
+    steps: dict[str, StepModels] = field(default_factory=dict)
+    """By address, what each had learned of its steps in the end."""
+    block_tokens: int = 1
+    """The tokens of the blocks that hashes are of. Instances may have others."""
 
-    A request that another scheduler placed is in that one's recording. Raises ConfigError."""
-    block_sizes: set[int] = set()
-    requests: dict[str, _Request] = {}
-    _, items = read(recording)
+
+def read_recording(path: Path, *, with_peers: bool = False) -> Recording:
+    """Read the load and the fleet. `with_peers`: with requests that the cluster's other schedulers placed. Raises ConfigError."""
+    config, items = read(path)
+    found, living = Recording(config), dict[str, Register]()
     for item in items:
         if isinstance(item, str):
             continue
         event, now = item
-        if isinstance(event, Register):
-            block_sizes.add(event.block_size)
-        elif isinstance(event, RequestArrived):
-            requests.setdefault(event.place.request_id, _Request(now, event.place))
-        elif isinstance(event, Finished) and event.request_id in requests:
+        _note_fleet(found, living, event)
+        _note_load(found.requests, event, now, with_peers=with_peers)
+    found.requests = {name: one for name, one in found.requests.items() if one.num_output_tokens}
+    if not found.requests:
+        raise ConfigError(f"{path}: no request in it has an answer")
+    found.block_tokens = _block_tokens([*found.requests.values()], found.instances.values())
+    return found
+
+
+def _note_fleet(found: Recording, living: dict[str, Register], event: Event) -> None:
+    match event:
+        case Register():
+            living[event.address] = event
+            if len(living) > len(found.instances):
+                found.instances = dict(living)
+        case PeerLost(address):
+            living.pop(address, None)
+        case LoadReport() if event.steps != UNKNOWN_STEPS:
+            found.steps[event.address] = event.steps
+        case _:
+            pass
+
+
+def _note_load(requests: dict[str, RecordedRequest], event: Event, now: float, *, with_peers: bool) -> None:
+    match event:
+        case RequestArrived():
+            requests.setdefault(event.place.request_id, RecordedRequest(now, event.place))
+        case PlacedByPeer() if with_peers:
+            requests.setdefault(event.place.request_id, RecordedRequest(now, event.place))
+        case Finished() | ReleasedByPeer() if event.request_id in requests:
             requests[event.request_id].num_output_tokens += event.num_output_tokens
-    ended = [one for one in requests.values() if one.num_output_tokens]
-    if not ended:
-        raise ConfigError(f"{recording}: no request in it has an answer")
-    size = _block_size(ended, block_sizes)
-    trace.write_text("".join(f"{json.dumps(line)}\n" for line in _lines(ended, size)))
-    return len(ended)
+        case _:
+            pass
 
 
-def _block_size(requests: list[_Request], sizes: set[int]) -> int:
-    """Return the tokens of the blocks that hashes are of. Instances may have others."""
+def write_trace(recording: Path, trace: Path) -> int:
+    """Write the requests that ended as JSON lines, which `baton.bench.traces` reads. Returns their number.
+
+    A request that another scheduler placed is in that one's recording. Raises ConfigError."""
+    found = read_recording(recording)
+    lines = _lines([*found.requests.values()], found.block_tokens)
+    trace.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return len(found.requests)
+
+
+def _block_tokens(requests: Sequence[RecordedRequest], instances: Iterable[Register]) -> int:
     places = [one.place for one in requests]
-    fitting = (s for s in sorted(sizes) if all(p.num_tokens // s == len(p.block_hashes) for p in places))
+    sizes = sorted({info.block_size for info in instances})
+    fitting = (s for s in sizes if all(p.num_tokens // s == len(p.block_hashes) for p in places))
     return next(fitting, 1)
 
 
-def _lines(requests: list[_Request], block_size: int) -> Iterator[dict[str, Any]]:
+def _lines(requests: list[RecordedRequest], block_size: int) -> Iterator[dict[str, Any]]:
     numbers: dict[int, int] = {}
     start_at = min(one.arrived_at for one in requests)
     for one in sorted(requests, key=lambda one: one.arrived_at):

@@ -19,6 +19,7 @@ from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config.cluster_config import ClusterConfig
 from core.garbage import IdleCollector, leave_out_all_there_is
+from core.scheduler_tuning import tuned
 from net.mail import TcpMail
 from net.tls import tls_of
 
@@ -51,7 +52,8 @@ class Scheduler:
         self._running = asyncio.create_task(self._node.run())
         sizes, tell = ServeSizes(context.app_name), self._node.show_pools
         if config.scaling.enabled:
-            scaler = Autoscaler(config.scaling, self._node, sizes, WallClock(), tell)
+            tuning = tuned(config.schedule.tuning)
+            scaler = Autoscaler(config.scaling, self._node, sizes, WallClock(), tell, tuning)
         else:
             scaler = PoolWatch(self._node, sizes, WallClock(), tell)
         self._scaling = asyncio.create_task(scaler.run())

@@ -77,7 +77,7 @@ class Instance:
             engine = encoder_config(config.engine, parts.max_context_tokens)
             config = config.model_copy(update={"engine": engine})
         self._remote, self._timer = parts.remote, parts.timer
-        self._scheduler = make_scheduler(config.engine, role, parts)
+        self._scheduler = make_scheduler(config, role, parts)
         self._pusher = make_pusher(mail, clock, parts)
         self._engine = make_engine(config, self._scheduler, self._pusher, clock, parts)
         self._prefill = PrefillWorker(mail, self._pusher, self._engine, self._scheduler.sequences)

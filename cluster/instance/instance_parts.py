@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from cluster.instance.remote_memory.remote_host import RemoteHost
-from core.config.cluster_config import ClusterConfig, EngineConfig
+from core.config.cluster_config import ClusterConfig
 from core.config.draft_config import engine_of_role
 from core.cost.steps import UNKNOWN_STEPS, StepModels
 from core.errors import Bug
@@ -16,7 +16,7 @@ from core.plan import StepPlan
 from core.ports import Clock, LayerDone, LayerSink, Mail, SchedulerPolicy, WorkerGroup
 from core.reports import Register, Site
 from core.request_checks import ANY_TOKEN
-from core.scheduler_tuning import DEFAULT_TUNING
+from core.scheduler_tuning import tuned
 from core.start_timer import StartTimer
 from decode.headroom_policy import HeadroomPolicy
 from decode.replicas import Replicator
@@ -89,12 +89,15 @@ class LateSink:
         return None if self.sink is None else self.sink.step_started(plan)
 
 
-def make_scheduler(config: EngineConfig, role: Role, parts: InstanceParts) -> Planner:
+def make_scheduler(config: ClusterConfig, role: Role, parts: InstanceParts) -> Planner:
     """Return the scheduler: prompts by their deadlines where nothing decodes; elsewhere in what the decoding sequences' targets
     leave."""
-    policy: SchedulerPolicy[Sequence] = DeadlinePolicy() if role == "prefill" else HeadroomPolicy()
+    tuning = tuned(config.schedule.tuning)
+    policy: SchedulerPolicy[Sequence] = (
+        DeadlinePolicy(tuning) if role == "prefill" else HeadroomPolicy(tuning)
+    )
     return make_planner(
-        engine_of_role(config, role),
+        engine_of_role(config.engine, role),
         parts.num_blocks,
         parts.max_context_tokens,
         policy,
@@ -199,15 +202,15 @@ def registration(config: ClusterConfig, role: Role, address: str, parts: Instanc
         answers=True,
         reports_links=True,
         state_blocks=parts.shard.layout.state_blocks,
-        overcommit_blocks=_overcommit_blocks(engine, parts),
+        overcommit_blocks=_overcommit_blocks(config, parts),
         card=parts.card,
     )
 
 
-def _overcommit_blocks(config: EngineConfig, parts: InstanceParts) -> int:
-    if parts.tiers is None or not config.longest_pause_s or parts.shard.layout.state_blocks:
+def _overcommit_blocks(config: ClusterConfig, parts: InstanceParts) -> int:
+    if parts.tiers is None or not config.engine.longest_pause_s or parts.shard.layout.state_blocks:
         return 0
-    return overcommit_blocks(parts.num_blocks, parts.tiers.num_host_blocks, DEFAULT_TUNING)
+    return overcommit_blocks(parts.num_blocks, parts.tiers.num_host_blocks, tuned(config.schedule.tuning))
 
 
 def _replicates(config: ClusterConfig, parts: InstanceParts) -> bool:

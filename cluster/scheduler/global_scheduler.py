@@ -16,6 +16,7 @@ from cluster.scheduler.fleet.roster import SCAN_UP_TO, Roster
 from cluster.scheduler.placement.placement import Placement
 from cluster.scheduler.placement.placement_policy import PlacementPolicy
 from cluster.scheduler.placement.placer import Placer
+from cluster.scheduler.placement.shadow_policy import ShadowPolicy
 from cluster.scheduler.placement.slo_policy import SloPolicy
 from cluster.scheduler.queue.admission import Admission
 from cluster.scheduler.queue.fairness import ServiceCounters
@@ -35,7 +36,7 @@ from core.messages import (
     ReleasedByPeer,
 )
 from core.reports import LoadReport, Register, Status
-from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
+from core.scheduler_tuning import SchedulerTuning, tuned
 from core.types import Route
 
 
@@ -52,11 +53,12 @@ class GlobalScheduler:
         policy: PlacementPolicy | None = None,
         log: Callable[[str], None] | None = None,
         scan_up_to: int = SCAN_UP_TO,
-        tuning: SchedulerTuning = DEFAULT_TUNING,
+        tuning: SchedulerTuning | None = None,
     ) -> None:
+        """`tuning`: in place of the configuration's."""
         log = log or _ignore
-        links = LinkModel(other_host_bytes_per_s=config.link_bytes_per_s)
-        self._policy = policy or SloPolicy(config.local_threshold_tokens, links, tuning)
+        tuning = tuning or tuned(config.tuning)
+        self._policy = policy or _policy(config, tuning)
         self._tuning = tuning
         self._settle_s = tuning.settle_reports * config.report_interval_s + tuning.settle_s
         self._roster = Roster(scan_up_to, tuning)
@@ -335,6 +337,15 @@ class GlobalScheduler:
         self._peers.lose(address)
         self._admission.num_schedulers = self._peers.num_placing
         return [send for key in self._placer.at(address) + queued for send in self._finish(key)]
+
+
+def _policy(config: ScheduleConfig, tuning: SchedulerTuning) -> PlacementPolicy:
+    links = LinkModel(other_host_bytes_per_s=config.link_bytes_per_s)
+    acting = SloPolicy(config.local_threshold_tokens, links, tuning)
+    if not config.shadow_tuning:
+        return acting
+    other = tuned(config.shadow_tuning, tuning)
+    return ShadowPolicy(acting, SloPolicy(config.local_threshold_tokens, links, other))
 
 
 def _placed(place: PlaceRequest, route: Route) -> PlaceReply:

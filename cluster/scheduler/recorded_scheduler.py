@@ -5,7 +5,7 @@ day's real events is one command away (`baton replay`). The file has no prompts 
 configuration, then one msgpack array for each event, (now, sender, message), and one string for each decision, in order."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +61,14 @@ class RecordedScheduler(GlobalScheduler):
             log.error("schedule.record_path: nothing more is recorded: %s", error)
 
 
-def replay(path: Path) -> tuple[list[str], list[str]]:
-    """Return (decisions in the file, decisions of a new scheduler with the same configuration and events). Raises ConfigError."""
+def replay(path: Path, shadow_tuning: Mapping[str, float] | None = None) -> tuple[list[str], list[str]]:
+    """Return (decisions in the file, decisions of a new scheduler with the same configuration and events). `shadow_tuning`: in
+    place of the configuration's. Raises ConfigError."""
     recorded: list[str] = []
     decided: list[str] = []
     config, items = read(path)
+    if shadow_tuning is not None:
+        config = config.model_copy(update={"shadow_tuning": shadow_tuning})
     scheduler = GlobalScheduler(config, log=decided.append)
     for item in items:
         if isinstance(item, str):

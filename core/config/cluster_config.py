@@ -19,6 +19,7 @@ from core.config.mail_config import MailConfig
 from core.config.parallel_config import ParallelConfig
 from core.config.security_config import SecurityConfig
 from core.config.serve_config import ServeConfig
+from core.config.tuning_config import TuningChanges
 from core.errors import ConfigError
 from core.types import Slo
 
@@ -168,6 +169,12 @@ class ScheduleConfig(Section):
     """File to which the scheduler writes everything it is told and decides, begun anew at each start, which puts `.before` behind
     the name of the last one; `baton replay` reads it. On Ray each scheduler, a spare too, has its own: the path,
     a dot and its address."""
+    tuning: TuningChanges = {}  # noqa: RUF012 - pydantic copies defaults
+    """Other values for [constants of placement](architecture/placement.md), in the scheduler and in instances. A release may
+    change or drop a constant; an unknown one is refused."""
+    shadow_tuning: TuningChanges = {}  # noqa: RUF012 - pydantic copies defaults
+    """The same on top of `tuning`, tried without acting on it: for each placement the scheduler also works out where it would go
+    then, and writes that to `record_path`. A decision then takes twice as long."""
 
 
 class ScalingConfig(Section):

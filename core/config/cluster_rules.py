@@ -84,6 +84,14 @@ def _check_tenants(config: "ClusterConfig") -> None:
             raise ConfigError(f"tenants.{name} has neither keys nor a keys_file: nobody could be it")
 
 
+def _check_shadow(config: "ClusterConfig") -> None:
+    schedule = config.schedule
+    if schedule.shadow_tuning and not schedule.record_path:
+        raise ConfigError(
+            "schedule.shadow_tuning writes what it would decide to schedule.record_path: name a file there"
+        )
+
+
 def _check_card(config: "ClusterConfig") -> None:
     """Check what instances that share a card need."""
     check_shares(config.prefill, config.decode)
@@ -138,5 +146,6 @@ RULES: tuple[Callable[["ClusterConfig"], None], ...] = (
     _check_meshes,
     _check_classes,
     _check_tenants,
+    _check_shadow,
 )
 """Each raises ConfigError. The first error is reported."""

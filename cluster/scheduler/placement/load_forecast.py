@@ -31,11 +31,13 @@ class LoadForecast:
         "lag_s",
         "queue_s",
         "slot_s",
+        "tuning",
         "version",
     )
 
     def __init__(self, member: Member, paces: LearnedPaces, tuning: SchedulerTuning) -> None:
-        self.version, self._rate = member.version, paces.tokens_per_s(member)
+        self.version, self.tuning = member.version, tuning
+        self._rate = paces.tokens_per_s(member)
         num_seqs, context = member.batch_seqs, member.batch_context_tokens
         model = self._model = paces.prompt_steps(member)
         self.is_learned = model.num_steps >= LEARNED_STEPS

@@ -53,17 +53,23 @@ class PlacementQuery:
 
 
 class PlacementChoice:
-    """A place. With `prefill` None the decode instance computes the prompt itself. `late` says that it misses a target there.
-    Never changed."""
+    """A place. With `prefill` None the decode instance computes the prompt itself. `late` says that it misses a target there."""
 
-    __slots__ = ("cost_s", "decode", "late", "prefill")
+    __slots__ = ("cost_s", "decode", "instead", "late", "prefill")
 
     def __init__(self, decode: Member, prefill: Member | None, cost_s: float, *, late: bool = False) -> None:
         self.decode, self.prefill, self.cost_s, self.late = decode, prefill, cost_s, late
+        self.instead: PlacementChoice | None = None
+        """What a shadow tuning would choose, where there is one (`shadow_policy`)."""
 
     @property
     def computes(self) -> Member:
         return self.prefill or self.decode
+
+    @property
+    def words(self) -> str:
+        """The place as a line of the decision log names it."""
+        return f"{self.prefill.address if self.prefill else 'local'} {self.decode.address}"
 
 
 class View:

@@ -327,15 +327,13 @@ class Placer:
         prefill = None if choice.prefill is None else self._roster.real(choice.prefill)
         num_cached = ask.cached_blocks.get(decode.address, 0)
         num_blocks = decode.blocks_needed(place.num_tokens, place.block_hashes, num_cached)
-        computes = decode if prefill is None else prefill
         route = Route(decode.address, "" if prefill is None else prefill.address)
-        compute_tokens = ask.uncached(computes)
         placement = Placement(
             waiter.frontend,
             place,
             route,
             num_blocks,
-            compute_tokens=compute_tokens,
+            compute_tokens=ask.uncached(decode if prefill is None else prefill),
             charged_tokens=ask.expected_tokens,
             moved_tokens=0 if prefill is None else ask.to_move(decode),
             output=self._queries.begin(place),
@@ -343,7 +341,9 @@ class Placer:
         self._reserve(key, placement, decode, prefill, now, late=ask.late)
         if self._claim.key == key:
             self._claim.end()
-        self._log(f"place {key} {route.prefill or 'local'} {route.decode}")
+        self._log(f"place {key} {choice.words}")
+        if choice.instead is not None:
+            self._log(f"shadow {key} {choice.instead.words}")
         return route
 
     def _reserve(

@@ -68,7 +68,11 @@ class SloPolicy:
     def forecast(self, member: Member) -> LoadForecast:
         """Return the member's forecast, worked out again only where something has changed."""
         known = member.forecast
-        if isinstance(known, LoadForecast) and known.version == member.version:
+        if (
+            isinstance(known, LoadForecast)
+            and known.version == member.version
+            and known.tuning is self._tuning
+        ):
             return known
         forecast = member.forecast = LoadForecast(member, self._paces, self._tuning)
         return forecast
