@@ -11,37 +11,42 @@ from pydantic import BeforeValidator, Field
 from core.config.config_section import Section
 from core.errors import ConfigError
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,127}")
+NAME = r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,127}"
+"""What a model or an adapter may be called, as a regular expression."""
 
 
 def _by_name(given: Any) -> Any:
     """Take texts `NAME=PATH` for the mapping that they mean, and refuse what cannot be a name."""
-    if isinstance(given, str):
-        given = [given]
-    if isinstance(given, list | tuple):
-        given = _from_texts(map(str, given))
+    given = named_paths(given, "adapters")
     if isinstance(given, Mapping):
         for name in given:
             check_name(str(name))
     return given
 
 
+def named_paths(given: Any, what: str) -> Any:
+    """Return the mapping that texts `NAME=PATH` mean, and anything else as it is. Raises ValueError, saying `what` is named."""
+    if isinstance(given, str):
+        given = [given]
+    return _from_texts(map(str, given), what) if isinstance(given, list | tuple) else given
+
+
 def check_name(name: str) -> None:
     """Raise ValueError for what cannot be an adapter's name."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(NAME, name):
         raise ValueError(
             f"{name!r} is no name for an adapter: give up to 128 letters, digits and any of _ . / : -"
         )
 
 
-def _from_texts(texts: Iterable[str]) -> dict[str, str]:
+def _from_texts(texts: Iterable[str], what: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for text in texts:
         name, equals, path = text.partition("=")
         if not equals:
             raise ValueError(f"{text!r} is no NAME=PATH")
         if name in found:
-            raise ValueError(f"two adapters are called {name!r}")
+            raise ValueError(f"two {what} are called {name!r}")
         found[name] = path
     return found
 

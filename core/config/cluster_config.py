@@ -3,9 +3,9 @@
 import json
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, SecretStr, ValidationError, model_validator
+from pydantic import BaseModel, Field, ModelWrapValidatorHandler, SecretStr, ValidationError, model_validator
 
 from core.config.adapter_config import AdapterConfig, Adapters
 from core.config.answer_formats import ReasoningFormat, ToolFormat
@@ -16,6 +16,7 @@ from core.config.device_steps import with_steps_of_device
 from core.config.image_config import ImageConfig
 from core.config.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
 from core.config.mail_config import MailConfig
+from core.config.model_rows import ModelName, WrittenRows, check_models, tree_of
 from core.config.parallel_config import ParallelConfig
 from core.config.security_config import SecurityConfig
 from core.config.serve_config import ServeConfig
@@ -65,8 +66,6 @@ class ModelConfig(Section):
 
 
 class EngineConfig(Section):
-    _steps = model_validator(mode="before")(with_steps_of_device)
-
     block_size: int = Field(default=16, ge=1, le=256)
     """Tokens of one KV block."""
     num_blocks: int = Field(default=0, ge=0)
@@ -130,6 +129,11 @@ class EngineConfig(Section):
     """File of `baton profile`, measured with this model: how long steps take until an instance has learned it from its own."""
     deterministic: bool = False
     """Logits have the same bits whatever a request is batched with and however its prompt is chunked; slower."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_steps(cls, given: Any, validated: ModelWrapValidatorHandler[Self]) -> Self:
+        return with_steps_of_device(given, validated)
 
 
 class TransferConfig(Section):
@@ -202,15 +206,13 @@ class ScalingConfig(Section):
     """From the decision until a new instance serves, until it has been measured."""
 
 
-class ClusterConfig(Section):
+class FleetConfig(Section):
+    """What the instances and schedulers of one model go by. Each row of `models` may have its own."""
+
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = EngineConfig()
     transfer: TransferConfig = TransferConfig()
-    mail: MailConfig = MailConfig()
-    security: SecurityConfig = SecurityConfig()
     schedule: ScheduleConfig = ScheduleConfig()
-    serve: ServeConfig = ServeConfig()
-    pictures: ImageConfig = ImageConfig()
     adapters: AdapterConfig = AdapterConfig()
     scaling: ScalingConfig = ScalingConfig()
     prefill: ParallelConfig = ParallelConfig()
@@ -222,12 +224,8 @@ class ClusterConfig(Section):
     any_role: bool = False
     """The decode instances compute prompts for each other, too: the scheduler says for each request who does what.
     `prefill_instances` must be 0."""
-    ingress_instances: int = Field(default=1, ge=1)
-    """Processes that listen for HTTP."""
     cpus_per_instance: float = Field(default=0.25, gt=0)
     """What each rank of an instance asks of Ray; it does not bound its threads."""
-    cluster_key: SecretStr | None = None
-    """Shared secret of the cluster's processes; None: one is made for each Ray cluster."""
     slo_classes: SloClasses = {  # noqa: RUF012 - pydantic copies defaults
         "interactive": Slo(name="interactive", ttft_s=0.45, tpot_s=0.04, priority=2),
         "chat": Slo(name="chat", ttft_s=1.0, tpot_s=0.05, priority=1),
@@ -237,12 +235,43 @@ class ClusterConfig(Section):
     }
     """Service classes: targets for the first token and for each further one in seconds, priority, weight, and what happens to a
     prompt that cannot keep them. A class that names no target is served in the order of arrival."""
-    tenants: Mapping[TenantName, TenantConfig] = {}
-    """Who holds certain keys, and what they may ask."""
 
     def cpus_of(self, pool: ParallelConfig) -> float:
         """What an instance of this pool asks of Ray; its ranks are processes within its share."""
         return self.cpus_per_instance * pool.num_ranks
+
+
+class ModelRow(FleetConfig):
+    """One model of several: what it says stands in place of the rest of the configuration, for this model alone."""
+
+    path: str = ""
+    """As `model.path`."""
+    aliases: tuple[str, ...] = ()
+    """As `model.aliases`."""
+    slo_classes: SloClasses = {}  # noqa: RUF012 - pydantic copies defaults
+    """Targets of this model's own for classes of `slo_classes`."""
+
+
+class ClusterConfig(FleetConfig):
+    models: Annotated[Mapping[ModelName, ModelRow], WrittenRows, Field(title="NAME=PATH")] = {}
+    """Several models behind one door, in place of `model.path`: by the name that clients use, a path, or keys of its own."""
+    mail: MailConfig = MailConfig()
+    security: SecurityConfig = SecurityConfig()
+    serve: ServeConfig = ServeConfig()
+    pictures: ImageConfig = ImageConfig()
+    ingress_instances: int = Field(default=1, ge=1)
+    """Processes that listen for HTTP."""
+    cluster_key: SecretStr | None = None
+    """Shared secret of the cluster's processes; None: one is made for each Ray cluster."""
+    tenants: Mapping[TenantName, TenantConfig] = {}
+    """Who holds certain keys, and what they may ask."""
+
+    @property
+    def rows(self) -> tuple["ClusterConfig", ...]:
+        """The configuration of each model, as if it were served alone; where there is no table, this one."""
+        if not self.models:
+            return (self,)
+        return tuple(ClusterConfig.model_validate(tree_of(self, name)) for name in self.models)
 
 
 def overlay(config: ClusterConfig, content: Mapping[str, Any]) -> ClusterConfig:
@@ -287,8 +316,13 @@ def _validated(kind: type[C], values: Mapping[str, Any]) -> C:
 
 def _consistent(config: ClusterConfig) -> ClusterConfig:
     """Check keys that need each other. Raises ConfigError."""
-    for check in RULES:
+    for check in (check_models, *RULES):
         check(config)
+    for name, row in zip(config.models, config.rows, strict=False):
+        try:
+            _consistent(row)
+        except ConfigError as error:
+            raise ConfigError(f"models.{name}: {error}") from None
     return config
 
 

@@ -69,6 +69,8 @@ def sentence(kind: type[BaseModel], error: ErrorDetails, *, secret: bool) -> str
 
 def _unknown(kind: type[BaseModel], where: Sequence[str]) -> str:
     key = ".".join(where)
+    if where[0] == "models" and len(where) == 3 and where[2] in kind.model_fields:
+        return f"{key}: {where[2]} is for all models together: set it beside models"
     known = [name for name, _ in keys_of(kind)]
     above = "".join(f"{part}." for part in where[:-1])
     beside = {name.removeprefix(above).partition(".")[0] for name in known if name.startswith(above)}

@@ -21,6 +21,8 @@ class TenantConfig(BaseModel):
     """More keys, one a line, in a file that the ingress can read; `#` begins a comment."""
     slo_classes: tuple[str, ...] = ()
     """Service classes that may be asked for, the default first; empty: all, and `standard`."""
+    models: tuple[str, ...] = ()
+    """Models that may be seen and used, by their names in `models`; empty: all."""
     max_requests_per_min: int = Field(default=0, ge=0)
     max_tokens_per_min: int = Field(default=0, ge=0)
     """Prompt and output together."""
