@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 import uvloop
 
-from cluster.ingress.api_factory import build_app, run_batches
+from cluster.ingress.api_factory import ModelBehind, build_app_of, door_observers, run_batches
 from cluster.ingress.delivery.frontend import Frontend
 from cluster.ingress.http.connection_limits import connection_limits
 from cluster.ingress.http.draining import drain
@@ -193,20 +193,43 @@ def _on_its_device(config: ClusterConfig) -> ClusterConfig:
 
 
 def serve_local(
-    config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None], on_stop: Callable[[], None]
+    config: ClusterConfig,
+    cards: Sequence[ModelCard],
+    on_ready: Callable[[], None],
+    on_stop: Callable[[], None],
 ) -> None:
-    """Serve HTTP on one event loop until SIGINT or SIGTERM. Running requests finish first."""
+    """Serve HTTP on one event loop until SIGINT or SIGTERM. Running requests finish first. `cards`: one for each of
+    `config.rows`."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_serve(config, card, on_ready, on_stop))
+        runner.run(_serve(config, cards, on_ready, on_stop))
+
+
+@contextlib.asynccontextmanager
+async def local_models(config: ClusterConfig, cards: Sequence[ModelCard]):
+    """Yield each model of the configuration, and its own cluster, which is started and ready."""
+    async with contextlib.AsyncExitStack() as stack:
+        models: list[tuple[ModelBehind, LocalCluster]] = []
+        for row, card in zip(config.rows, cards, strict=True):
+            observers = make_observers(card.name, config.serve.otlp_endpoint)
+            stack.callback(observers.close)
+            running = LocalCluster.running(row, observers.observe, replaces_instances=True)
+            cluster: LocalCluster = await stack.enter_async_context(running)
+            model = ModelBehind(generator=cluster.frontend, config=row, card=card, observers=observers)
+            models.append((model, cluster))
+        yield models
 
 
 async def _serve(
-    config: ClusterConfig, card: ModelCard, on_ready: Callable[[], None], on_stop: Callable[[], None]
+    config: ClusterConfig,
+    cards: Sequence[ModelCard],
+    on_ready: Callable[[], None],
+    on_stop: Callable[[], None],
 ) -> None:
     tls, live = ingress_tls(config.serve), LiveRules(config)
-    observers = make_observers(card.name, config.serve.otlp_endpoint)
-    async with LocalCluster.running(config, observers.observe, replaces_instances=True) as cluster:
-        app = build_app(cluster.frontend, config, card, live.access, observers)
+    async with local_models(config, cards) as running:
+        models = [model for model, _ in running]
+        observers = door_observers(config, models)
+        app = build_app_of(models, config, live.access, observers)
         limits = connection_limits(config.serve)
         server = HttpServer(app, config.serve.host, [config.serve.port], shared=False, tls=tls, limits=limits)
         stop = asyncio.Event()
@@ -224,9 +247,9 @@ async def _serve(
         on_stop()
         for task in (watching, following, batches):
             await _cancel(task)
-        await drain(cluster.frontend, server, config.serve.drain_notice_s, config.serve.drain_timeout_s)
+        frontends = [cluster.frontend for _, cluster in running]
+        await drain(frontends, server, config.serve.drain_notice_s, config.serve.drain_timeout_s)
         await asyncio.to_thread(app.state.store.close)
-    observers.close()
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -36,16 +36,17 @@ def serve(**given: Any) -> None:
     check_port(settings.serve.host, settings.serve.port)
     if local or given["ray_address"] == "local":
         check_paths(settings)
-    card = read_model_card(settings)
-    _announce_start(settings, card, local=local)
+    cards = [read_model_card(row) for row in settings.rows]
+    for row, card in zip(settings.rows, cards, strict=True):
+        _announce_start(row, card, local=local)
 
     def on_ready() -> None:
-        _announce_ready(settings, card)
+        _announce_ready(settings, cards[0])
 
     if local:
         from cluster.local import serve_local  # noqa: PLC0415 (torch: seconds, after all checks)
 
-        serve_local(settings, card, on_ready, _announce_stop)
+        serve_local(settings, cards, on_ready, _announce_stop)
     else:
         from cluster.deploy.launch import serve_cluster  # noqa: PLC0415 (Ray: seconds, after all checks)
 

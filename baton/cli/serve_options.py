@@ -17,6 +17,7 @@ from core.config.config_words import keys_of, title_of
 
 KEYS: Final[Mapping[str, str]] = {
     "model": "model.path",
+    "models": "models",
     "name": "model.name",
     "alias": "model.aliases",
     "adapter": "model.adapters",

@@ -23,8 +23,9 @@ from net.tls import FileTls
 def check_paths(config: ClusterConfig) -> None:
     """Check the paths of all processes. Raises ConfigError, naming the key."""
     check_ingress_paths(config)
-    check_scheduler_paths(config)
-    check_instance_paths(config)
+    for row in config.rows:
+        check_scheduler_paths(row)
+        check_instance_paths(row)
 
 
 def check_ingress_paths(config: ClusterConfig) -> None:
@@ -39,7 +40,8 @@ def check_ingress_paths(config: ClusterConfig) -> None:
     if serve.batch_dir:
         writable_folder("serve.batch_dir", serve.batch_dir)
     _check_store(serve)
-    _check_adapter_folders(config)
+    for row in config.rows:
+        _check_adapter_folders(row)
 
 
 def check_scheduler_paths(config: ClusterConfig) -> None:

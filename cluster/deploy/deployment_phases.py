@@ -8,13 +8,10 @@ from typing import Any
 import ray
 from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
+from cluster.deploy.deployment_names import kind_and_suffix
 from core.errors import ConfigError, UnsupportedModel
 
-_PHASES = {
-    "scheduler": {"Scheduler"},
-    "pools": {"PrefillPool", "DecodePool"},
-    "ingress": {"Ingress"},
-}
+_PHASES = {"Scheduler": "scheduler", "PrefillPool": "pools", "DecodePool": "pools", "Ingress": "ingress"}
 _POLL_S = 0.1
 _REFUSED_S = 5.0
 """How long a refusal must last: what an earlier process has not given back yet may be there at the next try."""
@@ -23,7 +20,7 @@ _REFUSALS = (ConfigError, UnsupportedModel)
 
 def wait_running(app: str, on_phase: Callable[[str], None]) -> None:
     """Wait until all deployments of `app` run. Raises ConfigError where one cannot start."""
-    left, refused_at = dict(_PHASES), inf
+    said, refused_at = set[str](), inf
     controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
     while True:
         found = _application(controller, app)
@@ -34,12 +31,24 @@ def wait_running(app: str, on_phase: Callable[[str], None]) -> None:
         refused_at = min(refused_at, now) if is_refused(messages) else inf
         if found["status"] == "DEPLOY_FAILED" or now - refused_at > _REFUSED_S:
             raise ConfigError(f"the cluster did not start: {failure_cause(messages)}")
-        for phase in [phase for phase, names in left.items() if deployments and not names & starting]:
-            del left[phase]
-            on_phase(phase)
+        waiting = {phase_of(name) for name in starting}
+        for phase in dict.fromkeys(map(phase_of, sorted(deployments, key=_place))):
+            if phase not in said | waiting:
+                said.add(phase)
+                on_phase(phase)
         if found["status"] == "RUNNING":
             return
         time.sleep(_POLL_S)
+
+
+def phase_of(deployment: str) -> str:
+    """Return what runs once this deployment and those beside it do."""
+    kind, suffix = kind_and_suffix(deployment)
+    return " of ".join(filter(None, (_PHASES[kind], suffix[1:])))
+
+
+def _place(deployment: str) -> int:
+    return [*_PHASES].index(kind_and_suffix(deployment)[0])
 
 
 def _application(controller: Any, app: str) -> dict[str, Any]:

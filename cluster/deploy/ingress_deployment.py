@@ -19,7 +19,7 @@ class Ingress:
     """A replica of the endpoint. When Serve takes it away, it tells load balancers first, and finishes what it has."""
 
     async def __init__(
-        self, config: ClusterConfig, key: bytes, scheduler: Any, pools: list[Any], *, one_host: bool
+        self, config: ClusterConfig, key: bytes, schedulers: list[Any], pools: list[Any], *, one_host: bool
     ) -> None:
         configure_logging(config.serve.log_level, config.serve.log_format)
         if one_host:
@@ -28,7 +28,7 @@ class Ingress:
         # It brings the API, for this process alone.
         from cluster.deploy.ingress_process import make_ingress  # noqa: PLC0415
 
-        self._ingress = await make_ingress(config, key, scheduler, one_host=one_host)
+        self._ingress = await make_ingress(config, key, schedulers, one_host=one_host)
         del pools  # bound here only so that Serve deploys them with this application
 
     async def drain(self) -> None:
@@ -36,7 +36,7 @@ class Ingress:
         await self._ingress.drain()
 
     async def why_not(self) -> str:
-        """Return why a request would not be answered now; empty where it would be."""
+        """Return why a request for one of the models would not be answered now; empty where each would be."""
         return await self._ingress.why_not()
 
     async def check_health(self) -> None:

@@ -4,13 +4,14 @@ A replica listens itself: Serve's proxy would cost each token another 0.2 ms of 
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from cluster.deploy.addresses import mail_host, scheduler_resolver
 from cluster.deploy.config_paths import check_ingress_paths
-from cluster.ingress.api_factory import build_app, run_batches
+from cluster.ingress.api_factory import ModelBehind, build_app_of, door_observers, run_batches
 from cluster.ingress.delivery.frontend import Frontend
-from cluster.ingress.generation.body_work import BodyWork
+from cluster.ingress.generation.model_table import ModelTable
 from cluster.ingress.http.connection_limits import connection_limits
 from cluster.ingress.http.draining import drain
 from cluster.ingress.http.http_server import HttpServer
@@ -34,30 +35,42 @@ _COLLECT_S = 60.0
 
 
 async def make_ingress(
-    config: ClusterConfig, key: bytes, scheduler: Any, *, one_host: bool
+    config: ClusterConfig, key: bytes, schedulers: Sequence[Any], *, one_host: bool
 ) -> "IngressProcess":
-    """Make the endpoint. It listens when this returns. Raises ConfigError and UnsupportedModel."""
+    """Make the endpoint. It listens when this returns. `schedulers`: those of each of `config.rows`. Raises ConfigError and
+    UnsupportedModel."""
     sys.setswitchinterval(_SWITCH_S)
     await asyncio.to_thread(check_ingress_paths, config)
-    card = await asyncio.to_thread(read_model_card, config)
-    return IngressProcess(config, key, scheduler, card, one_host=one_host)
+    cards = await asyncio.to_thread(lambda: [read_model_card(row) for row in config.rows])
+    return IngressProcess(config, key, schedulers, cards, one_host=one_host)
 
 
 class IngressProcess:
     """One endpoint, up to `close`."""
 
     def __init__(
-        self, config: ClusterConfig, key: bytes, scheduler: Any, card: ModelCard, *, one_host: bool
+        self,
+        config: ClusterConfig,
+        key: bytes,
+        schedulers: Sequence[Any],
+        cards: Sequence[ModelCard],
+        *,
+        one_host: bool,
     ) -> None:
         self._config = config.serve
         warn_of_apart(config, one_host=one_host)
-        observers = make_observers(card.name, config.serve.otlp_endpoint)
-        self._finish = observers.close
-        self._frontend = _frontend(config, key, scheduler, observers, one_host=one_host)
-        self._running = asyncio.create_task(self._frontend.run())
-        live = LiveRules(config)
-        self._watching = asyncio.create_task(live.run(observers.ingress.rules_changed))
-        app = build_app(self._frontend, config, card, live.access, observers)
+        models: list[ModelBehind] = []
+        self._frontends: list[Frontend] = []
+        for row, scheduler, card in zip(config.rows, schedulers, cards, strict=True):
+            observers = make_observers(card.name, config.serve.otlp_endpoint)
+            frontend = _frontend(row, key, scheduler, observers, one_host=one_host)
+            models.append(ModelBehind(generator=frontend, config=row, card=card, observers=observers))
+            self._frontends.append(frontend)
+        self._finish = [model.observers.close for model in models]
+        self._running = [asyncio.create_task(frontend.run()) for frontend in self._frontends]
+        live, door = LiveRules(config), door_observers(config, models)
+        self._watching = asyncio.create_task(live.run(door.ingress.rules_changed))
+        app = build_app_of(models, config, live.access, door)
         ports = range(config.serve.port, config.serve.port + config.serve.num_ports)
         tls = ingress_tls(config.serve)
         self._server = HttpServer(
@@ -71,8 +84,8 @@ class IngressProcess:
         self._following = asyncio.create_task(follow_certificate(tls, config.serve))
         leave_out_all_there_is()
         self._store: SqlStore = app.state.store
-        work: BodyWork = app.state.body_work
-        collector = IdleCollector(lambda: work.is_idle, _COLLECT_S)
+        table: ModelTable = app.state.models
+        collector = IdleCollector(lambda: table.is_idle, _COLLECT_S)
         self._collecting = asyncio.create_task(collector.run())
         self._serving = self._server.start()
         self._batches = asyncio.create_task(run_batches(app))
@@ -83,14 +96,16 @@ class IngressProcess:
         if self._drained is None:
             self._batches.cancel()
             self._drained = asyncio.create_task(
-                drain(self._frontend, self._server, self._config.drain_notice_s, self._config.drain_timeout_s)
+                drain(
+                    self._frontends, self._server, self._config.drain_notice_s, self._config.drain_timeout_s
+                )
             )
         await asyncio.shield(self._drained)
 
     async def why_not(self) -> str:
-        """Return why a request would not be answered now; empty where it would be."""
-        _, reason = await self._frontend.ready()
-        return reason
+        """Return why a request for one of the models would not be answered now; empty where each would be."""
+        states = await asyncio.gather(*(frontend.ready() for frontend in self._frontends))
+        return next((reason for ok, reason in states if not ok), "")
 
     @property
     def has_stopped(self) -> bool:
@@ -100,13 +115,16 @@ class IngressProcess:
     async def close(self) -> None:
         """Drain, then end."""
         await self.drain()
-        self._running.cancel()
+        for running in self._running:
+            running.cancel()
         self._watching.cancel()
         self._following.cancel()
         self._collecting.cancel()
-        await self._frontend.close()
+        for frontend in self._frontends:
+            await frontend.close()
         await asyncio.to_thread(self._store.close)
-        self._finish()
+        for finish in self._finish:
+            finish()
 
 
 def _frontend(

@@ -87,7 +87,10 @@ class Cluster:
             environment = ENVIRONMENT if local is None else {}
             application = build_application(config, cluster_key(config), environment, one_host=one_host)
             target = serve.RunTarget(
-                application, _APP, route_prefix=None, external_scaler_enabled=config.scaling.enabled
+                application,
+                _APP,
+                route_prefix=None,
+                external_scaler_enabled=any(row.scaling.enabled for row in config.rows),
             )
             (handle,) = serve.run_many([target], wait_for_applications_running=False)
             wait_running(_APP, on_phase)
@@ -112,7 +115,8 @@ class Cluster:
             if stop.wait(0.1):
                 return False
         nodes: list[dict[str, Any]] = ray.nodes()
-        why = no_room(self._config, [node["Resources"] for node in nodes if node["Alive"]])
+        there = [node["Resources"] for node in nodes if node["Alive"]]
+        why = next(filter(None, (no_room(row, there) for row in self._config.rows)), "")
         raise ConfigError(
             f"the cluster was not ready after {timeout_s:g} s; {why or f'the ingress said: {last}'}"
         )
@@ -143,40 +147,52 @@ def _init_ray(config: ClusterConfig, ray_address: str) -> LocalRay | None:
     if ray_address != "local":
         join_ray(ray_address, namespace=_APP)
         return None
-    num_gpus = _offered_gpus(config)
+    # Logical CPUs, enough for Ray to place every replica. The number of threads that run is engine.num_threads.
+    num_cpus = max(2, int(sum(map(_cpus_of_model, config.rows)) + 0.2 * config.ingress_instances + 1))
+    return LocalRay(num_cpus, _offered_gpus(config), _APP, ENVIRONMENT)
+
+
+def _cpus_of_model(config: ClusterConfig) -> float:
+    """Return what the processes of one model ask of Ray at the most."""
     scaling = config.scaling
     num_decode = scaling.decode_max if scaling.enabled else config.decode_instances
     num_prefill = (
         scaling.prefill_max if scaling.enabled and config.prefill_instances else config.prefill_instances
     )
-    cpus = num_prefill * config.cpus_of(config.prefill) + num_decode * config.cpus_of(config.decode)
-    # Logical CPUs, enough for Ray to place every replica. The number of threads that run is engine.num_threads.
-    num_cpus = max(
-        2, int(cpus + 0.1 * (config.serve.num_scheduler_processes + 2 * config.ingress_instances) + 1)
-    )
-    return LocalRay(num_cpus, num_gpus, _APP, ENVIRONMENT)
+    instances = num_prefill * config.cpus_of(config.prefill) + num_decode * config.cpus_of(config.decode)
+    return instances + 0.1 * config.serve.num_scheduler_processes
 
 
 def _offered_gpus(config: ClusterConfig) -> int:
     """Return the GPUs to offer to a Ray of this host alone. A process on Ray sees only the GPUs that it has asked for. Raises
     ConfigError."""
-    if config.engine.device != "cuda":
+    on_gpus = [row for row in config.rows if row.engine.device == "cuda"]
+    if not on_gpus:
         return 0
     import torch  # noqa: PLC0415 (seconds, which only a cluster on GPUs needs to spend here)
 
-    shared = config.decode.shares_card
-    if shared and max(config.prefill_instances, config.decode_instances) > 1:
+    num_needed, num_gpus = sum(map(_gpus_of_model, on_gpus)), torch.cuda.device_count()
+    if num_gpus < num_needed:
+        raise ConfigError(
+            f"engine.device is cuda: {num_needed} ranks need a GPU each, and this host has {num_gpus}"
+        )
+    if any(row.decode.shares_card for row in on_gpus) and len(on_gpus) > 1:
+        raise ConfigError(
+            "decode.gpu_share below 1 needs a Ray node for each card: with several models start these, and give --ray-address"
+        )
+    return 1 if on_gpus[0].decode.shares_card else num_gpus
+
+
+def _gpus_of_model(config: ClusterConfig) -> int:
+    """Return how many GPUs its instances need. Raises ConfigError."""
+    if not config.decode.shares_card:
+        return sum(pool.num_ranks for pool in pools_of(config))
+    if max(config.prefill_instances, config.decode_instances) > 1:
         raise ConfigError(
             f"decode.gpu_share is {config.decode.gpu_share:g}, and there are {config.prefill_instances} prefill and "
             f"{config.decode_instances} decode instances: on one host alone there is a card for one of each"
         )
-    num_ranks = 1 if shared else sum(pool.num_ranks for pool in pools_of(config))
-    num_gpus = torch.cuda.device_count()
-    if num_gpus < num_ranks:
-        raise ConfigError(
-            f"engine.device is cuda: {num_ranks} ranks need a GPU each, and this host has {num_gpus}"
-        )
-    return 1 if shared else num_gpus
+    return 1
 
 
 def _stop(local: LocalRay | None) -> None:

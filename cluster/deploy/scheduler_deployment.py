@@ -8,6 +8,7 @@ from ray import serve
 
 from cluster.deploy.addresses import mail_host, scheduler_resolver
 from cluster.deploy.config_paths import check_scheduler_paths
+from cluster.deploy.deployment_names import kind_and_suffix
 from cluster.deploy.process_logs import configure_logging
 from cluster.deploy.ray_loopback import keep_replica_to_loopback
 from cluster.deploy.serve_sizes import ServeSizes
@@ -50,7 +51,8 @@ class Scheduler:
         collector = IdleCollector(lambda: not scheduler.num_placed and not scheduler.num_queued)
         self._collecting = asyncio.create_task(collector.run())
         self._running = asyncio.create_task(self._node.run())
-        sizes, tell = ServeSizes(context.app_name), self._node.show_pools
+        _, suffix = kind_and_suffix(context.deployment)
+        sizes, tell = ServeSizes(context.app_name, suffix), self._node.show_pools
         if config.scaling.enabled:
             tuning = tuned(config.schedule.tuning)
             scaler = Autoscaler(config.scaling, self._node, sizes, WallClock(), tell, tuning)

@@ -1,4 +1,4 @@
-"""The Ray Serve application: Ingress, Scheduler, PrefillPool, DecodePool.
+"""The Ray Serve application: Ingress, and for each model Scheduler, PrefillPool, DecodePool.
 
 Ray places, watches and replaces these processes. Requests, tokens and KV travel between them over Baton's own mail and
 transports, and HTTP comes straight to the ingress; nothing of a request passes through Serve."""
@@ -15,6 +15,7 @@ from ray.serve.schema import LoggingConfig
 from cluster.deploy.clear_ways import check_clear_ways
 from cluster.deploy.cluster_key import cluster_key
 from cluster.deploy.config_paths import check_paths
+from cluster.deploy.deployment_names import deployment_suffix
 from cluster.deploy.ingress_deployment import Ingress
 from cluster.deploy.pool_deployments import DecodePool, PrefillPool
 from cluster.deploy.rank_bundles import bundles_of, strategy_of
@@ -56,20 +57,24 @@ def build_application(
     if not one_host:
         check_clear_ways(config, os.environ)
     options = partial(_options, config, {"env_vars": environment} if environment else {})
-    scheduler = options(Scheduler, config.serve.num_scheduler_processes, 0.1, surge_percent=100).bind(
-        config, key, one_host=one_host
-    )
-    pools = [_pool(options, DecodePool, config, config.decode_instances, config.decode)]
-    if config.prefill_instances:
-        pools.append(_pool(options, PrefillPool, config, config.prefill_instances, config.prefill))
-    bound = [pool.bind(config, key, scheduler, one_host=one_host) for pool in pools]
-    ingress = options(Ingress, config.ingress_instances, 0.1, surge_percent=100)
-    return ingress.bind(config, key, scheduler, bound, one_host=one_host)
+    schedulers: list[Any] = []
+    bound: list[Any] = []
+    for row in config.rows:
+        suffix = deployment_suffix(config, row)
+        scheduler = options(Scheduler, suffix, row.serve.num_scheduler_processes, 0.1, surge_percent=100)
+        schedulers.append(scheduler.bind(row, key, one_host=one_host))
+        pools = [_pool(options, DecodePool, suffix, row, row.decode_instances, row.decode)]
+        if row.prefill_instances:
+            pools.append(_pool(options, PrefillPool, suffix, row, row.prefill_instances, row.prefill))
+        bound += [pool.bind(row, key, schedulers[-1], one_host=one_host) for pool in pools]
+    ingress = options(Ingress, "", config.ingress_instances, 0.1, surge_percent=100)
+    return ingress.bind(config, key, schedulers, bound, one_host=one_host)
 
 
 def _pool(
     options: Callable[..., Any],
     deployment: Any,
+    suffix: str,
     config: ClusterConfig,
     num_replicas: int,
     mesh: ParallelConfig,
@@ -77,8 +82,8 @@ def _pool(
     """Return a pool's deployment. Where an instance has several ranks, these ask for what they need, not its replica."""
     if mesh.num_ranks == 1:
         num_gpus = mesh.gpu_share if config.engine.device == "cuda" else 0.0
-        return options(deployment, num_replicas, config.cpus_per_instance, num_gpus=num_gpus)
-    placed = options(deployment, num_replicas, 0)
+        return options(deployment, suffix, num_replicas, config.cpus_per_instance, num_gpus=num_gpus)
+    placed = options(deployment, suffix, num_replicas, 0)
     return placed.options(
         placement_group_bundles=bundles_of(config, mesh), placement_group_strategy=strategy_of(mesh)
     )
@@ -88,6 +93,7 @@ def _options(
     config: ClusterConfig,
     environment: Mapping[str, Any],
     deployment: Any,
+    suffix: str,
     num_replicas: int,
     num_cpus: float,
     *,
@@ -97,6 +103,7 @@ def _options(
     """Return a deployment's options. `surge_percent` is how many new replicas may start before old ones stop when a new version
     is deployed. Accelerators are seldom to spare, so a pool's replicas make room first."""
     return deployment.options(
+        name=f"{deployment.name}{suffix}",
         num_replicas=num_replicas,
         ray_actor_options={"num_cpus": num_cpus, "num_gpus": num_gpus, "runtime_env": environment},
         logging_config=_LOGGING,

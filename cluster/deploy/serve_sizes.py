@@ -17,8 +17,10 @@ _DEPLOYMENTS: dict[PoolName, str] = {"prefill": "PrefillPool", "decode": "Decode
 class ServeSizes:
     """The autoscaler's `PoolSizes`. `app` must be deployed with `external_scaler_enabled`, or Serve refuses to change it."""
 
-    def __init__(self, app: str) -> None:
+    def __init__(self, app: str, suffix: str = "") -> None:
+        """`suffix`: what the names of the pools' deployments end with."""
         self._app = app
+        self._names: dict[PoolName, str] = {pool: name + suffix for pool, name in _DEPLOYMENTS.items()}
         self._controller: Any = None
 
     async def get(self) -> dict[PoolName, int]:
@@ -26,12 +28,12 @@ class ServeSizes:
         deployments = details["applications"][self._app]["deployments"]
         return {
             pool: deployments[name]["target_num_replicas"]
-            for pool, name in _DEPLOYMENTS.items()
+            for pool, name in self._names.items()
             if name in deployments
         }
 
     async def set(self, pool: PoolName, num_instances: int) -> None:
-        deployment = DeploymentID(name=_DEPLOYMENTS[pool], app_name=self._app)
+        deployment = DeploymentID(name=self._names[pool], app_name=self._app)
         await self._ask().update_deployment_replicas.remote(deployment, num_instances)
 
     def _ask(self) -> Any:

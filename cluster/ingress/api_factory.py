@@ -1,6 +1,8 @@
 """The API of one ingress, from the cluster's configuration and the model's card."""
 
 from collections import ChainMap
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -10,34 +12,94 @@ from cluster.ingress.batches.batch_import import import_folder
 from cluster.ingress.batches.batch_runner import BatchRunner
 from cluster.ingress.delivery.generator import Generator
 from cluster.ingress.generation.request_params import ApiSettings
-from cluster.ingress.http_app import create_app
+from cluster.ingress.generation.served_model import ServedModel
+from cluster.ingress.http_app import create_app_of
 from cluster.ingress.images.image_fetching import ImageFetcher
 from cluster.ingress.images.image_intake import ImageIntake
 from cluster.ingress.model_card import ModelCard, describe_adapter
-from cluster.ingress.telemetry.observers import Observers
+from cluster.ingress.operator.adapter_routes import Describe
+from cluster.ingress.telemetry.joined_metrics import joined_registry
+from cluster.ingress.telemetry.observers import Observers, make_observers
 from cluster.ingress.tenants.access import Access
 from cluster.store.open_store import open_store
 from core.config.adapter_config import ServedAdapter
 from core.config.cluster_config import ClusterConfig
 from core.config.store_url import store_reader
+from core.errors import ConfigError
 from models.text.tokenizer import load_tokenizer
 from models.vision.image_reader import ImageReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelBehind:
+    """A model that is to be served, and what it is asked through."""
+
+    generator: Generator
+    config: ClusterConfig
+    """Its row's (`ClusterConfig.rows`)."""
+    card: ModelCard
+    observers: Observers
+
+
+def door_observers(config: ClusterConfig, models: Sequence[ModelBehind]) -> Observers:
+    """Return the observers of what is of no model. Their registry has the figures of all models."""
+    if not config.models:
+        return models[0].observers
+    own = make_observers("")
+    by_model = {model.card.name: model.observers.registry for model in models}
+    return replace(own, registry=joined_registry(own.registry, by_model))
 
 
 def build_app(
     generator: Generator, config: ClusterConfig, card: ModelCard, access: Access, observers: Observers
 ) -> FastAPI:
-    settings = api_settings(config, card, generator.adapters.served)
-    tokenizer = load_tokenizer(card.folder)
+    """Build the API of one model."""
+    model = ModelBehind(generator=generator, config=config, card=card, observers=observers)
+    return build_app_of([model], config, access, observers)
+
+
+def build_app_of(
+    models: Sequence[ModelBehind], config: ClusterConfig, access: Access, observers: Observers
+) -> FastAPI:
+    """Build the API of all models. `observers` are those of the door."""
     serve, store = config.serve, open_store(config.serve)
-    app = create_app(generator, tokenizer, settings, access, observers, store)
+    served: list[ServedModel] = []
+    for model in models:
+        settings = api_settings(model.config, model.card, model.generator.adapters.served)
+        own = config.models[model.card.name].slo_classes if config.models else {}
+        settings = replace(settings, slo_classes=own, describe_adapter=_unless_taken(settings, served))
+        served.append(
+            ServedModel(
+                generator=model.generator,
+                tokenizer=load_tokenizer(model.card.folder),
+                settings=settings,
+                observers=model.observers,
+            )
+        )
+    app = create_app_of(served, access, observers, store)
     app.state.store = store
-    if settings.file_store_bytes:
+    if served[0].settings.file_store_bytes:
+        names = [model.card.name for model in models]
+        at_once, slo_class = serve.batch_at_once, serve.batch_slo_class
         app.state.batches = BatchRunner(
-            app, store, access, card.name, at_once=serve.batch_at_once, slo_class=serve.batch_slo_class
+            app, store, access, names[0], at_once=at_once, slo_class=slo_class, more_models=names[1:]
         )
         app.state.importing = partial(import_folder, store, serve.batch_dir)
     return app
+
+
+def _unless_taken(own: ApiSettings, served: Sequence[ServedModel]) -> Describe | None:
+    """Return the model's `describe_adapter`, which refuses the names of other models and of their adapters."""
+    if (describe := own.describe_adapter) is None:
+        return None
+
+    def described(name: str, path: str) -> ServedAdapter:
+        for model in served:
+            if model.name != own.model_name and name in model.settings.names:
+                raise ConfigError(f"{name!r} is a name of the model {model.name}: choose another one")
+        return describe(name, path)
+
+    return described
 
 
 def api_settings(

@@ -1,16 +1,13 @@
 """The FastAPI application: routes, keys, limits, and one place where errors become responses."""
 
-import contextlib
 import logging
 import uuid
-from collections.abc import Collection
-from dataclasses import asdict
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi import Request as HttpRequest
 from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
@@ -24,20 +21,28 @@ from cluster.ingress.delivery.generator import ChatTokenizer, Generator
 from cluster.ingress.generation.answer_notes import AnswerNotes
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.generation.http_responses import ClientGone
+from cluster.ingress.generation.model_table import ModelTable
 from cluster.ingress.generation.request_params import ApiSettings
+from cluster.ingress.generation.served_model import ServedModel
 from cluster.ingress.http import audit
 from cluster.ingress.http.http_errors import ReshapeError, as_refusal, error_response, reason_of
 from cluster.ingress.http.http_route import HttpRoute
 from cluster.ingress.ollama.ollama_bodies import ollama_error
+from cluster.ingress.ollama.ollama_models import OllamaList, OllamaModels
 from cluster.ingress.ollama.ollama_routes import OllamaRoutes
 from cluster.ingress.openai.embedding_routes import EmbeddingRoutes
 from cluster.ingress.openai.infill_routes import InfillRoutes
+from cluster.ingress.openai.model_routes import ModelRoutes
 from cluster.ingress.openai.openai_routes import OpenAIRoutes
 from cluster.ingress.operator.adapter_routes import AdapterRoutes
+from cluster.ingress.operator.cluster_routes import ClusterRoutes
 from cluster.ingress.operator.hint_routes import HintRoutes
 from cluster.ingress.operator.openapi import Description
+from cluster.ingress.responses.conversation_store import ConversationStore
+from cluster.ingress.responses.response_store import ResponseStore
 from cluster.ingress.responses.responses_routes import ResponsesRoutes
 from cluster.ingress.telemetry import request_context
+from cluster.ingress.telemetry.metrics import IngressMetrics
 from cluster.ingress.telemetry.observers import Observers
 from cluster.ingress.telemetry.vllm_names import LoraInfo
 from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
@@ -45,7 +50,7 @@ from cluster.ingress.tenants.api_keys import Scope
 from cluster.store.sql_store import SqlStore
 from cluster.store.store_port import Store
 from core.clock import current_time
-from core.errors import BatonError, ReplicaLost, RequestError, forget_frames
+from core.errors import BatonError, RequestError, forget_frames
 
 log = logging.getLogger(__name__)
 
@@ -60,23 +65,23 @@ def create_app(
     observers: Observers,
     store: Store | None = None,
 ) -> FastAPI:
-    """Make the API. Where `access` has keys, all but health, readiness and the page ask. Without `store` it is in memory."""
+    """Make the API of one model, as `create_app_of` does of several."""
+    served = ServedModel(generator=generator, tokenizer=tokenizer, settings=settings, observers=observers)
+    return create_app_of([served], access, observers, store)
+
+
+def create_app_of(
+    served: Sequence[ServedModel], access: Access, observers: Observers, store: Store | None = None
+) -> FastAPI:
+    """Make the API. Where `access` has keys, all but health, readiness and the page ask. `observers` are those of what is of no
+    model, or of the only model. Without `store` it is in memory."""
     store = SqlStore() if store is None else store
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
-    api = _Api(generator, settings.model_name, access, observers)
-    if settings.max_adapters:
-        observers.registry.register(LoraInfo(settings.max_adapters, lambda: generator.adapters.in_use))
-    answering = Answering(generator, tokenizer, settings, access, observers.ingress)
+    table = ModelTable([_answering(model, access) for model in served])
+    api = _Api(access, observers.ingress)
     routes = [
-        *OpenAIRoutes(answering).routes(),
-        *InfillRoutes(answering).routes(),
-        *EmbeddingRoutes(answering).routes(),
-        *ResponsesRoutes(answering, store).routes(),
-        *AnthropicRoutes(answering).routes(),
-        *OllamaRoutes(answering, generator).routes(),
-        *AdapterRoutes(answering, generator.adapters, settings.describe_adapter).routes(),
-        *HintRoutes(answering, generator).routes(),
-        *(BatchRoutes(answering, store) if settings.file_store_bytes else NoBatchRoutes()).routes(),
+        *_routes_of_models(table, served, store),
+        *ClusterRoutes(served, observers.registry).routes(),
         *api.routes(),
     ]
     routes += Description(routes).routes()
@@ -95,12 +100,12 @@ def create_app(
         response.headers.update({**(error.headers or {}), **_labels(request_id)})
         return response
 
-    app.state.body_work = answering.work
+    app.state.models = table
     app.add_exception_handler(HTTPException, on_http_error)
-    if settings.allowed_origins:
+    if origins := served[0].settings.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=settings.allowed_origins,
+            allow_origins=origins,
             allow_methods=["*"],
             allow_headers=["*"],
             expose_headers=["*"],
@@ -108,10 +113,46 @@ def create_app(
     return app
 
 
+def _answering(model: ServedModel, access: Access) -> Answering:
+    generator, settings, observers = model.generator, model.settings, model.observers
+    if settings.max_adapters:
+        observers.registry.register(LoraInfo(settings.max_adapters, lambda: generator.adapters.in_use))
+    return Answering(generator, model.tokenizer, settings, access, observers.ingress)
+
+
+def _routes_of_models(table: ModelTable, served: Sequence[ServedModel], store: Store) -> list[HttpRoute]:
+    """Return the routes that each model has, and those of what all of them share."""
+    first, settings = table.rows[0], table.rows[0].settings
+    kept = settings.response_store_bytes, settings.response_age_s
+    stores = ResponseStore(store, *kept), ConversationStore(store, *kept)
+    responses = [ResponsesRoutes(row, *stores) for row in table.rows]
+    ollama = [OllamaModels(row) for row in table.rows]
+    own = [
+        [
+            *OpenAIRoutes(row).routes(),
+            *InfillRoutes(row).routes(),
+            *EmbeddingRoutes(row).routes(),
+            *responses[at].routes(),
+            *AnthropicRoutes(row).routes(),
+            *OllamaRoutes(row, ollama[at]).routes(),
+            *AdapterRoutes(row, served[at].generator.adapters, row.settings.describe_adapter).routes(),
+        ]
+        for at, row in enumerate(table.rows)
+    ]
+    return [
+        *table.joined(own),
+        *ModelRoutes(table).routes(),
+        *OllamaList(table, ollama).routes(),
+        *responses[0].stored_routes(),
+        *HintRoutes(first, [model.generator for model in served]).routes(),
+        *(BatchRoutes(table, store) if settings.file_store_bytes else NoBatchRoutes()).routes(),
+    ]
+
+
 class _Api:
-    def __init__(self, generator: Generator, model_name: str, access: Access, observers: Observers) -> None:
-        self._generator, self._model_name = generator, model_name
-        self._access, self._observers, self._metrics = access, observers, observers.ingress
+    def __init__(self, access: Access, metrics: IngressMetrics) -> None:
+        """`metrics` counts what is of no model."""
+        self._access, self._metrics = access, metrics
         self._page, self._page_headers = load_page()
         self._notes = AnswerNotes()
 
@@ -120,11 +161,6 @@ class _Api:
             HttpRoute("GET", "/health", self.health, scope=Scope.OPEN),
             HttpRoute("GET", "/ping", self.health, scope=Scope.OPEN),
             HttpRoute("POST", "/ping", self.health, scope=Scope.OPEN),
-            HttpRoute("GET", "/ready", self.ready, scope=Scope.OPEN),
-            HttpRoute("GET", "/metrics", self.serve_metrics, scope=Scope.METRICS),
-            HttpRoute("GET", "/cluster", self.cluster, scope=Scope.METRICS),
-            HttpRoute("POST", "/reset_prefix_cache", self.drop_caches, scope=Scope.OPERATOR),
-            HttpRoute("POST", "/flush_cache", self.drop_caches, scope=Scope.OPERATOR),
             HttpRoute("GET", "/dashboard", self.dashboard, scope=Scope.OPEN),
             HttpRoute("GET", "/", self.to_dashboard, scope=Scope.OPEN),
         ]
@@ -141,6 +177,7 @@ class _Api:
             request_context.route.set("/v1/batches" if HOLDER in request.scope else path)
             request_context.traceparent.set(request.headers.get("traceparent", ""))
             request.state.tenant, request.state.notes, request.state.effort = None, [], ""
+            request.state.metrics = self._metrics  # until its model is known
             try:
                 if route.scope is not Scope.OPEN:
                     self._admit(request, route.scope)
@@ -155,7 +192,7 @@ class _Api:
                 response.headers["x-baton-reasoning-effort"] = request.state.effort
             if request.state.tenant is not None and request.method == "POST":
                 response.headers.update(request.state.tenant.headers())
-            self._metrics.requests.labels(path, response.status_code).inc()
+            request.state.metrics.requests.labels(path, response.status_code).inc()
             return response
 
         return guard
@@ -183,41 +220,11 @@ class _Api:
         name, code = tenant.name if tenant else "", reason_of(error)
         field = error.field if isinstance(error, RequestError) else None
         audit.refused(http, name, response.status_code, code, field)
-        self._metrics.refused.labels(name, code).inc()
+        http.state.metrics.refused.labels(name, code).inc()
         return response
 
     async def health(self, http: HttpRequest) -> Response:
         return JSONResponse({"status": "alive"})
-
-    async def ready(self, http: HttpRequest) -> Response:
-        ok, why_not = await self._generator.ready()
-        return JSONResponse(
-            {"status": "ready"} if ok else {"status": "not ready", "reason": why_not}, 200 if ok else 503
-        )
-
-    async def serve_metrics(self, http: HttpRequest) -> Response:
-        with contextlib.suppress(ReplicaLost):
-            self._observers.instances.update(None)
-            self._observers.instances.update(await self._generator.status())
-        return Response(generate_latest(self._observers.registry), media_type=CONTENT_TYPE_LATEST)
-
-    async def cluster(self, http: HttpRequest) -> Response:
-        """Return the scheduler's view of the instances, and this ingress's view of the last minute."""
-        status = asdict(await self._generator.status())
-        del status["nonce"]
-        recent, now = self._observers.recent, current_time()
-        watched = {
-            "model": self._model_name,
-            "classes": [asdict(one) for one in recent.classes(now)],
-            "routes": [asdict(one) for one in recent.routes(now)],
-            "links": [asdict(one) for one in recent.links(now)],
-        }
-        return JSONResponse(status | watched)
-
-    async def drop_caches(self, http: HttpRequest) -> Response:
-        """Have every instance give up what it keeps of requests that are over, and say how much that was."""
-        dropped = await self._generator.drop_caches()
-        return JSONResponse({"dropped": {address: asdict(blocks) for address, blocks in dropped.items()}})
 
     async def dashboard(self, http: HttpRequest) -> Response:
         return HTMLResponse(self._page, headers=self._page_headers)

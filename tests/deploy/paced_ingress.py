@@ -88,7 +88,7 @@ async def serve(port: int, pause_s: float, notice_s: float) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     server.start()
     await stop.wait()
-    await drain(pace, server, notice_s, _LONGEST_S)
+    await drain([pace], server, notice_s, _LONGEST_S)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,16 @@ def body_of(raw: bytes) -> Json:
     return json.loads(raw)["body"]
 
 
+def first_model(start: bytes) -> str | None:
+    """Return the model of a file's first line, from the file's `start`; None where it has none that can be read."""
+    line, *_ = start.lstrip().partition(b"\n")
+    try:
+        model = json.loads(line)["body"]["model"]
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None
+    return model if isinstance(model, str) else None
+
+
 def _problem(raw: bytes, endpoint: str, seen: set[str]) -> str | Json:
     """Return the line's custom_id, or what is wrong with the line."""
     try:

@@ -9,13 +9,15 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from pydantic import Field
 
+from cluster.ingress.batches.batch_lines import first_model
 from cluster.ingress.batches.batch_store import FINAL, BatchStore, Record
 from cluster.ingress.batches.file_store import FileStore, StoredFile
 from cluster.ingress.batches.upload_form import UploadForm
 from cluster.ingress.bodies.body_model import NeutralFields, Strict, is_one_of
-from cluster.ingress.generation.answering import Answering
+from cluster.ingress.generation.model_table import ModelTable
 from cluster.ingress.http.http_route import HttpRoute
 from cluster.ingress.http.list_pages import page_of
+from cluster.ingress.tenants.access import Tenant
 from cluster.store.store_port import Store
 from core.errors import Overloaded, RequestError
 from core.threads import in_thread
@@ -29,6 +31,8 @@ MAX_UPLOAD_BYTES = _MAX_FILE_BYTES + _FORM_BYTES
 _SECONDS_PER_BYTE = 1e-6
 MAX_UNFINISHED = 1000
 """Batches of one tenant that may wait or run."""
+_FIRST_LINE_BYTES = 1 << 20
+"""How much of a file is read to find its first line's model."""
 _WINDOW_S = 24 * 3600
 _FILE, _BATCH = "/v1/files/{id}", "/v1/batches/{id}"
 
@@ -50,8 +54,8 @@ class BatchRequest(Strict):
 
 
 class BatchRoutes:
-    def __init__(self, answering: Answering, store: Store) -> None:
-        self._answering = answering
+    def __init__(self, table: ModelTable, store: Store) -> None:
+        self._table, self._answering = table, (answering := table.rows[0])
         self._files, self._batches = FileStore(store, answering.settings.file_store_bytes), BatchStore(store)
 
     def routes(self) -> list[HttpRoute]:
@@ -141,7 +145,7 @@ class BatchRoutes:
             "id": self._batches.new_id(),
             "object": "batch",
             "endpoint": body.endpoint,
-            "model": self._answering.settings.model_name,
+            "model": await self._model_of(file, http.state.tenant),
             "errors": None,
             "input_file_id": body.input_file_id,
             "completion_window": body.completion_window,
@@ -161,6 +165,14 @@ class BatchRoutes:
         }
         await self._batches.create(record)
         return _batch(record)
+
+    async def _model_of(self, file: StoredFile, tenant: Tenant) -> str:
+        """Return the model whose ingresses run a batch: that of its first line, which the others need not share."""
+        rows = self._table.seen_by(tenant) or [self._answering]
+        if len(rows) > 1:
+            named = first_model(await self._files.read(file.id, 0, _FIRST_LINE_BYTES))
+            rows = [row for row in rows if named in row.settings.names] or rows
+        return rows[0].settings.model_name
 
     async def batch(self, http: HttpRequest) -> Response:
         return _batch(await self._record(http))

@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -41,11 +41,12 @@ class BatchRunner:
         *,
         at_once: int,
         slo_class: str,
+        more_models: Collection[str] = (),
     ) -> None:
-        """Run the batches of `model`: ingresses of other models may share the store. `at_once` is the number of requests of one
-        tenant's batches that run at once. They have the class `slo_class`, where the tenant may use it and the request names
-        none."""
-        self._app, self._access, self._model = app, access, model
+        """Run the batches of `model` and `more_models`: ingresses of other models may share the store. `at_once` is the number of
+        requests of one tenant's batches that run at once. They have the class `slo_class`, where the tenant may use it and the
+        request names none."""
+        self._app, self._access, self._models = app, access, {model, *more_models}
         self._stores = store, FileStore(store, 0), BatchStore(store)
         self._leases = LeaseKeeper(store)
         self._at_once, self._slo_class = at_once, slo_class
@@ -87,8 +88,8 @@ class BatchRunner:
                 self._leases.keep(batch_id, task)
 
     def _is_mine(self, record: Record) -> bool:
-        """Whether this model is to run a batch. One whose model is served no more is anybody's, once its time is over."""
-        return record["model"] == self._model or time.time() >= record["expires_at"]
+        """Whether a batch is to run here. One whose model is served no more is anybody's, once its time is over."""
+        return record["model"] in self._models or time.time() >= record["expires_at"]
 
     async def _run(self, record: Record) -> None:
         """Run a batch that is claimed, and give up the claim. What it leaves is for whoever claims it next."""

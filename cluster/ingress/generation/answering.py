@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 
 _VECTORS_AT_ONCE = 32
 """The number of texts of one request that are embedded at a time, so that others' requests come in between."""
+_STATE_S = 0.5
+"""How long a list of models waits for what a model's scheduler says."""
 
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
@@ -69,12 +71,21 @@ class Answering:
         metrics: IngressMetrics,
     ) -> None:
         self._generator, self._access = generator, access
-        self.tokenizer, self.settings = tokenizer, settings
+        self.tokenizer, self.settings, self.metrics = tokenizer, settings, metrics
         self._runner = ChoiceRunner(generator, tokenizer, metrics)
         folder = settings.tokenizer_folder
         self._grammars = GrammarChecker(folder, settings.vocab_size) if folder is not None else None
         self.chat_format = ChatFormat(tokenizer, settings)
         self.work = BodyWork(settings)
+
+    async def state(self) -> str:
+        """Return `serving` where a request would be answered now, else `unavailable`."""
+        try:
+            async with asyncio.timeout(_STATE_S):
+                ready, _ = await self._generator.ready()
+        except TimeoutError:
+            ready = False
+        return "serving" if ready else "unavailable"
 
     async def read(self, http: HttpRequest, kind: type[B]) -> B:
         """Return the body, validated. Raises RequestError, naming the field."""
@@ -229,7 +240,8 @@ class Answering:
 
     def _slo(self, http: HttpRequest, terms: Terms) -> Slo:
         header = http.headers.get("x-slo-class")
-        return self._access.slo(http.state.tenant, header, terms.service_tier, terms.priority)
+        own = self.settings.slo_classes
+        return self._access.slo(http.state.tenant, header, terms.service_tier, terms.priority, own)
 
     def _shortened(self, request: GenerationRequest, prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
         """Return the ends of the prompts, as far as the request wants them. Raises RequestError."""

@@ -16,6 +16,8 @@ from cluster.ingress.tenants.fair_threads import FairThreads, Steps, at_once, fi
 
 _INLINE_BYTES = 4096
 """Work on a shorter body takes a few milliseconds at the most, and a thread would add to that."""
+_FOUND = "baton.body"
+"""The key in a request's scope of a body that was read to find its model."""
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -36,11 +38,18 @@ class BodyWork:
         return self._threads.is_idle
 
     async def read(self, http: HttpRequest, kind: type[M]) -> M:
-        """Read and validate the body. Raises RequestError, naming the field."""
+        """Read and validate the body, unless that was done to find its model. Raises RequestError, naming the field."""
+        if isinstance(found := http.scope.pop(_FOUND, None), kind):
+            return found
         data = await read_json(http, self._max_bytes, self._timeout_s)
         work = at_once(lambda: read_body(kind, parse_json(data), self._unknown_fields))
         body, notes = await self._do(http, work, 0, holds_lock=True)
         http.state.notes += notes
+        return body
+
+    async def find(self, http: HttpRequest, kind: type[M]) -> M:
+        """Return the body, which the next `read` returns as well. Raises RequestError, naming the field."""
+        http.scope[_FOUND] = body = await self.read(http, kind)
         return body
 
     async def do(self, http: HttpRequest, work: Callable[[], Steps[T]], num_more_bytes: int = 0) -> T:

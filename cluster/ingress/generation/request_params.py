@@ -1,6 +1,6 @@
 """Turns a request into what the engine takes. Everything that could not be served is refused here."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import randbits
@@ -16,7 +16,7 @@ from cluster.ingress.tenants.fair_threads import Steps
 from core.config.adapter_config import ServedAdapter
 from core.config.answer_formats import ReasoningFormat, ToolFormat
 from core.errors import RequestError
-from core.types import SamplingParams
+from core.types import SamplingParams, Slo
 from models.pooling.pooling import Pooling
 
 _SEED_MASK = 2**63 - 1
@@ -29,6 +29,8 @@ class ApiSettings:
     model_name: str
     aliases: tuple[str, ...] = ()
     """More names of the model."""
+    slo_classes: Mapping[str, Slo] = field(default_factory=dict[str, Slo])
+    """Service classes whose targets are this model's own."""
     adapters: Mapping[str, ServedAdapter] = field(default_factory=dict[str, ServedAdapter])
     """What `model` may name, too: the model with an adapter. They may change while the server runs."""
     describe_adapter: Callable[[str, str], ServedAdapter] | None = None
@@ -64,6 +66,11 @@ class ApiSettings:
     embedding_size: int = 0
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All that `model` may be."""
+        return (self.model_name, *self.aliases, *self.adapters)
+
+    @property
     def longest_text(self) -> int:
         """The most tokens of a text that is embedded."""
         own = self.pooling.max_tokens if self.pooling is not None else None
@@ -71,14 +78,18 @@ class ApiSettings:
 
 
 def check_model(name: str | None, settings: ApiSettings) -> None:
-    names = (settings.model_name, *settings.aliases, *settings.adapters)
-    if name is not None and name not in names:
-        raise RequestError(
-            f"the model {name!r} does not exist; this server has {', '.join(map(repr, names))}",
-            field="model",
-            status=404,
-            code="model_not_found",
-        )
+    if name is not None and name not in settings.names:
+        raise no_such_model(name, settings.names)
+
+
+def no_such_model(name: str, names: Iterable[str]) -> RequestError:
+    """Return the error for a model that is not among `names`."""
+    return RequestError(
+        f"the model {name!r} does not exist; this server has {', '.join(map(repr, names)) or 'none'}",
+        field="model",
+        status=404,
+        code="model_not_found",
+    )
 
 
 def check_generates(settings: ApiSettings) -> None:

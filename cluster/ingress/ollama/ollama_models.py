@@ -2,21 +2,22 @@
 
 import asyncio
 import json
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import ClassVar
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything
-from cluster.ingress.delivery.generator import Generator
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.generation.body_shape import Json
 from cluster.ingress.generation.http_responses import JSON_LINES
+from cluster.ingress.generation.model_table import ModelTable
 from cluster.ingress.http.http_route import HttpRoute
 from cluster.ingress.ollama.checkpoint_facts import CheckpointFacts
 from cluster.ingress.ollama.ollama_bodies import said_at
 from cluster.ingress.ollama.ollama_options import served_name, shown_names
-from cluster.ingress.openai.fill_in_middle import middle_marks
+from cluster.ingress.openai.model_routes import capabilities_of
 from core.errors import RequestError
 
 _API_VERSION = "0.12.11"
@@ -37,48 +38,41 @@ class ModelName(Strict):
     stream: bool = True
 
     @property
+    def asked_model(self) -> str:
+        return self.model or self.name
+
+    @property
     def named(self) -> str:
         """The model. Raises RequestError."""
-        if not self.model and not self.name:
+        if not self.asked_model:
             raise RequestError("'model' is required", field="model", code="missing_required_parameter")
-        return self.model or self.name
+        return self.asked_model
 
 
 class OllamaModels:
-    def __init__(self, answering: Answering, generator: Generator) -> None:
-        self._answering, self._generator = answering, generator
+    """What is asked of one model."""
+
+    def __init__(self, answering: Answering) -> None:
+        self._answering = answering
         self._facts = CheckpointFacts(answering.settings.tokenizer_folder)
 
     def routes(self) -> list[HttpRoute]:
-        fixed = [
-            *(("POST", f"/api/{name}") for name in ("copy", "create", "push", "blobs/{digest}")),
-            ("DELETE", "/api/delete"),
-        ]
         return [
-            HttpRoute("GET", "/api/tags", self.tags),
-            HttpRoute("GET", "/api/ps", self.running),
-            HttpRoute("GET", "/api/version", self.version),
             HttpRoute("POST", "/api/show", self.show, ModelName),
             HttpRoute("POST", "/api/pull", self.pull, ModelName),
-            *(HttpRoute(method, path, self.refuse) for method, path in fixed),
-            HttpRoute("HEAD", "/api/blobs/{digest}", self.has_blob),
         ]
 
-    async def tags(self, http: HttpRequest) -> Response:
-        """List the model, once for each of its names, and its adapters."""
-        return JSONResponse({"models": await asyncio.to_thread(self._entries)})
+    async def entries(self) -> list[Json]:
+        """Return the model, once for each of its names, and its adapters."""
+        return await asyncio.to_thread(self._entries)
 
-    async def running(self, http: HttpRequest) -> Response:
-        """List the same models while any instance can answer."""
-        ready, _ = await self._generator.ready()
-        entries = await asyncio.to_thread(self._entries) if ready else []
+    async def running(self) -> list[Json]:
+        """Return the same while any instance can answer."""
+        if await self._answering.state() != "serving":
+            return []
         most = self._answering.settings.max_context_tokens
         loaded = {"expires_at": _FOREVER, "context_length": most}
-        return JSONResponse({"models": [{**entry, **loaded} for entry in entries]})
-
-    async def version(self, http: HttpRequest) -> Response:
-        """Return the release of Ollama whose API this is."""
-        return JSONResponse({"version": _API_VERSION})
+        return [{**entry, **loaded} for entry in await self.entries()]
 
     async def show(self, http: HttpRequest) -> Response:
         """Return what there is to know of a model."""
@@ -98,14 +92,6 @@ class OllamaModels:
             return JSONResponse(done)
         lines = "".join(f"{json.dumps(line)}\n" for line in ({"status": "pulling manifest"}, done))
         return Response(lines, media_type=JSON_LINES.media_type)
-
-    async def refuse(self, http: HttpRequest) -> Response:
-        """Refuse to change which models there are."""
-        raise RequestError(_FIXED, status=403, code="models_are_fixed")
-
-    async def has_blob(self, http: HttpRequest) -> Response:
-        """Say that a file of a model was not uploaded."""
-        raise RequestError("no file of a model is kept here", status=404)
 
     def _entries(self) -> list[Json]:
         settings, facts = self._answering.settings, self._facts
@@ -148,18 +134,52 @@ class OllamaModels:
                 f"{facts.family}.context_length": settings.max_context_tokens,
                 f"{facts.family}.embedding_length": settings.embedding_size,
             },
-            "capabilities": self._capabilities(),
+            "capabilities": capabilities_of(answering),
         }
 
-    def _capabilities(self) -> list[str]:
-        answering, settings = self._answering, self._answering.settings
-        formats, pooling = answering.chat_format.formats, settings.pooling
-        has = {
-            "completion": settings.generates,
-            "tools": settings.generates and formats.tools != "none",
-            "thinking": settings.generates and formats.reasoning != "none",
-            "insert": settings.generates and middle_marks(answering.tokenizer) is not None,
-            "vision": settings.images is not None,
-            "embedding": pooling is not None and not pooling.scores,
-        }
-        return [name for name, holds in has.items() if holds]
+
+class OllamaList:
+    """What is asked of all models together."""
+
+    def __init__(self, table: ModelTable, models: Sequence[OllamaModels]) -> None:
+        self._table, self._models = table, dict(zip(table.rows, models, strict=True))
+
+    def routes(self) -> list[HttpRoute]:
+        fixed = [
+            *(("POST", f"/api/{name}") for name in ("copy", "create", "push", "blobs/{digest}")),
+            ("DELETE", "/api/delete"),
+        ]
+        return [
+            HttpRoute("GET", "/api/tags", self.tags),
+            HttpRoute("GET", "/api/ps", self.running),
+            HttpRoute("GET", "/api/version", self.version),
+            *(HttpRoute(method, path, self.refuse) for method, path in fixed),
+            HttpRoute("HEAD", "/api/blobs/{digest}", self.has_blob),
+        ]
+
+    async def tags(self, http: HttpRequest) -> Response:
+        """List the models, once for each of their names, and their adapters."""
+        return await self._listed(each.entries() for each in self._seen(http))
+
+    async def running(self, http: HttpRequest) -> Response:
+        """List the same models, while any of their instances can answer."""
+        return await self._listed(each.running() for each in self._seen(http))
+
+    async def version(self, http: HttpRequest) -> Response:
+        """Return the release of Ollama whose API this is."""
+        return JSONResponse({"version": _API_VERSION})
+
+    async def refuse(self, http: HttpRequest) -> Response:
+        """Refuse to change which models there are."""
+        raise RequestError(_FIXED, status=403, code="models_are_fixed")
+
+    async def has_blob(self, http: HttpRequest) -> Response:
+        """Say that a file of a model was not uploaded."""
+        raise RequestError("no file of a model is kept here", status=404)
+
+    def _seen(self, http: HttpRequest) -> list[OllamaModels]:
+        return [self._models[row] for row in self._table.seen_by(http.state.tenant)]
+
+    async def _listed(self, entries: Iterable[Awaitable[list[Json]]]) -> Response:
+        lists = await asyncio.gather(*entries)
+        return JSONResponse({"models": [entry for each in lists for entry in each]})

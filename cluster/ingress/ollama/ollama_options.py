@@ -8,9 +8,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, Wit
 from cluster.ingress.bodies import request_fields as fields
 from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything, is_one_of, note
 from cluster.ingress.bodies.neutral_fields import NEUTRAL
+from cluster.ingress.generation.model_table import TAG
 from cluster.ingress.generation.request_params import ApiSettings, check_model
 
-_LATEST = ":latest"
 _LEAST_TOP_P = 1e-6
 """Leaves the likeliest token alone, which is what 0 means with Ollama."""
 _DURATION = re.compile(r"[+-]?(\d+(\.\d*)?|(\d+(\.\d*)?(ns|us|µs|μs|ms|s|m|h))+)")
@@ -104,7 +104,7 @@ class OllamaOptions(Strict):
 
 def served_name(name: str, settings: ApiSettings) -> str:
     """Return the name by which this server has a model: Ollama's clients may add `:latest`. Raises RequestError."""
-    plain = name.removesuffix(_LATEST)
+    plain = name.removesuffix(TAG)
     own = plain if plain in shown_names(settings) else name
     check_model(own, settings)
     return own
@@ -112,5 +112,4 @@ def served_name(name: str, settings: ApiSettings) -> str:
 
 def shown_names(settings: ApiSettings) -> dict[str, str]:
     """Return how each model is called in Ollama's lists, in which every name has a tag."""
-    names = (settings.model_name, *settings.aliases, *settings.adapters)
-    return {name: name if ":" in name else f"{name}{_LATEST}" for name in names}
+    return {name: name if ":" in name else f"{name}{TAG}" for name in settings.names}

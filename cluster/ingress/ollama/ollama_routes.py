@@ -6,7 +6,6 @@ from functools import partial
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
-from cluster.ingress.delivery.generator import Generator
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.generation.body_shape import TokenEntries
 from cluster.ingress.generation.chat_format import PreparedChat
@@ -43,10 +42,9 @@ Prompt = tuple[int, ...]
 
 
 class OllamaRoutes:
-    def __init__(self, answering: Answering, generator: Generator) -> None:
+    def __init__(self, answering: Answering, models: OllamaModels) -> None:
         self._answering = answering
-        self._vectors = OllamaVectors(answering)
-        self._models = OllamaModels(answering, generator)
+        self._vectors, self._models = OllamaVectors(answering), models
 
     def routes(self) -> list[HttpRoute]:
         return [

@@ -2,12 +2,9 @@
 
 import asyncio
 import json
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from typing import Any
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
@@ -38,14 +35,11 @@ from core.errors import RequestError
 class OpenAIRoutes:
     def __init__(self, answering: Answering) -> None:
         self._answering = answering
-        self._started = int(time.time())
 
     def routes(self) -> list[HttpRoute]:
         return [
             HttpRoute("POST", "/v1/chat/completions", self.chat, ChatRequest),
             HttpRoute("POST", "/v1/completions", self.completions, CompletionRequest),
-            HttpRoute("GET", "/v1/models", self.models),
-            HttpRoute("GET", "/v1/models/{name:path}", self.model),
             HttpRoute("POST", "/tokenize", self.tokenize, TokenizeRequest),
             HttpRoute("POST", "/detokenize", self.detokenize, DetokenizeRequest),
             HttpRoute("GET", "/tokenizer_info", self.tokenizer_info),
@@ -131,17 +125,6 @@ class OpenAIRoutes:
             filled.append(fill_in_middle(tokenizer, prefix, body.suffix))
         return [each.prompt for each in filled], filled[0].end
 
-    async def models(self, http: HttpRequest) -> Response:
-        settings = self._answering.settings
-        names = (settings.model_name, *settings.aliases, *settings.adapters)
-        page = {"first_id": names[0], "last_id": names[-1], "has_more": False}
-        return JSONResponse({"object": "list", "data": [self._model_entry(name) for name in names], **page})
-
-    async def model(self, http: HttpRequest) -> Response:
-        name = http.path_params["name"]
-        request_params.check_model(name, self._answering.settings)
-        return JSONResponse(self._model_entry(name))
-
     async def tokenize(self, http: HttpRequest) -> Response:
         body = await self._answering.read(http, TokenizeRequest)
         request_params.check_model(body.model, self._answering.settings)
@@ -176,26 +159,6 @@ class OpenAIRoutes:
             "chat_template": tokenizer.template,
         }
         return JSONResponse({**known, **own, "chat_template": tokenizer.template or None})
-
-    def _model_entry(self, name: str) -> dict[str, Any]:
-        """Return a model as the clients of OpenAI, vLLM and Anthropic read it."""
-        settings = self._answering.settings
-        adapter = settings.adapters.get(name)
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "baton",
-            "root": settings.model_name if adapter is None else adapter.folder,
-            "parent": None if adapter is None else settings.model_name,
-            "max_model_len": settings.max_context_tokens,
-            "type": "model",
-            "display_name": name,
-            "created_at": datetime.fromtimestamp(self._started, UTC).isoformat(),
-            "lifecycle": "active",
-            "max_input_tokens": settings.max_context_tokens,
-            "max_tokens": settings.max_context_tokens,
-        }
 
 
 def _extras(body: Common, *, logprobs: bool) -> Extras:

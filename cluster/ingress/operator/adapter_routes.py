@@ -27,12 +27,19 @@ class LoadAdapterRequest(Strict):
     lora_path: Annotated[str, Field(min_length=1, max_length=4096)]
     load_inplace: bool = False
     """Put it in the place of one that has this name."""
+    model: str | None = None
+    """The model that it is for, where there are several; left out: the first."""
 
 
 class UnloadAdapterRequest(Strict):
     lora_name: Annotated[str, Field(min_length=1)]
     lora_int_id: int | None = None
     """vLLM's own number, which says nothing here."""
+
+    @property
+    def asked_model(self) -> str:
+        """The name of an adapter, which is one of its model's."""
+        return self.lora_name
 
 
 class AdapterRoutes:

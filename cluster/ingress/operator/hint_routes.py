@@ -1,5 +1,8 @@
 """What clients say of their sessions between two requests: that one is over, or that its next turn is near."""
 
+import asyncio
+from collections.abc import Sequence
+
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
@@ -7,11 +10,13 @@ from cluster.ingress.bodies.cache_hints import SessionHintBody
 from cluster.ingress.delivery.generator import Generator
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.http.http_route import HttpRoute
+from core.errors import ReplicaLost
 
 
 class HintRoutes:
-    def __init__(self, answering: Answering, generator: Generator) -> None:
-        self._answering, self._generator = answering, generator
+    def __init__(self, answering: Answering, generators: Sequence[Generator]) -> None:
+        """`answering` reads the bodies. `generators`: each model's."""
+        self._answering, self._generators = answering, generators
 
     def routes(self) -> list[HttpRoute]:
         return [HttpRoute("POST", "/v1/cache_hints", self.hint, SessionHintBody)]
@@ -19,7 +24,11 @@ class HintRoutes:
     async def hint(self, http: HttpRequest) -> Response:
         """Tell every instance, and answer which of them know the session. One that none knows is no error: it may be long ago."""
         body = await self._answering.read(http, SessionHintBody)
-        known = await self._generator.hint_session(
-            http.state.tenant.name, body.session, release=body.action == "release"
-        )
-        return JSONResponse({**body.model_dump(), "instances": known})
+        tenant, release = http.state.tenant.name, body.action == "release"
+        asked = [each.hint_session(tenant, body.session, release=release) for each in self._generators]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        found = [answer for answer in answers if not isinstance(answer, BaseException)]
+        for answer in answers:
+            if isinstance(answer, BaseException) and not (found and isinstance(answer, ReplicaLost)):
+                raise answer
+        return JSONResponse({**body.model_dump(), "instances": [one for each in found for one in each]})

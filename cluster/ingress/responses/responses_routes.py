@@ -25,7 +25,6 @@ from cluster.ingress.responses.responses_items import InputItem, ItemReference, 
 from cluster.ingress.responses.responses_requests import ResponsesRequest, input_items
 from cluster.ingress.responses.responses_turns import conversation_with, prepared_turn
 from cluster.ingress.tenants.fair_threads import at_once
-from cluster.store.store_port import Store
 from core.errors import RequestError
 
 _ONE = "/v1/responses/{id}"
@@ -34,20 +33,26 @@ _Turn = tuple[tuple[Json, ...], tuple[Json, ...], list[PlacedItem]]
 
 
 class ResponsesRoutes:
-    def __init__(self, answering: Answering, store: Store) -> None:
-        self._answering, settings = answering, answering.settings
-        kept = settings.response_store_bytes, settings.response_age_s
-        self._store, self._conversations = ResponseStore(store, *kept), ConversationStore(store, *kept)
+    """What one model answers. `stored_routes` are those of what is stored, whichever model has made it."""
+
+    def __init__(
+        self, answering: Answering, responses: ResponseStore, conversations: ConversationStore
+    ) -> None:
+        self._answering, self._store, self._conversations = answering, responses, conversations
 
     def routes(self) -> list[HttpRoute]:
         return [
             HttpRoute("POST", "/v1/responses", self.create, ResponsesRequest),
             HttpRoute("POST", "/v1/responses/input_tokens", self.count_tokens, ResponsesRequest),
+            HttpRoute("POST", "/v1/responses/compact", self.compact, CompactRequest),
+        ]
+
+    def stored_routes(self) -> list[HttpRoute]:
+        return [
             HttpRoute("GET", _ONE, self.retrieve),
             HttpRoute("DELETE", _ONE, self.delete),
             HttpRoute("POST", _ONE + "/cancel", self.cancel),
             HttpRoute("GET", _ONE + "/input_items", self.input_items),
-            HttpRoute("POST", "/v1/responses/compact", self.compact, CompactRequest),
             *ConversationRoutes(self._answering, self._conversations).routes(),
         ]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import isfinite
+from types import MappingProxyType
 
 from pydantic import SecretStr
 
@@ -29,6 +30,8 @@ class TenantRules:
     slo_classes: tuple[str, ...] = ()
     limits: TenantLimits = field(default_factory=TenantLimits)
     weight: float = 1.0
+    models: tuple[str, ...] = ()
+    """Models that may be seen and used, by name; empty: all."""
 
     def parsed_keys(self, name: str) -> Sequence[Key]:
         """Return the keys of the tenant of this name. One that is written twice has the scopes of both."""
@@ -60,7 +63,7 @@ def read_rules(config: ClusterConfig) -> Rules:
     for name, tenant in config.tenants.items():
         limits = TenantLimits(tenant.max_requests_per_min, tenant.max_tokens_per_min, tenant.max_concurrent)
         keys = read_keys(f"tenants.{name}.keys_file", tenant.keys, tenant.keys_file)
-        tenants[name] = TenantRules(keys, tenant.slo_classes, limits, tenant.weight)
+        tenants[name] = TenantRules(keys, tenant.slo_classes, limits, tenant.weight, tenant.models)
     holders: dict[str, str] = {}
     for name, tenant in tenants.items():
         for key in tenant.parsed_keys(name):
@@ -75,6 +78,10 @@ class Tenant:
     def __init__(self, name: str, rules: TenantRules, now: Callable[[], float]) -> None:
         self.name, self.rules, self._now = name, rules, now
         self.meter = Meter(rules.limits, now())
+
+    def may_see(self, model: str) -> bool:
+        """Return whether the model of this name exists for this tenant."""
+        return not self.rules.models or model in self.rules.models
 
     def salt(self, wanted: str) -> str:
         """Return the salt of the tenant's prefixes. They are never shared between tenants; within one, `wanted` separates
@@ -183,15 +190,23 @@ class Access:
         tenant = self._tenants.get(tenant_of_owner(owner))
         return None if tenant is None else KeyHolder(tenant, None, owner)
 
-    def slo(self, tenant: Tenant, header: str | None, service_tier: str | None, priority: int = 0) -> Slo:
-        """Return the class that was asked for, or the tenant's default, put before others (`priority` < 0) or behind them.
+    def slo(
+        self,
+        tenant: Tenant,
+        header: str | None,
+        service_tier: str | None,
+        priority: int = 0,
+        own: Mapping[str, Slo] = MappingProxyType({}),
+    ) -> Slo:
+        """Return the class that was asked for, or the tenant's default, put before others (`priority` < 0) or behind them. `own`:
+        classes whose targets are the model's.
 
         No request gets above the highest class that the tenant may use, nor below the lowest that there is. Raises
         RequestError."""
-        slo = self._class(tenant, header, service_tier)
+        classes = {**self._rules.slo_classes, **own}
+        slo = self._class(tenant, header, service_tier, classes)
         if not priority:
             return slo
-        classes = self._rules.slo_classes
         allowed = {
             name: classes[name].priority for name in tenant.rules.slo_classes or classes if name in classes
         }
@@ -205,8 +220,9 @@ class Access:
         lowest = min((slo.priority, *(one.priority for one in classes.values())))
         return replace(slo, priority=max(wanted, lowest))
 
-    def _class(self, tenant: Tenant, header: str | None, service_tier: str | None) -> Slo:
-        classes = self._rules.slo_classes
+    def _class(
+        self, tenant: Tenant, header: str | None, service_tier: str | None, classes: Mapping[str, Slo]
+    ) -> Slo:
         allowed = tenant.rules.slo_classes or tuple(classes)
         tier = None if service_tier in (None, "auto", "default") else service_tier
         name, field = (header, "x-slo-class") if header is not None else (tier, "service_tier")
