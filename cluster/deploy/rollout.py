@@ -6,12 +6,13 @@ nothing reads. A replica that is replaced leaves as always: an ingress with noti
 A file has no stamps. Sent as it is after a rollout, it would change the options back and replace everything once more.
 `with_stamps` puts them into it wherever nothing else asks for a replacement."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from typing import Any, Final
 
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 
+from cluster.deploy.deployment_names import kind_and_suffix
 from cluster.deploy.serve_rest import ServeRest
 from core.errors import ConfigError
 
@@ -31,12 +32,11 @@ def rollout(
     timeout_s: float,
     say: Callable[[str], None],
 ) -> None:
-    """Replace each of `deployments` that the application has, whole, before the next begins. `stamp` must be new. Raises
-    ConfigError."""
-    for deployment in deployments:
+    """Replace each of `deployments` that the application has, whole, before the next begins. `PrefillPool`, say, is that of every
+    model. `stamp` must be new. Raises ConfigError."""
+    there = _application(rest.details(), app)["deployments"]
+    for deployment in _chosen(deployments, there):
         details = rest.details()
-        if deployment not in _application(details, app)["deployments"]:
-            continue
         old = replica_ids(details, app, deployment)
         say(f"{deployment}: replacing {len(old)}")
         rest.deploy(restarted(details, app, deployment, stamp))
@@ -46,6 +46,10 @@ def rollout(
             say,
             lambda now, deployment=deployment, old=old: not old & replica_ids(now, app, deployment),
         )
+
+
+def _chosen(wanted: Iterable[str], there: Iterable[str]) -> list[str]:
+    return [name for one in wanted for name in there if one in (name, kind_and_suffix(name)[0])]
 
 
 def restarted(details: Mapping[str, Any], app: str, deployment: str, stamp: str) -> ServeDeploySchema:

@@ -11,22 +11,22 @@ from ray.serve.schema import (
     ServeDeploySchema,
 )
 
+from cluster.deploy.deployment_names import deployment_suffix, deployments_of, kind_and_suffix
 from cluster.deploy.rank_bundles import check_overrides
 from core.config.cluster_config import ClusterConfig, load
 from core.config.parallel_config import ParallelConfig
 from core.errors import ConfigError
 
 BUILDER = "cluster.deploy.serve_app:build"
-_DEPLOYMENTS = ("Ingress", "Scheduler", "PrefillPool", "DecodePool")
 
 
 def check_serve_file(content: Mapping[str, Any]) -> tuple[ServeDeploySchema, dict[str, ClusterConfig]]:
     """Return what Serve takes, and the configuration of each of Baton's applications by name. Raises ConfigError, naming the
     key."""
     schema = _read(content)
-    for application in schema.applications:
-        _check_names(application)
     configs = {app.name: load(app.args, {}) for app in schema.applications if app.import_path == BUILDER}
+    for application in schema.applications:
+        _check_names(application, configs.get(application.name))
     for application in schema.applications:
         if config := configs.get(application.name):
             _check_pools(application, config)
@@ -62,23 +62,25 @@ def _read(content: Mapping[str, Any]) -> ServeDeploySchema:
         raise ConfigError(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
 
 
-def _check_names(application: ServeApplicationSchema) -> None:
+def _check_names(application: ServeApplicationSchema, config: ClusterConfig | None) -> None:
     for name in (deployment.name for deployment in application.deployments):
-        if application.import_path == BUILDER and name not in _DEPLOYMENTS:
-            raise ConfigError(
-                f"{application.name}: there is no deployment {name!r}, only {', '.join(_DEPLOYMENTS)}"
-            )
+        if config and name not in (names := deployments_of(config)):
+            raise ConfigError(f"{application.name}: there is no deployment {name!r}, only {', '.join(names)}")
 
 
 def _check_scaling(application: ServeApplicationSchema, config: ClusterConfig) -> None:
-    if config.scaling.enabled and not application.external_scaler_enabled:
+    if any(row.scaling.enabled for row in config.rows) and not application.external_scaler_enabled:
         raise ConfigError(
             f"{application.name}: scaling.enabled needs external_scaler_enabled: true beside import_path"
         )
 
 
 def _check_pools(application: ServeApplicationSchema, config: ClusterConfig) -> None:
-    pools = {"PrefillPool": config.prefill, "DecodePool": config.decode}
+    pools = {
+        f"{kind}{deployment_suffix(config, row)}": pool
+        for row in config.rows
+        for kind, pool in (("PrefillPool", row.prefill), ("DecodePool", row.decode))
+    }
     for deployment in application.deployments:
         pool = pools.get(deployment.name)
         if pool is None:
@@ -103,9 +105,9 @@ def _check_schedulers(application: ServeApplicationSchema, config: ClusterConfig
     for deployment in application.deployments:
         given = deployment.model_dump(exclude_unset=True).get("num_replicas")
         wanted = config.serve.num_scheduler_processes
-        if deployment.name == "Scheduler" and given not in (None, wanted):
+        if kind_and_suffix(deployment.name)[0] == "Scheduler" and given not in (None, wanted):
             raise ConfigError(
-                f"{application.name}: num_replicas of Scheduler is {given}, and serve.schedulers "
+                f"{application.name}: num_replicas of {deployment.name} is {given}, and serve.schedulers "
                 f"{config.serve.schedulers} needs {wanted}. Leave num_replicas out"
             )
 
