@@ -1,6 +1,7 @@
 # Everything a newcomer needs: `make serve`, `make test`. Both set up .venv by themselves, once.
 PYTHON ?= python3
 MODEL ?= embedded
+SERVED = $(if $(MODELS),$(MODELS:%=--models "%"),--model "$(MODEL)")
 PREFILL ?= 1
 DECODE ?= 1
 PORT ?= 8000
@@ -50,11 +51,11 @@ $(READY): pyproject.toml $(foreach name,torch dev triton cuda,locks/$(name).txt)
 	@rm -rf $(WHEELS)
 	@touch $(READY)
 
-serve: $(READY) ## a cluster on this machine: [MODEL=embedded] [PREFILL=1] [DECODE=1] [PORT=8000] [ARGS='...']
-	@exec $(BIN)/baton serve --model "$(MODEL)" --prefill $(PREFILL) --decode $(DECODE) --port $(PORT) $(ARGS)
+serve: $(READY) ## a cluster on this machine: [MODEL=embedded, or MODELS='a=PATH b=PATH'] [PREFILL=1] [DECODE=1] [PORT=8000] [ARGS='...']
+	@exec $(BIN)/baton serve $(SERVED) --prefill $(PREFILL) --decode $(DECODE) --port $(PORT) $(ARGS)
 
-local: $(READY) ## the same in one process, without Ray: [MODEL=embedded] [PORT=8000] [ARGS='...']
-	@exec $(BIN)/baton serve --local --model "$(MODEL)" --port $(PORT) $(ARGS)
+local: $(READY) ## the same in one process, without Ray: [MODEL=embedded, or MODELS='a=PATH b=PATH'] [PORT=8000] [ARGS='...']
+	@exec $(BIN)/baton serve --local $(SERVED) --port $(PORT) $(ARGS)
 
 chat: $(READY) ## talk to it: [PORT=8000] [ARGS='...']
 	@exec $(BIN)/baton chat --base-url http://127.0.0.1:$(PORT) $(ARGS)

@@ -9,13 +9,11 @@ import ray.util
 import typer
 
 from cluster.deploy.ray_address import join_ray
-from cluster.preflight.card_check import check_card
 from cluster.preflight.fabric import Ask, Backend, check_fabric
 from cluster.preflight.findings import Finding
 from cluster.preflight.local_node import LocalNode, num_gpus_here
-from cluster.preflight.memory_check import check_memory
+from cluster.preflight.model_checks import check_node, named
 from cluster.preflight.nccl_tests import measure_node
-from cluster.preflight.node_checks import check_host
 from cluster.preflight.pod_memory import check_pod
 from cluster.preflight.pods import check_as_rank
 from cluster.preflight.ray_nodes import check_room, living_nodes
@@ -46,21 +44,15 @@ async def examine(
         fabric = await check_fabric([here], ask, within={here.name: tests.sendrecv_bytes_per_s})
         own = [pool for pool in pools_of(config) if pool.name in pools and pool.num_instances]
         kv_bytes = config.engine.kv_bytes * num_each * len(own) if num_each else all_kv_bytes(config)
-        host = check_host(here.name, kv_bytes, config.model.path)
-        card = check_card(here.name, config, os.environ)
+        of_models = {row.model.name: pools for row in config.rows}
+        found = check_node(here.name, config, kv_bytes, of_models, os.environ, num_each * len(own))
         pod = [check_pod(here.name, config, own, num_each, on_gpus=bool(num_gpus_here()))] if num_each else []
-        return [
-            *host,
-            *check_memory(here.name, config, pools, num_each * len(own)),
-            *pod,
-            *card,
-            *tests.findings,
-            *fabric,
-        ]
+        return [*found, *pod, *tests.findings, *fabric]
     join_ray(ray_address)
     try:
         nodes = living_nodes()
-        room = check_room(config, [node.resources for node in nodes])
+        there = [node.resources for node in nodes]
+        room = [each for row in config.rows for each in named([check_room(row, there)], config, row)]
         hosts = await asyncio.gather(*(node.check_host(config) for node in nodes))
         clocks = [await node.check_clock() for node in nodes]
         tests = await asyncio.gather(*(node.test_gpus() for node in nodes))
@@ -71,7 +63,7 @@ async def examine(
             within={node.name: test.sendrecv_bytes_per_s for node, test in zip(nodes, tests, strict=True)},
         )
         of_nodes = [*hosts, *(test.findings for test in tests)]
-        return [*(finding for findings in of_nodes for finding in findings), room, *clocks, *fabric]
+        return [*(finding for findings in of_nodes for finding in findings), *room, *clocks, *fabric]
     finally:
         ray.shutdown()
 
@@ -83,9 +75,10 @@ async def examine_as_rank(
     name = f"rank {rank}"
     tests = await measure_node(name, num_gpus_here())
     fabric = await check_as_rank(rank, world, rendezvous, ask, wait_s=wait_s)
-    return [*check_host(name, all_kv_bytes(config), config.model.path), *tests.findings, *fabric]
+    found = check_node(name, config, all_kv_bytes(config), {}, os.environ)
+    return [*found, *tests.findings, *fabric]
 
 
 def all_kv_bytes(config: ClusterConfig) -> int:
     """Return the KV pools' bytes on a machine that has every instance."""
-    return config.engine.kv_bytes * config.decode_instances
+    return sum(row.engine.kv_bytes * row.decode_instances for row in config.rows)

@@ -64,7 +64,7 @@ class LocalCluster:
             raise ConfigError("serve.schedulers needs Ray: one process has one scheduler")
         if config.scaling.enabled:
             raise ConfigError("scaling.enabled needs Ray: instances in one process do not come and go")
-        config = _on_its_device(config)
+        config = _on_its_device(config.only)
         network, fabric = LoopbackNetwork(), LoopbackFabric()
         folder = find_model(config.model.path)
 

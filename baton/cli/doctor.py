@@ -67,6 +67,8 @@ def doctor(
     from cluster.preflight.fabric import Ask  # noqa: PLC0415 (seconds, which --help does not need)
 
     settings = load(read_yaml(config), os.environ)
+    if instances and settings.models:
+        raise typer.BadParameter("the pods of one model; --config has several", param_hint="--instances")
     console = Console(stderr=True, highlight=False)
     with console.status("checking nodes and links ..."):
         ask = Ask(

@@ -37,7 +37,7 @@ def resources_of(values: Mapping[str, Any]) -> dict[str, Any]:
 def _of_model(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     from cluster.preflight.pod_memory import pod_memory  # noqa: PLC0415 (PyTorch, which --help does not need)
 
-    config = load(values["config"], {})
+    config = load(values["config"], {}).only
     pools = [pool for pool in pools_of(config) if pool.num_instances]
     groups = [[pool] for pool in pools] if not config.decode.shares_card else [pools]
     for group in groups:

@@ -81,7 +81,7 @@ def _study(scenario: Scenario) -> Study:
         seconds=scenario.seconds,
         seed=scenario.seed,
         coarse=scenario.coarse,
-        config=load(read_yaml(scenario.config), {}, {}),
+        config=load(read_yaml(scenario.config), {}, {}).only,
         failures=[read_failure(text) for text in scenario.failures],
         cold_start_s=scenario.cold_start_s,
     )

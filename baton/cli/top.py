@@ -21,6 +21,9 @@ def top(
         str, typer.Option(envvar="OPENAI_BASE_URL", help="An ingress; /v1 may be left out.")
     ] = "http://127.0.0.1:8000",
     api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
+    model: Annotated[
+        str, typer.Option(help="Which of several models; default: the first that answers.")
+    ] = "",
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one look and end.")] = False,
 ) -> None:
@@ -28,7 +31,8 @@ def top(
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     base, console = base_url.rstrip("/").removesuffix("/v1"), Console(highlight=False)
     try:
-        with httpx.Client(base_url=base, headers=headers, timeout=5) as http:
+        asked = {"model": model} if model else {}
+        with httpx.Client(base_url=base, headers=headers, params=asked, timeout=5) as http:
             first = view(_look(http))
             if once or not console.is_terminal:
                 console.print(first)
@@ -50,6 +54,8 @@ def _look(http: httpx.Client) -> dict[str, Any]:
     answer = http.get("/cluster")
     if answer.status_code == 401:
         raise ConfigError(f"{http.base_url} asks for an API key: --api-key")
+    if answer.status_code == 404 and http.params:
+        raise ConfigError(answer.json()["error"]["message"])
     answer.raise_for_status()
     return answer.json()
 
@@ -68,12 +74,23 @@ def view(status: dict[str, Any]) -> Group:
         f"[red]not accepting: {escape(status['why_not'])}[/]" if status["why_not"] else "[green]accepting[/]"
     )
     head = f"[bold]Baton[/] {escape(status['model'])}   {state}   {status['num_queued']} waiting for a place"
+    models = [_models(status["models"])] if "models" in status else []
     return Group(
         Text.from_markup(head),
+        *models,
         _classes(status["classes"]),
         _instances(status["instances"]),
         _links(status["links"]),
     )
+
+
+def _models(models: list[dict[str, Any]]) -> Table:
+    table = _table("models", "model", "state", "instances", "running", "waiting for a place")
+    for m in models:
+        state = f"[red]{escape(m['why_not'])}[/]" if m["why_not"] else "[green]serving[/]"
+        counts = [str(m.get(name, "-")) for name in ("num_instances", "num_running", "num_queued")]
+        table.add_row(escape(m["model"]), state, *counts)
+    return table
 
 
 def _classes(classes: list[dict[str, Any]]) -> Table:
@@ -140,7 +157,7 @@ def _table(title: str, *columns: str) -> Table:
     table = Table(
         title=title, title_justify="left", title_style="dim", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
-    words = {"class", "attainment", "role", "address", "state", "KV in use", "from", "to", "by"}
+    words = {"class", "model", "attainment", "role", "address", "state", "KV in use", "from", "to", "by"}
     for name in columns:
         table.add_column(name, justify="left" if name in words else "right", no_wrap=True)
     return table

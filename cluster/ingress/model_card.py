@@ -44,6 +44,7 @@ class ModelCard:
 def read_model_card(config: ClusterConfig) -> ModelCard:
     """Read the card. Raises ConfigError for a missing model and for ranks that it cannot be cut for, UnsupportedModel for a model
     that Baton cannot serve."""
+    config = config.only
     path = config.model.path
     folder = resolve(path)
     spec = read_spec(folder, config.model.implementation)

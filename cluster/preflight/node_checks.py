@@ -22,7 +22,7 @@ def check_host(where: str, kv_bytes: int, model: str, root: Path = Path("/")) ->
     configuration's model.path. `root` is for tests."""
     rdma = list(_rdma(where, root))
     return [
-        _model(where, model),
+        check_model(where, model),
         _shared_memory(where, kv_bytes, root / "dev/shm"),
         _memlock(where, needed=bool(rdma)),
         _open_files(where),
@@ -33,7 +33,8 @@ def check_host(where: str, kv_bytes: int, model: str, root: Path = Path("/")) ->
     ]
 
 
-def _model(where: str, path: str) -> Finding:
+def check_model(where: str, path: str) -> Finding:
+    """Check that a model's folder is on this node."""
     try:
         folder = folder_of(path)
     except ConfigError as error:

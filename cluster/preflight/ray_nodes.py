@@ -13,12 +13,10 @@ from ray.exceptions import RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from cluster.deploy.rank_bundles import most_kv_bytes, no_room, pools_on
-from cluster.preflight.card_check import check_card
 from cluster.preflight.findings import Finding, Verdict, judge_clock
 from cluster.preflight.local_node import LocalNode, num_gpus_here
-from cluster.preflight.memory_check import check_memory
+from cluster.preflight.model_checks import check_node
 from cluster.preflight.nccl_tests import NodeTests, measure_node
-from cluster.preflight.node_checks import check_host
 from cluster.preflight.nodes import NodeGpus
 from cluster.preflight.rank_job import RankJob
 from core.config.cluster_config import ClusterConfig
@@ -55,11 +53,9 @@ class _Probe:
         return time.time()
 
     async def check_host(
-        self, where: str, config: ClusterConfig, kv_bytes: int, pools: Sequence[PoolName]
+        self, where: str, config: ClusterConfig, kv_bytes: int, pools: Mapping[str, Sequence[PoolName]]
     ) -> list[Finding]:
-        host = check_host(where, kv_bytes, config.model.path)
-        card = check_card(where, config, os.environ) if pools else ()
-        return [*host, *check_memory(where, config, pools), *card]
+        return list(check_node(where, config, kv_bytes, pools, os.environ))
 
 
 class RayNode:
@@ -90,7 +86,8 @@ class RayNode:
         return await self._probe.test_gpus.remote(self.name)
 
     async def check_host(self, config: ClusterConfig) -> list[Finding]:
-        kv_bytes, pools = most_kv_bytes(config, self.resources), pools_on(config, self.resources)
+        kv_bytes = sum(most_kv_bytes(row, self.resources) for row in config.rows)
+        pools = {row.model.name: pools_on(row, self.resources) for row in config.rows}
         async with asyncio.timeout(_START_S):
             return await self._probe.check_host.remote(self.name, config, kv_bytes, pools)
 

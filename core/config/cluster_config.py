@@ -273,6 +273,13 @@ class ClusterConfig(FleetConfig):
             return (self,)
         return tuple(ClusterConfig.model_validate(tree_of(self, name)) for name in self.models)
 
+    @property
+    def only(self) -> "ClusterConfig":
+        """The configuration of the only model, for what can have no more. Raises ConfigError."""
+        if len(self.models) > 1:
+            raise ConfigError(f"this takes one model, and models has {', '.join(self.models)}: leave one")
+        return self.rows[0]
+
 
 def overlay(config: ClusterConfig, content: Mapping[str, Any]) -> ClusterConfig:
     """`config` with the service classes and tenants of `content` beside or in place of its own. Raises ConfigError."""

@@ -50,8 +50,12 @@ class ClusterRoutes:
 
     async def cluster(self, http: HttpRequest) -> Response:
         """Return the scheduler's view of the instances, and this ingress's view of the last minute: of the model that the query
-        names, or of the first. Where there are several, all are listed."""
-        (model,) = self._named(http) or self._models[:1]
+        names, or of the first that answers. Where there are several, all are listed."""
+        summaries = await asyncio.gather(*map(_summary, self._models)) if len(self._models) > 1 else []
+        answering = [
+            model for model, one in zip(self._models, summaries, strict=False) if "num_queued" in one
+        ]
+        model = (self._named(http) or answering or self._models)[0]
         status = asdict(await model.generator.status())
         del status["nonce"]
         recent, now = model.observers.recent, current_time()
@@ -61,9 +65,7 @@ class ClusterRoutes:
             "routes": [asdict(one) for one in recent.routes(now)],
             "links": [asdict(one) for one in recent.links(now)],
         }
-        if len(self._models) > 1:
-            watched["models"] = await asyncio.gather(*map(_summary, self._models))
-        return JSONResponse(status | watched)
+        return JSONResponse(status | watched | ({"models": summaries} if summaries else {}))
 
     async def drop_caches(self, http: HttpRequest) -> Response:
         """Have every instance give up what it keeps of requests that are over, and say how much that was. The query may name one

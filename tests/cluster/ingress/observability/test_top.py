@@ -84,3 +84,14 @@ def test_trouble_shows() -> None:
         assert words in text
     for words in ("draining", " 75%", " 50%", "12 s", "1.0 ms", "21 ms"):
         assert words in text
+
+
+def test_several_models_are_listed() -> None:
+    counts = {"num_instances": 2, "num_running": 5, "num_queued": 1}
+    models = [{"model": "a", "why_not": "", **counts}, {"model": "b", "why_not": "it is [gone]"}]
+    status = {"model": "a", "why_not": "", "num_queued": 1, "classes": [], "instances": [], "links": []}
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(view({**status, "models": models}))
+    lines = [line.split() for line in console.export_text().splitlines()]
+    assert ["a", "serving", "2", "5", "1"] in lines
+    assert ["b", "it", "is", "[gone]", "-", "-", "-"] in lines
