@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import sys
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -83,7 +84,14 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.write_line(f"tiles (AMX): {library.tiles()}")
 
 
-def pytest_collection_finish() -> None:
-    """No collection of garbage looks at modules and tests again, which live to the end: that takes a second each time."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """No collection of garbage looks at modules and tests, which live to the end: that takes a second each time, and a fifth of the
+    time in which they come."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
