@@ -82,7 +82,10 @@ def pythonic_calls(writer: EventWriter, schemas: Schemas, around: PythonCallMark
 
 
 def _listed(writer: EventWriter, source: CharacterSource, schemas: Schemas) -> Steps[None]:
+    """Read calls up to the list's end. A list of none is text."""
     behind, first = ",", (yield from source.skip_space())
+    if first == "]":
+        raise Malformed
     while behind == "," and first != "]":
         yield from _call(writer, source, schemas, first)
         writer.end_call()
@@ -95,7 +98,9 @@ def _listed(writer: EventWriter, source: CharacterSource, schemas: Schemas) -> S
 
 
 def _lines(writer: EventWriter, source: CharacterSource, schemas: Schemas, first: str) -> Steps[None]:
-    """Read calls up to the mark that ends them."""
+    """Read calls up to the mark that ends them. Marks without a call are text."""
+    if first == "<":
+        raise Malformed
     while first != "<":
         yield from _call(writer, source, schemas, first)
         writer.end_call()

@@ -318,3 +318,10 @@ def test_where_there_is_no_call_the_text_is_all_there(name: str, pieces: list[st
     events = parse(MARKUPS[name], written)
     if not calls(events):
         assert text(events) == written
+
+
+@pytest.mark.parametrize("name", PYTHON)
+def test_a_list_of_no_call_and_marks_around_none_are_text(name: str) -> None:
+    markup = MARKUPS[name]
+    for written in ("[]", "[ ]\nThe list is empty.", markup.wrap()):
+        assert text(parse(markup, written)) == written
