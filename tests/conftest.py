@@ -12,6 +12,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadScopeScheduling
 
 from kernels.cpu import library
+from tests.turns import left_out
 
 # A shell starts background jobs with SIGINT ignored, and the programs that tests start and interrupt would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -71,8 +72,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _ByFile(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Files with slow tests begin first, so that no worker is left with one at the end. A file's tests stay together."""
+    left = left_out(items, config.args)
+    if left:
+        config.hook.pytest_deselected(items=[*left])
+    items[:] = [item for item in items if item not in left]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

@@ -1,5 +1,5 @@
 """Runs cases, several clusters at a time. `python -m tests.chaos.matrix [TRANSPORT ...] --json FILE` runs all of them, or those of some
-transports, and writes the table of recovery times; pytest runs a part of those over NIXL and TLS.
+transports, and writes the table of recovery times; pytest runs a part of those over NIXL and TLS, and a third of all each day.
 The witness computes, or with `--model FAMILY` a tiny model with recurrent layers. That has cases over TCP with lower tiers and a
 buddy, too, in which prompts and answers are so long that states leave the pools.
 
@@ -76,6 +76,8 @@ class Entry:
     transport: str
     what: str
     run: Callable[[World, str], Awaitable[Outcome]]
+    turn: int = 0
+    """Over shared memory, cases whose turns differ by multiples of three have every state, fault, message and mistreatment."""
     family: str = ""
     """Which of `HYBRID` computes. Empty: the witness."""
 
@@ -111,8 +113,8 @@ def part() -> list[Entry]:
 
 def _process_entries() -> list[Entry]:
     made: list[Entry] = []
-    for state in STATES:
-        for fault in FAULTS:
+    for row, state in enumerate(STATES):
+        for turn, fault in enumerate(FAULTS, row):
             if not applies(state, fault):
                 continue
 
@@ -123,24 +125,25 @@ def _process_entries() -> list[Entry]:
                 return await Case(world, name, LONG).run(state, fault)
 
             if fault.split()[1] in ("prefill", "decode") and fault.split()[0] not in _OF_WITNESS:
-                made.append(Entry("tiers", f"{fault} in {state}", run_long))
+                made.append(Entry("tiers", f"{fault} in {state}", run_long, turn))
             if state != "decode.RECALLING":  # it takes a checksum to get there
-                made.append(Entry("shm", f"{fault} in {state}", run))
+                made.append(Entry("shm", f"{fault} in {state}", run, turn))
             if state in _WRITTEN_BY_OTHERS and fault.split()[1] in ("prefill", "decode"):
-                made += [Entry(transport, f"{fault} in {state}", run) for transport in REMOTE]
+                made += [Entry(transport, f"{fault} in {state}", run, turn) for transport in REMOTE]
     return made
 
 
 def _message_entries() -> list[Entry]:
     made: list[Entry] = []
-    for message in MESSAGES:
-        for kind in KINDS:
+    for row, message in enumerate(MESSAGES):
+        for turn, kind in enumerate(KINDS, row):
 
             async def run(world: World, name: str, message: str = message, kind: str = kind) -> Outcome:
                 return await mistreat(world, name, message, kind)
 
-            made.append(Entry("shm", f"{kind} {message}", run))
-    made += [Entry(transport, "slow link", slow_link) for transport in ("shm", "tcp", "device")]
+            made.append(Entry("shm", f"{kind} {message}", run, turn))
+    slowed = enumerate(("shm", "tcp", "device"))
+    made += [Entry(transport, "slow link", slow_link, turn) for turn, transport in slowed]
     return made
 
 

@@ -1,0 +1,60 @@
+"""Which cases of a large matrix run on a day."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain, product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.turns import left_out
+
+DAYS = 3
+FILE = Path(__file__).resolve()
+PLACES = [{"letter": letter, "number": number} for letter, number in product(range(4), range(5))]
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    nodeid: str
+    callspec: Any
+    get_closest_marker: Callable[[str], pytest.Mark | None]
+    path: Path = FILE
+
+
+def cases(mark: pytest.MarkDecorator | None) -> list[pytest.Item]:
+    made = [
+        Case(
+            f"{FILE}::test_it[{places}]",
+            SimpleNamespace(indices=places),
+            lambda name: mark and mark.mark,
+        )
+        for places in PLACES
+    ]
+    return cast(list[pytest.Item], made)
+
+
+def kept(items: list[pytest.Item], day: int) -> list[dict[str, int]]:
+    left = left_out(items, ["tests"], str(day))
+    return [places for item, places in zip(items, PLACES, strict=True) if item not in left]
+
+
+def test_each_case_has_one_day_and_each_day_every_value_of_every_parameter() -> None:
+    days = [kept(cases(pytest.mark.turns(DAYS)), day) for day in range(DAYS)]
+    assert sorted(map(str, chain(*days))) == sorted(map(str, PLACES))
+    for day in days:
+        for name in ("letter", "number"):
+            assert {each[name] for each in day} == {each[name] for each in PLACES}
+
+
+def test_a_case_may_say_its_number() -> None:
+    assert [len(kept(cases(pytest.mark.turns(DAYS, number=4)), day)) for day in range(DAYS)] == [0, 20, 0]
+
+
+def test_nothing_is_left_out_of_a_file_that_is_named_nor_where_every_case_is_asked_for() -> None:
+    items = cases(pytest.mark.turns(DAYS))
+    assert left_out(items, [str(FILE)]) == left_out(items, [f"{FILE}::test_it"]) == set()
+    assert left_out(items, ["tests"], "every") == set()
+    assert left_out(cases(None), ["tests"]) == set()
