@@ -1,6 +1,6 @@
 """Which cases of a large matrix run on a day."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain, product
 from pathlib import Path
@@ -21,24 +21,28 @@ class Case:
     nodeid: str
     callspec: Any
     get_closest_marker: Callable[[str], pytest.Mark | None]
+    iter_markers: Callable[[str], list[pytest.Mark]]
     path: Path = FILE
 
 
-def cases(mark: pytest.MarkDecorator | None) -> list[pytest.Item]:
+def cases(
+    turns: pytest.MarkDecorator | None, lists: Sequence[str] = (), places: Sequence[dict[str, int]] = PLACES
+) -> list[pytest.Item]:
     made = [
         Case(
-            f"{FILE}::test_it[{places}]",
-            SimpleNamespace(indices=places),
-            lambda name: mark and mark.mark,
+            f"{FILE}::test_it[{each}]",
+            SimpleNamespace(indices=each),
+            lambda name: turns and turns.mark,
+            lambda name: [pytest.mark.parametrize(names, []).mark for names in lists],
         )
-        for places in PLACES
+        for each in places
     ]
     return cast(list[pytest.Item], made)
 
 
 def kept(items: list[pytest.Item], day: int) -> list[dict[str, int]]:
     left = left_out(items, ["tests"], str(day))
-    return [places for item, places in zip(items, PLACES, strict=True) if item not in left]
+    return [cast(Any, item).callspec.indices for item in items if item not in left]
 
 
 def test_each_case_has_one_day_and_each_day_every_value_of_every_parameter() -> None:
@@ -47,6 +51,12 @@ def test_each_case_has_one_day_and_each_day_every_value_of_every_parameter() -> 
     for day in days:
         for name in ("letter", "number"):
             assert {each[name] for each in day} == {each[name] for each in PLACES}
+
+
+def test_parameters_of_one_list_count_once() -> None:
+    places = [{"family": at, "mesh": at, "name": at} for at in range(9)]
+    days = [kept(cases(pytest.mark.turns(DAYS), ["family, mesh,name"], places), day) for day in range(DAYS)]
+    assert [len(day) for day in days] == [3, 3, 3]
 
 
 def test_a_case_may_say_its_number() -> None:

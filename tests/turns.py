@@ -36,5 +36,11 @@ def left_out(items: Sequence[pytest.Item], named: Sequence[str], day: str = TODA
 
 
 def _sum_of_places(item: pytest.Item) -> int:
+    """Count parameters that are in one list as one."""
     callspec = getattr(item, "callspec", None)
-    return sum(callspec.indices.values()) if callspec else 0
+    places: dict[str, int] = dict(callspec.indices) if callspec else {}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        for name in names[1:]:
+            places.pop(name.strip(), None)
+    return sum(places.values())

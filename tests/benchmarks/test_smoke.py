@@ -30,7 +30,8 @@ SLOW = {
     "benchmarks.engine.quantised_weights", "benchmarks.transfer.remote_memory", "benchmarks.serving.scheduler_loss", "benchmarks.parallel.served_grid", "benchmarks.serving.serving_overhead",
     "benchmarks.soak.soak", "benchmarks.serving.streaming", "benchmarks.transfer.encryption", "benchmarks.transfer.transport", "benchmarks.transfer.transport_overlap", "tests.chaos.matrix",
 }  # fmt: skip
-"""These start processes that take long to start, or make checkpoints."""
+"""These start processes that take long to start, or make checkpoints: each runs on one day of three."""
+SLOWLY = [pytest.mark.slow, pytest.mark.turns(3)]
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def exit_code(main: Callable[[], None]) -> object:
 def commands() -> Iterator[Any]:
     for file, rows in by_file().items():
         (command,) = {row.command for row in rows}
-        marks = [pytest.mark.slow] if name_of(command) in SLOW else []
+        marks = [*SLOWLY] if name_of(command) in SLOW else []
         if command[0] == "benchmarks.serving.load_balancer":
             there = shutil.which("haproxy") and shutil.which("nginx")
             marks.append(pytest.mark.skipif(not there, reason="haproxy and nginx are not installed"))
@@ -148,7 +149,7 @@ def test_each_command_writes_what_its_headlines_need(
 @pytest.mark.parametrize(
     "command",
     [
-        pytest.param(words, id=name_of(words), marks=[pytest.mark.slow] if name_of(words) in SLOW else [])
+        pytest.param(words, id=name_of(words), marks=SLOWLY if name_of(words) in SLOW else [])
         for words in sorted(other_commands())
     ],
 )

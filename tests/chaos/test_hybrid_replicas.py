@@ -11,7 +11,7 @@ from tests.chaos.world import OVERRIDES, World
 from tests.models.checkpoints import HYBRID
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.turns(3)]
 REPLICATED = {"transfer.kv_replicas": 1, "engine.host_cache_bytes": 1 << 26}
 
 

@@ -26,7 +26,12 @@ from tests.parallel.families import awkward
 from tests.parallel.test_served import STATES, ranks, ranks_of, settings
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.usefixtures("forked")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.turns(3),
+    pytest.mark.usefixtures("forked"),
+]
 BLOCK, NUM_PROMPTS = 4, 3
 SHORT, LONG = 12, 110
 """Tokens of an answer."""

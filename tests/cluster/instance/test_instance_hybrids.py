@@ -24,6 +24,9 @@ Served = tuple[Path, list[tuple[int, ...]], Any]
 """A folder, prompts, and the reference."""
 
 
+pytestmark = pytest.mark.turns(3)
+
+
 @pytest.fixture(scope="module", params=[*HYBRID, pytest.param("deepseek_v4", marks=pytest.mark.slow)])
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     folder = tmp_path_factory.mktemp("hybrid")
@@ -43,6 +46,7 @@ def of_transformers(served: Served, got: Sequence[list[int]], count: int = LENGT
     ]
 
 
+@pytest.mark.turns(1)
 async def test_handed_over_tokens_equal_transformers(served: Served) -> None:
     folder, batch, _ = served
     async with world(folder, 1, 2, **BLOCKS) as w:

@@ -140,6 +140,7 @@ def test_which_part_of_the_experts_a_token_draws_is_known_of_foreign_models_too(
 
 
 @pytest.mark.slow
+@pytest.mark.turns(3)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("architecture", "prefix_cache"), [*((name, True) for name in SERVED), ("ArceeForCausalLM", False)]
@@ -158,6 +159,7 @@ async def test_tokens_are_those_of_transformers(
 
 
 @pytest.mark.slow
+@pytest.mark.turns(3)
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("architecture", ["GPTNeoXForCausalLM", "SmolLM3ForCausalLM", "Dots1ForCausalLM"])
 async def test_stages_of_a_pipeline_share_its_layers(architecture: str, tmp_path: Path) -> None:
