@@ -59,6 +59,12 @@ def test_parameters_of_one_list_count_once() -> None:
     assert [len(day) for day in days] == [3, 3, 3]
 
 
+def test_a_test_of_few_cases_has_one_on_each_day() -> None:
+    for places in ([{"family": 0}], [{"family": 0}, {"family": 1}]):
+        days = [kept(cases(pytest.mark.turns(DAYS), places=places), day) for day in range(2)]
+        assert [len(day) for day in days] == [1, 1]
+
+
 def test_a_case_may_say_its_number() -> None:
     assert [len(kept(cases(pytest.mark.turns(DAYS, number=4)), day)) for day in range(DAYS)] == [0, 20, 0]
 
