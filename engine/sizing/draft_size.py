@@ -224,6 +224,11 @@ def _check_target(target: Target, engine: EngineConfig, kind: str) -> None:
             f"{asked} transformers computes {spec.architecture}, which keeps no states of its layers for a head. Draft by ngram, "
             "suffix or a draft model"
         )
+    if kind == "eagle" and spec.streams is not None:
+        raise ConfigError(
+            f"{asked} {spec.architecture} has {spec.streams.num_streams} residual streams, and a head reads one. Draft by ngram, "
+            "suffix or a draft model"
+        )
 
 
 def _check_draft(spec: ModelSpec, engine: EngineConfig) -> None:

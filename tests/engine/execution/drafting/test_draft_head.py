@@ -33,7 +33,7 @@ from tests.engine.execution.drafting.test_speculation import (
     said,
 )
 from tests.engine.execution.test_runner import Instance
-from tests.models.checkpoints import CPU, FAMILIES, VOCAB, make
+from tests.models.checkpoints import COMPRESSED, CPU, FAMILIES, VOCAB, make
 from tests.models.eagle_checkpoints import EagleReference, make_eagle, make_right_eagle, make_target
 from tests.models.mtp_checkpoints import MtpReference, make_mtp, make_right_mtp
 
@@ -302,6 +302,9 @@ def test_what_none_can_be_used_with_is_refused_before_a_weight_is_read(tmp_path:
         sized(tmp_path, f"eagle:{tmp_path / 'head'}", implementation="transformers")
     with pytest.raises(ConfigError, match="there is no model folder"):
         sized(tmp_path, "eagle:/no/such/folder")
+    make(tmp_path / "streams", COMPRESSED["deepseek_v4"](random.Random(1), 0), seed=1)
+    with pytest.raises(ConfigError, match="has 4 residual streams, and a head reads one"):
+        sized(tmp_path / "streams", f"eagle:{tmp_path / 'head'}")
 
 
 @pytest.mark.parametrize("speculate", ["mtp", "eagle:x"])
