@@ -14,7 +14,7 @@ from rich.table import Table
 
 from baton.cli.yaml_file import read_yaml
 from cluster.preflight.findings import Finding, Verdict
-from core.config.cluster_config import load
+from core.config.cluster_config import ClusterConfig, load
 from core.config.pools import PoolName
 
 _STYLE = {Verdict.OK: "green", Verdict.WARN: "yellow", Verdict.FAIL: "bold red", Verdict.SKIP: "dim"}
@@ -66,9 +66,7 @@ def doctor(
     from baton.examination import backend_for, examine, examine_as_rank  # noqa: PLC0415 (seconds, which --help does not need)
     from cluster.preflight.fabric import Ask  # noqa: PLC0415 (seconds, which --help does not need)
 
-    settings = load(read_yaml(config), os.environ)
-    if instances and settings.models:
-        raise typer.BadParameter("the pods of one model; --config has several", param_hint="--instances")
+    settings = _settings(config, instances)
     console = Console(stderr=True, highlight=False)
     with console.status("checking nodes and links ..."):
         ask = Ask(
@@ -91,6 +89,12 @@ def doctor(
     failed = sum(finding.verdict is Verdict.FAIL for finding in findings)
     console.print(f"[bold red]{failed} not fit[/]" if failed else "[green]fit to serve[/]")
     sys.exit(1 if failed else 0)
+
+
+def _settings(config: Path | None, num_instances: int) -> ClusterConfig:
+    """Return the configuration; that of its only model where a pod's instances are counted. Raises ConfigError."""
+    settings = load(read_yaml(config), os.environ)
+    return settings.only if num_instances else settings
 
 
 def _pool(name: str) -> PoolName:

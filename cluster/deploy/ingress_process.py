@@ -71,16 +71,10 @@ class IngressProcess:
         live, door = LiveRules(config), door_observers(config, models)
         self._watching = asyncio.create_task(live.run(door.ingress.rules_changed))
         app = build_app_of(models, config, live.access, door)
-        ports = range(config.serve.port, config.serve.port + config.serve.num_ports)
-        tls = ingress_tls(config.serve)
-        self._server = HttpServer(
-            app,
-            config.serve.host,
-            ports,
-            shared=len(ports) == 1,
-            tls=tls,
-            limits=connection_limits(config.serve),
-        )
+        tls, serve = ingress_tls(config.serve), config.serve
+        ports = range(serve.port, serve.port + serve.num_ports)
+        limits, shared = connection_limits(serve), len(ports) == 1
+        self._server = HttpServer(app, serve.host, ports, shared=shared, tls=tls, limits=limits)
         self._following = asyncio.create_task(follow_certificate(tls, config.serve))
         leave_out_all_there_is()
         self._store: SqlStore = app.state.store

@@ -103,14 +103,15 @@ def create_app_of(
     app.state.models = table
     app.add_exception_handler(HTTPException, on_http_error)
     if origins := served[0].settings.allowed_origins:
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=origins,
-            allow_methods=["*"],
-            allow_headers=["*"],
-            expose_headers=["*"],
-        )
+        _allow_pages(app, origins)
     return app
+
+
+def _allow_pages(app: FastAPI, origins: Sequence[str]) -> None:
+    """Let pages of these origins ask from a browser."""
+    app.add_middleware(
+        CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
+    )
 
 
 def _answering(model: ServedModel, access: Access) -> Answering:
