@@ -24,7 +24,7 @@ from tests.models.seeing_checkpoints import (
     talks,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.turns(3)]
 SMALL = {
     "engine__block_size": 4,
     "engine__num_blocks": 600,

@@ -70,6 +70,7 @@ def test_little_evidence_and_an_interval_of_zero_move_nothing() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.turns(3)
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("family", "axis"), [("mixtral", "ep"), ("deepseek_v3", "dp")])

@@ -20,7 +20,7 @@ from tests.parallel.test_served import SAMPLING, answer, answers, checkpoint, fa
 from tests.parallel.test_states_below import reports
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.turns(3)]
 
 CASES = [
     pytest.param(

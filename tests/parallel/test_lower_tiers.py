@@ -11,7 +11,12 @@ from core.types import Request, SamplingParams
 from tests.parallel.test_served import answers, checkpoint, ranks, settings
 from tests.parallel.test_states_below import reports
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.usefixtures("forked")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+    pytest.mark.usefixtures("forked"),
+    pytest.mark.turns(3),
+]
 LONG = SamplingParams(temperature=0.0, max_tokens=60, min_tokens=60, masked_until_min=(1,))
 HOST = {"engine.host_cache_bytes": 1 << 24}
 

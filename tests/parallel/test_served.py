@@ -28,7 +28,7 @@ from tests.parallel.forked_ranks import forked_ranks
 from tests.patience import PATIENCE_S
 from tests.processes import children
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.turns(3)]
 forked = pytest.mark.usefixtures("forked")
 LENGTH = 12
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH, min_tokens=LENGTH, masked_until_min=(1,))

@@ -19,7 +19,7 @@ from tests.models.continuation import continuation
 from tests.models.peft_adapters import LINEAR, make_adapter
 from tests.parallel.test_served import settings
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.turns(3)]
 forked = pytest.mark.usefixtures("forked")
 LENGTH = 10
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH, min_tokens=LENGTH, masked_until_min=(1,))

@@ -47,6 +47,7 @@ def smallest(family: str, axis: str) -> Pair:
 
 
 @pytest.mark.slow
+@pytest.mark.turns(3)
 @pytest.mark.timeout(240)
 @pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(

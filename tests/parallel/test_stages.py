@@ -30,6 +30,8 @@ from tests.models.continuation import continuation
 from tests.parallel.families import awkward
 from tests.parallel.world import World
 
+pytestmark = pytest.mark.turns(3)
+
 
 class ToldPool(KVPool):
     """Keeps beside it what it is told of."""

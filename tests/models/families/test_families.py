@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from models.registry import load_model
-from tests.models.checkpoints import COMPRESSED, CPU, FAMILIES, HYBRID, SPARSE, VOCAB, Paged, make
+from tests.models.checkpoints import COMPRESSED, CPU, FAMILIES, HYBRID, VOCAB, Paged, make
 from tests.models.continuation import continuation
 
 ALL = {**FAMILIES, **HYBRID, **COMPRESSED}
 CASES = [
-    pytest.param(family, i, marks=pytest.mark.slow if family in {**SPARSE, **HYBRID} and i > 3 else ())
-    for family in ALL
+    pytest.param(family, i, marks=pytest.mark.turns(3, number=place + i))
+    for place, family in enumerate(ALL)
     for i in range(6)
 ]
+"""Each day has two of a family's configurations."""
 
 
 @pytest.mark.parametrize(("family", "i"), CASES)

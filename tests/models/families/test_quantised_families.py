@@ -59,6 +59,7 @@ CASES += [(family, way) for family in ("nemotron_h", "kimi_linear") for way in (
 CASES += [(family, "awq") for family in ("gemma3", "glm4", "granite", "olmo3", "phi3")]
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(("family", "way"), CASES)
 def test_it_says_what_its_floats_say(family: str, way: str, tmp_path: Path) -> None:
     (store, how), sizes = WAYS[way], {"head_dim": 16, **SIZES.get(family, {})}

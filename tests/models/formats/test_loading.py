@@ -34,6 +34,7 @@ def edit(folder: Path, change: dict[str, torch.Tensor | None]) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sixteen_bits_agree_loosely(family: str, dtype: str, tmp_path: Path) -> None:

@@ -137,6 +137,7 @@ class _Noting(Checkpoint):
         return made
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(("family", "to"), list(zip(EVERY, cycle(SCHEMES), strict=False)))
 def test_every_family_computes_with_matrices_that_are_rounded(
     family: str, to: Scheme, tmp_path: Path

@@ -85,6 +85,7 @@ def same_three_times(cache: Cache, no_packing: Callable[[], None], weights: Weig
     assert torch.equal(cache.logits(weights=weights), alone), "those that were stored"
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("family", [*FAMILIES, *HYBRID])
 def test_every_family_computes_the_same_with_stored_weights(family: str, tmp_path: Path) -> None:
     make(tmp_path / "model", {**FAMILIES, **HYBRID}[family](random.Random(5), 1), seed=1)

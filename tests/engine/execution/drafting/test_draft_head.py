@@ -37,6 +37,8 @@ from tests.models.checkpoints import COMPRESSED, CPU, FAMILIES, VOCAB, make
 from tests.models.eagle_checkpoints import EagleReference, make_eagle, make_right_eagle, make_target
 from tests.models.mtp_checkpoints import MtpReference, make_mtp, make_right_mtp
 
+pytestmark = pytest.mark.turns(3)
+
 
 @dataclass(frozen=True, slots=True)
 class Made:

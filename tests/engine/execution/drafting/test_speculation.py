@@ -28,6 +28,8 @@ from tests.models.checkpoints import CPU, FAMILIES, HYBRID, VOCAB, make
 from tests.models.eagle_checkpoints import make_eagle
 from tests.models.mtp_checkpoints import MTP_FAMILIES, make_right_mtp, with_mtp
 
+pytestmark = pytest.mark.turns(3)
+
 Said = dict[str, list[TokenOut]]
 Heads = dict[str, tuple[DraftingHead, KVLayout]]
 """By source, with how its KV is laid out."""
