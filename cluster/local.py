@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import uvloop
@@ -20,9 +20,10 @@ from cluster.ingress.telemetry.observers import make_observers
 from cluster.ingress.telemetry.timeline import Observe, nobody
 from cluster.ingress.tenants.live_rules import LiveRules
 from cluster.instance.instance import Instance
-from cluster.instance.instance_parts import InstanceParts, LateSink, Role
+from cluster.instance.instance_parts import InstanceParts, Role, made_aside
 from cluster.instance.kept_instances import KeptInstances
 from cluster.instance.real_parts import local_parts
+from cluster.instance.resident_instance import ResidentInstance
 from cluster.scheduler.kept_adapters import kept_adapters
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
@@ -31,7 +32,7 @@ from core.config.cluster_config import ClusterConfig, EngineConfig
 from core.config.device_transport import check_device_transport
 from core.errors import ConfigError, ReplicaLost
 from core.garbage import leave_out_all_there_is
-from core.ports import LayerSink, Mail, WorkerGroup
+from core.ports import Mail
 from core.reports import PoolStatus, Status
 from engine.sizing.devices import choose_device
 from kvtransfer.transport.loopback_transport import LoopbackFabric
@@ -46,12 +47,13 @@ _LOOK_EVERY_S = 0.05
 class LocalCluster:
     """All parts of a cluster on one event loop. Use `async with LocalCluster.running(config)`."""
 
-    def __init__(self, frontend: Frontend, kept: KeptInstances[Instance]) -> None:
+    def __init__(self, frontend: Frontend, kept: KeptInstances[ResidentInstance]) -> None:
         self.frontend, self._kept = frontend, kept
 
     @property
     def instances(self) -> list[Instance]:
-        return self._kept.running
+        """The instances that do not sleep."""
+        return [one.instance for one in self._kept.running if one.instance is not None]
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -102,11 +104,11 @@ class LocalCluster:
 
             starts = True
 
-            async def make(role: Role) -> Instance:
+            async def make(role: Role) -> ResidentInstance:
                 mail = join(role)
                 try:
                     own = parts(role, mail) if starts else await _made_aside(config, role, mail, parts)
-                    instance = Instance(config, role, mail, clock, resolve, own)
+                    instance = ResidentInstance(config, role, mail, clock, resolve, own)
                 except BaseException:
                     await mail.close()
                     raise
@@ -162,18 +164,12 @@ class LocalCluster:
 async def _made_aside(
     config: ClusterConfig, role: Role, mail: M, parts: Callable[[Role, M], InstanceParts]
 ) -> InstanceParts:
-    """Return an instance's parts, made on a thread with the model of the only rank, so that the event loop serves meanwhile. The
-    loop waits for several ranks, which load theirs in processes of their own."""
-    made, late = await asyncio.to_thread(parts, role, mail), LateSink()
+    """Return an instance's parts, made on a thread with the model of the only rank. The loop waits for several ranks, which load
+    theirs in processes of their own."""
+    make = partial(parts, role, mail)
     if (config.prefill if role == "prefill" else config.decode).num_ranks > 1:
-        return made
-    group = await asyncio.to_thread(made.make_group, late)
-
-    def take_group(sink: LayerSink | None) -> WorkerGroup:
-        late.sink = sink
-        return group
-
-    return replace(made, make_group=take_group)
+        return await asyncio.to_thread(make)
+    return await made_aside(make)
 
 
 def _sizes(config: ClusterConfig) -> tuple[PoolStatus, ...]:

@@ -5,6 +5,7 @@ BatonError
 |   `-- TargetOutOfReach    no instance, not even an idle one, can keep the class's target: says what would be possible
 |-- Overloaded          try again in `retry_after_s`
 |-- ReplicaLost         an instance died or became unreachable
+|   |-- ModelAsleep         all of them sleep, and will be awake in `retry_after_s`
 |   `-- Hung                a rank, or the step that it computes, will not end: it is given up
 |-- StoreUnavailable    the database that keeps responses, files and batches does not answer in time
 |-- TransferError       a KV transfer failed; the request can be recomputed
@@ -44,6 +45,13 @@ class Overloaded(BatonError):
 
 class ReplicaLost(BatonError):
     pass
+
+
+class ModelAsleep(ReplicaLost):
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        """`retry_after_s` of 0: an operator has to wake it."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Hung(ReplicaLost):

@@ -13,6 +13,7 @@ scheduler -> decode      PrefillAssigned, Buddy
 decode    -> decode      Replicas, ReplicasKept
 scheduler -> scheduler   PlacedByPeer, ReleasedByPeer, PeerRequest, PeerBacklog (and PeersChanged, to itself)
 scheduler <-> all        AdapterList (`core/adapter_messages.py`)
+all                      what instances sleep and wake by (`core/sleep_messages.py`)
 """
 
 from dataclasses import dataclass
@@ -27,6 +28,15 @@ from core.adapter_messages import (
 )
 from core.kv import KVShard
 from core.reports import DroppedBlocks, LoadReport, Register, Status
+from core.sleep_messages import (
+    AskSleep,
+    AskWake,
+    Asleep,
+    GoToSleep,
+    KeepAwake,
+    SleepAnswer,
+    WakeUp,
+)
 from core.types import Request, Route, Slo, TokenOut
 
 
@@ -76,6 +86,8 @@ class Rejected:
     """0: never."""
     possible_ttft_s: float = 0.0
     """When an idle instance would give the first token, where that is why: no instance can keep the class's target."""
+    asleep: bool = False
+    """The model sleeps. `retry_after_s` is when it will be awake, and 0 where it does not wake up by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,4 +405,5 @@ Message = (
     | PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest | PeerBacklog
     | AdapterList | AdaptersHeld | AdaptersUsed | LoadAdapter | UnloadAdapter | AdapterChanged
     | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed
+    | GoToSleep | WakeUp | Asleep | AskSleep | AskWake | SleepAnswer | KeepAwake
 )  # fmt: skip

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from core.cost.steps import UNKNOWN_STEPS, StepModels
+from core.sleep_messages import Asleep
 
 _LOADING = ("reading", "packing")
 """The phases of a start in which weights come from their files (`models/registry.py`)."""
@@ -285,3 +286,5 @@ class Status:
     """Empty until their sizes have been asked for."""
     num_hung: int = 0
     """The instances that were given up because a rank or a step did not end, since the scheduler began."""
+    sleepers: tuple[Asleep, ...] = ()
+    """The instances that sleep, fall asleep or wake up."""

@@ -9,10 +9,10 @@ from typing import Any
 from cluster.deploy.addresses import mail_host, scheduler_resolver
 from cluster.deploy.kube.topology import read_site
 from cluster.deploy.rank_actors import rank_actors
-from cluster.instance.instance import Instance
 from cluster.instance.instance_parts import Role
 from cluster.instance.openmp_files import remove_openmp_files
 from cluster.instance.real_parts import remote_parts
+from cluster.instance.resident_instance import ResidentInstance
 from core.clock import WallClock
 from core.config.cluster_config import ClusterConfig
 from core.config.device_transport import check_device_transport
@@ -28,7 +28,7 @@ INSTANCES = "BATON_KUBE_INSTANCES"
 
 async def make_instance(
     config: ClusterConfig, key: bytes, role: Role, scheduler: Any, *, one_host: bool, timer: StartTimer
-) -> Instance:
+) -> ResidentInstance:
     """Make the instance. Returns when the model is loaded and all ranks are there. `timer` has timed the imports. Raises
     ConfigError and ReplicaLost."""
     _check_device(config, role)
@@ -42,7 +42,7 @@ async def make_instance(
         remote_parts, config, folder, role, mail, key, place, timer=timer, num_instances=num_instances
     )
     parts = replace(parts, site=await asyncio.to_thread(read_site, os.environ))
-    return Instance(
+    return ResidentInstance(
         config,
         role,
         mail,

@@ -38,6 +38,7 @@ from cluster.ingress.operator.adapter_routes import AdapterRoutes
 from cluster.ingress.operator.cluster_routes import ClusterRoutes
 from cluster.ingress.operator.hint_routes import HintRoutes
 from cluster.ingress.operator.openapi import Description
+from cluster.ingress.operator.sleep_routes import SleepRoutes
 from cluster.ingress.responses.conversation_store import ConversationStore
 from cluster.ingress.responses.response_store import ResponseStore
 from cluster.ingress.responses.responses_routes import ResponsesRoutes
@@ -137,6 +138,7 @@ def _routes_of_models(table: ModelTable, served: Sequence[ServedModel], store: S
             *AnthropicRoutes(row).routes(),
             *OllamaRoutes(row, ollama[at]).routes(),
             *AdapterRoutes(row, served[at].generator.adapters, row.settings.describe_adapter).routes(),
+            *SleepRoutes(served[at].generator.model_sleep).routes(),
         ]
         for at, row in enumerate(table.rows)
     ]

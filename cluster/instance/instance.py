@@ -37,7 +37,7 @@ from core.messages import (
 )
 from core.plan import FailedSeq
 from core.ports import Clock, Mail, Resolve
-from core.reports import WorkCounts
+from core.reports import StartTimes, WorkCounts
 from core.types import Request, TokenOut
 from decode.decode_worker import DecodeWorker
 from engine.loop import Engine
@@ -47,6 +47,8 @@ from prefill.prefill_worker import PrefillWorker
 from prefill.prompt_worker import PromptWorker
 
 log = logging.getLogger(__name__)
+
+_LOOK_S = 0.05
 
 
 class Instance:
@@ -118,17 +120,19 @@ class Instance:
             )
         self._replicator = make_replicator(config, role, mail, clock, parts)
 
-    def run(self) -> None:
-        """Begin to serve, which ends the start."""
+    def run(self, *, begins: str = "started") -> StartTimes:
+        """Begin to serve, which ends the start. Returns how long that took. `begins` is what the log calls it."""
+        start = StartTimes()
         if self._timer is not None:
             start = self._timer.times()
-            log.info("the %s instance %s has started in %s", self.role, self.address, start.summary())
+            log.info("the %s instance %s has %s in %s", self.role, self.address, begins, start.summary())
             self._reporter.started(start)
         self._mail.listen(self._on_message, self._on_lost)
         running = (self._engine.run(self), self._reporter.run(), self._adapters.run())
         self._tasks = [asyncio.create_task(each) for each in running]
         if self._replicator is not None:
             self._tasks.append(asyncio.create_task(self._replicator.run()))
+        return start
 
     @property
     def num_jobs(self) -> int:
@@ -167,15 +171,24 @@ class Instance:
             return counts
         return replace(counts, grants=inbox.num_granted, live_grants=inbox.num_live, fences=inbox.num_fenced)
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuse new work, have what is here go on elsewhere or finish, for at most `timeout_s`."""
+    async def drain(self, timeout_s: float, *, moves: bool = True) -> None:
+        """Refuse new work, have what is here finish, or go on elsewhere if it `moves`, for at most `timeout_s`."""
         self._draining = True
         self._reporter.leave()
-        for frontend in self._decode.frontends if self._decode else ():
+        for frontend in self._decode.frontends if self._decode and moves else ():
             self._mail.send(frontend, Leaving(self.address))
+        await self._settled(timeout_s)
+
+    async def interrupt(self, why: str, timeout_s: float) -> None:
+        """Give up what is here, for another attempt to go on with. Wait until no writer and no reader is left, for at most
+        `timeout_s`."""
+        self._fail_all(why)
+        await self._settled(timeout_s)
+
+    async def _settled(self, timeout_s: float) -> None:
         deadline = self._clock.now() + timeout_s
         while self.num_jobs and self._clock.now() < deadline:
-            await self._clock.sleep(0.05)
+            await self._clock.sleep(_LOOK_S)
 
     async def close(self) -> None:
         await self._mail.close()
@@ -272,7 +285,9 @@ class Instance:
         self._reporter.leave(hung=isinstance(error, Hung))
         if isinstance(error, Hung) and error.runs_on:
             self.stuck.set()
-        reason = f"the instance's engine has stopped: {type(error).__name__}: {error}"
+        self._fail_all(f"the instance's engine has stopped: {type(error).__name__}: {error}")
+
+    def _fail_all(self, reason: str) -> None:
         self._prefill.fail_all(reason)
         if (own := self._decode or self._prompts) is not None:
             own.fail_all(reason)

@@ -1,8 +1,9 @@
 """What an instance is made of: the parts in which a real one and a modelled one differ, and how the rest is built from them."""
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Literal, Protocol
 
 from cluster.instance.remote_memory.remote_host import RemoteHost
 from core.config.cluster_config import ClusterConfig
@@ -17,6 +18,7 @@ from core.ports import Clock, LayerDone, LayerSink, Mail, SchedulerPolicy, Worke
 from core.reports import Register, Site
 from core.request_checks import ANY_TOKEN
 from core.scheduler_tuning import tuned
+from core.sleep_messages import SleepLevel
 from core.start_timer import StartTimer
 from decode.headroom_policy import HeadroomPolicy
 from decode.replicas import Replicator
@@ -36,6 +38,19 @@ from kvtransfer.transport.base import Receiver, Sender
 from prefill.deadline_policy import DeadlinePolicy
 
 Role = Literal["prefill", "decode", "both"]
+
+
+class Kept(Protocol):
+    """What of an instance outlives its sleep. Both methods block, and are for any thread."""
+
+    def sleep(self, level: SleepLevel, *, keeps_kv: bool) -> SleepLevel:
+        """Give back what a sleeping instance does not keep, after it was closed. `keeps_kv`: the KV in host memory stays. Returns
+        the level that it sleeps at, which may be a lower one."""
+        ...
+
+    def wake(self, loop: asyncio.AbstractEventLoop) -> "InstanceParts":
+        """Return the parts of an instance anew, for `loop`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +93,8 @@ class InstanceParts:
     """The number of tokens that the model has rows for. A request with another one is refused."""
     timer: StartTimer | None = None
     """What times the start; None for a modelled one."""
+    kept: Kept | None = None
+    """What has it sleep and wake up; None: it cannot."""
 
 
 class LateSink:
@@ -87,6 +104,18 @@ class LateSink:
 
     def step_started(self, plan: StepPlan) -> LayerDone | None:
         return None if self.sink is None else self.sink.step_started(plan)
+
+
+async def made_aside(make: Callable[[], InstanceParts]) -> InstanceParts:
+    """Return parts, made on a thread with their group, so that the event loop serves meanwhile."""
+    made, late = await asyncio.to_thread(make), LateSink()
+    group = await asyncio.to_thread(made.make_group, late)
+
+    def take_group(sink: LayerSink | None) -> WorkerGroup:
+        late.sink = sink
+        return group
+
+    return replace(made, make_group=take_group)
 
 
 def make_scheduler(config: ClusterConfig, role: Role, parts: InstanceParts) -> Planner:

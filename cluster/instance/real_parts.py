@@ -9,6 +9,7 @@ import torch
 
 from cluster.instance.device_access import device_access, loopback_access, take_device_memory
 from cluster.instance.instance_parts import InstanceParts, Role
+from cluster.instance.kept_parts import KeptParts
 from cluster.instance.pool_access import PoolAccess, no_access, remote_access
 from cluster.instance.pull_media import device_media
 from cluster.instance.rank_memory import memory_in_process, memory_of_replica
@@ -58,20 +59,24 @@ class InstancePlace:
 
 
 def local_parts(
-    config: ClusterConfig, folder: Path, role: Role, mail: Mail, fabric: LoopbackFabric
+    config: ClusterConfig,
+    folder: Path,
+    role: Role,
+    mail: Mail,
+    fabric: LoopbackFabric,
+    kept: KeptParts | None = None,
 ) -> InstanceParts:
-    """Return the parts of an instance that shares its process, and so its memory, with the others."""
+    """Return the parts of an instance that shares its process, and so its memory, with the others. `kept` is what it had before
+    it slept."""
     parallel, timer = config.prefill if role == "prefill" else config.decode, StartTimer("sizes")
-    spawner = children(config.engine, mesh_of(parallel)) if parallel.num_ranks > 1 else None
-    size = _size(
-        config,
-        folder,
-        role,
-        parallel,
-        spawner=spawner,
-        found=memory_in_process(config, parallel, spawner),
-        timer=timer,
+    kept = kept or KeptParts(
+        config.engine, lambda kept: local_parts(config, folder, role, mail, fabric, kept)
     )
+    spawner = children(config.engine, mesh_of(parallel)) if parallel.num_ranks > 1 else None
+    if kept.size is None:
+        found = memory_in_process(config, parallel, spawner)
+        kept.size = _size(config, folder, role, parallel, spawner=spawner, found=found, timer=timer)
+    size = kept.size
     timer.begin("pool")
     return _parts(
         config,
@@ -83,6 +88,7 @@ def local_parts(
         spawner=spawner,
         other_memories=[MemoryPlace(pool.num_bytes) for pool in size.pools] if size.on_device else (),
         timer=timer,
+        kept=kept,
     )
 
 
@@ -119,25 +125,25 @@ def remote_parts(
     *,
     timer: StartTimer | None = None,
     num_instances: int = 0,
+    kept: KeptParts | None = None,
 ) -> InstanceParts:
     """Return the parts of an instance in a process of its own, reached by shared memory on this host and by TCP from others.
     `place` starts the ranks of one that has several. `timer` has timed what was before this; None: nothing was. `num_instances`
-    as in `memory_of_replica`."""
+    as in `memory_of_replica`, `kept` as in `local_parts`."""
     timer = timer or StartTimer("sizes")
+    kept = kept or KeptParts(
+        config.engine, lambda kept: remote_parts(config, folder, role, mail, key, place, kept=kept)
+    )
     timer.begin("sizes")
     parallel = config.prefill if role == "prefill" else config.decode
     placement = place(mesh_of(parallel)) if parallel.num_ranks > 1 else None
     spawner = placement.ranks if placement else None
-    found = memory_of_replica(
-        config,
-        role,
-        parallel,
-        spawner,
-        num_instances=num_instances,
-    )
-    size = _size(config, folder, role, parallel, spawner=spawner, found=found, timer=timer)
+    if kept.size is None:
+        found = memory_of_replica(config, role, parallel, spawner, num_instances=num_instances)
+        kept.size = _size(config, folder, role, parallel, spawner=spawner, found=found, timer=timer)
+        kept.card = _keep_to_share(config, parallel, found, kept.size) if parallel.shares_card else ""
+    size, card = kept.size, kept.card
     timer.begin("pool")
-    card = _keep_to_share(config, parallel, found, size) if parallel.shares_card else ""
     access = _access(config, role, mail, key, size, in_process=placement is None)
     remote = _memory_servers(config, role, mail, size, placement) if placement else ()
     try:
@@ -153,6 +159,7 @@ def remote_parts(
             other_memories=[host.memory for host in remote],
             card=card,
             timer=timer,
+            kept=kept,
         )
     except BaseException:
         _end(remote)
@@ -276,6 +283,7 @@ def _parts(
     other_memories: Sequence[MemoryPlace] = (),
     card: str = "",
     timer: StartTimer,
+    kept: KeptParts,
 ) -> InstanceParts:
     exchanges = {
         number: RemoteBytes(host, host.exchange) for number, host in enumerate(remote, 1) if host.exchange
@@ -299,16 +307,19 @@ def _parts(
                     companions=remote,
                     timer=timer,
                     mail=config.mail,
+                    loop=kept.loop,
                 )
                 timer.begin("pool")
                 return SavedFirst(ranks, settled) if exchanges else ranks
             except BaseException:
                 _end(remote)
                 raise
-        return build_group(folder, config.model, config.engine, size, access.buffer, sink, timer=timer)
+        memory, own = access.buffer, kept.model
+        return build_group(folder, config.model, config.engine, size, memory, sink, timer=timer, kept=own)
 
     revision = weights_revision(folder)
-    tiers = build_tiers(config.engine, access.buffer, size.pools, revision, exchanges)
+    tiers = build_tiers(config.engine, access.buffer, size.pools, revision, exchanges, kept=kept.host_tier)
+    kept.host_tier = tiers.host if tiers else None
     return InstanceParts(
         shard=size.shard,
         num_blocks=size.num_blocks,
@@ -333,6 +344,7 @@ def _parts(
         adapters=size.adapter_keys,
         vocab_size=read_spec(folder, config.model.implementation).vocab_size,
         timer=timer,
+        kept=kept,
     )
 
 

@@ -21,7 +21,16 @@ from cluster.scheduler.placement.slo_policy import SloPolicy
 from cluster.scheduler.queue.admission import Admission
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.waiting_queue import Waiter
-from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Send, Tick
+from cluster.scheduler.residency.residency import Residency
+from cluster.scheduler.scheduler_events import (
+    Event,
+    OperatorAsked,
+    PeerLost,
+    PrefillNeeded,
+    RequestArrived,
+    Send,
+    Tick,
+)
 from cluster.scheduler.scheduler_peers import SchedulerPeers
 from core.config.cluster_config import ScheduleConfig
 from core.messages import (
@@ -37,6 +46,7 @@ from core.messages import (
 )
 from core.reports import LoadReport, Register, Status
 from core.scheduler_tuning import SchedulerTuning, tuned
+from core.sleep_messages import Asleep, KeepAwake
 from core.types import Route
 
 
@@ -68,6 +78,7 @@ class GlobalScheduler:
         self._led = True
         self._num_prefills = 0
         self._num_hung = 0
+        self._residency = Residency(config.residency)
         counters = ServiceCounters(config.fairness_slack, tuning)
         self._admission = Admission(config, counters, log, tuning)
         threshold = config.local_threshold_tokens
@@ -109,8 +120,18 @@ class GlobalScheduler:
 
     def why_not(self) -> str:
         """Return why a request that came now would not be answered; empty where it would be (a 429 under load is an answer,
-        too)."""
-        return self._roster.why_not()
+        too), perhaps after the model has woken up."""
+        return self._residency.why_not() if self._is_asleep else self._roster.why_not()
+
+    @property
+    def _is_asleep(self) -> bool:
+        """Whether nothing decodes since what does so sleeps."""
+        return self._residency.is_asleep and bool(self._roster.why_not())
+
+    @property
+    def needs_time(self) -> bool:
+        """Whether it is to be told of time that passes, by `Tick`."""
+        return self.num_queued > 0 or self._residency.needs_time
 
     def status(self, nonce: int = 0) -> Status:
         instances = tuple(member.status() for member in self._roster.members)
@@ -122,11 +143,14 @@ class GlobalScheduler:
             instances=instances,
             experts=experts,
             num_hung=self._num_hung,
+            sleepers=self._residency.sleepers,
         )
 
     def on(self, event: Event, now: float) -> list[Send]:
         """Take one fact in, and return what follows from it, in the order to be sent."""
         actions = self._react(event, now)
+        num_here = (len(self._placer), self.num_queued)
+        actions += self._residency.look(self._roster.members, num_here, now, leads=self.leads)
         keeps = self._placer.claimed
         timely_level = self._admission.queue.timely_level() if self._peers.others else None
         if keeps != self._told.keeps or timely_level != self._told.timely_level:
@@ -141,7 +165,7 @@ class GlobalScheduler:
             case Finished():
                 return self._finish(_key(event.request_id, event.attempt), event) + self._place_waiting(now)
             case Register():
-                return self._on_register(event) + self._pair() + self._place_waiting(now)
+                return self._on_register(event, now) + self._pair() + self._place_waiting(now)
             case Leaving(address, hung):
                 self._num_hung += hung
                 self._roster.leave(address)
@@ -156,10 +180,27 @@ class GlobalScheduler:
                 prefill = self._placer.replace_prefill(key, decode, need, now)
                 answer = PrefillAssigned(need.request_id, need.attempt, need.epoch, prefill)
                 return [Send(decode, answer), *self._place_waiting(now)]
-            case PeersChanged() | PlacedByPeer() | ReleasedByPeer() | PeerRequest():
-                return self._on_word(event, now)
             case Tick():
-                return self._admission.expire(self.why_not(), now) + self._place_waiting(now)
+                expired = self._admission.expire(self._roster.why_not(), now, is_asleep=self._is_asleep)
+                return expired + self._place_waiting(now)
+            case Asleep() | KeepAwake() | OperatorAsked() as said:
+                return self._on_sleep(said, now)
+            case word:
+                return self._on_word(word, now)
+
+    def _on_sleep(self, event: Asleep | KeepAwake | OperatorAsked, now: float) -> list[Send]:
+        match event:
+            case Asleep(address=address, state=state):
+                self._residency.hear(event)
+                self._roster.leave(address)
+                self._placer.unclaim(address)
+                sends = self._on_lost(address, sleeps=True) if state != "falling asleep" else []
+                return sends + self._pair()
+            case KeepAwake(seconds):
+                self._residency.keep_awake(seconds)
+                return []
+            case OperatorAsked(frontend, ask):
+                return self._residency.ask(frontend, ask, self._roster.members, now)
 
     def _on_word(
         self, word: PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest, now: float
@@ -226,6 +267,11 @@ class GlobalScheduler:
             return []
         if 0 < self._roster.largest_tokens < place.num_tokens + place.max_new_tokens:
             return [self._admission.never(key, frontend, place, self._roster.largest_tokens)]
+        if self._is_asleep:
+            why_not, wake_s = self._residency.why_not(), self._residency.wake_s(now)
+            if self._admission.refuses_sleeping(place, why_not, wake_s):
+                wakes = self._residency.wake_for_request(now)
+                return [*wakes, self._admission.sleeping(key, frontend, place, why_not, wake_s)]
         if (estimate := self._placer.hopeless(place)) is not None:
             if self._admission.refuses_hopeless(place, estimate, now):
                 return [self._admission.hopeless(key, frontend, place, estimate)]
@@ -310,11 +356,12 @@ class GlobalScheduler:
             )
         )
 
-    def _on_register(self, info: Register) -> list[Send]:
+    def _on_register(self, info: Register, now: float) -> list[Send]:
         lost: list[Send] = []
         if not self._roster.knows(info):
             lost = self._on_lost(info.address) if self._roster.get(info.address) is not None else []
             self._roster.add(info)
+            self._residency.serves(info.address, now)
             self._num_prefills += info.prefills
         self._roster.forget_buddy(info.address)
         return lost
@@ -326,9 +373,11 @@ class GlobalScheduler:
         self._placer.grown(report.grown)
         return self._place_waiting(now, member)
 
-    def _on_lost(self, address: str) -> list[Send]:
+    def _on_lost(self, address: str, *, sleeps: bool = False) -> list[Send]:
         """Note that an instance, a frontend or another scheduler is gone, and with it the requests that it decoded, asked for or
-        placed."""
+        placed. `sleeps`: an instance is there, but serves no more."""
+        if not sleeps:
+            self._residency.lost(address)
         if (member := self._roster.get(address)) is not None:
             self._num_prefills -= member.info.prefills
         self._roster.remove(address)

@@ -13,10 +13,19 @@ import msgpack
 
 from cluster.scheduler.fleet.roster import SCAN_UP_TO
 from cluster.scheduler.global_scheduler import GlobalScheduler
-from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Send, Tick
+from cluster.scheduler.scheduler_events import (
+    Event,
+    OperatorAsked,
+    PeerLost,
+    PrefillNeeded,
+    RequestArrived,
+    Send,
+    Tick,
+)
 from core.config.cluster_config import ScheduleConfig
 from core.errors import ConfigError
 from core.messages import NeedPrefill, PlaceRequest
+from core.sleep_messages import AskSleep, AskWake
 from net.codec import decode, encode
 
 log = logging.getLogger(__name__)
@@ -107,6 +116,8 @@ def _as_plain(event: Event) -> tuple[str, bytes]:
             return frontend, encode(place)
         case PrefillNeeded(instance, need):
             return instance, encode(need)
+        case OperatorAsked(frontend, ask):
+            return frontend, encode(ask)
         case PeerLost(address):
             return address, b""
         case Tick():
@@ -123,5 +134,7 @@ def _as_event(who: str, data: bytes) -> Event:
             return RequestArrived(who, place)
         case NeedPrefill() as need:
             return PrefillNeeded(who, need)
+        case AskSleep() | AskWake() as ask:
+            return OperatorAsked(who, ask)
         case message:
             return message  # type: ignore[return-value]

@@ -17,6 +17,7 @@ from core.messages import (
     ReleasedByPeer,
 )
 from core.reports import LoadReport, Register
+from core.sleep_messages import AskSleep, AskWake, Asleep, GoToSleep, KeepAwake, SleepAnswer, WakeUp
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,16 @@ class PeerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class OperatorAsked:
+    """An operator wants the model asleep, or awake."""
+
+    frontend: str
+    ask: AskSleep | AskWake
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed. It is needed now and then while requests wait."""
+    """Time has passed. It is needed now and then while requests wait, or until the model may sleep."""
 
 
 Event = (
@@ -56,6 +65,9 @@ Event = (
     | PlacedByPeer
     | ReleasedByPeer
     | PeerRequest
+    | Asleep
+    | KeepAwake
+    | OperatorAsked
 )
 
 
@@ -64,4 +76,15 @@ class Send:
     """The only kind of action."""
 
     to: str
-    message: PlaceReply | Rejected | PrefillAssigned | Buddy | PlacedByPeer | ReleasedByPeer | PeerRequest
+    message: (
+        PlaceReply
+        | Rejected
+        | PrefillAssigned
+        | Buddy
+        | PlacedByPeer
+        | ReleasedByPeer
+        | PeerRequest
+        | GoToSleep
+        | WakeUp
+        | SleepAnswer
+    )

@@ -10,7 +10,14 @@ from cluster.scheduler.adapter_registry import AdapterRegistry, Word
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.kept_adapters import Answer, KeptAdapters
-from cluster.scheduler.scheduler_events import Event, PeerLost, PrefillNeeded, RequestArrived, Tick
+from cluster.scheduler.scheduler_events import (
+    Event,
+    OperatorAsked,
+    PeerLost,
+    PrefillNeeded,
+    RequestArrived,
+    Tick,
+)
 from core.adapter_messages import (
     AdapterChanged,
     AdapterList,
@@ -34,6 +41,7 @@ from core.messages import (
 )
 from core.ports import Clock, Mail, Resolve
 from core.reports import LoadReport, PoolStatus, Register, Status
+from core.sleep_messages import AskSleep, AskWake, Asleep, KeepAwake
 from net.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
@@ -120,10 +128,8 @@ class SchedulerNode:
 
     def _on_message(self, sender: str, message: Message) -> None:
         match message:
-            case PlaceRequest():
-                self._feed(RequestArrived(sender, message))
-            case NeedPrefill():
-                self._feed(PrefillNeeded(sender, message))
+            case PlaceRequest() | NeedPrefill() | AskSleep() | AskWake():
+                self._feed(_asked_by(sender, message))
             case AdapterList() | AdaptersHeld() | AdaptersUsed() | LoadAdapter() | UnloadAdapter():
                 peers = self._scheduler.peer_schedulers
                 self._tell(self._adapters.on(sender, message, peers, self._clock.now()))
@@ -134,7 +140,17 @@ class SchedulerNode:
             case LoadReport():
                 self._note_defect(message)
                 self._feed(message)
-            case Finished() | Register() | Leaving() | PlacedByPeer() | ReleasedByPeer() | PeerRequest():
+            case Asleep():
+                self._on_asleep(message)
+            case (
+                Finished()
+                | Register()
+                | Leaving()
+                | KeepAwake()
+                | PlacedByPeer()
+                | ReleasedByPeer()
+                | PeerRequest()
+            ):
                 self._feed(message)
             case PeerBacklog():
                 self._backlogs[sender] = message
@@ -142,6 +158,14 @@ class SchedulerNode:
                 self._mail.send(sender, self._status(nonce))
             case _:
                 log.error("%s is not for the scheduler (from %s)", type(message).__name__, sender)
+
+    def _on_asleep(self, said: Asleep) -> None:
+        """An instance that sleeps has none of the adapters that are loaded later: it is told of all when it registers again."""
+        self._feed(said)
+        if said.state == "asleep":
+            self._joining.pop(said.address, None)
+            others = self._scheduler.peer_schedulers
+            self._tell(self._adapters.lost(said.address, others, self._clock.now()))
 
     def _status(self, nonce: int = 0) -> Status:
         status = self._scheduler.status(nonce)
@@ -207,7 +231,7 @@ class SchedulerNode:
 
     def _note_waiting(self) -> None:
         """Have time pass while anything waits for it."""
-        if self._scheduler.num_queued or self._told.num_queued or self._adapters.is_changing:
+        if self._scheduler.needs_time or self._told.num_queued or self._adapters.is_changing:
             self._waiting.set()
         else:
             self._waiting.clear()
@@ -216,6 +240,16 @@ class SchedulerNode:
         if report.defect and self._defects.get(report.address) != report.defect:
             log.error("instance %s found its block accounting broken: %s", report.address, report.defect)
         self._defects[report.address] = report.defect
+
+
+def _asked_by(sender: str, message: PlaceRequest | NeedPrefill | AskSleep | AskWake) -> Event:
+    match message:
+        case PlaceRequest():
+            return RequestArrived(sender, message)
+        case NeedPrefill():
+            return PrefillNeeded(sender, message)
+        case AskSleep() | AskWake():
+            return OperatorAsked(sender, message)
 
 
 async def _but(me: str, resolve: Resolve) -> list[str]:

@@ -18,6 +18,7 @@ from core.config.live_config import LiveConfig, SloClasses, TenantConfig, Tenant
 from core.config.mail_config import MailConfig
 from core.config.model_rows import ModelName, WrittenRows, check_models, tree_of
 from core.config.parallel_config import ParallelConfig
+from core.config.residency_config import ResidencyConfig
 from core.config.security_config import SecurityConfig
 from core.config.serve_config import ServeConfig
 from core.config.tuning_config import TuningChanges
@@ -179,6 +180,7 @@ class ScheduleConfig(Section):
     shadow_tuning: TuningChanges = {}  # noqa: RUF012 - pydantic copies defaults
     """The same on top of `tuning`, tried without acting on it: for each placement the scheduler also works out where it would go
     then, and writes that to `record_path`. A decision then takes twice as long."""
+    residency: ResidencyConfig = ResidencyConfig()
 
 
 class ScalingConfig(Section):

@@ -26,6 +26,7 @@ from engine.execution.graphs.step_graphs import StepGraphs
 from engine.execution.graphs.warm_up import Step, warm_up
 from engine.execution.held_adapters import HeldAdapters
 from engine.execution.inline_group import InlineGroup
+from engine.execution.kept_model import KeptModel
 from engine.execution.launching_group import LaunchingGroup
 from engine.execution.pools.kv_pool import DevicePool, KVPool
 from engine.execution.pools.resident_pool import ResidentPool
@@ -37,9 +38,23 @@ from engine.sizing.devices import choose_device
 from engine.sizing.pool_size import PoolSize
 from models.causal_model import CausalModel
 from models.families.table import read_spec
-from models.registry import LoadOptions, load_encoder, load_model
+from models.pooling.readout import Readout
+from models.registry import Encode, LoadOptions, load_encoder, load_model
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratingModel:
+    """A model, with the adapters that it has beside those of its start, and what makes its grammars' masks."""
+
+    model: CausalModel
+    adapters: HeldAdapters
+    matchers: GuidanceMatchers
+
+
+LoadedModel = GeneratingModel | tuple[Encode, Readout]
+"""What a rank computes with: a model that generates, or an encoder and what reads its output."""
 
 
 def build_group(
@@ -51,11 +66,13 @@ def build_group(
     sink: LayerSink | None,
     *,
     timer: StartTimer | None = None,
+    kept: KeptModel[LoadedModel] | None = None,
 ) -> WorkerGroup:
     """Build the only rank of an instance, in this process. Its KV pool is `memory`, the host's or a GPU's. `timer` hears of its
-    phases, and goes on with `pool`. Raises ConfigError."""
+    phases, and goes on with `pool`. `kept` has the model of an earlier group, or gets this one's. Raises ConfigError."""
     torch.set_num_threads(size.num_threads)
-    build = _Build(folder, engine, size, choose_device(engine.device), timer or StartTimer("pool"))
+    device, kept = choose_device(engine.device), kept or KeptModel[LoadedModel]()
+    build = _Build(folder, engine, size, device, timer or StartTimer("pool"), kept)
     return build.encoding_group() if size.encodes else build.generating_group(memory, sink)
 
 
@@ -66,6 +83,7 @@ class _Build:
     size: PoolSize
     device: torch.device
     timer: StartTimer
+    kept: KeptModel[LoadedModel]
 
     @property
     def place(self) -> RankPool:
@@ -77,17 +95,20 @@ class _Build:
 
     def encoding_group(self) -> WorkerGroup:
         kernels, weights = self.engine.kernels, self.size.weights
-        encode, readout = load_encoder(
-            self.folder, self.size.dtype, self.device, kernels=kernels, weights=weights, timer=self.timer
+        load = partial(load_encoder, self.folder, self.size.dtype, self.device)
+        loaded = self.kept.model(
+            partial(load, kernels=kernels, weights=weights, timer=self.timer), self.timer
         )
+        assert isinstance(loaded, tuple), "an encoder stays one"
+        encode, readout = loaded
         self.timer.begin("pool")
         return InlineGroup(partial(freeing, EncoderRunner(encode, readout, self.device).step))
 
     def generating_group(self, memory: memoryview | PoolMemory, sink: LayerSink | None) -> WorkerGroup:
-        size, timer, device = self.size, self.timer, self.device
-        # Begun here, so that a thread reads the tokenizer while the weights are loaded.
-        matchers = GuidanceMatchers(self.folder, read_spec(self.folder, size.implementation).vocab_size)
-        loaded = load_model(self.folder, size.dtype, device, options=self._options(), timer=timer)
+        timer, device = self.timer, self.device
+        has = self.kept.model(self._load, timer)
+        assert isinstance(has, GeneratingModel), "a model that generates stays one"
+        loaded, matchers = has.model, has.matchers
         timer.begin("pool")
         pool, capture = self._pool_in(memory), cuda_capture(device)
         graphs = self._graphs(loaded, pool, capture)
@@ -117,8 +138,15 @@ class _Build:
             self._warm_up(step)
         if ahead is not None:
             finish = partial(freeing, counted(runner.finish, loaded))
-            return LaunchingGroup(runner, finish, ahead.poller, grammars, HeldAdapters(loaded))
-        return InlineGroup(partial(freeing, counted(step, loaded)), grammars, HeldAdapters(loaded))
+            return LaunchingGroup(runner, finish, ahead.poller, grammars, has.adapters)
+        return InlineGroup(partial(freeing, counted(step, loaded)), grammars, has.adapters)
+
+    def _load(self) -> GeneratingModel:
+        size = self.size
+        # Begun here, so that a thread reads the tokenizer while the weights are loaded.
+        matchers = GuidanceMatchers(self.folder, read_spec(self.folder, size.implementation).vocab_size)
+        loaded = load_model(self.folder, size.dtype, self.device, options=self._options(), timer=self.timer)
+        return GeneratingModel(loaded, HeldAdapters(loaded), matchers)
 
     def _options(self) -> LoadOptions:
         engine, size = self.engine, self.size

@@ -67,7 +67,7 @@ class _Holding:
 
 
 class ProcessGroup:
-    """Ranks in processes. Make it on the event loop that uses it. Its constructor blocks until all ranks are ready, or raises."""
+    """Ranks in processes. Its constructor blocks until all ranks are ready, or raises."""
 
     def __init__(
         self,
@@ -80,10 +80,12 @@ class ProcessGroup:
         companions: Sequence[Companion] = (),
         store: StoreServer | None = None,
         mail: MailConfig | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """`balancer` says where experts go; None means that the model has none, or that they are all on one rank. Losing a
         companion is like losing a rank. `store`, which the group closes, is where ranks on several hosts find each other.
-        `mail` says how often ranks beat, and how long silent ones are believed to live."""
+        `mail` says how often ranks beat, and how long silent ones are believed to live. `loop` is the one that uses the group,
+        where another thread makes it; None: the running one."""
         self._mail = mail or MailConfig()
         self._store = store or StoreFile()
         self.ranks: list[Rank] = []
@@ -97,21 +99,31 @@ class ProcessGroup:
             raise
         if said := self.ready[0].graphs:
             log.info("%s: %s", self.ranks[0].name, said)
-        loop = asyncio.get_running_loop()
         self._sink, self._balancer = sink, balancer
         self._hear_ready: OnReady = lambda key, num_tokens: None
         self._steps: dict[int, _Step] = {}
         self._holding: _Holding | None = None
         self._writers: list[StreamWriter] = []
-        self._lost: asyncio.Future[Exception] = loop.create_future()
         self._reasons: dict[int, str] = {}
         self._ended: list[int] = []
         """The ranks whose connections have ended, in this order."""
         self._heard: set[int] = set()
         """The ranks that have sent something since they were last asked after."""
         self._closing = False
-        self._connecting = loop.create_task(self._connect())
         self._tasks: list[asyncio.Task[None]] = []
+        if loop is None:
+            self._begin(companions)
+        else:
+            asyncio.run_coroutine_threadsafe(self._begin_there(companions), loop).result()
+
+    async def _begin_there(self, companions: Sequence[Companion]) -> None:
+        self._begin(companions)
+
+    def _begin(self, companions: Sequence[Companion]) -> None:
+        """Begin to hear of the ranks, on the loop that uses them."""
+        loop = asyncio.get_running_loop()
+        self._lost: asyncio.Future[Exception] = loop.create_future()
+        self._connecting = loop.create_task(self._connect())
         self._watching = [loop.create_task(self._watch(companion)) for companion in companions]
         self._watching.append(loop.create_task(self._watch_beats()))
 

@@ -34,10 +34,11 @@ def start_ranks(
     companions: Sequence[Companion] = (),
     timer: StartTimer,
     mail: MailConfig,
+    loop: asyncio.AbstractEventLoop | None = None,
 ) -> ProcessGroup:
     """Start the ranks and block until all are ready. `memories` are those that their pools lie in,
     by number. `companions` are other processes without which the ranks are of no use. `timer` has the phases of the slowest rank
-    then; what its process has taken beside them is `ranks`. `mail`: as in ProcessGroup.
+    then; what its process has taken beside them is `ranks`. `mail`, `loop`: as in ProcessGroup.
     Raises ConfigError and ReplicaLost."""
     mesh, num_spare = mesh_of(parallel), parallel.ep_redundant_experts
     balancer, spec = None, read_spec(folder)
@@ -46,7 +47,7 @@ def start_ranks(
             first_placement(moe.num_experts, mesh.num_expert_ranks, num_spare),
             mesh.num_expert_ranks,
             parallel.ep_balance_interval_s,
-            asyncio.get_running_loop().time(),
+            (loop or asyncio.get_running_loop()).time(),
             max(1, parallel.ep_move_bytes // expert_bytes(spec, size.dtype, mesh.tp)),
         )
     setups = setups_of(
@@ -69,6 +70,7 @@ def start_ranks(
         companions=companions,
         store=store,
         mail=mail,
+        loop=loop,
     )
     timer.take_over(of_all_ranks([ready.start for ready in group.ready]))
     return group

@@ -26,14 +26,17 @@ def build_tiers(
     pools: Sequence[RankPool],
     revision: str,
     remote: Mapping[int, PoolBytes] | None = None,
+    *,
+    kept: HostTier | None = None,
 ) -> TierStore | None:
     """Return the tiers, or None when both are off. `pools` are those of the instance's ranks, in `memory` and in the `remote`
-    ones, by their numbers; `revision` is that of the weights. Raises ConfigError."""
+    ones, by their numbers; `revision` is that of the weights. `kept` is the host tier of tiers for the same pools and weights
+    that were closed. Raises ConfigError."""
     if not config.host_cache_bytes and not config.disk_cache_bytes:
         return None
     pieces = BlockPieces(memory, pools, remote)
     root = root_digest(revision.encode() + b"|" + pieces.fingerprint, "")
-    host = HostTier(config.host_cache_bytes // pieces.num_bytes)
+    host = kept or HostTier(config.host_cache_bytes // pieces.num_bytes)
     return TierStore(pieces, host, _disk(config, pieces.num_bytes, root), root)
 
 

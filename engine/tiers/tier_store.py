@@ -41,6 +41,11 @@ class TierStore:
         return TierCounts(self._saved, self._host_hits, self._disk_hits, self._missed)
 
     @property
+    def host(self) -> HostTier:
+        """The blocks in host memory, which outlive this store where somebody keeps them."""
+        return self._host
+
+    @property
     def num_host_blocks(self) -> int:
         """The number of blocks that host memory has room for."""
         return self._host.num_blocks

@@ -20,7 +20,7 @@ from cluster.ingress.telemetry.observers import make_observers
 from cluster.ingress.tenants.access import Access
 from core.reports import DroppedBlocks, Status
 from core.types import FinishReason, Request, TokenOut
-from tests.cluster.ingress.api.fakes import END, NAME, ByteTokenizer, FakeAdapters
+from tests.cluster.ingress.api.fakes import END, NAME, ByteTokenizer, FakeAdapters, FakeModelSleep
 from tests.cluster.ingress.api.harness import OPEN
 from tests.deploy.streams import connected_receipts
 
@@ -33,7 +33,7 @@ class Pace:
     address = "pace"
 
     def __init__(self, pause_s: float) -> None:
-        self.adapters = FakeAdapters()
+        self.adapters, self.model_sleep = FakeAdapters(), FakeModelSleep()
         self._pause_s, self._count, self._retiring = pause_s, 0, False
 
     def new_request_id(self) -> str:

@@ -67,11 +67,14 @@ class Attempts:
         )
 
     async def start(self, running: RunningAttempt, place: PlaceRequest, deadline: float) -> None:
-        """Have it placed, and hand it to its instance. It fails at `deadline`. Raises Overloaded, or the attempt's failure."""
+        """Have it placed, and hand it to its instance. It fails at `deadline`. Raises Overloaded, or the attempt's failure.
+
+        Only the scheduler knows how long a later attempt may wait: the model may have fallen asleep."""
         running.wanted = place
         self._ask(running)
+        longest_s = self._config.max_queue_wait_s + _GRACE_S
         try:
-            async with asyncio.timeout(self._config.max_queue_wait_s + _GRACE_S):
+            async with asyncio.timeout(deadline - self._clock.now() if place.attempt else longest_s):
                 route = await running.placed()
         except TimeoutError:
             raise Overloaded("the scheduler did not find a place in time", retry_after_s=1.0) from None

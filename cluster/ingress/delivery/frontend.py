@@ -12,6 +12,7 @@ from cluster.ingress.delivery.attempts import Attempts
 from cluster.ingress.delivery.beam_search import BeamParams
 from cluster.ingress.delivery.delivery import Delivery
 from cluster.ingress.delivery.live_adapters import LiveAdapters
+from cluster.ingress.delivery.model_sleep import ModelSleep
 from cluster.ingress.delivery.questions import Questions
 from cluster.ingress.delivery.readiness import Readiness
 from cluster.ingress.delivery.running_attempt import Lost, refusal_of
@@ -34,6 +35,7 @@ from core.messages import (
     PlaceReply,
     Rejected,
     SessionHinted,
+    SleepAnswer,
     Tokens,
 )
 from core.ports import Clock, Mail, Resolve
@@ -72,6 +74,7 @@ class Frontend:
         self.adapters = LiveAdapters(
             mail, self._schedulers, self._questions, request_timeout_s, is_on=loads_adapters
         )
+        self.model_sleep = ModelSleep(mail, clock, self._schedulers, self._questions, self.status)
         self._nonces = itertools.count()
         self._retiring, self._readiness = False, Readiness()
         self._prefix = uuid.uuid4().hex[:8]
@@ -200,7 +203,7 @@ class Frontend:
                 self._attempts.leave(address)
             case AdapterList():
                 self.adapters.hear(message)
-            case Status() | CacheDropped() | SessionHinted() | AdapterChanged():
+            case Status() | CacheDropped() | SessionHinted() | AdapterChanged() | SleepAnswer():
                 self._questions.answered(message)
             case _:
                 log.error("%s is not for a frontend (from %s)", type(message).__name__, sender)

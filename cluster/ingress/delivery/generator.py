@@ -9,6 +9,7 @@ from cluster.ingress.delivery.shared_prompt import SharedPrompt
 from core.config.adapter_config import ServedAdapter
 from core.ports import TokenCodec
 from core.reports import DroppedBlocks, Status
+from core.sleep_messages import SleepLevel
 from core.types import Request, TokenOut
 
 
@@ -23,6 +24,15 @@ class LoadsAdapters(Protocol):
     async def unload(self, name: str) -> None: ...
 
 
+class SleepsAndWakes(Protocol):
+    """`cluster.ingress.delivery.model_sleep.ModelSleep` says what each method does."""
+
+    async def sleep(self, level: SleepLevel, *, pauses: bool, timeout_s: float, drops: bool) -> None: ...
+    async def wake(self) -> None: ...
+    async def is_sleeping(self) -> bool: ...
+    def keep_awake(self, seconds: float) -> None: ...
+
+
 class Generator(Protocol):
     @property
     def address(self) -> str: ...
@@ -31,6 +41,8 @@ class Generator(Protocol):
         """The adapters that are loaded while it runs."""
         ...
 
+    @property
+    def model_sleep(self) -> SleepsAndWakes: ...
     def new_request_id(self) -> str: ...
     def generate(
         self, request: Request, shared: SharedPrompt | None = None

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from cluster.ingress.delivery.shared_prompt import SharedPrompt
 from cluster.ingress.telemetry.timeline import Attempt
-from core.errors import BatonError, Overloaded, RequestError, TargetOutOfReach
+from core.errors import BatonError, ModelAsleep, Overloaded, RequestError, TargetOutOfReach
 from core.messages import PlaceRequest, Rejected
 from core.ports import Clock
 from core.types import Request, Route, Slo, TokenOut
@@ -152,6 +152,8 @@ class RunningAttempt:
 
 def refusal_of(rejected: Rejected) -> BatonError:
     """Return the error that says why no place will come."""
+    if rejected.asleep:
+        return ModelAsleep(rejected.reason, rejected.retry_after_s)
     if rejected.possible_ttft_s > 0:
         return TargetOutOfReach(rejected.reason, rejected.possible_ttft_s)
     if rejected.retry_after_s > 0:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-from core.errors import Overloaded, ReplicaLost, RequestError, StoreUnavailable
+from core.errors import ModelAsleep, Overloaded, ReplicaLost, RequestError, StoreUnavailable
 from core.whole_files import is_full
 
 _MAX_TEXT = 500
@@ -43,6 +43,9 @@ def describe(error: Exception, request_id: str) -> tuple[int, dict[str, Any], di
         case Overloaded():
             after = str(max(1, math.ceil(error.retry_after_s)))
             return 429, error_body(error.message, 429, code=error.code), {"Retry-After": after}
+        case ModelAsleep():
+            headers = {"Retry-After": str(math.ceil(error.retry_after_s))} if error.retry_after_s else {}
+            return 503, error_body(str(error), 503, code="model_asleep"), headers
         case ReplicaLost():
             return 503, error_body(str(error), 503, code="unavailable"), {"Retry-After": "1"}
         case StoreUnavailable():
@@ -64,6 +67,8 @@ def reason_of(error: Exception) -> str:
             return error.code or _REASONS.get(error.status, "invalid_request")
         case Overloaded():
             return error.code
+        case ModelAsleep():
+            return "model_asleep"
         case ReplicaLost():
             return "unavailable"
         case StoreUnavailable():

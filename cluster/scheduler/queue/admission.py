@@ -14,6 +14,7 @@ from cluster.scheduler.scheduler_events import Send
 from core.config.cluster_config import ScheduleConfig
 from core.messages import PlaceRequest, Rejected
 from core.scheduler_tuning import SchedulerTuning
+from core.types import Slo
 
 NO_DECODE_WAIT_S: Final = 5.0
 """How long requests wait for the first decode instance, since instances may be restarting."""
@@ -90,6 +91,22 @@ class Admission:
         self._log(f"reject {key} hopeless")
         return Send(frontend, Rejected(place.request_id, place.attempt, reason, 0.0, estimate.ttft_s))
 
+    def refuses_sleeping(self, place: PlaceRequest, why_not: str, wake_s: float) -> bool:
+        """Return whether a request is refused since the model sleeps: for `wake_s` more, or for good (`why_not`). A request
+        that was admitted before waits in any case."""
+        slo = place.slo
+        limit_s = slo.ttft_s if slo.hopeless == "refuse" else self._longest_wait_s(slo)
+        return not place.attempt and (bool(why_not) or wake_s > limit_s)
+
+    def sleeping(self, key: str, frontend: str, place: PlaceRequest, why_not: str, wake_s: float) -> Send:
+        """Return the refusal, which says when the model will be awake, or why it will not."""
+        reason = why_not or (
+            f"the model sleeps, and wakes up in about {wake_s:.2g} s, for which the class {place.slo.name!r} does not wait"
+        )
+        self._log(f"reject {key} asleep")
+        retry_after_s = 0.0 if why_not else max(1.0, wake_s)
+        return Send(frontend, Rejected(place.request_id, place.attempt, reason, retry_after_s, asleep=True))
+
     def refuse_excess(self, waiter: Waiter, now: float) -> list[Send]:
         """Refuse the newcomer if it would wait too long, or the last in order if too many wait.
 
@@ -104,11 +121,16 @@ class Admission:
             return [self._refuse(waiter, f"it would wait about {wait_s:.0f} s for a place", now)]
         return []
 
-    def expire(self, why_not: str, now: float) -> list[Send]:
-        """Refuse those that have waited too long, or wait for an instance that does not come (`why_not`)."""
-        late = [w for w in self.queue if now - w.arrived_at > self._limit_s(w)]
+    def expire(self, why_not: str, now: float, *, is_asleep: bool = False) -> list[Send]:
+        """Refuse those that have waited too long, or wait for an instance that does not come (`why_not`). While the model
+        `is_asleep`, those that were paused by that wait on."""
+        late = [
+            w
+            for w in self.queue
+            if now - w.arrived_at > self._limit_s(w) and not (is_asleep and w.place.attempt)
+        ]
         actions = [self._refuse(w, f"no place was free for {self._limit_s(w):g} s", now) for w in late]
-        if not why_not:
+        if not why_not or is_asleep:
             self._no_decode_since = None
             return actions
         if self._no_decode_since is None:
@@ -121,8 +143,11 @@ class Admission:
 
     def _limit_s(self, waiter: Waiter) -> float:
         """Return how long it may wait. A class whose first token may take longer than other requests wait has that long."""
-        ttft_s = waiter.place.slo.ttft_s
-        return self._config.max_queue_wait_s if ttft_s == inf else max(self._config.max_queue_wait_s, ttft_s)
+        return self._longest_wait_s(waiter.place.slo)
+
+    def _longest_wait_s(self, slo: Slo) -> float:
+        longest_s = self._config.max_queue_wait_s
+        return longest_s if slo.ttft_s == inf else max(longest_s, slo.ttft_s)
 
     def _refuse(self, waiter: Waiter, reason: str, now: float) -> Send:
         """Take a waiter out of the queue and answer 429 with when to come back."""

@@ -129,6 +129,31 @@ class FakeAdapters:
         del self.served[name]
 
 
+class FakeModelSleep:
+    """Remembers what it was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.is_asleep = False
+        self.refusal: Exception | None = None
+
+    async def sleep(self, level: int, *, pauses: bool, timeout_s: float, drops: bool) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.asked.append(f"sleep {level} {pauses=} {timeout_s=:g} {drops=}")
+        self.is_asleep = True
+
+    async def wake(self) -> None:
+        self.asked.append("wake")
+        self.is_asleep = False
+
+    async def is_sleeping(self) -> bool:
+        return self.is_asleep
+
+    def keep_awake(self, seconds: float) -> None:
+        self.asked.append(f"keep {seconds:g}")
+
+
 class FakeGenerator:
     """Emits `text` byte by byte, then the end token; remembers what it was asked and what became of it."""
 
@@ -136,7 +161,7 @@ class FakeGenerator:
 
     def __init__(self, text: str = "hello world", pause_s: float = 0.0) -> None:
         self.text, self.pause_s = text, pause_s
-        self.adapters = FakeAdapters()
+        self.adapters, self.model_sleep = FakeAdapters(), FakeModelSleep()
         self.fail_at: tuple[int, Exception] | None = None
         self.requests: list[Request] = []
         self.routes: list[str] = []

@@ -1,0 +1,1 @@
+"""Which instances sleep, and when they shall sleep and wake up."""

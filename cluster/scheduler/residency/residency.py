@@ -1,0 +1,146 @@
+"""Whether the model's instances serve or sleep, and what follows from it for those who wait.
+
+All instances sleep, and wake up, together. Any scheduler whose requests wait wakes them; only the one that leads has them sleep.
+
+Invariant: an instance is either in the roster or among the sleepers, or on its way from one to the other (`falling asleep`)."""
+
+from collections.abc import Iterable, Sequence
+from math import inf
+
+from cluster.scheduler.fleet.member import Member
+from cluster.scheduler.scheduler_events import Send
+from core.config.residency_config import ResidencyConfig
+from core.sleep_messages import AskSleep, AskWake, Asleep, GoToSleep, SleepAnswer, WakeUp
+
+_LAST_S = 30.0
+"""How long a sequence may still run that has come while its idle instance was told to sleep."""
+
+
+class Residency:
+    """Feed it what happens, with `now` never going back."""
+
+    def __init__(self, config: ResidencyConfig) -> None:
+        self._config = config
+        self._sleepers: dict[str, Asleep] = {}
+        self._waking_since: dict[str, float] = {}
+        """When each sleeper was told to wake up."""
+        self._told: set[str] = set()
+        """The instances that were told to sleep, and have not said that they do."""
+        self._keep_s = config.idle_s
+        self._idle_since = inf
+        self._awake_since = 0.0
+
+    @property
+    def sleepers(self) -> tuple[Asleep, ...]:
+        return tuple(self._sleepers.values())
+
+    @property
+    def is_asleep(self) -> bool:
+        """Whether some instance that decodes sleeps, or is falling asleep or waking up."""
+        return any(one.decodes for one in self._sleepers.values())
+
+    @property
+    def is_held(self) -> bool:
+        """Whether no request wakes the instances that sleep."""
+        decoding = [one for one in self._sleepers.values() if one.decodes]
+        return bool(decoding) and all(
+            one.held and one.state != "waking" and one.address not in self._waking_since for one in decoding
+        )
+
+    @property
+    def needs_time(self) -> bool:
+        """Whether something of it is to be looked at again when time has passed."""
+        return self._idle_since < inf
+
+    def why_not(self) -> str:
+        """Return why a sleeping model answers no request; empty where it wakes up for one."""
+        if not self.is_held:
+            return ""
+        level = max(one.level for one in self._sleepers.values())
+        return f"the model sleeps (level {level}): wake it by POST /wake_up or `baton models wake`"
+
+    def wake_s(self, now: float) -> float:
+        """Return how long it will take until an instance decodes that sleeps now."""
+        left = [self._left_s(one, now) for one in self._sleepers.values() if one.decodes]
+        return min(left, default=0.0)
+
+    def _left_s(self, one: Asleep, now: float) -> float:
+        since = self._waking_since.get(one.address)
+        return one.wake_s if since is None else max(0.0, one.wake_s - (now - since))
+
+    def hear(self, said: Asleep) -> None:
+        """An instance says that it does not serve."""
+        self._told.discard(said.address)
+        self._sleepers[said.address] = said
+
+    def serves(self, address: str, now: float) -> None:
+        """An instance has registered: a new one, or one that has woken up."""
+        self.lost(address)
+        self._awake_since = now
+
+    def lost(self, address: str) -> None:
+        """An instance is gone."""
+        self._told.discard(address)
+        self._sleepers.pop(address, None)
+        self._waking_since.pop(address, None)
+
+    def keep_awake(self, seconds: float) -> None:
+        """A client has said how long the model shall stay awake after its request. The last word holds."""
+        self._keep_s = seconds
+
+    def ask(
+        self, frontend: str, asked: AskSleep | AskWake, members: Iterable[Member], now: float
+    ) -> list[Send]:
+        """Have all instances sleep, or wake up, since an operator wants it."""
+        if isinstance(asked, AskWake):
+            return [*self.wake(now), Send(frontend, SleepAnswer(asked.nonce))]
+        if self._config.mode == "always":
+            why = "the model is always awake: schedule.residency.mode is always, and has to be manual or on_demand"
+            return [Send(frontend, SleepAnswer(asked.nonce, why))]
+        order = GoToSleep(
+            level=asked.level,
+            pauses=asked.pauses,
+            timeout_s=asked.timeout_s,
+            held=self._config.mode == "manual",
+            drops=asked.drops,
+        )
+        whom = [member.address for member in members if not member.leaving]
+        whom += [one.address for one in self._sleepers.values()]
+        self._waking_since.clear()
+        return [*(Send(address, order) for address in whom), Send(frontend, SleepAnswer(asked.nonce))]
+
+    def wake(self, now: float) -> list[Send]:
+        """Wake all instances that sleep, or are falling asleep, and were not told so before."""
+        whom = [
+            one.address
+            for one in self._sleepers.values()
+            if one.state != "waking" and one.address not in self._waking_since
+        ]
+        for address in whom:
+            self._waking_since[address] = now
+        return [Send(address, WakeUp()) for address in whom]
+
+    def wake_for_request(self, now: float) -> list[Send]:
+        """As `wake`, where a request may do so."""
+        return [] if self.is_held else self.wake(now)
+
+    def look(
+        self, members: Sequence[Member], num_here: tuple[int, int], now: float, *, leads: bool
+    ) -> list[Send]:
+        """Return whom to wake, since requests wait that nobody serves, or whom to have sleep, since nobody has asked for long.
+        `num_here` are the requests that are placed, and those that wait."""
+        if self._config.mode != "on_demand" and not self._sleepers:
+            return []
+        serving = [member for member in members if not member.leaving]
+        if self.is_asleep and num_here[1] and not any(m.decodes for m in serving):
+            return self.wake_for_request(now)
+        if any(num_here) or not serving or self._config.mode != "on_demand" or self._told:
+            self._idle_since = inf
+            return []
+        self._idle_since = min(self._idle_since, now)
+        is_due = now - self._idle_since >= self._keep_s
+        if not (leads and is_due and now - self._awake_since >= self._config.least_awake_s):
+            return []
+        self._told = {member.address for member in serving}
+        order = GoToSleep(level=self._config.level, timeout_s=_LAST_S)
+        return [Send(member.address, order) for member in serving]
