@@ -169,6 +169,8 @@ class Request:
     images: tuple[PromptImage, ...] = ()
     """The images of the prompt, in order."""
     hints: CacheHints = CacheHints()
+    resumption: "Resumption | None" = None
+    """None: it ends with the connection of its client."""
 
     @property
     def key(self) -> str:
@@ -228,3 +230,25 @@ class TokenOut:
     @property
     def key(self) -> str:
         return f"{self.request_id}#{self.attempt}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """What lets another ingress go on with a request whose client comes back."""
+
+    stream: str
+    """Names the answer. All of its sequences have it."""
+    owner: str
+    """Who may ask for it again."""
+    keep_s: float
+    """How long its output is kept after its end, and how long it is generated while no frontend reads it."""
+    begun_at: int = 0
+    """When its client asked, in seconds since 1970: answers say so."""
+    digest: bytes = b""
+    """Of what the client asked."""
+    record: bytes = b""
+    """What an ingress needs to ask again, where the client does not send it. Instances do not read it."""
+    past: tuple[TokenOut, ...] = ()
+    """The tokens of `emitted` as they were generated."""
+    held_by: str = ""
+    """The instance that has this attempt already."""

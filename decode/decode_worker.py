@@ -23,11 +23,11 @@ from core.messages import (
     Revoke,
     StartPrefill,
     Submit,
-    Tokens,
 )
 from core.plan import FailedSeq
 from core.ports import Clock, KnowsScheduler, Mail
 from core.types import Request, Route, TokenOut
+from decode.readers import Readers
 from engine.loop import Engine
 from engine.planning.planned_reservations import Reservation
 from kvtransfer.handoff import DECODE_OVER, Action, DecodeHandoff, DecodeState, Fact
@@ -83,6 +83,7 @@ class DecodeWorker:
         self._schedulers, self._engine = schedulers, engine
         self._jobs: dict[str, _Job] = {}
         self._grants: dict[str, _Job] = {}
+        self._readers = Readers(mail, clock, self._cancel)
 
     @property
     def num_jobs(self) -> int:
@@ -96,7 +97,7 @@ class DecodeWorker:
     @property
     def frontends(self) -> set[str]:
         """The frontends whose requests are here."""
-        return {job.request.reply_to for job in self._jobs.values()}
+        return self._readers.frontends
 
     def on_message(self, sender: str, message: Message) -> bool:
         """Handle a message. Returns True when it was for this role."""
@@ -118,19 +119,18 @@ class DecodeWorker:
             case PrefillAssigned(request_id, attempt, epoch, prefill):
                 self._assigned(f"{request_id}#{attempt}", epoch, prefill)
             case _:
-                return False
+                return self._readers.on_message(sender, message)
         return True
 
     def on_lost(self, peer: str) -> None:
-        """Handle a loss. A lost writer is fenced and replaced. The requests of a lost frontend are dropped, since nothing reads
-        them any more."""
-        for key, job in list(self._jobs.items()):
+        """Handle a loss. A lost writer is fenced and replaced. What nobody but a lost frontend could read is dropped."""
+        for job in list(self._jobs.values()):
             if job.asked == peer:
                 self._on_fact(job, Fact.NOBODY)
-            if job.request.reply_to == peer:
-                self._cancel(key)
-            elif job.prefill == peer:
+            if job.prefill == peer:
                 self._on_fact(job, Fact.WRITER_LOST)
+        for key in self._readers.lose(peer):
+            self._cancel(key)
 
     def on_complete(self, commit: Commit) -> None:
         """Take a grant whose every byte is in the inbox, which has ended it."""
@@ -146,16 +146,11 @@ class DecodeWorker:
 
     def on_tokens(self, tokens: list[TokenOut]) -> None:
         """Send a step's output, in one message for each frontend."""
-        by_frontend: dict[str, list[TokenOut]] = {}
-        for token in tokens:
-            job = self._jobs.get(token.key)
-            if job is None or job.cancelled:
-                continue
-            by_frontend.setdefault(job.request.reply_to, []).append(token)
-            if token.finish is not None:
+        jobs = [self._jobs.get(token.key) for token in tokens]
+        self._readers.send(t for t, job in zip(tokens, jobs, strict=True) if job and not job.cancelled)
+        for token, job in zip(tokens, jobs, strict=True):
+            if job is not None and not job.cancelled and token.finish is not None:
                 self._forget(job)
-        for frontend, batch in by_frontend.items():
-            self._mail.send(frontend, Tokens(tuple(batch)))
 
     def on_failed(self, failed: Sequence[FailedSeq]) -> None:
         """Fail these requests for good: a step could not compute them, nor could another instance's."""
@@ -173,14 +168,16 @@ class DecodeWorker:
                 self._cancel(job.request.key)
 
     async def close(self) -> None:
+        self._readers.shut()
         tasks = [task for job in self._jobs.values() for task in job.tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _submit(self, request: Request, route: Route) -> None:
-        if request.key in self._jobs:
+        if not self._readers.open(request):
             return
+        request = replace(request, resumption=None)
         job = self._jobs[request.key] = _Job(request=request, prefill=route.prefill)
         try:
             if route.prefill:
@@ -215,14 +212,15 @@ class DecodeWorker:
         self._forget(job)
 
     def _fail(self, job: _Job, reason: str, *, retryable: bool = True) -> None:
-        failed = Failed(job.request.id, job.request.attempt, reason, retryable)
-        self._mail.send(job.request.reply_to, failed)
+        request = job.request
+        self._readers.tell(request, Failed(request.id, request.attempt, reason, retryable))
 
     def _cancel(self, key: str) -> None:
         job = self._jobs.get(key)
         if job is None or job.cancelled:
             return
         job.cancelled = True
+        self._readers.close(key)
         if job.handoff is None or job.handoff.state in DECODE_OVER:
             self._engine.abort(key)
             self._forget(job)
@@ -230,6 +228,7 @@ class DecodeWorker:
             self._on_fact(job, Fact.CANCELLED)
 
     def _forget(self, job: _Job) -> None:
+        self._readers.close(job.request.key)
         self._jobs.pop(job.request.key, None)
         self._grants.pop(job.grant_id, None)
         for task in job.tasks - {asyncio.current_task()}:
@@ -283,6 +282,7 @@ class DecodeWorker:
         log.error("request %s: writer %s is cut off but alive; its blocks wait", job.request.id, job.prefill)
         job.cancelled = True
         self._fail(job, f"the prefill instance {job.prefill} is cut off")
+        self._readers.close(job.request.key)
 
     def _withdraw(self, job: _Job) -> None:
         if job.future is not None:
@@ -357,9 +357,8 @@ class DecodeWorker:
         # A writer of an older release has counted its own writes in `exposed_s`.
         exposed_s = job.commit.times.exposed_s + self._clock.now() - job.committed_at
         times = replace(job.commit.times, exposed_s=exposed_s)
-        self._mail.send(
-            request.reply_to, HandedOver(request.id, request.attempt, job.commit.num_bytes, times)
-        )
+        handed_over = HandedOver(request.id, request.attempt, job.commit.num_bytes, times)
+        self._readers.tell(request, handed_over)
         self._engine.activate(job.reservation, sampled)
         # The prefill instance has sent these tokens too; should it have died before, the client gets them from here.
         self.on_tokens([*sampled])

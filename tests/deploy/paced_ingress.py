@@ -52,6 +52,9 @@ class Pace:
     async def drop_caches(self) -> dict[str, DroppedBlocks]:
         return {}
 
+    async def find_stream(self, stream: str, owner: str) -> None:
+        return None
+
     async def hint_session(self, tenant: str, session: str, *, release: bool) -> list[str]:
         return []
 

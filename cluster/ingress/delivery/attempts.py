@@ -2,17 +2,18 @@
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
 from zlib import crc32
 
 from cluster.ingress.delivery.running_attempt import Lost, Moved, RunningAttempt
 from core.config.cluster_config import ScheduleConfig
 from core.errors import BatonError, Overloaded, ReplicaLost
 from core.kv import block_hashes
-from core.messages import Cancel, Finished, HandedOver, PlaceReply, PlaceRequest, Submit
+from core.messages import Attach, Cancel, Detach, Finished, HandedOver, PlaceReply, PlaceRequest, Submit
 from core.ports import Clock, Mail
-from core.types import Request, TokenOut
+from core.types import Request, Route, TokenOut
 from net.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
@@ -35,15 +36,17 @@ class Attempts:
         """`timeout_s` is what a request may take at the most."""
         self._mail, self._clock, self._config = mail, clock, config
         self._block_size, self._schedulers, self.timeout_s = block_size, schedulers, timeout_s
-        self._running: dict[str, RunningAttempt] = {}
+        self._running: dict[str, list[RunningAttempt]] = {}
+        """By key. Clients that wait for the same answer have one each."""
         self._moves: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        return len(self._running)
+        return sum(map(len, self._running.values()))
 
     def begin(self, request: Request, *, is_whole: bool) -> RunningAttempt:
         """`is_whole` is as in `RunningAttempt`. The caller calls `end`."""
-        running = self._running[request.key] = RunningAttempt(request, self._clock, is_whole=is_whole)
+        running = RunningAttempt(request, self._clock, is_whole=is_whole)
+        self._running.setdefault(request.key, []).append(running)
         return running
 
     def place(
@@ -79,16 +82,30 @@ class Attempts:
         except TimeoutError:
             raise Overloaded("the scheduler did not find a place in time", retry_after_s=1.0) from None
         self._mail.send(route.decode, Submit(running.request, route))
+        self._limit(running, deadline)
+
+    def attach(self, running: RunningAttempt, instance: str, owner: str, deadline: float) -> None:
+        """Read, too, what an instance generates already. It fails at `deadline`."""
+        running.place(Route(instance), None)
+        self._mail.send(instance, Attach(running.request.id, running.request.attempt, owner))
+        self._limit(running, deadline)
+
+    def _limit(self, running: RunningAttempt, deadline: float) -> None:
         late = ReplicaLost(f"the request took longer than {self.timeout_s:g} s")
         running.fail_in(deadline - self._clock.now(), late)
 
     def end(self, running: RunningAttempt) -> None:
         """End it everywhere, also before its last token."""
         running.end()
-        request = running.request
+        request, others = running.request, self._running[running.request.key]
+        others.remove(running)
+        if others:  # which read what this one has had placed
+            others[0].scheduler = others[0].scheduler or running.scheduler
+            return
         del self._running[request.key]
         if running.route is not None and not running.finished:
-            self._mail.send(running.route.decode, Cancel(request.id, request.attempt))
+            leave = Cancel if request.resumption is None else Detach
+            self._mail.send(running.route.decode, leave(request.id, request.attempt))
         if running.scheduler in self._schedulers.living:
             num_output = len(running.known) - len(request.emitted)
             complete = running.finished and running.is_whole
@@ -96,35 +113,36 @@ class Attempts:
 
     def receive(self, sender: str, tokens: Iterable[TokenOut]) -> None:
         for token in tokens:
-            if (running := self._running.get(token.key)) is not None:
+            for running in self._running.get(token.key, ()):
                 running.receive(token)
                 running.hear_from(sender)
 
     def placed(self, scheduler: str, placed: PlaceReply) -> None:
         """Take a placement. One that no attempt here asked this scheduler for is given back to it."""
-        running = self._running.get(f"{placed.request_id}#{placed.attempt}")
-        if running is None or running.scheduler != scheduler:
+        asked = [one for one in self._named(placed) if one.scheduler == scheduler]
+        if not asked:
             self._mail.send(scheduler, Finished(placed.request_id, placed.attempt))
-        elif running.route is None:
-            running.place(placed.route, placed.slo)
+        for running in asked:
+            if running.route is None:
+                running.place(placed.route, placed.slo)
 
     def handed_over(self, message: HandedOver) -> None:
-        if (running := self._running.get(f"{message.request_id}#{message.attempt}")) is not None:
+        for running in self._named(message):
             running.record.handed_over = message
 
     def fail(self, request_id: str, attempt: int, failure: Exception) -> None:
-        if (running := self._running.get(f"{request_id}#{attempt}")) is not None:
+        for running in self._running.get(f"{request_id}#{attempt}", ()):
             running.fail(failure)
 
     def lose(self, instance: str) -> None:
         """Let what an instance decoded, which is lost, go on elsewhere."""
-        for running in self._running.values():
+        for running in self._all():
             if running.route is not None and running.route.decode == instance:
                 running.fail(Lost(instance))
 
     def leave(self, instance: str) -> None:
         """Move what an instance, which will end, generates for us."""
-        for running in self._running.values():
+        for running in self._all():
             if running.route is not None and running.route.decode == instance:
                 move = asyncio.create_task(self._move(running, instance))
                 self._moves.add(move)
@@ -132,15 +150,21 @@ class Attempts:
 
     def ask_all(self) -> None:
         """Ask for all attempts whose scheduler was lost, or that never had one."""
-        for running in self._running.values():
+        for running in self._all():
             if running.route is None and running.scheduler not in self._schedulers.living:
                 self._ask(running)
 
     def close(self) -> None:
         for move in self._moves:
             move.cancel()
-        for running in list(self._running.values()):
+        for running in self._all():
             running.fail(ReplicaLost("the server is shutting down"))
+
+    def _named(self, message: PlaceReply | HandedOver) -> list[RunningAttempt]:
+        return self._running.get(f"{message.request_id}#{message.attempt}", [])
+
+    def _all(self) -> Iterator[RunningAttempt]:
+        return chain.from_iterable(self._running.values())
 
     def _ask(self, running: RunningAttempt) -> None:
         """Ask one of the schedulers for a place, requests in turn, or later, where no scheduler is known. One that was asked and
@@ -162,7 +186,7 @@ class Attempts:
         if len(running.known) + 1 >= request.sampling.max_tokens:
             return
         sampling = replace(request.sampling, max_tokens=len(known) + 1)
-        copy = replace(request, id=f"{request.id}~", emitted=known, sampling=sampling)
+        copy = replace(request, id=f"{request.id}~", emitted=known, sampling=sampling, resumption=None)
         copying = self.begin(copy, is_whole=False)
         try:
             place = self.place(copy, (leaving,), source=leaving)

@@ -10,7 +10,7 @@ from cluster.ingress.delivery.running_attempt import Lost, Moved, RunningAttempt
 from cluster.ingress.delivery.shared_prompt import SharedPrompt
 from cluster.ingress.telemetry.timeline import Timeline
 from core.errors import ReplicaLost
-from core.types import Request, TokenOut
+from core.types import Request, Resumption, TokenId, TokenOut
 
 log = logging.getLogger(__name__)
 
@@ -32,16 +32,32 @@ class Delivery:
         self._exclude: tuple[str, ...] = ()
         self._source = self._prefer = ""
         """The instance that has KV of it, and the one where it should go on."""
+        self._past: list[TokenOut] | None = None
+        """What was taken; None where the request cannot be resumed."""
+        self._kept: list[TokenOut] = []
+        """What an earlier attempt, which does not run any more, has left."""
+        if request.resumption is not None:
+            self._past, self._kept = [*request.resumption.past], [*request.resumption.past]
+            self._request = self._next(request, ()) if self._kept else request
 
     async def take(self) -> list[TokenOut]:
         """Wait for tokens, and return all that are here, each once, in order. Returns none behind the last. Raises Overloaded,
         RequestError, or ReplicaLost when the request could not be finished in time or anywhere."""
+        if kept := self._kept:
+            self._kept = []
+            return kept
         while True:
+            if self._running is None and self._past and self._past[-1].finish is not None:
+                return []
             try:
                 running = self._running or await self._begin()
-                return await running.take()
+                taken = await running.take()
             except Lost as lost:
                 self._lose(lost)
+                continue
+            if self._past is not None:
+                self._past += taken
+            return taken
 
     def close(self) -> None:
         """End the request everywhere. Idempotent."""
@@ -51,6 +67,8 @@ class Delivery:
 
     async def _begin(self) -> RunningAttempt:
         shared, is_first = self._shared, not self._timeline.attempts
+        if (resumption := self._request.resumption) is not None and resumption.held_by:
+            return self._attached(resumption)
         brings = shared if shared is not None and is_first and await shared.must_bring() else None
         if shared is not None and is_first and brings is None:
             self._source = self._prefer = shared.home
@@ -69,6 +87,20 @@ class Delivery:
         await running.pause(self._num_fruitless, self._deadline)
         await self._attempts.start(running, place, self._deadline)
         return running
+
+    def _attached(self, resumption: Resumption) -> RunningAttempt:
+        running = self._running = self._attempts.begin(self._request, is_whole=False)
+        self._timeline.attempts.append(running.record)
+        self._attempts.attach(running, resumption.held_by, resumption.owner, self._deadline)
+        return running
+
+    def _next(self, request: Request, known: tuple[TokenId, ...]) -> Request:
+        """Return the attempt after `request`, which goes on behind the tokens that are known."""
+        if self._past is None or request.resumption is None:
+            return request.retry(known)
+        resumption = replace(request.resumption, past=tuple(self._past), held_by="")
+        emitted = tuple(token.token for token in self._past)
+        return replace(request.retry(emitted), resumption=resumption)
 
     def _lose(self, lost: Lost) -> None:
         """Prepare the next attempt. Raises ReplicaLost where there shall be none."""
@@ -91,4 +123,4 @@ class Delivery:
             raise ReplicaLost(
                 f"{self._num_fruitless} instances in a row were lost before the next token; giving up"
             )
-        self._request = request.retry(tuple(running.known))
+        self._request = self._next(request, tuple(running.known))

@@ -11,6 +11,7 @@ from typing import Any
 from cluster.ingress.delivery.attempts import Attempts
 from cluster.ingress.delivery.beam_search import BeamParams
 from cluster.ingress.delivery.delivery import Delivery
+from cluster.ingress.delivery.kept_streams import KeptStream, kept_stream
 from cluster.ingress.delivery.live_adapters import LiveAdapters
 from cluster.ingress.delivery.model_sleep import ModelSleep
 from cluster.ingress.delivery.questions import Questions
@@ -28,6 +29,7 @@ from core.messages import (
     CacheDropped,
     DropCache,
     Failed,
+    FindStream,
     HandedOver,
     HintSession,
     Leaving,
@@ -36,6 +38,7 @@ from core.messages import (
     Rejected,
     SessionHinted,
     SleepAnswer,
+    StreamFound,
     Tokens,
 )
 from core.ports import Clock, Mail, Resolve
@@ -121,6 +124,22 @@ class Frontend:
         answers = await self._ask_instances(lambda nonce: HintSession(nonce, tenant, session, release))
         return [address for address, answer in answers.items() if answer.known]
 
+    async def find_stream(self, stream: str, owner: str) -> KeptStream | None:
+        """Return what instances have of an owner's stream. One that is lost has nothing. Raises ReplicaLost where the scheduler
+        does not answer."""
+
+        async def ask(address: str) -> tuple[str, StreamFound]:
+            def question(nonce: int) -> Message:
+                return FindStream(nonce, stream, owner)
+
+            try:
+                return address, await self._questions.ask(address, question, f"the instance {address}")
+            except ReplicaLost:
+                return address, StreamFound(nonce=0)
+
+        decoding = [one.address for one in (await self.status()).instances if one.decodes]
+        return kept_stream(await asyncio.gather(*map(ask, decoding)))
+
     async def _ask_instances(self, question: Callable[[int], Message]) -> dict[str, Any]:
         """Return what every instance answers, by address. Raises ReplicaLost."""
         addresses = [instance.address for instance in (await self.status()).instances]
@@ -203,7 +222,7 @@ class Frontend:
                 self._attempts.leave(address)
             case AdapterList():
                 self.adapters.hear(message)
-            case Status() | CacheDropped() | SessionHinted() | AdapterChanged() | SleepAnswer():
+            case Status() | CacheDropped() | SessionHinted() | AdapterChanged() | SleepAnswer() | StreamFound():
                 self._questions.answered(message)
             case _:
                 log.error("%s is not for a frontend (from %s)", type(message).__name__, sender)

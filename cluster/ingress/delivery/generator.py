@@ -4,6 +4,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from cluster.ingress.delivery.beam_search import BeamParams
+from cluster.ingress.delivery.kept_streams import KeptStream
 from cluster.ingress.delivery.search_steps import Found
 from cluster.ingress.delivery.shared_prompt import SharedPrompt
 from core.config.adapter_config import ServedAdapter
@@ -59,6 +60,10 @@ class Generator(Protocol):
     async def status(self) -> Status: ...
     async def drop_caches(self) -> dict[str, DroppedBlocks]:
         """Have every instance give up its prefix cache, and return what each has dropped, by address. Raises ReplicaLost."""
+        ...
+
+    async def find_stream(self, stream: str, owner: str) -> KeptStream | None:
+        """Return what is kept of an owner's stream; None where that is nothing. Raises ReplicaLost."""
         ...
 
     async def hint_session(self, tenant: str, session: str, *, release: bool) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from core.errors import ReplicaLost
-from core.messages import AdapterChanged, CacheDropped, Message, SessionHinted, SleepAnswer
+from core.messages import AdapterChanged, CacheDropped, Message, SessionHinted, SleepAnswer, StreamFound
 from core.ports import Mail
 from core.reports import Status
 
@@ -36,7 +36,9 @@ class Questions:
         finally:
             del self._open[nonce]
 
-    def answered(self, answer: Status | CacheDropped | SessionHinted | AdapterChanged | SleepAnswer) -> None:
+    def answered(
+        self, answer: Status | CacheDropped | SessionHinted | AdapterChanged | SleepAnswer | StreamFound
+    ) -> None:
         """Take an answer in. One that nobody waits for any more is dropped."""
         _, asked = self._open.get(answer.nonce, ("", None))
         if asked is not None and not asked.done():

@@ -62,7 +62,7 @@ def _step(request: Request, beam: Beam, num_candidates: int) -> Request:
     sampling = SamplingParams(
         temperature=0.0, seed=0, num_logprobs=num_candidates, max_tokens=len(beam.tokens) + 1
     )
-    step = replace(request, sampling=sampling, hints=CacheHints())  # which are meant for the end
+    step = replace(request, sampling=sampling, hints=CacheHints(), resumption=None)  # hints are for the end
     return step.retry(beam.tokens) if beam.tokens else step
 
 

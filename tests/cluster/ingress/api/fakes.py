@@ -194,6 +194,9 @@ class FakeGenerator:
             "other": DroppedBlocks(device=7),
         }
 
+    async def find_stream(self, stream: str, owner: str) -> None:
+        return None
+
     async def hint_session(self, tenant: str, session: str, *, release: bool) -> list[str]:
         self.hinted.append((tenant, session, release))
         return ["one"]
