@@ -126,6 +126,7 @@ def api_settings(
         max_body_bytes=config.serve.max_body_bytes,
         body_timeout_s=config.serve.body_timeout_s,
         keep_alive_s=config.serve.keep_alive_s,
+        resume_s=config.serve.resume_s,
         response_store_bytes=config.serve.response_store_bytes,
         response_age_s=config.serve.response_age_s,
         file_store_bytes=config.serve.batch_dir_bytes if store_reader(config.serve) else 0,

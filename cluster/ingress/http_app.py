@@ -181,6 +181,7 @@ class _Api:
             request_context.traceparent.set(request.headers.get("traceparent", ""))
             request.state.tenant, request.state.notes, request.state.effort = None, [], ""
             request.state.metrics = self._metrics  # until its model is known
+            request.state.identity, request.state.digest = None, b""
             try:
                 if route.scope is not Scope.OPEN:
                     self._admit(request, route.scope)

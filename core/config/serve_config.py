@@ -27,6 +27,9 @@ class ServeConfig(Section):
     """Origins, such as https://chat.example.com, whose pages may ask from a browser (CORS); `*`: all. Empty: none."""
     request_timeout_s: float = Field(default=600.0, gt=0)
     """Seconds that a request may take before it is ended."""
+    resume_s: float = Field(default=30.0, ge=0)
+    """How long a client may be away and still have the rest of its answer, from any ingress. So long an instance goes on after
+    the loss of an ingress, and keeps what it has generated. 0: an answer ends with its connection, and its events have no ids."""
     drain_notice_s: float = Field(default=3.0, ge=0)
     """How long an ingress that will stop still takes requests while /ready says 503: load balancers turn away meanwhile."""
     drain_timeout_s: float = Field(default=30.0, gt=0)

@@ -1,7 +1,5 @@
 """Anthropic's routes: a message becomes a chat, and the answer becomes blocks."""
 
-import uuid
-
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
@@ -40,10 +38,10 @@ class AnthropicRoutes:
         fitting = answering.fitting(request, chat.prompt)
         choices = await answering.choices(http, fitting, [chat.prompt], 1, chat)
         shape = MessagesShape(
-            f"msg_{uuid.uuid4().hex}",
+            f"msg_{http.state.identity.name}",
             body.model,
             len(chat.prompt),
-            new_call_id=answering.chat_format.new_call_id,
+            new_call_id=answering.call_ids(http),
             stopped=lambda: choices[0].stops.found,
             shows_thinking=body.shows_thinking,
             fills_context=fitting is not request,

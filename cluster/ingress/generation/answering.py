@@ -17,11 +17,13 @@ from cluster.ingress.delivery.beam_search import BeamParams
 from cluster.ingress.delivery.generator import ChatTokenizer, Generator
 from cluster.ingress.delivery.shared_prompt import SharedPrompt
 from cluster.ingress.generation import request_params
+from cluster.ingress.generation.answer_identity import AnswerIdentity, NewId
 from cluster.ingress.generation.body_shape import BodyShape, Json
 from cluster.ingress.generation.body_work import BodyWork
 from cluster.ingress.generation.chat_format import ChatFormat, PreparedChat
 from cluster.ingress.generation.choices import ChoiceRunner, ChoiceStream
 from cluster.ingress.generation.detokenize import TextStream
+from cluster.ingress.generation.event_numbers import EventNumbers
 from cluster.ingress.generation.http_responses import (
     SERVER_SENT_EVENTS,
     Settle,
@@ -35,6 +37,7 @@ from cluster.ingress.generation.http_responses import (
 )
 from cluster.ingress.generation.prompt_length import check_counted
 from cluster.ingress.generation.request_params import ApiSettings
+from cluster.ingress.generation.resuming import Resuming
 from cluster.ingress.generation.token_checks import check_tokens
 from cluster.ingress.generation.truncation import most_tokens, shortened
 from cluster.ingress.grammar.grammar_checker import GrammarChecker
@@ -77,6 +80,7 @@ class Answering:
         self._grammars = GrammarChecker(folder, settings.vocab_size) if folder is not None else None
         self.chat_format = ChatFormat(tokenizer, settings)
         self.work = BodyWork(settings)
+        self.resuming = Resuming(generator, settings.resume_s)
 
     async def state(self) -> str:
         """Return `serving` where a request would be answered now, else `unavailable`."""
@@ -165,8 +169,13 @@ class Answering:
             pieces = self._runner.search(choices, num_prompts, tenant, beams)
         if not request.stream:
             return await whole(http, pieces, choices, num_prompts, shape)
-        begun = asyncio.Event()
-        source = events(pieces, choices, num_prompts, shape, http.state.request_id, begun, settle=settle)
+        begun, identity = asyncio.Event(), http.state.identity
+        written = identity.written if form is SERVER_SENT_EVENTS else ""
+        numbers = EventNumbers(written, identity.after, len(choices))
+        request_id = http.state.request_id
+        source = events(
+            pieces, choices, num_prompts, shape, request_id, begun, numbers=numbers, settle=settle
+        )
         return await streamed(http, source, begun, self.settings.keep_alive_s, form)
 
     async def whole_body(
@@ -204,8 +213,10 @@ class Answering:
         n: int,
         chat: PreparedChat | None = None,
     ) -> list[ChoiceStream]:
-        """Return the choices to generate. Raises RequestError."""
+        """Return the choices to generate, and set `http.state.identity`. Raises RequestError."""
         request_params.check_generates(self.settings)
+        if http.state.identity is None:
+            http.state.identity = await self.resuming.identity(http, streams=request.stream)
         return await self.aside(http, at_once(partial(self._choices, http, request, prompts, n, chat)))
 
     def _choices(
@@ -216,14 +227,14 @@ class Answering:
         n: int,
         chat: PreparedChat | None,
     ) -> list[ChoiceStream]:
-        slo = self._slo(http, asked.terms)
+        slo, identity = self._slo(http, asked.terms), http.state.identity
         choices: list[ChoiceStream] = []
         common = request_params.to_sampling(asked, self.settings, self.tokenizer)
         if chat is not None:
             common = replace(common, grammar=chat.grammar, thinking=chat.thinking)
         for prompt in self._shortened(asked, prompts):
             max_tokens = request_params.max_new_tokens(asked, len(prompt), self.settings)
-            seed = request_params.seed_of_prompt(asked)
+            seed = request_params.seed_of_prompt(asked, identity.new_seed())
             sampling = replace(common, max_tokens=max_tokens, seed=seed)
             shared = SharedPrompt() if n > 1 else None
             for choice in range(n):
@@ -234,7 +245,7 @@ class Answering:
                 request = self._request(http, asked.terms, slo, prompt, seeded, field, retain=retain)
                 images = chat.images if chat is not None else ()
                 request = replace(request, hints=asked.hints, images=images)
-                choices.append(self._choice(len(choices), request, asked, chat, shared))
+                choices.append(self._choice(len(choices), request, asked, chat, shared, identity))
         log.debug("request %s runs as %s", http.state.request_id, [choice.request.id for choice in choices])
         return choices
 
@@ -259,7 +270,9 @@ class Answering:
         asked: GenerationRequest,
         chat: PreparedChat | None,
         shared: SharedPrompt | None,
+        identity: AnswerIdentity,
     ) -> ChoiceStream:
+        request = identity.of_sequence(request, index)
         hidden = chat.hidden_tokens if chat else None
         skips_special = asked.skip_special_tokens and hidden is None
         stops = self._stops(asked, hidden, skips_special=skips_special)
@@ -277,7 +290,17 @@ class Answering:
             stops=stops,
             prompt_only=asked.max_tokens == 0,
             shared=shared,
+            num_paid=identity.num_paid(request),
         )
+
+    def call_ids(self, http: HttpRequest) -> NewId:
+        """Return what makes the ids of an answer's calls."""
+        identity: AnswerIdentity = http.state.identity
+
+        def new_call_id(choice: int = 0) -> str:
+            return self.chat_format.call_id(identity.new_id(choice))
+
+        return new_call_id
 
     def _stops(
         self, request: GenerationRequest, hidden: frozenset[int] | None, *, skips_special: bool

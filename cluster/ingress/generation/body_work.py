@@ -1,6 +1,7 @@
 """Reads and works on requests' bodies: short ones where they come in, longer ones on threads that the tenants share fairly."""
 
 from collections.abc import Callable
+from hashlib import blake2b
 from typing import TypeVar, cast
 
 from fastapi import Request as HttpRequest
@@ -30,6 +31,7 @@ class BodyWork:
     def __init__(self, settings: ApiSettings) -> None:
         self._max_bytes, self._timeout_s = settings.max_body_bytes, settings.body_timeout_s
         self._unknown_fields: UnknownFields = settings.unknown_fields
+        self._resumes = settings.resume_s > 0
         self._threads = FairThreads()
 
     @property
@@ -42,8 +44,12 @@ class BodyWork:
         if isinstance(found := http.scope.pop(_FOUND, None), kind):
             return found
         data = await read_json(http, self._max_bytes, self._timeout_s)
-        work = at_once(lambda: read_body(kind, parse_json(data), self._unknown_fields))
-        body, notes = await self._do(http, work, 0, holds_lock=True)
+
+        def validated() -> tuple[tuple[M, list[str]], bytes]:
+            read = read_body(kind, parse_json(data), self._unknown_fields)
+            return read, _digest(http.scope["path"], data) if self._resumes else b""
+
+        (body, notes), http.state.digest = await self._do(http, at_once(validated), 0, holds_lock=True)
         http.state.notes += notes
         return body
 
@@ -66,3 +72,9 @@ class BodyWork:
             return finished(work())
         running = self._threads.run(name, weight, num_bytes, work, holds_lock=holds_lock)
         return await unless_gone(http, running)
+
+
+def _digest(path: str, data: bytes) -> bytes:
+    digest = blake2b(path.encode(), digest_size=16)
+    digest.update(data)
+    return digest.digest()

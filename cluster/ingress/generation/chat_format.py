@@ -1,7 +1,5 @@
 """How the served model is spoken to and read: what its chat template wants, and the markup that it answers in."""
 
-import secrets
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +30,6 @@ from core.types import Grammar, ThinkingBudget
 
 _TAIL_TOKENS = 16
 """The number of tokens at the prompt's end that tell whether it ends within the reasoning."""
-_LETTERS = string.ascii_letters + string.digits
 _TEMPLATE_RESERVED = {
     "self",
     *("messages", "conversation", "tools", "documents", "chat_template"),
@@ -94,10 +91,9 @@ class ChatFormat:
         """Whether the model's reasoning can have a budget: a single token ends it."""
         return self.formats.reasoning != "none" and len(self._ids(self.formats.budget_marks[1])) == 1
 
-    def new_call_id(self) -> str:
-        short = self._template.short_ids
-        letters = "".join(secrets.choice(_LETTERS) for _ in range(9 if short else 24))
-        return letters if short else f"call_{letters}"
+    def call_id(self, unique: str) -> str:
+        """Return a call's id, as the model's template takes it, from letters and digits that are unique."""
+        return unique[:9] if self._template.short_ids else f"call_{unique[:24]}"
 
     def prepare(self, conversation: ChatConversation, request: GenerationRequest) -> PreparedChat:
         """Prepare a conversation. Raises RequestError."""

@@ -34,6 +34,8 @@ class ChoiceStream:
     """Whether only the prompt is of interest, and not the token that is sampled."""
     shared: SharedPrompt | None = None
     """With the other choices of its prompt; None: it is the only one."""
+    num_paid: int = -1
+    """How many of its tokens the tenant has paid for already, where it has begun before; -1: not even the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class ChoiceRunner:
 
         Closing it, or an error in one choice, cancels every choice. Raises Overloaded or RequestError before the first piece when
         that is more than the tenant may have now."""
-        num_prompt = num_prompt_tokens(choices, num_prompts)
+        num_prompt = 0 if choices[0].num_paid >= 0 else num_prompt_tokens(choices, num_prompts)
         with tenant.running(min(len(choices), at_once), num_prompt):
             self._metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
             self._metrics.num_choices.observe(len(choices) // num_prompts)
@@ -82,7 +84,9 @@ class ChoiceRunner:
             per_prompt = len(choices) // num_prompts
             async with aclosing(_with_scores(self._all(choices, at_once), choices, per_prompt)) as pieces:
                 async for piece in pieces:
-                    if piece.token is not None and not choices[piece.index].prompt_only:
+                    choice = choices[piece.index]
+                    is_new = piece.token is not None and piece.token.index >= choice.num_paid
+                    if is_new and not choice.prompt_only:
                         tenant.spend(1)
                         output.inc()
                     yield piece

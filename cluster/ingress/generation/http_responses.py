@@ -17,6 +17,7 @@ from starlette.types import Send
 
 from cluster.ingress.generation.body_shape import BodyShape, Json
 from cluster.ingress.generation.choices import ChoiceStream, TextPiece, num_prompt_tokens
+from cluster.ingress.generation.event_numbers import EventNumbers
 from cluster.ingress.http.http_errors import describe
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class StreamForm:
 
 
 SERVER_SENT_EVENTS = StreamForm("text/event-stream", ": keep-alive\n\n")
+NOTHING_MORE = ": the client has every event of this stream\n\n"
 JSON_LINES = StreamForm("application/x-ndjson", " ")
 
 
@@ -130,22 +132,23 @@ async def events(
     request_id: str,
     begun: asyncio.Event,
     *,
+    numbers: EventNumbers,
     settle: Settle,
 ) -> AsyncGenerator[str, None]:
-    """Yield events up to the answer's last. An error after the first of them, or once the stream has `begun` with a sign of
-    life, is an event of its own. Once `shape` has the end, `settle` is awaited before the client gets it."""
+    """Yield events up to the answer's last, but those that the client has. An error after the first of them, or once the stream
+    has `begun` with a sign of life, is an event of its own. Once `shape` has the end, `settle` is awaited before the client gets
+    it."""
     used = UsageCounter(choices, num_prompts)
     opened: set[int] = set()
     try:
-        async with contextlib.aclosing(stream):
-            async for piece in stream:
+        async with contextlib.aclosing(numbers.in_order(stream)) as pieces:
+            async for piece in pieces:
                 used.count(piece)
-                if piece.index not in opened:
-                    opened.add(piece.index)
-                    for chunk in shape.opening(piece):
-                        yield shape.frame(chunk)
-                for chunk in shape.chunks(piece):
-                    yield shape.frame(chunk)
+                opening = () if piece.index in opened else shape.opening(piece)
+                opened.add(piece.index)
+                for chunk in (*opening, *shape.chunks(piece)):
+                    if event := numbers.numbered(piece.index, shape.frame(chunk)):
+                        yield event
     except Exception as error:
         if not opened and not begun.is_set():
             raise
@@ -161,7 +164,10 @@ async def events(
         last = shape.closing(used.usage)
     await settle()
     for chunk in last:
-        yield shape.frame(chunk)
+        if event := numbers.numbered(0, shape.frame(chunk)):
+            yield event
+    if numbers.has_all:
+        yield NOTHING_MORE
 
 
 class EventResponse(StreamingResponse):

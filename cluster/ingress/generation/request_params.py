@@ -47,6 +47,8 @@ class ApiSettings:
     max_body_bytes: int = 8 << 20
     body_timeout_s: float = 30.0
     keep_alive_s: float = 25.0
+    resume_s: float = 0.0
+    """How long a client may be away and still have the rest of its answer; 0: not at all."""
     max_n: int = 128
     response_store_bytes: int = 64 << 20
     response_age_s: float = 30 * 86400.0
@@ -176,7 +178,7 @@ def to_sampling(
         repetition_penalty=wanted.get("repetition_penalty", 1.0),
         presence_penalty=chosen.get("presence_penalty", 0.0),
         frequency_penalty=chosen.get("frequency_penalty", 0.0),
-        seed=seed_of_prompt(request),
+        seed=seed_of_prompt(request, randbits(63)),
         logit_bias=request.logit_bias,
         allowed_token_ids=allowed,
         bad_words=bad_words,
@@ -222,9 +224,9 @@ def check_constrainable(request: GenerationRequest, field: str, settings: ApiSet
         raise RequestError(f"{field}: an answer could not end where it is complete: {reason}", field=field)
 
 
-def seed_of_prompt(request: GenerationRequest) -> int:
-    """Return the request's seed, or else a random one for each prompt: equal prompts may have different answers."""
-    return (randbits(63) if request.seed is None else request.seed) & _SEED_MASK
+def seed_of_prompt(request: GenerationRequest, otherwise: int) -> int:
+    """Return the request's seed, or else the one that is given: equal prompts may have different answers."""
+    return (otherwise if request.seed is None else request.seed) & _SEED_MASK
 
 
 def seed_of_choice(seed: int, choice: int) -> int:

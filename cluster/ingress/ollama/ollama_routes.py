@@ -124,7 +124,7 @@ class OllamaRoutes:
             body.model,
             wording,
             AskedTimes(http.state.arrival_at, current_time()),
-            new_call_id=answering.chat_format.new_call_id,
+            new_call_id=answering.call_ids(http),
             entries=TokenEntries(answering.tokenizer) if body.logprobs else None,
             context=prompt if has_context else None,
         )

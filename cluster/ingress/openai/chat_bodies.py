@@ -20,10 +20,11 @@ from core.types import FinishReason
 
 
 class ChatShape(OpenAIShape):
+    id_prefix = "chatcmpl"
     chunk_object = "chat.completion.chunk"
     object = "chat.completion"
 
-    def __init__(self, *args: Any, new_call_id: Callable[[], str]) -> None:
+    def __init__(self, *args: Any, new_call_id: Callable[[int], str]) -> None:
         super().__init__(*args)
         self._new_call_id, self._entries = new_call_id, TokenEntries(self._tokenizer)
         self._called: set[int] = set()
@@ -67,7 +68,12 @@ class ChatShape(OpenAIShape):
                 return f'{{"reasoning_content": {said}, "reasoning": {said}}}'
             case CallBegins(index, name):
                 function = {"name": name, "arguments": ""}
-                call = {"index": index, "id": self._new_call_id(), "type": "function", "function": function}
+                call = {
+                    "index": index,
+                    "id": self._new_call_id(choice),
+                    "type": "function",
+                    "function": function,
+                }
                 return json.dumps({"tool_calls": [call]})
             case CallArguments(index, text):
                 return f'{{"tool_calls": [{{"index": {index}, "function": {{"arguments": {json.dumps(text)}}}}}]}}'
@@ -116,7 +122,7 @@ class ChatShape(OpenAIShape):
             match event:
                 case CallBegins(_, name):
                     function = {"name": name, "arguments": ""}
-                    calls.append({"id": self._new_call_id(), "type": "function", "function": function})
+                    calls.append({"id": self._new_call_id(choice), "type": "function", "function": function})
                 case CallArguments(_, text_of_call):
                     calls[-1]["function"]["arguments"] += text_of_call
                 case CallEnds(_, is_whole):

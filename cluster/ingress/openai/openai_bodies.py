@@ -3,12 +3,12 @@
 A chunk's JSON is put together around a prepared frame: only its text goes through the JSON encoder, once per token."""
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cluster.ingress.delivery.generator import ChatTokenizer
+from cluster.ingress.generation.answer_identity import AnswerIdentity
 from cluster.ingress.generation.body_shape import Json
 from cluster.ingress.generation.choices import ChoiceStream, TextPiece, num_prompt_tokens
 from cluster.ingress.generation.token_texts import TokenTexts
@@ -28,12 +28,13 @@ class Extras:
 
 
 class OpenAIShape:
+    id_prefix: str
     chunk_object: str
     object: str
 
     def __init__(
         self,
-        response_id: str,
+        identity: AnswerIdentity,
         model: str,
         tokenizer: ChatTokenizer,
         extras: Extras,
@@ -41,8 +42,8 @@ class OpenAIShape:
         num_prompts: int,
     ) -> None:
         self._head: Json = {
-            "id": response_id,
-            "created": int(time.time()),
+            "id": f"{self.id_prefix}-{identity.name}",
+            "created": identity.created_at,
             "model": model,
             "system_fingerprint": None,
         }
@@ -116,6 +117,7 @@ def finish_word(piece: TextPiece) -> str:
 
 
 class CompletionShape(OpenAIShape):
+    id_prefix = "cmpl"
     chunk_object = "text_completion"
     object = "text_completion"
 

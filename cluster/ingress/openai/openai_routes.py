@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -57,13 +56,13 @@ class OpenAIRoutes:
         beams = beams_of(body, request, n, chat.grammar, answering.settings)
         choices = await answering.choices(http, request, [chat.prompt], n, chat)
         shape = ChatShape(
-            f"chatcmpl-{uuid.uuid4().hex}",
+            http.state.identity,
             body.model,
             answering.tokenizer,
             _extras(body, logprobs=bool(body.logprobs)),
             choices,
             1,
-            new_call_id=answering.chat_format.new_call_id,
+            new_call_id=answering.call_ids(http),
         )
         return await answering.answer(http, request, choices, 1, shape, beams)
 
@@ -82,7 +81,7 @@ class OpenAIRoutes:
         if body.echo:
             echoes = await self._answering.aside(http, lambda: self._echoes(body, choices))
         shape = CompletionShape(
-            f"cmpl-{uuid.uuid4().hex}",
+            http.state.identity,
             body.model,
             self._answering.tokenizer,
             _extras(body, logprobs=body.logprobs is not None),

@@ -1,7 +1,6 @@
 """The bodies of /v1/responses, whole and as events: an answer becomes items of reasoning, text and calls."""
 
 import json
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +26,7 @@ class ResponsesShape:
         self,
         response: Json,
         *,
+        new_id: Callable[[], str],
         new_call_id: Callable[[], str],
         entries: TokenEntries | None,
         namespaces: Mapping[str, tuple[str, str]],
@@ -35,7 +35,8 @@ class ResponsesShape:
         """`entries` are for the text's log-probabilities, where the client asked for them. `namespaces`: by the name that the
         model knows, a function's namespace and its name in it. `on_end` gets the finished body."""
         self.response = response
-        self._new_call_id, self._entries, self._on_end = new_call_id, entries, on_end
+        self._new_id, self._new_call_id = new_id, new_call_id
+        self._entries, self._on_end = entries, on_end
         self._namespaces = namespaces
         self._open: type[OutputEvent] | None = None
         """What the last item holds, while it may grow."""
@@ -113,7 +114,7 @@ class ResponsesShape:
             case CallBegins(_, name):
                 self._logprobs = []
                 call_id = self._new_call_id()
-                item = {"id": f"fc_{uuid.uuid4().hex}", "type": "function_call", "status": "in_progress"}
+                item = {"id": f"fc_{self._new_id()}", "type": "function_call", "status": "in_progress"}
                 if name in self._namespaces:
                     item["namespace"], name = self._namespaces[name]
                 return self._begin(event, item | {"call_id": call_id, "name": name, "arguments": ""})
@@ -132,9 +133,9 @@ class ResponsesShape:
         if self._open is type(event):
             return []
         if isinstance(event, Text):
-            item: Json = {"id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant"}
+            item: Json = {"id": f"msg_{self._new_id()}", "type": "message", "role": "assistant"}
         else:
-            item = {"id": f"rs_{uuid.uuid4().hex}", "type": "reasoning", "summary": []}
+            item = {"id": f"rs_{self._new_id()}", "type": "reasoning", "summary": []}
         begun = self._begin(event, item | {"status": "in_progress", "content": []})
         added = self._of_part("content_part.added", part=part)
         self._item["content"] = [part]

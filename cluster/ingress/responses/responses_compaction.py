@@ -67,7 +67,8 @@ async def compaction(
     choices = await answering.choices(http, fitting, [chat.prompt], 1, chat)
     shape = ResponsesShape(
         {"output": []},
-        new_call_id=answering.chat_format.new_call_id,
+        new_id=http.state.identity.new_id,
+        new_call_id=answering.call_ids(http),
         entries=None,
         namespaces={},
         on_end=lambda _: None,
@@ -84,7 +85,7 @@ async def compaction(
     said = [one.item.model_dump(exclude_none=True) for one in items if _is_users(one.item)]
     taken: set[str] = set()
     return {
-        "id": f"resp_{uuid.uuid4().hex}",
+        "id": f"resp_{http.state.identity.name}",
         "object": "response.compaction",
         "created_at": int(time.time()),
         "output": [*(with_id(item, taken) for item in said), {"id": f"cmp_{uuid.uuid4().hex}", **summary}],

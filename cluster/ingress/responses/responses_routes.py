@@ -1,8 +1,6 @@
 """OpenAI's Responses: a conversation of items, which the client sends whole or continues by a stored response's id."""
 
 import asyncio
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +8,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.generation import request_params
+from cluster.ingress.generation.answer_identity import AnswerIdentity
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.generation.body_shape import TokenEntries
 from cluster.ingress.generation.choices import ChoiceStream
@@ -65,14 +64,15 @@ class ResponsesRoutes:
         request, chat = await prepared_turn(http, answering, body, items)
         fitting = answering.fitting(request, chat.prompt)
         choices = await answering.choices(http, fitting, [chat.prompt], 1, chat)
-        response = _skeleton(f"resp_{uuid.uuid4().hex}", body, chat.effort.taken)
+        response = _skeleton(http.state.identity, body, chat.effort.taken)
         stored = StoredResponse(tenant=http.state.holder.owner, items=(*before, *own), body={})
         kept = KeptResponse(
             self._kept_in(http, response), self._conversations, stored, own, body.conversation_id
         )
         shape = ResponsesShape(
             response,
-            new_call_id=answering.chat_format.new_call_id,
+            new_id=http.state.identity.new_id,
+            new_call_id=answering.call_ids(http),
             entries=TokenEntries(answering.tokenizer) if body.wants_logprobs else None,
             namespaces=body.namespaces,
             on_end=kept.end,
@@ -225,15 +225,15 @@ def _with_id(item: Json, number: int) -> Json:
     return {"id": f"item_{number}", **item}
 
 
-def _skeleton(response_id: str, body: ResponsesRequest, effort: str) -> Json:
+def _skeleton(identity: AnswerIdentity, body: ResponsesRequest, effort: str) -> Json:
     """Return the response before its first token. `effort` is the one that the model's template was given."""
     said: dict[str, Any] = body.model_dump(mode="json", by_alias=True)
     if said["reasoning"] and effort:
         said["reasoning"]["effort"] = effort
     return {
-        "id": response_id,
+        "id": f"resp_{identity.name}",
         "object": "response",
-        "created_at": int(time.time()),
+        "created_at": identity.created_at,
         "status": "in_progress",
         "background": bool(body.background),
         "error": None,
