@@ -1,8 +1,8 @@
 """Every message between Baton's processes (what instances report is in `core/reports.py`). One list, so that the protocol can be
 read in one place.
 
-frontend  -> scheduler   PlaceRequest, Finished, AskStatus, LoadAdapter, UnloadAdapter, AdaptersUsed
-scheduler -> frontend    PlaceReply, Rejected, Status, AdapterChanged
+frontend  -> scheduler   PlaceRequest, Finished, AskStatus, AskShares, LoadAdapter, UnloadAdapter, AdaptersUsed
+scheduler -> frontend    PlaceReply, Rejected, Status, SharesGranted, AdapterChanged
 frontend  -> decode      Submit, Cancel, FindStream, Attach, Detach
 frontend  -> worker      DropCache, HintSession
 worker    -> frontend    Tokens, Failed, HandedOver, Leaving, CacheDropped, SessionHinted, StreamFound
@@ -11,7 +11,8 @@ prefill   -> decode      ChunkDone, Commit, Drained, PrefillFailed
 worker    -> scheduler   Register, LoadReport, NeedPrefill, Leaving, AdaptersHeld
 scheduler -> decode      PrefillAssigned, Buddy
 decode    -> decode      Replicas, ReplicasKept
-scheduler -> scheduler   PlacedByPeer, ReleasedByPeer, PeerRequest, PeerBacklog (and PeersChanged, to itself)
+scheduler -> scheduler   PlacedByPeer, ReleasedByPeer, PeerRequest, PeerBacklog (and PeersChanged, to itself),
+                         SharesTaken, LimitBookCopy (`core/limit_messages.py`)
 scheduler <-> all        AdapterList (`core/adapter_messages.py`)
 all                      what instances sleep and wake by (`core/sleep_messages.py`)
 """
@@ -27,6 +28,7 @@ from core.adapter_messages import (
     UnloadAdapter,
 )
 from core.kv import KVShard
+from core.limit_messages import AskShares, LimitBookCopy, SharesGranted, SharesTaken
 from core.reports import DroppedBlocks, LoadReport, Register, Status
 from core.sleep_messages import (
     AskSleep,
@@ -455,6 +457,7 @@ Message = (
     | Buddy | Replicas | ReplicasKept | DropCache | CacheDropped | HintSession | SessionHinted
     | PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest | PeerBacklog
     | AdapterList | AdaptersHeld | AdaptersUsed | LoadAdapter | UnloadAdapter | AdapterChanged
+    | AskShares | SharesGranted | SharesTaken | LimitBookCopy
     | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed
     | GoToSleep | WakeUp | Asleep | AskSleep | AskWake | SleepAnswer | KeepAwake
 )  # fmt: skip

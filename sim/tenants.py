@@ -1,13 +1,16 @@
-"""Tenants under simulation: what the configuration says of each, and what it may begin (as cluster/ingress/tenants/access.py).
+"""Tenants under simulation: what the configuration says of each, and what it may begin (as cluster/ingress/tenants/account.py).
 
 A tenant that the configuration does not name has weight 1, the class of everybody, and no limits. Output is paid for as it is
 delivered in the full simulation, and at its end in the coarse one."""
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cluster.ingress.tenants.tenant_limits import Excess, Meter, TenantLimits
+from cluster.ingress.tenants.use_limits import Excess, Limited, Need, limits_of, needs_to_begin
 from core.config.live_config import TenantConfig
+from core.limit_book import SlidingWindow
+from core.limit_messages import Limit
 from core.types import Request, Slo
 
 _UNKNOWN = TenantConfig()
@@ -31,27 +34,42 @@ class Tenants:
         rules = self._by_name.get(request.tenant, _UNKNOWN)
         return replace(request, slo=self.slo_of(request.tenant), weight=rules.weight)
 
-    def limits_of(self, tenant: str) -> TenantLimits:
-        rules = self._by_name.get(tenant, _UNKNOWN)
-        return TenantLimits(rules.max_requests_per_min, rules.max_tokens_per_min, rules.max_concurrent)
+    def rules_of(self, tenant: str) -> TenantConfig:
+        return self._by_name.get(tenant, _UNKNOWN)
 
 
 class TenantGate:
-    """One ingress' meters. What `begin` has let in must be ended with `end`."""
+    """What all ingresses together let in. What `begin` has let in must be ended with `end`."""
 
     def __init__(self, tenants: Tenants) -> None:
         self._tenants = tenants
-        self._meters: dict[str, Meter] = {}
+        self._taken = defaultdict[Limit, SlidingWindow](SlidingWindow)
+        self._running = Counter[str]()
 
     def begin(self, tenant: str, num_prompt_tokens: int, now: float) -> Excess | None:
         """Let a request in, or say why not."""
-        meter = self._meters.get(tenant)
-        if meter is None:
-            meter = self._meters[tenant] = Meter(self._tenants.limits_of(tenant), now)
-        return meter.request(now) or meter.begin(1, num_prompt_tokens, now)
+        limited = self._limited(tenant)
+        needs = [Need(limit, 1) for limit in limited.requests]
+        needs += needs_to_begin([limited], 1, num_prompt_tokens, 0)
+        for need in needs:
+            if wait_s := self._wait_s(tenant, need, now):
+                return Excess(need.limit, wait_s)
+        for need in needs:
+            self._taken[need.limit].add(need.amount, now)
+        self._running[tenant] += 1
+        return None
 
     def spend(self, tenant: str, num_tokens: int, now: float) -> None:
-        self._meters[tenant].spend(num_tokens, now)
+        for limit in self._limited(tenant).tokens:
+            self._taken[limit].add(num_tokens, now)
 
     def end(self, tenant: str) -> None:
-        self._meters[tenant].end(1)
+        self._running[tenant] -= 1
+
+    def _limited(self, tenant: str) -> Limited:
+        return Limited(f"tenant {tenant!r}", limits_of(self._tenants.rules_of(tenant)))
+
+    def _wait_s(self, tenant: str, need: Need, now: float) -> float:
+        if need.limit.what == "sequences":
+            return float(self._running[tenant] >= need.limit.most)
+        return self._taken[need.limit].wait_s(max(need.amount, need.least), need.limit.most, now)

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 
 from cluster.ingress.batches.batch_import import import_folder
 from cluster.ingress.batches.batch_runner import BatchRunner
-from cluster.ingress.delivery.generator import Generator
+from cluster.ingress.delivery.frontend import Frontend
 from cluster.ingress.generation.request_params import ApiSettings
 from cluster.ingress.generation.served_model import ServedModel
 from cluster.ingress.http_app import create_app_of
@@ -34,7 +34,7 @@ from models.vision.image_reader import ImageReader
 class ModelBehind:
     """A model that is to be served, and what it is asked through."""
 
-    generator: Generator
+    generator: Frontend
     config: ClusterConfig
     """Its row's (`ClusterConfig.rows`)."""
     card: ModelCard
@@ -51,7 +51,7 @@ def door_observers(config: ClusterConfig, models: Sequence[ModelBehind]) -> Obse
 
 
 def build_app(
-    generator: Generator, config: ClusterConfig, card: ModelCard, access: Access, observers: Observers
+    generator: Frontend, config: ClusterConfig, card: ModelCard, access: Access, observers: Observers
 ) -> FastAPI:
     """Build the API of one model."""
     model = ModelBehind(generator=generator, config=config, card=card, observers=observers)
@@ -76,6 +76,7 @@ def build_app_of(
                 observers=model.observers,
             )
         )
+    access.lease_from(models[0].generator.ask_shares)
     app = create_app_of(served, access, observers, store)
     app.state.store = store
     if served[0].settings.file_store_bytes:

@@ -184,7 +184,7 @@ class _Api:
             request.state.identity, request.state.digest = None, b""
             try:
                 if route.scope is not Scope.OPEN:
-                    self._admit(request, route.scope)
+                    await self._admit(request, route.scope)
                 response = await handler(request)
             except (ClientGone, ClientDisconnect):
                 response = Response(status_code=_CLIENT_GONE)
@@ -195,13 +195,13 @@ class _Api:
             if request.state.effort:
                 response.headers["x-baton-reasoning-effort"] = request.state.effort
             if request.state.tenant is not None and request.method == "POST":
-                response.headers.update(request.state.tenant.headers())
+                response.headers.update(request.state.holder.account.headers())
             request.state.metrics.requests.labels(path, response.status_code).inc()
             return response
 
         return guard
 
-    def _admit(self, http: HttpRequest, needed: Scope) -> None:
+    async def _admit(self, http: HttpRequest, needed: Scope) -> None:
         holder: KeyHolder | None = http.scope.get(HOLDER)
         if holder is None:
             key = http.headers.get("x-api-key")  # Anthropic's clients
@@ -210,7 +210,7 @@ class _Api:
         http.state.holder, http.state.tenant = holder, holder.tenant
         holder.check_scope(http.scope["path"], needed)
         if http.method == "POST":
-            holder.tenant.count_request()
+            await holder.account.count_request()
 
     def _refusal(self, http: HttpRequest, path: str, failure: Exception) -> Response:
         """Return the response for what ended a request, and log and count it."""

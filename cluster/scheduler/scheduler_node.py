@@ -10,6 +10,8 @@ from cluster.scheduler.adapter_registry import AdapterRegistry, Word
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.global_scheduler import GlobalScheduler
 from cluster.scheduler.kept_adapters import Answer, KeptAdapters
+from cluster.scheduler.limit_keeper import SETTLE_S, LimitKeeper
+from cluster.scheduler.limit_keeper import Word as LimitWord
 from cluster.scheduler.scheduler_events import (
     Event,
     OperatorAsked,
@@ -27,9 +29,11 @@ from core.adapter_messages import (
     UnloadAdapter,
 )
 from core.messages import (
+    AskShares,
     AskStatus,
     Finished,
     Leaving,
+    LimitBookCopy,
     Message,
     NeedPrefill,
     PeerBacklog,
@@ -38,6 +42,7 @@ from core.messages import (
     PlacedByPeer,
     PlaceRequest,
     ReleasedByPeer,
+    SharesTaken,
 )
 from core.ports import Clock, Mail, Resolve
 from core.reports import LoadReport, PoolStatus, Register, Status
@@ -81,6 +86,7 @@ class SchedulerNode:
         self._adapters, self._kept_adapters = AdapterRegistry(mail.address), kept_adapters
         if kept_adapters is not None:
             self._adapters.restore(kept_adapters.listed, clock.now())
+        self._limits = LimitKeeper(is_alone=resolve is None)
         self._joining: dict[str, list[Register | LoadReport | Leaving]] = {}
         """What instances have said that still lack an adapter: until they have it, they are not there for requests."""
         self._defects: dict[str, str] = {}
@@ -94,13 +100,14 @@ class SchedulerNode:
     async def run(self) -> None:
         """Run for as long as the scheduler lives, until cancelled."""
         self._note_waiting()
-        self._mail.listen(self._on_message, self._on_lost)
+        self._mail.listen(self._hear, self._on_lost)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._tick())
             if self._kept_adapters is not None:
                 tasks.create_task(self._kept_adapters.run(self._mail.send))
             if self._others is not None:
                 tasks.create_task(self._others.run())
+                tasks.create_task(self._settle_limits())
 
     async def close(self) -> None:
         await self._mail.close()
@@ -125,6 +132,13 @@ class SchedulerNode:
     def show_trouble(self, why: str) -> None:
         """Say in the status why instances are missing, where nothing can be placed for it."""
         self._trouble = why
+
+    def _hear(self, sender: str, message: Message) -> None:
+        if isinstance(message, AskShares | SharesTaken | LimitBookCopy):
+            peers = self._scheduler.peer_schedulers
+            self._send(self._limits.on(sender, message, peers, self._clock.now()))
+        else:
+            self._on_message(sender, message)
 
     def _on_message(self, sender: str, message: Message) -> None:
         match message:
@@ -195,7 +209,17 @@ class SchedulerNode:
             for asker, answer in answers:
                 self._mail.send(asker, answer)
 
+    def _send(self, words: Sequence[LimitWord]) -> None:
+        for to, message in words:
+            self._mail.send(to, message)
+
+    async def _settle_limits(self) -> None:
+        """Answer for limits once there has been time to get another scheduler's book."""
+        await self._clock.sleep(SETTLE_S)
+        self._send(self._limits.settle(self._scheduler.peer_schedulers, self._clock.now()))
+
     def _on_lost(self, peer: str) -> None:
+        self._limits.lost(peer)
         self._defects.pop(peer, None)
         self._backlogs.pop(peer, None)
         self._joining.pop(peer, None)
@@ -208,6 +232,7 @@ class SchedulerNode:
         if self._others is not None:
             self._feed(PeersChanged(self.address, self._others.living, self._num_spares))
             self._tell(self._adapters.greet(other))
+            self._send(self._limits.greet(other, self._clock.now()))
 
     async def _tick(self) -> None:
         while True:

@@ -14,7 +14,7 @@ from core.config.config_section import Section
 from core.config.config_words import sentence
 from core.config.device_steps import with_steps_of_device
 from core.config.image_config import ImageConfig
-from core.config.live_config import LiveConfig, SloClasses, TenantConfig, TenantName
+from core.config.live_config import LimitsConfig, LiveConfig, SloClasses, TenantConfig, TenantName
 from core.config.mail_config import MailConfig
 from core.config.model_rows import ModelName, WrittenRows, check_models, tree_of
 from core.config.parallel_config import ParallelConfig
@@ -267,6 +267,8 @@ class ClusterConfig(FleetConfig):
     """Shared secret of the cluster's processes; None: one is made for each Ray cluster."""
     tenants: Mapping[TenantName, TenantConfig] = {}
     """Who holds certain keys, and what they may ask."""
+    model_limits: Mapping[str, LimitsConfig] = {}
+    """What all clients together may ask of each model or adapter, by name."""
 
     @property
     def rows(self) -> tuple["ClusterConfig", ...]:
@@ -286,11 +288,13 @@ class ClusterConfig(FleetConfig):
 def overlay(config: ClusterConfig, content: Mapping[str, Any]) -> ClusterConfig:
     """`config` with the service classes and tenants of `content` beside or in place of its own. Raises ConfigError."""
     if unknown := [name for name in content if name not in LiveConfig.model_fields]:
-        raise ConfigError(f"{unknown[0]!r} cannot change while the server runs; slo_classes and tenants can")
+        known = ", ".join(LiveConfig.model_fields)
+        raise ConfigError(f"{unknown[0]!r} cannot change while the server runs; only these can: {known}")
     live = _validated(LiveConfig, {name: value or {} for name, value in content.items()})
     changed = {
         "slo_classes": {**config.slo_classes, **live.slo_classes},
         "tenants": {**config.tenants, **live.tenants},
+        "model_limits": {**config.model_limits, **live.model_limits},
     }
     return _consistent(config.model_copy(update=changed))
 

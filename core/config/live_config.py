@@ -1,4 +1,4 @@
-"""Service classes, and tenants and their keys: the part of the configuration that `serve.live_file` may replace."""
+"""Service classes, tenants with their keys, and limits: the part of the configuration that `serve.live_file` may replace."""
 
 from collections.abc import Mapping
 from dataclasses import fields
@@ -11,10 +11,24 @@ from core.types import Slo
 _FROZEN = ConfigDict(frozen=True, extra="forbid")
 
 
-class TenantConfig(BaseModel):
-    """Who holds certain keys, and what they may ask of one ingress. A limit of 0 is none."""
+class LimitsConfig(BaseModel):
+    """What may be asked of the whole cluster. A limit of 0 is none."""
 
     model_config = _FROZEN
+
+    max_requests_per_min: int = Field(default=0, ge=0)
+    max_tokens_per_min: int = Field(default=0, ge=0)
+    """Prompt and output together."""
+    max_concurrent: int = Field(default=0, ge=0)
+    """Sequences at once: each choice of a request is one."""
+    max_tokens_per_day: int = Field(default=0, ge=0)
+    """Prompt and output together; a day begins at midnight UTC."""
+    max_tokens_per_month: int = Field(default=0, ge=0)
+    """The same of a month, which begins on its first day at midnight UTC."""
+
+
+class TenantConfig(LimitsConfig):
+    """Who holds certain keys, and what they may ask of the cluster. A limit of 0 is none."""
 
     keys: tuple[SecretStr, ...] = ()
     keys_file: str = ""
@@ -23,13 +37,12 @@ class TenantConfig(BaseModel):
     """Service classes that may be asked for, the default first; empty: all, and `standard`."""
     models: tuple[str, ...] = ()
     """Models that may be seen and used, by their names in `models`; empty: all."""
-    max_requests_per_min: int = Field(default=0, ge=0)
-    max_tokens_per_min: int = Field(default=0, ge=0)
-    """Prompt and output together."""
-    max_concurrent: int = Field(default=0, ge=0)
-    """Sequences at once: each choice of a request is one."""
     weight: float = Field(default=1.0, gt=0)
     """Its share of the service while other tenants wait as well, beside theirs."""
+    per_key: LimitsConfig = LimitsConfig()
+    """Limits of each of its keys, next to its own."""
+    per_model: Mapping[str, LimitsConfig] = {}
+    """Limits of what it may ask of each model or adapter, by name."""
 
 
 TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
@@ -61,3 +74,4 @@ class LiveConfig(BaseModel):
 
     slo_classes: SloClasses = {}
     tenants: Mapping[TenantName, TenantConfig] = {}
+    model_limits: Mapping[str, LimitsConfig] = {}

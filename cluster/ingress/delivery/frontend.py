@@ -5,7 +5,8 @@ import contextlib
 import itertools
 import logging
 import uuid
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 from cluster.ingress.delivery.attempts import Attempts
@@ -22,9 +23,11 @@ from cluster.ingress.delivery.shared_prompt import SharedPrompt
 from cluster.ingress.telemetry.timeline import Observe, Timeline, nobody
 from core.config.cluster_config import ScheduleConfig
 from core.errors import BatonError, ReplicaLost, RequestError
+from core.limit_messages import AskedShare, Share
 from core.messages import (
     AdapterChanged,
     AdapterList,
+    AskShares,
     AskStatus,
     CacheDropped,
     DropCache,
@@ -37,6 +40,7 @@ from core.messages import (
     PlaceReply,
     Rejected,
     SessionHinted,
+    SharesGranted,
     SleepAnswer,
     StreamFound,
     Tokens,
@@ -47,6 +51,9 @@ from core.types import Request, TokenOut
 from net.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
+
+_SHARES_S = 60.0
+"""The longest wait for shares of limits. Requests wait for less. What comes late is kept."""
 
 
 class Frontend:
@@ -111,6 +118,13 @@ class Frontend:
         if not (scheduler := self._schedulers.first):
             raise ReplicaLost("the scheduler is not known yet")
         return await self._questions.ask(scheduler, AskStatus, "the scheduler")
+
+    async def ask_shares(self, asked: tuple[AskedShare, ...]) -> Sequence[Share]:
+        """Return what the leading scheduler grants of limits. Raises ReplicaLost when it is lost before it answers."""
+        if not (scheduler := self._schedulers.first):
+            raise ReplicaLost("the scheduler is not known yet")
+        question = partial(AskShares, asked=asked)
+        return (await self._questions.ask(scheduler, question, "the scheduler", _SHARES_S)).shares
 
     async def drop_caches(self) -> dict[str, DroppedBlocks]:
         """Have every instance give up its prefix cache, and return what each has dropped, by address. Raises ReplicaLost, naming
@@ -222,7 +236,15 @@ class Frontend:
                 self._attempts.leave(address)
             case AdapterList():
                 self.adapters.hear(message)
-            case Status() | CacheDropped() | SessionHinted() | AdapterChanged() | SleepAnswer() | StreamFound():
+            case (
+                Status()
+                | CacheDropped()
+                | SessionHinted()
+                | AdapterChanged()
+                | SleepAnswer()
+                | StreamFound()
+                | SharesGranted()
+            ):
                 self._questions.answered(message)
             case _:
                 log.error("%s is not for a frontend (from %s)", type(message).__name__, sender)

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 from core.errors import ReplicaLost
-from core.messages import AdapterChanged, CacheDropped, Message, SessionHinted, SleepAnswer, StreamFound
+from core.messages import (
+    AdapterChanged,
+    CacheDropped,
+    Message,
+    SessionHinted,
+    SharesGranted,
+    SleepAnswer,
+    StreamFound,
+)
 from core.ports import Mail
 from core.reports import Status
 
@@ -37,7 +45,14 @@ class Questions:
             del self._open[nonce]
 
     def answered(
-        self, answer: Status | CacheDropped | SessionHinted | AdapterChanged | SleepAnswer | StreamFound
+        self,
+        answer: Status
+        | CacheDropped
+        | SessionHinted
+        | AdapterChanged
+        | SleepAnswer
+        | StreamFound
+        | SharesGranted,
     ) -> None:
         """Take an answer in. One that nobody waits for any more is dropped."""
         _, asked = self._open.get(answer.nonce, ("", None))

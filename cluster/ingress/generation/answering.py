@@ -48,7 +48,7 @@ from cluster.ingress.parsers.stop_strings import StopStrings
 from cluster.ingress.requests.conversation import ChatConversation
 from cluster.ingress.requests.generation_request import GenerationRequest, Terms
 from cluster.ingress.telemetry.metrics import IngressMetrics
-from cluster.ingress.tenants.access import Access, Tenant
+from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
 from cluster.ingress.tenants.fair_threads import Steps, at_once
 from core.errors import RequestError
 from core.types import Grammar, Request, SamplingParams, Slo
@@ -75,7 +75,7 @@ class Answering:
     ) -> None:
         self._generator, self._access = generator, access
         self.tokenizer, self.settings, self.metrics = tokenizer, settings, metrics
-        self._runner = ChoiceRunner(generator, tokenizer, metrics)
+        self._runner = ChoiceRunner(generator, tokenizer, metrics, settings.model_name)
         folder = settings.tokenizer_folder
         self._grammars = GrammarChecker(folder, settings.vocab_size) if folder is not None else None
         self.chat_format = ChatFormat(tokenizer, settings)
@@ -114,26 +114,26 @@ class Answering:
 
     async def prompt_of(self, http: HttpRequest, conversation: ChatConversation) -> tuple[int, ...]:
         """Return a conversation's tokens, which the tenant pays for. Raises RequestError."""
-        _check_account(http)
+        await _check_account(http)
         prompt = await self._with_images(http, conversation, self.chat_format.prompt_of)
-        http.state.tenant.spend(len(prompt))
+        http.state.holder.account.spend(len(prompt))
         return prompt
 
     async def tokens_of(self, http: HttpRequest, text: str, *, special: bool) -> list[int]:
         """Return a text's tokens, which the tenant pays for. `special`: with those that begin every text. Raises RequestError."""
         check_counted(text, "prompt", self.settings.max_context_tokens)
-        _check_account(http)
+        await _check_account(http)
         encode = partial(self.tokenizer.encode, text, add_special_tokens=special)
         tokens = await self.aside(http, at_once(encode))
-        http.state.tenant.spend(len(tokens))
+        http.state.holder.account.spend(len(tokens))
         return tokens
 
     async def text_of(self, http: HttpRequest, tokens: Sequence[int]) -> str:
         """Return the text of tokens, which the tenant pays for. Raises RequestError."""
-        _check_account(http)
+        await _check_account(http)
         decode = partial(self.tokenizer.decode, tokens, skip_special_tokens=False)
         text = await self.aside(http, at_once(decode))
-        http.state.tenant.spend(len(tokens))
+        http.state.holder.account.spend(len(tokens))
         return text
 
     async def _with_images(
@@ -162,11 +162,11 @@ class Answering:
     ) -> Response:
         """`beams`: the choices are the best that a beam search finds. `form` is that of a stream. `settle` is awaited before its
         last events."""
-        tenant: Tenant = http.state.tenant
+        holder: KeyHolder = http.state.holder
         if beams is None:
-            pieces = self._runner.run(choices, num_prompts, tenant)
+            pieces = self._runner.run(choices, num_prompts, holder)
         else:
-            pieces = self._runner.search(choices, num_prompts, tenant, beams)
+            pieces = self._runner.search(choices, num_prompts, holder, beams)
         if not request.stream:
             return await whole(http, pieces, choices, num_prompts, shape)
         begun, identity = asyncio.Event(), http.state.identity
@@ -182,7 +182,7 @@ class Answering:
         self, http: HttpRequest, choices: list[ChoiceStream], num_prompts: int, shape: BodyShape
     ) -> Json:
         """Return the answer's body, for a route that makes another of it. Raises ClientGone."""
-        pieces = self._runner.run(choices, num_prompts, http.state.tenant)
+        pieces = self._runner.run(choices, num_prompts, http.state.holder)
         return await unless_gone(http, gathered(pieces, choices, num_prompts, shape))
 
     async def answer_aside(
@@ -191,7 +191,7 @@ class Answering:
         """Answer where no connection waits. `shape` is told the end, also of what fails."""
         try:
             await gathered(
-                self._runner.run(choices, num_prompts, http.state.tenant), choices, num_prompts, shape
+                self._runner.run(choices, num_prompts, http.state.holder), choices, num_prompts, shape
             )
         except Exception as error:
             request_id = http.state.request_id
@@ -325,7 +325,7 @@ class Answering:
         """Return what the model makes of each prompt: (embedding_size,) float32, not normalised. `field` is the field of the body
         where the prompts stand. `seconds` says where in each the second text of a pair begins. Raises RequestError, and
         ClientGone when nobody waits for them any more."""
-        settings, tenant = self.settings, http.state.tenant
+        settings, holder = self.settings, http.state.holder
         if settings.pooling is None:
             raise RequestError(
                 f"the model {settings.model_name!r} does not embed texts: its folder has no modules.json; started with "
@@ -353,7 +353,7 @@ class Answering:
             )
             for index, (prompt, second) in enumerate(zip(prompts, seconds or [0] * len(prompts), strict=True))
         ]
-        return await unless_gone(http, self._vectors(choices, tenant))
+        return await unless_gone(http, self._vectors(choices, holder))
 
     def _request(
         self,
@@ -385,9 +385,9 @@ class Answering:
         check_tokens(request, prompt_field, self.tokenizer, self.settings.vocab_size)
         return request
 
-    async def _vectors(self, choices: Sequence[ChoiceStream], tenant: Tenant) -> list[np.ndarray]:
+    async def _vectors(self, choices: Sequence[ChoiceStream], holder: KeyHolder) -> list[np.ndarray]:
         found: dict[int, np.ndarray] = {}
-        async with aclosing(self._runner.run(choices, len(choices), tenant, _VECTORS_AT_ONCE)) as pieces:
+        async with aclosing(self._runner.run(choices, len(choices), holder, _VECTORS_AT_ONCE)) as pieces:
             async for piece in pieces:
                 assert piece.token is not None
                 found[piece.index] = np.frombuffer(piece.token.embedding, "<f4")
@@ -404,7 +404,7 @@ class Answering:
         await self._grammars.check(grammar.text, field)
 
 
-def _check_account(http: HttpRequest) -> None:
+async def _check_account(http: HttpRequest) -> None:
     """Raise Overloaded where the tenant has had more tokens than it may."""
-    with http.state.tenant.running(0, 0):
+    async with http.state.holder.account.running(0, 0):
         pass

@@ -3,7 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, field, replace
 
 from cluster.ingress.delivery.beam_search import BeamParams
@@ -14,8 +14,10 @@ from cluster.ingress.generation.detokenize import TextStream
 from cluster.ingress.parsers.output_events import OutputEvent, OutputParser, PlainParser, Text
 from cluster.ingress.parsers.stop_strings import StopStrings
 from cluster.ingress.telemetry.metrics import IngressMetrics
-from cluster.ingress.tenants.access import Tenant
+from cluster.ingress.tenants.access import KeyHolder
+from cluster.ingress.tenants.account import RunningUse
 from core.clock import current_time
+from core.config.adapter_config import adapter_name
 from core.errors import Overloaded, TargetOutOfReach
 from core.types import FinishReason, PromptScore, Request, TokenOut
 
@@ -65,19 +67,22 @@ def num_prompt_tokens(choices: Sequence[ChoiceStream], num_prompts: int) -> int:
 
 
 class ChoiceRunner:
-    def __init__(self, generator: Generator, tokenizer: ChatTokenizer, metrics: IngressMetrics) -> None:
-        self._generator, self._metrics = generator, metrics
+    def __init__(
+        self, generator: Generator, tokenizer: ChatTokenizer, metrics: IngressMetrics, model_name: str
+    ) -> None:
+        self._generator, self._metrics, self._model_name = generator, metrics, model_name
         self.tokenizer = tokenizer
 
     async def run(
-        self, choices: Sequence[ChoiceStream], num_prompts: int, tenant: Tenant, at_once: int = sys.maxsize
+        self, choices: Sequence[ChoiceStream], num_prompts: int, holder: KeyHolder, at_once: int = sys.maxsize
     ) -> AsyncGenerator[TextPiece, None]:
-        """Yield the pieces of all choices, `at_once` of them interleaved, on `tenant`'s account.
+        """Yield the pieces of all choices, `at_once` of them interleaved, on `holder`'s account.
 
         Closing it, or an error in one choice, cancels every choice. Raises Overloaded or RequestError before the first piece when
         that is more than the tenant may have now."""
         num_prompt = 0 if choices[0].num_paid >= 0 else num_prompt_tokens(choices, num_prompts)
-        with tenant.running(min(len(choices), at_once), num_prompt):
+        tenant = holder.tenant
+        async with self._running(choices, min(len(choices), at_once), num_prompt, holder) as use:
             self._metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
             self._metrics.num_choices.observe(len(choices) // num_prompts)
             output = self._metrics.tenant_tokens.labels(tenant.name, "output")
@@ -87,29 +92,40 @@ class ChoiceRunner:
                     choice = choices[piece.index]
                     is_new = piece.token is not None and piece.token.index >= choice.num_paid
                     if is_new and not choice.prompt_only:
-                        tenant.spend(1)
+                        use.spend(1)
                         output.inc()
                     yield piece
+            if use.num_output:
+                tenant.likely_output.ended(use.num_output / len(choices))
 
     async def search(
-        self, choices: Sequence[ChoiceStream], num_prompts: int, tenant: Tenant, beams: BeamParams
+        self, choices: Sequence[ChoiceStream], num_prompts: int, holder: KeyHolder, beams: BeamParams
     ) -> AsyncGenerator[TextPiece, None]:
         """Pieces of the answers that a beam search finds to each prompt, best first, once all are known. As `run` otherwise. The
         tenant pays for each beam's tokens, also where the beam is not among the answers."""
         num_prompt, metrics = num_prompt_tokens(choices, num_prompts), self._metrics
         per_prompt = len(choices) // num_prompts
         groups = [choices[first : first + per_prompt] for first in range(0, len(choices), per_prompt)]
-        with tenant.running(beams.width * num_prompts, num_prompt):
+        tenant = holder.tenant
+        async with self._running(choices, beams.width * num_prompts, num_prompt, holder) as use:
             metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
             metrics.num_choices.observe(per_prompt)
             found = await all_of(self._search(group, beams) for group in groups)
             num_sampled = sum(one.num_sampled for one in found)
-            tenant.spend(num_sampled)
+            use.spend(num_sampled)
             metrics.tenant_tokens.labels(tenant.name, "output").inc(num_sampled)
         for group, one in zip(groups, found, strict=True):
             for choice, tokens in zip(group, one.beams, strict=True):
                 for token in tokens:
                     yield _piece(choice, token)
+
+    def _running(
+        self, choices: Sequence[ChoiceStream], num_sequences: int, num_prompt: int, holder: KeyHolder
+    ) -> AbstractAsyncContextManager[RunningUse]:
+        likely = holder.tenant.likely_output
+        num_output = sum(likely.of(c.request.sampling.max_tokens) for c in choices if not c.prompt_only)
+        model = adapter_name(choices[0].request.adapter) or self._model_name
+        return holder.account.running(num_sequences, num_prompt, num_output, model)
 
     async def _search(self, group: Sequence[ChoiceStream], beams: BeamParams) -> Found:
         metrics, request = self._metrics, group[0].request

@@ -6,18 +6,19 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite
+from functools import partial
 from types import MappingProxyType
 
 from pydantic import SecretStr
 
+from cluster.ingress.tenants.account import Account
 from cluster.ingress.tenants.api_keys import ALL_SCOPES, Key, Scope, key_of, read_keys, tenant_of_owner
-from cluster.ingress.tenants.tenant_limits import Excess, Meter, TenantLimits, go_duration
+from cluster.ingress.tenants.shares import AskShares, Shares, own_book
+from cluster.ingress.tenants.use_limits import LikelyOutput, Limited, UseLimits, limits_of
 from core.config.cluster_config import ClusterConfig
-from core.errors import ConfigError, Overloaded, RequestError
+from core.errors import ConfigError, RequestError
 from core.types import Slo
 
 _DEFAULT_CLASS = "standard"
@@ -28,10 +29,12 @@ class TenantRules:
     keys: tuple[SecretStr, ...] = ()
     """As they are written, perhaps with scopes."""
     slo_classes: tuple[str, ...] = ()
-    limits: TenantLimits = field(default_factory=TenantLimits)
+    limits: UseLimits = field(default_factory=UseLimits)
     weight: float = 1.0
     models: tuple[str, ...] = ()
     """Models that may be seen and used, by name; empty: all."""
+    per_key: UseLimits = field(default_factory=UseLimits)
+    per_model: Mapping[str, UseLimits] = field(default_factory=dict[str, UseLimits])
 
     def parsed_keys(self, name: str) -> Sequence[Key]:
         """Return the keys of the tenant of this name. One that is written twice has the scopes of both."""
@@ -50,6 +53,7 @@ class Rules:
     slo_classes: Mapping[str, Slo]
     tenants: Mapping[str, TenantRules]
     """By name. The empty name stands for the holders of keys that belong to no tenant."""
+    model_limits: Mapping[str, UseLimits] = field(default_factory=dict[str, UseLimits])
 
     @property
     def asks_for_keys(self) -> bool:
@@ -61,23 +65,31 @@ def read_rules(config: ClusterConfig) -> Rules:
     serve = config.serve
     tenants = {"": TenantRules(read_keys("serve.api_keys_file", serve.api_keys, serve.api_keys_file))}
     for name, tenant in config.tenants.items():
-        limits = TenantLimits(tenant.max_requests_per_min, tenant.max_tokens_per_min, tenant.max_concurrent)
         keys = read_keys(f"tenants.{name}.keys_file", tenant.keys, tenant.keys_file)
-        tenants[name] = TenantRules(keys, tenant.slo_classes, limits, tenant.weight, tenant.models)
+        tenants[name] = TenantRules(
+            keys,
+            tenant.slo_classes,
+            limits_of(tenant),
+            tenant.weight,
+            tenant.models,
+            limits_of(tenant.per_key),
+            {model: limits_of(of_model) for model, of_model in tenant.per_model.items()},
+        )
     holders: dict[str, str] = {}
     for name, tenant in tenants.items():
         for key in tenant.parsed_keys(name):
             if holders.setdefault(key.text, name) != name:
                 raise ConfigError(f"tenants {holders[key.text]!r} and {name!r} share a key")
-    return Rules(config.slo_classes, tenants)
+    of_models = {model: limits_of(of_model) for model, of_model in config.model_limits.items()}
+    return Rules(config.slo_classes, tenants, of_models)
 
 
 class Tenant:
-    """A tenant, with what it has used in this process. Its name and rules show in no answer but its own."""
+    """Its name and rules show in no answer but its own."""
 
-    def __init__(self, name: str, rules: TenantRules, now: Callable[[], float]) -> None:
-        self.name, self.rules, self._now = name, rules, now
-        self.meter = Meter(rules.limits, now())
+    def __init__(self, name: str, rules: TenantRules) -> None:
+        self.name, self.rules = name, rules
+        self.likely_output = LikelyOutput()
 
     def may_see(self, model: str) -> bool:
         """Return whether the model of this name exists for this tenant."""
@@ -88,42 +100,13 @@ class Tenant:
         further."""
         return f"{self.name}/{wanted}" if self.name or wanted else ""
 
-    def count_request(self) -> None:
-        """Count one more request. Raises Overloaded."""
-        if (excess := self.meter.request(self._now())) is not None:
-            raise _refusal(excess)
-
-    @contextmanager
-    def running(self, num_sequences: int, num_prompt_tokens: int) -> Generator[None]:
-        """Count sequences while they run. Raises Overloaded, or RequestError for what would never be allowed."""
-        excess = self.meter.begin(num_sequences, num_prompt_tokens, self._now())
-        if excess is not None:
-            raise _refusal(excess)
-        try:
-            yield
-        finally:
-            self.meter.end(num_sequences)
-
-    def spend(self, num_tokens: int) -> None:
-        """Count output that was delivered."""
-        self.meter.spend(num_tokens, self._now())
-
-    def headers(self) -> dict[str, str]:
-        """Return OpenAI's x-ratelimit headers, for the limits that there are."""
-        found: dict[str, str] = {}
-        for balance in self.meter.balances(self._now()):
-            found[f"x-ratelimit-limit-{balance.name}"] = str(balance.limit)
-            found[f"x-ratelimit-remaining-{balance.name}"] = str(balance.remaining)
-            found[f"x-ratelimit-reset-{balance.name}"] = go_duration(balance.reset_s)
-        return found
-
 
 class KeyHolder:
     """Who asks: a tenant, by one of its keys."""
 
-    def __init__(self, tenant: Tenant, key: Key | None, owner: str = "") -> None:
+    def __init__(self, tenant: Tenant, key: Key | None, account: Account, owner: str = "") -> None:
         """Without a key, everything is allowed: none is asked for, or the server itself asks on behalf of an `owner`."""
-        self.tenant, self._key, self._owner = tenant, key, owner
+        self.tenant, self.account, self._key, self._owner = tenant, account, key, owner
 
     @property
     def owner(self) -> str:
@@ -147,23 +130,25 @@ class Access:
 
     def __init__(self, rules: Rules, now: Callable[[], float] = time.monotonic) -> None:
         self._secret, self._now = secrets.token_bytes(32), now
+        self._shares = Shares(own_book(now), now)
         self._tenants: dict[str, Tenant] = {}
         self.replace(rules)
 
     def replace(self, rules: Rules) -> None:
         old = self._tenants
         self._rules = rules
-        self._tenants = {
-            name: old.get(name) or Tenant(name, rules.tenants[name], self._now) for name in rules.tenants
-        }
+        self._tenants = {name: old.get(name) or Tenant(name, rules.tenants[name]) for name in rules.tenants}
         self._holders: dict[bytes, KeyHolder] = {}
         for name, tenant in self._tenants.items():
             tenant.rules = rules.tenants[name]
-            tenant.meter.change(tenant.rules.limits, self._now())
             self._holders |= {
-                self._digest(key.text.encode()): KeyHolder(tenant, key)
+                self._digest(key.text.encode()): self._holder(tenant, key)
                 for key in tenant.rules.parsed_keys(name)
             }
+
+    def lease_from(self, ask: AskShares) -> None:
+        """Share the limits with all ingresses. Before, this one has all of each."""
+        self._shares.lease_from(ask)
 
     @property
     def asks_for_keys(self) -> bool:
@@ -174,7 +159,7 @@ class Access:
 
         Keys are found by a digest that no client can steer, so the time that it takes tells nothing about them."""
         if not self._rules.asks_for_keys:
-            return KeyHolder(self._tenants[""], None)
+            return self._holder(self._tenants[""], None)
         scheme, _, given = authorization.partition(" ")
         holder = self._holders.get(self._digest(given.strip().encode("latin-1")))
         if scheme.lower() != "bearer" or holder is None:
@@ -188,7 +173,7 @@ class Access:
     def holder_named(self, owner: str) -> KeyHolder | None:
         """Return who goes on with what an owner has begun; None where there is no such tenant any more."""
         tenant = self._tenants.get(tenant_of_owner(owner))
-        return None if tenant is None else KeyHolder(tenant, None, owner)
+        return None if tenant is None else self._holder(tenant, None, owner)
 
     def slo(
         self,
@@ -233,12 +218,22 @@ class Access:
             raise RequestError(f"unknown {field} {name!r}; there are {', '.join(allowed)}", field=field)
         return classes[name]
 
+    def _holder(self, tenant: Tenant, key: Key | None, owner: str = "") -> KeyHolder:
+        whose = f"tenant {tenant.name!r}" if tenant.name else "whoever has no tenant"
+        limited = [Limited(whose, tenant.rules.limits)]
+        if key is not None and tenant.rules.per_key != UseLimits():
+            limited.append(Limited(f"key {key.id!r}", tenant.rules.per_key))
+        account = Account(self._shares, self._now, limited, partial(self._with_model, tenant))
+        return KeyHolder(tenant, key, account, owner)
+
+    def _with_model(self, tenant: Tenant, model: str) -> list[Limited]:
+        limited = [Limited(f"model {model!r}", limits) for limits in _of(model, self._rules.model_limits)]
+        whose = f"tenant {tenant.name!r} with model {model!r}"
+        return limited + [Limited(whose, limits) for limits in _of(model, tenant.rules.per_model)]
+
     def _digest(self, key: bytes) -> bytes:
         return hmac.digest(self._secret, key, hashlib.sha256)
 
 
-def _refusal(excess: Excess) -> Overloaded | RequestError:
-    if isfinite(excess.retry_after_s):
-        return Overloaded(f"rate limit: {excess.reason}", excess.retry_after_s, "rate_limit_exceeded")
-    message = f"this request alone exceeds the rate limit: {excess.reason}"
-    return RequestError(message, status=429, code="rate_limit_exceeded")
+def _of(model: str, limits: Mapping[str, UseLimits]) -> list[UseLimits]:
+    return [limits[model]] if model in limits else []

@@ -43,6 +43,11 @@ class Key:
         digest = hashlib.scrypt(self.text.encode(), salt=b"baton owner", n=1 << 12, r=8, p=1, dklen=16)
         return _KEY_OWNER + digest.hex()
 
+    @property
+    def id(self) -> str:
+        """Return a name that may be shown."""
+        return f"key_{self.owner.removeprefix(_KEY_OWNER)[:16]}"
+
 
 def tenant_of_owner(owner: str) -> str:
     """Return the name of the tenant on whose account the owner's work goes."""

@@ -6,7 +6,7 @@ import pytest
 from pydantic import SecretStr
 
 from cluster.ingress.tenants.access import Rules, TenantRules
-from cluster.ingress.tenants.tenant_limits import TenantLimits
+from cluster.ingress.tenants.use_limits import UseLimits
 from core.errors import Overloaded
 from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, CLASSES, COMPLETIONS, OK, SETTINGS, Api
@@ -24,7 +24,7 @@ ROUTES = list(BODIES)
 
 
 def api(**limits: int) -> Api:
-    acme = TenantRules((SecretStr(KEY),), ("standard",), TenantLimits(**limits))
+    acme = TenantRules((SecretStr(KEY),), ("standard",), UseLimits(**limits))
     server = TenantRules((SecretStr("root"),))
     return Api(FakeGenerator(), SETTINGS, Rules(CLASSES, {"": server, "acme": acme}))
 

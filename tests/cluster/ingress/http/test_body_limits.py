@@ -11,7 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from cluster.ingress.tenants.access import Rules, TenantRules
-from cluster.ingress.tenants.tenant_limits import TenantLimits
+from cluster.ingress.tenants.use_limits import UseLimits
 from models.pooling.pooling import Pooling
 from tests.cluster.ingress.api.fakes import NAME, ByteTokenizer, FakeGenerator
 from tests.cluster.ingress.api.harness import CHAT, CHATS, CLASSES, COMPLETIONS, OK, SETTINGS, Api
@@ -127,7 +127,7 @@ COUNTING = [
 async def test_a_tenant_pays_for_the_tokens_that_it_has_counted(
     path: str, body: dict[str, Any], num_tokens: int
 ) -> None:
-    limits = TenantLimits(tokens_per_min=100)
+    limits = UseLimits(tokens_per_min=100)
     rules = Rules(CLASSES, {"acme": TenantRules((SecretStr("k"),), limits=limits)})
     api = Api(FakeGenerator(), rules=rules, now=lambda: 0.0)
     key = {"authorization": "Bearer k"}

@@ -21,7 +21,7 @@ from cluster.ingress.model_card import read_model_card
 from cluster.ingress.telemetry.observers import make_observers
 from cluster.ingress.tenants.access import Rules, TenantRules
 from cluster.ingress.tenants.live_rules import LiveRules
-from cluster.ingress.tenants.tenant_limits import TenantLimits
+from cluster.ingress.tenants.use_limits import UseLimits
 from cluster.local import LocalCluster
 from core.config.cluster_config import ClusterConfig, load
 from core.errors import UnsupportedModel
@@ -252,7 +252,7 @@ async def test_scores_of_pairs_and_of_one_with_many(api: Api) -> None:
 
 
 async def test_a_tenant_is_charged_its_prompts_and_may_have_few_at_a_time(api: Api) -> None:
-    limits = TenantLimits(tokens_per_min=100, concurrent=40)
+    limits = UseLimits(tokens_per_min=100, concurrent=40)
     tight = Api(VectorGenerator(), EMBEDS, Rules(CLASSES, {"": TenantRules(limits=limits)}))
     body = {"model": NAME, "input": ["x"] * 60}
     assert (await tight.post(EMBEDDINGS, body)).status_code == 200

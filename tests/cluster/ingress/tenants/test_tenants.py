@@ -10,7 +10,7 @@ import pytest
 from pydantic import SecretStr
 
 from cluster.ingress.tenants.access import Rules, TenantRules, read_rules
-from cluster.ingress.tenants.tenant_limits import TenantLimits
+from cluster.ingress.tenants.use_limits import UseLimits
 from core.config.cluster_config import load
 from core.errors import ConfigError
 from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
@@ -18,10 +18,10 @@ from tests.cluster.ingress.api.harness import CHAT, CHATS, CLASSES, COMPLETIONS,
 from tests.patience import until
 
 OPEN_KEY, KEY = "secret-open", "secret-acme"
-UNLIMITED = TenantLimits()
+UNLIMITED = UseLimits()
 
 
-def api(limits: TenantLimits = UNLIMITED, generator: FakeGenerator | None = None) -> Api:
+def api(limits: UseLimits = UNLIMITED, generator: FakeGenerator | None = None) -> Api:
     """One for which no time passes."""
     acme = TenantRules((SecretStr(KEY), SecretStr("second")), ("chat", "standard"), limits)
     rules = Rules(CLASSES, {"": TenantRules((SecretStr(OPEN_KEY),)), "acme": acme})
@@ -94,7 +94,7 @@ async def test_a_class_is_asked_for_by_header_or_service_tier() -> None:
 
 
 async def test_requests_per_minute_as_the_openai_client_takes_it() -> None:
-    made = api(TenantLimits(requests_per_min=2))
+    made = api(UseLimits(requests_per_min=2))
     client = made.openai.with_options(api_key=KEY)
     for left in ("1", "0"):
         raw = await client.completions.with_raw_response.create(model=NAME, prompt="x")
@@ -103,8 +103,9 @@ async def test_requests_per_minute_as_the_openai_client_takes_it() -> None:
     with pytest.raises(openai.RateLimitError) as refused:
         await client.completions.create(model=NAME, prompt="x")
     assert refused.value.code == "rate_limit_exceeded"
-    assert refused.value.response.headers["retry-after"] == "30"
-    assert refused.value.response.headers["x-ratelimit-reset-requests"] == "1m0s"
+    assert refused.value.response.headers["retry-after"] == "61", "both leave the minute together"
+    assert refused.value.response.headers["x-ratelimit-reset-requests"] == "1m1s"
+    assert "tenant 'acme' may have 2 requests per minute, at all ingresses" in refused.value.message
     assert (await made.post(COMPLETIONS, OK, **bearer(OPEN_KEY))).status_code == 200, (
         "others are not concerned"
     )
@@ -112,13 +113,13 @@ async def test_requests_per_minute_as_the_openai_client_takes_it() -> None:
 
 
 async def test_tokens_are_paid_for_prompt_first_and_output_as_it_comes() -> None:
-    made = api(TenantLimits(tokens_per_min=30), FakeGenerator("x" * 40))
+    made = api(UseLimits(tokens_per_min=30), FakeGenerator("x" * 40))
     answer = await made.post(COMPLETIONS, {**OK, "prompt": "y" * 10, "n": 2, "max_tokens": 15}, **bearer())
     assert answer.status_code == 200
     later = await made.post(COMPLETIONS, {**OK, "max_tokens": 1}, **bearer())
     assert later.status_code == 429
     assert later.headers["x-ratelimit-remaining-tokens"] == "0"
-    assert later.headers["retry-after"] == "22", "10 + 2 * 15 tokens of 30 are 10 too many, and one is needed"
+    assert later.headers["retry-after"] == "61", "10 + 2 * 15 tokens of 30 are 10 too many"
     never = await made.post(COMPLETIONS, {**OK, "prompt": "y" * 31}, **bearer())
     assert (never.status_code, "retry-after" in never.headers) == (429, False)
     assert never.headers["x-should-retry"] == "false"
@@ -127,7 +128,7 @@ async def test_tokens_are_paid_for_prompt_first_and_output_as_it_comes() -> None
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_sequences_at_once_and_their_end(stream: bool) -> None:
-    made = api(TenantLimits(concurrent=2), FakeGenerator("x" * 20))
+    made = api(UseLimits(concurrent=2), FakeGenerator("x" * 20))
     made.generator.stall_at = 3
     both = {**OK, "n": 2, "max_tokens": 20, "stream": stream}
     running = asyncio.create_task(made.post(COMPLETIONS, both, **bearer()))
@@ -145,7 +146,7 @@ async def test_sequences_at_once_and_their_end(stream: bool) -> None:
 
 
 async def test_metrics_by_tenant() -> None:
-    made = api(TenantLimits(requests_per_min=1))
+    made = api(UseLimits(requests_per_min=1))
     for _ in range(2):
         await made.post(COMPLETIONS, {**OK, "prompt": "abc", "max_tokens": 4}, **bearer())
     text = (await made.http.get("/metrics", headers=bearer(OPEN_KEY))).text
@@ -155,7 +156,7 @@ async def test_metrics_by_tenant() -> None:
 
 
 async def test_each_refusal_leaves_one_line_without_secrets(caplog: pytest.LogCaptureFixture) -> None:
-    made = api(TenantLimits(requests_per_min=3))
+    made = api(UseLimits(requests_per_min=3))
     caplog.set_level(logging.INFO, "cluster.ingress.http.audit")
     cases: list[tuple[Any, dict[str, str], str]] = [
         (OK, bearer("guess"), "status=401 code=invalid_api_key field=-"),
@@ -192,7 +193,7 @@ def test_rules_come_from_files_and_the_environment(tmp_path: Path) -> None:
         "from-file",
         "another",
     ]
-    assert rules.tenants["acme"].limits == TenantLimits(concurrent=4)
+    assert rules.tenants["acme"].limits == UseLimits(concurrent=4)
     assert "from-" not in repr(rules)
     flat = read_rules(load({"serve": {"api_keys_file": str(file)}}, {}))
     assert [key.get_secret_value() for key in flat.tenants[""].keys] == ["from-file", "another"]
@@ -216,11 +217,11 @@ def test_mistakes_are_refused_at_the_start(content: dict[str, Any], message: str
 
 
 async def test_rules_are_replaced_while_requests_run() -> None:
-    made = api(TenantLimits(concurrent=1), FakeGenerator("x" * 20))
+    made = api(UseLimits(concurrent=1), FakeGenerator("x" * 20))
     made.generator.stall_at = 3
     running = asyncio.create_task(made.post(COMPLETIONS, {**OK, "max_tokens": 20}, **bearer()))
     await until(lambda: bool(made.generator.requests))
-    acme = TenantRules((SecretStr("new-key"),), (), TenantLimits(concurrent=2))
+    acme = TenantRules((SecretStr("new-key"),), (), UseLimits(concurrent=2))
     made.access.replace(Rules(CLASSES, {"": TenantRules(), "acme": acme}))
     assert (await made.post(COMPLETIONS, OK, **bearer())).status_code == 401
     assert (await made.post(COMPLETIONS, {**OK, "n": 2}, **bearer("new-key"))).status_code == 429
