@@ -9,7 +9,7 @@ instance  -> scheduler   Asleep
 from dataclasses import dataclass
 from typing import Literal
 
-SleepLevel = Literal[1, 2]
+SleepLevel = int
 """1: weights stay in host memory. 2: weights are on disk only. The process stays in both."""
 SleepState = Literal["falling asleep", "asleep", "waking"]
 

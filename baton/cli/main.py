@@ -28,6 +28,7 @@ MODULES: Final = {
     "status": "ray_up",
     "deploy": "deploy",
     "top": "top",
+    "models": "models",
     "rollout": "rollout",
     "pods": "pods",
 }

@@ -79,7 +79,7 @@ def view(status: dict[str, Any]) -> Group:
         Text.from_markup(head),
         *models,
         _classes(status["classes"]),
-        _instances(status["instances"]),
+        _instances(status["instances"], status["sleepers"]),
         _links(status["links"]),
     )
 
@@ -113,7 +113,7 @@ def _classes(classes: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _instances(instances: list[dict[str, Any]]) -> Table:
+def _instances(instances: list[dict[str, Any]], sleepers: list[dict[str, Any]]) -> Table:
     table = _table(
         "instances",
         "role",
@@ -123,7 +123,6 @@ def _instances(instances: list[dict[str, Any]]) -> Table:
         *("running", "waiting", "prompt tokens", "step", "prefix hits"),
     )
     for i in instances:
-        role = "both" if i["prefills"] and i["decodes"] else "prefill" if i["prefills"] else "decode"
         state = (
             "[red]broken accounting[/]"
             if i["defect"]
@@ -137,8 +136,17 @@ def _instances(instances: list[dict[str, Any]]) -> Table:
         hits = f"{work['prefix_hit_tokens'] / asked:.0%}" if asked else "-"
         counts = [str(i[name]) for name in ("num_running", "num_waiting", "queued_tokens")]
         bar = _bar(used, "red" if used > 0.95 else "blue")
-        table.add_row(role, escape(i["address"]), state, bar, *counts, _time(i["step_s"]), hits)
+        table.add_row(_role(i), escape(i["address"]), state, bar, *counts, _time(i["step_s"]), hits)
+    for one in sleepers:
+        state = f"[dim]{one['state']}, level {one['level']}, wakes in {_time(one['wake_s'])}[/]"
+        table.add_row(_role(one), escape(one["address"]), state)
     return table
+
+
+def _role(instance: dict[str, Any]) -> str:
+    if instance["prefills"] and instance["decodes"]:
+        return "both"
+    return "prefill" if instance["prefills"] else "decode"
 
 
 def _links(links: list[dict[str, Any]]) -> Table:

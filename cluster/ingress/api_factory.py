@@ -135,6 +135,7 @@ def api_settings(
         reasoning_parser=config.model.reasoning_parser,
         tokenizer_folder=Path(card.folder),
         pooling=card.pooling,
+        sleeps_on_demand=config.schedule.residency.mode == "on_demand",
         generates=card.generates,
         embedding_size=card.embedding_size,
         images=images,

@@ -27,6 +27,7 @@ from cluster.ingress.generation.served_model import ServedModel
 from cluster.ingress.http import audit
 from cluster.ingress.http.http_errors import ReshapeError, as_refusal, error_response, reason_of
 from cluster.ingress.http.http_route import HttpRoute
+from cluster.ingress.ollama.model_lifetime import ModelLifetime
 from cluster.ingress.ollama.ollama_bodies import ollama_error
 from cluster.ingress.ollama.ollama_models import OllamaList, OllamaModels
 from cluster.ingress.ollama.ollama_routes import OllamaRoutes
@@ -136,7 +137,7 @@ def _routes_of_models(table: ModelTable, served: Sequence[ServedModel], store: S
             *EmbeddingRoutes(row).routes(),
             *responses[at].routes(),
             *AnthropicRoutes(row).routes(),
-            *OllamaRoutes(row, ollama[at]).routes(),
+            *OllamaRoutes(row, ollama[at], _lifetime(served[at])).routes(),
             *AdapterRoutes(row, served[at].generator.adapters, row.settings.describe_adapter).routes(),
             *SleepRoutes(served[at].generator.model_sleep).routes(),
         ]
@@ -150,6 +151,10 @@ def _routes_of_models(table: ModelTable, served: Sequence[ServedModel], store: S
         *HintRoutes(first, [model.generator for model in served]).routes(),
         *(BatchRoutes(table, store) if settings.file_store_bytes else NoBatchRoutes()).routes(),
     ]
+
+
+def _lifetime(model: ServedModel) -> ModelLifetime:
+    return ModelLifetime(model.generator.model_sleep, sleeps_on_demand=model.settings.sleeps_on_demand)
 
 
 class _Api:

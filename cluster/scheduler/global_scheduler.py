@@ -197,7 +197,7 @@ class GlobalScheduler:
                 sends = self._on_lost(address, sleeps=True) if state != "falling asleep" else []
                 return sends + self._pair()
             case KeepAwake(seconds):
-                self._residency.keep_awake(seconds)
+                self._residency.keep_awake(seconds, now)
                 return []
             case OperatorAsked(frontend, ask):
                 return self._residency.ask(frontend, ask, self._roster.members, now)

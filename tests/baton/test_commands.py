@@ -27,6 +27,7 @@ COMMANDS = [
     "status",
     "deploy",
     "top",
+    "models",
     "rollout",
     "pods",
 ]

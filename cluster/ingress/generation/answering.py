@@ -50,7 +50,7 @@ from cluster.ingress.requests.generation_request import GenerationRequest, Terms
 from cluster.ingress.telemetry.metrics import IngressMetrics
 from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
 from cluster.ingress.tenants.fair_threads import Steps, at_once
-from core.errors import RequestError
+from core.errors import ReplicaLost, RequestError
 from core.types import Grammar, Request, SamplingParams, Slo
 
 log = logging.getLogger(__name__)
@@ -83,13 +83,14 @@ class Answering:
         self.resuming = Resuming(generator, settings.resume_s)
 
     async def state(self) -> str:
-        """Return `serving` where a request would be answered now, else `unavailable`."""
+        """Return `serving` where a request would be answered now, `asleep` where it would wake the model, else `unavailable`."""
         try:
             async with asyncio.timeout(_STATE_S):
                 ready, _ = await self._generator.ready()
-        except TimeoutError:
-            ready = False
-        return "serving" if ready else "unavailable"
+                sleeps = ready and await self._generator.model_sleep.is_sleeping()
+        except (TimeoutError, ReplicaLost):
+            return "unavailable"
+        return "asleep" if sleeps else "serving" if ready else "unavailable"
 
     async def read(self, http: HttpRequest, kind: type[B]) -> B:
         """Return the body, validated. Raises RequestError, naming the field."""

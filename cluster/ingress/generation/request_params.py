@@ -64,6 +64,8 @@ class ApiSettings:
     """The folder of the tokenizer.json that grammars are compiled for. None means that answers cannot be constrained."""
     pooling: Pooling | None = None
     """How the model embeds texts; None where it does not."""
+    sleeps_on_demand: bool = False
+    """The model sleeps when nobody has asked for a while, and requests wake it."""
     generates: bool = True
     embedding_size: int = 0
 

@@ -67,7 +67,7 @@ class OllamaModels:
         return await asyncio.to_thread(self._entries)
 
     async def running(self) -> list[Json]:
-        """Return the same while any instance can answer."""
+        """Return the same while any instance can answer, and does not sleep."""
         if await self._answering.state() != "serving":
             return []
         most = self._answering.settings.max_context_tokens

@@ -27,11 +27,10 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _lifetime(value: Any, info: ValidationInfo) -> Any:
+def _lifetime(value: Any) -> Any:
     is_text = isinstance(value, str) and len(value) <= _MAX_DURATION and _DURATION.fullmatch(value)
     if not is_text and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ValueError("it must be a number of seconds, or a duration such as '5m'")
-    note(info, "keep_alive: changes nothing, since the model stays loaded")
     return value
 
 

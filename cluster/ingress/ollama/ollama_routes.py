@@ -14,6 +14,7 @@ from cluster.ingress.generation.prompt_length import check_length
 from cluster.ingress.generation.request_params import prompts_of
 from cluster.ingress.generation.token_checks import check_text
 from cluster.ingress.http.http_route import HttpRoute
+from cluster.ingress.ollama.model_lifetime import ModelLifetime
 from cluster.ingress.ollama.ollama_bodies import (
     AskedTimes,
     OllamaShape,
@@ -42,9 +43,10 @@ Prompt = tuple[int, ...]
 
 
 class OllamaRoutes:
-    def __init__(self, answering: Answering, models: OllamaModels) -> None:
+    def __init__(self, answering: Answering, models: OllamaModels, lifetime: ModelLifetime) -> None:
         self._answering = answering
-        self._vectors, self._models = OllamaVectors(answering), models
+        self._lifetime = lifetime
+        self._vectors, self._models = OllamaVectors(answering, lifetime), models
 
     def routes(self) -> list[HttpRoute]:
         return [
@@ -60,7 +62,7 @@ class OllamaRoutes:
         body = await answering.read(http, OllamaChat)
         model = self._model(http, body)
         if not body.messages:
-            return _loaded(body, message_wording)
+            return await self._loaded(body, message_wording)
         conversation, request = await answering.aside(
             http, at_once(lambda: (conversation_of(body), generation_of(body, model, "messages")))
         )
@@ -74,7 +76,7 @@ class OllamaRoutes:
         model = self._model(http, body)
         body.check()
         if not (body.prompt or body.suffix or body.images):
-            return _loaded(body, response_wording)
+            return await self._loaded(body, response_wording)
         if body.is_plain:
             prompt, ends = await answering.aside(http, lambda: self._plain_prompt(body))
             work = partial(generation_of, body, model, "prompt", ends)
@@ -134,12 +136,14 @@ class OllamaRoutes:
         """Return the name by which this server has the model. Raises RequestError."""
         settings = self._answering.settings
         model, most = served_name(body.model, settings), settings.max_context_tokens
+        self._lifetime.keep(http, body.keep_alive)
         if body.options.num_ctx is not None and body.options.num_ctx > most:
             http.state.notes.append(f"options.num_ctx: this server's context has {most} tokens")
         return model
 
-
-def _loaded(body: OllamaGeneration, wording: Wording) -> Response:
-    """Answer who wants nothing but the model in memory, or out of it."""
-    reason = "unload" if body.unloads else "load"
-    return JSONResponse({**head_of(body.model), **wording(""), "done": True, "done_reason": reason})
+    async def _loaded(self, body: OllamaGeneration, wording: Wording) -> Response:
+        """Answer who wants nothing but the model in memory, or out of it."""
+        if not body.unloads:
+            await self._lifetime.load()
+        reason = "unload" if body.unloads else "load"
+        return JSONResponse({**head_of(body.model), **wording(""), "done": True, "done_reason": reason})

@@ -10,6 +10,7 @@ from cluster.ingress.bodies.body_model import Strict
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.generation.text_vectors import TextVectors, unit
 from cluster.ingress.http.http_route import HttpRoute
+from cluster.ingress.ollama.model_lifetime import ModelLifetime
 from cluster.ingress.ollama.ollama_bodies import AskedTimes
 from cluster.ingress.ollama.ollama_options import WHOLE, KeepAlive, OllamaOptions, served_name
 from cluster.ingress.requests.generation_request import Terms
@@ -35,8 +36,8 @@ class OllamaEmbeddings(VectorsBody):
 
 
 class OllamaVectors:
-    def __init__(self, answering: Answering) -> None:
-        self._answering, self._texts = answering, TextVectors(answering)
+    def __init__(self, answering: Answering, lifetime: ModelLifetime) -> None:
+        self._answering, self._texts, self._lifetime = answering, TextVectors(answering), lifetime
 
     def routes(self) -> list[HttpRoute]:
         return [
@@ -47,6 +48,7 @@ class OllamaVectors:
     async def embed(self, http: HttpRequest) -> Response:
         """Return each text's vector, of length one."""
         body = await self._answering.read(http, OllamaEmbed)
+        self._lifetime.keep(http, body.keep_alive)
         model = served_name(body.model, self._answering.settings)
         size = body.dimensions or None
         self._texts.check(model, size)
@@ -69,6 +71,7 @@ class OllamaVectors:
     async def embeddings(self, http: HttpRequest) -> Response:
         """Return one text's vector, as the model makes it."""
         body = await self._answering.read(http, OllamaEmbeddings)
+        self._lifetime.keep(http, body.keep_alive)
         model = served_name(body.model, self._answering.settings)
         self._texts.check(model)
         if not body.prompt:

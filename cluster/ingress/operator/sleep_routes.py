@@ -4,9 +4,8 @@ from typing import Literal
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from cluster.ingress.bodies.body_model import Strict
 from cluster.ingress.delivery.generator import SleepsAndWakes
 from cluster.ingress.http.http_route import HttpRoute
 from cluster.ingress.tenants.api_keys import Scope
@@ -16,7 +15,9 @@ from core.sleep_messages import SleepLevel
 _TAGS = {"weights", "kv_cache"}
 
 
-class SleepQuery(Strict):
+class SleepQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
     level: Literal["1", "2"] = "1"
     """1: weights stay in host memory. 2: they are on disk only."""
     mode: Literal["wait", "keep", "abort"] = "wait"

@@ -1,4 +1,4 @@
-"""The metrics of pools: how large each shall be, how many instances of it serve, and what scaling has done."""
+"""The metrics of pools: how large each shall be, how many instances of it serve or sleep, and what scaling has done."""
 
 from collections.abc import Iterator
 
@@ -8,10 +8,13 @@ from core.reports import PoolStatus, Status
 
 
 def pool_metrics(status: Status) -> Iterator[Metric]:
-    """Yield the pools' sizes, and what scaling has done where they follow their load."""
+    """Yield the pools' sizes, what scaling has done where they follow their load, and which instances sleep."""
+    yield from _sleeping(status)
     wanted = GaugeMetricFamily("baton_pool_wanted_instances", "Size that it shall have", labels=("pool",))
     serving = GaugeMetricFamily(
-        "baton_pool_serving_instances", "Instances that live and do not drain", labels=("pool",)
+        "baton_pool_serving_instances",
+        "Instances that live and do not drain, also those that sleep",
+        labels=("pool",),
     )
     for pool in status.pools:
         wanted.add_metric((pool.pool,), pool.wanted)
@@ -24,7 +27,25 @@ def pool_metrics(status: Status) -> Iterator[Metric]:
 
 def _num_serving(status: Status, pool: str) -> int:
     living = [one for one in status.instances if not one.leaving]
-    return sum(one.decodes == (pool == "decode") for one in living)
+    there = [one.decodes for one in living] + [one.decodes for one in status.sleepers]
+    return sum(decodes == (pool == "decode") for decodes in there)
+
+
+def _sleeping(status: Status) -> Iterator[Metric]:
+    """Yield each instance that does not serve now, with its state and with how long waking it would take."""
+    level = GaugeMetricFamily(
+        "baton_instance_sleep_level",
+        "Level at which it sleeps: 1 with its weights in host memory, 2 without",
+        labels=("address", "role", "state"),
+    )
+    wakes = GaugeMetricFamily(
+        "baton_instance_wake_seconds", "Predicted time that waking up takes", labels=("address", "role")
+    )
+    for one in status.sleepers:
+        role = "both" if one.prefills and one.decodes else "prefill" if one.prefills else "decode"
+        level.add_metric((one.address, role, one.state), one.level)
+        wakes.add_metric((one.address, role), one.wake_s)
+    yield from (level, wakes)
 
 
 def _scaling(pools: list[PoolStatus]) -> Iterator[Metric]:

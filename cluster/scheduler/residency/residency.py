@@ -15,6 +15,8 @@ from core.sleep_messages import AskSleep, AskWake, Asleep, GoToSleep, SleepAnswe
 _LAST_S = 30.0
 """How long a sequence may still run that has come while its idle instance was told to sleep."""
 
+_ON_ITS_WAY_S = 1.0
+
 
 class Residency:
     """Feed it what happens, with `now` never going back."""
@@ -28,7 +30,7 @@ class Residency:
         """The instances that were told to sleep, and have not said that they do."""
         self._keep_s = config.idle_s
         self._idle_since = inf
-        self._awake_since = 0.0
+        self._awake_since = self._least_until = 0.0
 
     @property
     def sleepers(self) -> tuple[Asleep, ...]:
@@ -84,9 +86,10 @@ class Residency:
         self._sleepers.pop(address, None)
         self._waking_since.pop(address, None)
 
-    def keep_awake(self, seconds: float) -> None:
-        """A client has said how long the model shall stay awake after its request. The last word holds."""
-        self._keep_s = seconds
+    def keep_awake(self, seconds: float, now: float) -> None:
+        """A client has said how long the model shall stay awake after its request, which may still be on its way. The last word
+        holds."""
+        self._keep_s, self._least_until = seconds, now + _ON_ITS_WAY_S
 
     def ask(
         self, frontend: str, asked: AskSleep | AskWake, members: Iterable[Member], now: float
@@ -139,7 +142,8 @@ class Residency:
             return []
         self._idle_since = min(self._idle_since, now)
         is_due = now - self._idle_since >= self._keep_s
-        if not (leads and is_due and now - self._awake_since >= self._config.least_awake_s):
+        may_sleep = now >= max(self._least_until, self._awake_since + self._config.least_awake_s)
+        if not (leads and is_due and may_sleep):
             return []
         self._told = {member.address for member in serving}
         order = GoToSleep(level=self._config.level, timeout_s=_LAST_S)

@@ -81,7 +81,8 @@ def test_a_client_says_how_long_the_model_stays_awake() -> None:
     world = sleepy("d")
     world.on(KeepAwake(float("inf")))
     assert not world.on(Tick(), 1e6)
-    assert told(world.on(KeepAwake(5.0)), GoToSleep) == ["d"]
+    assert not world.on(KeepAwake(0.0)), "the request is still on its way"
+    assert told(world.on(Tick(), 1.1), GoToSleep) == ["d"]
 
 
 def test_nobody_sleeps_of_itself_unless_it_is_asked_to() -> None:

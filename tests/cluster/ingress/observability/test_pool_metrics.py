@@ -4,6 +4,7 @@ from prometheus_client import CollectorRegistry
 
 from cluster.ingress.telemetry.metrics import InstanceMetrics
 from core.reports import InstanceStatus, PoolStatus, Status
+from core.sleep_messages import Asleep
 
 
 def instance(address: str, *, prefills: bool, decodes: bool, leaving: bool = False) -> InstanceStatus:
@@ -57,3 +58,13 @@ def test_what_scaling_does_is_there_where_pools_follow_their_load() -> None:
     assert registry.get_sample_value("baton_pool_cold_start_seconds", {"pool": "decode"}) == 41.0
     up = {"pool": "decode", "direction": "up"}
     assert registry.get_sample_value("baton_pool_resizes_total", up) == 2.0
+
+
+def test_an_instance_that_sleeps_is_not_missing_and_says_when_it_would_be_awake() -> None:
+    sleeper = Asleep(address="d", state="asleep", level=1, prefills=False, decodes=True, wake_s=0.25)
+    pools = (PoolStatus(pool="decode", wanted=1),)
+    status = Status(nonce=0, why_not="", num_queued=0, instances=(), pools=pools, sleepers=(sleeper,))
+    registry, who = read(status), {"address": "d", "role": "decode"}
+    assert registry.get_sample_value("baton_pool_serving_instances", {"pool": "decode"}) == 1
+    assert registry.get_sample_value("baton_instance_sleep_level", {**who, "state": "asleep"}) == 1
+    assert registry.get_sample_value("baton_instance_wake_seconds", who) == 0.25

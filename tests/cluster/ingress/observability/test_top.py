@@ -68,9 +68,13 @@ def test_trouble_shows() -> None:
             "tpot_p99_s": 0.02,
         },
     }
+    asleep = {
+        **{"prefills": True, "decodes": True, "address": "h:9", "state": "asleep", "level": 2},
+        "wake_s": 1.5,
+    }
     status = {
         **{"model": "m", "why_not": "no decode instance is alive", "num_queued": 7, "links": []},
-        **{"classes": [slow], "instances": [instance, broken, leaving]},
+        **{"classes": [slow], "instances": [instance, broken, leaving], "sleepers": [asleep]},
     }
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(view(status))
@@ -78,6 +82,7 @@ def test_trouble_shows() -> None:
     for words in (
         "not accepting: no decode instance is alive",
         "7 waiting",
+        "asleep, level 2",
         "[red]10.0.0.1:5",
         "broken accounting",
     ):

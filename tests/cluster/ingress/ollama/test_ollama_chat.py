@@ -258,7 +258,7 @@ async def test_the_likeliest_token_alone_and_a_seed_by_chance() -> None:
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"keep_alive": 0}, "keep_alive: changes nothing, since the model stays loaded"),
+        ({"keep_alive": 0}, "keep_alive: changes nothing, since the model does not sleep on demand"),
         ({"keep_alive": -1}, "keep_alive: changes nothing"),
         ({"keep_alive": "5m"}, "keep_alive: changes nothing"),
         (
