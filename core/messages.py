@@ -13,8 +13,7 @@ scheduler -> decode      PrefillAssigned, Buddy
 decode    -> decode      Replicas, ReplicasKept
 scheduler -> scheduler   PlacedByPeer, ReleasedByPeer, PeerRequest, PeerBacklog (and PeersChanged, to itself),
                          SharesTaken, LimitBookCopy (`core/limit_messages.py`)
-scheduler <-> all        AdapterList (`core/adapter_messages.py`)
-all                      what instances sleep and wake by (`core/sleep_messages.py`)
+scheduler <-> all        AdapterList (`core/adapter_messages.py`), and those of `core/sleep_messages.py`
 """
 
 from dataclasses import dataclass
@@ -30,15 +29,7 @@ from core.adapter_messages import (
 from core.kv import KVShard
 from core.limit_messages import AskShares, LimitBookCopy, SharesGranted, SharesTaken
 from core.reports import DroppedBlocks, LoadReport, Register, Status
-from core.sleep_messages import (
-    AskSleep,
-    AskWake,
-    Asleep,
-    GoToSleep,
-    KeepAwake,
-    SleepAnswer,
-    WakeUp,
-)
+from core.sleep_messages import AskSleep, AskWake, Asleep, GoToSleep, KeepAwake, SleepAnswer, WakeUp
 from core.types import Request, Route, Slo, TokenOut
 
 

@@ -40,7 +40,7 @@ from prefill.deadline_policy import DeadlinePolicy
 Role = Literal["prefill", "decode", "both"]
 
 
-class Kept(Protocol):
+class SleepingParts(Protocol):
     """What of an instance outlives its sleep. Both methods block, and are for any thread."""
 
     def sleep(self, level: SleepLevel, *, keeps_kv: bool) -> SleepLevel:
@@ -93,7 +93,7 @@ class InstanceParts:
     """The number of tokens that the model has rows for. A request with another one is refused."""
     timer: StartTimer | None = None
     """What times the start; None for a modelled one."""
-    kept: Kept | None = None
+    kept: SleepingParts | None = None
     """What has it sleep and wake up; None: it cannot."""
 
 

@@ -15,8 +15,8 @@ from engine.tiers.host_tier import HostTier
 
 
 class KeptParts:
-    """A cluster.instance.instance_parts.Kept. Several ranks of an instance are processes that end as it falls asleep: nothing of
-    them is kept."""
+    """A cluster.instance.instance_parts.SleepingParts. With several ranks no model is kept: they are processes, which
+    end as it falls asleep."""
 
     def __init__(self, engine: EngineConfig, remake: "Callable[[KeptParts], InstanceParts]") -> None:
         """`remake` makes the parts anew, of what is kept."""

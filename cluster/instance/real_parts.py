@@ -1,8 +1,9 @@
 """The parts of a real instance on this host: a model's ranks, a pool in memory that the chosen transports can reach."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -142,7 +143,7 @@ def remote_parts(
         found = memory_of_replica(config, role, parallel, spawner, num_instances=num_instances)
         kept.size = _size(config, folder, role, parallel, spawner=spawner, found=found, timer=timer)
         kept.card = _keep_to_share(config, parallel, found, kept.size) if parallel.shares_card else ""
-    size, card = kept.size, kept.card
+    size = kept.size
     timer.begin("pool")
     access = _access(config, role, mail, key, size, in_process=placement is None)
     remote = _memory_servers(config, role, mail, size, placement) if placement else ()
@@ -157,7 +158,6 @@ def remote_parts(
             spawner=spawner,
             remote=remote,
             other_memories=[host.memory for host in remote],
-            card=card,
             timer=timer,
             kept=kept,
         )
@@ -281,17 +281,10 @@ def _parts(
     spawner: Spawner | None,
     remote: tuple[RemoteHost, ...] = (),
     other_memories: Sequence[MemoryPlace] = (),
-    card: str = "",
     timer: StartTimer,
     kept: KeptParts,
 ) -> InstanceParts:
-    exchanges = {
-        number: RemoteBytes(host, host.exchange) for number, host in enumerate(remote, 1) if host.exchange
-    }
-
-    async def settled() -> None:
-        for exchange in exchanges.values():
-            await exchange.settled()
+    exchanges = _exchanges(remote)
 
     def group(sink: LayerSink | None) -> WorkerGroup:
         if spawner is not None:
@@ -310,7 +303,7 @@ def _parts(
                     loop=kept.loop,
                 )
                 timer.begin("pool")
-                return SavedFirst(ranks, settled) if exchanges else ranks
+                return SavedFirst(ranks, partial(_settled, exchanges)) if exchanges else ranks
             except BaseException:
                 _end(remote)
                 raise
@@ -340,12 +333,24 @@ def _parts(
         num_groups=parallel.dp,
         encodes=size.encodes,
         remote=remote,
-        card=card,
+        card=kept.card,
         adapters=size.adapter_keys,
         vocab_size=read_spec(folder, config.model.implementation).vocab_size,
         timer=timer,
         kept=kept,
     )
+
+
+def _exchanges(remote: Sequence[RemoteHost]) -> dict[int, RemoteBytes]:
+    """Return how the pools of other hosts are read and written, by the hosts' numbers."""
+    return {
+        number: RemoteBytes(host, host.exchange) for number, host in enumerate(remote, 1) if host.exchange
+    }
+
+
+async def _settled(exchanges: Mapping[int, RemoteBytes]) -> None:
+    for exchange in exchanges.values():
+        await exchange.settled()
 
 
 def _device_of(config: ClusterConfig, spawner: Spawner | None) -> torch.device:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from cluster.instance.instance import Instance
-from cluster.instance.instance_parts import InstanceParts, Kept, Role, made_aside
+from cluster.instance.instance_parts import InstanceParts, Role, SleepingParts, made_aside
 from cluster.instance.lent_mail import LentMail
 from cluster.instance.sleep_reporter import SleepReporter
 from cluster.instance.wake_times import WakeTimes
@@ -160,14 +160,14 @@ class ResidentInstance:
         took_s = self._clock.now() - began_at
         log.info("the %s instance %s was closed in %.2f s, to sleep", self.role, self.address, took_s)
 
-    async def _rest(self, kept: Kept, asked: GoToSleep) -> None:
+    async def _rest(self, kept: SleepingParts, asked: GoToSleep) -> None:
         """Keep what belongs to the level that is asked for, or less if less is left."""
         keeps_kv = self._config.schedule.residency.keeps_kv and not asked.drops
         level = await asyncio.to_thread(kept.sleep, asked.level, keeps_kv=keeps_kv)
         log.info("the %s instance %s sleeps at level %d", self.role, self.address, level)
         self._say("asleep", level, held=asked.held)
 
-    async def _wake(self, kept: Kept) -> None:
+    async def _wake(self, kept: SleepingParts) -> None:
         """Start anew. Where that fails the instance has failed, and whoever keeps it starts another."""
         said = self._reporter.said
         assert said is not None, "it says so when it falls asleep"

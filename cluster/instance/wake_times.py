@@ -8,7 +8,7 @@ _SHARE = 0.5
 _ONCE = frozenset({"imports", "files", "sizes"})
 """The phases of a start that no waking has."""
 _WEIGHTS = frozenset({"kernels", "ranks", "meeting", "reading", "checking", "packing", "mapping", "grammars"})
-"""Those that an instance need not go through whose weights are in host memory."""
+"""The phases that an instance skips whose weights are in host memory."""
 
 
 class WakeTimes:

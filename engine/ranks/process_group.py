@@ -83,9 +83,8 @@ class ProcessGroup:
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         """`balancer` says where experts go; None means that the model has none, or that they are all on one rank. Losing a
-        companion is like losing a rank. `store`, which the group closes, is where ranks on several hosts find each other.
-        `mail` says how often ranks beat, and how long silent ones are believed to live. `loop` is the one that uses the group,
-        where another thread makes it; None: the running one."""
+        companion is like losing a rank. `store`, which the group closes, is where ranks on several hosts find each other. `mail`
+        says how often ranks beat and how long silent ones live. `loop` uses the group; None: the running one."""
         self._mail = mail or MailConfig()
         self._store = store or StoreFile()
         self.ranks: list[Rank] = []

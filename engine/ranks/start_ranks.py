@@ -62,15 +62,9 @@ def start_ranks(
     )
     timer.begin("ranks")
     store = StoreServer(spawner.addresses[0], is_encrypted=spawner.encrypts) if spawner.num_far else None
+    start = spawner.start
     group = ProcessGroup(
-        setups,
-        sink,
-        spawner.start,
-        balancer=balancer,
-        companions=companions,
-        store=store,
-        mail=mail,
-        loop=loop,
+        setups, sink, start, balancer=balancer, companions=companions, store=store, mail=mail, loop=loop
     )
     timer.take_over(of_all_ranks([ready.start for ready in group.ready]))
     return group

@@ -9,7 +9,6 @@ from core.reports import PoolStatus, Status
 
 def pool_metrics(status: Status) -> Iterator[Metric]:
     """Yield the pools' sizes, what scaling has done where they follow their load, and which instances sleep."""
-    yield from _sleeping(status)
     wanted = GaugeMetricFamily("baton_pool_wanted_instances", "Size that it shall have", labels=("pool",))
     serving = GaugeMetricFamily(
         "baton_pool_serving_instances",
@@ -23,6 +22,7 @@ def pool_metrics(status: Status) -> Iterator[Metric]:
         yield from (wanted, serving)
     if scaled := [pool for pool in status.pools if pool.cold_start_s]:
         yield from _scaling(scaled)
+    yield from _sleeping(status)
 
 
 def _num_serving(status: Status, pool: str) -> int:
