@@ -12,7 +12,12 @@ from core.config.cluster_config import load
 from core.errors import RequestError
 from core.types import Grammar, Request, SamplingParams, ThinkingBudget
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.turns(3), pytest.mark.usefixtures("forked")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.turns(3),
+    pytest.mark.usefixtures("forked"),
+]
 VOCAB = 4096
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6)
 PROMPT = (5, 6, 7, 8)
