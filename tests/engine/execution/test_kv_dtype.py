@@ -46,6 +46,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return load_model(folder, "float32", CPU)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("kv_dtype", ["float8_e4m3fn", "int8"])
 def test_the_same_tokens_whatever_the_pool_and_the_chunks(kv_dtype: str, model: CausalModel) -> None:
     """What is stored of a token depends on the token alone."""
@@ -89,6 +90,7 @@ def rows_of(model: CausalModel, runner: Runner, start: int, blocks: tuple[int, .
     return found
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("theirs", KINDS)
 @pytest.mark.parametrize("ours", KINDS)
 async def test_decode_goes_on_from_what_prefill_has_stored_otherwise(ours: str, theirs: str, model: CausalModel) -> None:  # fmt: skip
@@ -148,6 +150,7 @@ def test_latents_of_8_bits_are_laid_out_as_their_publisher_does(
     assert layout.token_bytes == 2 * (512 + 4 * 4 + 2 * 64 + 128 + 4)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(("kv_dtype", "decode_tp"), [("float8", 1), ("int8", 2)])
 def test_a_served_model_says_nearly_the_same(kv_dtype: str, decode_tp: int) -> None:
     """Disaggregated: of the embedded model's text, what floats say first."""

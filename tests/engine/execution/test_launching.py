@@ -105,6 +105,7 @@ async def test_greedy_is_what_transformers_says(tmp_path: Path) -> None:
     assert instance.watched.num_overlapped > 10
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("num_blocks", "config"),
     [(200, {}), (17, {"max_batch_tokens": 7}), (200, {"speculate": "ngram"})],

@@ -41,6 +41,7 @@ def without(chosen: Container[int], instance: Launching) -> Launching:
     return instance
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("first", range(0, 24, 3))
 async def test_a_step_may_run_out_of_memory_wherever_it_allocates(
     first: int, model: CausalModel, undisturbed: dict[str, list[TokenOut]]
@@ -50,6 +51,7 @@ async def test_a_step_may_run_out_of_memory_wherever_it_allocates(
     assert instance.work.out_of_memory_steps > 3
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("num_blocks", "config"),
     [(17, {"max_batch_tokens": 7}), (200, {"speculate": "ngram"}), (200, {"prefix_cache": False})],
@@ -89,6 +91,7 @@ async def test_results_may_find_none_when_the_next_step_has_been_launched(
     assert instance.work.out_of_memory_steps > 3
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("speculate", ["none", "ngram"])
 async def test_recurrent_states_are_computed_from_the_beginning(speculate: str, tmp_path: Path) -> None:
     make(tmp_path, HYBRID["qwen3_next"](random.Random(4), 0), seed=2)

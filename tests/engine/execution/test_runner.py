@@ -186,6 +186,7 @@ ALL_WAYS = [*product((1, 5, 64), (1, 2))]
 """The most tokens of a step, and the steps in flight."""
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("family", "ways"),
     [

@@ -80,6 +80,7 @@ PARTS = [(family, what) for family in ALL for what in ("a long prompt", "many to
 PARTS += [(family, "many draft tokens") for family in HYBRID]
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(("family", "what"), PARTS)
 def test_the_largest_step_stays_within_what_is_set_aside_for_it(
     tmp_path: Path, family: str, what: str

@@ -62,6 +62,7 @@ def transformers_logits(path: Path) -> torch.Tensor:
         return model(torch.tensor([PROMPT])).logits[0]
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("family", "kind"), [*(("llama", kind) for kind in KINDS), ("qwen2", "Q8_0"), ("qwen3", "Q4_0")]
 )
@@ -87,6 +88,7 @@ def test_every_type_that_gguf_makes_floats_of_is_read() -> None:
             assert kind.name in read
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     "scaling", [{"rope_type": "yarn", "original_max_position_embeddings": 16}, {"rope_type": "linear"}]
 )
@@ -121,6 +123,7 @@ def test_blocks_are_multiplied_as_they_are_stored(
     assert sum(panels.data.nbytes for panels in made) == pytest.approx(numbers * bytes_each, rel=1e-3)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q3_K", "IQ4_XS"])
 def test_small_weights_lose_little(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"

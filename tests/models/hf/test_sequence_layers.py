@@ -72,6 +72,7 @@ async def check(folder: Path, architecture: str, **keys: Any) -> None:
     assert found == [list(greedy(reference, prompt, LENGTH)) for prompt in prompts()]
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("architecture", RECURRENT)
 async def test_recurrent_states_pass_from_prefill_to_decode_and_through_the_prefix_cache(
     architecture: str, tmp_path: Path
@@ -80,6 +81,7 @@ async def test_recurrent_states_pass_from_prefill_to_decode_and_through_the_pref
     assert read_spec(tmp_path).kv_layout(4, "float32").state_blocks > 0
 
 
+@pytest.mark.turns(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", MORE)
 async def test_so_do_those_of_other_kinds(architecture: str, tmp_path: Path) -> None:
@@ -98,6 +100,7 @@ class Drafting(Paged):
         return self.states
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("architecture", ["BambaForCausalLM", "RecurrentGemmaForCausalLM"])
 @torch.inference_mode()
 def test_states_take_in_the_draft_tokens_that_were_right(architecture: str, tmp_path: Path) -> None:
@@ -150,6 +153,7 @@ def test_what_layers_keep_is_known_before_a_weight_is_read(tmp_path: Path) -> No
     assert not cache.grows
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("how", ["fp8", "awq", "gptq", "packed"])
 @torch.inference_mode()
 def test_quantised_matrices_are_made_floats_as_batons_own_are(how: str, tmp_path: Path) -> None:

@@ -179,6 +179,7 @@ def calls_of(
     return found, free
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("one_call", [True, False])
 @pytest.mark.parametrize("template", ["", "```json"])
 @pytest.mark.parametrize("family", FORMATS)

@@ -82,6 +82,7 @@ def roomy(generator: FakeGenerator, max_context_tokens: int = 100_000) -> Api:
     return Api(generator, replace(SETTINGS, max_context_tokens=max_context_tokens))
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("kind", BODIES)
 async def test_no_part_of_a_body_is_left_behind_its_answer(kind: str) -> None:
     await answer(roomy(FakeGenerator("ok")), *BODIES[kind])
@@ -92,6 +93,7 @@ async def test_no_part_is_left_of_a_body_that_is_too_long(kind: str) -> None:
     await answer(roomy(FakeGenerator("ok"), 200), *BODIES[kind])
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("kind", ["answered", "streamed", "streamed messages", "responses"])
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 @pytest.mark.parametrize("num_tokens", [0, 2])

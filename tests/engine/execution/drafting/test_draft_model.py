@@ -78,6 +78,7 @@ def test_one_that_knows_no_adapter_is_wrong_more_often_and_changes_no_token(tmp_
     assert proposed > right > 50
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("seed", range(4))
 def test_draft_tokens_are_what_the_draft_model_says_of_the_known_tokens(
     target: CausalModel, tmp_path: Path, seed: int

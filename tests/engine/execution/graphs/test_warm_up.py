@@ -22,6 +22,7 @@ from tests.models.checkpoints import CPU, FAMILIES, HYBRID, make
 NUM_BLOCKS, MAX_CONTEXT = 200, 128
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("family", ["llama", "qwen3_moe", "qwen3_next"])
 @pytest.mark.parametrize("kind", [{}, {"simulated": True}], ids=["host", "device"])
 def test_first_steps_change_no_token(family: str, kind: dict[str, Any], tmp_path: Path) -> None:
