@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Generator
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -88,6 +89,13 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     reports = [report for kind in terminalreporter.stats.values() for report in kind]
     if any(getattr(report, "nodeid", "").startswith("tests/kernels/cpu/") for report in reports):
         terminalreporter.write_line(f"tiles (AMX): {library.tiles()}")
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are forked, and not started from nothing."""
+    start_forked = import_module("tests.parallel.forked_ranks").start_forked
+    monkeypatch.setattr("engine.ranks.child_ranks.start_children", start_forked)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,7 +7,7 @@ import pytest
 from baton import LLM, SamplingParams
 from tests.models.served import greedy, make_served, some_prompts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.turns(3)]
 SMALL = {"engine__block_size": 4, "engine__num_blocks": 400, "engine__max_batch_tokens": 24}
 DISAGGREGATED = {"prefill_instances": 1, "decode_instances": 2, "schedule__local_threshold_tokens": 0}
 

@@ -24,7 +24,12 @@ from tests.models.seeing_checkpoints import (
     talks,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.turns(3)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.turns(3),
+    pytest.mark.usefixtures("forked"),
+]
 SMALL = {
     "engine__block_size": 4,
     "engine__num_blocks": 600,
@@ -68,7 +73,7 @@ MESHES = {
     ],
 )
 def test_tokens_are_the_same_on_several_ranks(family: str, mesh: str, tmp_path: Path) -> None:
-    """Both ways with the model whose tower adds to the decoder's first layers. Ranks are processes, which take seconds to start."""
+    """Both ways with the model whose tower adds to the decoder's first layers."""
     reference, processor = make_seeing(tmp_path, family)
     want = [greedy_over(reference, processor, messages, images, 8) for messages, images in talks()]
     with LLM(str(tmp_path), **SMALL, **MESHES[mesh]) as llm:

@@ -21,8 +21,8 @@ from models.registry import LoadOptions, choose_weights, load_model
 from parallel.mesh import Mesh
 from tests.models.checkpoints import FAMILIES, Paged, make
 from tests.models.foreign_checkpoints import VOCAB, make_foreign
-from tests.parallel.forked_ranks import start_forked
 
+pytestmark = pytest.mark.usefixtures("forked")
 CPU = torch.device("cpu")
 LENGTH, TIE = 24, 1e-4
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=LENGTH)
@@ -71,12 +71,6 @@ ONE_RANK = {
     "GPT2LMHeadModel": "has no plan",
 }
 """Architectures whose layers transformers has no way to cut, and why. All others decode on two ranks."""
-
-
-@pytest.fixture(autouse=True)
-def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks are forked, and not started from nothing."""
-    monkeypatch.setattr("engine.ranks.child_ranks.start_children", start_forked)
 
 
 def prompts() -> list[list[int]]:
