@@ -194,6 +194,7 @@ def test_messages_that_the_api_refuses_are_refused(llm: LLM, want: str, messages
     assert text_of(llm, PROMPT) == want
 
 
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("keys", [{}, {"decode__tp": 2}], ids=["one rank", "two ranks"])
 def test_an_engine_that_dies_is_replaced(keys: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM("embedded", engine__num_blocks=400, **keys) as llm:

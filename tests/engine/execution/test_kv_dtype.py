@@ -151,6 +151,7 @@ def test_latents_of_8_bits_are_laid_out_as_their_publisher_does(
 
 
 @pytest.mark.turns(3)
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize(("kv_dtype", "decode_tp"), [("float8", 1), ("int8", 2)])
 def test_a_served_model_says_nearly_the_same(kv_dtype: str, decode_tp: int) -> None:
     """Disaggregated: of the embedded model's text, what floats say first."""
