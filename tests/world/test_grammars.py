@@ -141,6 +141,7 @@ def structured(**asked: Any) -> StructuredOutputs:
     return StructuredOutputs.model_validate(asked)
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("name", NUM_LOGITS)
 @pytest.mark.parametrize(
     ("asked", "answer"),
