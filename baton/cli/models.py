@@ -1,68 +1,76 @@
-"""`baton models`: the state of a cluster's model, and its sleep, from any of its ingresses."""
+"""`baton models`: which models a server has, and what each can do, from any of its ingresses."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import httpx
 import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from core.errors import ConfigError
 
-_LONGEST_S = 3600.0
-
 
 def models(
-    action: Annotated[
-        Literal["state", "sleep", "wake"], typer.Argument(help="state, sleep or wake.")
-    ] = "state",
-    level: Annotated[
-        int, typer.Option(min=1, max=2, help="1: weights stay in host memory. 2: they are on disk only.")
-    ] = 1,
-    pause: Annotated[
-        bool, typer.Option("--pause", help="Sequences that run stop now, and go on after waking.")
-    ] = False,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds for which others are finished.")] = 60.0,
+    action: Annotated[str, typer.Argument(help="`list`, or `show` and a name.")] = "list",
+    name: Annotated[str, typer.Argument(help="The model to show.")] = "",
     base_url: Annotated[
         str, typer.Option(envvar="OPENAI_BASE_URL", help="An ingress; /v1 may be left out.")
     ] = "http://127.0.0.1:8000",
-    api_key: Annotated[
-        str, typer.Option(envvar="OPENAI_API_KEY", help="One with the scope operator, and metrics for state.")
-    ] = "",
+    api_key: Annotated[str, typer.Option(envvar="OPENAI_API_KEY", help="Sent as a bearer token.")] = "",
 ) -> None:
-    """Show whether the model serves or sleeps, have it sleep, or wake it. Returns when it is so."""
+    """List a server's models with their states, or show one."""
+    if action not in ("list", "show") or (action == "show") != bool(name):
+        raise typer.BadParameter("give `list`, or `show` and a name", param_hint="ACTION")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     base = base_url.rstrip("/").removesuffix("/v1")
     try:
-        with httpx.Client(base_url=base, headers=headers, timeout=_LONGEST_S) as http:
-            if action == "sleep":
-                mode = "keep" if pause else "wait"
-                _asked(http.post("/sleep", params={"level": level, "mode": mode, "timeout": timeout}))
-            elif action == "wake":
-                _asked(http.post("/wake_up"))
-            for line in state(_asked(http.get("/cluster"))):
-                typer.echo(line)
+        with httpx.Client(base_url=base, headers=headers, timeout=10) as http:
+            table = _shown(http, name) if name else _listed(_answer(http.get("/v1/models"))["data"])
     except httpx.InvalidURL as error:
         raise ConfigError(f"{base_url} is no URL: {error}") from None
     except httpx.HTTPError as error:
         raise ConfigError(f"no ingress answers at {base}: {error}") from None
+    Console(highlight=False).print(table)
 
 
-def state(status: dict[str, Any]) -> list[str]:
-    """Return lines that say of each instance whether it serves."""
-    lines = [f"{status['model']}: {status['num_queued']} requests wait"]
-    for one in status["instances"]:
-        lines += [f"  {one['address']} {'is leaving' if one['leaving'] else 'serves'}"]
-    for one in status["sleepers"]:
-        wakes = f"wakes up in about {one['wake_s']:.2g} s"
-        lines += [f"  {one['address']} is {one['state']}, level {one['level']}, {wakes}"]
-    return lines
-
-
-def _asked(answer: httpx.Response) -> dict[str, Any]:
-    """Return an answer's JSON. Raises ConfigError with the server's words where it refuses."""
-    if answer.is_success:
-        return answer.json()
+def _answer(response: httpx.Response) -> Any:
+    """Return the answer's JSON. Raises ConfigError, with the server's own words."""
+    if response.is_success:
+        return response.json()
     try:
-        why = answer.json()["error"]["message"]
+        error = response.json()["error"]
     except (ValueError, KeyError, TypeError):
-        why = f"status {answer.status_code}"
-    raise ConfigError(f"{answer.request.url.path}: {why}")
+        response.raise_for_status()
+        raise ConfigError(f"{response.url} answers {response.status_code}") from None
+    raise ConfigError(error if isinstance(error, str) else error["message"])
+
+
+def _listed(entries: list[dict[str, Any]]) -> Table:
+    table = Table("name", "state", "of", "context", "can", box=None, pad_edge=False)
+    for entry in entries:
+        own = entry["baton"]
+        colour = "green" if own["state"] == "serving" else "red"
+        of = "" if entry["root"] == entry["id"] else entry["parent"] or entry["root"]
+        cells = [escape(of), str(entry["max_model_len"]), ", ".join(own["capabilities"])]
+        table.add_row(escape(entry["id"]), f"[{colour}]{own['state']}[/]", *cells)
+    return table
+
+
+def _shown(http: httpx.Client, name: str) -> Table:
+    entry = _answer(http.get(f"/v1/models/{name}"))
+    facts = _answer(http.post("/api/show", json={"model": name}))
+    details, table = facts["details"], Table(box=None, show_header=False, pad_edge=False)
+    lines = {
+        "name": name,
+        "of": entry["parent"] or entry["root"],
+        "state": entry["baton"]["state"],
+        "can": ", ".join(entry["baton"]["capabilities"]),
+        "context": f"{entry['max_model_len']} tokens",
+        "family": details["family"],
+        "weights": " ".join(filter(None, (details["parameter_size"], details["quantization_level"]))),
+        "sampling": ", ".join(" ".join(line.split()) for line in facts["parameters"].splitlines()),
+    }
+    for what, text in lines.items():
+        table.add_row(what, escape(text))
+    return table

@@ -64,6 +64,7 @@ def test_a_command_that_is_not_there_is_refused() -> None:
         ("", ("ray", "torch", "transformers")),
         ("chat", ("ray", "torch")),
         ("top", ("ray", "torch")),
+        ("models", ("ray", "torch")),
         ("replay", ("ray", "torch")),
         ("simulate", ("ray", "torch")),
         ("deploy", ("torch", "transformers")),
