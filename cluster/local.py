@@ -30,6 +30,7 @@ from cluster.scheduler.scheduler_node import SchedulerNode
 from core.clock import WallClock
 from core.config.cluster_config import ClusterConfig, EngineConfig
 from core.config.device_transport import check_device_transport
+from core.config.model_rows import slug
 from core.errors import ConfigError, ReplicaLost
 from core.garbage import leave_out_all_there_is
 from core.ports import Mail
@@ -58,16 +59,21 @@ class LocalCluster:
     @classmethod
     @contextlib.asynccontextmanager
     async def running(
-        cls, config: ClusterConfig, observe: Observe = nobody, *, replaces_instances: bool = False
+        cls,
+        config: ClusterConfig,
+        observe: Observe = nobody,
+        *,
+        replaces_instances: bool = False,
+        prefix: str = "",
     ):
         """Yield a cluster that is started and ready. Everything is given back after the block. `replaces_instances`: another one
-        takes the place of an instance whose engine has failed, unless they keep failing."""
+        takes the place of an instance whose engine has failed, unless they keep failing. `prefix`: of its addresses."""
         if config.serve.schedulers > 1:
             raise ConfigError("serve.schedulers needs Ray: one process has one scheduler")
         if config.scaling.enabled:
             raise ConfigError("scaling.enabled needs Ray: instances in one process do not come and go")
         config = _on_its_device(config.only)
-        network, fabric = LoopbackNetwork(), LoopbackFabric()
+        network, fabric = LoopbackNetwork(prefix=prefix), LoopbackFabric()
         folder = find_model(config.model.path)
 
         def parts(role: Role, mail: Mail) -> InstanceParts:
@@ -208,7 +214,8 @@ async def local_models(config: ClusterConfig, cards: Sequence[ModelCard]):
         for row, card in zip(config.rows, cards, strict=True):
             observers = make_observers(card.name, config.serve.otlp_endpoint)
             stack.callback(observers.close)
-            running = LocalCluster.running(row, observers.observe, replaces_instances=True)
+            prefix = f"{slug(card.name)}/" if config.models else ""
+            running = LocalCluster.running(row, observers.observe, replaces_instances=True, prefix=prefix)
             cluster: LocalCluster = await stack.enter_async_context(running)
             model = ModelBehind(generator=cluster.frontend, config=row, card=card, observers=observers)
             models.append((model, cluster))

@@ -10,15 +10,16 @@ from core.messages import Message
 
 
 class LoopbackNetwork:
-    """The peers of one process. `latency_s` delays every message (a modelled network)."""
+    """The peers of one process. `latency_s` delays every message (a modelled network). `prefix`: what addresses have before the
+    peer's name, so that those of several networks differ."""
 
-    def __init__(self, latency_s: float = 0.0) -> None:
-        self._latency_s = latency_s
+    def __init__(self, latency_s: float = 0.0, prefix: str = "") -> None:
+        self._latency_s, self._prefix = latency_s, prefix
         self._peers: dict[str, LoopbackMail] = {}
         self._numbers = itertools.count()
 
     def join(self, name: str) -> "LoopbackMail":
-        mail = LoopbackMail(self, f"loopback:{name}-{next(self._numbers)}")
+        mail = LoopbackMail(self, f"loopback:{self._prefix}{name}-{next(self._numbers)}")
         self._peers[mail.address] = mail
         return mail
 

@@ -98,6 +98,12 @@ async def test_each_answers_as_it_does_alone(rows: dict[str, Any]) -> None:
         assert await running.answer("code", PROMPTS[0]) == alone["baton-embedded", PROMPTS[0]]
         instances = {name: len(cluster.instances) for name, cluster in running.clusters.items()}
         assert instances == {"baton-embedded": 2, "llama": 2, "qwen3": 1}
+        dropped = (await running.http.post("/flush_cache")).json()["dropped"]
+        assert sorted(address.partition("/")[0] for address in dropped) == [
+            *["loopback:baton-embedded"] * 2,
+            *["loopback:llama"] * 2,
+            "loopback:qwen3",
+        ]
         metrics = (await running.http.get("/metrics")).text
         assert 'baton_instances{model="qwen3",role="decode"} 1.0' in metrics
     assert len(set(alone.values())) > len(PROMPTS)
