@@ -125,7 +125,7 @@ def _answering(model: ServedModel, access: Access) -> Answering:
 
 def _routes_of_models(table: ModelTable, served: Sequence[ServedModel], store: Store) -> list[HttpRoute]:
     """Return the routes that each model has, and those of what all of them share."""
-    first, settings = table.rows[0], table.rows[0].settings
+    settings = table.rows[0].settings
     kept = settings.response_store_bytes, settings.response_age_s
     stores = ResponseStore(store, *kept), ConversationStore(store, *kept)
     responses = [ResponsesRoutes(row, *stores) for row in table.rows]
@@ -148,7 +148,7 @@ def _routes_of_models(table: ModelTable, served: Sequence[ServedModel], store: S
         *ModelRoutes(table).routes(),
         *OllamaList(table, ollama).routes(),
         *responses[0].stored_routes(),
-        *HintRoutes(first, [model.generator for model in served]).routes(),
+        *HintRoutes(table, [model.generator for model in served]).routes(),
         *(BatchRoutes(table, store) if settings.file_store_bytes else NoBatchRoutes()).routes(),
     ]
 

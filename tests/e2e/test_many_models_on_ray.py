@@ -32,7 +32,7 @@ async def answers(server: ServeProcess, *models: str) -> dict[tuple[str, str], s
 async def test_three_models_on_ray_answer_as_alone_while_an_instance_of_one_is_killed(tmp_path: Path) -> None:
     content = {
         "models": {
-            "code": {"path": "embedded", "prefill_instances": 1},
+            "code": {"path": "embedded"},
             "org/llama": {"path": str(checkpoint(tmp_path / "llama", "llama"))},
             "qwen3": {"path": str(checkpoint(tmp_path / "qwen3", "qwen3"))},
         },

@@ -206,6 +206,9 @@ async def test_a_tenant_sees_its_models_and_no_others() -> None:
     assert [each["id"] for each in (await door.get("/v1/models", "acme"))["data"]] == ["b"]
     assert [each["name"] for each in (await door.get("/api/tags", "acme"))["models"]] == ["b:latest"]
     assert (await door.http.get("/v1/models/a", headers=acme)).status_code == 404
+    hint = {"session": "s", "action": "release"}
+    assert (await door.http.post("/v1/cache_hints", json=hint, headers=acme)).json()["instances"] == ["one"]
+    assert (door.generators["a"].hinted, len(door.generators["b"].hinted)) == ([], 1)
     assert (await door.http.post("/infill", json=GENERATING["/infill"], headers=acme)).status_code == 200
     assert door.asked() == ["b"]
     assert (await door.get("/v1/models", "none"))["data"] == []
