@@ -11,11 +11,11 @@ from core.errors import ConfigError
 
 def listed(http: httpx.Client) -> Table:
     """Return all names with their states. Raises ConfigError and httpx.HTTPError."""
-    entries: list[dict[str, Any]] = _answer(http.get("/v1/models"))["data"]
+    entries: list[dict[str, Any]] = answer_of(http.get("/v1/models"))["data"]
     table = Table("name", "state", "of", "context", "can", box=None, pad_edge=False)
     for entry in entries:
         own = entry["baton"]
-        colour = "green" if own["state"] == "serving" else "red"
+        colour = {"serving": "green", "asleep": "yellow"}.get(own["state"], "red")
         of = "" if entry["root"] == entry["id"] else entry["parent"] or entry["root"]
         cells = [escape(of), str(entry["max_model_len"]), ", ".join(own["capabilities"])]
         table.add_row(escape(entry["id"]), f"[{colour}]{own['state']}[/]", *cells)
@@ -24,8 +24,8 @@ def listed(http: httpx.Client) -> Table:
 
 def shown(http: httpx.Client, name: str) -> Table:
     """Return what there is to know of one model. Raises ConfigError and httpx.HTTPError."""
-    entry = _answer(http.get(f"/v1/models/{name}"))
-    facts = _answer(http.post("/api/show", json={"model": name}))
+    entry = answer_of(http.get(f"/v1/models/{name}"))
+    facts = answer_of(http.post("/api/show", json={"model": name}))
     details, table = facts["details"], Table(box=None, show_header=False, pad_edge=False)
     lines = {
         "name": name,
@@ -42,7 +42,7 @@ def shown(http: httpx.Client, name: str) -> Table:
     return table
 
 
-def _answer(response: httpx.Response) -> Any:
+def answer_of(response: httpx.Response) -> Any:
     """Return the answer's JSON. Raises ConfigError, with the server's own words."""
     if response.is_success:
         return response.json()
