@@ -9,7 +9,13 @@ from typing import TypeVar
 
 import uvloop
 
-from cluster.ingress.api_factory import ModelBehind, build_app_of, door_observers, run_batches
+from cluster.ingress.api_factory import (
+    ModelBehind,
+    build_app_of,
+    close_store,
+    door_observers,
+    run_batches,
+)
 from cluster.ingress.delivery.frontend import Frontend
 from cluster.ingress.http.connection_limits import connection_limits
 from cluster.ingress.http.draining import drain
@@ -252,7 +258,7 @@ async def _serve(
             await _cancel(task)
         frontends = [cluster.frontend for _, cluster in running]
         await drain(frontends, server, config.serve.drain_notice_s, config.serve.drain_timeout_s)
-        await asyncio.to_thread(app.state.store.close)
+        await close_store(app)
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

@@ -9,7 +9,13 @@ from typing import Any
 
 from cluster.deploy.addresses import mail_host, scheduler_resolver
 from cluster.deploy.config_paths import check_ingress_paths
-from cluster.ingress.api_factory import ModelBehind, build_app_of, door_observers, run_batches
+from cluster.ingress.api_factory import (
+    ModelBehind,
+    build_app_of,
+    close_store,
+    door_observers,
+    run_batches,
+)
 from cluster.ingress.delivery.frontend import Frontend
 from cluster.ingress.generation.model_table import ModelTable
 from cluster.ingress.http.connection_limits import connection_limits
@@ -20,7 +26,6 @@ from cluster.ingress.model_card import ModelCard, read_model_card
 from cluster.ingress.telemetry.observers import Observers, make_observers
 from cluster.ingress.tenants.live_rules import LiveRules
 from cluster.store.open_store import warn_of_apart
-from cluster.store.sql_store import SqlStore
 from core.clock import WallClock
 from core.config.cluster_config import ClusterConfig
 from core.garbage import IdleCollector, leave_out_all_there_is
@@ -77,7 +82,7 @@ class IngressProcess:
         self._server = HttpServer(app, serve.host, ports, shared=shared, tls=tls, limits=limits)
         self._following = asyncio.create_task(follow_certificate(tls, config.serve))
         leave_out_all_there_is()
-        self._store: SqlStore = app.state.store
+        self._app = app
         table: ModelTable = app.state.models
         collector = IdleCollector(lambda: table.is_idle, _COLLECT_S)
         self._collecting = asyncio.create_task(collector.run())
@@ -116,7 +121,7 @@ class IngressProcess:
         self._collecting.cancel()
         for frontend in self._frontends:
             await frontend.close()
-        await asyncio.to_thread(self._store.close)
+        await close_store(self._app)
         for finish in self._finish:
             finish()
 

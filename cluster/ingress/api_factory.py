@@ -1,5 +1,6 @@
 """The API of one ingress, from the cluster's configuration and the model's card."""
 
+import asyncio
 from collections import ChainMap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from cluster.ingress.operator.adapter_routes import Describe
 from cluster.ingress.telemetry.joined_metrics import joined_registry
 from cluster.ingress.telemetry.observers import Observers, make_observers
 from cluster.ingress.tenants.access import Access
+from cluster.ingress.tenants.ledger import Ledger, journal_folder
 from cluster.store.open_store import open_store
 from core.config.adapter_config import ServedAdapter
 from core.config.cluster_config import ClusterConfig
@@ -130,7 +132,8 @@ def api_settings(
         resume_s=config.serve.resume_s,
         response_store_bytes=config.serve.response_store_bytes,
         response_age_s=config.serve.response_age_s,
-        file_store_bytes=config.serve.batch_dir_bytes if store_reader(config.serve) else 0,
+        file_store_bytes=config.serve.batch_dir_bytes if (read_url := store_reader(config.serve)) else 0,
+        usage_folder=journal_folder(config.serve.usage_dir, read_url() if read_url else None),
         tool_call_parser=config.model.tool_call_parser,
         reasoning_parser=config.model.reasoning_parser,
         tokenizer_folder=Path(card.folder),
@@ -144,8 +147,19 @@ def api_settings(
 
 
 async def run_batches(app: FastAPI) -> None:
-    """Run the batches that clients of `app` hand in, until cancelled. Returns at once where batches are off."""
+    """Run the batches that clients of `app` hand in, and write down the usage of ingresses that were killed, until cancelled.
+    Returns at once where there is no database."""
+    ledger: Ledger = app.state.ledger
     runner: BatchRunner | None = getattr(app.state, "batches", None)
-    if runner is not None:
-        await app.state.importing()
-        await runner.run()
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(ledger.follow_the_dead())
+        if runner is not None:
+            await app.state.importing()
+            await runner.run()
+
+
+async def close_store(app: FastAPI) -> None:
+    """Write down what was used, then end the connections to the database."""
+    ledger: Ledger = app.state.ledger
+    await ledger.close()
+    await asyncio.to_thread(app.state.store.close)

@@ -49,8 +49,8 @@ from cluster.ingress.telemetry.observers import Observers
 from cluster.ingress.telemetry.vllm_names import LoraInfo
 from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
 from cluster.ingress.tenants.api_keys import Scope
+from cluster.ingress.tenants.ledger import Ledger
 from cluster.store.sql_store import SqlStore
-from cluster.store.store_port import Store
 from core.clock import current_time
 from core.errors import BatonError, RequestError, forget_frames
 
@@ -65,7 +65,7 @@ def create_app(
     settings: ApiSettings,
     access: Access,
     observers: Observers,
-    store: Store | None = None,
+    store: SqlStore | None = None,
 ) -> FastAPI:
     """Make the API of one model, as `create_app_of` does of several."""
     served = ServedModel(generator=generator, tokenizer=tokenizer, settings=settings, observers=observers)
@@ -73,13 +73,14 @@ def create_app(
 
 
 def create_app_of(
-    served: Sequence[ServedModel], access: Access, observers: Observers, store: Store | None = None
+    served: Sequence[ServedModel], access: Access, observers: Observers, store: SqlStore | None = None
 ) -> FastAPI:
     """Make the API. Where `access` has keys, all but health, readiness and the page ask. `observers` are those of what is of no
     model, or of the only model. Without `store` it is in memory."""
     store = SqlStore() if store is None else store
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
-    table = ModelTable([_answering(model, access) for model in served])
+    ledger = app.state.ledger = Ledger(store, served[0].settings.usage_folder)
+    table = ModelTable([_answering(model, access, ledger) for model in served])
     api = _Api(access, observers.ingress)
     routes = [
         *_routes_of_models(table, served, store),
@@ -116,14 +117,14 @@ def _allow_pages(app: FastAPI, origins: Sequence[str]) -> None:
     )
 
 
-def _answering(model: ServedModel, access: Access) -> Answering:
+def _answering(model: ServedModel, access: Access, ledger: Ledger) -> Answering:
     generator, settings, observers = model.generator, model.settings, model.observers
     if settings.max_adapters:
         observers.registry.register(LoraInfo(settings.max_adapters, lambda: generator.adapters.in_use))
-    return Answering(generator, model.tokenizer, settings, access, observers.ingress)
+    return Answering(generator, model.tokenizer, settings, access, observers.ingress, ledger)
 
 
-def _routes_of_models(table: ModelTable, served: Sequence[ServedModel], store: Store) -> list[HttpRoute]:
+def _routes_of_models(table: ModelTable, served: Sequence[ServedModel], store: SqlStore) -> list[HttpRoute]:
     """Return the routes that each model has, and those of what all of them share."""
     settings = table.rows[0].settings
     kept = settings.response_store_bytes, settings.response_age_s

@@ -9,7 +9,7 @@ from core.errors import ConfigError
 
 _LOCK = 0x6261746F6E
 """The number of PostgreSQL's lock for it."""
-_OLDER = frozenset[str]()
+_OLDER = frozenset({"0001"})
 """The migrations before the latest."""
 
 

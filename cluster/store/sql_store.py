@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from cluster.store.store_port import Bound, Held, StoreRecord
+from cluster.store.usage_port import UsageBatch, UsageQuery, UsageResult
 from core.errors import ConfigError, StoreUnavailable
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ _NUM_THREADS = 4
 
 
 class SqlStore:
-    """A Store. The database is opened at its first use, so that a process starts without it."""
+    """A Store, and a UsageStore. The database is opened at its first use, so that a process starts without it."""
 
     def __init__(self, read_url: Callable[[], str] | None = None, timeout_s: float = 5.0) -> None:
         """`read_url` is called for each connection. None: the records are in memory, and end with this object."""
@@ -91,6 +92,15 @@ class SqlStore:
     async def release(self, record_id: str, holder: str) -> None:
         await self._run(lambda connection: _statements().release(connection, record_id, holder))
 
+    async def add_usage(self, batch: UsageBatch) -> int:
+        return await self._run(lambda connection: _usage().add(connection, batch), grows=True)
+
+    async def usage_upto(self, writer: str) -> int:
+        return await self._run(lambda connection: _usage().upto(connection, writer), reads=True)
+
+    async def usage(self, query: UsageQuery) -> list[UsageResult]:
+        return await self._run(lambda connection: _usage().results(connection, query), reads=True)
+
     def close(self) -> None:
         """Close the connections once the calls that run have ended. Blocks."""
         self._threads.shutdown(cancel_futures=True)
@@ -134,3 +144,9 @@ def _statements():
     from cluster.store import record_statements  # noqa: PLC0415  # it brings SQLAlchemy
 
     return record_statements
+
+
+def _usage():
+    from cluster.store import usage_statements  # noqa: PLC0415
+
+    return usage_statements

@@ -1,9 +1,9 @@
-"""The one table of the store, as the latest migration leaves it."""
+"""The tables of the store, as the latest migration leaves them."""
 
 import sqlalchemy as sa
 from sqlalchemy.types import TypeEngine
 
-HEAD = "0001"
+HEAD = "0002"
 """The latest migration."""
 
 metadata = sa.MetaData()
@@ -33,4 +33,30 @@ records = sa.Table(
     sa.Index("baton_records_in_state", "kind", "state"),
     sa.Index("baton_records_of_parent", "parent", "position"),
     sa.Index("baton_records_expiring", "expires_at"),
+)
+
+usage = sa.Table(
+    "baton_usage",
+    metadata,
+    sa.Column("span_s", sa.Integer, primary_key=True),
+    sa.Column("start", sa.BigInteger, primary_key=True),
+    sa.Column("tenant", _ID, primary_key=True),
+    sa.Column("key_id", _ID, primary_key=True),
+    sa.Column("model", _ID, primary_key=True),
+    sa.Column("slo_class", _ID, primary_key=True),
+    sa.Column("batch", sa.Boolean, primary_key=True),
+    sa.Column("num_requests", sa.BigInteger, nullable=False),
+    sa.Column("prompt_tokens", sa.BigInteger, nullable=False),
+    sa.Column("cached_tokens", sa.BigInteger, nullable=False),
+    sa.Column("output_tokens", sa.BigInteger, nullable=False),
+    sa.Column("reasoning_tokens", sa.BigInteger, nullable=False),
+    sa.Column("images", sa.BigInteger, nullable=False),
+    sa.Column("sequence_s", sa.Double, nullable=False),
+)
+usage_writers = sa.Table(
+    "baton_usage_writers",
+    metadata,
+    sa.Column("writer", _ID, primary_key=True),
+    sa.Column("upto", sa.BigInteger, nullable=False),
+    sa.Column("touched_at", _INSTANT, nullable=False),
 )

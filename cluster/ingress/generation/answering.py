@@ -50,6 +50,7 @@ from cluster.ingress.requests.generation_request import GenerationRequest, Terms
 from cluster.ingress.telemetry.metrics import IngressMetrics
 from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
 from cluster.ingress.tenants.fair_threads import Steps, at_once
+from cluster.ingress.tenants.ledger import Ledger
 from core.errors import ReplicaLost, RequestError
 from core.types import Grammar, Request, SamplingParams, Slo
 
@@ -72,10 +73,11 @@ class Answering:
         settings: ApiSettings,
         access: Access,
         metrics: IngressMetrics,
+        ledger: Ledger,
     ) -> None:
         self._generator, self._access = generator, access
         self.tokenizer, self.settings, self.metrics = tokenizer, settings, metrics
-        self._runner = ChoiceRunner(generator, tokenizer, metrics, settings.model_name)
+        self._runner = ChoiceRunner(generator, tokenizer, metrics, settings.model_name, ledger)
         folder = settings.tokenizer_folder
         self._grammars = GrammarChecker(folder, settings.vocab_size) if folder is not None else None
         self.chat_format = ChatFormat(tokenizer, settings)

@@ -2,20 +2,25 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cluster.ingress.delivery.beam_search import BeamParams
-from cluster.ingress.delivery.generator import ChatTokenizer, Generator
+from cluster.ingress.delivery.generator import ChatTokenizer
+from cluster.ingress.delivery.generator import Generator as TokenGenerator
 from cluster.ingress.delivery.search_steps import Found, all_of
 from cluster.ingress.delivery.shared_prompt import SharedPrompt
 from cluster.ingress.generation.detokenize import TextStream
 from cluster.ingress.parsers.output_events import OutputEvent, OutputParser, PlainParser, Text
 from cluster.ingress.parsers.stop_strings import StopStrings
+from cluster.ingress.telemetry import request_context
 from cluster.ingress.telemetry.metrics import IngressMetrics
 from cluster.ingress.tenants.access import KeyHolder
 from cluster.ingress.tenants.account import RunningUse
+from cluster.ingress.tenants.ledger import Ledger
+from cluster.store.usage_port import UsageCounts
 from core.clock import current_time
 from core.config.adapter_config import adapter_name
 from core.errors import Overloaded, TargetOutOfReach
@@ -66,11 +71,65 @@ def num_prompt_tokens(choices: Sequence[ChoiceStream], num_prompts: int) -> int:
     return sum(len(choice.request.prompt) for choice in choices[::per_prompt])
 
 
+class UsageCounter:
+    """Counts what an answer uses, piece by piece."""
+
+    def __init__(self, choices: Sequence[ChoiceStream], num_prompts: int) -> None:
+        self._choices, self._num_prompts = choices, num_prompts
+        self._per_prompt = len(choices) // num_prompts
+        self._num_output = self._num_reasoning = self._num_cached = 0
+        self._times: dict[int, tuple[float, float]] = {}
+        """By choice, when its first token came, and its last."""
+
+    def count(self, piece: TextPiece) -> None:
+        if piece.token is not None:
+            self._num_output += 1
+            self._times[piece.index] = self._times.get(piece.index, (piece.at, 0.0))[0], piece.at
+        self._num_reasoning += piece.is_reasoning
+        # The first choice of a prompt is the one for which it is computed.
+        if piece.token is not None and piece.token.index == 0 and piece.index % self._per_prompt == 0:
+            self._num_cached += piece.token.num_cached
+
+    @property
+    def counts(self) -> UsageCounts | None:
+        """Return what is to be paid for; None where nothing was delivered."""
+        if not self._num_output:
+            return None
+        usage, firsts = self.usage, self._choices[:: self._per_prompt]
+        return UsageCounts(
+            1,
+            usage["prompt_tokens"],
+            self._num_cached,
+            usage["completion_tokens"],
+            self._num_reasoning,
+            sum(len(choice.request.images) for choice in firsts),
+            sum(last_at - first_at for first_at, last_at in self._times.values()),
+        )
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        num_prompt = num_prompt_tokens(self._choices, self._num_prompts)
+        num_output = 0 if self._choices[0].prompt_only else self._num_output
+        return {
+            "prompt_tokens": num_prompt,
+            "completion_tokens": num_output,
+            "total_tokens": num_prompt + num_output,
+            "prompt_tokens_details": {"cached_tokens": self._num_cached},
+            "completion_tokens_details": {"reasoning_tokens": self._num_reasoning},
+        }
+
+
 class ChoiceRunner:
     def __init__(
-        self, generator: Generator, tokenizer: ChatTokenizer, metrics: IngressMetrics, model_name: str
+        self,
+        generator: TokenGenerator,
+        tokenizer: ChatTokenizer,
+        metrics: IngressMetrics,
+        model_name: str,
+        ledger: Ledger,
     ) -> None:
-        self._generator, self._metrics, self._model_name = generator, metrics, model_name
+        self._generator, self._metrics, self._ledger = generator, metrics, ledger
+        self._model_name = model_name
         self.tokenizer = tokenizer
 
     async def run(
@@ -87,14 +146,17 @@ class ChoiceRunner:
             self._metrics.num_choices.observe(len(choices) // num_prompts)
             output = self._metrics.tenant_tokens.labels(tenant.name, "output")
             per_prompt = len(choices) // num_prompts
-            async with aclosing(_with_scores(self._all(choices, at_once), choices, per_prompt)) as pieces:
-                async for piece in pieces:
-                    choice = choices[piece.index]
-                    is_new = piece.token is not None and piece.token.index >= choice.num_paid
-                    if is_new and not choice.prompt_only:
-                        use.spend(1)
-                        output.inc()
-                    yield piece
+            scored = _with_scores(self._all(choices, at_once), choices, per_prompt)
+            with self._counted(choices, num_prompts, holder) as used:
+                async with aclosing(scored) as pieces:
+                    async for piece in pieces:
+                        used.count(piece)
+                        choice = choices[piece.index]
+                        is_new = piece.token is not None and piece.token.index >= choice.num_paid
+                        if is_new and not choice.prompt_only:
+                            use.spend(1)
+                            output.inc()
+                        yield piece
             if use.num_output:
                 tenant.likely_output.ended(use.num_output / len(choices))
 
@@ -114,18 +176,42 @@ class ChoiceRunner:
             num_sampled = sum(one.num_sampled for one in found)
             use.spend(num_sampled)
             metrics.tenant_tokens.labels(tenant.name, "output").inc(num_sampled)
-        for group, one in zip(groups, found, strict=True):
-            for choice, tokens in zip(group, one.beams, strict=True):
-                for token in tokens:
-                    yield _piece(choice, token)
+        with self._counted(choices, num_prompts, holder) as used:
+            for group, one in zip(groups, found, strict=True):
+                for choice, tokens in zip(group, one.beams, strict=True):
+                    for token in tokens:
+                        piece = _piece(choice, token)
+                        used.count(piece)
+                        yield piece
 
     def _running(
         self, choices: Sequence[ChoiceStream], num_sequences: int, num_prompt: int, holder: KeyHolder
     ) -> AbstractAsyncContextManager[RunningUse]:
         likely = holder.tenant.likely_output
         num_output = sum(likely.of(c.request.sampling.max_tokens) for c in choices if not c.prompt_only)
-        model = adapter_name(choices[0].request.adapter) or self._model_name
-        return holder.account.running(num_sequences, num_prompt, num_output, model)
+        return holder.account.running(num_sequences, num_prompt, num_output, self._model_of(choices[0]))
+
+    @contextmanager
+    def _counted(
+        self, choices: Sequence[ChoiceStream], num_prompts: int, holder: KeyHolder
+    ) -> Generator[UsageCounter]:
+        """Count what is delivered, and write it down before the client has the end."""
+        used = UsageCounter(choices, num_prompts)
+        try:
+            yield used
+        finally:
+            if (counts := used.counts) is not None:
+                self._ledger.note(
+                    counts,
+                    tenant=holder.tenant.name,
+                    key_id=holder.key_id,
+                    model=self._model_of(choices[0]),
+                    slo_class=choices[0].request.slo.name,
+                    batch=request_context.route.get() == "/v1/batches",
+                )
+
+    def _model_of(self, choice: ChoiceStream) -> str:
+        return adapter_name(choice.request.adapter) or self._model_name
 
     async def _search(self, group: Sequence[ChoiceStream], beams: BeamParams) -> Found:
         metrics, request = self._metrics, group[0].request

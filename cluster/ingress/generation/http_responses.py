@@ -16,13 +16,12 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Send
 
 from cluster.ingress.generation.body_shape import BodyShape, Json
-from cluster.ingress.generation.choices import ChoiceStream, TextPiece, num_prompt_tokens
+from cluster.ingress.generation.choices import ChoiceStream, TextPiece, UsageCounter
 from cluster.ingress.generation.event_numbers import EventNumbers
 from cluster.ingress.http.http_errors import describe
 
 log = logging.getLogger(__name__)
 
-Usage = dict[str, Any]
 Settle = Callable[[], Awaitable[object]]
 """Waits for what must be so before a client learns that its answer has ended."""
 
@@ -45,34 +44,6 @@ class ClientGone(Exception):
 
 async def at_once_settled() -> None:
     """Wait for nothing."""
-
-
-class UsageCounter:
-    """Counts what an answer uses, piece by piece."""
-
-    def __init__(self, choices: Sequence[ChoiceStream], num_prompts: int) -> None:
-        self._choices, self._num_prompts = choices, num_prompts
-        self._per_prompt = len(choices) // num_prompts
-        self._num_output = self._num_reasoning = self._num_cached = 0
-
-    def count(self, piece: TextPiece) -> None:
-        self._num_output += piece.token is not None
-        self._num_reasoning += piece.is_reasoning
-        # The first choice of a prompt is the one for which it is computed.
-        if piece.token is not None and piece.token.index == 0 and piece.index % self._per_prompt == 0:
-            self._num_cached += piece.token.num_cached
-
-    @property
-    def usage(self) -> Usage:
-        num_prompt = num_prompt_tokens(self._choices, self._num_prompts)
-        num_output = 0 if self._choices[0].prompt_only else self._num_output
-        return {
-            "prompt_tokens": num_prompt,
-            "completion_tokens": num_output,
-            "total_tokens": num_prompt + num_output,
-            "prompt_tokens_details": {"cached_tokens": self._num_cached},
-            "completion_tokens_details": {"reasoning_tokens": self._num_reasoning},
-        }
 
 
 async def whole(

@@ -53,6 +53,7 @@ class ApiSettings:
     response_store_bytes: int = 64 << 20
     response_age_s: float = 30 * 86400.0
     file_store_bytes: int = 0
+    usage_folder: Path | None = None
     """What files may take of the store; 0: there are neither files nor batches."""
     tool_call_parser: ToolFormat | Literal["auto"] = "auto"
     reasoning_parser: ReasoningFormat | Literal["auto"] = "auto"

@@ -113,6 +113,11 @@ class KeyHolder:
         """Who owns what is stored for this holder: a tenant, or a key that belongs to none."""
         return self.tenant.name or (self._key.owner if self._key else self._owner)
 
+    @property
+    def key_id(self) -> str:
+        """Return a name of the key that may be shown; empty without one."""
+        return self._key.id if self._key else ""
+
     def check_scope(self, path: str, needed: Scope) -> None:
         """Raise RequestError (403) where the key is not for such routes."""
         scopes = self._key.scopes if self._key else ALL_SCOPES
