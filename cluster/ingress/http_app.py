@@ -38,8 +38,10 @@ from cluster.ingress.openai.openai_routes import OpenAIRoutes
 from cluster.ingress.operator.adapter_routes import AdapterRoutes
 from cluster.ingress.operator.cluster_routes import ClusterRoutes
 from cluster.ingress.operator.hint_routes import HintRoutes
+from cluster.ingress.operator.key_routes import KeyRoutes
 from cluster.ingress.operator.openapi import Description
 from cluster.ingress.operator.sleep_routes import SleepRoutes
+from cluster.ingress.operator.usage_routes import UsageRoutes
 from cluster.ingress.responses.conversation_store import ConversationStore
 from cluster.ingress.responses.response_store import ResponseStore
 from cluster.ingress.responses.responses_routes import ResponsesRoutes
@@ -79,6 +81,7 @@ def create_app_of(
     model, or of the only model. Without `store` it is in memory."""
     store = SqlStore() if store is None else store
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
+    access.use_store(store)
     ledger = app.state.ledger = Ledger(store, served[0].settings.usage_folder)
     table = ModelTable([_answering(model, access, ledger) for model in served])
     api = _Api(access, observers.ingress)
@@ -150,6 +153,8 @@ def _routes_of_models(table: ModelTable, served: Sequence[ServedModel], store: S
         *OllamaList(table, ollama).routes(),
         *responses[0].stored_routes(),
         *HintRoutes(table, [model.generator for model in served]).routes(),
+        *UsageRoutes(store).routes(),
+        *KeyRoutes(table.rows[0], access).routes(),
         *(BatchRoutes(table, store) if settings.file_store_bytes else NoBatchRoutes()).routes(),
     ]
 
@@ -212,7 +217,7 @@ class _Api:
         if holder is None:
             key = http.headers.get("x-api-key")  # Anthropic's clients
             authorization = http.headers.get("authorization") or (f"Bearer {key}" if key else "")
-            holder = self._access.holder_of(authorization)
+            holder = await self._access.authenticated(authorization)
         http.state.holder, http.state.tenant = holder, holder.tenant
         holder.check_scope(http.scope["path"], needed)
         if http.method == "POST":

@@ -44,6 +44,11 @@ class SqlStore:
     def is_up(self) -> bool:
         return time.monotonic() >= self._down_until
 
+    @property
+    def outlives_process(self) -> bool:
+        """Whether the records are in a database."""
+        return self._read_url is not None
+
     async def put(
         self, records: Sequence[StoreRecord], *, held: Held | None = None, bound: Bound | None = None
     ) -> None:

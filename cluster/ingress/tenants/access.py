@@ -14,9 +14,21 @@ from types import MappingProxyType
 from pydantic import SecretStr
 
 from cluster.ingress.tenants.account import Account
-from cluster.ingress.tenants.api_keys import ALL_SCOPES, Key, Scope, key_of, read_keys, tenant_of_owner
+from cluster.ingress.tenants.api_keys import (
+    ALL_SCOPES,
+    Key,
+    Scope,
+    key_of,
+    read_keys,
+    scopes_of,
+    tenant_of_owner,
+)
+from cluster.ingress.tenants.budgets import Budgets
+from cluster.ingress.tenants.made_keys import MadeKeys
 from cluster.ingress.tenants.shares import AskShares, Shares, own_book
 from cluster.ingress.tenants.use_limits import LikelyOutput, Limited, UseLimits, limits_of
+from cluster.store.sql_store import SqlStore
+from cluster.store.usage_port import Dimension
 from core.config.cluster_config import ClusterConfig
 from core.errors import ConfigError, RequestError
 from core.types import Slo
@@ -136,6 +148,7 @@ class Access:
     def __init__(self, rules: Rules, now: Callable[[], float] = time.monotonic) -> None:
         self._secret, self._now = secrets.token_bytes(32), now
         self._shares = Shares(own_book(now), now)
+        self.use_store(SqlStore())
         self._tenants: dict[str, Tenant] = {}
         self.replace(rules)
 
@@ -150,6 +163,10 @@ class Access:
                 self._digest(key.text.encode()): self._holder(tenant, key)
                 for key in tenant.rules.parsed_keys(name)
             }
+
+    def use_store(self, store: SqlStore) -> None:
+        """Take keys that were made by API, and refuse what budgets do not allow. Before, there are none."""
+        self._budgets, self.made_keys = Budgets(store), MadeKeys(store)
 
     def lease_from(self, ask: AskShares) -> None:
         """Share the limits with all ingresses. Before, this one has all of each."""
@@ -174,6 +191,38 @@ class Access:
                 code="invalid_api_key",
             )
         return holder
+
+    async def authenticated(self, authorization: str) -> KeyHolder:
+        """Return the holder of a key of the configuration, or of one that was made by API. Raises RequestError (401)."""
+        try:
+            return self.holder_of(authorization)
+        except RequestError:
+            if (found := await self._made_holder(authorization)) is None:
+                raise
+            return found
+
+    async def _made_holder(self, authorization: str) -> KeyHolder | None:
+        scheme, _, given = authorization.partition(" ")
+        made = await self.made_keys.found(given.strip()) if scheme.lower() == "bearer" else None
+        tenant = None if made is None else self._tenants.get(made.tenant)
+        return (
+            None if made is None or tenant is None else self._holder(tenant, made.key, limits=made.use_limits)
+        )
+
+    def check_new_key(self, tenant: str, scopes: frozenset[Scope]) -> None:
+        """Raise RequestError where no such key may be made."""
+        if not self._rules.asks_for_keys:
+            raise RequestError(
+                "this server asks for no key, so one more would shut nobody out: put a key with the scope operator into "
+                "serve.api_keys, and restart it"
+            )
+        if tenant not in self._tenants:
+            there = ", ".join(name for name in self._tenants if name) or "none"
+            raise RequestError(f"there is no tenant {tenant!r}; there are: {there}", field="tenant")
+        allowed = scopes_of(of_tenant=bool(tenant))
+        if not scopes or not scopes <= allowed:
+            whose = "a tenant's key" if tenant else "a key"
+            raise RequestError(f"{whose} has scopes among {', '.join(sorted(allowed))}", field="scopes")
 
     def holder_named(self, owner: str) -> KeyHolder | None:
         """Return who goes on with what an owner has begun; None where there is no such tenant any more."""
@@ -223,18 +272,30 @@ class Access:
             raise RequestError(f"unknown {field} {name!r}; there are {', '.join(allowed)}", field=field)
         return classes[name]
 
-    def _holder(self, tenant: Tenant, key: Key | None, owner: str = "") -> KeyHolder:
+    def _holder(
+        self, tenant: Tenant, key: Key | None, owner: str = "", *, limits: UseLimits | None = None
+    ) -> KeyHolder:
         whose = f"tenant {tenant.name!r}" if tenant.name else "whoever has no tenant"
-        limited = [Limited(whose, tenant.rules.limits)]
-        if key is not None and tenant.rules.per_key != UseLimits():
-            limited.append(Limited(f"key {key.id!r}", tenant.rules.per_key))
-        account = Account(self._shares, self._now, limited, partial(self._with_model, tenant))
+        limited = [Limited(whose, tenant.rules.limits, {"tenant": tenant.name})]
+        own = limits or tenant.rules.per_key
+        if key is not None and own != UseLimits():
+            limited.append(Limited(f"key {key.id!r}", own, {"key_id": key.id}))
+        account = Account(
+            self._shares, self._now, limited, partial(self._with_model, tenant), self._check_budget
+        )
         return KeyHolder(tenant, key, account, owner)
 
     def _with_model(self, tenant: Tenant, model: str) -> list[Limited]:
-        limited = [Limited(f"model {model!r}", limits) for limits in _of(model, self._rules.model_limits)]
+        of_all, own = _of(model, self._rules.model_limits), _of(model, tenant.rules.per_model)
         whose = f"tenant {tenant.name!r} with model {model!r}"
-        return limited + [Limited(whose, limits) for limits in _of(model, tenant.rules.per_model)]
+        by: dict[Dimension, str] = {"tenant": tenant.name, "model": model}
+        return [
+            *(Limited(f"model {model!r}", limits, {"model": model}) for limits in of_all),
+            *(Limited(whose, limits, by) for limits in own),
+        ]
+
+    def _check_budget(self, limited: Limited) -> None:
+        self._budgets.check(limited)
 
     def _digest(self, key: bytes) -> bytes:
         return hmac.digest(self._secret, key, hashlib.sha256)

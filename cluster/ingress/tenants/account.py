@@ -16,9 +16,11 @@ class Account:
         now: Callable[[], float],
         limited: Sequence[Limited],
         with_model: Callable[[str], Sequence[Limited]],
+        check_budget: Callable[[Limited], None],
     ) -> None:
-        """`with_model` returns what else is limited for requests to a model."""
-        self._shares, self._now, self._limited, self._with_model = shares, now, limited, with_model
+        """`with_model` returns what else is limited for requests to a model. `check_budget` raises Overloaded."""
+        self._shares, self._now, self._limited = shares, now, limited
+        self._with_model, self._check_budget = with_model, check_budget
 
     async def count_request(self) -> None:
         """Count one more request. Raises Overloaded."""
@@ -32,6 +34,8 @@ class Account:
         of_model = self._with_model(model) if model else ()
         needs = [Need(limit, 1) for one in of_model for limit in one.requests]
         limited = (*self._limited, *of_model)
+        for one in limited:
+            self._check_budget(one)
         needs += needs_to_begin(limited, num_sequences, num_prompt_tokens, num_output_tokens)
         await self._take(needs)
         use = RunningUse(self._shares, needs, num_prompt_tokens, self._now())

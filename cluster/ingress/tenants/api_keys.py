@@ -36,17 +36,26 @@ _KEY_OWNER = "*"
 class Key:
     text: str
     scopes: frozenset[Scope]
+    made_id: str = ""
+    """The id of a key that was made by API, whose text nobody has."""
 
     @cached_property
     def owner(self) -> str:
         """Who owns what is stored for a key without a tenant. It stays the same over restarts and does not give the key away."""
+        if self.made_id:
+            return _KEY_OWNER + self.made_id
         digest = hashlib.scrypt(self.text.encode(), salt=b"baton owner", n=1 << 12, r=8, p=1, dklen=16)
         return _KEY_OWNER + digest.hex()
 
     @property
     def id(self) -> str:
         """Return a name that may be shown."""
-        return f"key_{self.owner.removeprefix(_KEY_OWNER)[:16]}"
+        return self.made_id or f"key_{self.owner.removeprefix(_KEY_OWNER)[:16]}"
+
+
+def scopes_of(*, of_tenant: bool) -> frozenset[Scope]:
+    """Return the scopes that a key may have."""
+    return _OF_TENANTS if of_tenant else _OF_SERVER
 
 
 def tenant_of_owner(owner: str) -> str:

@@ -3,10 +3,11 @@
 A request is counted when it comes. Its prompt is paid for when it begins, together with what its output is likely to take. Output
 beyond that is paid for as it is delivered, so a limit may be exceeded by what is running; nothing new begins meanwhile."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from math import ceil
 
+from cluster.store.usage_port import Dimension
 from core.config.live_config import LimitsConfig
 from core.limit_messages import Limit
 
@@ -33,6 +34,8 @@ class Limited:
 
     whose: str
     limits: UseLimits
+    dimensions: Mapping[Dimension, str] = field(default_factory=dict[Dimension, str])
+    """Whose usage counts for the budgets."""
 
     @property
     def requests(self) -> tuple[Limit, ...]:
