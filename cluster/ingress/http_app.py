@@ -87,6 +87,8 @@ def create_app_of(
     api = _Api(access, observers.ingress)
     routes = [
         *_routes_of_models(table, served, store),
+        *UsageRoutes(store).routes(),
+        *KeyRoutes(table.rows[0], access).routes(),
         *ClusterRoutes(served, observers.registry).routes(),
         *api.routes(),
     ]
@@ -153,8 +155,6 @@ def _routes_of_models(table: ModelTable, served: Sequence[ServedModel], store: S
         *OllamaList(table, ollama).routes(),
         *responses[0].stored_routes(),
         *HintRoutes(table, [model.generator for model in served]).routes(),
-        *UsageRoutes(store).routes(),
-        *KeyRoutes(table.rows[0], access).routes(),
         *(BatchRoutes(table, store) if settings.file_store_bytes else NoBatchRoutes()).routes(),
     ]
 

@@ -14,6 +14,7 @@ from core.config.config_section import Section
 from core.config.config_words import sentence
 from core.config.device_steps import with_steps_of_device
 from core.config.image_config import ImageConfig
+from core.config.jwt_config import JwtConfig
 from core.config.live_config import LimitsConfig, LiveConfig, SloClasses, TenantConfig, TenantName
 from core.config.mail_config import MailConfig
 from core.config.model_rows import ModelName, WrittenRows, check_models, tree_of
@@ -259,6 +260,7 @@ class ClusterConfig(FleetConfig):
     """Several models behind one door, in place of `model.path`: by the name that clients use, a path, or keys of its own."""
     mail: MailConfig = MailConfig()
     security: SecurityConfig = SecurityConfig()
+    jwt: JwtConfig = JwtConfig()
     serve: ServeConfig = ServeConfig()
     pictures: ImageConfig = ImageConfig()
     ingress_instances: int = Field(default=1, ge=1)

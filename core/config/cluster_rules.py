@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from core.config.adapter_config import check_adapters
 from core.config.device_transport import check_device_transport
+from core.config.jwt_config import check_jwt
 from core.config.parallel_config import ParallelConfig, check_shares
 from core.config.security_config import check_security
 from core.config.store_url import check_store, store_reader
@@ -80,7 +81,7 @@ def _check_tenants(config: "ClusterConfig") -> None:
     for name, tenant in config.tenants.items():
         if unknown := [one for one in tenant.slo_classes if one not in config.slo_classes]:
             raise ConfigError(f"tenants.{name}.slo_classes: {unknown[0]!r} is not among slo_classes")
-        if not tenant.keys and not tenant.keys_file:
+        if not (tenant.keys or tenant.keys_file or config.jwt.is_on):
             raise ConfigError(f"tenants.{name} has neither keys nor a keys_file: nobody could be it")
 
 
@@ -147,5 +148,6 @@ RULES: tuple[Callable[["ClusterConfig"], None], ...] = (
     _check_classes,
     _check_tenants,
     _check_shadow,
+    check_jwt,
 )
 """Each raises ConfigError. The first error is reported."""

@@ -48,7 +48,7 @@ class ServeConfig(Section):
     store_timeout_s: float = Field(default=5.0, gt=0)
     """How long a request waits for the database before it gets 503. The end of a response waits as long to be stored."""
     usage_dir: str = ""
-    """Folder in which an ingress keeps what answers have used until the database has it, so that a kill of the ingress loses none.
+    """Folder in which an ingress keeps what answers have used until the database has it: a kill of the ingress loses none.
     Empty: next to SQLite's file, or in the system's folder for temporary files."""
     response_store_bytes: int = Field(default=64 << 20, ge=0)
     """What may be kept of each tenant's responses for `previous_response_id` and GET /v1/responses; the oldest make room. 0:

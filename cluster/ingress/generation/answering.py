@@ -255,6 +255,8 @@ class Answering:
     def _slo(self, http: HttpRequest, terms: Terms) -> Slo:
         header = http.headers.get("x-slo-class")
         own = self.settings.slo_classes
+        if header is None and terms.service_tier in (None, "auto", "default"):
+            header = http.state.holder.slo_class or None
         return self._access.slo(http.state.tenant, header, terms.service_tier, terms.priority, own)
 
     def _shortened(self, request: GenerationRequest, prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

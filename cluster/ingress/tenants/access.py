@@ -27,9 +27,11 @@ from cluster.ingress.tenants.budgets import Budgets
 from cluster.ingress.tenants.made_keys import MadeKeys
 from cluster.ingress.tenants.shares import AskShares, Shares, own_book
 from cluster.ingress.tenants.use_limits import LikelyOutput, Limited, UseLimits, limits_of
+from cluster.ingress.tenants.web_tokens import Claims, WebTokens
 from cluster.store.sql_store import SqlStore
 from cluster.store.usage_port import Dimension
 from core.config.cluster_config import ClusterConfig
+from core.config.jwt_config import NO_JWT, JwtConfig
 from core.errors import ConfigError, RequestError
 from core.types import Slo
 
@@ -66,10 +68,11 @@ class Rules:
     tenants: Mapping[str, TenantRules]
     """By name. The empty name stands for the holders of keys that belong to no tenant."""
     model_limits: Mapping[str, UseLimits] = field(default_factory=dict[str, UseLimits])
+    jwt: JwtConfig = NO_JWT
 
     @property
     def asks_for_keys(self) -> bool:
-        return any(tenant.keys for tenant in self.tenants.values())
+        return self.jwt.is_on or any(tenant.keys for tenant in self.tenants.values())
 
 
 def read_rules(config: ClusterConfig) -> Rules:
@@ -93,7 +96,7 @@ def read_rules(config: ClusterConfig) -> Rules:
             if holders.setdefault(key.text, name) != name:
                 raise ConfigError(f"tenants {holders[key.text]!r} and {name!r} share a key")
     of_models = {model: limits_of(of_model) for model, of_model in config.model_limits.items()}
-    return Rules(config.slo_classes, tenants, of_models)
+    return Rules(config.slo_classes, tenants, of_models, config.jwt)
 
 
 class Tenant:
@@ -116,9 +119,13 @@ class Tenant:
 class KeyHolder:
     """Who asks: a tenant, by one of its keys."""
 
-    def __init__(self, tenant: Tenant, key: Key | None, account: Account, owner: str = "") -> None:
-        """Without a key, everything is allowed: none is asked for, or the server itself asks on behalf of an `owner`."""
+    def __init__(
+        self, tenant: Tenant, key: Key | None, account: Account, owner: str = "", *, slo_class: str = ""
+    ) -> None:
+        """Without a key, everything is allowed: none is asked for, or the server itself asks on behalf of an `owner`.
+        `slo_class`: that of requests that name none; empty: the tenant's."""
         self.tenant, self.account, self._key, self._owner = tenant, account, key, owner
+        self.slo_class = slo_class
 
     @property
     def owner(self) -> str:
@@ -148,6 +155,7 @@ class Access:
     def __init__(self, rules: Rules, now: Callable[[], float] = time.monotonic) -> None:
         self._secret, self._now = secrets.token_bytes(32), now
         self._shares = Shares(own_book(now), now)
+        self._web_tokens = WebTokens(rules.jwt) if rules.jwt.is_on else None
         self.use_store(SqlStore())
         self._tenants: dict[str, Tenant] = {}
         self.replace(rules)
@@ -193,21 +201,37 @@ class Access:
         return holder
 
     async def authenticated(self, authorization: str) -> KeyHolder:
-        """Return the holder of a key of the configuration, or of one that was made by API. Raises RequestError (401)."""
+        """Return the holder of a key of the configuration, of one that was made by API, or of a token. Raises RequestError
+        (401)."""
         try:
             return self.holder_of(authorization)
         except RequestError:
-            if (found := await self._made_holder(authorization)) is None:
+            scheme, _, given = authorization.partition(" ")
+            if scheme.lower() != "bearer" or (found := await self._other_holder(given.strip())) is None:
                 raise
             return found
 
-    async def _made_holder(self, authorization: str) -> KeyHolder | None:
-        scheme, _, given = authorization.partition(" ")
-        made = await self.made_keys.found(given.strip()) if scheme.lower() == "bearer" else None
+    async def _other_holder(self, given: str) -> KeyHolder | None:
+        if self._web_tokens is not None and given.count(".") == 2:
+            return self._token_holder(await self._web_tokens.claims(given))
+        made = await self.made_keys.found(given)
         tenant = None if made is None else self._tenants.get(made.tenant)
         return (
             None if made is None or tenant is None else self._holder(tenant, made.key, limits=made.use_limits)
         )
+
+    def _token_holder(self, claims: Claims) -> KeyHolder:
+        """Return who a token stands for. Only a tenant's token is for inference."""
+        tenant = self._tenants.get(claims.tenant)
+        if tenant is None or (not claims.tenant and Scope.INFERENCE in claims.scopes):
+            claim = self._rules.jwt.tenant_claim
+            raise RequestError(
+                f"the token is not taken: its claim {claim!r} names no tenant of this server",
+                status=401,
+                code="invalid_token",
+            )
+        key = Key("", claims.scopes & scopes_of(of_tenant=bool(claims.tenant)), f"sub_{claims.subject}")
+        return self._holder(tenant, key, slo_class=claims.slo_class)
 
     def check_new_key(self, tenant: str, scopes: frozenset[Scope]) -> None:
         """Raise RequestError where no such key may be made."""
@@ -273,7 +297,13 @@ class Access:
         return classes[name]
 
     def _holder(
-        self, tenant: Tenant, key: Key | None, owner: str = "", *, limits: UseLimits | None = None
+        self,
+        tenant: Tenant,
+        key: Key | None,
+        owner: str = "",
+        *,
+        limits: UseLimits | None = None,
+        slo_class: str = "",
     ) -> KeyHolder:
         whose = f"tenant {tenant.name!r}" if tenant.name else "whoever has no tenant"
         limited = [Limited(whose, tenant.rules.limits, {"tenant": tenant.name})]
@@ -283,7 +313,7 @@ class Access:
         account = Account(
             self._shares, self._now, limited, partial(self._with_model, tenant), self._check_budget
         )
-        return KeyHolder(tenant, key, account, owner)
+        return KeyHolder(tenant, key, account, owner, slo_class=slo_class)
 
     def _with_model(self, tenant: Tenant, model: str) -> list[Limited]:
         of_all, own = _of(model, self._rules.model_limits), _of(model, tenant.rules.per_model)
