@@ -53,7 +53,7 @@ LOCKS = (
     Lock("cuda", ("torch",), only="(nvidia|cuda)-"),
     Lock("triton", ("triton",)),
     Lock("dev", ("dependencies", "dev", "nixl"), beside=("torch", "cuda", "triton")),
-    Lock("image", ("dependencies", "k8s", "postgres"), beside=("torch", "cuda", "triton")),
+    Lock("image", ("dependencies", "k8s", "oidc", "postgres"), beside=("torch", "cuda", "triton")),
     Lock("image-gpu", ("dependencies", "gpu", "image-gpu"), beside=("torch", "cuda", "triton", "image")),
     Lock("image-mpich", ("image-mpich",)),
     Lock("build", ("build",)),

@@ -75,8 +75,8 @@ class ServeConfig(Section):
     """A stream that has sent nothing for so long sends a comment, which clients pass over and balancers do not take for idleness.
     What fails later than that, before the first token, is an event of the stream and has no status of its own. 0: never."""
     live_file: str = ""
-    """A YAML file with `slo_classes` and `tenants`, which are added to those here or replace them; each ingress reads it again
-    whenever it or a file of keys has changed. A change that is not valid is refused as a whole."""
+    """A YAML file with `slo_classes`, `tenants` and `model_limits`, which are added to those here or replace them; each ingress
+    reads it again whenever it or a file of keys has changed. A change that is not valid is refused as a whole."""
     tls_cert: str = ""
     """PEM file of the certificate that the ingress shows; it then speaks HTTPS only. Needs `tls_key`."""
     tls_key: str = ""
