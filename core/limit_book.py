@@ -33,7 +33,7 @@ class SlidingWindow:
         self._amounts: dict[int, int] = {}
         """By the slot's number."""
         self._numbers: list[int] = []
-        """Those of the slots that count, sorted."""
+        """Numbers of the slots that count, sorted."""
         self._total = 0
 
     def total(self, now: float) -> int:

@@ -22,7 +22,7 @@ from cluster.ingress.operator.adapter_routes import Describe
 from cluster.ingress.telemetry.joined_metrics import joined_registry
 from cluster.ingress.telemetry.observers import Observers, make_observers
 from cluster.ingress.tenants.access import Access
-from cluster.ingress.tenants.ledger import Ledger, journal_folder
+from cluster.ingress.tenants.ledger import UsageLedger, journal_folder
 from cluster.store.open_store import open_store
 from core.config.adapter_config import ServedAdapter
 from core.config.cluster_config import ClusterConfig
@@ -149,7 +149,7 @@ def api_settings(
 async def run_batches(app: FastAPI) -> None:
     """Run the batches that clients of `app` hand in, and write down the usage of ingresses that were killed, until cancelled.
     Returns at once where there is no database."""
-    ledger: Ledger = app.state.ledger
+    ledger: UsageLedger = app.state.ledger
     runner: BatchRunner | None = getattr(app.state, "batches", None)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ledger.follow_the_dead())
@@ -160,6 +160,6 @@ async def run_batches(app: FastAPI) -> None:
 
 async def close_store(app: FastAPI) -> None:
     """Write down what was used, then end the connections to the database."""
-    ledger: Ledger = app.state.ledger
+    ledger: UsageLedger = app.state.ledger
     await ledger.close()
     await asyncio.to_thread(app.state.store.close)

@@ -51,7 +51,7 @@ from cluster.ingress.telemetry.observers import Observers
 from cluster.ingress.telemetry.vllm_names import LoraInfo
 from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
 from cluster.ingress.tenants.api_keys import Scope
-from cluster.ingress.tenants.ledger import Ledger
+from cluster.ingress.tenants.ledger import UsageLedger
 from cluster.store.sql_store import SqlStore
 from core.clock import current_time
 from core.errors import BatonError, RequestError, forget_frames
@@ -82,7 +82,7 @@ def create_app_of(
     store = SqlStore() if store is None else store
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
     access.use_store(store)
-    ledger = app.state.ledger = Ledger(store, served[0].settings.usage_folder)
+    ledger = app.state.ledger = UsageLedger(store, served[0].settings.usage_folder)
     table = ModelTable([_answering(model, access, ledger) for model in served])
     api = _Api(access, observers.ingress)
     routes = [
@@ -122,7 +122,7 @@ def _allow_pages(app: FastAPI, origins: Sequence[str]) -> None:
     )
 
 
-def _answering(model: ServedModel, access: Access, ledger: Ledger) -> Answering:
+def _answering(model: ServedModel, access: Access, ledger: UsageLedger) -> Answering:
     generator, settings, observers = model.generator, model.settings, model.observers
     if settings.max_adapters:
         observers.registry.register(LoraInfo(settings.max_adapters, lambda: generator.adapters.in_use))

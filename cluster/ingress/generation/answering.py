@@ -50,7 +50,7 @@ from cluster.ingress.requests.generation_request import GenerationRequest, Terms
 from cluster.ingress.telemetry.metrics import IngressMetrics
 from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
 from cluster.ingress.tenants.fair_threads import Steps, at_once
-from cluster.ingress.tenants.ledger import Ledger
+from cluster.ingress.tenants.ledger import UsageLedger
 from core.errors import ReplicaLost, RequestError
 from core.types import Grammar, Request, SamplingParams, Slo
 
@@ -73,7 +73,7 @@ class Answering:
         settings: ApiSettings,
         access: Access,
         metrics: IngressMetrics,
-        ledger: Ledger,
+        ledger: UsageLedger,
     ) -> None:
         self._generator, self._access = generator, access
         self.tokenizer, self.settings, self.metrics = tokenizer, settings, metrics

@@ -19,7 +19,7 @@ from cluster.ingress.telemetry import request_context
 from cluster.ingress.telemetry.metrics import IngressMetrics
 from cluster.ingress.tenants.access import KeyHolder
 from cluster.ingress.tenants.account import RunningUse
-from cluster.ingress.tenants.ledger import Ledger
+from cluster.ingress.tenants.ledger import UsageLedger
 from cluster.store.usage_port import UsageCounts
 from core.clock import current_time
 from core.config.adapter_config import adapter_name
@@ -126,7 +126,7 @@ class ChoiceRunner:
         tokenizer: ChatTokenizer,
         metrics: IngressMetrics,
         model_name: str,
-        ledger: Ledger,
+        ledger: UsageLedger,
     ) -> None:
         self._generator, self._metrics, self._ledger = generator, metrics, ledger
         self._model_name = model_name

@@ -28,7 +28,7 @@ class NewKeyBody(BaseModel):
     tenant: TenantName | Annotated[str, Field(max_length=0)] = ""
     scopes: list[Scope] = [Scope.INFERENCE]
     limits: LimitsConfig = LimitsConfig()
-    """Of this key, next to its tenant's. None: those of each of the tenant's keys."""
+    """Limits of this key, next to its tenant's. None: those of each of the tenant's keys."""
 
 
 class KeyRoutes:

@@ -27,7 +27,7 @@ LOOK_S = 5.0
 """How often files of dead ingresses are looked for."""
 
 
-class Ledger:
+class UsageLedger:
     """Belongs to one event loop."""
 
     def __init__(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.ingress.tenants import ledger as ledgers
-from cluster.ingress.tenants.ledger import Ledger, journal_folder
+from cluster.ingress.tenants.ledger import UsageLedger, journal_folder
 from cluster.ingress.tenants.use_journal import UseJournal
 from cluster.store import usage_statements
 from cluster.store.sql_store import DOWN_S, SqlStore
@@ -92,7 +92,7 @@ async def test_the_ledger_has_what_the_clients_of_killed_ingresses_have_counted(
 
     arguments = [sys.executable, "-m", "tests.cluster.store.usage_process", url, str(folder), "30"]
     # Two that are alive look for what the dead have left, at once.
-    looking = [asyncio.create_task(Ledger(store, folder).follow_the_dead()) for _ in range(2)]
+    looking = [asyncio.create_task(UsageLedger(store, folder).follow_the_dead()) for _ in range(2)]
     for said in await asyncio.gather(*(asyncio.to_thread(killed, seed) for seed in range(2))):
         counted.update(said)
     await until(lambda: not list(folder.iterdir()))
@@ -111,7 +111,7 @@ async def test_what_a_database_does_not_take_while_it_restarts_is_in_it_later(
     with running_postgres() as server:
         url = server.new_database()
         store = SqlStore(lambda: url, PATIENCE_S)
-        ledger = Ledger(store, tmp_path)
+        ledger = UsageLedger(store, tmp_path)
         for round_ in range(3):
             for _ in range(50):
                 ledger.note(ONE, **WHO)
@@ -131,7 +131,7 @@ async def test_what_a_database_does_not_take_while_it_restarts_is_in_it_later(
 def test_an_entry_that_was_half_written_when_its_writer_was_killed_does_not_count(tmp_path: Path) -> None:
     async def left() -> int:
         store = SqlStore()
-        task = asyncio.create_task(Ledger(store, tmp_path).follow_the_dead())
+        task = asyncio.create_task(UsageLedger(store, tmp_path).follow_the_dead())
         await until(lambda: not list(tmp_path.iterdir()))
         task.cancel()
         return (await total(store)).num_requests
