@@ -54,6 +54,10 @@ class ModelAsleep(ReplicaLost):
         self.retry_after_s = retry_after_s
 
 
+class ShuttingDown(ReplicaLost):
+    """This process ends. Another one may go on."""
+
+
 class Hung(ReplicaLost):
     def __init__(self, message: str, *, runs_on: bool = False) -> None:
         """`runs_on`: the rank is a thread of this process, so it ends with the process and not before."""

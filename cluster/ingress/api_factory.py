@@ -147,12 +147,14 @@ def api_settings(
 
 
 async def run_batches(app: FastAPI) -> None:
-    """Run the batches that clients of `app` hand in, and write down the usage of ingresses that were killed, until cancelled.
-    Returns at once where there is no database."""
+    """Run until cancelled the batches that clients of `app` hand in, and background responses whose ingress is gone. Write down
+    the usage of ingresses that were killed."""
     ledger: UsageLedger = app.state.ledger
     runner: BatchRunner | None = getattr(app.state, "batches", None)
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(ledger.follow_the_dead())
+        for background in app.state.background:
+            tasks.create_task(background.run())
         if runner is not None:
             await app.state.importing()
             await runner.run()

@@ -42,6 +42,7 @@ from cluster.ingress.operator.key_routes import KeyRoutes
 from cluster.ingress.operator.openapi import Description
 from cluster.ingress.operator.sleep_routes import SleepRoutes
 from cluster.ingress.operator.usage_routes import UsageRoutes
+from cluster.ingress.responses.background_responses import BackgroundResponses
 from cluster.ingress.responses.conversation_store import ConversationStore
 from cluster.ingress.responses.response_store import ResponseStore
 from cluster.ingress.responses.responses_routes import ResponsesRoutes
@@ -85,8 +86,9 @@ def create_app_of(
     ledger = app.state.ledger = UsageLedger(store, served[0].settings.usage_folder)
     table = ModelTable([_answering(model, access, ledger) for model in served])
     api = _Api(access, observers.ingress)
+    routes_of_models, background = _routes_of_models(table, served, store, access)
     routes = [
-        *_routes_of_models(table, served, store),
+        *routes_of_models,
         *UsageRoutes(store).routes(),
         *KeyRoutes(table.rows[0], access).routes(),
         *ClusterRoutes(served, observers.registry).routes(),
@@ -108,7 +110,7 @@ def create_app_of(
         response.headers.update({**(error.headers or {}), **_labels(request_id)})
         return response
 
-    app.state.models = table
+    app.state.models, app.state.background = table, background
     app.add_exception_handler(HTTPException, on_http_error)
     if origins := served[0].settings.allowed_origins:
         _allow_pages(app, origins)
@@ -129,12 +131,15 @@ def _answering(model: ServedModel, access: Access, ledger: UsageLedger) -> Answe
     return Answering(generator, model.tokenizer, settings, access, observers.ingress, ledger)
 
 
-def _routes_of_models(table: ModelTable, served: Sequence[ServedModel], store: SqlStore) -> list[HttpRoute]:
-    """Return the routes that each model has, and those of what all of them share."""
+def _routes_of_models(
+    table: ModelTable, served: Sequence[ServedModel], store: SqlStore, access: Access
+) -> tuple[list[HttpRoute], list[BackgroundResponses]]:
+    """Return the routes that each model has, and those of what all of them share; and what goes on with its responses."""
     settings = table.rows[0].settings
     kept = settings.response_store_bytes, settings.response_age_s
-    stores = ResponseStore(store, *kept), ConversationStore(store, *kept)
-    responses = [ResponsesRoutes(row, *stores) for row in table.rows]
+    resumes = settings.resume_s > 0
+    stores = ResponseStore(store, *kept, resumes=resumes), ConversationStore(store, *kept)
+    responses = [ResponsesRoutes(row, *stores, access) for row in table.rows]
     ollama = [OllamaModels(row) for row in table.rows]
     own = [
         [
@@ -149,14 +154,15 @@ def _routes_of_models(table: ModelTable, served: Sequence[ServedModel], store: S
         ]
         for at, row in enumerate(table.rows)
     ]
-    return [
+    shared = [
         *table.joined(own),
         *ModelRoutes(table).routes(),
         *OllamaList(table, ollama).routes(),
-        *responses[0].stored_routes(),
+        *responses[0].stored_routes(responses),
         *HintRoutes(table, [model.generator for model in served]).routes(),
         *(BatchRoutes(table, store) if settings.file_store_bytes else NoBatchRoutes()).routes(),
     ]
+    return shared, [one.background for one in responses]
 
 
 def _lifetime(model: ServedModel) -> ModelLifetime:

@@ -9,7 +9,7 @@ from zlib import crc32
 
 from cluster.ingress.delivery.running_attempt import Lost, Moved, RunningAttempt
 from core.config.cluster_config import ScheduleConfig
-from core.errors import BatonError, Overloaded, ReplicaLost
+from core.errors import BatonError, Overloaded, ReplicaLost, ShuttingDown
 from core.kv import block_hashes
 from core.messages import Attach, Cancel, Detach, Finished, HandedOver, PlaceReply, PlaceRequest, Submit
 from core.ports import Clock, Mail
@@ -158,7 +158,7 @@ class Attempts:
         for move in self._moves:
             move.cancel()
         for running in self._all():
-            running.fail(ReplicaLost("the server is shutting down"))
+            running.fail(ShuttingDown("the server is shutting down"))
 
     def _named(self, message: PlaceReply | HandedOver) -> list[RunningAttempt]:
         return self._running.get(f"{message.request_id}#{message.attempt}", [])

@@ -1,9 +1,11 @@
 """What names an answer. All ids, seeds and times in it follow from that, so that any ingress gives the same answer again."""
 
 import re
+import sys
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Protocol
@@ -34,6 +36,10 @@ class AnswerIdentity:
     """How many of each choice's events the client has."""
     kept: KeptStream | None = None
     """What instances have of it already."""
+    is_repeated: bool = False
+    """Whether its request may have come before."""
+    pays: bool = True
+    """Whether the tenant pays for what this connection reads: of a background response, whoever generates it does."""
     _counts: Counter[int] = field(default_factory=Counter[int])
 
     @property
@@ -63,7 +69,14 @@ class AnswerIdentity:
 
     def num_paid(self, request: Request) -> int:
         """Return how many tokens of a sequence its tenant has paid for; -1 where not even the prompt."""
+        if not self.pays:
+            return sys.maxsize
         return -1 if self.kept is None else self.kept.num_sent(request.id)
+
+    def keep_record(self, encoded: Callable[[], bytes]) -> None:
+        """Give instances what an ingress needs to ask again, if the answer may be resumed."""
+        if self.resumption is not None:
+            self.resumption = replace(self.resumption, record=encoded())
 
 
 def parsed_name(written: str) -> tuple[str, int] | None:

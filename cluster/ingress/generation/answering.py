@@ -51,7 +51,7 @@ from cluster.ingress.telemetry.metrics import IngressMetrics
 from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
 from cluster.ingress.tenants.fair_threads import Steps, at_once
 from cluster.ingress.tenants.ledger import UsageLedger
-from core.errors import ReplicaLost, RequestError
+from core.errors import ReplicaLost, RequestError, ShuttingDown
 from core.types import Grammar, Request, SamplingParams, Slo
 
 log = logging.getLogger(__name__)
@@ -191,11 +191,13 @@ class Answering:
     async def answer_aside(
         self, http: HttpRequest, choices: list[ChoiceStream], num_prompts: int, shape: BodyShape
     ) -> None:
-        """Answer where no connection waits. `shape` is told the end, also of what fails."""
+        """Answer where no connection waits. `shape` is told the end, also of what fails. Raises ShuttingDown."""
         try:
             await gathered(
                 self._runner.run(choices, num_prompts, http.state.holder), choices, num_prompts, shape
             )
+        except ShuttingDown:
+            raise
         except Exception as error:
             request_id = http.state.request_id
             status, body, _ = describe(error, request_id)

@@ -123,14 +123,7 @@ async def events(
     except Exception as error:
         if not opened and not begun.is_set():
             raise
-        status, body, _ = describe(error, request_id)
-        log.log(
-            logging.ERROR if status == 500 else logging.WARNING,
-            "request %s ended in its stream: %r",
-            request_id,
-            error,
-        )
-        last = [shape.error(status, body, request_id)]
+        last = [_error_event(error, shape, request_id)]
     else:
         last = shape.closing(used.usage)
     await settle()
@@ -139,6 +132,13 @@ async def events(
             yield event
     if numbers.has_all:
         yield NOTHING_MORE
+
+
+def _error_event(error: Exception, shape: BodyShape, request_id: str) -> str:
+    status, body, _ = describe(error, request_id)
+    level = logging.ERROR if status == 500 else logging.WARNING
+    log.log(level, "request %s ended in its stream: %r", request_id, error)
+    return shape.error(status, body, request_id)
 
 
 class EventResponse(StreamingResponse):

@@ -70,6 +70,10 @@ class ApiSettings:
     generates: bool = True
     embedding_size: int = 0
 
+    def serves(self, model: str) -> bool:
+        """Return whether this is a name of the model or of an adapter."""
+        return model in (self.model_name, *self.aliases) or model in self.adapters
+
     @property
     def names(self) -> tuple[str, ...]:
         """All that `model` may be."""

@@ -1,6 +1,7 @@
 """Which answer a request is for: a new one, or one that has begun already, here or in an ingress that is gone."""
 
 import json
+from dataclasses import replace
 from hashlib import sha256
 
 from fastapi import Request as HttpRequest
@@ -20,9 +21,9 @@ class Resuming:
         """`keep_s` is as in `Resumption`; 0: every answer ends with its connection."""
         self._generator, self._keep_s = generator, keep_s
 
-    async def identity(self, http: HttpRequest, *, streams: bool, record: bytes = b"") -> AnswerIdentity:
-        """Return the answer that a request asks for by its headers. `record` is as in `Resumption`. Raises RequestError, and
-        ReplicaLost where a begun answer cannot be looked for."""
+    async def identity(self, http: HttpRequest, *, streams: bool) -> AnswerIdentity:
+        """Return the answer that a request asks for by its headers. Raises RequestError, and ReplicaLost where a begun answer
+        cannot be looked for."""
         key, last = http.headers.get("idempotency-key"), http.headers.get("last-event-id")
         if not self._keep_s or not (streams or key):
             return AnswerIdentity()
@@ -38,20 +39,41 @@ class Resuming:
         elif key is not None:
             identity = AnswerIdentity(name=_name_of(owner, key))
         if key or last:
+            identity.is_repeated = True
             identity.kept = await self._kept(
                 http, identity.name, owner, "Last-Event-ID" if last else "Idempotency-Key"
             )
         if identity.kept is not None:
             identity.created_at = identity.kept.begun_at
-        identity.resumption = Resumption(
+        identity.resumption = self._resumption(http, identity)
+        return identity
+
+    async def begun(
+        self,
+        http: HttpRequest,
+        name: str,
+        created_at: int,
+        *,
+        record: bytes,
+        after: tuple[int, ...] = (),
+        kept: KeptStream | None = None,
+    ) -> AnswerIdentity:
+        """Return an answer that has begun, with what is kept of it. Raises ReplicaLost."""
+        kept = kept or await self.find(name, http.state.holder.owner)
+        identity = AnswerIdentity(name=name, created_at=created_at, after=after, kept=kept)
+        resumption = self._resumption(http, identity)
+        digest = kept.digest if kept is not None else b""
+        identity.resumption = replace(resumption, digest=digest, record=record)
+        return identity
+
+    def _resumption(self, http: HttpRequest, identity: AnswerIdentity) -> Resumption:
+        return Resumption(
             stream=identity.name,
-            owner=owner,
+            owner=http.state.holder.owner,
             keep_s=self._keep_s,
             begun_at=identity.created_at,
             digest=http.state.digest,
-            record=record,
         )
-        return identity
 
     async def find(self, name: str, owner: str) -> KeptStream | None:
         """Return what is kept of an owner's answer. Raises ReplicaLost."""

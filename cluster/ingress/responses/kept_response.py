@@ -24,9 +24,12 @@ class KeptResponse:
         stored: StoredResponse,
         own: Sequence[Json],
         conversation_id: str | None,
+        *,
+        is_resumed: bool,
     ) -> None:
         """`responses` is None where the response is not stored. `own` are the items of its request, which go with its output into
-        the conversation."""
+        the conversation. `is_resumed`: another ingress may have stored its end already."""
+        self._is_resumed = is_resumed
         self._responses, self._conversations, self._stored = responses, conversations, stored
         self._own, self._conversation_id = own, conversation_id
         self._writing: asyncio.Task[str] | None = None
@@ -47,13 +50,21 @@ class KeptResponse:
     async def _write(self, body: Json) -> str:
         try:
             if self._responses is not None:
-                await self._responses.put(replace(self._stored, body=body))
+                await self._responses.put(replace(self._stored, body=body, request=None))
             if self._conversation_id and body["status"] in SAID:
-                items = [*self._own, *body["output"]]
-                await self._conversations.add(self._conversation_id, self._stored.tenant, items)
+                await self._add(self._conversation_id, body["output"])
         except LeaseLost:
             return "it was cancelled or deleted meanwhile"
         except (RequestError, StoreUnavailable, OSError) as error:
             log.warning("response %s is not kept: %s", body["id"], error)
             return f"not stored: {error}"
         return ""
+
+    async def _add(self, conversation_id: str, output: Sequence[Json]) -> None:
+        """Add both sides' items to the conversation, unless they are there."""
+        owner = self._stored.tenant
+        if self._is_resumed:
+            whole = await self._conversations.get(conversation_id, owner)
+            if {item["id"] for item in whole.items} & {item["id"] for item in output}:
+                return
+        await self._conversations.add(conversation_id, owner, [*self._own, *output])

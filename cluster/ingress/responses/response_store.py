@@ -5,7 +5,7 @@ Invariant: a background response is in progress while an ingress has claimed its
 import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,13 +27,17 @@ class StoredResponse:
     items: tuple[Json, ...]
     """The conversation that it answers, without its own output."""
     body: Json
+    request: Json | None = None
+    """What a background response is generated from, until it has ended (`Turn.record`)."""
 
 
 class ResponseStore:
     """Stored responses. Each owner's oldest make room for new ones."""
 
-    def __init__(self, store: Store, capacity_bytes: int, age_s: float) -> None:
-        """An owner's responses have up to `capacity_bytes`; with 0 nothing is kept. They are deleted after `age_s`."""
+    def __init__(self, store: Store, capacity_bytes: int, age_s: float, *, resumes: bool) -> None:
+        """An owner's responses have up to `capacity_bytes`; with 0 nothing is kept. They are deleted after `age_s`. `resumes`: a
+        background response whose ingress is gone goes on in another one."""
+        self.resumes = resumes
         self._store, self._capacity_bytes, self._age_s = store, capacity_bytes, age_s
         self._leases = LeaseKeeper(store)
 
@@ -77,10 +81,37 @@ class ResponseStore:
         """Return a response. Raises StoreUnavailable, and RequestError where `field` names what holds the id in the client's
         request."""
         found = await self._get(response_id, owner, field)
-        if found.state == _RUNNING and not found.is_held:
+        if found.state == _RUNNING and not found.is_held and not self.resumes:
             error = {"code": "server_error", "message": _LOST}
             return await self._end(found, {"status": "failed", "error": error})
         return await asyncio.to_thread(_decoded, found)
+
+    async def has(self, response_id: str, owner: str) -> bool:
+        """Return whether a response is stored. Raises StoreUnavailable."""
+        return bool(await self._visible(_KIND, [response_id], owner))
+
+    async def claim_left(self, serves: Callable[[str], bool]) -> list[StoredResponse]:
+        """Claim the background responses that nobody generates, as far as this server `serves` their models. Raises
+        StoreUnavailable."""
+        claimed: list[StoredResponse] = []
+        for record in await self._store.find(_KIND, state=_RUNNING):
+            runs = record.is_held or self._leases.running(record.id) is not None
+            if runs or not serves(json.loads(record.body)[1]["model"]):
+                continue
+            mine = await self._leases.claim(record.id)
+            if mine is not None and mine.state == _RUNNING:
+                claimed.append(await asyncio.to_thread(_decoded, mine))
+        return claimed
+
+    async def leave(self, response_id: str) -> None:
+        """Let another ingress go on with a background response. Raises StoreUnavailable."""
+        await self._leases.release(response_id)
+
+    async def fail(self, response: StoredResponse, why: str) -> None:
+        """End a background response that cannot be generated. Raises StoreUnavailable."""
+        record = await self._get(response.body["id"], response.tenant)
+        error = {"code": "server_error", "message": why}
+        await self._end(record, {"status": "failed", "error": error})
 
     async def items(self, ids: Sequence[str], owner: str) -> dict[str, Json]:
         """Return items of stored responses' outputs, by id. Raises RequestError and StoreUnavailable."""
@@ -137,7 +168,7 @@ class ResponseStore:
     async def _end(self, record: StoreRecord, changes: Json) -> StoredResponse:
         """End a response that is in progress from outside, unless it has ended meanwhile. Returns how it ended."""
         stored = await asyncio.to_thread(_decoded, record)
-        ended = replace(stored, body=stored.body | changes)
+        ended = replace(stored, body=stored.body | changes, request=None)
         body = await asyncio.to_thread(_encoded, ended)
         # Whoever generates it loses the lease to this holder, and stops.
         written = replace(
@@ -155,9 +186,12 @@ class ResponseStore:
 
 
 def _encoded(response: StoredResponse) -> bytes:
-    return json.dumps([response.items, response.body]).encode()
+    said = [response.items, response.body]
+    return json.dumps(said if response.request is None else [*said, response.request]).encode()
 
 
 def _decoded(record: StoreRecord) -> StoredResponse:
-    items, body = json.loads(record.body)
-    return StoredResponse(tenant=record.owner, items=tuple(items), body=body)
+    items, body, *request = json.loads(record.body)
+    return StoredResponse(
+        tenant=record.owner, items=tuple(items), body=body, request=request[0] if request else None
+    )

@@ -1,43 +1,51 @@
 """OpenAI's Responses: a conversation of items, which the client sends whole or continues by a stored response's id."""
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response
 
 from cluster.ingress.generation import request_params
-from cluster.ingress.generation.answer_identity import AnswerIdentity
 from cluster.ingress.generation.answering import Answering
-from cluster.ingress.generation.body_shape import TokenEntries
-from cluster.ingress.generation.choices import ChoiceStream
+from cluster.ingress.generation.event_numbers import parsed_event_id
 from cluster.ingress.http.http_route import HttpRoute
 from cluster.ingress.http.list_pages import page_of
+from cluster.ingress.responses.background_responses import BackgroundResponses
 from cluster.ingress.responses.conversation_routes import ConversationRoutes
 from cluster.ingress.responses.conversation_store import ConversationStore
-from cluster.ingress.responses.kept_response import SAID, KeptResponse
+from cluster.ingress.responses.kept_response import SAID
+from cluster.ingress.responses.response_making import ResponseMaking
 from cluster.ingress.responses.response_store import ResponseStore, StoredResponse
-from cluster.ingress.responses.responses_bodies import Json, ResponsesShape
+from cluster.ingress.responses.response_turn import Turn, new_turn, turn_of
+from cluster.ingress.responses.responses_bodies import Json
 from cluster.ingress.responses.responses_compaction import CompactRequest, compaction
-from cluster.ingress.responses.responses_items import InputItem, ItemReference, PlacedItem, items_of
+from cluster.ingress.responses.responses_items import ItemReference
 from cluster.ingress.responses.responses_requests import ResponsesRequest, input_items
-from cluster.ingress.responses.responses_turns import conversation_with, prepared_turn
+from cluster.ingress.responses.responses_turns import conversation_with
+from cluster.ingress.tenants.access import Access
 from cluster.ingress.tenants.fair_threads import at_once
-from core.errors import RequestError
+from core.errors import ReplicaLost, RequestError
 
 _ONE = "/v1/responses/{id}"
-_Turn = tuple[tuple[Json, ...], tuple[Json, ...], list[PlacedItem]]
-"""(items before the request's own, these, all of them)"""
 
 
 class ResponsesRoutes:
     """What one model answers. `stored_routes` are those of what is stored, whichever model has made it."""
 
     def __init__(
-        self, answering: Answering, responses: ResponseStore, conversations: ConversationStore
+        self,
+        answering: Answering,
+        responses: ResponseStore,
+        conversations: ConversationStore,
+        access: Access,
     ) -> None:
         self._answering, self._store, self._conversations = answering, responses, conversations
+        self._making = ResponseMaking(answering, responses, conversations)
+        self.background = BackgroundResponses(answering, responses, self._making, access)
 
     def routes(self) -> list[HttpRoute]:
         return [
@@ -46,9 +54,10 @@ class ResponsesRoutes:
             HttpRoute("POST", "/v1/responses/compact", self.compact, CompactRequest),
         ]
 
-    def stored_routes(self) -> list[HttpRoute]:
+    def stored_routes(self, rows: "Sequence[ResponsesRoutes]") -> list[HttpRoute]:
+        """`rows` are those of all models."""
         return [
-            HttpRoute("GET", _ONE, self.retrieve),
+            HttpRoute("GET", _ONE, partial(self.retrieve, rows)),
             HttpRoute("DELETE", _ONE, self.delete),
             HttpRoute("POST", _ONE + "/cancel", self.cancel),
             HttpRoute("GET", _ONE + "/input_items", self.input_items),
@@ -60,77 +69,78 @@ class ResponsesRoutes:
         body = await answering.read(http, ResponsesRequest)
         request_params.check_model(body.model, answering.settings)
         self._check(body)
-        before, own, items = await self._conversation(http, body)
-        request, chat = await prepared_turn(http, answering, body, items)
-        fitting = answering.fitting(request, chat.prompt)
-        choices = await answering.choices(http, fitting, [chat.prompt], 1, chat)
-        response = _skeleton(http.state.identity, body, chat.effort.taken)
-        stored = StoredResponse(tenant=http.state.holder.owner, items=(*before, *own), body={})
-        kept = KeptResponse(
-            self._kept_in(http, response), self._conversations, stored, own, body.conversation_id
-        )
-        shape = ResponsesShape(
-            response,
-            new_id=http.state.identity.new_id,
-            new_call_id=answering.call_ids(http),
-            entries=TokenEntries(answering.tokenizer) if body.wants_logprobs else None,
-            namespaces=body.namespaces,
-            on_end=kept.end,
-        )
+        goes_on = bool(body.stream or body.background)
+        identity = http.state.identity = await answering.resuming.identity(http, streams=goes_on)
+        record = identity.kept.record if identity.kept is not None else b""
+        turn = turn_of(json.loads(record)) if record else await self._turn(http, body)
+        identity.keep_record(turn.encoded)
         if body.background:
-            return await self._begun(http, choices, shape, kept)
-        answer = await answering.answer(http, fitting, choices, 1, shape, settle=kept.settled)
-        if why_not := "" if fitting.stream else await kept.settled():
-            http.state.notes.append(why_not)
-        return answer
+            return await self._begun(http, turn)
+        return await self._making.answer(http, await self._making.prepare(http, turn))
 
-    def _kept_in(self, http: HttpRequest, response: Json) -> ResponseStore | None:
-        """Return where the response will be stored; None where it will not, and the body says so."""
-        if response["store"] and not response["background"] and not self._store.is_up:
-            http.state.notes.append("store: the server's database does not answer, and this is not stored")
-            response["store"] = False
-        return self._store if response["store"] else None
+    async def _begun(self, http: HttpRequest, turn: Turn) -> Response:
+        """Begin a background response, or return the one that was begun by the same request. Raises StoreUnavailable."""
+        identity, owner = http.state.identity, http.state.holder.owner
+        response_id = f"resp_{identity.name}"
+        is_known = identity.is_repeated and (
+            identity.kept is not None or await self._store.has(response_id, owner)
+        )
+        if not is_known:
+            ready = await self._making.prepare(http, turn)
+            await ready.kept.begin(ready.shape.response)
+            begun = JSONResponse(ready.shape.response)
+            self._making.run(http, ready)
+            if not turn.body.stream:
+                return begun
+        if turn.body.stream:
+            return await self._stream(http, identity.name, identity.after)
+        return JSONResponse((await self._store.get(response_id, owner)).body)
 
-    async def _begun(
-        self, http: HttpRequest, choices: list[ChoiceStream], shape: ResponsesShape, kept: KeptResponse
-    ) -> Response:
-        """Begin a background response. Raises StoreUnavailable."""
-        begun = JSONResponse(shape.response)
-        await kept.begin(shape.response)
-
-        async def run() -> None:
-            try:
-                await self._answering.answer_aside(http, choices, 1, shape)
-            except asyncio.CancelledError:
-                shape.cancelled()
-                raise
-            finally:
-                await kept.settled()
-
-        self._store.run(shape.response["id"], asyncio.create_task(run()))
-        return begun
+    async def _stream(self, http: HttpRequest, name: str, after: tuple[int, ...]) -> Response:
+        """Stream a begun response's events, but those that the client has. Raises RequestError."""
+        resuming, owner = self._answering.resuming, http.state.holder.owner
+        kept = await resuming.find(name, owner)
+        stored = None if kept is not None and kept.record else await self._store.get(f"resp_{name}", owner)
+        record = kept.record if kept is not None and kept.record else b""
+        if stored is not None and stored.request is not None:
+            record = json.dumps(stored.request).encode()
+        if not record:
+            raise RequestError(
+                f"the events of the response 'resp_{name}' are not kept any more: ask for it without stream",
+                field="stream",
+                status=404,
+                code="stream_not_found",
+            )
+        turn = turn_of(json.loads(record))
+        begun_at = kept.begun_at if kept is not None else stored.body["created_at"] if stored else 0
+        identity = await resuming.begun(http, name, begun_at, after=after, record=record, kept=kept)
+        identity.pays = not turn.body.background
+        http.state.identity, http.state.num_bytes = identity, len(record)
+        # Who generates a background response stores it.
+        turn = replace(turn, body=turn.body.model_copy(update={"stream": True}))
+        ready = await self._making.prepare(http, turn, keeps=not turn.body.background)
+        return await self._making.answer(http, ready)
 
     async def count_tokens(self, http: HttpRequest) -> Response:
         """Count the tokens of what a response would be generated from."""
         answering = self._answering
         body = await answering.read(http, ResponsesRequest)
         request_params.check_model(body.model, answering.settings)
-        *_, items = await self._conversation(http, body)
-        conversation = await conversation_with(http, answering, body, items)
+        turn = await self._turn(http, body)
+        conversation = await conversation_with(http, answering, body, turn.items)
         prompt = await answering.prompt_of(http, conversation)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
-    async def _conversation(self, http: HttpRequest, body: ResponsesRequest) -> _Turn:
-        """Return the items before the body's own, these, and all of them, validated. Raises RequestError and
-        StoreUnavailable."""
+    async def _turn(self, http: HttpRequest, body: ResponsesRequest) -> Turn:
+        """Return the turn of a new request. Raises RequestError and StoreUnavailable."""
         owner: str = http.state.holder.owner
         before, field = await self._before(body, owner)
         given = input_items(body)
         named = [item.id for item in given if isinstance(item, ItemReference)]
         stored = await self._store.items(named, owner) if named else {}
-        is_text = isinstance(body.input, str)
+        slo_class = http.headers.get("x-slo-class")
         return await self._answering.aside(
-            http, at_once(lambda: _turn(before, field, given, stored, is_text=is_text))
+            http, at_once(lambda: new_turn(body, before, field, given, stored, slo_class))
         )
 
     async def _before(self, body: ResponsesRequest, owner: str) -> tuple[tuple[Json, ...], str]:
@@ -154,13 +164,28 @@ class ResponsesRoutes:
         """Make a conversation shorter: what the user has said, and the model's summary of it all."""
         body = await self._answering.read(http, CompactRequest)
         request_params.check_model(body.model, self._answering.settings)
-        *_, items = await self._conversation(http, body.as_response)
-        return JSONResponse(await compaction(http, self._answering, body, items))
+        turn = await self._turn(http, body.as_response)
+        return JSONResponse(await compaction(http, self._answering, body, turn.items))
 
-    async def retrieve(self, http: HttpRequest) -> Response:
+    async def retrieve(self, rows: "Sequence[ResponsesRoutes]", http: HttpRequest) -> Response:
         if http.query_params.get("stream", "false") != "false":
-            raise RequestError("a stored response cannot be streamed", field="stream")
+            name = http.path_params["id"].removeprefix("resp_")
+            row = await self._maker_of(rows, name, http.state.holder.owner)
+            return await row._stream(http, name, _events_before(http))
         return JSONResponse((await self._stored(http)).body)
+
+    async def _maker_of(self, rows: "Sequence[ResponsesRoutes]", name: str, owner: str) -> "ResponsesRoutes":
+        """Return the model that has made a response, or makes it; any where that is not known."""
+        if len(rows) == 1:
+            return self
+        if await self._store.has(response_id := f"resp_{name}", owner):
+            model = (await self._store.get(response_id, owner)).body["model"]
+            return next((row for row in rows if row._answering.settings.serves(model)), self)
+        for row in rows:
+            with suppress(ReplicaLost):
+                if await row._answering.resuming.find(name, owner) is not None:
+                    return row
+        return self
 
     async def delete(self, http: HttpRequest) -> Response:
         response_id = http.path_params["id"]
@@ -189,31 +214,10 @@ class ResponsesRoutes:
                 "conversation does not go with previous_response_id: each names what this goes on from",
                 field="conversation",
             )
-        if body.background and body.stream:
+        if body.background and body.stream and not self._store.resumes:
             raise RequestError("a background response is not streamed: ask for it by its id", field="stream")
         if body.background and not (body.is_kept and self._store.keeps):
             raise RequestError("a background response must be stored", field="background")
-
-
-def _turn(
-    before: tuple[Json, ...],
-    field: str,
-    given: Sequence[InputItem],
-    stored: Mapping[str, Json],
-    *,
-    is_text: bool,
-) -> _Turn:
-    """Return the turn of a body that has these items, of which `stored` has those that are named. Raises RequestError."""
-    items = [PlacedItem(item, field) for item in items_of(before)]
-    own: list[Json] = []
-    for at, item in enumerate(given):
-        if isinstance(item, ItemReference):
-            own.append(stored[item.id])
-            (item,) = items_of(own[-1:])
-        else:
-            own.append(item.model_dump(exclude_none=True))
-        items.append(PlacedItem(item, "input" if is_text else f"input[{at}]"))
-    return before, tuple(own), items
 
 
 def _with_id(item: Json, number: int) -> Json:
@@ -225,41 +229,15 @@ def _with_id(item: Json, number: int) -> Json:
     return {"id": f"item_{number}", **item}
 
 
-def _skeleton(identity: AnswerIdentity, body: ResponsesRequest, effort: str) -> Json:
-    """Return the response before its first token. `effort` is the one that the model's template was given."""
-    said: dict[str, Any] = body.model_dump(mode="json", by_alias=True)
-    if said["reasoning"] and effort:
-        said["reasoning"]["effort"] = effort
-    return {
-        "id": f"resp_{identity.name}",
-        "object": "response",
-        "created_at": identity.created_at,
-        "status": "in_progress",
-        "background": bool(body.background),
-        "error": None,
-        "incomplete_details": None,
-        "output": [],
-        "usage": None,
-        "metadata": body.metadata or {},
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
-        "reasoning": said["reasoning"] or {"effort": None, "summary": None},
-        "store": body.is_kept,
-        "text": said["text"] or {"format": {"type": "text"}},
-        "tool_choice": said["tool_choice"] or "auto",
-        "tools": said["tools"] or [],
-        "top_logprobs": body.top_logprobs or 0,
-        "truncation": body.truncation or "disabled",
-        **({"conversation": {"id": body.conversation_id}} if body.conversation_id else {}),
-        **{
-            name: said[name]
-            for name in (
-                "instructions",
-                "max_output_tokens",
-                "model",
-                "previous_response_id",
-                "service_tier",
-                "temperature",
-                "top_p",
-            )
-        },
-    }
+def _events_before(http: HttpRequest) -> tuple[int, ...]:
+    """Return how many events the client has, by what it says of the last one. Raises RequestError."""
+    if last := http.headers.get("last-event-id"):
+        return parsed_event_id(last)[1]
+    after = http.query_params.get("starting_after")
+    if after is None:
+        return ()
+    if not (after.isascii() and after.isdigit()):
+        raise RequestError(
+            f"starting_after must be an event's sequence_number, not {after[:80]!r}", field="starting_after"
+        )
+    return (int(after[:20]) + 1,)

@@ -22,7 +22,6 @@ from tests.cluster.ingress.streams.two_ingresses import (
 )
 from tests.patience import PATIENCE_S, until
 
-CHAT = {**CHAT, "return_token_ids": True}
 PROMPT = {key: value for key, value in CHAT.items() if key != "messages"} | {"prompt": "Tell me."}
 DOORS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": CHAT,

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import torch
@@ -41,6 +41,7 @@ CHAT = {
     "temperature": 1.0,
     "ignore_eos": True,
     "stream": True,
+    "return_token_ids": True,
 }
 CHATS = "/v1/chat/completions"
 _VALUES: dict[str, Any] = {
@@ -88,8 +89,9 @@ class Ingress:
         self._running = asyncio.create_task(self.frontend.run())
         settings = replace(SETTINGS, max_context_tokens=400, resume_s=keep_s)
         self.app = create_app(
-            self.frontend, ByteTokenizer(), settings, Access(rules), make_observers(NAME), store
+            self.frontend, cast(Any, ByteTokenizer()), settings, Access(rules), make_observers(NAME), store
         )
+        self._background = asyncio.create_task(self.app.state.background.run())
         self._server = HttpServer(self.app, "127.0.0.1", [0], shared=False)
         self._server.start()
         self.url = f"http://127.0.0.1:{self._server.port}"
@@ -97,11 +99,13 @@ class Ingress:
 
     async def kill(self) -> None:
         """End it for its peers, as if its process had been killed."""
+        self._background.cancel()
         await self._mail.close()
 
     async def stop(self) -> None:
         await self._http.aclose()
-        await self.kill()
+        self._background.cancel()
+        await self.frontend.close()
         await self._server.stop()
         self._running.cancel()
 
@@ -116,6 +120,9 @@ class Ingress:
 
     async def post(self, body: dict[str, Any], *, path: str = CHATS, **headers: str) -> httpx.Response:
         return await self._http.post(path, json=body, headers=_named(headers))
+
+    async def delete(self, path: str) -> httpx.Response:
+        return await self._http.delete(path)
 
     async def get(self, path: str) -> httpx.Response:
         return await self._http.get(path)
@@ -162,7 +169,7 @@ class World:
 @contextlib.asynccontextmanager
 async def two_ingresses(
     folder: Path, *, keep_s: float = KEEP_S, rules: Rules = OPEN, store: Store | None = None, **values: Any
-) -> AsyncIterator[World]:
+) -> AsyncGenerator[World]:
     config = load(None, {}, {"model.path": str(folder), **_VALUES, **values})
     network, fabric = LoopbackNetwork(), LoopbackFabric()
     found = find_model(config.model.path)
