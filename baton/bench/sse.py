@@ -12,11 +12,20 @@ class SseReader:
 
     def __init__(self) -> None:
         self._rest = b""
+        self._next_id = self.last_id = b""
+        """The id of the event whose payload came last; empty where it has none."""
 
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the payloads that `piece` completes, without surrounding blanks."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
-        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
+        payloads: list[bytes] = []
+        for line in lines:
+            if line.startswith(b"id:"):
+                self._next_id = line[3:].strip()
+            elif line.startswith(b"data:"):
+                payloads.append(line[5:].strip())
+                self.last_id = self._next_id
+        return payloads
 
 
 def error_message(body: bytes) -> str:

@@ -3,6 +3,7 @@
 import json
 import readline
 import sys
+import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Annotated, Any
@@ -14,6 +15,8 @@ from rich.console import Console
 from baton.bench.sse import DONE, SseReader, error_message
 from core.errors import ConfigError, RequestError
 
+_RESUME_S, _PAUSE_S = 30.0, 0.5
+"""How long an answer whose connection broke is asked for again, and how often."""
 _HELP = "/clear forgets the conversation, /exit ends (so does Ctrl-D), Ctrl-C stops an answer"
 
 
@@ -109,20 +112,46 @@ def _answer(http: httpx.Client, body: dict[str, Any], *, interactive: bool) -> s
 
 
 def _stream(http: httpx.Client, body: dict[str, Any]) -> Generator[str, None, None]:
-    """Yield the pieces of the answer. Raises RequestError with the server's own words, or httpx.HTTPError."""
-    with http.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as answer:
-        if answer.status_code != 200:
-            raise RequestError(f"HTTP {answer.status_code}: {error_message(answer.read())}")
+    """Yield the pieces of the answer. Where its connection breaks it goes on behind the last event, from whichever server the
+    endpoint has then. Raises RequestError with the server's own words, or httpx.HTTPError."""
+    last_id, broken_at = b"", None
+    while True:
         reader = SseReader()
-        for received in answer.iter_bytes():
-            for payload in reader.feed(received):
+        try:
+            for payload in _payloads(http, body, reader, last_id):
                 if payload == DONE:
                     return
-                event = json.loads(payload)
-                if "error" in event:
-                    raise RequestError(error_message(payload))
-                for choice in event.get("choices") or ():
-                    yield (choice.get("delta") or {}).get("content") or ""
+                last_id, broken_at = reader.last_id, None
+                yield _piece(payload)
+            failure = httpx.RemoteProtocolError("the answer broke off")
+        except httpx.TransportError as error:
+            failure = error
+        broken_at = broken_at or time.monotonic()
+        if not last_id or time.monotonic() - broken_at > _RESUME_S:
+            raise failure
+        time.sleep(_PAUSE_S)
+
+
+def _payloads(
+    http: httpx.Client, body: dict[str, Any], reader: SseReader, last_id: bytes
+) -> Generator[bytes, None, None]:
+    headers = {"Last-Event-ID": last_id.decode()} if last_id else {}
+    with http.stream(
+        "POST", "/v1/chat/completions", json={**body, "stream": True}, headers=headers
+    ) as answer:
+        if last_id and answer.status_code in (502, 503):
+            raise httpx.RemoteProtocolError(f"HTTP {answer.status_code}")
+        if answer.status_code != 200:
+            raise RequestError(f"HTTP {answer.status_code}: {error_message(answer.read())}")
+        for received in answer.iter_bytes():
+            yield from reader.feed(received)
+
+
+def _piece(payload: bytes) -> str:
+    event = json.loads(payload)
+    if "error" in event:
+        raise RequestError(error_message(payload))
+    return "".join((choice.get("delta") or {}).get("content") or "" for choice in event.get("choices") or ())
 
 
 def _first_model(http: httpx.Client, base: str) -> str:

@@ -21,6 +21,8 @@ class Fake:
     first_s: float = 0.0
     gap_s: float = 0.0
     endless: bool = False
+    breaks_at: int = 0
+    """Events have ids, and the connection breaks after this one, each time that it has been reached."""
     bodies: "queue.Queue[dict[str, Any]]" = field(default_factory=queue.Queue)
     url: str = ""
 
@@ -40,7 +42,18 @@ class Fake:
         self.bodies.put(body)
         if body.get("prompt") == "refuse" or "refuse" in str(body.get("messages", [{}])[-1].get("content")):
             return JSONResponse({"error": {"message": "too many requests"}}, 429)
+        if self.breaks_at:
+            return StreamingResponse(self._numbered(body, int(request.headers.get("last-event-id", 0))))
         return StreamingResponse(self._events(body))
+
+    async def _numbered(self, body: dict[str, Any], after: int) -> AsyncIterator[str]:
+        number = 0
+        async for event in self._events(body):
+            number += 1
+            if number > after:
+                yield f"id: {number}\n{event}"
+            if number == after + self.breaks_at:
+                raise ConnectionError
 
     async def _events(self, body: dict[str, Any]) -> AsyncIterator[str]:
         await asyncio.sleep(self.first_s)

@@ -46,6 +46,14 @@ def test_a_pipe_gets_an_answer_a_line_and_the_history_grows(fake: Fake) -> None:
     assert (first["model"], first["temperature"], first["max_tokens"]) == ("fake", 0.5, 3)
 
 
+def test_an_answer_whose_connection_breaks_goes_on_behind_its_last_event() -> None:
+    with serving(Fake(breaks_at=2)) as fake:
+        code, out, error = talk(fake, "hi\n")
+        assert (code, out, error) == (0, f"{ANSWER}\n", "")
+        assert len(fake.seen()) == 3
+        assert fake.seen()[0] == fake.seen()[2]
+
+
 def test_commands(fake: Fake) -> None:
     code, out, _ = talk(fake, "hi\n/clear\n/help\nagain\n/exit\nnever\n")
     assert code == 0
