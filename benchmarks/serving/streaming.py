@@ -45,13 +45,13 @@ BODIES: dict[str, dict[str, Any]] = {
 }
 
 
-def ingress(scheduler: str, pipe: Connection) -> None:
+def ingress(scheduler: str, pipe: Connection, values: dict[str, Any] = CONFIG) -> None:
     """Serve until something comes by `pipe`."""
-    uvloop.run(_ingress(scheduler, pipe))
+    uvloop.run(_ingress(scheduler, pipe, values))
 
 
-async def _ingress(scheduler: str, pipe: Connection) -> None:
-    config = load(CONFIG, {})
+async def _ingress(scheduler: str, pipe: Connection, values: dict[str, Any]) -> None:
+    config = load(values, {})
     card = read_model_card(config)
     observers = make_observers(card.name, "")
 

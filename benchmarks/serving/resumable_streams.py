@@ -1,0 +1,150 @@
+"""What it costs that streams outlive their ingress: ids of events and ids that follow from the request in the ingress, and kept
+tokens in the instance.
+
+    python -m benchmarks.serving.resumable_streams [--json FILE] [--rounds 6]
+
+Two ingresses, one with `serve.resume_s` of 30 and one of 0, stream in turns to the clients of `benchmarks.serving.streaming`.
+The least time on processors of the rounds counts. In the instance the output of 256 sequences goes through `decode.readers`,
+to a mail that sends nothing."""
+
+import asyncio
+import multiprocessing
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvloop
+
+from benchmarks.report import parser, write
+from benchmarks.serving.streaming import (
+    CONFIG,
+    STEPS,
+    STREAMS,
+    TEXT,
+    WARM_STEPS,
+    Backend,
+    Clients,
+    ingress,
+    processor_s,
+)
+from cluster.ingress.model_card import read_model_card
+from core.clock import WallClock
+from core.config.cluster_config import load
+from core.messages import Message
+from core.types import Request, Resumption, SamplingParams, TokenOut
+from decode.readers import Readers
+from models.text.tokenizer import load_tokenizer
+
+PREDICTION = (
+    "1 us of 30 for a token of a chat in the ingress (3 %), 40 us for a request (8 % of 0.5 ms); 0.2 us for a token in the "
+    "instance, of a step of milliseconds"
+)
+PATH = "/v1/chat/completions"
+WAYS: dict[str, float] = {"resumable": 30.0, "not": 0.0}
+
+
+@asynccontextmanager
+async def running(backend: Backend, resume_s: float) -> AsyncGenerator[tuple[int, int]]:
+    """(process id, port) of an ingress."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    values: dict[str, Any] = CONFIG | {"serve": {"resume_s": resume_s}}
+    process = context.Process(target=ingress, args=(backend.address, theirs, values))
+    process.start()
+    try:
+        port: int = await asyncio.to_thread(ours.recv)
+        assert process.pid is not None
+        yield process.pid, port
+    finally:
+        ours.send("over")
+        await asyncio.to_thread(process.join)
+
+
+async def stream(backend: Backend, pid: int, port: int, streams: int, steps: int) -> tuple[float, float]:
+    """Return the ingress's time for each request up to its placing, and for each token."""
+    clients, began_at = Clients(), processor_s(pid)
+    connections = await clients.open(port, PATH, streams, steps)
+    await backend.have(streams)
+    per_request = (processor_s(pid) - began_at) / streams
+    warm = min(WARM_STEPS, steps // 2)
+    for index in range(steps):
+        is_over = index + 1 == steps
+        backend.step(index, is_over)
+        await clients.have(
+            streams * (index + 2 + is_over)
+        )  # the first event names the role, the last is [DONE]
+        if index + 1 == warm:
+            began_at = processor_s(pid)
+    per_token = (processor_s(pid) - began_at) / (streams * (steps - warm))
+    for connection in connections:
+        connection.close()
+    return per_request, per_token
+
+
+async def measure(streams: int, steps: int, rounds: int) -> dict[str, dict[str, float]]:
+    """{way: {what: microseconds}}"""
+    card = read_model_card(load(CONFIG, {}))
+    backend = Backend(load_tokenizer(card.folder).encode(TEXT, add_special_tokens=False))
+    least: dict[str, dict[str, float]] = {}
+    async with running(backend, WAYS["resumable"]) as one, running(backend, WAYS["not"]) as other:
+        for _ in range(rounds + 1):
+            for way, (pid, port) in zip(WAYS, (one, other), strict=True):
+                request_s, token_s = await stream(backend, pid, port, streams, steps)
+                found = {
+                    "request": 1e6 * request_s,
+                    "token": 1e6 * token_s,
+                    "kept token": kept_token_us(WAYS[way]),
+                }
+                before = least.get(way, found)
+                least[way] = {what: min(found[what], before[what]) for what in found}
+    await backend.close()
+    return least
+
+
+class _NoMail:
+    address = "decode"
+
+    def send(self, to: str, message: Message) -> None: ...
+
+
+def kept_token_us(keep_s: float) -> float:
+    """Return what an instance's bookkeeping of one token takes."""
+    readers = Readers(_NoMail(), WallClock(), lambda _: None)  # type: ignore[arg-type]
+    resumption = Resumption(stream="s", owner="", keep_s=keep_s) if keep_s else None
+    names = [f"r{number}" for number in range(STREAMS)]
+    for name in names:
+        request = Request(
+            id=name, prompt=(1,), sampling=SamplingParams(), reply_to="f", resumption=resumption
+        )
+        readers.open(request)
+    steps = [
+        [TokenOut(request_id=name, attempt=0, index=index, token=7) for name in names]
+        for index in range(STEPS)
+    ]
+    began_at = time.process_time()
+    for step in steps:
+        readers.send(step)
+    return 1e6 * (time.process_time() - began_at) / (STREAMS * STEPS)
+
+
+def main() -> None:
+    options = parser(__doc__)
+    options.add_argument("--rounds", type=int, default=6)
+    args = options.parse_args()
+    streams, steps, rounds = (4, 6, 0) if args.smoke else (STREAMS, STEPS, args.rounds)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        results = runner.run(measure(streams, steps, rounds))
+    added = {what: results["resumable"][what] / results["not"][what] - 1 for what in results["not"]}
+    for what, share in added.items():
+        us = " ".join(f"{way} {found[what]:.2f}" for way, found in results.items())
+        print(f"{what:12s} {us} us, {100 * share:+.1f} %")
+    write(
+        args.json,
+        "benchmarks.serving.resumable_streams",
+        {"prediction": PREDICTION, "streams": streams, "us": results, "added": added},
+    )
+
+
+if __name__ == "__main__":
+    main()
