@@ -60,7 +60,7 @@ class AnswerIdentity:
         resumption = self.resumption
         if resumption is None:
             return request
-        owned = sha256(f"{resumption.owner}\n{self.name}".encode()).hexdigest()[:32]
+        owned = sha256(f"{resumption.owner}\n{self.name}".encode()).hexdigest()[:20]
         request = replace(request, id=f"{owned}-{number}")
         resumption = resumption if number == 0 else replace(resumption, record=b"")
         if self.kept is None:

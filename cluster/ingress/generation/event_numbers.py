@@ -39,8 +39,11 @@ class EventNumbers:
             return f"{self._head}{counts[0]}\n{event}"
         return f"{self._head}{','.join(map(str, map(max, counts, after)))}\n{event}"
 
-    async def in_order(self, pieces: AsyncGenerator[TextPiece, None]) -> AsyncGenerator[TextPiece, None]:
+    def in_order(self, pieces: AsyncGenerator[TextPiece, None]) -> AsyncGenerator[TextPiece, None]:
         """Yield first the pieces of whose events the client has some, so that what follows is as it would have been."""
+        return self._reordered(pieces) if self._replays and len(self._counts) > 1 else pieces
+
+    async def _reordered(self, pieces: AsyncGenerator[TextPiece, None]) -> AsyncGenerator[TextPiece, None]:
         held: list[TextPiece] = []
         async with aclosing(pieces):
             async for piece in pieces:
