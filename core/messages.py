@@ -3,7 +3,7 @@ read in one place.
 
 frontend  -> scheduler   PlaceRequest, Finished, AskStatus, AskShares, LoadAdapter, UnloadAdapter, AdaptersUsed
 scheduler -> frontend    PlaceReply, Rejected, Status, SharesGranted, AdapterChanged
-frontend  -> decode      Submit, Cancel, FindStream, Attach, Detach
+frontend  -> decode      Submit, Cancel, FindStream, AttachReader, DetachReader
 frontend  -> worker      DropCache, HintSession
 worker    -> frontend    Tokens, Failed, HandedOver, Leaving, CacheDropped, SessionHinted, StreamFound
 decode    -> prefill     StartPrefill, Revoke
@@ -30,6 +30,7 @@ from core.kv import KVShard
 from core.limit_messages import AskShares, LimitBookCopy, SharesGranted, SharesTaken
 from core.reports import DroppedBlocks, LoadReport, Register, Status
 from core.sleep_messages import AskSleep, AskWake, Asleep, GoToSleep, KeepAwake, SleepAnswer, WakeUp
+from core.stream_messages import AttachReader, DetachReader, FindStream, StreamFound
 from core.types import Request, Route, Slo, TokenOut
 
 
@@ -259,57 +260,6 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class FindStream:
-    """Ask for the sequences of an answer whose client has come back."""
-
-    nonce: int
-    stream: str
-    owner: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptSequence:
-    """One attempt that an instance has, or has ended lately."""
-
-    request_id: str
-    attempt: int
-    num_sent: int
-    """How many of its tokens were sent to a frontend."""
-    runs: bool
-    """Whether it is generated still; a frontend attaches to it then."""
-    tokens: tuple[TokenOut, ...] = ()
-    """All of its tokens, where it does not run."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamFound:
-    """The sequences of a stream; none where the instance has none of this owner. The rest is as in `Resumption`."""
-
-    nonce: int
-    sequences: tuple[KeptSequence, ...] = ()
-    begun_at: int = 0
-    digest: bytes = b""
-    record: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Attach:
-    """Send the sender this attempt's tokens, too: those that there are, and all that follow."""
-
-    request_id: str
-    attempt: int
-    owner: str
-
-
-@dataclass(frozen=True, slots=True)
-class Detach:
-    """The sender reads this attempt no more, but its client may come back: what was generated is kept for a while."""
-
-    request_id: str
-    attempt: int
-
-
-@dataclass(frozen=True, slots=True)
 class Tokens:
     """All tokens of one engine step that go to one frontend."""
 
@@ -444,7 +394,7 @@ class PrefillFailed:
 
 Message = (
     PlaceRequest | PlaceReply | AskStatus | Status | Rejected | Finished | Register | Leaving | LoadReport | NeedPrefill
-    | PrefillAssigned | Submit | Cancel | FindStream | StreamFound | Attach | Detach | Tokens | HandedOver | Failed
+    | PrefillAssigned | Submit | Cancel | FindStream | StreamFound | AttachReader | DetachReader | Tokens | HandedOver | Failed
     | Buddy | Replicas | ReplicasKept | DropCache | CacheDropped | HintSession | SessionHinted
     | PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest | PeerBacklog
     | AdapterList | AdaptersHeld | AdaptersUsed | LoadAdapter | UnloadAdapter | AdapterChanged

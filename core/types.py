@@ -245,7 +245,7 @@ class Resumption:
     begun_at: int = 0
     """When its client asked, in seconds since 1970: answers say so."""
     digest: bytes = b""
-    """Of what the client asked."""
+    """The digest of what the client asked."""
     record: bytes = b""
     """What an ingress needs to ask again, where the client does not send it. Instances do not read it."""
     past: tuple[TokenOut, ...] = ()

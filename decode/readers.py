@@ -8,8 +8,9 @@ import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from core.messages import Attach, Detach, Failed, FindStream, KeptSequence, Message, StreamFound, Tokens
+from core.messages import Failed, Message, Tokens
 from core.ports import Clock, Mail
+from core.stream_messages import AttachReader, DetachReader, FindStream, KeptSequence, StreamFound
 from core.types import Request, Resumption, TokenOut
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class Readers:
         resumption = request.resumption
         if request.key in self._outputs:
             if resumption is not None:
-                self._attach(request.reply_to, Attach(request.id, request.attempt, resumption.owner))
+                self._attach(request.reply_to, AttachReader(request.id, request.attempt, resumption.owner))
             return False
         output = _Output(request.id, request.attempt, [request.reply_to], resumption)
         if resumption is not None:
@@ -149,9 +150,9 @@ class Readers:
     def on_message(self, sender: str, message: Message) -> bool:
         """Handle a message. Returns True when it was for this part."""
         match message:
-            case Attach():
+            case AttachReader():
                 self._attach(sender, message)
-            case Detach(request_id, attempt):
+            case DetachReader(request_id, attempt):
                 self._detach(sender, f"{request_id}#{attempt}")
             case FindStream():
                 self._find(sender, message)
@@ -173,7 +174,7 @@ class Readers:
         else:
             output.frontends.remove(frontend)
 
-    def _attach(self, frontend: str, attach: Attach) -> None:
+    def _attach(self, frontend: str, attach: AttachReader) -> None:
         """Let a frontend read an attempt, too, from its first token on."""
         output = self._outputs.get(f"{attach.request_id}#{attach.attempt}")
         if output is None or output.resumption is None or output.resumption.owner != attach.owner:
@@ -204,7 +205,7 @@ class Readers:
         )
         self._mail.send(frontend, answer)
 
-    def _refuse(self, frontend: str, attach: Attach) -> None:
+    def _refuse(self, frontend: str, attach: AttachReader) -> None:
         reason = "the instance has no more of this request"
         self._mail.send(frontend, Failed(attach.request_id, attach.attempt, reason, retryable=True))
 

@@ -11,8 +11,9 @@ from cluster.ingress.delivery.running_attempt import Lost, Moved, RunningAttempt
 from core.config.cluster_config import ScheduleConfig
 from core.errors import BatonError, Overloaded, ReplicaLost, ShuttingDown
 from core.kv import block_hashes
-from core.messages import Attach, Cancel, Detach, Finished, HandedOver, PlaceReply, PlaceRequest, Submit
+from core.messages import Cancel, Finished, HandedOver, PlaceReply, PlaceRequest, Submit
 from core.ports import Clock, Mail
+from core.stream_messages import AttachReader, DetachReader
 from core.types import Request, Route, TokenOut
 from net.schedulers import Schedulers
 
@@ -87,7 +88,7 @@ class Attempts:
     def attach(self, running: RunningAttempt, instance: str, owner: str, deadline: float) -> None:
         """Read, too, what an instance generates already. It fails at `deadline`."""
         running.place(Route(instance), None)
-        self._mail.send(instance, Attach(running.request.id, running.request.attempt, owner))
+        self._mail.send(instance, AttachReader(running.request.id, running.request.attempt, owner))
         self._limit(running, deadline)
 
     def _limit(self, running: RunningAttempt, deadline: float) -> None:
@@ -104,7 +105,7 @@ class Attempts:
             return
         del self._running[request.key]
         if running.route is not None and not running.finished:
-            leave = Cancel if request.resumption is None else Detach
+            leave = Cancel if request.resumption is None else DetachReader
             self._mail.send(running.route.decode, leave(request.id, request.attempt))
         if running.scheduler in self._schedulers.living:
             num_output = len(running.known) - len(request.emitted)

@@ -32,7 +32,6 @@ from core.messages import (
     CacheDropped,
     DropCache,
     Failed,
-    FindStream,
     HandedOver,
     HintSession,
     Leaving,
@@ -42,11 +41,11 @@ from core.messages import (
     SessionHinted,
     SharesGranted,
     SleepAnswer,
-    StreamFound,
     Tokens,
 )
 from core.ports import Clock, Mail, Resolve
 from core.reports import DroppedBlocks, Status
+from core.stream_messages import FindStream, StreamFound
 from core.types import Request, TokenOut
 from net.schedulers import Schedulers
 

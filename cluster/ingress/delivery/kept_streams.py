@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from core.messages import KeptSequence, StreamFound
+from core.stream_messages import KeptSequence, StreamFound
 from core.types import Request, Resumption
 
 

@@ -13,10 +13,10 @@ from core.messages import (
     SessionHinted,
     SharesGranted,
     SleepAnswer,
-    StreamFound,
 )
 from core.ports import Mail
 from core.reports import Status
+from core.stream_messages import StreamFound
 
 _TIMEOUT_S = 2.0
 

@@ -16,7 +16,7 @@ from cluster.ingress.requests.generation_request import GenerationRequest
 from cluster.ingress.responses.conversation_store import ConversationStore
 from cluster.ingress.responses.kept_response import KeptResponse
 from cluster.ingress.responses.response_store import ResponseStore, StoredResponse
-from cluster.ingress.responses.response_turn import Turn
+from cluster.ingress.responses.response_turn import ResponseTurn
 from cluster.ingress.responses.responses_bodies import Json, ResponsesShape
 from cluster.ingress.responses.responses_requests import ResponsesRequest
 from cluster.ingress.responses.responses_turns import prepared_turn
@@ -39,7 +39,7 @@ class ResponseMaking:
     ) -> None:
         self._answering, self._responses, self._conversations = answering, responses, conversations
 
-    async def prepare(self, http: HttpRequest, turn: Turn, *, keeps: bool = True) -> Prepared:
+    async def prepare(self, http: HttpRequest, turn: ResponseTurn, *, keeps: bool = True) -> Prepared:
         """Prepare the response that `http.state.identity` names. `keeps`: what it says is stored, as far as the client wants
         that. Raises RequestError."""
         answering, identity, body = self._answering, http.state.identity, turn.body

@@ -28,7 +28,7 @@ class StoredResponse:
     """The conversation that it answers, without its own output."""
     body: Json
     request: Json | None = None
-    """What a background response is generated from, until it has ended (`Turn.record`)."""
+    """What a background response is generated from, until it has ended (`ResponseTurn.record`)."""
 
 
 class ResponseStore:

@@ -15,7 +15,7 @@ MAX_RECORD_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
+class ResponseTurn:
     body: ResponsesRequest
     before: tuple[Json, ...]
     """The items that it goes on from."""
@@ -37,10 +37,10 @@ class Turn:
         return record if len(record) <= MAX_RECORD_BYTES else b""
 
 
-def turn_of(record: Json) -> Turn:
+def turn_of(record: Json) -> ResponseTurn:
     """Return the turn of a record."""
     before, own = tuple(record["before"]), tuple(record["own"])
-    return Turn(
+    return ResponseTurn(
         body=validate(ResponsesRequest, record["body"]),
         before=before,
         own=own,
@@ -56,7 +56,7 @@ def new_turn(
     given: Sequence[InputItem],
     stored: Mapping[str, Json],
     slo_class: str | None,
-) -> Turn:
+) -> ResponseTurn:
     """Return the turn of a body that has these items, of which `stored` has those that are named. `field` is where the body says
     what it goes on from. Raises RequestError."""
     items = [PlacedItem(item, field) for item in items_of(before)]
@@ -69,4 +69,4 @@ def new_turn(
         else:
             own.append(item.model_dump(exclude_none=True))
         items.append(PlacedItem(item, "input" if is_text else f"input[{at}]"))
-    return Turn(body=body, before=before, own=tuple(own), items=items, slo_class=slo_class)
+    return ResponseTurn(body=body, before=before, own=tuple(own), items=items, slo_class=slo_class)

@@ -20,7 +20,7 @@ from cluster.ingress.responses.conversation_store import ConversationStore
 from cluster.ingress.responses.kept_response import SAID
 from cluster.ingress.responses.response_making import ResponseMaking
 from cluster.ingress.responses.response_store import ResponseStore, StoredResponse
-from cluster.ingress.responses.response_turn import Turn, new_turn, turn_of
+from cluster.ingress.responses.response_turn import ResponseTurn, new_turn, turn_of
 from cluster.ingress.responses.responses_bodies import Json
 from cluster.ingress.responses.responses_compaction import CompactRequest, compaction
 from cluster.ingress.responses.responses_items import ItemReference
@@ -78,7 +78,7 @@ class ResponsesRoutes:
             return await self._begun(http, turn)
         return await self._making.answer(http, await self._making.prepare(http, turn))
 
-    async def _begun(self, http: HttpRequest, turn: Turn) -> Response:
+    async def _begun(self, http: HttpRequest, turn: ResponseTurn) -> Response:
         """Begin a background response, or return the one that was begun by the same request. Raises StoreUnavailable."""
         identity, owner = http.state.identity, http.state.holder.owner
         response_id = f"resp_{identity.name}"
@@ -131,7 +131,7 @@ class ResponsesRoutes:
         prompt = await answering.prompt_of(http, conversation)
         return JSONResponse({"object": "response.input_tokens", "input_tokens": len(prompt)})
 
-    async def _turn(self, http: HttpRequest, body: ResponsesRequest) -> Turn:
+    async def _turn(self, http: HttpRequest, body: ResponsesRequest) -> ResponseTurn:
         """Return the turn of a new request. Raises RequestError and StoreUnavailable."""
         owner: str = http.state.holder.owner
         before, field = await self._before(body, owner)

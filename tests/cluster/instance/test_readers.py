@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 import decode.readers
-from core.messages import Attach, Detach, Failed, FindStream, Message, StreamFound, Tokens
+from core.messages import Failed, Message, Tokens
+from core.stream_messages import AttachReader, DetachReader, FindStream, StreamFound
 from core.types import FinishReason, Request, Resumption, SamplingParams, TokenOut
 from decode.readers import Readers
 from sim.virtual_loop import LoopClock, run_virtual
@@ -71,7 +72,7 @@ class World:
         return found
 
     def attach(self, frontend: str, name: str = "r", owner: str = "me") -> None:
-        self.readers.on_message(frontend, Attach(name, 0, owner))
+        self.readers.on_message(frontend, AttachReader(name, 0, owner))
 
 
 def test_whoever_attaches_gets_all_tokens_and_those_that_follow() -> None:
@@ -126,9 +127,9 @@ def test_a_sequence_whose_last_reader_leaves_ends_and_its_tokens_stay() -> None:
         request = world.begin()
         world.say(request, 0, 1)
         world.attach("two")
-        world.readers.on_message("one", Detach("r", 0))
+        world.readers.on_message("one", DetachReader("r", 0))
         assert not world.ended
-        world.readers.on_message("two", Detach("r", 0))
+        world.readers.on_message("two", DetachReader("r", 0))
         assert world.ended == [request.key]
         (kept,) = world.find().sequences
         assert (kept.runs, kept.num_sent, [token.index for token in kept.tokens]) == (False, 2, [0, 1])
@@ -171,7 +172,7 @@ def test_the_next_attempt_has_the_tokens_of_those_before() -> None:
         second = replace(first.retry((0, 1, 2)), resumption=replace(first.resumption, past=past))
         world.readers.open(second)
         world.say(second, 3)
-        world.readers.on_message("two", Attach("r", 1, "me"))
+        world.readers.on_message("two", AttachReader("r", 1, "me"))
         assert world.post.tokens("two") == [0, 1, 2, 3]
         tokens = [token for one in world.post.to("two") if isinstance(one, Tokens) for token in one.tokens]
         assert {token.key for token in tokens} == {"r#1"}

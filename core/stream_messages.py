@@ -1,0 +1,56 @@
+"""How a frontend goes on with an answer that another one began: what it asks decode instances, and what they keep."""
+
+from dataclasses import dataclass
+
+from core.types import TokenOut
+
+
+@dataclass(frozen=True, slots=True)
+class FindStream:
+    """Ask for the sequences of an answer whose client has come back."""
+
+    nonce: int
+    stream: str
+    owner: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptSequence:
+    """One attempt that an instance has, or has ended lately."""
+
+    request_id: str
+    attempt: int
+    num_sent: int
+    """How many of its tokens were sent to a frontend."""
+    runs: bool
+    """Whether it is generated still; a frontend attaches to it then."""
+    tokens: tuple[TokenOut, ...] = ()
+    """All of its tokens, where it does not run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamFound:
+    """The sequences of a stream; none where the instance has none of this owner. The rest is as in `Resumption`."""
+
+    nonce: int
+    sequences: tuple[KeptSequence, ...] = ()
+    begun_at: int = 0
+    digest: bytes = b""
+    record: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachReader:
+    """Send the sender this attempt's tokens, too: those that there are, and all that follow."""
+
+    request_id: str
+    attempt: int
+    owner: str
+
+
+@dataclass(frozen=True, slots=True)
+class DetachReader:
+    """The sender reads this attempt no more, but its client may come back: what was generated is kept for a while."""
+
+    request_id: str
+    attempt: int
