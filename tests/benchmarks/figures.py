@@ -274,6 +274,7 @@ FIGURES: dict[str, list[Figures]] = {
     "serving_overhead.json": [_added],
     "hostile_bodies.json": [lambda d, _: [d["worst"]["new"]]],
     "streaming.json": [lambda d, _: [d["results"]["/v1/chat/completions"]["us"]]],
+    "resumable_streams.json": [lambda d, _: [100 * d["added"]["token"]]],
     "structured.json": [_structured, lambda d, _: [100 * d["results"]["bomb"]["growth_beside_others"]]],
     "batches.json": [lambda d, _: [row["falls_by_points"] for row in d["rows"]]],
     "load_balancer.json": [lambda d, _: [d["gaps_ms"]["haproxy"]["p50"]]],
