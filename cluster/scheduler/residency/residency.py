@@ -132,7 +132,8 @@ class Residency:
     ) -> list[Send]:
         """Return whom to wake, since requests wait that nobody serves, or whom to have sleep, since nobody has asked for long.
         `num_here` are the requests that are placed, and those that wait."""
-        if self._config.mode != "on_demand" and not self._sleepers:
+        if not self._sleepers and (self._config.mode != "on_demand" or any(num_here)):
+            self._idle_since = inf
             return []
         serving = [member for member in members if not member.leaving]
         if self.is_asleep and num_here[1] and not any(m.decodes for m in serving):
