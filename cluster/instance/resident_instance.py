@@ -155,6 +155,7 @@ class ResidentInstance:
         await instance.interrupt(f"{_WHY}: the request goes on after waking", self._settle_s)
         self.instance = None
         await _end(self._watching)
+        self._watching.clear()  # ended tasks remember their frames, and so the instance
         self._lent.give_back()
         await instance.close()
         took_s = self._clock.now() - began_at

@@ -3,7 +3,7 @@
 A function takes the content of the file and `find`, which finds a row of a list by its fields."""
 
 from collections.abc import Callable
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.cpu.table import by_best_peer, means
@@ -265,6 +265,12 @@ FIGURES: dict[str, list[Figures]] = {
     "cpu_sharing.json": [
         lambda d, find: [find(d["rows"], way=way)["pss_mb"] for way in ("none", "again")],
         lambda d, find: [_loading_s(find(d["rows"], way=way)) for way in ("none", "again")],
+    ],
+    "cpu_waking.json": [
+        lambda d, find: [
+            median(find(d["rows"], kept=kept)["first_token_s"])
+            for kept in ("host", "cached", "disk", "nothing")
+        ]
     ],
     "draws.json": [lambda d, _: [d["results"][way]["ratio"] for way in ("temperature", "top-p")]],
     "perplexity.json": [_losses],

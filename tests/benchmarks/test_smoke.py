@@ -25,7 +25,7 @@ PACKAGES = ("benchmarks.goodput",)
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 SLOW = {
-    "benchmarks.serving.cluster_memory", "benchmarks.serving.cluster_start", "benchmarks.engine.cold_start", "benchmarks.cpu.run", "benchmarks.cpu.cpu_memory", "benchmarks.cpu.cpu_sharing", "benchmarks.cpu.servers", "benchmarks.parallel.expert_balance", "benchmarks.simulator.fidelity",
+    "benchmarks.serving.cluster_memory", "benchmarks.serving.cluster_start", "benchmarks.engine.cold_start", "benchmarks.cpu.run", "benchmarks.cpu.cpu_memory", "benchmarks.cpu.cpu_sharing", "benchmarks.cpu.cpu_waking", "benchmarks.cpu.servers", "benchmarks.parallel.expert_balance", "benchmarks.simulator.fidelity",
     "benchmarks.serving.first_minutes", "benchmarks.serving.hostile_bodies", "benchmarks.serving.load_balancer", "benchmarks.parallel.parallel_ranks", "benchmarks.engine.perplexity", "benchmarks.goodput plan_questions",
     "benchmarks.engine.quantised_weights", "benchmarks.transfer.remote_memory", "benchmarks.serving.scheduler_loss", "benchmarks.parallel.served_grid", "benchmarks.serving.serving_overhead",
     "benchmarks.soak.soak", "benchmarks.serving.streaming", "benchmarks.serving.resumable_streams", "benchmarks.transfer.encryption", "benchmarks.transfer.transport", "benchmarks.transfer.transport_overlap", "tests.chaos.matrix",

@@ -71,7 +71,7 @@ async def asleep(cluster: LocalCluster) -> Status:
 async def test_answers_are_the_same_after_each_sleep(level: int) -> None:
     async with running() as cluster:
         want = await said(cluster)
-        for _ in range(3):
+        for _ in range(2):
             await sleep(cluster, level)
             status = await asleep(cluster)
             assert [one.level for one in status.sleepers] == [level, level]
@@ -80,21 +80,21 @@ async def test_answers_are_the_same_after_each_sleep(level: int) -> None:
             assert not (await cluster.frontend.status()).sleepers
 
 
-@pytest.mark.parametrize("level", [1, 2])
-@pytest.mark.parametrize("host_cache", [0, 1 << 24])
+@pytest.mark.slow
+@pytest.mark.parametrize(("level", "host_cache"), [(1, 0), (2, 1 << 24)])
 async def test_sequences_that_are_paused_go_on_after_waking_with_the_same_tokens(
     level: int, host_cache: int
 ) -> None:
     async with running(engine__host_cache_bytes=host_cache) as cluster:
-        want = await said(cluster, 600)
-        streams = [asyncio.create_task(said(cluster, 600)) for _ in range(3)]
+        want = await said(cluster, 300)
+        streams = [asyncio.create_task(said(cluster, 300)) for _ in range(2)]
         await until(lambda: any(one.num_used_blocks > 20 for one in cluster.instances))
         await sleep(cluster, level, pauses=True)
         await asleep(cluster)
         assert not any(stream.done() for stream in streams)
-        assert (await cluster.frontend.status()).num_queued == 3
+        assert (await cluster.frontend.status()).num_queued == 2
         await wake(cluster)
-        assert await asyncio.gather(*streams) == [want] * 3
+        assert await asyncio.gather(*streams) == [want] * 2
         if host_cache:
             tiers = [one.tiers for one in (await cluster.frontend.status()).instances]
             assert any(counts.host_hits for counts in tiers), "their KV was read back, not computed"
@@ -173,7 +173,7 @@ async def test_nothing_of_the_engine_is_left_while_an_instance_sleeps() -> None:
 async def test_many_sleeps_leave_as_many_files_and_threads_as_one() -> None:
     async with running() as cluster:
         counts: list[tuple[int, int]] = []
-        for _ in range(5):
+        for _ in range(4):
             await sleep(cluster, 2)
             await wake(cluster)
             await said(cluster)
@@ -187,10 +187,11 @@ def _num_files() -> int:
 
 
 def own_bytes() -> int:
-    """What of this process' memory is its own, and its part of what it shares."""
+    """What this process has written and holds. What files have is left out: other processes change whose it is."""
     give_back_memory()
     rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in rollup if line.startswith("Pss:"))
+    written = ("Private_Dirty:", "Shared_Dirty:", "Swap:")
+    return sum(int(line.split()[1]) << 10 for line in rollup if line.startswith(written))
 
 
 @pytest.fixture
