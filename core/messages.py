@@ -1,5 +1,4 @@
-"""Every message between Baton's processes (what instances report is in `core/reports.py`). One list, so that the protocol can be
-read in one place.
+"""Every message between Baton's processes, in one list (what instances report is in `core/reports.py`).
 
 frontend  -> scheduler   PlaceRequest, Finished, AskStatus, AskShares, LoadAdapter, UnloadAdapter, AdaptersUsed
 scheduler -> frontend    PlaceReply, Rejected, Status, SharesGranted, AdapterChanged
@@ -11,9 +10,8 @@ prefill   -> decode      ChunkDone, Commit, Drained, PrefillFailed
 worker    -> scheduler   Register, LoadReport, NeedPrefill, Leaving, AdaptersHeld
 scheduler -> decode      PrefillAssigned, Buddy
 decode    -> decode      Replicas, ReplicasKept
-scheduler -> scheduler   PlacedByPeer, ReleasedByPeer, PeerRequest, PeerBacklog (and PeersChanged, to itself),
-                         SharesTaken, LimitBookCopy (`core/limit_messages.py`)
-scheduler <-> all        AdapterList (`core/adapter_messages.py`), and those of `core/sleep_messages.py`
+scheduler -> scheduler   PlacedByPeer, ReleasedByPeer, PeerRequest, PeerBacklog, SharesTaken, LimitBookCopy; itself PeersChanged
+scheduler <-> all        AdapterList, and those of `core/sleep_messages.py`
 """
 
 from dataclasses import dataclass
@@ -395,10 +393,8 @@ class PrefillFailed:
 Message = (
     PlaceRequest | PlaceReply | AskStatus | Status | Rejected | Finished | Register | Leaving | LoadReport | NeedPrefill
     | PrefillAssigned | Submit | Cancel | FindStream | StreamFound | AttachReader | DetachReader | Tokens | HandedOver | Failed
-    | Buddy | Replicas | ReplicasKept | DropCache | CacheDropped | HintSession | SessionHinted
-    | PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest | PeerBacklog
-    | AdapterList | AdaptersHeld | AdaptersUsed | LoadAdapter | UnloadAdapter | AdapterChanged
-    | AskShares | SharesGranted | SharesTaken | LimitBookCopy
-    | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed
-    | GoToSleep | WakeUp | Asleep | AskSleep | AskWake | SleepAnswer | KeepAwake
+    | Buddy | Replicas | ReplicasKept | DropCache | CacheDropped | HintSession | SessionHinted | StartPrefill | Revoke | ChunkDone
+    | Commit | Drained | PrefillFailed | PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest | PeerBacklog | AdapterList
+    | AdaptersHeld | AdaptersUsed | LoadAdapter | UnloadAdapter | AdapterChanged | AskShares | SharesGranted | SharesTaken
+    | LimitBookCopy | GoToSleep | WakeUp | Asleep | AskSleep | AskWake | SleepAnswer | KeepAwake
 )  # fmt: skip

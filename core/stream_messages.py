@@ -22,6 +22,8 @@ class KeptSequence:
     attempt: int
     num_sent: int
     """How many of its tokens were sent to a frontend."""
+    num_noted: int = 0
+    """How many of them a living frontend has had, which notes what it was used. One that was lost has noted nothing."""
     runs: bool
     """Whether it is generated still; a frontend attaches to it then."""
     tokens: tuple[TokenOut, ...] = ()

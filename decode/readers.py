@@ -31,6 +31,8 @@ class _Output:
     """None are kept of what cannot be resumed."""
     num_sent: int = 0
     """How many of them the last frontend had, once none reads them."""
+    num_noted: int = 0
+    """How many a frontend had that was not lost."""
     runs: bool = True
     expires_at: float = 0.0
 
@@ -53,6 +55,7 @@ class _Output:
             request_id=self.request_id,
             attempt=self.attempt,
             num_sent=max(self.num_sent, len(self.tokens) if self.frontends else 0),
+            num_noted=max(self.num_noted, len(self.tokens) if self.frontends else 0),
             runs=self.runs,
             tokens=() if self.runs else tuple(self.tokens),
         )
@@ -128,6 +131,8 @@ class Readers:
         if output is None or not output.runs:
             return
         output.runs = False
+        if output.frontends:
+            output.num_noted = len(output.tokens)
         if output.resumption is None:
             del self._outputs[key]
         else:

@@ -10,14 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from cluster.scheduler.expert_totals import total
-from cluster.scheduler.fleet.link_model import LinkModel
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.roster import SCAN_UP_TO, Roster
 from cluster.scheduler.placement.placement import Placement
 from cluster.scheduler.placement.placement_policy import PlacementPolicy
 from cluster.scheduler.placement.placer import Placer
-from cluster.scheduler.placement.shadow_policy import ShadowPolicy
-from cluster.scheduler.placement.slo_policy import SloPolicy
+from cluster.scheduler.placement.shadow_policy import policy_of
 from cluster.scheduler.queue.admission import Admission
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.waiting_queue import Waiter
@@ -68,7 +66,7 @@ class GlobalScheduler:
         """`tuning`: in place of the configuration's."""
         log = log or _ignore
         tuning = tuning or tuned(config.tuning)
-        self._policy = policy or _policy(config, tuning)
+        self._policy = policy or policy_of(config, tuning)
         self._tuning = tuning
         self._settle_s = tuning.settle_reports * config.report_interval_s + tuning.settle_s
         self._roster = Roster(scan_up_to, tuning)
@@ -386,15 +384,6 @@ class GlobalScheduler:
         self._peers.lose(address)
         self._admission.num_schedulers = self._peers.num_placing
         return [send for key in self._placer.at(address) + queued for send in self._finish(key)]
-
-
-def _policy(config: ScheduleConfig, tuning: SchedulerTuning) -> PlacementPolicy:
-    links = LinkModel(other_host_bytes_per_s=config.link_bytes_per_s)
-    acting = SloPolicy(config.local_threshold_tokens, links, tuning)
-    if not config.shadow_tuning:
-        return acting
-    other = tuned(config.shadow_tuning, tuning)
-    return ShadowPolicy(acting, SloPolicy(config.local_threshold_tokens, links, other))
 
 
 def _placed(place: PlaceRequest, route: Route) -> PlaceReply:

@@ -34,7 +34,13 @@ class SleepsAndWakes(Protocol):
     def keep_awake(self, seconds: float) -> None: ...
 
 
-class Generator(Protocol):
+class FindsStreams(Protocol):
+    async def find_stream(self, stream: str, owner: str) -> KeptStream | None:
+        """Return what is kept of an owner's stream; None where that is nothing. Raises ReplicaLost."""
+        ...
+
+
+class Generator(FindsStreams, Protocol):
     @property
     def address(self) -> str: ...
     @property
@@ -60,10 +66,6 @@ class Generator(Protocol):
     async def status(self) -> Status: ...
     async def drop_caches(self) -> dict[str, DroppedBlocks]:
         """Have every instance give up its prefix cache, and return what each has dropped, by address. Raises ReplicaLost."""
-        ...
-
-    async def find_stream(self, stream: str, owner: str) -> KeptStream | None:
-        """Return what is kept of an owner's stream; None where that is nothing. Raises ReplicaLost."""
         ...
 
     async def hint_session(self, tenant: str, session: str, *, release: bool) -> list[str]:

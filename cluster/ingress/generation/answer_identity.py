@@ -73,6 +73,12 @@ class AnswerIdentity:
             return sys.maxsize
         return -1 if self.kept is None else self.kept.num_sent(request.id)
 
+    def num_noted(self, request: Request) -> int:
+        """Return how many tokens of a sequence are in the ledger of usage, or will be."""
+        if not self.pays:
+            return sys.maxsize
+        return 0 if self.kept is None else self.kept.num_noted(request.id)
+
     def keep_record(self, encoded: Callable[[], bytes]) -> None:
         """Give instances what an ingress needs to ask again, if the answer may be resumed."""
         if self.resumption is not None:

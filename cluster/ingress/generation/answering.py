@@ -35,11 +35,12 @@ from cluster.ingress.generation.http_responses import (
     unless_gone,
     whole,
 )
+from cluster.ingress.generation.model_state import state_of
 from cluster.ingress.generation.prompt_length import check_counted
 from cluster.ingress.generation.request_params import ApiSettings
 from cluster.ingress.generation.resuming import Resuming
 from cluster.ingress.generation.token_checks import check_tokens
-from cluster.ingress.generation.truncation import most_tokens, shortened
+from cluster.ingress.generation.truncation import ends_of_prompts
 from cluster.ingress.grammar.grammar_checker import GrammarChecker
 from cluster.ingress.http.http_errors import describe
 from cluster.ingress.images.image_intake import images_of
@@ -51,15 +52,13 @@ from cluster.ingress.telemetry.metrics import IngressMetrics
 from cluster.ingress.tenants.access import Access, KeyHolder, Tenant
 from cluster.ingress.tenants.fair_threads import Steps, at_once
 from cluster.ingress.tenants.ledger import UsageLedger
-from core.errors import ReplicaLost, RequestError, ShuttingDown
+from core.errors import RequestError, ShuttingDown
 from core.types import Grammar, Request, SamplingParams, Slo
 
 log = logging.getLogger(__name__)
 
 _VECTORS_AT_ONCE = 32
 """The number of texts of one request that are embedded at a time, so that others' requests come in between."""
-_STATE_S = 0.5
-"""How long a list of models waits for what a model's scheduler says."""
 
 T = TypeVar("T")
 B = TypeVar("B", bound=BaseModel)
@@ -85,14 +84,7 @@ class Answering:
         self.resuming = Resuming(generator, settings.resume_s)
 
     async def state(self) -> str:
-        """Return `serving` where a request would be answered now, `asleep` where it would wake the model, else `unavailable`."""
-        try:
-            async with asyncio.timeout(_STATE_S):
-                ready, _ = await self._generator.ready()
-                sleeps = ready and await self._generator.model_sleep.is_sleeping()
-        except (TimeoutError, ReplicaLost):
-            return "unavailable"
-        return "asleep" if sleeps else "serving" if ready else "unavailable"
+        return await state_of(self._generator)
 
     async def read(self, http: HttpRequest, kind: type[B]) -> B:
         """Return the body, validated. Raises RequestError, naming the field."""
@@ -174,8 +166,7 @@ class Answering:
             return await whole(http, pieces, choices, num_prompts, shape)
         begun, identity = asyncio.Event(), http.state.identity
         written = identity.written if form is SERVER_SENT_EVENTS else ""
-        numbers = EventNumbers(written, identity.after, len(choices))
-        request_id = http.state.request_id
+        numbers, request_id = EventNumbers(written, identity.after, len(choices)), http.state.request_id
         source = events(
             pieces, choices, num_prompts, shape, request_id, begun, numbers=numbers, settle=settle
         )
@@ -196,9 +187,9 @@ class Answering:
             await gathered(
                 self._runner.run(choices, num_prompts, http.state.holder), choices, num_prompts, shape
             )
-        except ShuttingDown:
-            raise
         except Exception as error:
+            if isinstance(error, ShuttingDown):
+                raise
             request_id = http.state.request_id
             status, body, _ = describe(error, request_id)
             log.warning("request %s ended in the background: %r", request_id, error)
@@ -237,7 +228,7 @@ class Answering:
         common = request_params.to_sampling(asked, self.settings, self.tokenizer)
         if chat is not None:
             common = replace(common, grammar=chat.grammar, thinking=chat.thinking)
-        for prompt in self._shortened(asked, prompts):
+        for prompt in ends_of_prompts(asked, prompts, self.settings.max_context_tokens, self.tokenizer):
             max_tokens = request_params.max_new_tokens(asked, len(prompt), self.settings)
             seed = request_params.seed_of_prompt(asked, identity.new_seed())
             sampling = replace(common, max_tokens=max_tokens, seed=seed)
@@ -246,8 +237,8 @@ class Answering:
                 if choice:  # the prompt's tokens are scored once
                     sampling = replace(sampling, num_prompt_logprobs=-1)
                 seeded = replace(sampling, seed=request_params.seed_of_choice(sampling.seed or 0, choice))
-                field, retain = asked.prompt_field, asked.retain
-                request = self._request(http, asked.terms, slo, prompt, seeded, field, retain=retain)
+                field = asked.prompt_field
+                request = self._request(http, asked.terms, slo, prompt, seeded, field, retain=asked.retain)
                 images = chat.images if chat is not None else ()
                 request = replace(request, hints=asked.hints, images=images)
                 choices.append(self._choice(len(choices), request, asked, chat, shared, identity))
@@ -260,15 +251,6 @@ class Answering:
         if header is None and terms.service_tier in (None, "auto", "default"):
             header = http.state.holder.slo_class or None
         return self._access.slo(http.state.tenant, header, terms.service_tier, terms.priority, own)
-
-    def _shortened(self, request: GenerationRequest, prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """Return the ends of the prompts, as far as the request wants them. Raises RequestError."""
-        if request.truncate_prompt_tokens is None:
-            return prompts
-        longest = max(1, self.settings.max_context_tokens - (request.max_tokens or 1))
-        most = most_tokens(request.truncate_prompt_tokens, longest)
-        around = self.tokenizer.encode("")
-        return [shortened(prompt, most, around, keep_end=True) for prompt in prompts]
 
     def _choice(
         self,
@@ -298,6 +280,7 @@ class Answering:
             prompt_only=asked.max_tokens == 0,
             shared=shared,
             num_paid=identity.num_paid(request),
+            num_noted=identity.num_noted(request),
         )
 
     def call_ids(self, http: HttpRequest) -> NewId:
@@ -332,7 +315,7 @@ class Answering:
         """Return what the model makes of each prompt: (embedding_size,) float32, not normalised. `field` is the field of the body
         where the prompts stand. `seconds` says where in each the second text of a pair begins. Raises RequestError, and
         ClientGone when nobody waits for them any more."""
-        settings, holder = self.settings, http.state.holder
+        settings = self.settings
         if settings.pooling is None:
             raise RequestError(
                 f"the model {settings.model_name!r} does not embed texts: its folder has no modules.json; started with "
@@ -360,7 +343,7 @@ class Answering:
             )
             for index, (prompt, second) in enumerate(zip(prompts, seconds or [0] * len(prompts), strict=True))
         ]
-        return await unless_gone(http, self._vectors(choices, holder))
+        return await unless_gone(http, self._vectors(choices, http.state.holder))
 
     def _request(
         self,

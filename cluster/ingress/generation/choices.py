@@ -42,7 +42,9 @@ class ChoiceStream:
     shared: SharedPrompt | None = None
     """With the other choices of its prompt; None: it is the only one."""
     num_paid: int = -1
-    """How many of its tokens the tenant has paid for already, where it has begun before; -1: not even the prompt."""
+    """How many of its tokens count in the tenant's limits already, where it has begun before; -1: not even the prompt."""
+    num_noted: int = 0
+    """How many are in the ledger already. None while an ingress that was lost had them: it has noted nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +80,18 @@ class UsageCounter:
         self._choices, self._num_prompts = choices, num_prompts
         self._per_prompt = len(choices) // num_prompts
         self._num_output = self._num_reasoning = self._num_cached = 0
+        self._num_new = self._num_new_reasoning = 0
+        """How many of these are not in the ledger yet."""
         self._times: dict[int, tuple[float, float]] = {}
         """By choice, when its first token came, and its last."""
 
     def count(self, piece: TextPiece) -> None:
         if piece.token is not None:
             self._num_output += 1
-            self._times[piece.index] = self._times.get(piece.index, (piece.at, 0.0))[0], piece.at
+            if piece.token.index >= self._choices[piece.index].num_noted:
+                self._num_new += 1
+                self._num_new_reasoning += piece.is_reasoning
+                self._times[piece.index] = self._times.get(piece.index, (piece.at, 0.0))[0], piece.at
         self._num_reasoning += piece.is_reasoning
         # The first choice of a prompt is the one for which it is computed.
         if piece.token is not None and piece.token.index == 0 and piece.index % self._per_prompt == 0:
@@ -92,17 +99,18 @@ class UsageCounter:
 
     @property
     def counts(self) -> UsageCounts | None:
-        """Return what is to be paid for; None where nothing was delivered."""
-        if not self._num_output:
+        """Return what is to be paid for; None where nothing was delivered that is not in the ledger."""
+        if not self._num_new:
             return None
-        usage, firsts = self.usage, self._choices[:: self._per_prompt]
+        firsts = self._choices[:: self._per_prompt]
+        begins = not any(choice.num_noted for choice in self._choices)
         return UsageCounts(
-            1,
-            usage["prompt_tokens"],
-            self._num_cached,
-            usage["completion_tokens"],
-            self._num_reasoning,
-            sum(len(choice.request.images) for choice in firsts),
+            int(begins),
+            num_prompt_tokens(self._choices, self._num_prompts) if begins else 0,
+            self._num_cached if begins else 0,
+            0 if self._choices[0].prompt_only else self._num_new,
+            self._num_new_reasoning,
+            sum(len(choice.request.images) for choice in firsts) if begins else 0,
             sum(last_at - first_at for first_at, last_at in self._times.values()),
         )
 

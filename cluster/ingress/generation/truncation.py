@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+from cluster.ingress.requests.generation_request import GenerationRequest
 from core.errors import RequestError
+from core.ports import TokenCodec
 
 _NAME = "truncate_prompt_tokens"
 
@@ -34,3 +36,15 @@ def shortened(
         return prompt[-most:] if keep_end else prompt[:most]
     text = prompt[num_head : len(prompt) - len(tail)]
     return prompt[:num_head] + (text[-room:] if keep_end else text[:room]) + tail
+
+
+def ends_of_prompts(
+    request: GenerationRequest, prompts: list[tuple[int, ...]], max_context_tokens: int, tokenizer: TokenCodec
+) -> list[tuple[int, ...]]:
+    """Return the ends of the prompts, as far as the request wants them. Raises RequestError."""
+    if request.truncate_prompt_tokens is None:
+        return prompts
+    longest = max(1, max_context_tokens - (request.max_tokens or 1))
+    most = most_tokens(request.truncate_prompt_tokens, longest)
+    around = tokenizer.encode("")
+    return [shortened(prompt, most, around, keep_end=True) for prompt in prompts]

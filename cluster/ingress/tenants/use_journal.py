@@ -34,7 +34,7 @@ class UseJournal:
             return
         try:
             if self._file is None:
-                self._file = _locked(self._folder / f"{self.writer}{_SUFFIX}", os.O_CREAT | os.O_EXCL)
+                self._file = _new_file(self._folder / f"{self.writer}{_SUFFIX}")
             self._num_bytes += os.write(self._file, _line(number, use))
         except OSError as error:
             log.error("what was used cannot be written to %s: %s", self._folder, error)
@@ -74,6 +74,14 @@ def left_by_the_dead(folder: Path) -> Generator[tuple[str, dict[int, Use]]]:
             continue
         finally:
             os.close(file)
+
+
+def _new_file(path: Path) -> int:
+    """Create a file that nobody sees before it is locked: whoever looks for files of the dead would take it for one."""
+    new = path.with_suffix(".new")
+    file = _locked(new, os.O_CREAT | os.O_EXCL)
+    new.rename(path)
+    return file
 
 
 def _locked(path: Path, flags: int) -> int:

@@ -2,9 +2,13 @@
 
 from collections.abc import Sequence
 
+from cluster.scheduler.fleet.link_model import LinkModel
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.placement import Placement
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementPolicy, PlacementQuery
+from cluster.scheduler.placement.slo_policy import SloPolicy
+from core.config.cluster_config import ScheduleConfig
+from core.scheduler_tuning import SchedulerTuning, tuned
 
 
 class ShadowPolicy:
@@ -43,3 +47,13 @@ class ShadowPolicy:
     def measured(self, member: Member) -> None:
         self._acting.measured(member)
         self._shadow.measured(member)
+
+
+def policy_of(config: ScheduleConfig, tuning: SchedulerTuning) -> PlacementPolicy:
+    """Return the policy of a scheduler, with a shadow where the configuration has one."""
+    links = LinkModel(other_host_bytes_per_s=config.link_bytes_per_s)
+    acting = SloPolicy(config.local_threshold_tokens, links, tuning)
+    if not config.shadow_tuning:
+        return acting
+    other = tuned(config.shadow_tuning, tuning)
+    return ShadowPolicy(acting, SloPolicy(config.local_threshold_tokens, links, other))

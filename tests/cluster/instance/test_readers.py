@@ -199,3 +199,18 @@ def test_what_one_owner_leaves_is_bounded_and_costs_no_other(monkeypatch: pytest
         assert [name for name in ("r1", "r3", "r4", "big") if world.find(name).sequences] == ["big"]
 
     run_virtual(run())
+
+
+@pytest.mark.parametrize(("ending", "num_noted"), [("lost", 0), ("left", 2), ("ended", 2)])
+def test_only_a_frontend_that_was_not_lost_has_noted_what_was_used(ending: str, num_noted: int) -> None:
+    async def run() -> None:
+        world = World()
+        request = world.begin()
+        world.say(request, 0, 1, ends=ending == "ended")
+        if ending == "lost":
+            world.readers.lose("one")
+        elif ending == "left":
+            world.readers.on_message("one", DetachReader(request.id, request.attempt))
+        assert world.find().sequences[0].num_noted == num_noted
+
+    run_virtual(run())

@@ -91,7 +91,8 @@ class Ingress:
         self.app = create_app(
             self.frontend, cast(Any, ByteTokenizer()), settings, Access(rules), make_observers(NAME), store
         )
-        self._background = asyncio.create_task(self.app.state.background.run())
+        [background] = self.app.state.background
+        self._background = asyncio.create_task(background.run())
         self._server = HttpServer(self.app, "127.0.0.1", [0], shared=False)
         self._server.start()
         self.url = f"http://127.0.0.1:{self._server.port}"
