@@ -60,14 +60,13 @@ local: $(READY) ## the same in one process, without Ray: [MODEL=embedded, or MOD
 chat: $(READY) ## talk to it: [PORT=8000] [ARGS='...']
 	@exec $(BIN)/baton chat --base-url http://127.0.0.1:$(PORT) $(ARGS)
 
-# Long tests first. `test` leaves out what is slow, but for one whole cluster; `test-all` is what CI runs, on two cores. There one
-# worker has the tests that own the machine, which mostly wait, and two the others.
-PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder
+# Two workers, long tests first. `test` leaves out what is slow, but for one whole cluster; `test-all` is what CI runs.
+PYTEST := $(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 test: $(READY) ## tests of minutes: [ARGS='tests/core -k name']
-	$(PYTEST) -n 2 -m "not slow or essential" $(ARGS)
+	$(PYTEST) -m "not slow or essential" $(ARGS)
 
 test-all: $(READY) ## all tests, as CI runs them, a day's part of large matrices: [ARGS='...']
-	$(PYTEST) -n 3 $(ARGS)
+	$(PYTEST) $(ARGS)
 
 lint: $(READY) ## ruff, pyright, import-linter, mypy for what is compiled, and the locks against pyproject.toml
 	$(BIN)/ruff check $(SOURCES)

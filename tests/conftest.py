@@ -74,14 +74,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that own the machine begin first, then files with slow tests, so that no worker is left with them at the end. A file's
-    tests stay together."""
+    """Files with slow tests begin first, so that no worker is left with one at the end. A file's tests stay together."""
     left = left_out(items, config.args)
     if left:
         config.hook.pytest_deselected(items=[*left])
     items[:] = [item for item in items if item not in left]
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (not item.nodeid.startswith(_OWN_THE_MACHINE), item.path not in slow))
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
