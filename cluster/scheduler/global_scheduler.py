@@ -310,7 +310,7 @@ class GlobalScheduler:
                 queue.served(waiter, now)
                 actions.append(Send(waiter.frontend, _placed(waiter.place, route)))
                 placed_keys.append(waiter.key)
-        self._admission.left(len(placed_keys), now)
+        self._admission.left(len(placed_keys), now, serves=self._roster.num_decoding > 0)
         if self._peers.others:
             for key in placed_keys:
                 if (placed := self._placer.get(key)) is not None:

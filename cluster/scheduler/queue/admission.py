@@ -64,9 +64,10 @@ class Admission:
     def _max_queued(self) -> int:
         return max(1, self._config.max_queued_requests // self.num_schedulers)
 
-    def left(self, num_placed: int, now: float) -> None:
-        """Note, after each event, how many requests were just placed."""
-        self._drain.observe(len(self.queue), num_placed, now)
+    def left(self, num_placed: int, now: float, *, serves: bool) -> None:
+        """Note, after each event, how many requests were just placed. While nothing `serves`, since it sleeps or is lost, waiting
+        says nothing of how fast the queue drains."""
+        self._drain.observe(len(self.queue) if serves else 0, num_placed, now)
         self._hopeless.observe(now, some_wait_in_time=self.queue.timely_level() is not None)
 
     def never(self, key: str, frontend: str, place: PlaceRequest, largest_tokens: int) -> Send:

@@ -189,3 +189,13 @@ def test_a_scheduler_that_comes_while_all_sleep_wakes_them_too() -> None:
     world = sleepy()
     world.on(asleep("d"))
     assert told(world.on(ask("a")), WakeUp) == ["d"]
+
+
+def test_time_asleep_says_nothing_of_how_fast_requests_are_served() -> None:
+    world = sleepy("d")
+    falls_asleep(world, "d", wake_s=50.0)
+    for number in range(9):
+        world.on(ask(f"r{number}", ttft_s=100))
+    served = told(world.on(instance("d", "d", max_num_seqs=1), 50), PlaceReply)
+    assert len(served) == 1, "the others wait for its only slot"
+    assert not told(world.on(ask("new", ttft_s=100)), Rejected)

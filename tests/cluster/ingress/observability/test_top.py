@@ -95,6 +95,7 @@ def test_several_models_are_listed() -> None:
     counts = {"num_instances": 2, "num_running": 5, "num_queued": 1}
     models = [{"model": "a", "why_not": "", **counts}, {"model": "b", "why_not": "it is [gone]"}]
     status = {"model": "a", "why_not": "", "num_queued": 1, "classes": [], "instances": [], "links": []}
+    status["sleepers"] = []
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(view({**status, "models": models}))
     lines = [line.split() for line in console.export_text().splitlines()]
