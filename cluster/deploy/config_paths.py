@@ -37,8 +37,9 @@ def check_ingress_paths(config: ClusterConfig) -> None:
             readable_file(f"serve.{name}", path)
     ingress_tls(serve)
     LiveRules(config)
-    if serve.batch_dir:
-        writable_folder("serve.batch_dir", serve.batch_dir)
+    for name in ("batch_dir", "usage_dir"):
+        if folder := getattr(serve, name):
+            writable_folder(f"serve.{name}", folder)
     _check_store(serve)
     for row in config.rows:
         _check_adapter_folders(row)

@@ -33,10 +33,11 @@ def _check_transfer(config: "ClusterConfig") -> None:
 
 def _check_serve(config: "ClusterConfig") -> None:
     serve = config.serve
-    if serve.batch_dir and not Path(serve.batch_dir).expanduser().is_absolute():
-        raise ConfigError(
-            f"serve.batch_dir is {serve.batch_dir!r}: give a whole path, since ingresses have working folders of their own"
-        )
+    for name, folder in (("batch_dir", serve.batch_dir), ("usage_dir", serve.usage_dir)):
+        if folder and not Path(folder).expanduser().is_absolute():
+            raise ConfigError(
+                f"serve.{name} is {folder!r}: give a whole path, since ingresses have working folders of their own"
+            )
     check_store(serve)
     if serve.num_ports > 1 and not 0 < serve.port <= 65536 - serve.num_ports:
         raise ConfigError("serve.num_ports counts ports from serve.port on: they must be 1 to 65535")

@@ -68,6 +68,7 @@ KEYS = [
     "serve.tls_cert",
     "serve.tls_key",
     "serve.tls_client_ca",
+    "serve.usage_dir",
     "adapters.folders",
     "tenants.acme.keys_file",
 ]
@@ -85,7 +86,8 @@ def test_no_path_is_forgotten() -> None:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_what_is_not_there_is_said_with_its_key(key: str, tmp_path: Path) -> None:
-    path = f"/dev/null{NOWHERE}" if key in ("serve.batch_dir", "engine.disk_cache_path") else NOWHERE
+    written = ("serve.batch_dir", "serve.usage_dir", "engine.disk_cache_path")
+    path = f"/dev/null{NOWHERE}" if key in written else NOWHERE
     with pytest.raises(ConfigError) as refused:
         check_paths(config(key, path, tmp_path))
     assert str(refused.value).startswith(key)

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
-
 from cluster.ingress.tenants.api_keys import Scope
 from core.config.jwt_config import JwtConfig
 from core.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
+    import httpx
     from jwt import PyJWK
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class Claims:
 class WebTokens:
     """Belongs to one event loop."""
 
-    def __init__(self, config: JwtConfig, transport: httpx.AsyncBaseTransport | None = None) -> None:
+    def __init__(self, config: JwtConfig, transport: "httpx.AsyncBaseTransport | None" = None) -> None:
         """Raises ConfigError. `transport` reaches the URL of keys; None: the network."""
         try:
             import jwt  # noqa: PLC0415  # an extra
@@ -109,7 +108,7 @@ class WebTokens:
                 self._fetched() if "://" in self._config.keys else asyncio.to_thread(self._of_file)
             )
             keys = self._jwt.PyJWKSet.from_dict(json.loads(content)).keys
-        except (OSError, ValueError, httpx.HTTPError, TimeoutError, self._jwt.PyJWTError) as error:
+        except (OSError, ValueError, TimeoutError, self._jwt.PyJWTError) as error:
             log.error("jwt.keys: %s cannot be read: %s %s", self._config.keys, type(error).__name__, error)
             return
         self._keys = {key.key_id or "": key for key in keys if key.public_key_use in (None, "sig")}
@@ -119,19 +118,25 @@ class WebTokens:
             return _short(file.read(_LONGEST_KEYS + 1))
 
     async def _fetched(self) -> bytes:
-        """Return what the URL has. No proxy of the environment is used, and no redirect is followed."""
-        async with (
-            asyncio.timeout(_FETCH_S),
-            httpx.AsyncClient(trust_env=False, timeout=_FETCH_S, transport=self._transport) as client,
-            client.stream("GET", self._config.keys, headers={"Accept-Encoding": "identity"}) as answer,
-        ):
-            if answer.status_code != 200:
-                raise OSError(f"the answer's status is {answer.status_code}")
-            content = bytearray()
-            async for part in answer.aiter_raw():
-                content += part
-                _short(content)
-            return bytes(content)
+        """Return what the URL has. No proxy of the environment is used, and no redirect is followed. Raises OSError, ValueError
+        and TimeoutError."""
+        import httpx  # noqa: PLC0415 (schedulers and whoever deploys need no HTTP client)
+
+        try:
+            async with (
+                asyncio.timeout(_FETCH_S),
+                httpx.AsyncClient(trust_env=False, timeout=_FETCH_S, transport=self._transport) as client,
+                client.stream("GET", self._config.keys, headers={"Accept-Encoding": "identity"}) as answer,
+            ):
+                if answer.status_code != 200:
+                    raise OSError(f"the answer's status is {answer.status_code}")
+                content = bytearray()
+                async for part in answer.aiter_raw():
+                    content += part
+                    _short(content)
+                return bytes(content)
+        except httpx.HTTPError as error:
+            raise OSError(f"{type(error).__name__} {error}") from error
 
 
 def _short(content: bytes | bytearray) -> bytes:
