@@ -101,4 +101,5 @@ def _bytes_of(storage: UntypedStorage) -> Tensor:
 def _settle(device: torch.device) -> None:
     """Wait until the copies to and from a device are over."""
     if device.type == "cuda":
+        # The copies read memory that is given back next, or written by the first step.
         torch.cuda.synchronize(device)
