@@ -1,8 +1,8 @@
 """What another tuning would have changed of recorded traffic: where requests go, and how many are in time.
 
-The first is exact: the recorded events are told again to a scheduler that acts as it did, and a shadow says where each request
-would have gone instead. The second is simulated, since other places lead to other loads: the recorded requests on the recorded
-fleet, once with each tuning."""
+Places are exact. A scheduler replays the recorded events and decides as before; at each placement a shadow policy returns the
+place that it would choose. Shares in time are simulated, because other places lead to other loads: the recorded requests run on
+the recorded fleet, once with each tuning."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -20,6 +20,9 @@ from sim.coarse.simulated_sequence import SimulatedRequest
 from sim.coarse.world import simulate
 from sim.outcome_report import attainment, served_job
 from sim.recorded_fleet import recorded_fleet
+
+_UNSHARED_BLOCK_TOKENS = 64
+"""The simulated block size where prompts have no hashes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +99,6 @@ def _attained(
     for job in jobs:
         by_class[job.request.slo.name].append(job)
     return {name: attainment([served_job(job) for job in own], STANDARD) for name, own in by_class.items()}
-
-
-_UNSHARED_BLOCK_TOKENS = 64
-"""The simulated block size where prompts have no hashes."""
 
 
 def _jobs(requests: list[RecordedRequest], block_tokens: int) -> Iterator[SimulatedRequest]:

@@ -63,7 +63,7 @@ class GlobalScheduler:
         scan_up_to: int = SCAN_UP_TO,
         tuning: SchedulerTuning | None = None,
     ) -> None:
-        """`tuning`: in place of the configuration's."""
+        """`tuning` replaces the configuration's."""
         log = log or _ignore
         tuning = tuning or tuned(config.tuning)
         self._policy = policy or policy_of(config, tuning)

@@ -245,7 +245,7 @@ class FleetConfig(Section):
 
 
 class ModelRow(FleetConfig):
-    """One model of several: what it says stands in place of the rest of the configuration, for this model alone."""
+    """One model of several. Its values replace the rest of the configuration's for this model."""
 
     path: str = ""
     """As `model.path`."""
@@ -257,7 +257,7 @@ class ModelRow(FleetConfig):
 
 class ClusterConfig(FleetConfig):
     models: Annotated[Mapping[ModelName, ModelRow], WrittenRows, Field(title="NAME=PATH")] = {}
-    """Several models behind one door, in place of `model.path`: by the name that clients use, a path, or keys of its own."""
+    """Several models behind one port, instead of `model.path`: the name that clients use, and a path or keys of its own."""
     mail: MailConfig = MailConfig()
     security: SecurityConfig = SecurityConfig()
     jwt: JwtConfig = JwtConfig()

@@ -35,4 +35,4 @@ def _checked(given: Mapping[str, float]) -> Mapping[str, float]:
 TuningChanges = Annotated[
     Mapping[str, float], BeforeValidator(_by_name), AfterValidator(_checked), Field(title="NAME=NUMBER")
 ]
-"""By the name of a constant in `core.scheduler_tuning.SchedulerTuning`, its value in place of the default."""
+"""Constant of `core.scheduler_tuning.SchedulerTuning` -> the value that replaces its default."""
