@@ -72,6 +72,8 @@ class UsageLedger:
 
     async def follow_the_dead(self) -> None:
         """Bring to the database what ingresses that were killed have written down, until cancelled."""
+        with contextlib.suppress(StoreUnavailable):  # a process that opens a database is slower meanwhile
+            await self._store.usage_upto(self._journal.writer)
         while self._folder is not None:
             try:
                 with contextlib.closing(left_by_the_dead(self._folder)) as left:

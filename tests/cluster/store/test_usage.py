@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -17,6 +18,7 @@ from cluster.ingress.tenants.use_journal import UseJournal
 from cluster.store import usage_statements
 from cluster.store.sql_store import DOWN_S, SqlStore
 from cluster.store.usage_port import DAY_S, UsageBatch, UsageCounts, UsageQuery, UsedBy
+from core.errors import StoreUnavailable
 from tests.patience import PATIENCE_S, until
 from tests.postgres import running_postgres
 
@@ -74,6 +76,14 @@ async def test_usage_is_found_by_time_and_by_whose_it_is(store: SqlStore) -> Non
         ({"tenant": "b", "batch": False}, 3),
     ]
     assert not await store.usage(UsageQuery(day, day + DAY_S, DAY_S, (), {"model": ["another"]}))
+
+
+async def test_the_ledger_opens_its_database_before_there_is_anything_to_write() -> None:
+    """Not behind the first request: a process that opens one answers slower."""
+    store = AsyncMock(SqlStore)
+    store.usage_upto.side_effect = StoreUnavailable("down")
+    await asyncio.wait_for(UsageLedger(store, None).follow_the_dead(), PATIENCE_S)
+    store.usage_upto.assert_awaited_once()
 
 
 async def test_the_ledger_has_what_the_clients_of_killed_ingresses_have_counted(

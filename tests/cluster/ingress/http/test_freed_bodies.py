@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from cluster.ingress.tenants import ledger
 from core.errors import Overloaded, ReplicaLost, RequestError, forget_frames
 from tests.cluster.ingress.api.fakes import NAME, FakeGenerator
 from tests.cluster.ingress.api.harness import CHATS, COMPLETIONS, SETTINGS, Api
@@ -53,6 +54,12 @@ FAILURES = {
     "lost": ReplicaLost("gone"),
     "a fault of ours": ValueError("a bug"),
 }
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_written_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first use of a store makes as many objects as half a body has."""
+    monkeypatch.setattr(ledger, "FLUSH_S", 3600.0)
 
 
 @contextmanager
