@@ -31,10 +31,10 @@ _OWN_FLAGS: Final = {
     "avx2.cpp": _AVX2,
     "avx512.cpp": (*_AVX2, *_AVX512),
     "avx512_bf16.cpp": (*_AVX2, *_AVX512, "-mavx512bf16"),
-    "amx.cpp": (*_AVX2, *_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
     "amx_emulated.cpp": (*_AVX2, *_AVX512, "-mavx512bf16"),
+    "amx.cpp": (*_AVX2, *_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
-"""The flags of the files that have code for one instruction set; the others run on every x86-64."""
+"""The flags of the files that have code for one instruction set, the smaller sets first; the others run on every x86-64."""
 _TIMEOUT_S: Final = 300
 
 
@@ -83,11 +83,16 @@ def compile_to(library: Path, extra: Sequence[str] = ()) -> None:
         _run([*compiler, *flags, "-c", str(source), "-o", str(made)])
         return made
 
+    # Of functions that several files have, such as the standard library's, the linker takes the first: one that all may run.
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        objects = list(threads.map(compile_one, sorted(SOURCES.glob("*.cpp"))))
+        objects = list(threads.map(compile_one, sorted(SOURCES.glob("*.cpp"), key=_place)))
     _run([*compiler, "-shared", "-pthread", *extra, *map(str, objects), "-o", str(library)])
     for made in objects:
         made.unlink()
+
+
+def _place(source: Path) -> tuple[int, str]:
+    return [*_OWN_FLAGS].index(source.name) if source.name in _OWN_FLAGS else -1, source.name
 
 
 def find_compiler() -> list[str]:
@@ -115,7 +120,7 @@ def _run(command: Sequence[str]) -> None:
 
 
 def _digest(extra: Sequence[str]) -> str:
-    said = hashlib.sha256(repr((_FLAGS, sorted(_OWN_FLAGS.items()), tuple(extra))).encode())
+    said = hashlib.sha256(repr((_FLAGS, [*_OWN_FLAGS.items()], tuple(extra))).encode())
     for source in sorted(SOURCES.iterdir()):
         said.update(source.name.encode() + b"\0" + source.read_bytes())
     return said.hexdigest()[:16]

@@ -1,6 +1,7 @@
 """The library is built once for its sources, and a machine that cannot build it computes without."""
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -9,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kernels.cpu.build import BuildError, build_once
+from kernels.cpu.build import BuildError, build_once, library_path
 
 ROOT = Path(__file__).resolve().parents[3]
+AVX512 = re.compile(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|\{%k")
 COUNTING = """#!/bin/sh
 echo run >> "$RUNS"
 for word; do last=$word; done
@@ -65,6 +67,18 @@ def test_a_compiler_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(BuildError, match="no C\\+\\+ compiler: neither of no-such-compiler"):
         build_once(tmp_path / "cache")
+
+
+def test_functions_that_all_files_share_have_no_instructions_of_a_larger_set():
+    """The linker keeps one copy of each. On a processor without AVX-512 the copy of a file for AVX-512 ends the process."""
+    library = str(library_path())
+    names = subprocess.check_output(["nm", "--defined-only", library], text=True).splitlines()
+    shared = {name for _, kind, name in map(str.split, names) if kind in "WVu"}
+    assert shared
+    code = subprocess.check_output(["objdump", "-d", "--no-show-raw-insn", library], text=True)
+    found = {name for name, body in re.findall(r"<(\S+)>:\n((?:.+\n)+)", code) if AVX512.search(body)}
+    assert found, "those of the files for AVX-512"
+    assert not found & shared
 
 
 @pytest.mark.slow
