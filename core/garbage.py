@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 _NEVER = 1 << 30
 _LOOK_EVERY_S = 5.0
+_NUM_PASSES = 5
 
 
 def leave_out_all_there_is() -> None:
@@ -31,10 +32,12 @@ def give_back_memory() -> None:
 
 
 def collect_all() -> None:
-    """Free what nothing refers to any more, also of what collections leave out."""
+    """Free what nothing refers to any more, also of what collections leave out, and what only that referred to by a finalizer."""
     is_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
-    gc.collect()
+    for _ in range(_NUM_PASSES):
+        if not gc.collect():
+            break
     if is_frozen:
         gc.freeze()
 

@@ -7,13 +7,16 @@ import threading
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from cluster.local import LocalCluster
 from core.config.cluster_config import load
 from core.errors import ModelAsleep, RequestError
+from core.garbage import give_back_memory
 from core.reports import Status
 from core.types import FinishReason, Request, SamplingParams
 from tests.patience import until
@@ -181,3 +184,49 @@ async def test_many_sleeps_leave_as_many_files_and_threads_as_one() -> None:
 def _num_files() -> int:
     gc.collect()
     return len(os.listdir("/proc/self/fd"))
+
+
+def own_bytes() -> int:
+    """What this process has written and holds. What files have is left out: other processes change whose it is."""
+    give_back_memory()
+    rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    written = ("Private_Dirty:", "Shared_Dirty:", "Swap:")
+    return sum(int(line.split()[1]) << 10 for line in rollup if line.startswith(written))
+
+
+@pytest.fixture
+def wide_model(tmp_path: Path) -> Path:
+    """A model whose 60 MB of weights nobody has packed before."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=2000,
+        hidden_size=512,
+        intermediate_size=1536,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+        torch_dtype=torch.float32,
+    )
+    torch.manual_seed(1)
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+async def test_a_sleeping_instance_gives_back_its_pool_and_at_level_2_its_weights(wide_model: Path) -> None:
+    kv_bytes, weight_bytes = 10 * 500 * (4 * 2 * 512 * 4), 30 << 20
+    settings = {"model.path": str(wide_model), "prefill_instances": 0, "model.packed_cache": "none"}
+    async with running(1000, **settings) as cluster:
+        (instance,) = cluster.instances
+        await asyncio.gather(*(said(cluster, 2, [n] * 500) for n in range(10)))
+        assert instance.num_used_blocks == 0
+        del instance
+        awake = own_bytes()
+        await sleep(cluster, 1)
+        light = own_bytes()
+        assert awake - light > 0.9 * kv_bytes, "the blocks that were written"
+        await wake(cluster)
+        await sleep(cluster, 2)
+        assert light - own_bytes() > weight_bytes
