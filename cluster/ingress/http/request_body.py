@@ -8,13 +8,16 @@ from cluster.ingress.http.body_room import BodyRoom
 from core.errors import RequestError
 
 ROOM = BodyRoom()
+_JSON, _OF_CURL = "application/json", "application/x-www-form-urlencoded"
+"""The type of JSON, and the one that `curl -d` states whatever it sends. A browser sends the other one across origins unasked,
+and then with its origin."""
 
 
 async def read_json(http: HttpRequest, max_bytes: int, timeout_s: float) -> bytes:
     """Return the body, and set `http.state.num_bytes`. Raises RequestError."""
-    kind = http.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise RequestError(f"content-type must be application/json, not {kind!r}", status=415)
+    kind = http.headers.get("content-type", _JSON).partition(";")[0].strip().lower()
+    if kind != _JSON and (kind != _OF_CURL or "origin" in http.headers):
+        raise RequestError(f"content-type must be {_JSON}, not {kind!r}", status=415)
     encoding = http.headers.get("content-encoding", "identity").lower()
     if encoding != "identity":
         raise RequestError(f"content-encoding {encoding!r} is not taken: send the JSON itself", status=415)

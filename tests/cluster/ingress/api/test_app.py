@@ -323,6 +323,9 @@ async def test_a_wrong_base_url_is_told_from_a_path_that_there_is_none_of(
 async def test_other_refusals_have_the_same_shape(api: Api) -> None:
     wrong_type = await api.http.post(COMPLETIONS, content=b"x", headers={"content-type": "text/plain"})
     assert wrong_type.status_code == 415
+    of_curl = {"content-type": "application/x-www-form-urlencoded"}
+    assert (await api.post(COMPLETIONS, OK, **of_curl)).status_code == 200
+    assert (await api.post(COMPLETIONS, OK, **of_curl, origin="http://page")).status_code == 415
     packed = await api.post(
         COMPLETIONS, gzip.compress(json.dumps(OK).encode()), **{"content-encoding": "gzip"}
     )
