@@ -183,13 +183,12 @@ class _Call:
         writer.begin_call(name)
         source.settle()
         self._tool = self._schemas.get(name, {})
+        if (yield from self._begins_object()):
+            behind = yield from arguments_value(writer, source, "{", self._tool)
+            source.unread(len(behind))
+            yield from self._next_tag()
+            return
         try:
-            if (yield from source.skip_space()) == "{":
-                behind = yield from arguments_value(writer, source, "{", self._tool)
-                source.unread(len(behind))
-                yield from self._next_tag()
-                return
-            source.unread(1)
             tag = yield from self._next_tag()
             while tag:
                 key = (yield from source.until(self._tags.key_end, MAX_NAME)).strip()
@@ -200,6 +199,18 @@ class _Call:
         writer.arguments("}" if self._given else "{}")
         writer.complete_arguments()
         source.settle()
+
+    def _begins_object(self) -> Steps[bool]:
+        """Return whether the arguments are one object. Its first character is then read."""
+        try:
+            if (yield from self._source.skip_space()) == "{":
+                return True
+        except EndOfText as ended:
+            if ended.cut:
+                raise
+            return False
+        self._source.unread(1)
+        return False
 
     def _name(self) -> Steps[str]:
         source, end = self._source, self._tags.name_end

@@ -194,6 +194,12 @@ def test_the_model_may_leave_out_what_closes_a_call(name: str) -> None:
         assert (calls(events), text(events)) == ([("get_weather", {"city": "Zürich"})], ""), closing
 
 
+@pytest.mark.parametrize("written", ['{"city": "Zürich"}', "{}", "{"])
+def test_an_object_in_place_of_tags_is_there_once_though_nothing_closes_the_call(written: str) -> None:
+    events = parse(MARKUPS["glm45"], f"<tool_call>get_weather{written}")
+    assert calls(events) == [("get_weather", json.loads(written) if len(written) > 1 else {})]
+
+
 @pytest.mark.parametrize(("name", "written"), NOT_QUITE_RIGHT)
 def test_markup_that_is_not_quite_right(name: str, written: str) -> None:
     events = parse(MARKUPS[name], written)
