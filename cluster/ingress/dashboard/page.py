@@ -5,12 +5,15 @@ import base64
 import hashlib
 from pathlib import Path
 
-_FILE = Path(__file__).with_name("page.html")
+_FOLDER = Path(__file__).parent
 
 
 def load_page() -> tuple[str, dict[str, str]]:
     """Return the HTML, and headers that let it run its own script, ask its own server and nothing else."""
-    html = _FILE.read_text(encoding="utf-8")
+    html, style, script = (
+        (_FOLDER / f"page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
+    )
+    html = html.replace("/* page.css */", style).replace("/* page.js */", script)
     script = html.partition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

@@ -47,6 +47,7 @@ class RunningAttempt:
         self._ready: list[TokenOut] = []
         """Known tokens that nobody has taken."""
         self._early: dict[int, TokenOut] = {}
+        self._came_at = 0.0
         self._waiting: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -62,8 +63,12 @@ class RunningAttempt:
             self.known.append(following.token)
             self.finished = following.finish is not None
             following = self._early.pop(len(self.known), None) if self._early else None
-        if self.record.first_token_at is None:
-            self.record.first_token_at = self._clock.now()
+        now, record = self._clock.now(), self.record
+        if record.first_token_at is None:
+            record.first_token_at = now
+        elif now - self._came_at > record.longest_gap_s:
+            record.longest_gap_s = now - self._came_at
+        self._came_at = now
         self._wake()
 
     async def take(self) -> list[TokenOut]:

@@ -31,6 +31,8 @@ class ClusterRoutes:
             HttpRoute("GET", "/ready", self.ready, scope=Scope.OPEN),
             HttpRoute("GET", "/metrics", self.serve_metrics, scope=Scope.METRICS),
             HttpRoute("GET", "/cluster", self.cluster, scope=Scope.METRICS),
+            HttpRoute("GET", "/cluster/history", self.history, scope=Scope.METRICS),
+            HttpRoute("GET", "/cluster/requests", self.requests, scope=Scope.METRICS),
             HttpRoute("POST", "/reset_prefix_cache", self.drop_caches, scope=Scope.OPERATOR),
             HttpRoute("POST", "/flush_cache", self.drop_caches, scope=Scope.OPERATOR),
         ]
@@ -66,6 +68,21 @@ class ClusterRoutes:
             "links": [asdict(one) for one in recent.links(now)],
         }
         return JSONResponse(status | watched | ({"models": summaries} if summaries else {}))
+
+    async def history(self, http: HttpRequest) -> Response:
+        """Return this ingress's last hour by class, of the model that the query names, or of the first."""
+        observers = (self._named(http) or self._models)[0].observers
+        return JSONResponse(observers.last_hour.history(current_time()))
+
+    async def requests(self, http: HttpRequest) -> Response:
+        """Return the slowest and the failed requests of the last minutes that this ingress served; or all of the query's `id`."""
+        models, now = self._named(http) or self._models, current_time()
+        of_all = [model.observers.ended for model in models]
+        if asked := http.query_params.get("id"):
+            found = {"requests": [one for ended in of_all for one in ended.find(asked)]}
+        else:
+            found = {"slowest": of_all[0].slowest(now), "failed": of_all[0].failed(now)}
+        return JSONResponse({name: [asdict(one) for one in listed] for name, listed in found.items()})
 
     async def drop_caches(self, http: HttpRequest) -> Response:
         """Have every instance give up what it keeps of requests that are over, and say how much that was. The query may name one

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from math import inf
 
 from cluster.ingress.telemetry import request_context
-from cluster.ingress.telemetry.timeline import Timeline, attained, first_token_at
+from cluster.ingress.telemetry.timeline import Timeline, attained, first_token_at, mean_gap_s
 from core.types import Slo
 
 WINDOW_S = 60.0
@@ -86,9 +86,6 @@ class Recent:
 
     def observe(self, timeline: Timeline) -> None:
         first_at = first_token_at(timeline)
-        tpot_s = None
-        if first_at is not None and timeline.num_output > 1:
-            tpot_s = (timeline.ended_at - first_at) / (timeline.num_output - 1)
         ended = _Ended(
             ended_at=timeline.ended_at,
             route=request_context.route.get(),
@@ -96,7 +93,7 @@ class Recent:
             attained=attained(timeline),
             num_output=timeline.num_output,
             ttft_s=None if first_at is None else first_at - timeline.started_at,
-            tpot_s=tpot_s,
+            tpot_s=mean_gap_s(timeline),
             moved=tuple(_moves(timeline)),
         )
         self._ended.append(ended)
@@ -158,8 +155,8 @@ def _class_status(ended: Sequence[_Ended], span_s: float) -> ClassStatus:
     tpot = [one.tpot_s for one in ended if one.tpot_s is not None]
     return ClassStatus(
         name=slo.name,
-        ttft_target_s=_target(slo.ttft_s),
-        tpot_target_s=_target(slo.tpot_s),
+        ttft_target_s=shown_target(slo.ttft_s),
+        tpot_target_s=shown_target(slo.tpot_s),
         requests_per_s=len(ended) / span_s,
         attainment=num_good / len(ended),
         goodput_per_s=num_good / span_s,
@@ -171,7 +168,8 @@ def _class_status(ended: Sequence[_Ended], span_s: float) -> ClassStatus:
     )
 
 
-def _target(limit_s: float) -> float | None:
+def shown_target(limit_s: float) -> float | None:
+    """Return a class's target; None where it has none."""
     return None if limit_s == inf else limit_s
 
 

@@ -1,4 +1,5 @@
-"""What one ingress records of its requests: metrics and the last minute always, spans where a collector is configured."""
+"""What one ingress records of its requests: metrics, the last hour and what has ended always, spans where a collector is
+configured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +7,8 @@ from dataclasses import dataclass
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from prometheus_client import CollectorRegistry
 
+from cluster.ingress.telemetry.ended_requests import EndedRequests
+from cluster.ingress.telemetry.last_hour import LastHour
 from cluster.ingress.telemetry.last_minute import Recent
 from cluster.ingress.telemetry.metrics import IngressMetrics, InstanceMetrics, RequestMetrics
 from cluster.ingress.telemetry.timeline import Observe, all_of
@@ -20,30 +23,28 @@ class Observers:
     ingress: IngressMetrics
     instances: InstanceMetrics
     recent: Recent
+    last_hour: LastHour
+    ended: EndedRequests
     observe: Observe
     close: Callable[[], None]
 
 
 def make_observers(model: str, otlp_endpoint: str = "") -> Observers:
     """Make the observers. An empty endpoint means no tracing."""
-    registry, recent = CollectorRegistry(), Recent()
+    registry, recent, last_hour, ended = CollectorRegistry(), Recent(), LastHour(), EndedRequests()
     ingress, instances = IngressMetrics(registry, model), InstanceMetrics(registry, model)
-    observe = all_of(RequestMetrics(registry, model).observe, recent.observe)
-    if not otlp_endpoint:
-        return Observers(
-            registry=registry,
-            ingress=ingress,
-            instances=instances,
-            recent=recent,
-            observe=observe,
-            close=lambda: None,
-        )
-    tracing = Tracing(OTLPSpanExporter(endpoint=otlp_endpoint), model)
+    every = [RequestMetrics(registry, model).observe, recent.observe, last_hour.observe, ended.observe]
+    close: Callable[[], None] = lambda: None  # noqa: E731
+    if otlp_endpoint:
+        tracing = Tracing(OTLPSpanExporter(endpoint=otlp_endpoint), model)
+        every, close = [*every, tracing.observe], tracing.close
     return Observers(
         registry=registry,
         ingress=ingress,
         instances=instances,
         recent=recent,
-        observe=all_of(observe, tracing.observe),
-        close=tracing.close,
+        last_hour=last_hour,
+        ended=ended,
+        observe=all_of(*every),
+        close=close,
     )

@@ -17,6 +17,8 @@ class Attempt:
     route: Route | None = None
     placed_at: float | None = None
     first_token_at: float | None = None
+    longest_gap_s: float = 0.0
+    """Between tokens as they came from instances."""
     ended_at: float | None = None
     handed_over: HandedOver | None = None
     """How the KV went from prefill to decode. None when decode computed the prompt itself, or it is not known yet."""
@@ -45,14 +47,20 @@ def first_token_at(timeline: Timeline) -> float | None:
     return next((a.first_token_at for a in timeline.attempts if a.first_token_at is not None), None)
 
 
+def mean_gap_s(timeline: Timeline) -> float | None:
+    """Return the mean time per token behind the first, as MLPerf has it; None where there was none."""
+    first_at = first_token_at(timeline)
+    if first_at is None or timeline.num_output < 2:
+        return None
+    return (timeline.ended_at - first_at) / (timeline.num_output - 1)
+
+
 def attained(timeline: Timeline) -> bool:
-    """Return whether the class's targets were met. TPOT is the mean gap after the first token, as MLPerf has it. A failed request
-    misses."""
+    """Return whether the class's targets were met. A failed request misses."""
     slo, first_at = timeline.request.slo, first_token_at(timeline)
     if timeline.error or first_at is None or first_at - timeline.started_at > slo.ttft_s:
         return False
-    num_gaps = timeline.num_output - 1
-    return num_gaps < 1 or (timeline.ended_at - first_at) / num_gaps <= slo.tpot_s
+    return (mean_gap_s(timeline) or 0.0) <= slo.tpot_s
 
 
 def all_of(*observers: Observe) -> Observe:

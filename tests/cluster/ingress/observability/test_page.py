@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -24,10 +25,12 @@ pytestmark = [
 
 
 class Page(HTMLParser):
-    """Text of each table's cells, by the table's id; text of the elements with ids; ids of hidden elements."""
+    """Text of each table's cells, by the table's id; text of the elements with ids; ids of hidden elements; `data-` attributes."""
 
     def __init__(self, dom: str) -> None:
         super().__init__()
+        self.dom = dom
+        self.data = defaultdict[str, list[str]](list)
         self.tables: dict[str, list[list[str]]] = {}
         self.texts: dict[str, str] = {}
         self.hidden: set[str] = set()
@@ -39,6 +42,9 @@ class Page(HTMLParser):
         self._id = found.get("id") or (self._id if tag in ("span", "dt", "dd") else "")
         if "hidden" in found and found.get("id"):
             self.hidden.add(str(found["id"]))
+        for name, value in attrs:
+            if name.startswith("data-"):
+                self.data[name.removeprefix("data-")].append(str(value))
         if tag == "table":
             self._table = str(found.get("id"))
             self.tables[self._table] = []
@@ -93,11 +99,9 @@ def test_it_shows_instances_classes_and_links(busy: ServeProcess, tmp_path: Path
     assert page.texts["state"] == "accepting requests"
     assert "trouble" in page.hidden
     assert "ask" in page.hidden
-    _, *instances = page.tables["instances"]
-    assert sorted((row[0], row[1]) for row in instances) == sorted(
-        ("prefill" if one["prefills"] else "decode", one["address"]) for one in status["instances"]
-    )
-    assert {row[2] for row in instances} == {"serving"}
+    assert sorted(page.data["address"]) == sorted(one["address"] for one in status["instances"])
+    assert page.dom.count(">serving<") == len(status["instances"])
+    assert re.search(r"→ loopback:decode-\d: [\d.,]+ [kMG]?B/s by loopback, ", page.dom)
     heading, *classes = page.tables["classes"]
     assert heading[:2] == ["class", "attainment"]
     assert {row[0] for row in classes} <= {"chat", "batch", "standard"}
@@ -116,16 +120,32 @@ def test_it_shows_instances_classes_and_links(busy: ServeProcess, tmp_path: Path
         assert row[2] == f"{sum(seconds for _, seconds in one['start']['phases']):.2f}"
         assert re.fullmatch(r"[\d.,]+ MB", row[-2])
         assert re.fullmatch(r"[\d.,]+ [kMG]B/s", row[-1])
-    _, *links = page.tables["links"]
-    assert {row[2] for row in links} == {"loopback"}
-    assert all(re.fullmatch(r"[\d.,]+ [kMG]?B/s", row[3]) for row in links)
+    assert set(page.data["class"]) == {row[0] for row in classes}, "each has its charts"
+    assert page.dom.count("<figure>") == 3 * len(classes)
+    _, *slowest = page.tables["slowest"]
+    assert [row[1] for row in slowest] == page.data["id"][: len(slowest)]
+    assert all(row[7] for row in slowest), "each says why"
+    _, *failed = page.tables["failed"]
+    assert {row[0] for row in failed} == {"nothing yet"}, (
+        "a tenant's limit is no failure of a request that ran"
+    )
+
+
+def test_a_link_to_a_request_shows_what_happened_to_it(busy: ServeProcess, tmp_path: Path) -> None:
+    asked = f"{busy.base_url}/cluster/requests"
+    found = httpx.get(asked, headers=headers(METRICS_KEY), timeout=PATIENCE_S).json()["slowest"][0]
+    url = f"{busy.base_url}/dashboard#key={METRICS_KEY}&request={found['client_id']}"
+    page = Page(chromium(tmp_path, "--dump-dom", url=url))
+    assert page.texts["h-request"] == found["client_id"]
+    assert found["why"] in page.dom
+    assert 'class="part decode"' in page.dom
 
 
 def test_without_a_key_it_asks_for_one_and_shows_nothing(server: ServeProcess, tmp_path: Path) -> None:
     page = Page(chromium(tmp_path, "--dump-dom", url=f"{server.base_url}/dashboard"))
     assert page.texts["trouble"] == "this server asks for an API key"
     assert "ask" not in page.hidden
-    assert not page.tables["instances"]
+    assert not page.data["address"]
 
 
 def test_it_is_one_file_that_may_reach_nothing_else(server: ServeProcess) -> None:
@@ -135,6 +155,16 @@ def test_it_is_one_file_that_may_reach_nothing_else(server: ServeProcess) -> Non
     policy = answer.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe-inline" not in policy.partition("script-src")[2]
+
+
+def test_nothing_runs_off_a_phone(busy: ServeProcess, tmp_path: Path) -> None:
+    picture = tmp_path / "page.png"
+    # Chromium's windows are 500 pixels wide at least.
+    options = ["--window-size=500,3000", f"--screenshot={picture}", "--hide-scrollbars"]
+    chromium(tmp_path / "profile", *options, url=f"{busy.base_url}/dashboard#key={METRICS_KEY}")
+    image = imread(picture)[:, :, :3]
+    assert image.shape[1] == 500
+    assert (image[:, -8:] == image[0, -1]).all(), "the margin is bare"
 
 
 @pytest.mark.parametrize("dark", [False, True])
