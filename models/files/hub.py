@@ -1,19 +1,21 @@
-"""Finds a model's files: the embedded one or its draft model, a folder, a GGUF file, or a Hugging Face hub id."""
+"""Finds a model's files: the embedded one or its draft model, a folder, a GGUF file, what was pulled into the cache, or a
+Hugging Face hub id."""
 
 from pathlib import Path
 
 from core.errors import ConfigError
+from models.files.pulled_models import PulledModels
 
 _EMBEDDED = Path(__file__).resolve().parents[1] / "embedded"
 _OURS = {"embedded": _EMBEDDED, "embedded-draft": _EMBEDDED / "draft"}
-_IGNORED = ["consolidated*", "original/*"]
+IGNORED = ["consolidated*", "original/*"]
 """The same weights in other formats, which some repositories hold too."""
-_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model*", "*.txt"]
+PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model*", "*.txt"]
 
 
 def resolve(path_or_id: str) -> Path:
     """Return the model's folder. A hub id is downloaded (or found in the local cache). Raises ConfigError."""
-    return _found(path_or_id, _PATTERNS)
+    return _found(path_or_id, PATTERNS)
 
 
 def describe(path_or_id: str) -> Path:
@@ -24,12 +26,17 @@ def describe(path_or_id: str) -> Path:
 def _found(path_or_id: str, patterns: list[str]) -> Path:
     if (folder := folder_of(path_or_id)) is not None:
         return folder
+    repo_id, _, revision = path_or_id.partition("@")
     # Half a second of processor time, which a model in a folder does not need.
     from huggingface_hub import snapshot_download  # noqa: PLC0415
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
 
     try:
-        return Path(snapshot_download(path_or_id, allow_patterns=patterns, ignore_patterns=_IGNORED))
+        return Path(
+            snapshot_download(
+                repo_id, revision=revision or None, allow_patterns=patterns, ignore_patterns=IGNORED
+            )
+        )
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(
@@ -38,8 +45,8 @@ def _found(path_or_id: str, patterns: list[str]) -> Path:
 
 
 def folder_of(path_or_id: str) -> Path | None:
-    """Return the folder if it is on this machine, without asking the hub; None for a hub id. Raises ConfigError for what is
-    neither."""
+    """Return the folder if it is on this machine, without asking the hub; None for a hub id. What was pulled stays in the cache
+    until this process ends. Raises ConfigError for what is neither."""
     if path_or_id in _OURS:
         return _OURS[path_or_id]
     if not path_or_id:
@@ -52,6 +59,10 @@ def folder_of(path_or_id: str) -> Path | None:
         from models.files.gguf_folder import folder_of_gguf  # noqa: PLC0415
 
         return folder_of_gguf(path)
+    if (pulled := PulledModels().found(path_or_id)) is not None:
+        return folder_of(str(pulled))
+    if "://" in path_or_id:
+        raise ConfigError(f"{path_or_id} is not in this host's cache: baton models pull {path_or_id}")
     if path.is_absolute() or path_or_id.startswith((".", "~")) or path_or_id.count("/") != 1:
         raise ConfigError(
             f"there is no model folder or GGUF file {path_or_id} (a hub id looks like owner/name; `embedded` ships with Baton)"
