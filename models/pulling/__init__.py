@@ -1,0 +1,1 @@
+"""Models fetched from hubs, buckets and URLs into the cache."""
