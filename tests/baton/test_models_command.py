@@ -80,6 +80,6 @@ def test_what_the_server_refuses_is_said_in_its_words() -> None:
         models("list", base_url="http://api")
     with pytest.raises(ConfigError, match="'c' does not exist"):
         models("show", "c", base_url="http://api", api_key="k")
-    for wrong in (("show", ""), ("list", "a")):
-        with pytest.raises(typer.BadParameter, match="give `list`"):
+    for wrong in (("show", ""), ("pull", ""), ("list", "a"), ("cached", "a")):
+        with pytest.raises(typer.BadParameter, match="takes (a|no) name"):
             models(*wrong)
