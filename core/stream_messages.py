@@ -2,7 +2,18 @@
 
 from dataclasses import dataclass
 
-from core.types import TokenOut
+from core.types import Resumption, TokenOut
+
+MISMATCH = "idempotency_mismatch"
+ANOTHER_REQUEST = (
+    "Idempotency-Key belongs to another request: its path or its body was not this one. Send the same again, or a "
+    "header of its own"
+)
+
+
+def are_different(one: Resumption | None, another: Resumption | None) -> bool:
+    """Return whether two requests under one name are not the same one sent again. Of some it is not known."""
+    return one is not None and another is not None and b"" != one.digest != another.digest != b""
 
 
 @dataclass(frozen=True, slots=True)

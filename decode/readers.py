@@ -10,7 +10,15 @@ from dataclasses import dataclass, field, replace
 
 from core.messages import Failed, Message, Tokens
 from core.ports import Clock, Mail
-from core.stream_messages import AttachReader, DetachReader, FindStream, KeptSequence, StreamFound
+from core.stream_messages import (
+    ANOTHER_REQUEST,
+    AttachReader,
+    DetachReader,
+    FindStream,
+    KeptSequence,
+    StreamFound,
+    are_different,
+)
 from core.types import Request, Resumption, TokenOut
 
 log = logging.getLogger(__name__)
@@ -94,10 +102,14 @@ class Readers:
         return {frontend for output in self._outputs.values() for frontend in output.frontends}
 
     def open(self, request: Request) -> bool:
-        """Let the frontend of a request read it. Returns False where the attempt is here already: it has one reader more then."""
+        """Let the frontend of a request read it. Returns False where the attempt is here already: it has one reader more then, if
+        it is the same request."""
         resumption = request.resumption
-        if request.key in self._outputs:
-            if resumption is not None:
+        if (begun := self._outputs.get(request.key)) is not None:
+            if are_different(begun.resumption, resumption):
+                failed = Failed(request.id, request.attempt, ANOTHER_REQUEST, retryable=False)
+                self._mail.send(request.reply_to, failed)
+            elif resumption is not None:
                 self._attach(request.reply_to, AttachReader(request.id, request.attempt, resumption.owner))
             return False
         output = _Output(request.id, request.attempt, [request.reply_to], resumption)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.scheduler.recorded_scheduler import read
-from cluster.scheduler.scheduler_events import Event, PeerLost, RequestArrived
+from cluster.scheduler.scheduler_events import Event, PeerLost, RequestArrived, RequestLeft
 from core.config.cluster_config import ScheduleConfig
 from core.cost.steps import UNKNOWN_STEPS, StepModels
 from core.errors import ConfigError
@@ -74,6 +74,8 @@ def _note_load(requests: dict[str, RecordedRequest], event: Event, now: float, *
             requests.setdefault(event.place.request_id, RecordedRequest(now, event.place))
         case PlacedByPeer() if with_peers:
             requests.setdefault(event.place.request_id, RecordedRequest(now, event.place))
+        case RequestLeft(ended=ended) if ended.request_id in requests:
+            requests[ended.request_id].num_output_tokens += ended.num_output_tokens
         case Finished() | ReleasedByPeer() if event.request_id in requests:
             requests[event.request_id].num_output_tokens += event.num_output_tokens
         case _:

@@ -3,6 +3,7 @@
 Invariants:
 - The queue lives here, and a request is bound to instances as late as possible (`placer`).
 - Every RequestArrived is answered by exactly one PlaceReply or Rejected, unless its frontend finishes it or is lost before.
+  Frontends that ask for the same request get the same answer (`askers`).
 - What was reserved to an instance is given back when the request is Finished, its frontend or that instance is lost.
 """
 
@@ -17,6 +18,7 @@ from cluster.scheduler.placement.placement_policy import PlacementPolicy
 from cluster.scheduler.placement.placer import Placer
 from cluster.scheduler.placement.shadow_policy import policy_of
 from cluster.scheduler.queue.admission import Admission
+from cluster.scheduler.queue.askers import Askers
 from cluster.scheduler.queue.fairness import ServiceCounters
 from cluster.scheduler.queue.waiting_queue import Waiter
 from cluster.scheduler.residency.residency import Residency
@@ -26,6 +28,7 @@ from cluster.scheduler.scheduler_events import (
     PeerLost,
     PrefillNeeded,
     RequestArrived,
+    RequestLeft,
     Send,
     Tick,
 )
@@ -83,6 +86,7 @@ class GlobalScheduler:
         self._placer = Placer(
             self._roster, self._policy, threshold, counters, self._peers, log, tuning=tuning
         )
+        self._askers = Askers(self._admission.queue.get, self._placer.get)
 
     @property
     def num_queued(self) -> int:
@@ -146,7 +150,7 @@ class GlobalScheduler:
 
     def on(self, event: Event, now: float) -> list[Send]:
         """Take one fact in, and return what follows from it, in the order to be sent."""
-        actions = self._react(event, now)
+        actions = self._askers.told(self._react(event, now))
         num_here = (len(self._placer), self.num_queued)
         actions += self._residency.look(self._roster.members, num_here, now, leads=self.leads)
         keeps = self._placer.claimed
@@ -160,8 +164,8 @@ class GlobalScheduler:
         match event:
             case RequestArrived():
                 return self._on_arrived(event.frontend, event.place, now)
-            case Finished():
-                return self._finish(_key(event.request_id, event.attempt), event) + self._place_waiting(now)
+            case Finished() | RequestLeft():
+                return self._on_end(event, now)
             case Register():
                 return self._on_register(event, now) + self._pair() + self._place_waiting(now)
             case Leaving(address, hung):
@@ -206,11 +210,8 @@ class GlobalScheduler:
         match word:
             case PeersChanged():
                 return self._meet(word)
-            case PlacedByPeer(scheduler=_, frontend=_, place=place):
-                key = _key(place.request_id, place.attempt)
-                if self._admission.queue.get(key) is None:
-                    self._placer.take(key, word, now)
-                return []
+            case PlacedByPeer():
+                return self._on_placed(word, now)
             case PeerRequest():
                 self._peers.hear(word)
                 return self._place_waiting(now)
@@ -220,15 +221,26 @@ class GlobalScheduler:
                 if placement is None or placement.scheduler != word.scheduler:
                     return []
                 ended = Finished(word.request_id, word.attempt, word.num_output_tokens, word.complete)
+                self._askers.forget(key)
                 self._placer.finish(key, ended)
                 return self._place_waiting(now)
+
+    def _on_placed(self, word: PlacedByPeer, now: float) -> list[Send]:
+        """Take over what another scheduler has placed. Frontends that wait here for the same get that place."""
+        key = _key(word.place.request_id, word.place.attempt)
+        self._placer.take(key, word, now)
+        if (waiter := self._admission.queue.get(key)) is None:
+            return []
+        self._admission.queue.remove(waiter)
+        others = self._askers.follow(key, word.frontend, waiter.frontend)
+        return [Send(frontend, _placed(word.place, word.route)) for frontend in others]
 
     def _meet(self, peer_schedulers: PeersChanged) -> list[Send]:
         """Tell new schedulers of everything that was placed here."""
         news = self._peers.meet(peer_schedulers)
         self._admission.num_schedulers = self._peers.num_placing
         words: list[PlacedByPeer | PeerRequest] = [
-            self._taken(placed) for placed in self._placer.placements if not placed.scheduler
+            placed.told_by(self._peers.me) for placed in self._placer.placements if not placed.scheduler
         ]
         if self._told.keeps or self._told.timely_level is not None:
             words.append(PeerRequest(peer_schedulers.me, self._told.keeps, self._told.timely_level))
@@ -236,18 +248,6 @@ class GlobalScheduler:
 
     def _tell(self, word: PlacedByPeer | ReleasedByPeer | PeerRequest) -> list[Send]:
         return [Send(other, word) for other in self._peers.others]
-
-    def _taken(self, placed: Placement) -> PlacedByPeer:
-        return PlacedByPeer(
-            scheduler=self._peers.me,
-            frontend=placed.frontend,
-            place=replace(placed.place, block_hashes=()),
-            route=placed.route,
-            num_blocks=placed.num_blocks,
-            compute_tokens=placed.compute_tokens,
-            expected_tokens=placed.charged_tokens,
-            moved_tokens=placed.moved_tokens,
-        )
 
     def _pair(self) -> list[Send]:
         """Tell the instances whose buddy has changed, or all of them where this scheduler begins to lead."""
@@ -260,8 +260,10 @@ class GlobalScheduler:
     def _on_arrived(self, frontend: str, place: PlaceRequest, now: float) -> list[Send]:
         key = _key(place.request_id, place.attempt)
         if (known := self._placer.get(key)) is not None:
+            self._askers.join(key, known.frontend, frontend)
             return [Send(frontend, _placed(known.place, known.route))]
-        if self._admission.queue.get(key) is not None:
+        if (waiter := self._admission.queue.get(key)) is not None:
+            self._askers.join(key, waiter.frontend, frontend)
             return []
         if 0 < self._roster.largest_tokens < place.num_tokens + place.max_new_tokens:
             return [self._admission.never(key, frontend, place, self._roster.largest_tokens)]
@@ -314,7 +316,7 @@ class GlobalScheduler:
         if self._peers.others:
             for key in placed_keys:
                 if (placed := self._placer.get(key)) is not None:
-                    actions += self._tell(self._taken(placed))
+                    actions += self._tell(placed.told_by(self._peers.me))
         return actions
 
     def _may_place(self, waiter: Waiter, passed: Mapping[int, int]) -> bool:
@@ -335,24 +337,22 @@ class GlobalScheduler:
             return False
         return waiter.deferred or now > waiter.start_by
 
+    def _on_end(self, event: Finished | RequestLeft, now: float) -> list[Send]:
+        ended = event.ended if isinstance(event, RequestLeft) else event
+        key = _key(ended.request_id, ended.attempt)
+        if isinstance(event, RequestLeft) and self._askers.leave(key, event.frontend) and not ended.complete:
+            return []
+        return self._finish(key, ended) + self._place_waiting(now)
+
     def _finish(self, key: str, ended: Finished | None = None) -> list[Send]:
         """Finish a request, here and wherever it counts."""
+        self._askers.forget(key)
         if (waiter := self._admission.queue.get(key)) is not None:
             self._admission.queue.remove(waiter)
         placed = self._placer.finish(key, ended)
         if placed is None or placed.scheduler or not self._peers.others:
             return []
-        num_output, complete = (0, False) if ended is None else (ended.num_output_tokens, ended.complete)
-        place = placed.place
-        return self._tell(
-            ReleasedByPeer(
-                scheduler=self._peers.me,
-                request_id=place.request_id,
-                attempt=place.attempt,
-                num_output_tokens=num_output,
-                complete=complete,
-            )
-        )
+        return self._tell(placed.released_by(self._peers.me, ended))
 
     def _on_register(self, info: Register, now: float) -> list[Send]:
         lost: list[Send] = []
@@ -380,6 +380,7 @@ class GlobalScheduler:
             self._num_prefills -= member.info.prefills
         self._roster.remove(address)
         self._placer.unclaim(address)
+        self._askers.lose(address)
         queued = [waiter.key for waiter in self._admission.queue if waiter.frontend == address]
         self._peers.lose(address)
         self._admission.num_schedulers = self._peers.num_placing

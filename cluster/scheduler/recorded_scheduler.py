@@ -19,12 +19,13 @@ from cluster.scheduler.scheduler_events import (
     PeerLost,
     PrefillNeeded,
     RequestArrived,
+    RequestLeft,
     Send,
     Tick,
 )
 from core.config.cluster_config import ScheduleConfig
 from core.errors import ConfigError
-from core.messages import NeedPrefill, PlaceRequest
+from core.messages import Finished, NeedPrefill, PlaceRequest
 from core.sleep_messages import AskSleep, AskWake
 from net.codec import decode, encode
 
@@ -116,6 +117,8 @@ def _as_plain(event: Event) -> tuple[str, bytes]:
             return frontend, encode(place)
         case PrefillNeeded(instance, need):
             return instance, encode(need)
+        case RequestLeft(frontend, ended):
+            return frontend, encode(ended)
         case OperatorAsked(frontend, ask):
             return frontend, encode(ask)
         case PeerLost(address):
@@ -134,6 +137,8 @@ def _as_event(who: str, data: bytes) -> Event:
             return RequestArrived(who, place)
         case NeedPrefill() as need:
             return PrefillNeeded(who, need)
+        case Finished() as ended if who:
+            return RequestLeft(who, ended)
         case AskSleep() | AskWake() as ask:
             return OperatorAsked(who, ask)
         case message:

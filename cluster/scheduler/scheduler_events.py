@@ -1,4 +1,4 @@
-"""What the global scheduler is told (Finished, Register, Leaving and LoadReport come as they are), and the one thing it does."""
+"""What the global scheduler is told (Register, Leaving and LoadReport come as they are), and the one thing it does."""
 
 from dataclasses import dataclass
 
@@ -40,6 +40,14 @@ class PeerLost:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestLeft:
+    """A frontend asks for a request no more. Others may, that share it (`cluster.scheduler.queue.askers`)."""
+
+    frontend: str
+    ended: Finished
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorAsked:
     """An operator wants the model asleep, or awake."""
 
@@ -58,6 +66,7 @@ Event = (
     | PeerLost
     | Tick
     | Finished
+    | RequestLeft
     | Register
     | Leaving
     | LoadReport

@@ -18,6 +18,7 @@ from cluster.scheduler.scheduler_events import (
     PeerLost,
     PrefillNeeded,
     RequestArrived,
+    RequestLeft,
     Tick,
 )
 from core.adapter_messages import (
@@ -142,7 +143,7 @@ class SchedulerNode:
 
     def _on_message(self, sender: str, message: Message) -> None:
         match message:
-            case PlaceRequest() | NeedPrefill() | AskSleep() | AskWake():
+            case PlaceRequest() | NeedPrefill() | Finished() | AskSleep() | AskWake():
                 self._feed(_asked_by(sender, message))
             case AdapterList() | AdaptersHeld() | AdaptersUsed() | LoadAdapter() | UnloadAdapter():
                 peers = self._scheduler.peer_schedulers
@@ -156,15 +157,7 @@ class SchedulerNode:
                 self._feed(message)
             case Asleep():
                 self._on_asleep(message)
-            case (
-                Finished()
-                | Register()
-                | Leaving()
-                | KeepAwake()
-                | PlacedByPeer()
-                | ReleasedByPeer()
-                | PeerRequest()
-            ):
+            case Register() | Leaving() | KeepAwake() | PlacedByPeer() | ReleasedByPeer() | PeerRequest():
                 self._feed(message)
             case PeerBacklog():
                 self._backlogs[sender] = message
@@ -267,12 +260,14 @@ class SchedulerNode:
         self._defects[report.address] = report.defect
 
 
-def _asked_by(sender: str, message: PlaceRequest | NeedPrefill | AskSleep | AskWake) -> Event:
+def _asked_by(sender: str, message: PlaceRequest | NeedPrefill | Finished | AskSleep | AskWake) -> Event:
     match message:
         case PlaceRequest():
             return RequestArrived(sender, message)
         case NeedPrefill():
             return PrefillNeeded(sender, message)
+        case Finished():
+            return RequestLeft(sender, message)
         case AskSleep() | AskWake():
             return OperatorAsked(sender, message)
 

@@ -9,11 +9,11 @@ from zlib import crc32
 
 from cluster.ingress.delivery.running_attempt import Lost, Moved, RunningAttempt
 from core.config.cluster_config import ScheduleConfig
-from core.errors import BatonError, Overloaded, ReplicaLost, ShuttingDown
+from core.errors import BatonError, Overloaded, ReplicaLost, RequestError, ShuttingDown
 from core.kv import block_hashes
 from core.messages import Cancel, Finished, HandedOver, PlaceReply, PlaceRequest, Submit
 from core.ports import Clock, Mail
-from core.stream_messages import AttachReader, DetachReader
+from core.stream_messages import ANOTHER_REQUEST, MISMATCH, AttachReader, DetachReader, are_different
 from core.types import Request, Route, TokenOut
 from net.schedulers import Schedulers
 
@@ -45,9 +45,13 @@ class Attempts:
         return sum(map(len, self._running.values()))
 
     def begin(self, request: Request, *, is_whole: bool) -> RunningAttempt:
-        """`is_whole` is as in `RunningAttempt`. The caller calls `end`."""
+        """`is_whole` is as in `RunningAttempt`. The caller calls `end`. Raises RequestError where another request runs under its
+        name."""
         running = RunningAttempt(request, self._clock, is_whole=is_whole)
-        self._running.setdefault(request.key, []).append(running)
+        others = self._running.setdefault(request.key, [])
+        if others and are_different(others[0].request.resumption, request.resumption):
+            raise RequestError(ANOTHER_REQUEST, field="Idempotency-Key", status=422, code=MISMATCH)
+        others.append(running)
         return running
 
     def place(

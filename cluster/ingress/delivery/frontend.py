@@ -17,12 +17,12 @@ from cluster.ingress.delivery.live_adapters import LiveAdapters
 from cluster.ingress.delivery.model_sleep import ModelSleep
 from cluster.ingress.delivery.questions import Questions
 from cluster.ingress.delivery.readiness import Readiness
-from cluster.ingress.delivery.running_attempt import Lost, refusal_of
+from cluster.ingress.delivery.running_attempt import Lost, failure_of, refusal_of
 from cluster.ingress.delivery.search_steps import Found, search
 from cluster.ingress.delivery.shared_prompt import SharedPrompt
 from cluster.ingress.telemetry.timeline import Observe, Timeline, nobody
 from core.config.cluster_config import ScheduleConfig
-from core.errors import BatonError, ReplicaLost, RequestError
+from core.errors import BatonError, ReplicaLost
 from core.limit_messages import AskedShare, Share
 from core.messages import (
     AdapterChanged,
@@ -227,8 +227,7 @@ class Frontend:
             case Rejected(request_id, attempt):
                 self._attempts.fail(request_id, attempt, refusal_of(message))
             case Failed(request_id, attempt, reason, retryable):
-                failure = Lost(sender) if retryable else RequestError(reason)
-                self._attempts.fail(request_id, attempt, failure)
+                self._attempts.fail(request_id, attempt, Lost(sender) if retryable else failure_of(reason))
             case HandedOver():
                 self._attempts.handed_over(message)
             case Leaving(address):

@@ -9,6 +9,7 @@ from cluster.ingress.telemetry.timeline import Attempt
 from core.errors import BatonError, ModelAsleep, Overloaded, RequestError, TargetOutOfReach
 from core.messages import PlaceRequest, Rejected
 from core.ports import Clock
+from core.stream_messages import ANOTHER_REQUEST, MISMATCH
 from core.types import Request, Route, Slo, TokenOut
 
 FIRST_PAUSE_S, _GROWTH = 0.25, 4.0
@@ -164,3 +165,10 @@ def refusal_of(rejected: Rejected) -> BatonError:
     if rejected.retry_after_s > 0:
         return Overloaded(rejected.reason, rejected.retry_after_s)
     return RequestError(rejected.reason)
+
+
+def failure_of(reason: str) -> RequestError:
+    """Return the error that says why no instance will do it."""
+    if reason == ANOTHER_REQUEST:
+        return RequestError(reason, field="Idempotency-Key", status=422, code=MISMATCH)
+    return RequestError(reason)

@@ -11,6 +11,7 @@ from cluster.ingress.delivery.kept_streams import KeptStream
 from cluster.ingress.generation.answer_identity import AnswerIdentity, parsed_name
 from cluster.ingress.generation.event_numbers import parsed_event_id
 from core.errors import RequestError
+from core.stream_messages import ANOTHER_REQUEST, MISMATCH
 from core.types import Resumption
 
 _MAX_KEY = 255
@@ -83,11 +84,7 @@ class Resuming:
         kept = await self.find(name, owner)
         if kept is not None and kept.digest != http.state.digest:
             raise RequestError(
-                f"{header} belongs to another request: its path or its body was not this one. Send the same again, or a "
-                "header of its own",
-                field=header,
-                status=422,
-                code="idempotency_mismatch",
+                ANOTHER_REQUEST.replace("Idempotency-Key", header), field=header, status=422, code=MISMATCH
             )
         return kept
 

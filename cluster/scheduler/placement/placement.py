@@ -1,10 +1,12 @@
 """A request that was placed, and what it takes of its instances."""
 
+from dataclasses import replace
+
 from cluster.scheduler.fleet.context_forecast import Contexts
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.output_lengths import RunningOutput
 from cluster.scheduler.fleet.reservation import PlacementReservation
-from core.messages import PlaceRequest
+from core.messages import Finished, PlacedByPeer, PlaceRequest, ReleasedByPeer
 from core.types import Route
 
 
@@ -36,6 +38,29 @@ class Placement:
         self.frontend, self.place, self.route, self.scheduler = frontend, place, route, scheduler
         self.num_blocks, self.compute_tokens, self.charged_tokens = num_blocks, compute_tokens, charged_tokens
         self.moved_tokens, self.output = moved_tokens, output
+
+    def told_by(self, scheduler: str) -> PlacedByPeer:
+        """Return what the scheduler that has placed it tells the others."""
+        return PlacedByPeer(
+            scheduler=scheduler,
+            frontend=self.frontend,
+            place=replace(self.place, block_hashes=()),
+            route=self.route,
+            num_blocks=self.num_blocks,
+            compute_tokens=self.compute_tokens,
+            expected_tokens=self.charged_tokens,
+            moved_tokens=self.moved_tokens,
+        )
+
+    def released_by(self, scheduler: str, ended: Finished | None) -> ReleasedByPeer:
+        """Return what the scheduler that has placed it tells the others at its end."""
+        return ReleasedByPeer(
+            scheduler=scheduler,
+            request_id=self.place.request_id,
+            attempt=self.place.attempt,
+            num_output_tokens=0 if ended is None else ended.num_output_tokens,
+            complete=ended is not None and ended.complete,
+        )
 
     def charge_at_least(self, num_output: int) -> float:
         """Return what of so much output is to be charged yet, and count it as charged."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from tests.patience import until
 
 BODY = {**CHAT, "stream": False}
 LONG = {**BODY, "max_tokens": 300}
+ONE_AT_A_TIME: dict[str, Any] = {"engine.max_num_seqs": 1}
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,49 @@ async def test_requests_that_come_while_the_first_one_runs_wait_for_its_answer(
         assert all(one == said[0] for one in said)
         num_prompt = answers[0]["usage"]["prompt_tokens"]
         assert world.num_computed == num_prompt + 299, "it was computed once"
+
+
+@pytest.mark.parametrize("lost", ["none", "client", "ingress"])
+async def test_requests_that_come_while_the_first_one_waits_for_a_place_have_its_answer(
+    folder: Path, lost: str
+) -> None:
+    async with two_ingresses(folder, **ONE_AT_A_TIME) as world:
+        first, second = world.ingresses
+        before = asyncio.create_task(first.post(LONG))
+        await until(lambda: world.num_running > 0)
+        asked = [first.post(BODY, idempotency_key="a"), second.post(BODY, idempotency_key="a")]
+        waiting = [asyncio.create_task(one) for one in asked]
+        await until(lambda: first.frontend.num_running + second.frontend.num_running == 3)
+        another = await second.post({**BODY, "max_tokens": 3}, idempotency_key="a")
+        assert (another.status_code, another.json()["error"]["code"]) == (422, "idempotency_mismatch")
+        if lost == "client":
+            waiting.pop(0).cancel()
+        elif lost == "ingress":
+            before.cancel()
+            await first.kill()
+            waiting.pop(0).cancel()
+        answers = await asyncio.gather(*waiting)
+        assert [one.status_code for one in answers] == [200] * len(answers)
+        assert all(one.json() == answers[0].json() for one in answers)
+        if lost != "ingress":
+            usages = [answers[0].json()["usage"], (await before).json()["usage"]]
+            computed = sum(one["prompt_tokens"] + one["completion_tokens"] - 1 for one in usages)
+            cached = sum(one["prompt_tokens_details"]["cached_tokens"] for one in usages)
+            assert world.num_computed == computed - cached, "it was computed once"
+        await world.is_idle()
+
+
+async def test_another_body_under_the_key_of_a_request_that_waits_elsewhere_is_refused(folder: Path) -> None:
+    async with two_ingresses(folder, **ONE_AT_A_TIME) as world:
+        first, second = world.ingresses
+        before = asyncio.create_task(first.post(LONG))
+        await until(lambda: world.num_running > 0)
+        one = asyncio.create_task(first.post(BODY, idempotency_key="a"))
+        await until(lambda: first.frontend.num_running == 2)
+        another = await second.post({**BODY, "max_tokens": 3}, idempotency_key="a")
+        assert (another.status_code, another.json()["error"]["code"]) == (422, "idempotency_mismatch")
+        assert (await one).status_code == (await before).status_code == 200
+        await world.is_idle()
 
 
 async def test_an_answer_whose_ingress_is_killed_is_had_from_another_one(folder: Path) -> None:
