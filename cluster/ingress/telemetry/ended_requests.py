@@ -129,7 +129,7 @@ def _ended_attempt(attempt: Attempt, began_at: float, request_ended_at: float) -
         first_token_s=first_s,
         decode_s=None if first_s is None else min(ended_s, first_s + exposed_s),
         ended_s=ended_s,
-        prefill=route.prefill or "" if route is not None else "",
+        prefill=route.prefill if route is not None else "",
         decode=route.decode if route is not None else "",
         transport=handed.times.transport if handed is not None else "",
         num_bytes=handed.num_bytes if handed is not None else 0,
