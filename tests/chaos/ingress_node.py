@@ -17,8 +17,9 @@ from core.ports import Mail
 
 class IngressNode:
     def __init__(
-        self, config: ClusterConfig, mail: Mail, resolve: Callable[[], Awaitable[list[str]]]
+        self, config: ClusterConfig, mail: Mail, resolve: Callable[[], Awaitable[list[str]]], port: int
     ) -> None:
+        """`port` is that of its HTTP server; 0: any that is free."""
         card = read_model_card(config)
         observers = make_observers(card.name, config.serve.otlp_endpoint)
         self.frontend = Frontend(
@@ -33,7 +34,7 @@ class IngressNode:
         )
         self._app = build_app(self.frontend, config, card, LiveRules(config).access, observers)
         limits = connection_limits(config.serve)
-        self._server = HttpServer(self._app, "127.0.0.1", [0], shared=False, limits=limits)
+        self._server = HttpServer(self._app, "127.0.0.1", [port], shared=False, limits=limits)
         self.port = self._server.port
 
     async def run(self) -> None:

@@ -27,8 +27,10 @@ from tests.patience import PATIENCE_S
 
 ROLES = ("decode", "decode", "ingress", "ingress")
 NUM_BODIES = 12
-_BREAKS = (httpx.TransportError, httpx.StreamError)
-_PAUSE_S = 0.05
+BREAKS = (httpx.TransportError, httpx.StreamError)
+CHATS = "/v1/chat/completions"
+RETRIABLE = (429, 502, 503, 504)
+PAUSE_S = 0.05
 
 
 def overrides() -> dict[str, Any]:
@@ -63,6 +65,8 @@ def body_of(number: int, num_tokens: int) -> dict[str, Any]:
 class Clients:
     world: World
     num_tokens: int
+    url: str = ""
+    """Where all are asked; empty: at any of the ingresses."""
     expected: dict[int, list[int]] = field(default_factory=dict[int, list[int]])
     counts: Counter[str] = field(default_factory=Counter[str])
 
@@ -71,8 +75,8 @@ class Clients:
         return [node.http for node in nodes if node.role == "ingress" and node.process.is_alive and node.http]
 
     async def learn(self) -> None:
-        for number in range(NUM_BODIES):
-            self.expected[number] = await self.answer(number, random.Random(number))
+        answers = [self.answer(number, random.Random(number)) for number in range(NUM_BODIES)]
+        self.expected = dict(enumerate(await asyncio.gather(*answers)))
 
     async def ask_until(self, over_at: float, seed: int) -> None:
         rng = random.Random(seed)
@@ -89,29 +93,28 @@ class Clients:
         headers = {"idempotency-key": uuid.uuid4().hex}
         async with httpx.AsyncClient(timeout=PATIENCE_S) as client, asyncio.timeout(4 * PATIENCE_S):
             while True:
-                port = rng.choice(self.ports())
+                url = self.url or f"http://127.0.0.1:{rng.choice(self.ports())}"
                 try:
-                    if await self._read(client, port, body_of(number, self.num_tokens), headers, tokens):
+                    if await self._read(client, url, body_of(number, self.num_tokens), headers, tokens):
                         return tokens
-                except _BREAKS:
+                except BREAKS:
                     pass
                 self.counts["resumed" if "last-event-id" in headers else "asked again"] += 1
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(PAUSE_S)
 
     async def _read(
         self,
         client: httpx.AsyncClient,
-        port: int,
+        url: str,
         body: dict[str, Any],
         headers: dict[str, str],
         tokens: list[int],
     ) -> bool:
         """Add what comes to `tokens`, and the last event's id to `headers`. Returns whether the answer has ended."""
-        url = f"http://127.0.0.1:{port}/v1/chat/completions"
-        async with client.stream("POST", url, json=body, headers=headers) as response:
+        async with client.stream("POST", f"{url}{CHATS}", json=body, headers=headers) as response:
             if response.status_code != 200:
                 said = (await response.aread()).decode()
-                assert response.status_code in (429, 503), said
+                assert response.status_code in RETRIABLE, said
                 return False
             event_id = ""
             async for line in response.aiter_lines():

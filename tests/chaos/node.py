@@ -103,7 +103,7 @@ class Node:
             wrap=lambda channel: FaultyChannel(channel, FAULTS.fate, 0.3),  # type: ignore[arg-type,return-value]
             tls=tls_of(self.config.security, KEY),
         )
-        self.http = 0
+        self.http = int(spec["overrides"].get("serve.port", 0))
         """The port of an ingress."""
         self.num_placed = 0
         """Requests for which this scheduler has found a place."""
@@ -154,7 +154,7 @@ class Node:
             case "ingress":
                 from tests.chaos.ingress_node import IngressNode
 
-                ingress = IngressNode(self.config, self.mail, self.resolve)
+                ingress = IngressNode(self.config, self.mail, self.resolve, self.http)
                 self.frontend, self.http = ingress.frontend, ingress.port
                 self.keep("run", ingress.run())
             case _:

@@ -143,7 +143,7 @@ class World:
         network each node is, by its name. `own`: what a node has in its configuration beside what all have. `num_spares`: of
         schedulers, beyond `serve.schedulers`."""
         self.folder, self.apart, self.model, self.num_spares = folder, apart, model, num_spares
-        self.places, self.roles, self.own = places or {}, roles, own or {}
+        self.places, self.roles, self.own = places or {}, tuple(roles), own or {}
         folder.mkdir(parents=True, exist_ok=True)
         self.overrides = OVERRIDES | model.overrides | wanted
         self.nodes: dict[str, Process] = {}
@@ -154,7 +154,7 @@ class World:
         """By node that was killed: what keeps others from taking its port, should it start again."""
 
     async def __aenter__(self) -> "World":
-        names = [f"{role}{i % 2}" for i, role in enumerate(self.roles)]
+        names = [f"{role}{self.roles[:i].count(role)}" for i, role in enumerate(self.roles)]
         count = self.overrides.get("serve.schedulers", 1) + self.num_spares
         try:
             for name in ["scheduler"] if count == 1 else [f"scheduler{i}" for i in range(count)]:
@@ -185,7 +185,7 @@ class World:
                 node.reader.cancel()
 
     async def start(self, name: str, port: int = 0) -> Process:
-        role = name.rstrip("01")
+        role = name.rstrip("0123456789")
         place = self.places.get(name)
         spec = {
             "name": name,
