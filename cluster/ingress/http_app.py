@@ -30,6 +30,7 @@ from cluster.ingress.http.http_route import HttpRoute
 from cluster.ingress.ollama.model_lifetime import ModelLifetime
 from cluster.ingress.ollama.ollama_bodies import ollama_error
 from cluster.ingress.ollama.ollama_models import OllamaList, OllamaModels
+from cluster.ingress.ollama.ollama_pulls import OllamaPulls
 from cluster.ingress.ollama.ollama_routes import OllamaRoutes
 from cluster.ingress.openai.embedding_routes import EmbeddingRoutes
 from cluster.ingress.openai.infill_routes import InfillRoutes
@@ -158,6 +159,7 @@ def _routes_of_models(
         *table.joined(own),
         *ModelRoutes(table).routes(),
         *OllamaList(table, ollama).routes(),
+        *OllamaPulls(table).routes(),
         *responses[0].stored_routes(responses),
         *HintRoutes(table, [model.generator for model in served]).routes(),
         *(BatchRoutes(table, store) if settings.file_store_bytes else NoBatchRoutes()).routes(),

@@ -32,6 +32,10 @@ class InUse(ConfigError):
     pass
 
 
+class CacheFull(ConfigError):
+    pass
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulledModel:
     name: str
@@ -140,12 +144,12 @@ class PulledModels:
 
     def make_room(self, name: PulledName, num_bytes: int, limit: int) -> list[CachedModel]:
         """Have the cache with a model of so many bytes take at most `limit`: remove others that nobody uses, the least recently
-        used first. Returns them. Raises ConfigError, and removes nothing, where that is not enough."""
+        used first. Returns them. Raises CacheFull, and removes nothing, where that is not enough."""
         others = [each for each in self.cached() if each.model.name != name.text]
         excess = sum(each.num_bytes for each in others) + num_bytes - limit
         unused = [each for each in reversed(others) if not each.is_used]
         if excess > sum(each.num_bytes for each in unused):
-            raise ConfigError(
+            raise CacheFull(
                 f"{name.text} needs {num_bytes} bytes, and the cache may have {limit} (--max-bytes, BATON_CACHE_BYTES), of which "
                 f"models that are in use take {sum(each.num_bytes for each in others if each.is_used)}"
             )
@@ -157,7 +161,7 @@ class PulledModels:
                 excess -= self.remove(each.model.name)
                 removed.append(each)
         if excess > 0:
-            raise ConfigError(f"{name.text} has no room in the cache: others have just been taken into use")
+            raise CacheFull(f"{name.text} has no room in the cache: others have just been taken into use")
         return removed
 
     def _is_used(self, name: PulledName) -> bool:

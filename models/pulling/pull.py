@@ -18,7 +18,7 @@ import httpx
 
 from core.errors import ConfigError
 from core.whole_files import is_full
-from models.files.pulled_models import PulledModel, PulledModels
+from models.files.pulled_models import CacheFull, PulledModel, PulledModels
 from models.files.pulled_names import PulledName, pulled_name
 from models.pulling.buckets import files_of_bucket
 from models.pulling.download import bytes_there, fetch, part_of
@@ -116,7 +116,7 @@ class Pull:
             if not is_full(error):
                 raise
             self._models.forget(name)
-            raise ConfigError(
+            raise CacheFull(
                 f"the disk of {self._models.root} is full, and nothing of {name.text} is left on it: it has "
                 f"{record.num_bytes} bytes"
             ) from None
@@ -135,14 +135,14 @@ class Pull:
                 path.unlink()
 
     def _make_room(self, name: PulledName, files: Sequence[RemoteFile]) -> None:
-        """Raise ConfigError, before anything is fetched, where there is none."""
+        """Raise CacheFull, before anything is fetched, where there is none."""
         folder, total = self._models.folder(name), sum(file.num_bytes for file in files)
         if self._limit is not None:
             for gone in self._models.make_room(name, total, self._limit):
                 self._tell(PullProgress(status=f"removed {gone.model.name}, the least recently used"))
         missing = total - sum(bytes_there(folder, file) for file in files)
         if missing > (free := shutil.disk_usage(self._models.root).free):
-            raise ConfigError(
+            raise CacheFull(
                 f"{name.text} needs {missing} more bytes, and the disk of {self._models.root} has {free} free"
             )
 

@@ -20,10 +20,12 @@ from models.files.hub import resolve
 from models.pooling.pooling import Pooling
 from tests.clients.run_client import install_npm, install_python, said
 from tests.clients.test_clients import CALL, EXPECTED
+from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import SETTINGS, Api
 from tests.cluster.ingress.api.template_fakes import HERMES, ScriptedGenerator, TemplateTokenizer
 from tests.cluster.ingress.images.test_images import SMALL, seeing
 from tests.cluster.ingress.openai.test_embeddings import VectorGenerator
+from tests.models.pulling.fake_places import WEIGHTS, FakePlaces
 from tests.models.seeing_checkpoints import encoded
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -105,6 +107,26 @@ async def test_ollamas_python_client_finds_what_it_expects(
     assert found == OF_PYTHON
     unknown = {kind: {*names} - known(BODIES[kind]) for kind, names in json.loads(fields).items()}
     assert {kind: names for kind, names in unknown.items() if names} == {}, "they would be left out"
+
+
+async def test_ollamas_python_client_pulls_and_deletes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_python("ollama", target := tmp_path / "packages")
+    with FakePlaces().running() as places:
+        monkeypatch.setenv("HF_ENDPOINT", places.url)
+        monkeypatch.setenv("BATON_CACHE_DIR", str(tmp_path / "cache"))
+        async with served(Api(FakeGenerator())) as url:
+            command = [sys.executable, str(SCRIPTS / "ollama_pull_client.py"), url, "hf.co/org/name:latest"]
+            found = await said(command, tmp_path, PYTHONPATH=str(target))
+        digest, size = places.sha256("model.safetensors"), len(WEIGHTS)
+    assert found == [
+        "['pulling manifest', 'verifying sha256 digest', 'writing manifest', 'success']",
+        str({f"sha256:{digest}": (size, size)}),
+        "success success",
+        "404 there is no pulled model 'org/none",
+        "400 cannot get org/none from the hub: ",
+    ]
 
 
 async def test_chat_ollama_finds_what_it_expects(urls: list[str], image: str, tmp_path: Path) -> None:

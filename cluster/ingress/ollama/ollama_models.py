@@ -1,7 +1,6 @@
 """Ollama's routes for models: which there are, and what each can do. They come with the configuration, and stay."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Iterable, Sequence
 from typing import ClassVar
 
@@ -11,7 +10,6 @@ from fastapi.responses import JSONResponse, Response
 from cluster.ingress.bodies.body_model import NeutralFields, Strict, anything
 from cluster.ingress.generation.answering import Answering
 from cluster.ingress.generation.body_shape import Json
-from cluster.ingress.generation.http_responses import JSON_LINES
 from cluster.ingress.generation.model_table import ModelTable
 from cluster.ingress.http.http_route import HttpRoute
 from cluster.ingress.ollama.checkpoint_facts import CheckpointFacts
@@ -23,7 +21,7 @@ from core.errors import RequestError
 _API_VERSION = "0.12.11"
 """The release of Ollama whose API this is: clients choose by it what they ask for."""
 _FOREVER = "2300-01-01T00:00:00+00:00"
-_FIXED = "models are those of the configuration: none is pulled, made, copied, deleted or uploaded here"
+FIXED = "models are those of the configuration: none of them is made, copied, deleted or uploaded here"
 _OLLAMAS_NAMES = {"repetition_penalty": "repeat_penalty"}
 
 
@@ -57,10 +55,7 @@ class OllamaModels:
         self._facts = CheckpointFacts(answering.settings.tokenizer_folder)
 
     def routes(self) -> list[HttpRoute]:
-        return [
-            HttpRoute("POST", "/api/show", self.show, ModelName),
-            HttpRoute("POST", "/api/pull", self.pull, ModelName),
-        ]
+        return [HttpRoute("POST", "/api/show", self.show, ModelName)]
 
     async def entries(self) -> list[Json]:
         """Return the model, once for each of its names, and its adapters."""
@@ -79,19 +74,6 @@ class OllamaModels:
         body = await self._answering.read(http, ModelName)
         name = served_name(body.named, self._answering.settings)
         return JSONResponse(await asyncio.to_thread(self._shown, name))
-
-    async def pull(self, http: HttpRequest) -> Response:
-        """Have a model that is served at once, and no other."""
-        body = await self._answering.read(http, ModelName)
-        try:
-            served_name(body.named, self._answering.settings)
-        except RequestError as error:
-            raise RequestError(f"{error.message}; {_FIXED}", status=error.status, code=error.code) from None
-        done: Json = {"status": "success"}
-        if not body.stream:
-            return JSONResponse(done)
-        lines = "".join(f"{json.dumps(line)}\n" for line in ({"status": "pulling manifest"}, done))
-        return Response(lines, media_type=JSON_LINES.media_type)
 
     def _entries(self) -> list[Json]:
         settings, facts = self._answering.settings, self._facts
@@ -145,15 +127,12 @@ class OllamaList:
         self._table, self._models = table, dict(zip(table.rows, models, strict=True))
 
     def routes(self) -> list[HttpRoute]:
-        fixed = [
-            *(("POST", f"/api/{name}") for name in ("copy", "create", "push", "blobs/{digest}")),
-            ("DELETE", "/api/delete"),
-        ]
+        fixed = [f"/api/{name}" for name in ("copy", "create", "push", "blobs/{digest}")]
         return [
             HttpRoute("GET", "/api/tags", self.tags),
             HttpRoute("GET", "/api/ps", self.running),
             HttpRoute("GET", "/api/version", self.version),
-            *(HttpRoute(method, path, self.refuse) for method, path in fixed),
+            *(HttpRoute("POST", path, self.refuse) for path in fixed),
             HttpRoute("HEAD", "/api/blobs/{digest}", self.has_blob),
         ]
 
@@ -171,7 +150,7 @@ class OllamaList:
 
     async def refuse(self, http: HttpRequest) -> Response:
         """Refuse to change which models there are."""
-        raise RequestError(_FIXED, status=403, code="models_are_fixed")
+        raise RequestError(FIXED, status=403, code="models_are_fixed")
 
     async def has_blob(self, http: HttpRequest) -> Response:
         """Say that a file of a model was not uploaded."""

@@ -143,7 +143,9 @@ async def test_what_is_served_is_pulled_at_once() -> None:
     assert got.headers["content-type"] == "application/x-ndjson"
     assert [json.loads(line)["status"] for line in got.text.splitlines()] == ["pulling manifest", "success"]
     assert (await api.post("/api/pull", {"name": NAME, "stream": False})).json() == {"status": "success"}
-    assert "none is pulled" in await refusal(api, "/api/pull", 404, model="llama3")
+    assert "what can be pulled here is owner/name of the hub" in await refusal(
+        api, "/api/pull", 404, model="llama3"
+    )
 
 
 @pytest.mark.parametrize(
