@@ -321,7 +321,6 @@ def test_a_bucket_needs_its_library(monkeypatch: pytest.MonkeyPatch, places: Fak
 def test_a_buckets_folder_and_its_single_file_are_pulled(
     places: FakePlaces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("obstore")
     monkeypatch.setenv("AWS_ENDPOINT_URL", places.url)
     monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     monkeypatch.setenv("AWS_REGION", "eu-central-1")
