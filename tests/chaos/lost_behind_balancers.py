@@ -213,7 +213,7 @@ def main() -> None:
     options.add_argument("--streams", type=int, default=64)
     options.add_argument("--seconds", type=float, default=60.0)
     options.add_argument("--every", type=float, default=5.0)
-    options.add_argument("--tokens", type=int, default=100)
+    options.add_argument("--tokens", type=int, default=20)
     args = options.parse_args()
     FORKED.set_forkserver_preload([*PRELOADED, "tests.chaos.ingress_node"])
     streams, seconds, every_s = (4, 4.0, 2.0) if args.smoke else (args.streams, args.seconds, args.every)

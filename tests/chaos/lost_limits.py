@@ -5,7 +5,8 @@
 Clients of two tenants ask for about twice what is allowed: one tenant has a limit of requests, the other one of tokens. Each goes
 on with an answer that has broken off until it has the whole of it. Written down are what was granted, in the minute with the most
 and in the one with the least, and what the ledger has next to what the clients have counted. The database is gone, too, from the
-kill until others come in their place: PostgreSQL has crashed and restarts, or SQLite's file is locked."""
+kill until others come in their place: PostgreSQL has crashed and restarts, or SQLite's file is locked. A third tenant stores
+responses and has a batch meanwhile."""
 
 import asyncio
 import json
@@ -31,6 +32,7 @@ from cluster.scheduler.limit_keeper import SETTLE_S
 from cluster.store.sql_store import SqlStore
 from cluster.store.usage_port import DAY_S, UsageCounts, UsageQuery
 from tests.chaos.lost_ingresses import BREAKS, CHATS, PAUSE_S, RETRIABLE, overrides
+from tests.chaos.stored_records import StoredRecords
 from tests.chaos.world import World
 from tests.forked import FORKED, PRELOADED
 from tests.patience import PATIENCE_S
@@ -39,7 +41,7 @@ from tests.postgres import Postgres, running_postgres
 ROLES = ("decode", "ingress", "ingress", "ingress", "ingress")
 MINUTE_S = 60.0
 NUM_CLIENTS = 4
-"""Of each tenant."""
+"""The number of clients of each tenant."""
 _NUM_OUTPUT = (4, 20)
 _REFUSED_S = 0.25
 BODY: dict[str, Any] = {
@@ -66,7 +68,7 @@ class Tenant:
     granted: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     """(when, how much of what is limited)"""
     counts: UsageCounts = field(default_factory=UsageCounts)
-    """Of whole answers."""
+    """What whole answers have used."""
     num_prompt: int = 0
     """Tokens of its prompts, all of which are the same. The first answer says it."""
     num_refused: int = 0
@@ -198,22 +200,27 @@ async def run(
     for name, (limit, of_tokens) in tenants_of.items():
         what = "max_tokens_per_min" if of_tokens else "max_requests_per_min"
         values |= {f"tenants.{name}.keys": [name], f"tenants.{name}.{what}": limit}
+    values["tenants.records.keys"] = ["records"]
     async with World(folder / "world", values, apart=False, roles=ROLES) as world:
         await asyncio.sleep(SETTLE_S)
         tenants = [Tenant(name, *limit, world) for name, limit in tenants_of.items()]
+        records = StoredRecords(world, "records")
+        await records.begin_batch()
         began_at = time.monotonic()
         over_at = began_at + seconds
         async with asyncio.TaskGroup() as group:
             killed = group.create_task(kill_both(world, url, server, kill_at_s, seconds / 10))
+            group.create_task(records.store_until(over_at, pauses_s[0]))
             for tenant, pause_s in zip(tenants, pauses_s, strict=True):
                 for seed in range(NUM_CLIENTS):
                     group.create_task(tenant.ask_until(over_at, pause_s, seed))
+        stored = await records.told()
         await world.settled()
         store = SqlStore(lambda: url, PATIENCE_S)
         ledger = await ledger_of(store, tenants)
         await asyncio.to_thread(store.close)
     found = {tenant.name: _told(tenant, ledger, began_at, over_at) for tenant in tenants}
-    return {"killed": killed.result(), "tenants": found}
+    return {"killed": killed.result(), "tenants": found, "store": stored}
 
 
 def _told(tenant: Tenant, ledger: dict[str, UsageCounts], began_at: float, over_at: float) -> dict[str, Any]:
