@@ -26,10 +26,11 @@ from cluster.ingress.telemetry.observers import make_observers
 from cluster.ingress.telemetry.timeline import Observe, nobody
 from cluster.ingress.tenants.live_rules import LiveRules
 from cluster.instance.instance import Instance
-from cluster.instance.instance_parts import InstanceParts, Role, made_aside
+from cluster.instance.instance_parts import AsleepParts, InstanceParts, Role, made_aside
 from cluster.instance.kept_instances import KeptInstances
-from cluster.instance.real_parts import local_parts
+from cluster.instance.real_parts import asleep_local_parts, local_parts
 from cluster.instance.resident_instance import ResidentInstance
+from cluster.local_group import LocalGroup, check_seat, local_groups
 from cluster.scheduler.kept_adapters import kept_adapters
 from cluster.scheduler.recorded_scheduler import make_scheduler
 from cluster.scheduler.scheduler_node import SchedulerNode
@@ -71,22 +72,26 @@ class LocalCluster:
         *,
         replaces_instances: bool = False,
         prefix: str = "",
+        group: LocalGroup | None = None,
     ):
         """Yield a cluster that is started and ready. Everything is given back after the block. `replaces_instances`: another one
-        takes the place of an instance whose engine has failed, unless they keep failing. `prefix`: of its addresses."""
+        takes the place of an instance whose engine has failed, unless they keep failing. `prefix`: of its addresses. `group`:
+        with whose models it shares memory."""
         if config.serve.schedulers > 1:
             raise ConfigError("serve.schedulers needs Ray: one process has one scheduler")
         if config.scaling.enabled:
             raise ConfigError("scaling.enabled needs Ray: instances in one process do not come and go")
         config = _on_its_device(config.only)
+        check_seat(config, group)
         network, fabric = LoopbackNetwork(prefix=prefix), LoopbackFabric()
         folder = find_model(config.model.path)
 
-        def parts(role: Role, mail: Mail) -> InstanceParts:
-            return local_parts(config, folder, role, mail, fabric)
+        def parts(role: Role, mail: Mail) -> InstanceParts | AsleepParts:
+            make = local_parts if group is None else asleep_local_parts
+            return make(config, folder, role, mail, fabric)
 
         async with cls.assembled(
-            config, network.join, parts, observe, replaces_instances=replaces_instances
+            config, network.join, parts, observe, replaces_instances=replaces_instances, group=group
         ) as cluster:
             yield cluster
 
@@ -96,10 +101,11 @@ class LocalCluster:
         cls,
         config: ClusterConfig,
         join: Callable[[str], M],
-        parts: Callable[[Role, M], InstanceParts],
+        parts: Callable[[Role, M], InstanceParts | AsleepParts],
         observe: Observe = nobody,
         *,
         replaces_instances: bool = False,
+        group: LocalGroup | None = None,
     ):
         """Yield a cluster as `running` does. Each part gets its mail from `join`, which is told what the part is."""
         clock = WallClock()
@@ -108,8 +114,7 @@ class LocalCluster:
             stack.push_async_callback(scheduler_mail.close)
             listed = await kept_adapters(config)
             node = SchedulerNode(scheduler_mail, clock, make_scheduler(config.schedule), kept_adapters=listed)
-            node.show_pools(_sizes(config))
-            stack.push_async_callback(_cancel, asyncio.create_task(node.run()))
+            await _run_scheduler(stack, node, config, group)
 
             async def resolve() -> list[str]:
                 return [scheduler_mail.address]
@@ -156,7 +161,7 @@ class LocalCluster:
             while True:
                 with contextlib.suppress(ReplicaLost):
                     status = await self.frontend.status()
-                    if len(status.instances) == len(self.instances):
+                    if len(status.instances) + len(status.sleepers) >= len(self._kept.running):
                         return status
                 await asyncio.sleep(0.005)
 
@@ -173,9 +178,18 @@ class LocalCluster:
             await asyncio.sleep(_LOOK_EVERY_S)
 
 
+async def _run_scheduler(
+    stack: contextlib.AsyncExitStack, node: SchedulerNode, config: ClusterConfig, group: LocalGroup | None
+) -> None:
+    node.show_pools(_sizes(config))
+    stack.push_async_callback(_cancel, asyncio.create_task(node.run()))
+    if group is not None:
+        await stack.enter_async_context(group.seat(node, config))
+
+
 async def _made_aside(
-    config: ClusterConfig, role: Role, mail: M, parts: Callable[[Role, M], InstanceParts]
-) -> InstanceParts:
+    config: ClusterConfig, role: Role, mail: M, parts: Callable[[Role, M], InstanceParts | AsleepParts]
+) -> InstanceParts | AsleepParts:
     """Return an instance's parts, made on a thread with the model of the only rank. The loop waits for several ranks, which load
     theirs in processes of their own."""
     make = partial(parts, role, mail)
@@ -217,11 +231,15 @@ async def local_models(config: ClusterConfig, cards: Sequence[ModelCard]):
     """Yield each model of the configuration, and its own cluster, which is started and ready."""
     async with contextlib.AsyncExitStack() as stack:
         models: list[tuple[ModelBehind, LocalCluster]] = []
+        groups = await stack.enter_async_context(local_groups(config))
         for row, card in zip(config.rows, cards, strict=True):
             observers = make_observers(card.name, config.serve.otlp_endpoint)
             stack.callback(observers.close)
             prefix = f"{slug(card.name)}/" if config.models else ""
-            running = LocalCluster.running(row, observers.observe, replaces_instances=True, prefix=prefix)
+            group = groups.get(row.schedule.residency.group)
+            running = LocalCluster.running(
+                row, observers.observe, replaces_instances=True, prefix=prefix, group=group
+            )
             cluster: LocalCluster = await stack.enter_async_context(running)
             model = ModelBehind(generator=cluster.frontend, config=row, card=card, observers=observers)
             models.append((model, cluster))

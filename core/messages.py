@@ -27,7 +27,7 @@ from core.adapter_messages import (
 from core.kv import KVShard
 from core.limit_messages import AskShares, LimitBookCopy, SharesGranted, SharesTaken
 from core.reports import DroppedBlocks, LoadReport, Register, Status
-from core.sleep_messages import AskSleep, AskWake, Asleep, GoToSleep, KeepAwake, SleepAnswer, WakeUp
+from core.sleep_messages import SleepMessage
 from core.stream_messages import AttachReader, DetachReader, FindStream, StreamFound
 from core.types import Request, Route, Slo, TokenOut
 
@@ -396,5 +396,5 @@ Message = (
     | Buddy | Replicas | ReplicasKept | DropCache | CacheDropped | HintSession | SessionHinted | StartPrefill | Revoke | ChunkDone
     | Commit | Drained | PrefillFailed | PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest | PeerBacklog | AdapterList
     | AdaptersHeld | AdaptersUsed | LoadAdapter | UnloadAdapter | AdapterChanged | AskShares | SharesGranted | SharesTaken
-    | LimitBookCopy | GoToSleep | WakeUp | Asleep | AskSleep | AskWake | SleepAnswer | KeepAwake
+    | LimitBookCopy | SleepMessage
 )  # fmt: skip

@@ -1,9 +1,12 @@
-"""The messages by which a model's instances go to sleep and wake up (docs/adr/094-sleep-is-an-end-and-a-start.md).
+"""The messages by which a model's instances go to sleep and wake up (docs/adr/094-sleep-is-an-end-and-a-start.md), and those of
+models that share memory (docs/adr/095-models-that-share-memory.md).
 
 frontend  -> scheduler   AskSleep, AskWake, KeepAwake
 scheduler -> frontend    SleepAnswer
 scheduler -> instance    GoToSleep, WakeUp
 instance  -> scheduler   Asleep
+scheduler -> group       ModelDemand
+group     -> scheduler   GroupOrder
 """
 
 from dataclasses import dataclass
@@ -80,3 +83,61 @@ class KeepAwake:
 
     seconds: float
     """Infinite: for ever. 0: it may sleep at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingDemand:
+    """Requests that wait, of one priority, and due at about the same time."""
+
+    priority: int
+    num: int
+    left_s: float
+    """Until their first tokens are due; negative once they are late."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedDemand:
+    """Requests of one class that have come since the scheduler began."""
+
+    priority: int
+    target_s: float
+    """How long after its arrival a request's first token is due."""
+    num: int
+
+
+GroupState = Literal["serving", "waking", "falling asleep", "asleep", "unknown"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelDemand:
+    """What one of several models that share memory is asked for, and whether it has some of that memory."""
+
+    model: str
+    state: GroupState
+    """`asleep` only where every instance has said so: then it has no memory."""
+    order: tuple[int, int] = (0, 0)
+    """The epoch and the number of the last GroupOrder that was carried out."""
+    waiting: tuple[WaitingDemand, ...] = ()
+    arrived: tuple[ArrivedDemand, ...] = ()
+    num_running: int = 0
+    age: float = 0.0
+    """How long the oldest request has waited, as a share of how long it may."""
+    wake_s: float = 0.0
+    sleeps_in_s: float = 0.0
+    """How long it stays awake at the least."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOrder:
+    """A model shall have memory, or give it back. Orders that are not newer than the last one are ignored."""
+
+    epoch: int
+    """The epoch of the group's owner: one that comes later has a higher one."""
+    number: int
+    awake: bool | None
+    """None: it stays as it is."""
+
+
+SleepMessage = (
+    GoToSleep | WakeUp | Asleep | AskSleep | AskWake | SleepAnswer | KeepAwake | ModelDemand | GroupOrder
+)

@@ -22,6 +22,7 @@ from cluster.deploy.rank_bundles import bundles_of, strategy_of
 from cluster.deploy.scheduler_deployment import Scheduler
 from core.config.cluster_config import ClusterConfig, load
 from core.config.parallel_config import ParallelConfig
+from core.errors import ConfigError
 
 _LOGGING = LoggingConfig(enable_access_log=False, log_level="WARNING")
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -54,6 +55,10 @@ def build_application(
 
     `one_host`: all of them run on this machine, so they need not listen to any other. `environment`: what replicas have besides
     that of Ray's processes. Raises ConfigError."""
+    if config.residency_groups:
+        raise ConfigError(
+            "residency_groups needs `baton serve --local`: on Ray each model has devices of its own"
+        )
     if not one_host:
         check_clear_ways(config, os.environ)
     options = partial(_options, config, {"env_vars": environment} if environment else {})

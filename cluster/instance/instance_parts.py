@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 from cluster.instance.remote_memory.remote_host import RemoteHost
 from core.config.cluster_config import ClusterConfig
@@ -97,6 +97,14 @@ class InstanceParts:
     """What has it sleep and wake up; None: it cannot."""
 
 
+@dataclass(frozen=True, slots=True)
+class AsleepParts:
+    """What an instance has that begins asleep: nothing has been read yet."""
+
+    kept: SleepingParts
+    site: Site = field(default_factory=Site)
+
+
 class LateSink:
     """A LayerSink for ranks that are made before the one that learns of their layers."""
 
@@ -106,9 +114,14 @@ class LateSink:
         return None if self.sink is None else self.sink.step_started(plan)
 
 
-async def made_aside(make: Callable[[], InstanceParts]) -> InstanceParts:
+P = TypeVar("P", InstanceParts, InstanceParts | AsleepParts)
+
+
+async def made_aside(make: Callable[[], P]) -> P:
     """Return parts, made on a thread with their group, so that the event loop serves meanwhile."""
     made, late = await asyncio.to_thread(make), LateSink()
+    if isinstance(made, AsleepParts):
+        return made
     group = await asyncio.to_thread(made.make_group, late)
 
     def take_group(sink: LayerSink | None) -> WorkerGroup:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from cluster.instance.device_access import device_access, loopback_access, take_device_memory
-from cluster.instance.instance_parts import InstanceParts, Role
+from cluster.instance.instance_parts import AsleepParts, InstanceParts, Role
 from cluster.instance.kept_parts import KeptParts
 from cluster.instance.pool_access import PoolAccess, no_access, remote_access
 from cluster.instance.pull_media import device_media
@@ -70,9 +70,7 @@ def local_parts(
     """Return the parts of an instance that shares its process, and so its memory, with the others. `kept` is what it had before
     it slept."""
     parallel, timer = config.prefill if role == "prefill" else config.decode, StartTimer("sizes")
-    kept = kept or KeptParts(
-        config.engine, lambda kept: local_parts(config, folder, role, mail, fabric, kept)
-    )
+    kept = kept or KeptParts(config.engine, partial(local_parts, config, folder, role, mail, fabric))
     spawner = children(config.engine, mesh_of(parallel)) if parallel.num_ranks > 1 else None
     if kept.size is None:
         found = memory_in_process(config, parallel, spawner)
@@ -91,6 +89,13 @@ def local_parts(
         timer=timer,
         kept=kept,
     )
+
+
+def asleep_local_parts(
+    config: ClusterConfig, folder: Path, role: Role, mail: Mail, fabric: LoopbackFabric
+) -> AsleepParts:
+    """Return the same of an instance that begins asleep."""
+    return AsleepParts(KeptParts(config.engine, partial(local_parts, config, folder, role, mail, fabric)))
 
 
 def _local_access(size: PoolSize, address: str, fabric: LoopbackFabric, *, has_ranks: bool) -> PoolAccess:

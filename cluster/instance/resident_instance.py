@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from cluster.instance.instance import Instance
-from cluster.instance.instance_parts import InstanceParts, Role, SleepingParts, made_aside
+from cluster.instance.instance_parts import AsleepParts, InstanceParts, Role, SleepingParts, made_aside
 from cluster.instance.lent_mail import LentMail
 from cluster.instance.sleep_reporter import SleepReporter
 from cluster.instance.wake_times import WakeTimes
@@ -47,10 +47,11 @@ class ResidentInstance:
         mail: Mail,
         clock: Clock,
         resolve: Resolve,
-        parts: InstanceParts,
+        parts: InstanceParts | AsleepParts,
         *,
         num_spare_schedulers: int = 0,
     ) -> None:
+        """With `AsleepParts` it begins asleep."""
         self.role: Role = role
         self.failure: BaseException | None = None
         self.stuck = asyncio.Event()
@@ -58,7 +59,7 @@ class ResidentInstance:
         self._config, self._mail, self._clock, self._resolve = config, mail, clock, resolve
         self._kept, self._site, self._num_spares = parts.kept, parts.site, num_spare_schedulers
         self._lent = LentMail(mail)
-        self.instance: Instance | None = self._made(parts)
+        self.instance: Instance | None = self._made(parts) if isinstance(parts, InstanceParts) else None
         """None while it sleeps."""
         self._reporter = SleepReporter(config, mail, clock, resolve, num_spare_schedulers)
         self._times = WakeTimes()
@@ -79,11 +80,13 @@ class ResidentInstance:
         return self.instance.computes if self.instance is not None else self._reporter.is_known
 
     def run(self) -> None:
-        """Begin to serve."""
-        assert self.instance is not None, "it begins awake"
+        """Begin to serve, or to sleep."""
         self._mail.listen(self._on_message, self._on_lost)
-        self._times.began(self.instance.run())
-        self._watch(self.instance)
+        if self.instance is not None:
+            self._times.began(self.instance.run())
+            self._watch(self.instance)
+        else:
+            self._say("asleep", 2)
         self._tasks = [asyncio.create_task(self._follow()), asyncio.create_task(self._reporter.run())]
 
     async def failed(self) -> BaseException:

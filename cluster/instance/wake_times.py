@@ -23,6 +23,8 @@ class WakeTimes:
     def woke(self, level: SleepLevel, start: StartTimes) -> None:
         """Note how long waking from `level` has taken."""
         if start.phases:
+            if not self._start.phases:
+                self._start = start  # it began asleep
             before = self._learned.get(level, start.whole_s)
             self._learned[level] = before + _SHARE * (start.whole_s - before)
 

@@ -47,7 +47,7 @@ from core.messages import (
 )
 from core.reports import LoadReport, Register, Status
 from core.scheduler_tuning import SchedulerTuning, tuned
-from core.sleep_messages import Asleep, KeepAwake
+from core.sleep_messages import Asleep, GroupOrder, KeepAwake, ModelDemand
 from core.types import Route
 
 
@@ -185,24 +185,24 @@ class GlobalScheduler:
             case Tick():
                 expired = self._admission.expire(self._roster.why_not(), now, is_asleep=self._is_asleep)
                 return expired + self._place_waiting(now)
-            case Asleep() | KeepAwake() | OperatorAsked() as said:
+            case Asleep() | KeepAwake() | OperatorAsked() | GroupOrder() as said:
                 return self._on_sleep(said, now)
             case word:
                 return self._on_word(word, now)
 
-    def _on_sleep(self, event: Asleep | KeepAwake | OperatorAsked, now: float) -> list[Send]:
-        match event:
-            case Asleep(address=address, state=state):
-                self._residency.hear(event)
-                self._roster.leave(address)
-                self._placer.unclaim(address)
-                sends = self._on_lost(address, sleeps=True) if state != "falling asleep" else []
-                return sends + self._pair()
-            case KeepAwake(seconds):
-                self._residency.keep_awake(seconds, now)
-                return []
-            case OperatorAsked(frontend, ask):
-                return self._residency.ask(frontend, ask, self._roster.members, now)
+    def _on_sleep(self, event: Asleep | KeepAwake | OperatorAsked | GroupOrder, now: float) -> list[Send]:
+        sends = self._residency.on(event, self._roster.members, now)
+        if isinstance(event, Asleep):
+            self._roster.leave(event.address)
+            self._placer.unclaim(event.address)
+            sends += self._on_lost(event.address, sleeps=True) if event.state != "falling asleep" else []
+            sends += self._pair()
+        return sends
+
+    def demand(self, model: str, num_instances: int, now: float) -> ModelDemand:
+        """Return what a model of so many instances tells the group with which it shares memory."""
+        asked = self._admission.demand(model, len(self._placer), now)
+        return self._residency.completed(asked, self._roster.members, num_instances, now)
 
     def _on_word(
         self, word: PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest, now: float

@@ -17,7 +17,16 @@ from core.messages import (
     ReleasedByPeer,
 )
 from core.reports import LoadReport, Register
-from core.sleep_messages import AskSleep, AskWake, Asleep, GoToSleep, KeepAwake, SleepAnswer, WakeUp
+from core.sleep_messages import (
+    AskSleep,
+    AskWake,
+    Asleep,
+    GoToSleep,
+    GroupOrder,
+    KeepAwake,
+    SleepAnswer,
+    WakeUp,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +86,7 @@ Event = (
     | Asleep
     | KeepAwake
     | OperatorAsked
+    | GroupOrder
 )
 
 

@@ -47,7 +47,7 @@ from core.messages import (
 )
 from core.ports import Clock, Mail, Resolve
 from core.reports import LoadReport, PoolStatus, Register, Status
-from core.sleep_messages import AskSleep, AskWake, Asleep, KeepAwake
+from core.sleep_messages import AskSleep, AskWake, Asleep, GroupOrder, KeepAwake, ModelDemand
 from net.schedulers import Schedulers
 
 log = logging.getLogger(__name__)
@@ -84,6 +84,8 @@ class SchedulerNode:
         """The other schedulers' backlogs."""
         self._told = _NOTHING_WAITS
         self._waiting = asyncio.Event()
+        self.stirred = asyncio.Event()
+        """Set after each event. Who waits for it clears it."""
         self._adapters, self._kept_adapters = AdapterRegistry(mail.address), kept_adapters
         if kept_adapters is not None:
             self._adapters.restore(kept_adapters.listed, clock.now())
@@ -112,6 +114,14 @@ class SchedulerNode:
 
     async def close(self) -> None:
         await self._mail.close()
+
+    def demand(self, model: str, num_instances: int) -> ModelDemand:
+        """Return what is told to the group of models with which this one, of so many instances, shares memory."""
+        return self._scheduler.demand(model, num_instances, self._clock.now())
+
+    def obey(self, order: GroupOrder) -> None:
+        """Do what the group's owner says."""
+        self._feed(order)
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -245,6 +255,7 @@ class SchedulerNode:
     def _feed(self, event: Event) -> None:
         for action in self._scheduler.on(event, self._clock.now()):
             self._mail.send(action.to, action.message)
+        self.stirred.set()
         self._note_waiting()
 
     def _note_waiting(self) -> None:

@@ -19,7 +19,8 @@ from core.config.live_config import LimitsConfig, LiveConfig, SloClasses, Tenant
 from core.config.mail_config import MailConfig
 from core.config.model_rows import ModelName, WrittenRows, check_models, tree_of
 from core.config.parallel_config import ParallelConfig
-from core.config.residency_config import ResidencyConfig
+from core.config.residency_config import ResidencyConfig, ResidencyGroup
+from core.config.residency_groups import check_groups
 from core.config.security_config import SecurityConfig
 from core.config.serve_config import ServeConfig
 from core.config.tuning_config import TuningChanges
@@ -258,6 +259,8 @@ class ModelRow(FleetConfig):
 class ClusterConfig(FleetConfig):
     models: Annotated[Mapping[ModelName, ModelRow], WrittenRows, Field(title="NAME=PATH")] = {}
     """Several models behind one port, instead of `model.path`: the name that clients use, and a path or keys of its own."""
+    residency_groups: Mapping[ModelName, ResidencyGroup] = {}
+    """Groups of models that share memory, which holds only some of them. A row names its own in `schedule.residency.group`."""
     mail: MailConfig = MailConfig()
     security: SecurityConfig = SecurityConfig()
     jwt: JwtConfig = JwtConfig()
@@ -331,7 +334,7 @@ def _validated(kind: type[C], values: Mapping[str, Any]) -> C:
 
 def _consistent(config: ClusterConfig) -> ClusterConfig:
     """Check keys that need each other. Raises ConfigError."""
-    for check in (check_models, *RULES):
+    for check in (check_models, check_groups, *RULES):
         check(config)
     for name, row in zip(config.models, config.rows, strict=False):
         try:

@@ -37,7 +37,7 @@ def tree_of(config: "ClusterConfig", name: str) -> dict[str, Any]:
     """Return the values of one row's configuration, as somebody would write them for this model alone."""
     row = config.models[name].model_dump(exclude_unset=True)
     named = {"name": name, **{key: row.pop(key) for key in ("path", "aliases") if key in row}}
-    shared = config.model_dump(exclude_unset=True, exclude={"models"})
+    shared = config.model_dump(exclude_unset=True, exclude={"models", "residency_groups"})
     merged = _over(shared, _over(row, {"model": named}))
     merged["slo_classes"] = {**config.slo_classes, **config.models[name].slo_classes}
     own_record = "record_path" in row.get("schedule", {})

@@ -19,3 +19,12 @@ class ResidencyConfig(Section):
     """With `on_demand`, what a sleeping instance keeps: 1: its weights in host memory; 2: nothing, weights are on disk."""
     keeps_kv: bool = True
     """A sleeping instance keeps its lower tiers' KV (`engine.host_cache_bytes`) for prompts that come after waking."""
+    group: str = ""
+    """With `on_demand`, the group of `residency_groups` whose models share memory with this one."""
+
+
+class ResidencyGroup(Section):
+    """Models that share memory which holds only some of them."""
+
+    awake_models: int = Field(ge=1)
+    """How many of the group's models have memory at once. The others sleep."""

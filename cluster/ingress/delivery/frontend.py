@@ -40,11 +40,11 @@ from core.messages import (
     Rejected,
     SessionHinted,
     SharesGranted,
-    SleepAnswer,
     Tokens,
 )
 from core.ports import Clock, Mail, Resolve
 from core.reports import DroppedBlocks, Status
+from core.sleep_messages import SleepAnswer
 from core.stream_messages import FindStream, StreamFound
 from core.types import Request, TokenOut
 from net.schedulers import Schedulers

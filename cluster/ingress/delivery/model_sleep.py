@@ -6,10 +6,9 @@ from functools import partial
 
 from cluster.ingress.delivery.questions import Questions
 from core.errors import ReplicaLost, RequestError
-from core.messages import KeepAwake
 from core.ports import Clock, Mail
 from core.reports import Status
-from core.sleep_messages import AskSleep, AskWake, SleepAnswer, SleepLevel
+from core.sleep_messages import AskSleep, AskWake, KeepAwake, SleepAnswer, SleepLevel
 from net.schedulers import Schedulers
 
 _LOOK_S = 0.05

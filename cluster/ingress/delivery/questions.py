@@ -12,10 +12,10 @@ from core.messages import (
     Message,
     SessionHinted,
     SharesGranted,
-    SleepAnswer,
 )
 from core.ports import Mail
 from core.reports import Status
+from core.sleep_messages import SleepAnswer
 from core.stream_messages import StreamFound
 
 _TIMEOUT_S = 2.0

@@ -2,6 +2,7 @@
 
 Invariant: a request is in the queue, or it has been answered, or it was withdrawn."""
 
+from collections import Counter
 from collections.abc import Callable
 from math import inf
 from typing import Final
@@ -14,8 +15,11 @@ from cluster.scheduler.scheduler_events import Send
 from core.config.cluster_config import ScheduleConfig
 from core.messages import PlaceRequest, Rejected
 from core.scheduler_tuning import SchedulerTuning
+from core.sleep_messages import ArrivedDemand, ModelDemand, WaitingDemand
 from core.types import Slo
 
+_MAX_LOTS: Final = 64
+_MAX_CLASSES: Final = 64
 NO_DECODE_WAIT_S: Final = 5.0
 """How long requests wait for the first decode instance, since instances may be restarting."""
 
@@ -33,6 +37,8 @@ class Admission:
         self._drain = DrainRate(tuning)
         self._hopeless = HopelessRule(tuning)
         self._num_arrived = 0
+        self._arrived: dict[tuple[int, float], int] = {}
+        """How many requests have come of each priority and target."""
         self._no_decode_since: float | None = None
         self.num_schedulers = 1
         """The number of schedulers that share the instances, and the limit on waiting requests."""
@@ -42,6 +48,7 @@ class Admission:
     ) -> Waiter:
         """Put a request in. `work_s` is the least time that its prompt takes. `num_instances` compute prompts."""
         self._num_arrived += 1
+        self._note_arrived(place)
         slo_s = place.slo.ttft_s
         due_at = inf if place.attempt else now + slo_s
         start_by = inf if due_at == inf else due_at - self._tuning.start_share * slo_s - work_s
@@ -105,8 +112,33 @@ class Admission:
             f"the model sleeps, and wakes up in about {wake_s:.2g} s, for which the class {place.slo.name!r} does not wait"
         )
         self._log(f"reject {key} asleep")
+        self._note_arrived(place)
         retry_after_s = 0.0 if why_not else max(1.0, wake_s)
         return Send(frontend, Rejected(place.request_id, place.attempt, reason, retry_after_s, asleep=True))
+
+    def demand(self, model: str, num_running: int, now: float) -> ModelDemand:
+        """Return what the model is asked for. Its state is left open."""
+        found = Counter[tuple[int, int]]()
+        age = 0.0
+        for waiter in self.queue:
+            limit_s = self._limit_s(waiter)
+            due_at = waiter.due_at if waiter.due_at < inf else waiter.arrived_at + limit_s
+            found[waiter.place.slo.priority, round(due_at - now)] += 1
+            age = max(age, (now - waiter.arrived_at) / limit_s)
+        first = sorted(found.items(), key=lambda lot: lot[0][1])[:_MAX_LOTS]
+        return ModelDemand(
+            model=model,
+            state="unknown",
+            waiting=tuple(WaitingDemand(priority, num, left_s) for (priority, left_s), num in first),
+            arrived=tuple(ArrivedDemand(*key, num) for key, num in self._arrived.items()),
+            num_running=num_running,
+            age=age,
+        )
+
+    def _note_arrived(self, place: PlaceRequest) -> None:
+        key = place.slo.priority, min(place.slo.ttft_s, self._longest_wait_s(place.slo))
+        if key in self._arrived or len(self._arrived) < _MAX_CLASSES:
+            self._arrived[key] = self._arrived.get(key, 0) + 1
 
     def refuse_excess(self, waiter: Waiter, now: float) -> list[Send]:
         """Refuse the newcomer if it would wait too long, or the last in order if too many wait.

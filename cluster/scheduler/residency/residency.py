@@ -1,21 +1,40 @@
 """Whether the model's instances serve or sleep, and what follows from it for those who wait.
 
 All instances sleep, and wake up, together. Any scheduler whose requests wait wakes them; only the one that leads has them sleep.
+Where the model shares memory with others, they wake up only when the owner of that memory says so (`group_owner`).
 
 Invariant: an instance is either in the roster or among the sleepers, or on its way from one to the other (`falling asleep`)."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import inf
 
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.scheduler_events import Send
+from cluster.scheduler.scheduler_events import OperatorAsked, Send
 from core.config.residency_config import ResidencyConfig
-from core.sleep_messages import AskSleep, AskWake, Asleep, GoToSleep, SleepAnswer, WakeUp
+from core.sleep_messages import (
+    AskSleep,
+    AskWake,
+    Asleep,
+    GoToSleep,
+    GroupOrder,
+    GroupState,
+    KeepAwake,
+    ModelDemand,
+    SleepAnswer,
+    WaitingDemand,
+    WakeUp,
+)
 
 _LAST_S = 30.0
 """How long a sequence may still run that has come while its idle instance was told to sleep."""
 
 _ON_ITS_WAY_S = 1.0
+_WANTED_S = 60.0
+"""How long a model that was refused to somebody waits at the most for its turn."""
+_NEVER_DUE_S = 1e9
+_SWAP_S = 10.0
+"""How long sequences may still run when another model shall have the memory. Those that run even then are paused."""
 
 
 class Residency:
@@ -31,6 +50,14 @@ class Residency:
         self._keep_s = config.idle_s
         self._idle_since = inf
         self._awake_since = self._least_until = 0.0
+        self._last_wake_s = 0.0
+        """How long the last waking has taken; 0: there was none."""
+        self._may_wake = not config.group
+        """Whether there is memory for it."""
+        self.order = (0, 0)
+        """The epoch and the number of the group's last order."""
+        self.wanted_since = inf
+        """Since when something wants it awake that does not wait for it: a refused request; of an operator for ever."""
 
     @property
     def sleepers(self) -> tuple[Asleep, ...]:
@@ -70,6 +97,70 @@ class Residency:
         since = self._waking_since.get(one.address)
         return one.wake_s if since is None else max(0.0, one.wake_s - (now - since))
 
+    def completed(
+        self, asked: ModelDemand, members: Sequence[Member], num_instances: int, now: float
+    ) -> ModelDemand:
+        """Return what the group is told: what the model is asked for, and its state."""
+        waiting, age = asked.waiting, asked.age
+        if self.wanted_since < inf:
+            waiting = (*waiting, WaitingDemand(0, 1, _NEVER_DUE_S))
+            age = max(age, min(1.0, (now - self.wanted_since) / _WANTED_S))
+        return replace(
+            asked,
+            state=self._state(members, num_instances),
+            order=self.order,
+            waiting=waiting,
+            age=age,
+            wake_s=max((one.wake_s for one in self._sleepers.values()), default=0.0) or self._last_wake_s,
+            sleeps_in_s=max(0.0, self._awake_since + self._config.least_awake_s - now),
+        )
+
+    def _state(self, members: Sequence[Member], num_instances: int) -> GroupState:
+        """Return whether a model of so many instances has memory, as its group counts it."""
+        sleepers = self._sleepers.values()
+        if not members and len(sleepers) >= num_instances and all(one.state == "asleep" for one in sleepers):
+            return "waking" if self._waking_since else "asleep"
+        if self._told or any(one.state == "falling asleep" for one in sleepers):
+            return "falling asleep"
+        if self._waking_since or any(one.state == "waking" for one in sleepers) or (sleepers and members):
+            return "waking"
+        return "serving" if len(members) >= num_instances else "unknown"
+
+    def on(
+        self, event: Asleep | KeepAwake | OperatorAsked | GroupOrder, members: Sequence[Member], now: float
+    ) -> list[Send]:
+        """Take in what an instance, a client, an operator or the owner of the group has said."""
+        match event:
+            case Asleep():
+                self.hear(event)
+            case KeepAwake(seconds):
+                self.keep_awake(seconds, now)
+            case OperatorAsked(frontend, ask):
+                return self.ask(frontend, ask, members, now)
+            case GroupOrder():
+                return self._obey(event, members, now)
+        return []
+
+    def _obey(self, order: GroupOrder, members: Sequence[Member], now: float) -> list[Send]:
+        if (order.epoch, order.number) <= self.order:
+            return []
+        self.order = (order.epoch, order.number)
+        if order.awake is None:
+            return []
+        if order.awake:
+            self._may_wake = True
+            return self.wake(now)
+        sleep = GoToSleep(level=self._config.level, timeout_s=_SWAP_S)
+        return self._sleep(members, sleep, [*self._waking_since])
+
+    def _sleep(self, members: Iterable[Member], order: GoToSleep, others: Iterable[str] = ()) -> list[Send]:
+        """Have all instances that serve sleep, and `others`. A model of a group has then to be given memory again."""
+        self._told = {member.address for member in members if not member.leaving}
+        whom = [*sorted(self._told), *others]
+        self._waking_since.clear()
+        self._may_wake = not self._config.group
+        return [Send(address, order) for address in whom]
+
     def hear(self, said: Asleep) -> None:
         """An instance says that it does not serve."""
         self._told.discard(said.address)
@@ -77,8 +168,10 @@ class Residency:
 
     def serves(self, address: str, now: float) -> None:
         """An instance has registered: a new one, or one that has woken up."""
+        if (since := self._waking_since.get(address)) is not None:
+            self._last_wake_s = now - since
         self.lost(address)
-        self._awake_since = now
+        self._awake_since, self.wanted_since = now, inf
 
     def lost(self, address: str) -> None:
         """An instance is gone."""
@@ -96,7 +189,9 @@ class Residency:
     ) -> list[Send]:
         """Have all instances sleep, or wake up, since an operator wants it."""
         if isinstance(asked, AskWake):
-            return [*self.wake(now), Send(frontend, SleepAnswer(asked.nonce))]
+            self.wanted_since = -inf
+            wakes = self.wake(now) if self._may_wake else []
+            return [*wakes, Send(frontend, SleepAnswer(asked.nonce))]
         if self._config.mode == "always":
             why = "the model is always awake: schedule.residency.mode is always, and has to be manual or on_demand"
             return [Send(frontend, SleepAnswer(asked.nonce, why))]
@@ -107,10 +202,8 @@ class Residency:
             held=self._config.mode == "manual",
             drops=asked.drops,
         )
-        whom = [member.address for member in members if not member.leaving]
-        whom += [one.address for one in self._sleepers.values()]
-        self._waking_since.clear()
-        return [*(Send(address, order) for address in whom), Send(frontend, SleepAnswer(asked.nonce))]
+        sleeping = [one.address for one in self._sleepers.values()]
+        return [*self._sleep(members, order, sleeping), Send(frontend, SleepAnswer(asked.nonce))]
 
     def wake(self, now: float) -> list[Send]:
         """Wake all instances that sleep, or are falling asleep, and were not told so before."""
@@ -124,8 +217,11 @@ class Residency:
         return [Send(address, WakeUp()) for address in whom]
 
     def wake_for_request(self, now: float) -> list[Send]:
-        """As `wake`, where a request may do so."""
-        return [] if self.is_held else self.wake(now)
+        """As `wake`, where a request may do so. In a group that is noted for its owner."""
+        if self._may_wake:
+            return [] if self.is_held else self.wake(now)
+        self.wanted_since = min(self.wanted_since, now)
+        return []
 
     def look(
         self, members: Sequence[Member], num_here: tuple[int, int], now: float, *, leads: bool
@@ -136,8 +232,10 @@ class Residency:
             self._idle_since = inf
             return []
         serving = [member for member in members if not member.leaving]
+        if self._config.group and self._may_wake and self._sleepers:
+            return self.wake(now)
         if self.is_asleep and num_here[1] and not any(m.decodes for m in serving):
-            return self.wake_for_request(now)
+            return self.wake_for_request(now) if self._may_wake else []
         if any(num_here) or not serving or self._config.mode != "on_demand" or self._told:
             self._idle_since = inf
             return []
@@ -146,6 +244,4 @@ class Residency:
         may_sleep = now >= max(self._least_until, self._awake_since + self._config.least_awake_s)
         if not (leads and is_due and may_sleep):
             return []
-        self._told = {member.address for member in serving}
-        order = GoToSleep(level=self._config.level, timeout_s=_LAST_S)
-        return [Send(member.address, order) for member in serving]
+        return self._sleep(serving, GoToSleep(level=self._config.level, timeout_s=_LAST_S))

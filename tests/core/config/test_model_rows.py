@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from core.config.cluster_config import ClusterConfig, load, overlay
+from core.config.residency_groups import models_of
 from core.errors import ConfigError
 
 PATHS = {"small": "embedded", "big": {"path": "org/big", "aliases": ["gpt-4o"]}}
@@ -116,3 +117,32 @@ def test_a_live_change_may_name_the_models_of_the_table_alone() -> None:
     assert changed.tenants["t"].models == ("small",)
     with pytest.raises(ConfigError, match="'gpt-4o' is not among models"):
         overlay(config, {"tenants": {"t": {"keys": ["k"], "models": ["gpt-4o"]}}})
+
+
+SHARING = {
+    "models": {"a": "embedded", "b": "embedded"},
+    "residency_groups": {"card": {"awake_models": 1}},
+    "schedule": {"residency": {"mode": "on_demand", "group": "card"}},
+}
+
+
+def test_models_may_share_memory_in_groups() -> None:
+    config = load(SHARING, {})
+    assert models_of(config, "card") == ("a", "b")
+    assert config.rows[0].schedule.residency.group == "card"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"residency_groups": {"card": {"awake_models": 2}}}, "none would ever make way"),
+        ({"residency_groups": {}}, "'card' is not among residency_groups"),
+        ({"schedule": {"residency": {"group": "card"}}}, "needs the mode on_demand"),
+        ({"scaling": {"enabled": True}}, "scaling.enabled must be false"),
+        ({"serve": {"schedulers": 2}}, "needs one scheduler for each model"),
+        ({"models": {}}, "give models a row for each"),
+    ],
+)
+def test_a_group_that_cannot_work_is_refused(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        load(SHARING | change, {})
