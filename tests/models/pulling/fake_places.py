@@ -42,7 +42,7 @@ class FakePlaces:
         """path -> how many bytes come before nothing does, until `gate` is set."""
         self.breaks_after: dict[str, list[int]] = {}
         """path -> after how many bytes the next connections end."""
-        self.gate = threading.Event()
+        self.gate, self.stopped = threading.Event(), threading.Event()
         self.ranges = True
         self.port = 0
 
@@ -175,10 +175,12 @@ class FakePlaces:
         if http.command == "HEAD":
             return None
         breaks = self.breaks_after.get(path) or [len(content)]
-        stop = min(self.stops_after.get(path, len(content)), breaks.pop(0))
+        stops_at = self.stops_after.get(path)
+        stop = min(len(content) if stops_at is None else stops_at, breaks.pop(0))
         http.wfile.write(content[offset:stop])
         if stop < len(content):
-            if path in self.stops_after:
+            if stops_at is not None:
+                self.stopped.set()
                 self.gate.wait(60)
             http.close_connection = True
         return None

@@ -22,6 +22,7 @@ from models.files.pulled_names import pulled_name
 from models.pulling import download
 from models.pulling.pull import Pull, PullProgress, read_bytes
 from tests.models.pulling.fake_places import CONFIG, TOKEN, WEIGHTS, FakePlaces
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[3]
 CLI = [sys.executable, "-m", "baton.cli", "models"]
@@ -171,8 +172,7 @@ def test_two_pulls_at_once_do_the_work_once(places: FakePlaces) -> None:
     both = [threading.Thread(target=pull, args=("org/name",)) for _ in range(2)]
     for each in both:
         each.start()
-    while not places.bytes_asked("model.safetensors"):
-        time.sleep(0.01)
+    assert places.stopped.wait(PATIENCE_S)
     places.stops_after.clear()
     places.gate.set()
     for each in both:
