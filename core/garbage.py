@@ -16,7 +16,6 @@ log = logging.getLogger(__name__)
 
 _NEVER = 1 << 30
 _LOOK_EVERY_S = 5.0
-_NUM_PASSES = 5
 
 
 def leave_out_all_there_is() -> None:
@@ -32,12 +31,10 @@ def give_back_memory() -> None:
 
 
 def collect_all() -> None:
-    """Free what nothing refers to any more, also of what collections leave out, and what only that referred to by a finalizer."""
+    """Free what nothing refers to any more, also of what collections leave out."""
     is_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
-    for _ in range(_NUM_PASSES):
-        if not gc.collect():
-            break
+    gc.collect()
     if is_frozen:
         gc.freeze()
 

@@ -254,6 +254,7 @@ class Engine:
             for task in (lost, *(task for _, task in in_flight)):
                 task.cancel()
             await asyncio.gather(lost, *(task for _, task in in_flight), return_exceptions=True)
+            self._watch.close()
 
     async def _something_changes(self) -> None:
         """Wait until something has changed, or a session is to be read back."""

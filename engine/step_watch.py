@@ -58,6 +58,12 @@ class StepWatch:
         finally:
             self._plan = self._task = None
 
+    def close(self) -> None:
+        """Let go of all that the event loop would keep until the next tick. No step follows."""
+        if self._ticking is not None:
+            self._ticking.cancel()
+            self._ticking = None
+
     @contextmanager
     def disturbed(self) -> Generator[None]:
         """Meanwhile something else takes from the steps' time."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from core.garbage import IdleCollector, collect_all, leave_out_all_there_is
+from core.garbage import IdleCollector, leave_out_all_there_is
 from tests.patience import PATIENCE_S
 
 
@@ -90,12 +90,3 @@ def test_what_is_loaded_is_not_looked_at_again() -> None:
     gc.unfreeze()
     gc.collect()
     assert ref() is None
-
-
-def test_what_only_a_finalizer_referred_to_is_free_after_one_call() -> None:
-    owner, memory = Node(), Node()
-    weakref.finalize(memory, id, owner)
-    is_there = weakref.ref(owner)
-    del owner, memory
-    collect_all()
-    assert is_there() is None

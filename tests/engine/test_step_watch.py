@@ -1,8 +1,10 @@
 """A step that does not end is given up. One that is slow is not, nor one of a process that stood still itself."""
 
 import asyncio
+import gc
 import random
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -290,3 +292,19 @@ async def test_a_thread_that_hangs_is_not_heard_any_more_when_it_goes_on() -> No
     await asyncio.to_thread(went_on.wait, PATIENCE_S)
     await asyncio.sleep(0)
     assert len(events.tokens) == num_tokens
+
+
+def test_the_event_loop_keeps_no_ranks_of_an_engine_that_was_closed() -> None:
+    """A sleeping instance collects its engine's pool once, as soon as it has closed it."""
+
+    async def main() -> None:
+        group, events = Ranks(), Events()
+        async with running(group, events, LoopClock()) as engine:
+            engine.add(request(max_tokens=3))
+            await outlives(events, group, 3)
+        is_there = weakref.ref(group)
+        del engine, group
+        gc.collect()
+        assert is_there() is None
+
+    run_virtual(main())
