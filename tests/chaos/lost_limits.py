@@ -196,7 +196,12 @@ async def run(
     """`requests` and `tokens` per minute are allowed. The clients of each tenant pause so long between two answers."""
     tenants_of = {"requests": (requests, False), "tokens": (tokens, True)}
     url = f"sqlite:///{folder}/store.db" if server is None else server.new_database()
-    values = overrides() | {"serve.schedulers": 2, "serve.store": url, "engine.max_num_seqs": 64}
+    values = overrides() | {
+        "serve.schedulers": 2,
+        "serve.store": url,
+        "serve.usage_dir": str(folder / "uses"),
+        "engine.max_num_seqs": 64,
+    }
     for name, (limit, of_tokens) in tenants_of.items():
         what = "max_tokens_per_min" if of_tokens else "max_requests_per_min"
         values |= {f"tenants.{name}.keys": [name], f"tenants.{name}.{what}": limit}

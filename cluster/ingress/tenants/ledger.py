@@ -12,7 +12,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from cluster.ingress.tenants.use_journal import Use, UseJournal, left_by_the_dead
 from cluster.store.usage_port import MINUTE_S, UsageBatch, UsageCounts, UsageStore, UsedBy
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 FLUSH_S = 1.0
 LOOK_S = 5.0
 """How often files of dead ingresses are looked for."""
+_PLACES = frozenset(("host", "hostaddr", "port", "dbname", "service"))
+"""What of a URL's query says which database it is: a socket's folder stands there."""
 
 
 class UsageLedger:
@@ -122,7 +124,9 @@ def journal_folder(named: str, store_url: str | None) -> Path | None:
     if (path := sqlite_path(store_url)) is not None:
         return path.with_name(f"{path.name}-usage")
     parts = urlsplit(store_url)
-    database = hashlib.sha256(f"{parts.hostname}:{parts.port}{parts.path}".encode()).hexdigest()[:16]
+    queried = sorted(one for one in parse_qsl(parts.query) if one[0] in _PLACES)
+    place = f"{parts.hostname}:{parts.port}{parts.path}{queried or ''}"
+    database = hashlib.sha256(place.encode()).hexdigest()[:16]
     return Path(tempfile.gettempdir()) / f"baton-usage-{os.getuid()}-{database}"
 
 

@@ -160,6 +160,8 @@ def test_an_entry_that_was_half_written_when_its_writer_was_killed_does_not_coun
 def test_ingresses_of_one_database_have_one_folder_whatever_the_password_is() -> None:
     one, two = (journal_folder("", f"postgresql://baton:{word}@db/x") for word in ("p", "q"))
     assert one == two != journal_folder("", "postgresql://db/y")
+    first, second = (journal_folder("", f"postgresql:///x?host=/run/{name}") for name in ("a", "b"))
+    assert first != second, "two servers that listen on sockets"
     assert journal_folder("", "sqlite:////a/b.db") == Path("/a/b.db-usage")
     assert journal_folder("/n", "sqlite:////a/b.db") == Path("/n")
     assert journal_folder("/n", None) is None
