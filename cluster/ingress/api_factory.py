@@ -163,5 +163,7 @@ async def run_batches(app: FastAPI) -> None:
 async def close_store(app: FastAPI) -> None:
     """Write down what was used, then end the connections to the database."""
     ledger: UsageLedger = app.state.ledger
-    await ledger.close()
-    await asyncio.to_thread(app.state.store.close)
+    try:
+        await ledger.close()
+    finally:
+        await asyncio.to_thread(app.state.store.close)
