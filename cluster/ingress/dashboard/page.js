@@ -1,9 +1,9 @@
 "use strict";
 const PERIOD_MS = 1000, KEPT = 120;
 const $ = (id) => document.getElementById(id);
-const POLLS_APART = 5, WIDE = 320, HIGH = 96, LEFT = 30, BELOW = 80;
+const POLLS_APART = 5, WIDE = 320, HIGH = 96, LEFT = 30, BELOW = 80, NUM_BARS = 45;
 const kept = {};
-let pollsLeft = 0, numSlots = 90, past = null;
+let pollsLeft = 0, numSlots = 90, past = null, shown = "";
 
 function element(tag, options = {}, ...children) {
   const made = document.createElement(tag);
@@ -77,7 +77,7 @@ function asleep(i) {
 }
 
 function show(s) {
-  $("model").textContent = s.model;
+  $("model").textContent = shown = s.model;
   showModels(s.models ?? []);
   $("state").textContent = s.why_not ? `not accepting: ${s.why_not}` : "accepting requests";
   $("state").className = s.why_not ? "bad" : "good";
@@ -172,11 +172,11 @@ const clock = (s) => new Date(1000 * s).toLocaleTimeString([], { hour: "2-digit"
 const moment = (s) => new Date(1000 * s).toLocaleTimeString();
 const across = (i, count) => LEFT + (WIDE - LEFT) * (i + 0.5) / count;
 
-function frame(title, top, begins_at, seconds, shown, ...inside) {
+function frame(title, top, begins_at, seconds, say, ...inside) {
   const marks = [0, 1 / 3, 2 / 3].map((share) => drawn("text", { x: LEFT + (WIDE - LEFT) * share, y: HIGH - 3 }, clock(begins_at + seconds * share)));
   const axis = drawn("path", { class: "axis", d: `M${LEFT} ${BELOW}H${WIDE}` });
   return element("figure", {}, element("figcaption", {}, ...title),
-    drawn("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": title.map((t) => t.textContent ?? t).join(" ") }, drawn("text", { x: 0, y: 10 }, shown(top)), axis, ...inside, ...marks));
+    drawn("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": title.map((t) => t.textContent ?? t).join(" ") }, drawn("text", { x: 0, y: 10 }, say(top)), axis, ...inside, ...marks));
 }
 
 function line(values, top, kind) {
@@ -198,7 +198,7 @@ function times(of, name, half, most, target) {
 }
 
 function counts(of, c) {
-  const wide = numSlots / 45, columns = [...Array(45).keys()].map((i) => {
+  const wide = numSlots / NUM_BARS, columns = [...Array(NUM_BARS).keys()].map((i) => {
     const at = (list) => list.slice(-numSlots).slice(i * wide, (i + 1) * wide).reduce((a, b) => a + b, 0);
     const [ended, attained, failed] = [at(c.ended), at(c.attained), at(c.failed)];
     return [["good", attained], ["warn", ended - attained - failed], ["bad", failed]];
@@ -208,11 +208,10 @@ function counts(of, c) {
     let below = BELOW;
     for (const [kind, n] of parts.filter(([, n]) => n)) {
       const high = (BELOW - 4) * n / top;
-      bars.push(drawn("rect", { class: kind, x: across(i, 45) - 2.6, width: 5.2, y: below -= high, height: high }));
+      bars.push(drawn("rect", { class: kind, x: across(i, NUM_BARS) - 2.6, width: 5.2, y: below -= high, height: high }));
     }
   });
-  const per = of.seconds / 45;
-  const keys = [`requests per ${per >= 60 ? "80 s" : "20 s"}: `, element("span", { class: "key good", text: "in time" }), " ", element("span", { class: "key warn", text: "late" }), " ", element("span", { class: "key bad", text: "failed" })];
+  const keys = [`requests per ${of.seconds / NUM_BARS} s: `, element("span", { class: "key good", text: "in time" }), " ", element("span", { class: "key warn", text: "late" }), " ", element("span", { class: "key bad", text: "failed" })];
   return frame(keys, top, of.begins_at, of.seconds, figure, ...bars);
 }
 
@@ -229,7 +228,7 @@ function showHistory() {
 }
 
 async function showPast() {
-  const [history, requests] = await Promise.all(["history", "requests"].map((name) => ask(`cluster/${name}${location.search}`)));
+  const [history, requests] = await Promise.all(["history", "requests"].map((name) => ask(`cluster/${name}?model=${encodeURIComponent(shown)}`)));
   if (!history.ok || !requests.ok) return;
   past = await history.json();
   showHistory();
