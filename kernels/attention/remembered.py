@@ -3,12 +3,12 @@
 It only saves time: a file that is damaged, foreign or not writable costs a measurement and a line in the log."""
 
 import logging
-import os
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from core.user_cache import user_cache
 from core.whole_files import replace_file
 
 _log = logging.getLogger(__name__)
@@ -30,8 +30,7 @@ class _Content(BaseModel):
 
 
 def default_path() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "baton" / "attention.json"
+    return user_cache() / "attention.json"
 
 
 class ChoiceFile:

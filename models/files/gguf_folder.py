@@ -4,7 +4,6 @@ The folder is in the user's cache, named by the file's place, size and time; its
 
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from core.errors import ConfigError, UnsupportedModel
+from core.user_cache import user_cache
 from models.files.gguf_reader import BYTES, ROPE_FACTORS, field, open_gguf
 
 _ROOT: Final = Path(__file__).parents[2]
@@ -66,8 +66,7 @@ def folder_of_gguf(path: Path) -> Path:
 
 
 def _cache() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "baton" / "gguf"
+    return user_cache() / "gguf"
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from core.errors import ConfigError
+from core.user_cache import user_cache
 from core.whole_files import replace_file
 from models.files.pulled_names import PulledName, pulled_name
 
@@ -81,10 +82,7 @@ class PulledModels:
         return files[0] if len(files) == 1 and not (folder / "config.json").exists() else folder
 
     def record(self, name: PulledName) -> PulledModel | None:
-        try:
-            return PulledModel(**json.loads(self._path(name, _RECORD).read_bytes()))
-        except (OSError, ValueError, TypeError):
-            return None
+        return _record_at(self._path(name, _RECORD))
 
     def write(self, name: PulledName, model: PulledModel) -> None:
         """Raises OSError."""
@@ -94,9 +92,9 @@ class PulledModels:
         """Return all models, also those that are not whole, the most recently used first."""
         found: list[CachedModel] = []
         for path in self.root.glob(f"*{_RECORD}"):
-            with suppress(OSError, ValueError, TypeError):
-                model = PulledModel(**json.loads(path.read_bytes()))
-                if (name := pulled_name(model.name)) is not None:
+            with suppress(OSError):
+                model = _record_at(path)
+                if model is not None and (name := pulled_name(model.name)) is not None:
                     used_at, size = path.stat().st_mtime, _size_of(self.folder(name))
                     found.append(
                         CachedModel(model=model, num_bytes=size, used_at=used_at, is_used=self._is_used(name))
@@ -135,9 +133,8 @@ class PulledModels:
     def forget(self, name: PulledName) -> None:
         """Remove the files of a model whose locks are held. Raises OSError."""
         if (model := self.record(name)) is not None and model.is_whole:
-            self.write(
-                name, replace(model, is_whole=False)
-            )  # a kill must not leave a part that passes for the whole
+            # A kill must not leave a part that passes for the whole.
+            self.write(name, replace(model, is_whole=False))
         with suppress(FileNotFoundError):
             shutil.rmtree(self.folder(name))
         self._path(name, _RECORD).unlink(missing_ok=True)
@@ -187,8 +184,14 @@ def models_folder() -> Path:
         return Path(folder).expanduser()
     if folder := os.environ.get("HF_HOME"):
         return Path(folder).expanduser() / "baton-models"
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "baton" / "models"
+    return user_cache() / "models"
+
+
+def _record_at(path: Path) -> PulledModel | None:
+    try:
+        return PulledModel(**json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _locks(descriptor: int, kind: int, *, waits: bool = False) -> bool:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from core.user_cache import user_cache
 from kernels.cpu.weights_file import DamagedFile, MappedFile, OpenFile, maps_large_pages
 
 _log = logging.getLogger(__name__)
@@ -168,7 +169,7 @@ def default_folder() -> Path | None:
     a pod, whose disk is counted."""
     if "KUBERNETES_SERVICE_HOST" in os.environ:
         return None
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "baton" / "weights"
+    folder = user_cache() / "weights"
     if _filesystem_of(folder) not in _LOCAL:
         return None
     try:
