@@ -97,6 +97,11 @@ class Bug(BatonError):
     pass
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says; the name of its class where it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def forget_frames(error: BaseException) -> None:
     """Drop the tracebacks of an error that is dealt with, and of those that led to it.
 

@@ -33,7 +33,7 @@ from core.config.cluster_config import ClusterConfig
 from core.config.security_config import AUTO, SecurityConfig
 from core.config.serve_config import ServeConfig
 from core.cost.memory_model import DeviceMemory
-from core.errors import ConfigError, ReplicaLost
+from core.errors import ConfigError, ReplicaLost, first_line
 from device.cuda import check_cupy
 from engine.ranks.rank import Rank, Spawner, rank_name
 from engine.ranks.rank_messages import RankSetup
@@ -64,7 +64,7 @@ def memory_at(group: Any, shares: Sequence[BundleShare]) -> list[DeviceMemory]:
         for each in asked:
             ray.cancel(each, force=True)
         raise ConfigError(
-            f"the memory of this instance's ranks' devices could not be read: {_first_line(error)}"
+            f"the memory of this instance's ranks' devices could not be read: {first_line(error)}"
         ) from error
 
 
@@ -156,7 +156,7 @@ def _gpus_of(ranks: Sequence[Any]) -> list[str]:
     except (RayError, TimeoutError) as error:
         for rank in ranks:
             ray.kill(rank)
-        raise ReplicaLost(f"a rank has not said which GPU it has: {_first_line(error)}") from error
+        raise ReplicaLost(f"a rank has not said which GPU it has: {first_line(error)}") from error
 
 
 def _hosts(config: ClusterConfig, role: Role, nodes: Sequence[str]) -> list[str]:
@@ -248,7 +248,7 @@ class ActorRank:
         except TimeoutError:
             return f"{self.name} has closed its connection"
         except RayError as error:
-            return f"{self.name} has died: {_first_line(error)}"
+            return f"{self.name} has died: {first_line(error)}"
         return f"{self.name} has ended"
 
     def end(self, patience_s: float = 0.0) -> None:
@@ -336,7 +336,7 @@ def _why_not(
 ) -> str:
     for name, end in zip(names, ends, strict=True):
         if end.done() and (error := end.exception()):
-            return f"{name} did not start: {_first_line(error)}"
+            return f"{name} did not start: {first_line(error)}"
     late = ", ".join(name for number, name in enumerate(names) if number not in met)
     return f"{late}: not there after {deadline_s:.0f} s"
 
@@ -345,7 +345,3 @@ async def dial(address: str, secret: bytes, number: int, security: SecurityConfi
     me, tls = Identity("", str(number), os.getpid()), tls_of(security, secret)
     channel = await connect(address, secret, me, tls=tls)
     return plain_end(channel.detach())
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]

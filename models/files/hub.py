@@ -3,7 +3,7 @@ Hugging Face hub id."""
 
 from pathlib import Path
 
-from core.errors import ConfigError
+from core.errors import ConfigError, first_line
 from models.files.pulled_models import PulledModels
 
 _EMBEDDED = Path(__file__).resolve().parents[1] / "embedded"
@@ -38,9 +38,8 @@ def _found(path_or_id: str, patterns: list[str]) -> Path:
             )
         )
     except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise ConfigError(
-            f"cannot get the model {path_or_id!r} from the hub, and no such folder exists: {reason}"
+            f"cannot get the model {path_or_id!r} from the hub, and no such folder exists: {first_line(error)}"
         ) from None
 
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import PurePosixPath
 from typing import Any, Final
 
-from core.errors import ConfigError
+from core.errors import ConfigError, first_line
 from models.files.pulled_names import PulledName
 from models.pulling.remote_files import Interrupted, Read, RemoteFile
 
@@ -27,8 +27,7 @@ def files_of_bucket(name: PulledName, sha256: str) -> list[RemoteFile]:
         store = obstore.store.from_url(root)
         found = [obstore.head(store, last)] if is_file else obstore.list(store).collect()
     except (failure, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ConfigError(f"cannot list {name.text}: {reason}") from None
+        raise ConfigError(f"cannot list {name.text}: {first_line(error)}") from None
     return [
         RemoteFile(
             path=PurePosixPath(each["path"]).name if is_file else each["path"],
@@ -52,9 +51,9 @@ def _reader(store: Any, path: str, e_tag: str | None, num_bytes: int) -> Read:
             for chunk in obstore.get(store, path, options=options).stream(min_chunk_size=_CHUNK):
                 yield bytes(chunk)
         except failure as error:
-            raise Interrupted(str(error).strip().splitlines()[0]) from None
+            raise Interrupted(first_line(error)) from None
         except OSError as error:
-            raise ConfigError(f"{path}: {str(error).strip().splitlines()[0]}") from None
+            raise ConfigError(f"{path}: {first_line(error)}") from None
 
     return read
 

@@ -5,7 +5,7 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
-from core.errors import ConfigError
+from core.errors import ConfigError, first_line
 from models.files.pulled_names import PulledName
 from models.pulling.http_files import check_status, http_reader, hub_endpoint
 from models.pulling.remote_files import Interrupted, RemoteFile
@@ -26,7 +26,7 @@ def files_of_hub(client: httpx.Client, name: PulledName) -> list[RemoteFile]:
         commit = api.model_info(name.path, revision=name.revision or None).sha
         entries = list(api.list_repo_tree(name.path, recursive=True, revision=commit))
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled, OSError, ValueError) as error:
-        raise ConfigError(f"cannot get {name.text} from the hub: {_first_line(error)}") from None
+        raise ConfigError(f"cannot get {name.text} from the hub: {first_line(error)}") from None
     except Exception as error:
         # The library's own copy of httpx has errors of its own.
         if type(error).__module__.partition(".")[0] in ("httpx", "httpx2", "httpcore"):
@@ -80,7 +80,3 @@ def files_of_modelscope(client: httpx.Client, name: PulledName) -> list[RemoteFi
         raise ConfigError(
             f"ModelScope lists no files of {name.path} at {revision}: {error or 'no answer'}"
         ) from None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
