@@ -5,6 +5,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from datetime import timedelta
 
+from pydantic import ByteSize
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
@@ -85,8 +86,4 @@ class _Lines:
 
 
 def _size(num_bytes: int) -> str:
-    size, units = float(num_bytes), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
-        size /= 1000
-        units.pop(0)
-    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+    return ByteSize(num_bytes).human_readable(decimal=True, separator=" ")

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import httpx
+from pydantic import ByteSize, Field, TypeAdapter, ValidationError
 
 from core.errors import ConfigError
 from core.whole_files import is_full
@@ -28,7 +29,6 @@ from models.pulling.remote_files import Interrupted, RemoteFile, needed
 
 _AT_ONCE: Final = 8
 _TELL_EVERY_S: Final = 0.25
-_UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,15 +192,10 @@ def cache_limit() -> int | None:
 
 def read_bytes(given: str, where: str) -> int:
     """Read a number of bytes: 500000000000, 500G, 0.5TB. Raises ConfigError."""
-    text = given.strip().lower().removesuffix("b")
-    unit = text[-1:] if text[-1:] in _UNITS else ""
     try:
-        size = float(text.removesuffix(unit)) * _UNITS[unit]
-        if not 0 < size < float("inf"):
-            raise ValueError
-    except ValueError:
+        return TypeAdapter(Annotated[ByteSize, Field(gt=0)]).validate_python(given.strip())
+    except ValidationError:
         raise ConfigError(f"{where} is {given!r}: give bytes, such as 500G") from None
-    return int(size)
 
 
 def _named(given: str, sha256: str) -> PulledName:
