@@ -10,7 +10,14 @@ from math import inf
 from typing import Final
 
 from cluster.ingress.telemetry import request_context
-from cluster.ingress.telemetry.timeline import Attempt, Timeline, attained, first_token_at, mean_gap_s
+from cluster.ingress.telemetry.timeline import (
+    Attempt,
+    Timeline,
+    attained,
+    decode_at,
+    first_token_at,
+    mean_gap_s,
+)
 
 NUM_KEPT: Final = 2048
 WINDOW_S: Final = 900.0
@@ -78,12 +85,12 @@ class EndedRequests:
         return [one for one in reversed(self._kept) if request_id in (one.id, one.client_id)]
 
     def slowest(self, now: float) -> list[EndedRequest]:
-        """Return those of the last minutes that were furthest beyond their targets, or nearest to them."""
+        """Return the requests of the last minutes whose times were the largest parts of their targets."""
         done = (one for one in self._lately(now) if not one.error and one.ttft_s is not None)
         return nlargest(NUM_SHOWN, done, key=lambda one: one.slowness)
 
     def failed(self, now: float) -> list[EndedRequest]:
-        """Return the latest of those that failed in the last minutes, the latest first."""
+        """Return the failed requests of the last minutes, the latest first."""
         return [one for one in self._lately(now) if one.error][:NUM_SHOWN]
 
     def _lately(self, now: float) -> Iterable[EndedRequest]:
@@ -119,16 +126,14 @@ def _ended(timeline: Timeline) -> EndedRequest:
 
 def _ended_attempt(attempt: Attempt, began_at: float, request_ended_at: float) -> EndedAttempt:
     route, handed = attempt.route, attempt.handed_over
-    ended_s = (request_ended_at if attempt.ended_at is None else attempt.ended_at) - began_at
-    first_s = _since(began_at, attempt.first_token_at)
-    exposed_s = handed.times.exposed_s if handed is not None else 0.0
+    ended_at = request_ended_at if attempt.ended_at is None else attempt.ended_at
     return EndedAttempt(
         number=attempt.number,
         started_s=attempt.started_at - began_at,
         placed_s=_since(began_at, attempt.placed_at),
-        first_token_s=first_s,
-        decode_s=None if first_s is None else min(ended_s, first_s + exposed_s),
-        ended_s=ended_s,
+        first_token_s=_since(began_at, attempt.first_token_at),
+        decode_s=_since(began_at, decode_at(attempt, ended_at)),
+        ended_s=ended_at - began_at,
         prefill=route.prefill if route is not None else "",
         decode=route.decode if route is not None else "",
         transport=handed.times.transport if handed is not None else "",

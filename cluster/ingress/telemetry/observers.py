@@ -34,10 +34,9 @@ def make_observers(model: str, otlp_endpoint: str = "") -> Observers:
     registry, recent, last_hour, ended = CollectorRegistry(), Recent(), LastHour(), EndedRequests()
     ingress, instances = IngressMetrics(registry, model), InstanceMetrics(registry, model)
     every = [RequestMetrics(registry, model).observe, recent.observe, last_hour.observe, ended.observe]
-    close: Callable[[], None] = lambda: None  # noqa: E731
-    if otlp_endpoint:
-        tracing = Tracing(OTLPSpanExporter(endpoint=otlp_endpoint), model)
-        every, close = [*every, tracing.observe], tracing.close
+    tracing = Tracing(OTLPSpanExporter(endpoint=otlp_endpoint), model) if otlp_endpoint else None
+    if tracing is not None:
+        every.append(tracing.observe)
     return Observers(
         registry=registry,
         ingress=ingress,
@@ -46,5 +45,5 @@ def make_observers(model: str, otlp_endpoint: str = "") -> Observers:
         last_hour=last_hour,
         ended=ended,
         observe=all_of(*every),
-        close=close,
+        close=(lambda: None) if tracing is None else tracing.close,
     )

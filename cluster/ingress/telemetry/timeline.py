@@ -47,6 +47,13 @@ def first_token_at(timeline: Timeline) -> float | None:
     return next((a.first_token_at for a in timeline.attempts if a.first_token_at is not None), None)
 
 
+def decode_at(attempt: Attempt, ended_at: float) -> float | None:
+    """Return when the decode instance had the whole prompt's KV, by `ended_at` at the latest; None before the first token."""
+    if attempt.first_token_at is None or attempt.handed_over is None:
+        return attempt.first_token_at
+    return min(ended_at, attempt.first_token_at + attempt.handed_over.times.exposed_s)
+
+
 def mean_gap_s(timeline: Timeline) -> float | None:
     """Return the mean time per token behind the first, as MLPerf has it; None where there was none."""
     first_at = first_token_at(timeline)

@@ -13,7 +13,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from cluster.ingress.telemetry import request_context
-from cluster.ingress.telemetry.timeline import Attempt, Timeline, attained, first_token_at
+from cluster.ingress.telemetry.timeline import Attempt, Timeline, attained, decode_at, first_token_at
 
 _OPERATION = "text_completion"
 """The operation, whatever the route: a conversation has become one prompt before it comes here."""
@@ -78,11 +78,10 @@ class Tracing:
         first_at = ended_at if attempt.first_token_at is None else attempt.first_token_at
         where = {"baton.decode": attempt.route.decode, "baton.prefill": attempt.route.prefill or "local"}
         self._child(root, "prefill", _ns(placed_at), _ns(first_at), where)
-        if attempt.first_token_at is None:
+        handed, begins_at = attempt.handed_over, decode_at(attempt, ended_at)
+        if begins_at is None:
             return
-        handed, decode_at = attempt.handed_over, first_at
         if handed is not None:
-            decode_at = min(ended_at, first_at + handed.times.exposed_s)
             facts = {
                 "baton.transport": handed.times.transport,
                 "baton.bytes": handed.num_bytes,
@@ -90,9 +89,9 @@ class Tracing:
                 "baton.first_byte_s": handed.times.first_byte_s,
                 "baton.exposed_s": handed.times.exposed_s,
             }
-            self._child(root, "kv_transfer", _ns(first_at), _ns(decode_at), facts)
+            self._child(root, "kv_transfer", _ns(first_at), _ns(begins_at), facts)
         lost = {"baton.lost": attempt.lost} if attempt.lost else {}
-        self._child(root, "decode", _ns(decode_at), _ns(ended_at), lost)
+        self._child(root, "decode", _ns(begins_at), _ns(ended_at), lost)
 
     def _child(
         self, root: Span, name: str, start_ns: int, end_ns: int, facts: Mapping[str, str | int | float]
