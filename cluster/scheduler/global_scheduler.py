@@ -200,7 +200,7 @@ class GlobalScheduler:
         return sends
 
     def demand(self, model: str, num_instances: int, now: float) -> ModelDemand:
-        """Return what a model of so many instances tells the group with which it shares memory."""
+        """Return what the model, which has `num_instances` instances, asks of the group with which it shares memory."""
         asked = self._admission.demand(model, len(self._placer), now)
         return self._residency.completed(asked, self._roster.members, num_instances, now)
 

@@ -116,7 +116,7 @@ class SchedulerNode:
         await self._mail.close()
 
     def demand(self, model: str, num_instances: int) -> ModelDemand:
-        """Return what is told to the group of models with which this one, of so many instances, shares memory."""
+        """Return what the model asks of its group, as `GlobalScheduler.demand` does."""
         return self._scheduler.demand(model, num_instances, self._clock.now())
 
     def obey(self, order: GroupOrder) -> None:

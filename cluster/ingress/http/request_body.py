@@ -9,8 +9,8 @@ from core.errors import RequestError
 
 ROOM = BodyRoom()
 _JSON, _OF_CURL = "application/json", "application/x-www-form-urlencoded"
-"""The type of JSON, and the one that `curl -d` states whatever it sends. A browser sends the other one across origins unasked,
-and then with its origin."""
+"""The type of JSON, and the one that `curl -d` states whatever it sends. A web page may send the latter to any host without a
+preflight; browsers then add an Origin header."""
 
 
 async def read_json(http: HttpRequest, max_bytes: int, timeout_s: float) -> bytes:

@@ -41,7 +41,8 @@ class PublicTransport(httpx.BaseTransport):
 
 
 def _addresses(url: httpx.URL, host: str) -> list[str]:
-    """The answer is the same for a name that nobody has and one of the inside: it tells nothing of who is there."""
+    """Return a host's addresses. Raises the same ConfigError for a private name as for an unknown one: clients must not learn
+    which private names exist."""
     try:
         found = socket.getaddrinfo(host, _PORTS[url.scheme], type=socket.SOCK_STREAM)
     except (OSError, UnicodeError, KeyError):

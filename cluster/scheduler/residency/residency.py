@@ -116,7 +116,7 @@ class Residency:
         )
 
     def _state(self, members: Sequence[Member], num_instances: int) -> GroupState:
-        """Return whether a model of so many instances has memory, as its group counts it."""
+        """Return whether the model, which has `num_instances` instances, has memory as its group counts it."""
         sleepers = self._sleepers.values()
         if not members and len(sleepers) >= num_instances and all(one.state == "asleep" for one in sleepers):
             return "waking" if self._waking_since else "asleep"
