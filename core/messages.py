@@ -2,7 +2,7 @@
 
 frontend  -> scheduler   PlaceRequest, Finished, AskStatus, AskShares, LoadAdapter, UnloadAdapter, AdaptersUsed
 scheduler -> frontend    PlaceReply, Rejected, Status, SharesGranted, AdapterChanged
-frontend  -> decode      Submit, Cancel, FindStream, AttachReader, DetachReader
+frontend  -> decode      Submit, Cancel, FindStream, AttachReader, DetachReader, UsageNoted
 frontend  -> worker      DropCache, HintSession
 worker    -> frontend    Tokens, Failed, HandedOver, Leaving, CacheDropped, SessionHinted, StreamFound
 decode    -> prefill     StartPrefill, Revoke
@@ -28,7 +28,7 @@ from core.kv import KVShard
 from core.limit_messages import AskShares, LimitBookCopy, SharesGranted, SharesTaken
 from core.reports import DroppedBlocks, LoadReport, Register, Status
 from core.sleep_messages import SleepMessage
-from core.stream_messages import AttachReader, DetachReader, FindStream, StreamFound
+from core.stream_messages import AttachReader, DetachReader, FindStream, StreamFound, UsageNoted
 from core.types import Request, Route, Slo, TokenOut
 
 
@@ -392,9 +392,9 @@ class PrefillFailed:
 
 Message = (
     PlaceRequest | PlaceReply | AskStatus | Status | Rejected | Finished | Register | Leaving | LoadReport | NeedPrefill
-    | PrefillAssigned | Submit | Cancel | FindStream | StreamFound | AttachReader | DetachReader | Tokens | HandedOver | Failed
-    | Buddy | Replicas | ReplicasKept | DropCache | CacheDropped | HintSession | SessionHinted | StartPrefill | Revoke | ChunkDone
-    | Commit | Drained | PrefillFailed | PeersChanged | PlacedByPeer | ReleasedByPeer | PeerRequest | PeerBacklog | AdapterList
-    | AdaptersHeld | AdaptersUsed | LoadAdapter | UnloadAdapter | AdapterChanged | AskShares | SharesGranted | SharesTaken
-    | LimitBookCopy | SleepMessage
+    | PrefillAssigned | Submit | Cancel | FindStream | StreamFound | AttachReader | DetachReader | UsageNoted | Tokens
+    | HandedOver | Failed | Buddy | Replicas | ReplicasKept | DropCache | CacheDropped | HintSession | SessionHinted
+    | StartPrefill | Revoke | ChunkDone | Commit | Drained | PrefillFailed | PeersChanged | PlacedByPeer | ReleasedByPeer
+    | PeerRequest | PeerBacklog | AdapterList | AdaptersHeld | AdaptersUsed | LoadAdapter | UnloadAdapter | AdapterChanged
+    | AskShares | SharesGranted | SharesTaken | LimitBookCopy | SleepMessage
 )  # fmt: skip

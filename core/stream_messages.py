@@ -34,7 +34,7 @@ class KeptSequence:
     num_sent: int
     """How many of its tokens were sent to a frontend."""
     num_noted: int = 0
-    """How many of them a living frontend has had, which notes what it was used. One that was lost has noted nothing."""
+    """How many of them are in the ledger of usage, or will be: a living frontend has them and has not said yet what it noted."""
     runs: bool
     """Whether it is generated still; a frontend attaches to it then."""
     tokens: tuple[TokenOut, ...] = ()
@@ -67,3 +67,12 @@ class DetachReader:
 
     request_id: str
     attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class UsageNoted:
+    """The sender has written down the use of an attempt's first tokens, and reads it no more."""
+
+    request_id: str
+    attempt: int
+    num_tokens: int

@@ -17,6 +17,7 @@ from core.stream_messages import (
     FindStream,
     KeptSequence,
     StreamFound,
+    UsageNoted,
     are_different,
 )
 from core.types import Request, Resumption, TokenOut
@@ -40,7 +41,9 @@ class _Output:
     num_sent: int = 0
     """How many of them the last frontend had, once none reads them."""
     num_noted: int = 0
-    """How many a frontend had that was not lost."""
+    """How many are in the ledger of usage."""
+    noting: set[str] = field(default_factory=set[str])
+    """Frontends that have read it, and have not said yet what they noted."""
     runs: bool = True
     expires_at: float = 0.0
 
@@ -63,7 +66,7 @@ class _Output:
             request_id=self.request_id,
             attempt=self.attempt,
             num_sent=max(self.num_sent, len(self.tokens) if self.frontends else 0),
-            num_noted=max(self.num_noted, len(self.tokens) if self.frontends else 0),
+            num_noted=max(self.num_noted, len(self.tokens) if self.noting else 0),
             runs=self.runs,
             tokens=() if self.runs else tuple(self.tokens),
         )
@@ -112,7 +115,9 @@ class Readers:
             elif resumption is not None:
                 self._attach(request.reply_to, AttachReader(request.id, request.attempt, resumption.owner))
             return False
-        output = _Output(request.id, request.attempt, [request.reply_to], resumption)
+        output = _Output(
+            request.id, request.attempt, [request.reply_to], resumption, noting={request.reply_to}
+        )
         if resumption is not None:
             output.tokens = [replace(token, attempt=request.attempt) for token in resumption.past]
             output.resumption = replace(resumption, past=())
@@ -143,8 +148,6 @@ class Readers:
         if output is None or not output.runs:
             return
         output.runs = False
-        if output.frontends:
-            output.num_noted = len(output.tokens)
         if output.resumption is None:
             del self._outputs[key]
         else:
@@ -154,6 +157,7 @@ class Readers:
         """Return the attempts that nobody can read any more, now that a frontend is lost."""
         ended: list[str] = []
         for key, output in list(self._outputs.items()):
+            output.noting.discard(frontend)
             if frontend not in output.frontends:
                 continue
             if output.frontends != [frontend]:
@@ -171,6 +175,8 @@ class Readers:
                 self._attach(sender, message)
             case DetachReader(request_id, attempt):
                 self._detach(sender, f"{request_id}#{attempt}")
+            case UsageNoted(request_id, attempt, num_tokens):
+                self._note(sender, f"{request_id}#{attempt}", num_tokens)
             case FindStream():
                 self._find(sender, message)
             case _:
@@ -191,12 +197,18 @@ class Readers:
         else:
             output.frontends.remove(frontend)
 
+    def _note(self, frontend: str, key: str, num_tokens: int) -> None:
+        if (output := self._outputs.get(key)) is not None:
+            output.noting.discard(frontend)
+            output.num_noted = max(output.num_noted, num_tokens)
+
     def _attach(self, frontend: str, attach: AttachReader) -> None:
         """Let a frontend read an attempt, too, from its first token on."""
         output = self._outputs.get(f"{attach.request_id}#{attach.attempt}")
         if output is None or output.resumption is None or output.resumption.owner != attach.owner:
             self._refuse(frontend, attach)
             return
+        output.noting.add(frontend)
         if output.runs and frontend not in output.frontends:
             output.frontends.append(frontend)
             self._stay(output)

@@ -24,10 +24,7 @@ async def test_four_ingresses_grant_what_is_allowed_and_the_ledger_has_what_clie
     assert len(found["killed"]) == 2
     for tenant in found["tenants"].values():
         assert tenant["clients_counted"][0]
-        missing = tenant["clients_counted"][0] - tenant["ledger"][0]
-        assert 0 <= missing <= tenant["broken_off"], "killed between the last token and writing it down"
-        if not missing:
-            assert tenant["ledger"] == tenant["clients_counted"]
+        assert tenant["ledger"] == tenant["clients_counted"]
         assert tenant["granted"] <= 1.05 * tenant["limit_per_min"]
     stored = found["store"]
     assert stored["responses_stored"]

@@ -52,6 +52,8 @@ class Pace:
     async def drop_caches(self) -> dict[str, DroppedBlocks]:
         return {}
 
+    def noted(self, request: Request, num_tokens: int, kept_at: str) -> None: ...
+
     async def find_stream(self, stream: str, owner: str) -> None:
         return None
 

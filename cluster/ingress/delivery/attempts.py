@@ -13,7 +13,14 @@ from core.errors import BatonError, Overloaded, ReplicaLost, RequestError, Shutt
 from core.kv import block_hashes
 from core.messages import Cancel, Finished, HandedOver, PlaceReply, PlaceRequest, Submit
 from core.ports import Clock, Mail
-from core.stream_messages import ANOTHER_REQUEST, MISMATCH, AttachReader, DetachReader, are_different
+from core.stream_messages import (
+    ANOTHER_REQUEST,
+    MISMATCH,
+    AttachReader,
+    DetachReader,
+    UsageNoted,
+    are_different,
+)
 from core.types import Request, Route, TokenOut
 from net.schedulers import Schedulers
 
@@ -40,6 +47,8 @@ class Attempts:
         self._running: dict[str, list[RunningAttempt]] = {}
         """By key. Clients that wait for the same answer have one each."""
         self._moves: set[asyncio.Task[None]] = set()
+        self._ended: dict[str, tuple[str, int]] = {}
+        """By request that may be resumed and whose use is not written down yet: the instance of its last attempt, and that."""
 
     def __len__(self) -> int:
         return sum(map(len, self._running.values()))
@@ -108,13 +117,22 @@ class Attempts:
             others[0].scheduler = others[0].scheduler or running.scheduler
             return
         del self._running[request.key]
-        if running.route is not None and not running.finished:
-            leave = Cancel if request.resumption is None else DetachReader
-            self._mail.send(running.route.decode, leave(request.id, request.attempt))
+        if running.route is not None:
+            if request.resumption is not None:
+                self._ended[request.id] = running.route.decode, request.attempt
+            if not running.finished:
+                leave = Cancel if request.resumption is None else DetachReader
+                self._mail.send(running.route.decode, leave(request.id, request.attempt))
         if running.scheduler in self._schedulers.living:
             num_output = len(running.known) - len(request.emitted)
             complete = running.finished and running.is_whole
             self._mail.send(running.scheduler, Finished(request.id, request.attempt, num_output, complete))
+
+    def noted(self, request: Request, num_tokens: int, kept_at: str) -> None:
+        """See `FindsStreams`."""
+        instance, attempt = self._ended.pop(request.id, (kept_at, request.attempt))
+        if instance:
+            self._mail.send(instance, UsageNoted(request.id, attempt, num_tokens))
 
     def receive(self, sender: str, tokens: Iterable[TokenOut]) -> None:
         for token in tokens:

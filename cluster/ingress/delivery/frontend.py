@@ -137,6 +137,10 @@ class Frontend:
         answers = await self._ask_instances(lambda nonce: HintSession(nonce, tenant, session, release))
         return [address for address, answer in answers.items() if answer.known]
 
+    def noted(self, request: Request, num_tokens: int, kept_at: str) -> None:
+        """Tell the instance that has what was generated (`FindsStreams`)."""
+        self._attempts.noted(request, num_tokens, kept_at)
+
     async def find_stream(self, stream: str, owner: str) -> KeptStream | None:
         """Return what instances have of an owner's stream. One that is lost has nothing. Raises ReplicaLost where the scheduler
         does not answer."""

@@ -21,9 +21,13 @@ class KeptStream:
         return found[1].num_sent if found is not None else 0
 
     def num_noted(self, request_id: str) -> int:
-        """Return how many of a request's tokens a frontend has had that was not lost, and so has noted their use."""
+        """Return how many of a request's tokens are in the ledger of usage, or will be."""
         found = self.sequences.get(request_id)
         return found[1].num_noted if found is not None else 0
+
+    def address(self, request_id: str) -> str:
+        """Return where a request's tokens are; empty where there are none."""
+        return self.sequences.get(request_id, ("",))[0]
 
     def resumed(self, request: Request, resumption: Resumption) -> Request:
         """Return the request that goes on with what is kept of it."""

@@ -17,6 +17,18 @@ _SEEDS = -1
 _WRITTEN = re.compile(r"([0-9a-f]{32})-([0-9a-f]{1,10})")
 
 
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What is known of a sequence that has begun before; its tenant is not asked to pay for that twice."""
+
+    num_paid: int = -1
+    """How many of its tokens count in the tenant's limits; -1: not even the prompt."""
+    num_noted: int = 0
+    """How many are in the ledger of usage, or will be. None while an ingress that was lost had them."""
+    kept_at: str = ""
+    """The instance that has them."""
+
+
 class NewId(Protocol):
     def __call__(self, choice: int = 0) -> str: ...
 
@@ -67,17 +79,14 @@ class AnswerIdentity:
             return replace(request, resumption=resumption)
         return self.kept.resumed(request, resumption)
 
-    def num_paid(self, request: Request) -> int:
-        """Return how many tokens of a sequence its tenant has paid for; -1 where not even the prompt."""
+    def begun(self, request: Request) -> Begun:
+        """Return what is known of a sequence that may have begun before."""
+        kept = self.kept
         if not self.pays:
-            return sys.maxsize
-        return -1 if self.kept is None else self.kept.num_sent(request.id)
-
-    def num_noted(self, request: Request) -> int:
-        """Return how many tokens of a sequence are in the ledger of usage, or will be."""
-        if not self.pays:
-            return sys.maxsize
-        return 0 if self.kept is None else self.kept.num_noted(request.id)
+            return Begun(sys.maxsize, sys.maxsize, kept.address(request.id) if kept is not None else "")
+        if kept is None:
+            return Begun()
+        return Begun(kept.num_sent(request.id), kept.num_noted(request.id), kept.address(request.id))
 
     def keep_record(self, encoded: Callable[[], bytes]) -> None:
         """Give instances what an ingress needs to ask again, if the answer may be resumed."""

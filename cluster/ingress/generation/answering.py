@@ -279,8 +279,7 @@ class Answering:
             stops=stops,
             prompt_only=asked.max_tokens == 0,
             shared=shared,
-            num_paid=identity.num_paid(request),
-            num_noted=identity.num_noted(request),
+            begun=identity.begun(request),
         )
 
     def call_ids(self, http: HttpRequest) -> NewId:

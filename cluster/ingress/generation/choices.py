@@ -12,6 +12,7 @@ from cluster.ingress.delivery.generator import ChatTokenizer
 from cluster.ingress.delivery.generator import Generator as TokenGenerator
 from cluster.ingress.delivery.search_steps import Found, all_of
 from cluster.ingress.delivery.shared_prompt import SharedPrompt
+from cluster.ingress.generation.answer_identity import Begun
 from cluster.ingress.generation.detokenize import TextStream
 from cluster.ingress.parsers.output_events import OutputEvent, OutputParser, PlainParser, Text
 from cluster.ingress.parsers.stop_strings import StopStrings
@@ -41,10 +42,8 @@ class ChoiceStream:
     """Whether only the prompt is of interest, and not the token that is sampled."""
     shared: SharedPrompt | None = None
     """With the other choices of its prompt; None: it is the only one."""
-    num_paid: int = -1
-    """How many of its tokens count in the tenant's limits already, where it has begun before; -1: not even the prompt."""
-    num_noted: int = 0
-    """How many are in the ledger already. None while an ingress that was lost had them: it has noted nothing."""
+    begun: Begun = field(default_factory=Begun)
+    """What it has brought before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +83,14 @@ class UsageCounter:
         """How many of these are not in the ledger yet."""
         self._times: dict[int, tuple[float, float]] = {}
         """By choice, when its first token came, and its last."""
+        self.num_tokens = [0] * len(choices)
+        """How many tokens of each choice were counted, at this time or before."""
 
     def count(self, piece: TextPiece) -> None:
         if piece.token is not None:
             self._num_output += 1
-            if piece.token.index >= self._choices[piece.index].num_noted:
+            self.num_tokens[piece.index] = piece.token.index + 1
+            if piece.token.index >= self._choices[piece.index].begun.num_noted:
                 self._num_new += 1
                 self._num_new_reasoning += piece.is_reasoning
                 self._times[piece.index] = self._times.get(piece.index, (piece.at, 0.0))[0], piece.at
@@ -103,7 +105,7 @@ class UsageCounter:
         if not self._num_new:
             return None
         firsts = self._choices[:: self._per_prompt]
-        begins = not any(choice.num_noted for choice in self._choices)
+        begins = not any(choice.begun.num_noted for choice in self._choices)
         return UsageCounts(
             int(begins),
             num_prompt_tokens(self._choices, self._num_prompts) if begins else 0,
@@ -147,7 +149,7 @@ class ChoiceRunner:
 
         Closing it, or an error in one choice, cancels every choice. Raises Overloaded or RequestError before the first piece when
         that is more than the tenant may have now."""
-        num_prompt = 0 if choices[0].num_paid >= 0 else num_prompt_tokens(choices, num_prompts)
+        num_prompt = 0 if choices[0].begun.num_paid >= 0 else num_prompt_tokens(choices, num_prompts)
         tenant = holder.tenant
         async with self._running(choices, min(len(choices), at_once), num_prompt, holder) as use:
             self._metrics.tenant_tokens.labels(tenant.name, "prompt").inc(num_prompt)
@@ -160,7 +162,7 @@ class ChoiceRunner:
                     async for piece in pieces:
                         used.count(piece)
                         choice = choices[piece.index]
-                        is_new = piece.token is not None and piece.token.index >= choice.num_paid
+                        is_new = piece.token is not None and piece.token.index >= choice.begun.num_paid
                         if is_new and not choice.prompt_only:
                             use.spend(1)
                             output.inc()
@@ -203,7 +205,8 @@ class ChoiceRunner:
     def _counted(
         self, choices: Sequence[ChoiceStream], num_prompts: int, holder: KeyHolder
     ) -> Generator[UsageCounter]:
-        """Count what is delivered, and write it down before the client has the end."""
+        """Count what is delivered, and write it down before the client has the end. The instance that may be asked
+        for it again hears how much that is."""
         used = UsageCounter(choices, num_prompts)
         try:
             yield used
@@ -217,6 +220,10 @@ class ChoiceRunner:
                     slo_class=choices[0].request.slo.name,
                     batch=request_context.route.get() == "/v1/batches",
                 )
+            for choice, num_tokens in zip(choices, used.num_tokens, strict=True):
+                if choice.request.resumption is not None:
+                    num_noted = num_tokens if choice.begun.num_noted < sys.maxsize else 0
+                    self._generator.noted(choice.request, num_noted, choice.begun.kept_at)
 
     def _model_of(self, choice: ChoiceStream) -> str:
         return adapter_name(choice.request.adapter) or self._model_name

@@ -6,7 +6,7 @@ import pytest
 
 import decode.readers
 from core.messages import Failed, Message, Tokens
-from core.stream_messages import AttachReader, DetachReader, FindStream, StreamFound
+from core.stream_messages import AttachReader, DetachReader, FindStream, StreamFound, UsageNoted
 from core.types import FinishReason, Request, Resumption, SamplingParams, TokenOut
 from decode.readers import Readers
 from sim.virtual_loop import LoopClock, run_virtual
@@ -201,16 +201,40 @@ def test_what_one_owner_leaves_is_bounded_and_costs_no_other(monkeypatch: pytest
     run_virtual(run())
 
 
-@pytest.mark.parametrize(("ending", "num_noted"), [("lost", 0), ("left", 2), ("ended", 2)])
-def test_only_a_frontend_that_was_not_lost_has_noted_what_was_used(ending: str, num_noted: int) -> None:
+@pytest.mark.parametrize("ending", ["left", "ended"])
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_frontend_that_was_lost_has_noted_what_it_said_it_had(ending: str, is_lost: bool) -> None:
     async def run() -> None:
         world = World()
         request = world.begin()
-        world.say(request, 0, 1, ends=ending == "ended")
-        if ending == "lost":
-            world.readers.lose("one")
-        elif ending == "left":
+
+        def num_noted() -> int:
+            return world.find().sequences[0].num_noted
+
+        world.say(request, 0, 1, 2, ends=ending == "ended")
+        if ending == "left":
             world.readers.on_message("one", DetachReader(request.id, request.attempt))
-        assert world.find().sequences[0].num_noted == num_noted
+        assert num_noted() == 3
+        if is_lost:
+            world.readers.lose("one")
+            assert num_noted() == 0
+        world.readers.on_message("one", UsageNoted(request.id, request.attempt, 2))
+        world.readers.lose("one")
+        assert num_noted() == 2
+
+    run_virtual(run())
+
+
+def test_what_a_lost_frontend_read_is_noted_by_another_that_reads_it_too() -> None:
+    async def run() -> None:
+        world = World()
+        request = world.begin()
+        world.say(request, 0)
+        world.attach("two")
+        world.say(request, 1, ends=True)
+        world.readers.lose("one")
+        assert world.find().sequences[0].num_noted == 2
+        world.readers.lose("two")
+        assert world.find().sequences[0].num_noted == 0
 
     run_virtual(run())

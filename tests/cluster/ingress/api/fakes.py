@@ -194,6 +194,8 @@ class FakeGenerator:
             "other": DroppedBlocks(device=7),
         }
 
+    def noted(self, request: Request, num_tokens: int, kept_at: str) -> None: ...
+
     async def find_stream(self, stream: str, owner: str) -> None:
         return None
 

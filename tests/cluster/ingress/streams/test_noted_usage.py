@@ -2,6 +2,7 @@
 
 import pytest
 
+from cluster.ingress.generation.answer_identity import Begun
 from cluster.ingress.generation.choices import ChoiceStream, TextPiece, UsageCounter
 from cluster.ingress.generation.detokenize import TextStream
 from core.types import FinishReason, Request, SamplingParams, TokenOut
@@ -14,7 +15,7 @@ TOKENIZER = load_tokenizer(resolve("embedded"))
 
 def counter(num_noted: int) -> UsageCounter:
     request = Request(id="r", prompt=(1, 2, 3), sampling=SamplingParams(max_tokens=LENGTH), reply_to="")
-    choice = ChoiceStream(0, request, TextStream(TOKENIZER, request.prompt), num_noted=num_noted)
+    choice = ChoiceStream(0, request, TextStream(TOKENIZER, request.prompt), begun=Begun(num_noted=num_noted))
     counter = UsageCounter([choice], 1)
     for index in range(LENGTH):
         finish = FinishReason.LENGTH if index == LENGTH - 1 else None
