@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 
 from cluster.ingress.delivery.questions import Questions
@@ -52,18 +53,19 @@ class ModelSleep:
     async def _ask(self, question: Callable[[int], AskSleep | AskWake]) -> None:
         if not (scheduler := self._schedulers.first):
             raise ReplicaLost("the scheduler is not known yet")
-        answer: SleepAnswer = await self._questions.ask(scheduler, question, "the scheduler")
+        answer: SleepAnswer = await self._questions.ask(scheduler, question, "the scheduler", _SETTLE_S)
         if answer.why:
             raise RequestError(answer.why, status=403, code="model_stays_awake")
 
     async def _until(self, is_so: Callable[[Status], bool], timeout_s: float, what: str) -> None:
+        """Wait for it. A scheduler that is busy or lost for a moment says nothing meanwhile."""
         ends_at = self._clock.now() + timeout_s
-        while not is_so(await self._status()):
-            if self._clock.now() >= ends_at:
-                raise ReplicaLost(
-                    f"not every instance {what} within {timeout_s:g} s: GET /cluster says which"
-                )
+        while self._clock.now() < ends_at:
+            with suppress(ReplicaLost):
+                if is_so(await self._status()):
+                    return
             await asyncio.sleep(_LOOK_S)
+        raise ReplicaLost(f"not every instance {what} within {timeout_s:g} s: GET /cluster says which")
 
 
 def _ask_sleep(level: SleepLevel, nonce: int, *, pauses: bool, timeout_s: float, drops: bool) -> AskSleep:
