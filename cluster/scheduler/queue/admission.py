@@ -155,24 +155,29 @@ class Admission:
         return []
 
     def expire(self, why_not: str, now: float, *, is_asleep: bool = False) -> list[Send]:
-        """Refuse those that have waited too long, or wait for an instance that does not come (`why_not`). While the model
+        """Refuse those that have waited too long, for a place or for an instance that does not come (`why_not`). While the model
         `is_asleep`, those that were paused by that wait on."""
+        if why_not and not is_asleep:
+            self._no_decode_since = now if self._no_decode_since is None else self._no_decode_since
+            return self._reject_alone(why_not, self._no_decode_since, now)
+        self._no_decode_since = None
         late = [
             w
             for w in self.queue
             if now - w.arrived_at > self._limit_s(w) and not (is_asleep and w.place.attempt)
         ]
-        actions = [self._refuse(w, f"no place was free for {self._limit_s(w):g} s", now) for w in late]
-        if not why_not or is_asleep:
-            self._no_decode_since = None
-            return actions
-        if self._no_decode_since is None:
-            self._no_decode_since = now
-        since = self._no_decode_since
-        alone = [w for w in self.queue if now - max(since, w.arrived_at) >= NO_DECODE_WAIT_S]
+        return [self._refuse(w, f"no place was free for {self._limit_s(w):g} s", now) for w in late]
+
+    def _reject_alone(self, why_not: str, since: float, now: float) -> list[Send]:
+        """Refuse what has waited since then for an instance that does not come. What has begun may wait as for a place."""
+        alone = [
+            w
+            for w in self.queue
+            if now - max(since, w.arrived_at) >= (self._limit_s(w) if w.place.attempt else NO_DECODE_WAIT_S)
+        ]
         for waiter in alone:
             self.queue.remove(waiter)
-        return actions + [self._reject(w.key, w.frontend, w.place, why_not, NO_DECODE_WAIT_S) for w in alone]
+        return [self._reject(w.key, w.frontend, w.place, why_not, NO_DECODE_WAIT_S) for w in alone]
 
     def _limit_s(self, waiter: Waiter) -> float:
         """Return how long it may wait. A class whose first token may take longer than other requests wait has that long."""

@@ -37,6 +37,15 @@ def test_without_decode_instances_requests_wait_a_little() -> None:
     assert world.scheduler.num_queued == 0
 
 
+def test_what_has_begun_waits_for_a_decode_instance_as_long_as_for_a_place() -> None:
+    world = World(instance("p", "p"), max_queue_wait_s=20)
+    assert world.on(ask("a", attempt=1)) == []
+    assert world.on(Tick()) == []
+    assert world.on(Tick(), after_s=19.0) == []
+    assert world.rejected(Tick(), after_s=2.0).reason == "no decode instance is alive"
+    assert world.scheduler.num_queued == 0
+
+
 def test_a_decode_instance_that_comes_in_time_serves_who_waits() -> None:
     world = World()
     world.on(ask("a"))
