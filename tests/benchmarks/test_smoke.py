@@ -29,9 +29,12 @@ SLOW = {
     "benchmarks.serving.first_minutes", "benchmarks.serving.hostile_bodies", "benchmarks.serving.load_balancer", "benchmarks.parallel.parallel_ranks", "benchmarks.engine.perplexity", "benchmarks.goodput plan_questions",
     "benchmarks.engine.quantised_weights", "benchmarks.transfer.remote_memory", "benchmarks.serving.scheduler_loss", "benchmarks.parallel.served_grid", "benchmarks.serving.serving_overhead",
     "benchmarks.soak.soak", "benchmarks.serving.streaming", "benchmarks.serving.resumable_streams", "benchmarks.transfer.encryption", "benchmarks.transfer.transport", "benchmarks.transfer.transport_overlap", "tests.chaos.matrix",
+    "benchmarks.engine.state_checkpoints", "benchmarks.engine.speculation", "benchmarks.engine.structured", "benchmarks.cache.session_prefetch",
+    "benchmarks.goodput batches", "benchmarks.goodput wide", "benchmarks.goodput known", "benchmarks.goodput shortlists", "benchmarks.goodput arrivals",
+    "tests.chaos.hung_ranks",
 }  # fmt: skip
-"""These start processes that take long to start, or make checkpoints: each runs on one day of three."""
-SLOWLY = [pytest.mark.slow, pytest.mark.turns(3)]
+"""These start processes that take long to start, make checkpoints, or simulate much: each runs on one day of seven."""
+SLOWLY = [pytest.mark.slow, pytest.mark.turns(7)]
 
 
 @dataclass(frozen=True)

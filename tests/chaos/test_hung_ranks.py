@@ -10,14 +10,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 PAUSE_S = TIMEOUT_S + 60.0
 """Until it is noticed, also in a first step of its kind, and what placing and computing anew may take beside other tests."""
-EACH_WAY = [(rank, fault) for fault in FAULTS for rank in range(2)]
 IN_TURN = [(0, "stopped"), (1, "hung in a step")]
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(
     ("group", "role", "cases"),
     [
-        pytest.param(GROUPS[0], "decode", EACH_WAY, id="tp2 decodes"),
+        *(
+            pytest.param(GROUPS[0], "decode", [(0, fault), (1, fault)], id=f"tp2 decodes, {fault}")
+            for fault in FAULTS
+        ),
         pytest.param(GROUPS[2], "decode", IN_TURN, id="ep2 decodes"),
         pytest.param(GROUPS[3], "decode", IN_TURN, id="dp2 decodes"),
     ],

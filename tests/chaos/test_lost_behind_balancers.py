@@ -8,7 +8,7 @@ import pytest
 from tests.chaos.lost_behind_balancers import WHOLE, harmless, run
 from tests.deploy.balancers import BALANCERS, missing
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.turns(2)]
 
 
 @pytest.mark.parametrize("kind", BALANCERS)

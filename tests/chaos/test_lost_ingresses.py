@@ -6,7 +6,7 @@ import pytest
 
 from tests.chaos.lost_ingresses import run
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.turns(2)]
 
 
 @pytest.mark.parametrize("with_decode", [False, True])

@@ -8,7 +8,7 @@ import pytest
 from tests.chaos.lost_limits import run
 from tests.postgres import running_postgres
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.turns(2)]
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgres"])

@@ -45,6 +45,7 @@ async def asked(claude: Path, folder: Path, url: str) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.turns(3, number=0)
 async def test_codex_runs_a_command_though_it_sends_a_search_tool(tmp_path: Path) -> None:
     codex = installed("codex", "codex", tmp_path / "npm")
     (home := tmp_path / "home").mkdir()
@@ -61,6 +62,7 @@ async def test_codex_runs_a_command_though_it_sends_a_search_tool(tmp_path: Path
     assert "exec_command" in {tool["function"]["name"] for tool in last_rendered(api)["tools"]}
 
 
+@pytest.mark.turns(3, number=1)
 async def test_claude_code_reads_a_file(tmp_path: Path) -> None:
     claude = installed("claude-code", "claude", tmp_path / "npm")
     (tmp_path / "note.txt").write_text(SECRET)
@@ -69,6 +71,7 @@ async def test_claude_code_reads_a_file(tmp_path: Path) -> None:
     assert "Read" in {tool["function"]["name"] for tool in last_rendered(api)["tools"]}
 
 
+@pytest.mark.turns(3, number=2)
 async def test_claude_code_reads_a_file_through_litellms_proxy(tmp_path: Path) -> None:
     """LiteLLM makes a chat of its messages, and asks for a reasoning effort."""
     claude = installed("claude-code", "claude", tmp_path / "npm")

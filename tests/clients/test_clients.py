@@ -16,7 +16,7 @@ from tests.clients.run_client import install_npm, install_python, said
 from tests.cluster.ingress.api.harness import SETTINGS, Api
 from tests.cluster.ingress.api.template_fakes import HERMES, ScriptedGenerator, TemplateTokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.turns(5)]
 SCRIPTS = Path(__file__).parent
 PACKAGES = {
     "langchain_client.py": "langchain",

@@ -9,7 +9,7 @@ import pytest
 from tests.deploy.balancers import BALANCERS, Ingress, balancer, missing
 from tests.deploy.streams import Load, Receipts, burst
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.turns(2)]
 PAUSE_S, NOTICE_S = 0.1, 3.0
 _FORGIVEN_S = 2.5
 """By then nginx (fail_timeout) and HAProxy ask an ingress again that a former test has taken away."""
