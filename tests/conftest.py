@@ -29,6 +29,10 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 # What tokens are compared with is transformers' float32, so no row is rounded to bfloat16 where a test does not ask for it.
 os.environ.setdefault("BATON_MAX_CPU_ISA", "avx512")
 
+# Two workers and what they start share the cores: threads that wait for each other's turns there are many times slower than one.
+os.environ.setdefault("BATON_MAX_THREADS", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Tests that ask for tiles have them on every processor with the vectors beside them.
 os.environ.setdefault("BATON_EMULATE_TILES", "1")
 

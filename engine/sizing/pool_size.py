@@ -1,6 +1,7 @@
 """How large an instance's KV pools are: as large as the memory model leaves room for, or as the configuration says."""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from parallel.mesh import ONE_RANK, Mesh
 
 _log = logging.getLogger(__name__)
 _NO_SLOTS = AdapterConfig()
+_MOST_THREADS = "BATON_MAX_THREADS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,8 +370,14 @@ def _draft_bytes(draft: DraftSize | None, mesh: Mesh) -> list[int]:
 
 
 def _threads(found: RankMemory) -> int:
-    """Return the threads of each rank. Ranks on one host share its cores. A rank on a GPU only launches kernels."""
-    return max(1, host_cores() // found.num_sharers) if found.devices[0].is_host else 1
+    """Return the threads of each rank. Ranks on one host share its cores. A rank on a GPU only launches kernels. Raises
+    ConfigError."""
+    if not found.devices[0].is_host:
+        return 1
+    most = os.environ.get(_MOST_THREADS, "") or str(host_cores())
+    if not (most.isascii() and most.isdigit() and int(most)):
+        raise ConfigError(f"{_MOST_THREADS} is {most!r}: it must be a number of threads, from 1 on")
+    return max(1, min(int(most), host_cores() // found.num_sharers))
 
 
 def _for_states(layout: KVLayout) -> str:

@@ -192,10 +192,24 @@ def test_each_rank_has_its_share_of_the_cores_or_what_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sharers: int, threads: int
 ) -> None:
     monkeypatch.setattr("engine.sizing.pool_size.host_cores", lambda: 5)
+    monkeypatch.delenv("BATON_MAX_THREADS")
     host = replace(HOST, total_bytes=900 * GIB, free_bytes=900 * GIB)
     assert sized(tmp_path, host, sharers=sharers).num_threads == threads
     assert sized(tmp_path, host, sharers=sharers, num_threads=3).num_threads == 3
     assert sized(tmp_path, H100).num_threads == 1
+
+
+def test_no_rank_has_more_threads_than_the_environment_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.sizing.pool_size.host_cores", lambda: 5)
+    host = replace(HOST, total_bytes=900 * GIB, free_bytes=900 * GIB)
+    monkeypatch.setenv("BATON_MAX_THREADS", "2")
+    assert [sized(tmp_path, host, sharers=sharers).num_threads for sharers in (1, 4)] == [2, 1]
+    assert sized(tmp_path, host, sharers=1, num_threads=3).num_threads == 3
+    monkeypatch.setenv("BATON_MAX_THREADS", "all")
+    with pytest.raises(ConfigError, match="BATON_MAX_THREADS is 'all': it must be a number of threads"):
+        sized(tmp_path, host, sharers=1)
 
 
 def test_ranks_with_one_copy_of_their_weights_count_their_part_of_it() -> None:
