@@ -26,7 +26,7 @@ print(*[file for file in files if file and not os.path.exists(file)])
 
 
 @pytest.mark.slow
-@pytest.mark.turns(3, number=0)
+@pytest.mark.turns(6, number=0)
 def test_no_process_of_a_cluster_compiles_what_it_imports(tmp_path: Path) -> None:
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(tmp_path)}
     assert _left_to_compile(environment, "core.types"), "a new checkout has no bytecode"

@@ -25,7 +25,7 @@ from tests.engine.execution.sampling.test_grammar_masks import SCHEMAS, VOCAB, t
 from tests.engine.execution.sampling.test_schema_keywords import TAKEN
 from tests.models.served import make_served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.turns(3, number=2)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.turns(6, number=4)]
 NUM_DRAWN, NUM_KILLS, AT_ONCE, LENGTH = 300, 5, 16, 120
 SHADES = {"shade": {"enum": ["light", "dark"]}}
 TOOL = CallableTool(

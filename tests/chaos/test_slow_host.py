@@ -11,7 +11,7 @@ from tests.chaos.world import Stream, World
 from tests.deploy.network import NetworkEnd, missing_network, network
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.turns(3, number=1)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.turns(6, number=0)]
 
 SLOW_KBIT_PER_S = 200
 """A prompt's KV of 38 kB takes 1.5 s, and computing it 0.1 s."""

@@ -14,7 +14,7 @@ from tests.ports import free_port
 
 
 @pytest.mark.slow
-@pytest.mark.turns(3, number=1)
+@pytest.mark.turns(6, number=1)
 @pytest.mark.timeout(600)
 def test_every_process_lands_in_its_group_and_the_cluster_answers(tmp_path: Path) -> None:
     """In a process of its own, since a process has one Ray."""

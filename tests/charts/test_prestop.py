@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.turns(3, number=2)
+@pytest.mark.turns(6, number=2)
 @pytest.mark.timeout(420)
 def test_a_pod_that_is_stopped_finishes_and_gives_its_replicas_away(tmp_path: Path) -> None:
     """In a process of its own, since a process has one Ray."""

@@ -21,7 +21,7 @@ from tests.deploy.ray_nodes import last_words
 from tests.e2e.cluster_process import ROOT
 from tests.e2e.reference import corpus_prompts, greedy_texts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.turns(3, number=0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500), pytest.mark.turns(6, number=2)]
 PORT = 8000
 BASHRC = """
 export PATH={venv}:$PATH RAY_AUTH_MODE=token RAY_worker_niceness=0 BATON_ROLE={role}

@@ -19,7 +19,7 @@ from tests.e2e.cluster_process import ROOT
 from tests.e2e.reference import corpus_prompts, greedy_texts
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.turns(3, number=1)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.turns(6, number=3)]
 ENV = {**os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 _PAUSE_S = 0.3
 """Clients that never paused would take the processors from the replicas that start."""

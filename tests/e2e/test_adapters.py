@@ -15,7 +15,7 @@ from tests.models.continuation import continuation
 from tests.models.peft_adapters import make_adapter
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.turns(3, number=2)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.turns(6, number=5)]
 MODEL, LENGTH = "baton-embedded", 12
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 

@@ -18,7 +18,7 @@ from openai.types import Batch
 from tests.e2e.cluster_process import SILENCE_S, ServeProcess, serving
 from tests.e2e.reference import corpus_prompts, greedy_texts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.turns(3, number=1)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.turns(6, number=4)]
 MODEL = "baton-embedded"
 NUM_TOKENS = 32
 NUM_LINES, NUM_PROMPTS, LENGTH, STEP = 1000, 12, 20, 20

@@ -14,7 +14,7 @@ from openai.types import Completion
 from tests.e2e.cluster_process import serving
 from tests.e2e.reference import corpus_prompts
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.turns(3, number=1)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.turns(6, number=5)]
 NUM_CLIENTS, NUM_FLOOD = 3, 24
 NUM_EACH = 8
 KEPT_SHARE, NUM_TRIALS = 0.95, 4

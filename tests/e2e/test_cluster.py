@@ -335,6 +335,7 @@ async def test_a_response_goes_on_from_a_stored_one(client: openai.AsyncOpenAI) 
     assert (second.output_text, second.status) == (chat.choices[0].message.content, "incomplete")
 
 
+@pytest.mark.turns(3)
 @pytest.mark.parametrize("pool", ["DecodePool", "PrefillPool", "Scheduler"])
 async def test_a_killed_process_costs_no_client_a_token(
     client: openai.AsyncOpenAI, server: ServeProcess, pool: str

@@ -34,6 +34,7 @@ def run(module: str, *arguments: str) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.slow
+@pytest.mark.turns(6, number=2)
 @pytest.mark.timeout(240)
 def test_each_node_is_asked_for_its_part_of_an_instance_and_what_has_no_room_is_named(tmp_path: Path) -> None:
     """In a process of its own, since a process has one Ray."""
@@ -58,6 +59,7 @@ def test_each_node_is_asked_for_its_part_of_an_instance_and_what_has_no_room_is_
 
 @needs_mpich
 @pytest.mark.slow
+@pytest.mark.turns(6, number=4)
 @pytest.mark.timeout(240)
 def test_nccl_tests_are_run_over_nodes_by_rays_actors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.ingress.generation.test_encoders import TEXTS, checkpoint
 from tests.e2e.cluster_process import ServeProcess, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.turns(3, number=0)]
+pytestmark = [pytest.mark.slow, pytest.mark.turns(6, number=1)]
 
 
 async def test_texts_are_embedded_while_an_instance_is_killed(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.models.served import greedy, make_served_as, some_prompts
 from tests.parallel.families import awkward
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.turns(3, number=1)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.turns(6, number=4)]
 RANKS, SPARE, LENGTH = 4, 4, 24
 SETTINGS = [
     "schedule.local_threshold_tokens=0",

@@ -15,7 +15,7 @@ from tests.models.served import greedy, make_served, some_prompts
 
 
 @pytest.mark.slow
-@pytest.mark.turns(3, number=2)
+@pytest.mark.turns(6, number=5)
 @pytest.mark.timeout(420)
 def test_stages_on_two_nodes_answer_as_transformers_and_a_lost_memory_server_is_replaced(
     tmp_path: Path,

@@ -60,6 +60,7 @@ POOLS = [
 ]
 
 
+@pytest.mark.turns(2)
 @pytest.mark.parametrize(("pools", "num_instances", "notice_s"), POOLS)
 def test_one_process_equals_transformers_and_sigterm_lets_running_streams_finish(
     tmp_path: Path, pools: tuple[str, ...], num_instances: int, notice_s: int

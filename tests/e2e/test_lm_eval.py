@@ -13,7 +13,7 @@ from tests.clients.run_client import install_python
 from tests.e2e.cluster_process import ServeProcess
 from tests.e2e.reference import last_states, tokenizer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.turns(3, number=0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.turns(6, number=1)]
 TASK = """
 task: words
 dataset_path: json

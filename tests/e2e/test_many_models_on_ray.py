@@ -14,7 +14,7 @@ from tests.cluster.test_local_models import PROMPTS, checkpoint, served
 from tests.e2e.cluster_process import ServeProcess, serving
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.turns(3, number=2)]
+pytestmark = [pytest.mark.slow, pytest.mark.turns(6, number=2)]
 _MANY = 100
 """How often a client asks again for a model whose only instance starts."""
 

@@ -20,7 +20,7 @@ from tests.models.served import greedy, make_served, some_prompts
 from tests.patience import PATIENCE_S
 from tests.processes import command
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.turns(3, number=0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.turns(6, number=0)]
 LENGTH, NUM_INSTANCES = 32, 3
 SETTINGS = [
     "prefill.tp=2",

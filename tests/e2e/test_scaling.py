@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.cluster_process import serving
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.turns(3, number=0)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420), pytest.mark.turns(6, number=5)]
 SETTINGS = {
     "scaling.enabled": "true",
     "scaling.interval_s": "0.5",

@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.cluster_process import ServeProcess, serving
 from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.turns(3, number=2)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400), pytest.mark.turns(6, number=3)]
 BODY = {"model": "baton-embedded", "prompt": "import os", "max_tokens": 20, "temperature": 0}
 
 

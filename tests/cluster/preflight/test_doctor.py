@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[3]
 OPERATIONS = ("all-reduce", "all-to-all")
 
 
+@pytest.mark.turns(6, number=3)
 def test_the_command_measures_this_node_and_says_that_it_is_fit() -> None:
     command = [sys.executable, "-m", "baton.cli", "doctor", "--json", "--mib", "4", "--backend", "gloo"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
@@ -51,6 +52,7 @@ def doctor_as_rank(rank: int, world: int, port: int) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+@pytest.mark.turns(6, number=5)
 def test_pods_that_nobody_steers_check_each_other() -> None:
     port = free_port()
     ranks = [doctor_as_rank(rank, 2, port) for rank in (1, 0)]

@@ -140,6 +140,7 @@ def record(path: Path, fleet: tuple[int, int, int, float]) -> None:
     scheduler.on(Tick(), now + 100)
 
 
+@pytest.mark.turns(6, number=0)
 @needs_compiler
 @pytest.mark.timeout(500)
 def test_the_compiled_scheduler_decides_the_same(compiled: Path, tmp_path: Path) -> None:
@@ -155,6 +156,7 @@ def test_the_compiled_scheduler_decides_the_same(compiled: Path, tmp_path: Path)
         assert Path(f"{path}.decided").read_bytes() == "\n".join(lines).encode()
 
 
+@pytest.mark.turns(6, number=0)
 @needs_compiler
 @pytest.mark.timeout(500)
 def test_the_compiled_simulation_has_the_same_outcome_to_the_last_bit(compiled: Path, tmp_path: Path) -> None:
@@ -163,6 +165,7 @@ def test_the_compiled_simulation_has_the_same_outcome_to_the_last_bit(compiled: 
     assert json.loads(done.stdout) == outcomes()
 
 
+@pytest.mark.turns(6, number=0)
 @needs_compiler
 @pytest.mark.timeout(500)
 def test_everything_that_is_listed_is_machine_code(compiled: Path) -> None:
