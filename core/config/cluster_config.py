@@ -116,8 +116,8 @@ class EngineConfig(Section):
     disk_cache_path: str = ""
     """Folder of the disk cache; instances on one host may share it, each takes a file of its own."""
     num_threads: int = Field(default=0, ge=0)
-    """Compute threads of one rank on a CPU; 0: the physical cores that it may use, divided among the ranks on its host, and no more
-    than `BATON_MAX_THREADS` in the environment. Where others compute on these cores, two may be many times slower than one."""
+    """Compute threads of one rank on a CPU; 0: the physical cores that it may use, divided among the ranks on its host, at most
+    `BATON_MAX_THREADS` of the environment. Where others compute on these cores, two may be many times slower than one."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where an instance computes; `auto`: on the first GPU that its process sees, or on the CPU without one."""
     kernels: Literal["auto", "triton", "torch", "flashinfer", "flash_attention"] = "auto"
