@@ -224,6 +224,7 @@ def test_one_whose_instances_all_fail_says_what_to_do(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("cluster.instance.kept_instances.MAX_PAUSE_S", 0.01)
     monkeypatch.setattr("cluster.ingress.delivery.running_attempt.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("cluster.scheduler.queue.admission.BEGUN_WAIT_S", 1.0)
     with LLM("embedded", engine__num_blocks=400) as llm:
         monkeypatch.setattr(StepScheduler, "commit", fails)
         for _ in range(3):

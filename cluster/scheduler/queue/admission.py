@@ -21,7 +21,9 @@ from core.types import Slo
 _MAX_LOTS: Final = 64
 _MAX_CLASSES: Final = 64
 NO_DECODE_WAIT_S: Final = 5.0
-"""How long requests wait for the first decode instance, since instances may be restarting."""
+"""How long new requests wait for the first decode instance, since instances may be restarting."""
+BEGUN_WAIT_S = 60.0
+"""How long those may wait whose instance was lost. They have tokens or a place to lose."""
 
 
 class Admission:
@@ -169,11 +171,11 @@ class Admission:
         return [self._refuse(w, f"no place was free for {self._limit_s(w):g} s", now) for w in late]
 
     def _reject_alone(self, why_not: str, since: float, now: float) -> list[Send]:
-        """Refuse what has waited since then for an instance that does not come. What has begun may wait as for a place."""
+        """Refuse what has waited since then for an instance that does not come."""
         alone = [
             w
             for w in self.queue
-            if now - max(since, w.arrived_at) >= (self._limit_s(w) if w.place.attempt else NO_DECODE_WAIT_S)
+            if now - max(since, w.arrived_at) >= (BEGUN_WAIT_S if w.place.attempt else NO_DECODE_WAIT_S)
         ]
         for waiter in alone:
             self.queue.remove(waiter)

@@ -1,6 +1,6 @@
 """The global scheduler's decisions: what is refused, and when."""
 
-from cluster.scheduler.queue.admission import NO_DECODE_WAIT_S
+from cluster.scheduler.queue.admission import BEGUN_WAIT_S, NO_DECODE_WAIT_S
 from cluster.scheduler.scheduler_events import Tick
 from core.messages import Finished
 from tests.cluster.scheduler.routing_world import World, ask, instance, route_of
@@ -37,11 +37,11 @@ def test_without_decode_instances_requests_wait_a_little() -> None:
     assert world.scheduler.num_queued == 0
 
 
-def test_what_has_begun_waits_for_a_decode_instance_as_long_as_for_a_place() -> None:
-    world = World(instance("p", "p"), max_queue_wait_s=20)
+def test_what_has_begun_waits_longer_for_a_decode_instance() -> None:
+    world = World(instance("p", "p"))
     assert world.on(ask("a", attempt=1)) == []
     assert world.on(Tick()) == []
-    assert world.on(Tick(), after_s=19.0) == []
+    assert world.on(Tick(), after_s=BEGUN_WAIT_S - 1.0) == []
     assert world.rejected(Tick(), after_s=2.0).reason == "no decode instance is alive"
     assert world.scheduler.num_queued == 0
 
