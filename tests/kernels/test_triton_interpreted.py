@@ -19,6 +19,7 @@ INTERPRETED = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THR
 
 
 @pytest.mark.slow
+@pytest.mark.turns(3)
 @pytest.mark.timeout(800)
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
 def test_interpreted(name: str, tmp_path: Path) -> None:
@@ -32,6 +33,7 @@ def test_interpreted(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.turns(6, number=1)
 @pytest.mark.timeout(800)
 def test_each_stage_of_make_gpu_runs(tmp_path: Path) -> None:
     """Without what `make gpu-packages` does not bring, and a machine with a GPU hardly has."""
@@ -80,6 +82,7 @@ def test_each_stage_of_make_gpu_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.turns(6, number=4)
 @pytest.mark.timeout(400)
 def test_actors_that_share_a_card_are_rehearsed_on_ray(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.gpu", "--smoke", "--only", "on_ray", "--out", str(tmp_path)]
