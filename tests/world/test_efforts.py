@@ -3,13 +3,12 @@
 import pytest
 
 from cluster.ingress.templates.reasoning_effort import ReasoningEfforts
-from models.text.tokenizer import load_tokenizer
-from tests.world.artefacts import artefact
+from tests.world.published_tokenizers import ours
 
 
 @pytest.mark.slow
 def test_qwen3_is_switched_and_any_effort_is_one_of_the_two() -> None:
-    tokenizer = load_tokenizer(artefact("qwen3"))
+    tokenizer = ours("qwen3")
     efforts = ReasoningEfforts(tokenizer, reasons=True)
     ask = [{"role": "user", "content": "x"}]
     own = tokenizer.render_chat(ask)
@@ -28,7 +27,7 @@ def test_qwen3_is_switched_and_any_effort_is_one_of_the_two() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3", "llama3_1"])
 def test_a_model_that_knows_no_effort_goes_its_own_way(name: str) -> None:
-    tokenizer = load_tokenizer(artefact(name))
+    tokenizer = ours(name)
     efforts = ReasoningEfforts(tokenizer, reasons=False)
     assert not efforts.of("high").arguments
     assert "knows none" in efforts.of("high").note

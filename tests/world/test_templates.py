@@ -3,12 +3,10 @@
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from core.errors import RequestError
-from models.text.tokenizer import load_tokenizer
 from tests.cluster.ingress.api.templated import ASK, SYSTEM, TOOL, Chat, call, calling, chat_asked, result
-from tests.world.artefacts import artefact
+from tests.world import published_tokenizers
 
 pytestmark = pytest.mark.slow
 WITH_TEMPLATES = ("qwen3", "deepseek_v3", "gemma3", "llama3_1")
@@ -20,7 +18,7 @@ OBJECT_CALL = {**call("call_a"), "function": {"name": "paint", "arguments": {"sh
 
 
 def served(name: str) -> Chat:
-    return Chat(load_tokenizer(artefact(name)))
+    return Chat(published_tokenizers.ours(name))
 
 
 def ids(chat: Chat, *messages: Any, **body: Any) -> list[int]:
@@ -29,8 +27,9 @@ def ids(chat: Chat, *messages: Any, **body: Any) -> list[int]:
 
 
 def their_ids(name: str, *messages: Any, **more: Any) -> list[int]:
-    theirs: Any = AutoTokenizer.from_pretrained(str(artefact(name)))
-    return theirs.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False, **more)
+    return published_tokenizers.theirs(name).apply_chat_template(
+        list(messages), add_generation_prompt=True, return_dict=False, **more
+    )
 
 
 @pytest.mark.parametrize("name", WITH_TEMPLATES)
@@ -41,7 +40,7 @@ def test_a_chat_has_the_tokens_that_transformers_gives_it(name: str, messages: t
 
 @pytest.mark.parametrize("name", WITH_TEMPLATES)
 def test_an_answer_that_is_gone_on_with_has_the_tokens_that_transformers_gives_it(name: str) -> None:
-    theirs: Any = AutoTokenizer.from_pretrained(str(artefact(name)))
+    theirs = published_tokenizers.theirs(name)
     wanted = theirs.apply_chat_template([ASK, ANSWER], continue_final_message=True, return_dict=False)
     assert ids(served(name), ASK, ANSWER, continue_final_message=True) == wanted
 

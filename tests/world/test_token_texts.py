@@ -4,12 +4,11 @@ import random
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
 
 from cluster.ingress.generation.token_texts import TokenTexts
-from models.text.tokenizer import load_tokenizer
-from tests.world.artefacts import artefact
 from tests.world.published_api import NAME, api_of
+from tests.world.published_tokenizers import ours
+from tests.world.published_tokenizers import theirs as theirs_of
 
 pytestmark = pytest.mark.slow
 TOKENIZERS = ("llama2", "gemma3", "qwen3", "gptoss", "deepseek_v3", "llama3_1")
@@ -18,7 +17,7 @@ TEXTS = ("Hello wide world", " x  = [1,\n\t2]", "Zürich 水 🙂\ufffd!")
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 async def test_the_bytes_of_the_tokens_join_to_the_text(name: str) -> None:
-    tokenizer = load_tokenizer(artefact(name))
+    tokenizer = ours(name)
     for text in TEXTS:
         # As behind a prompt: the first token keeps its space.
         ids = tokenizer.encode("a" + text, add_special_tokens=False)[1:]
@@ -41,7 +40,7 @@ def data_of(token: str) -> bytes:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_every_token_has_bytes_and_any_of_them_join_to_a_text(name: str) -> None:
-    tokenizer = load_tokenizer(artefact(name))
+    tokenizer = ours(name)
     texts, before = TokenTexts(tokenizer), tokenizer.encode("a", add_special_tokens=False)
     rng, ids = random.Random(0), sorted(tokenizer.vocabulary.values())
     data = {token: texts.data(token) for token in rng.sample(ids, min(len(ids), 20_000))}
@@ -56,7 +55,7 @@ def test_every_token_has_bytes_and_any_of_them_join_to_a_text(name: str) -> None
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "deepseek_v3", "llama3_1"])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_chats_bytes_join_to_its_content(name: str, stream: bool) -> None:
-    tokenizer = load_tokenizer(artefact(name))
+    tokenizer = ours(name)
     ids = tokenizer.encode("It's 5 °C, 水 🙂 here.", add_special_tokens=False)
     api = api_of(tokenizer, ids)
     asked: Any = {"messages": [{"role": "user", "content": "x"}], "logprobs": True, "top_logprobs": 2}
@@ -73,7 +72,7 @@ async def test_a_chats_bytes_join_to_its_content(name: str, stream: bool) -> Non
 
 async def test_the_first_token_of_all_has_no_space_of_its_own() -> None:
     """Llama 2's decoder drops it, so that the answer's text has none either."""
-    tokenizer = load_tokenizer(artefact("llama2"))
+    tokenizer = ours("llama2")
     for ids in (tokenizer.encode("two words", add_special_tokens=False), [29871, 29871, 1023]):
         api = api_of(tokenizer, ids)
         answer: Any = await api.openai.completions.create(model=NAME, prompt=[1], logprobs=1, max_tokens=99)
@@ -83,7 +82,7 @@ async def test_the_first_token_of_all_has_no_space_of_its_own() -> None:
 
 
 async def test_two_tokens_of_one_text_are_two_entries() -> None:
-    tokenizer = load_tokenizer(artefact("llama2"))
+    tokenizer = ours("llama2")
     letter, byte = tokenizer.vocabulary["a"], tokenizer.vocabulary["<0x61>"]
     api = api_of(tokenizer, [letter], other=byte)
     answer: Any = await api.openai.completions.create(model=NAME, prompt="x", logprobs=2, max_tokens=1)
@@ -92,7 +91,7 @@ async def test_two_tokens_of_one_text_are_two_entries() -> None:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 async def test_detokenized_tokens_and_echoed_prompts_are_what_transformers_decodes(name: str) -> None:
-    tokenizer, theirs = load_tokenizer(artefact(name)), AutoTokenizer.from_pretrained(str(artefact(name)))
+    tokenizer, theirs = ours(name), theirs_of(name)
     api = api_of(tokenizer, tokenizer.encode(" x", add_special_tokens=False))
     for text in TEXTS:
         ids = theirs(text)["input_ids"]

@@ -5,11 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from models.text.tokenizer import load_tokenizer
 from tests.cluster.ingress.api.fakes import FakeGenerator
 from tests.cluster.ingress.api.harness import SETTINGS, Api
 from tests.patience import until
-from tests.world.artefacts import artefact
+from tests.world.published_tokenizers import ours
 
 pytestmark = pytest.mark.slow
 
@@ -21,7 +20,7 @@ def resident_mib() -> float:
 
 
 async def test_the_memory_that_long_texts_take_goes_back_to_the_system() -> None:
-    tokenizer = load_tokenizer(artefact("qwen3"))
+    tokenizer = ours("qwen3")
     api = Api(FakeGenerator(), replace(SETTINGS, max_context_tokens=131072), tokenizer=tokenizer)  # type: ignore[arg-type]
     text = "a b c d " * (1 << 17)
     assert (await api.post("/tokenize", {"prompt": text[:100_000]})).status_code == 200

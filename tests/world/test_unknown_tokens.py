@@ -19,7 +19,7 @@ from core.config.cluster_config import ClusterConfig, load
 from core.errors import RequestError
 from tests.world.artefacts import model_folder
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240), pytest.mark.turns(2)]
 TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
 CASES = {
     # artefact: (the token, whether a fine-tune has added it, the embedding's rows)
