@@ -130,6 +130,7 @@ def wait_until_ready(url: str, server: subprocess.Popen[bytes], log: Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.turns(3, number=1)
 @pytest.mark.timeout(300)
 def test_the_installed_wheel_serves_the_embedded_model_with_its_own_files_only(
     installed: Path, tmp_path: Path

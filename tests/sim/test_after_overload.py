@@ -26,6 +26,7 @@ def served(flood: float, after: float) -> list[SimulatedRequest]:
 
 
 @pytest.mark.slow
+@pytest.mark.turns(3)
 @pytest.mark.parametrize(("flood", "after"), [(6.0, 2.2), (12.0, 1.5), (12.0, 2.6)])
 def test_all_are_in_time_that_come_a_while_after_a_flood(flood: float, after: float) -> None:
     work = served(flood, after)

@@ -10,7 +10,7 @@ from sim.simulated_cluster import simulate
 from sim.simulated_run import Arrival, SimConfig
 from sim.virtual_loop import run_virtual
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.turns(3)]
 CLIENTS, TURNS = {"many": 60, "few": 20}, {"many": 9, "few": 18}
 FROM_S, TO_S = 5.0, 20.0
 """Both have work waiting all this time."""

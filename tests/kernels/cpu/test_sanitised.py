@@ -25,6 +25,7 @@ def runtime() -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.turns(6, number=1)
 @pytest.mark.timeout(600)
 def test_sanitisers_see_nothing(tmp_path: Path) -> None:
     first = runtime()
