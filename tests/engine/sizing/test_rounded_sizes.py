@@ -4,6 +4,7 @@ import gc
 import random
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any, get_args
 
 import pytest
@@ -51,10 +52,8 @@ def test_a_gpu_keeps_as_many_bytes_as_are_counted(to: Scheme, tied: bool, tmp_pa
     source = Checkpoint(
         folder, torch.bfloat16, CPU, whole, None, KEPT_ON_GPUS, rounds=rounded_to(spec, weights, GPU)
     )
-    before = held_bytes()
     model = Model(spec, replace(reference_ops(), keeps=KEPT_ON_GPUS), source, CPU)
     source.close()
-    held = held_bytes() - before
     (needs,) = needs_of(
         spec,
         EngineConfig(),
@@ -62,14 +61,20 @@ def test_a_gpu_keeps_as_many_bytes_as_are_counted(to: Scheme, tied: bool, tmp_pa
         stored_as(spec, "bfloat16", weights, GPU, deterministic=False),
         context_tokens=1024,
     )
-    assert needs.weight_bytes == pytest.approx(held, rel=0.05)
-    del model
+    assert needs.weight_bytes == pytest.approx(held_bytes(model), rel=0.05)
 
 
-def held_bytes() -> int:
-    gc.collect()
-    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-    return sum({s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors)}.values())
+def held_bytes(model: Model) -> int:
+    """The bytes of all tensors that a model leads to."""
+    seen, left = dict[int, object](), list[object]([model])
+    while left:
+        each = left.pop()
+        if id(each) in seen or isinstance(each, type | ModuleType):
+            continue
+        seen[id(each)] = each
+        left += (each.__closure__ or ()) if isinstance(each, FunctionType) else gc.get_referents(each)
+    storages = [each.untyped_storage() for each in seen.values() if isinstance(each, torch.Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 @pytest.mark.skipif(native() is None, reason="there are no native kernels here")
