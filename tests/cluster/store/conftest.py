@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,18 +26,26 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return request.getfixturevalue("postgres").new_database()
 
 
-@pytest.fixture
-def opened(url: str) -> Iterator[OpenStore]:
-    """Opens the same database for another process, as far as the store can see."""
+@pytest.fixture(autouse=True)
+def closed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Close every store that a test makes, also within an ingress: an open connection fails whichever test collects it later."""
     made: list[SqlStore] = []
+    real = SqlStore.__init__
 
-    def opened() -> SqlStore:
-        made.append(SqlStore(lambda: url, timeout_s=20.0))
-        return made[-1]
+    def make(store: SqlStore, *arguments: Any, **options: Any) -> None:
+        real(store, *arguments, **options)
+        made.append(store)
 
-    yield opened
+    monkeypatch.setattr(SqlStore, "__init__", make)
+    yield
     for store in made:
         store.close()
+
+
+@pytest.fixture
+def opened(url: str) -> OpenStore:
+    """Opens the same database for another process, as far as the store can see."""
+    return lambda: SqlStore(lambda: url, timeout_s=20.0)
 
 
 @pytest.fixture
