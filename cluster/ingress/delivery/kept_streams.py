@@ -15,20 +15,6 @@ class KeptStream:
     sequences: Mapping[str, tuple[str, KeptSequence]]
     """By request, the address of the instance that has its last attempt, and that attempt."""
 
-    def num_sent(self, request_id: str) -> int:
-        """Return how many of a request's tokens a frontend has had."""
-        found = self.sequences.get(request_id)
-        return found[1].num_sent if found is not None else 0
-
-    def num_noted(self, request_id: str) -> int:
-        """Return how many of a request's tokens are in the ledger of usage, or will be."""
-        found = self.sequences.get(request_id)
-        return found[1].num_noted if found is not None else 0
-
-    def address(self, request_id: str) -> str:
-        """Return where a request's tokens are; empty where there are none."""
-        return self.sequences.get(request_id, ("",))[0]
-
     def resumed(self, request: Request, resumption: Resumption) -> Request:
         """Return the request that goes on with what is kept of it."""
         if (found := self.sequences.get(request.id)) is None:

@@ -82,11 +82,12 @@ class AnswerIdentity:
     def begun(self, request: Request) -> Begun:
         """Return what is known of a sequence that may have begun before."""
         kept = self.kept
+        address, found = ("", None) if kept is None else kept.sequences.get(request.id, ("", None))
         if not self.pays:
-            return Begun(sys.maxsize, sys.maxsize, kept.address(request.id) if kept is not None else "")
+            return Begun(sys.maxsize, sys.maxsize, address)
         if kept is None:
             return Begun()
-        return Begun(kept.num_sent(request.id), kept.num_noted(request.id), kept.address(request.id))
+        return Begun(0, 0) if found is None else Begun(found.num_sent, found.num_noted, address)
 
     def keep_record(self, encoded: Callable[[], bytes]) -> None:
         """Give instances what an ingress needs to ask again, if the answer may be resumed."""
