@@ -1,4 +1,4 @@
-"""The published tokenizers as Baton and as transformers read them, each once in a while: a large one takes seconds."""
+"""Published tokenizers as Baton and as transformers read them. They are kept, since loading a large one takes seconds."""
 
 from functools import lru_cache
 from typing import Any

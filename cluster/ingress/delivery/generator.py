@@ -36,8 +36,8 @@ class SleepsAndWakes(Protocol):
 
 class FindsStreams(Protocol):
     def noted(self, request: Request, num_tokens: int, kept_at: str) -> None:
-        """Tell the instance that has what was generated that the use of so many tokens is written down. The request is over.
-        `kept_at`: the instance that had all of it before this frontend asked."""
+        """Tell the instance that keeps a request's tokens that the ledger of usage has the first `num_tokens`. The request has
+        ended. `kept_at`: the instance that kept them before this frontend asked."""
         ...
 
     async def find_stream(self, stream: str, owner: str) -> KeptStream | None:

@@ -16,6 +16,8 @@ _LOOK_S = 0.05
 _SETTLE_S = 60.0
 """How long instances may take to fall asleep once nothing runs there: writers may have to be fenced."""
 _WAKE_S = 600.0
+_ANSWER_S = 60.0
+"""How long a busy scheduler may take to answer an order."""
 
 
 class ModelSleep:
@@ -53,12 +55,12 @@ class ModelSleep:
     async def _ask(self, question: Callable[[int], AskSleep | AskWake]) -> None:
         if not (scheduler := self._schedulers.first):
             raise ReplicaLost("the scheduler is not known yet")
-        answer: SleepAnswer = await self._questions.ask(scheduler, question, "the scheduler", _SETTLE_S)
+        answer: SleepAnswer = await self._questions.ask(scheduler, question, "the scheduler", _ANSWER_S)
         if answer.why:
             raise RequestError(answer.why, status=403, code="model_stays_awake")
 
     async def _until(self, is_so: Callable[[Status], bool], timeout_s: float, what: str) -> None:
-        """Wait for it. A scheduler that is busy or lost for a moment says nothing meanwhile."""
+        """Wait until the status `is_so`. A status that does not come is asked for again. Raises ReplicaLost at the end."""
         ends_at = self._clock.now() + timeout_s
         while self._clock.now() < ends_at:
             with suppress(ReplicaLost):

@@ -23,7 +23,7 @@ _MAX_CLASSES: Final = 64
 NO_DECODE_WAIT_S: Final = 5.0
 """How long new requests wait for the first decode instance, since instances may be restarting."""
 BEGUN_WAIT_S = 60.0
-"""How long those may wait whose instance was lost. They have tokens or a place to lose."""
+"""How long a request waits for one after its own was lost (attempt 1 and later): its client may have tokens already."""
 
 
 class Admission:
@@ -171,7 +171,7 @@ class Admission:
         return [self._refuse(w, f"no place was free for {self._limit_s(w):g} s", now) for w in late]
 
     def _reject_alone(self, why_not: str, since: float, now: float) -> list[Send]:
-        """Refuse what has waited since then for an instance that does not come."""
+        """Refuse what has waited too long for a decode instance, of which there is none `since` then."""
         alone = [
             w
             for w in self.queue

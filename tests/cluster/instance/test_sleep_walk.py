@@ -16,8 +16,7 @@ LENGTHS = (3, 40, 120)
 
 
 async def insisted(cluster: LocalCluster, length: int) -> list[int]:
-    """Ask as clients do who were told to come again: new requests wait 5 s for an instance, and engines take longer to start
-    where others compute."""
+    """Retry what is refused, as clients do. A new request waits 5 s for an instance, which may take longer to start."""
     while True:
         try:
             return await said(cluster, length)

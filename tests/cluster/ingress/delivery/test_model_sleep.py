@@ -21,7 +21,7 @@ async def answered(address: str, question: Callable[[int], Message], *_: Any) ->
 
 
 def waking(num_lost: int) -> None:
-    """Wake a model up, whose scheduler does not say how it stands for so many times."""
+    """Wake a model while the first `num_lost` questions for the status fail."""
     left = [num_lost]
 
     async def status() -> Status:
