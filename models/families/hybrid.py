@@ -64,7 +64,9 @@ _GRANITE_KINDS: Mapping[str, StateKind] = {
 
 
 def qwen3_next(config: Config) -> ModelSpec:
-    return replace(_qwen(config, by_kind=False), moe=_qwen_experts(config))
+    """Return the model. A GGUF file's projections are by kind, as Qwen3.5's are, but for the oldest."""
+    by_kind = bool(config.get("projections_by_kind", False))
+    return replace(_qwen(config, by_kind=by_kind), moe=_qwen_experts(config))
 
 
 def qwen3_5(config: Config) -> ModelSpec:
@@ -142,7 +144,7 @@ def granite_hybrid(config: Config) -> ModelSpec:
         moe=moe if moe.num_experts else None,
         intermediate_size=shared,
         mlp_name="shared_mlp",
-        projections=("input_linear", "output_linear"),
+        projections=tuple(config.get("shared_mlp_projections") or ("input_linear", "output_linear")),
         qkv_bias=bias,
         out_bias=bias,
         **multipliers(config),

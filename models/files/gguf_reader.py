@@ -1,9 +1,12 @@
 """Opens GGUF files and reads their metadata. No torch: ingresses do so, too."""
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
-from core.errors import ConfigError
+import numpy as np
+
+from core.errors import ConfigError, UnsupportedModel
 
 IN_16_BITS: Final = (
     "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS",
@@ -20,6 +23,9 @@ BYTES: Final = {
 }
 """The types that are read, and the bytes that a CPU keeps of a number."""
 ROPE_FACTORS: Final = "rope_freqs.weight"
+_PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_LAYER: Final = re.compile(r"blk\.\d+\.")
+_MISSING: Final = object()
 
 
 def library() -> Any:
@@ -44,3 +50,53 @@ def field(reader: Any, key: str, default: Any = None) -> Any:
     """Return a value of the file's metadata."""
     found = reader.fields.get(key)
     return default if found is None else found.contents()
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return all files of a model that is in several, by the name of any of them. Raises ConfigError."""
+    found = _PART.search(path.name)
+    if found is None:
+        return [path]
+    stem, count = path.name[: found.start()], int(found[2])
+    parts = [path.with_name(f"{stem}-{part:05}-of-{found[2]}.gguf") for part in range(1, count + 1)]
+    if missing := [part.name for part in parts if not part.is_file()]:
+        raise ConfigError(f"{path} is one of {count} files, of which {missing[0]} is not beside it")
+    return parts
+
+
+class Gguf:
+    """The metadata and tensors of a model's files, the first of which has all metadata."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        """Raises ConfigError."""
+        self.name = paths[0].name
+        self.readers = [open_gguf(path) for path in paths]
+        self.tensors = {tensor.name: tensor for reader in self.readers for tensor in reader.tensors}
+        self.architecture = str(field(self.readers[0], "general.architecture"))
+        self._of_layers = {name[found.end() :] for name in self.tensors if (found := _LAYER.match(name))}
+
+    def field(self, key: str, default: Any = None) -> Any:
+        return field(self.readers[0], key, default)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """Return a value of the architecture's."""
+        return self.field(f"{self.architecture}.{key}", default)
+
+    def need(self, key: str) -> Any:
+        """Raises UnsupportedModel."""
+        if (found := self.get(key, _MISSING)) is _MISSING:
+            raise UnsupportedModel(f"{self.name} lacks {self.architecture}.{key}")
+        return found
+
+    def has(self, name: str) -> bool:
+        """Return whether some layer has this tensor."""
+        return name in self._of_layers
+
+    def numbers(self, name: str) -> np.ndarray | None:
+        """Return a small tensor's numbers; None where there is none."""
+        tensor = self.tensors.get(name)
+        return (
+            None
+            if tensor is None
+            else library().dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        )

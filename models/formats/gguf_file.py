@@ -1,8 +1,8 @@
 """Tensors of a GGUF file under the names that safetensors checkpoints have, floats or as they are stored."""
 
 import mmap
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,41 +13,27 @@ from torch import Tensor
 from core.errors import UnsupportedModel
 from kernels.packed import Int8Groups, Kind, Weight
 from kernels.packing import from_nibbles
-from models.files.gguf_reader import IN_16_BITS, ROPE_FACTORS, field, library, open_gguf
+from models.files.gguf_reader import IN_16_BITS, Gguf, library
+from models.formats.gguf_names import EXPERTS, IGNORED, NAMES, Change, column_orders, of_each_kind, row_orders
 
 BLOCK: Final = 32
 """Neighbouring inputs of Q8_0 and Q4_0 that share a scale."""
 BLOCKS: Final = ("Q8_0", "Q4_0")
 """Types whose products need not be those of floats."""
-_NAMES: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-_LAYER_NAMES: Final = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
 
 
 class GgufFile:
-    """It is asked as safetensors' files are."""
+    """It is asked as safetensors' files are. Of a model in several files, it is asked for the first."""
 
     def __init__(self, path: Path) -> None:
-        self._reader = open_gguf(path)
-        named = {_name(tensor.name): tensor for tensor in self._reader.tensors if tensor.name != ROPE_FACTORS}
-        self._tensors = named
+        self._file = Gguf([path, *sorted(path.parent.glob(f"{path.stem}-*.gguf"))])
+        self._tensors = _views(self._file)
 
     def keys(self) -> list[str]:
         return list(self._tensors)
 
-    def get_slice(self, name: str) -> "GgufTensor":
-        return GgufTensor(self._tensors[name], self._order(name))
+    def get_slice(self, name: str) -> "GgufTensor | MadeTensor":
+        return self._tensors[name]
 
     def get_tensor(self, name: str) -> Tensor:
         stored = self.get_slice(name)
@@ -56,46 +42,123 @@ class GgufFile:
     def give_back(self) -> None:
         """Give the system what this process has of the file in its memory. What was read is copied, and what is read again comes
         again."""
-        mapped = self._reader.data.base
-        if isinstance(mapped, mmap.mmap):
-            mapped.madvise(mmap.MADV_DONTNEED)
+        for reader in self._file.readers:
+            mapped = reader.data.base
+            if isinstance(mapped, mmap.mmap):
+                mapped.madvise(mmap.MADV_DONTNEED)
 
-    def _order(self, name: str) -> np.ndarray | None:
-        """Return in which row of the file each row is. Llama's rows of queries and keys are in the order of rotated pairs."""
-        if field(self._reader, "general.architecture") != "llama":
-            return None
-        heads = {"q_proj": "head_count", "k_proj": "head_count_kv"}.get(name.rsplit(".", 2)[-2])
-        if heads is None:
-            return None
-        rows = int(self._tensors[name].shape[-1])
-        count = field(
-            self._reader, f"llama.attention.{heads}", field(self._reader, "llama.attention.head_count")
+
+def _views(file: Gguf) -> "dict[str, GgufTensor | MadeTensor]":
+    """Return what the file has, by the names here. Raises UnsupportedModel for a tensor that is not known."""
+    names = NAMES[file.architecture]
+    rows, columns = row_orders(file, names), column_orders(file, names)
+    views = dict[str, GgufTensor | MadeTensor]()
+    for stored, tensor in file.tensors.items():
+        if stored in IGNORED:
+            continue
+        if (name := names.of(stored)) is None:
+            raise UnsupportedModel(f"{file.name} has a tensor {stored!r}, which is not supported")
+        order, across = (
+            next((order for end, order in orders.items() if name.endswith(end)), None)
+            for orders in (rows, columns)
         )
-        return np.arange(rows).reshape(int(count), -1, 2).swapaxes(1, 2).ravel()
+        if EXPERTS in name:
+            views |= _of_experts(name, tensor)
+        elif (change := names.change(stored)) is not None:
+            views[name] = _changed(tensor, change, order)
+        else:
+            views[name] = GgufTensor(tensor.tensor_type, tensor.data, _shape(tensor), order, across)
+    return _made_of_others(views, file)
 
 
-class GgufTensor:
-    """One tensor, of which indexing reads a part, as float32."""
+def _of_experts(name: str, tensor: Any) -> "dict[str, GgufTensor | MadeTensor]":
+    """Return each expert's matrices. Gates and ups may be in one, gates first."""
+    experts, rows, *inputs = _shape(tensor)
+    if ".gate_up_proj." in name:
+        parts = {
+            name.replace("gate_up_proj", part): at * rows // 2
+            for at, part in enumerate(("gate_proj", "up_proj"))
+        }
+        rows //= 2
+    else:
+        parts = {name: 0}
+    return {
+        part.replace(EXPERTS, str(expert)): GgufTensor(
+            tensor.tensor_type, tensor.data[expert, first : first + rows], [rows, *inputs]
+        )
+        for part, first in parts.items()
+        for expert in range(experts)
+    }
 
-    def __init__(self, tensor: Any, order: np.ndarray | None) -> None:
-        self._tensor, self._order = tensor, order
 
-    @property
-    def type(self) -> str:
-        return self._tensor.tensor_type.name
+def _changed(tensor: Any, change: Change, order: np.ndarray | None) -> "MadeTensor":
+    shape = list(change(np.full(_shape(tensor), -1.0, np.float32)).shape)
+
+    def make() -> np.ndarray:
+        numbers = change(library().dequantize(tensor.data, tensor.tensor_type))
+        return numbers if order is None else numbers[order]
+
+    return MadeTensor(shape, make)
+
+
+def _shape(tensor: Any) -> list[int]:
+    return [int(size) for size in reversed(tensor.shape)]
+
+
+class MadeTensor:
+    """A tensor that is made of others as it is read, as float32."""
+
+    def __init__(self, shape: list[int], make: Callable[[], np.ndarray]) -> None:
+        self._shape, self._make = shape, make
+        self.type = "F32"
 
     def get_shape(self) -> list[int]:
-        return [int(size) for size in reversed(self._tensor.shape)]
+        return self._shape
 
     def get_dtype(self) -> str:
         return "F32"
 
     def __getitem__(self, part: tuple[slice, ...]) -> Tensor:
-        floats = library().dequantize(self._rows(part[0]), self._tensor.tensor_type)
+        return torch.from_numpy(np.array(self._make()[part], np.float32))
+
+    def becomes_16_bits(self) -> bool:
+        return False
+
+
+class GgufTensor:
+    """One tensor, of which indexing reads a part, as float32."""
+
+    def __init__(
+        self,
+        kind: Any,
+        data: np.ndarray,
+        shape: list[int],
+        order: np.ndarray | None = None,
+        across: np.ndarray | None = None,
+    ) -> None:
+        """`data`: rows of bytes, or of numbers; `order`: in which of them each row is; `across`: the same of columns."""
+        self._kind, self._data, self._shape, self._order, self._across = kind, data, shape, order, across
+
+    @property
+    def type(self) -> str:
+        return self._kind.name
+
+    def get_shape(self) -> list[int]:
+        return self._shape
+
+    def get_dtype(self) -> str:
+        return "F32"
+
+    def __getitem__(self, part: tuple[slice, ...]) -> Tensor:
+        floats = library().dequantize(self._rows(part[0]), self._kind)
+        if self._across is not None:
+            floats = floats[:, self._across]
         return torch.from_numpy(np.array(floats[(slice(None), *part[1:])], np.float32))
 
     def packed(self, rows: Sequence[slice], blocks: Sequence[slice], keeps: frozenset[Kind]) -> Weight | None:
         """Return these rows and these blocks of 32 columns as they are stored; None where that is not among `keeps`."""
+        if self._across is not None:
+            return None
         if self.type == "Q8_0" and "int8_groups" in keeps:
             scales, numbers = self._blocks(rows, blocks)
             values = torch.from_numpy(numbers.view(np.int8).reshape(len(numbers), -1))
@@ -118,17 +181,36 @@ class GgufTensor:
         return torch.from_numpy(scales.copy()), np.ascontiguousarray(split[..., 2:])
 
     def _rows(self, run: slice) -> np.ndarray:
-        return self._tensor.data[run if self._order is None else self._order[run]]
+        return self._data[run if self._order is None else self._order[run]]
+
+    def chosen(self, rows: np.ndarray) -> "GgufTensor":
+        """Return a tensor of these rows."""
+        return GgufTensor(self._kind, self._data, [len(rows), *self._shape[1:]], rows, self._across)
 
 
-@cache
-def _name(name: str) -> str:
-    """Raises UnsupportedModel."""
-    stem, _, what = name.rpartition(".")
-    if stem.startswith("blk."):
-        _, layer, part = stem.split(".", 2)
-        if part in _LAYER_NAMES:
-            return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{what}"
-    elif stem in _NAMES:
-        return f"{_NAMES[stem]}.{what}"
-    raise UnsupportedModel(f"the GGUF file has a tensor {name!r}, which is not supported")
+def _made_of_others(
+    views: dict[str, GgufTensor | MadeTensor], file: Gguf
+) -> dict[str, GgufTensor | MadeTensor]:
+    """Return the tensors as checkpoints have them, where the file has their parts, or parts of several in one."""
+    for name in [name for name in views if name.endswith("self_attn.k_b_proj.weight")]:
+        keys, values = views.pop(name), views.pop(name.replace("k_b_proj", "v_b_proj"))
+        heads, rank, nope = keys.get_shape()
+        inner = values.get_shape()[1]
+        views[name.replace("k_b_proj", "kv_b_proj")] = MadeTensor(
+            [heads * (nope + inner), rank], partial(_keys_and_values, keys, values)
+        )
+    for name in [name for name in views if name.endswith("linear_attn.in_proj_ba.weight")]:
+        if name.replace("in_proj_ba", "in_proj_qkv") in views:
+            both = views.pop(name)
+            assert isinstance(both, GgufTensor)
+            views |= {
+                name.replace("in_proj_ba", kind): both.chosen(rows)
+                for kind, rows in of_each_kind(file).items()
+            }
+    return views
+
+
+def _keys_and_values(keys: GgufTensor | MadeTensor, values: GgufTensor | MadeTensor) -> np.ndarray:
+    """kv_b_proj, of which llama.cpp's files have each head's keys (rank, size), and its values (size, rank)."""
+    up, down = (one[tuple(slice(0, size) for size in one.get_shape())].numpy() for one in (keys, values))
+    return np.concatenate((up.swapaxes(1, 2), down), 1).reshape(-1, down.shape[-1])

@@ -1,6 +1,7 @@
 """Reads a layer's experts in any of the forms that checkpoints have, as far as this rank holds them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -85,6 +86,9 @@ def _separate(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) 
 def _by_turns(checkpoint: WeightSource, prefix: str, moe: MoeSpec, hidden: int) -> ExpertWeights:
     """Read gpt-oss's experts. down_proj's biases are not part of an expert: see `Moe`."""
     num, inner = moe.num_experts, moe.intermediate_size
+    if f"{prefix}.gate_proj_bias" in checkpoint:  # a GGUF file's
+        biases = [checkpoint.take(f"{prefix}.{name}_proj_bias", (num, inner)) for name in ("gate", "up")]
+        return replace(_separate(checkpoint, prefix, moe, hidden), gate_up_bias=torch.cat(biases, 1))
     gate_up: Weight
     down: Weight
     if moe.mxfp4:

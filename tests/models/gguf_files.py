@@ -7,45 +7,17 @@ from typing import Any
 
 import gguf
 import numpy as np
-import torch
-from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from models.files.hub import resolve
 from tests.models.checkpoints import FAMILIES, make
+from tests.models.gguf_converter import converted, write_metadata
 
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _SCALES_LAST = {"Q2_K": 4, "Q3_K": 2, "Q6_K": 2}
 """The bytes of scales at the end of a block; others have them first."""
 NUM_TOKENS = 320
 """Bytes and a few merges. `gguf` takes 100 microseconds to read one, and each test reads a file several times."""
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
-
-
-def gguf_name(name: str) -> str:
-    stem, _, what = name.rpartition(".")
-    if stem in _ENDS:
-        return f"{_ENDS[stem]}.{what}"
-    _, _, layer, part = stem.split(".", 3)
-    return f"blk.{layer}.{_LAYER[part]}.{what}"
-
-
-def by_pairs(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """llama.cpp's `LlamaModel.permute`."""
-    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
 def write_gguf(
@@ -77,39 +49,18 @@ def write_checkpoint(path: Path, folder: Path, kind: str, architecture: str, emb
     """The checkpoint in `folder`, whose matrices become `kind`, and its embedding `embedding`, if it is to be another."""
     config = AutoConfig.from_pretrained(folder)
     writer = gguf.GGUFWriter(str(path), architecture)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    rope = config.rope_parameters
-    writer.add_rope_freq_base(rope["rope_theta"])
-    if rope["rope_type"] != "default":
-        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
-        writer.add_rope_scaling_factor(rope["factor"])
-    if original := rope.get("original_max_position_embeddings"):
-        writer.add_rope_scaling_orig_ctx_len(original)
+    write_metadata(writer, config, architecture)
     add_tokenizer(writer, tokens(config.vocab_size))
     rng = np.random.default_rng(0)
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        if architecture == "llama" and ".q_proj." in name:
-            tensor = by_pairs(tensor, config.num_attention_heads)
-        if architecture == "llama" and ".k_proj." in name:
-            tensor = by_pairs(tensor, config.num_key_value_heads)
-        numbers = tensor.float().numpy()
-        if numbers.ndim == 1:
-            writer.add_tensor(gguf_name(name), numbers)
+    for name, numbers in converted(folder, config, architecture).items():
+        if numbers.ndim == 1 or not name.endswith(".weight") or numbers.shape[-1] % 32 or kind == "F32":
+            writer.add_tensor(name, np.ascontiguousarray(numbers, np.float32))
             continue
-        own = (embedding or kind) if "embed_tokens" in name else kind
+        own = (embedding or kind) if name.startswith("token_embd") else kind
         type_ = gguf.GGMLQuantizationType[own]
         is_raw = "_K" in own or own.startswith("IQ")
         blocks = raw_blocks(numbers.shape, own, rng) if is_raw else gguf.quantize(numbers, type_)
-        writer.add_tensor(gguf_name(name), blocks, raw_dtype=type_)
+        writer.add_tensor(name, blocks, raw_dtype=type_)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -119,15 +70,15 @@ def write_checkpoint(path: Path, folder: Path, kind: str, architecture: str, emb
 def raw_blocks(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> np.ndarray:
     """Any bits at all, with scales of a usual size: `gguf` makes no K- and no I-quants."""
     count, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    blocks = rng.integers(0, 256, (shape[0], shape[1] // count, size), dtype=np.uint8)
-    scales = rng.uniform(1e-4, 2e-4, (*blocks.shape[:2], 2)).astype(np.float16).view(np.uint8)
+    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // count, size), dtype=np.uint8)
+    scales = rng.uniform(1e-4, 2e-4, (*blocks.shape[:-1], 2)).astype(np.float16).view(np.uint8)
     if kind in _SCALES_LAST:
         size = _SCALES_LAST[kind]
         blocks[..., -size:] = scales[..., :size]
     else:
         size = 2 if kind.startswith("IQ") else 4
         blocks[..., :size] = scales[..., :size]
-    return blocks.reshape(shape[0], -1)
+    return blocks.reshape(*shape[:-1], -1)
 
 
 def tokens(size: int) -> list[str]:

@@ -177,7 +177,9 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(UnsupportedModel, match=r"has the type Q5_1: F32, F16"):
         resolve(str(path))
     write_gguf(path, "llama", "F16", architecture="falcon")
-    with pytest.raises(UnsupportedModel, match="has the architecture 'falcon': of GGUF llama, qwen2, qwen3"):
+    with pytest.raises(
+        UnsupportedModel, match="has the architecture 'falcon': of GGUF llama, mistral3, qwen2"
+    ):
         resolve(str(path))
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(ConfigError, match="an incomplete download"):
@@ -187,7 +189,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_factors_of_llama_3_are_those_that_the_file_has(tmp_path: Path) -> None:
-    from models.files.gguf_folder import llama3_factors
+    from models.files.gguf_ropes import llama3_factors
 
     config = transformers.LlamaConfig(
         head_dim=64, hidden_size=256, num_attention_heads=4,

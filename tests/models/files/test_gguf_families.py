@@ -1,0 +1,44 @@
+"""A GGUF file of each architecture gives the logits of the checkpoint that it was made of.
+
+llama.cpp gives them, too: `benchmarks.engine.gguf_parity`."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernels.cpu.library import native
+from models.files.gguf_configs import ARCHITECTURES
+from models.files.hub import resolve
+from models.formats.gguf_names import NAMES
+from models.registry import load_model
+from tests.models.checkpoints import CPU, Paged, make
+from tests.models.gguf_cases import CASES
+from tests.models.gguf_files import write_checkpoint
+
+PROMPT = list(range(2, 30))
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native()  # The library stays where it is.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.mark.turns(3)
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_the_checkpoint(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    reference = make(tmp_path / "plain", case.config(), 0)
+    write_checkpoint(tmp_path / "model.gguf", tmp_path / "plain", "F32", case.architecture)
+    model = load_model(resolve(str(tmp_path / "model.gguf")), "float32", CPU)
+    got = Paged(model, 1, random.Random(0)).step([(0, 0, PROMPT)])[0]
+    with torch.inference_mode():
+        want = reference(torch.tensor([PROMPT])).logits[0]
+    assert want.std() > 0.1
+    torch.testing.assert_close(got, want, atol=2e-4, rtol=1e-4)
+
+
+def test_every_architecture_is_tried() -> None:
+    assert set(ARCHITECTURES) == set(NAMES) == {case.architecture for case in CASES.values()}
