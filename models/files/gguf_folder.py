@@ -15,6 +15,7 @@ import numpy as np
 
 from core.errors import ConfigError, UnsupportedModel
 from core.user_cache import user_cache
+from models.files.gguf_ends import text_ends
 from models.files.gguf_reader import BYTES, ROPE_FACTORS, field, open_gguf
 
 _ROOT: Final = Path(__file__).parents[2]
@@ -24,9 +25,6 @@ _ARCHITECTURES: Final = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-_TOKENIZER: Final = "tokenizer.ggml."
-_ENDS: Final = ("eos", "eot", "eom")
-"""What a file calls the ends of a text, of a turn, and of a message that calls tools."""
 _FOLDER_VERSION: Final = 2
 """Grows when the folder's content does, so that a folder of an earlier release is made again."""
 _LLAMA3: Final = {
@@ -101,7 +99,7 @@ def _config(path: Path) -> dict[str, Any]:
         "tie_word_embeddings": "output.weight" not in tensors,
         "dtype": "float16",
         "quantization_config": {"quant_method": "gguf", "bytes_each": _bytes_each(tensors)},
-        **_text_ends(reader),
+        **text_ends(reader),
     }
 
 
@@ -141,15 +139,6 @@ def _check_layers(
         raise UnsupportedModel(
             f"{path.name} has biases in its attention, which {architecture} files have not here"
         )
-
-
-def _text_ends(reader: Any) -> dict[str, Any]:
-    """Return the tokens with which texts begin and end."""
-    ends = [field(reader, f"{_TOKENIZER}{name}_token_id") for name in _ENDS]
-    known: dict[str, Any] = {"eos_token_id": [int(token) for token in ends if token is not None]}
-    if (begin := field(reader, f"{_TOKENIZER}bos_token_id")) is not None:
-        known["bos_token_id"] = begin
-    return known
 
 
 def _rope(

@@ -24,7 +24,7 @@ _BATCH = 2048
 """Tokens of one call, as many as llama.cpp has by default."""
 
 
-class _ModelParams(ctypes.Structure):
+class ModelParams(ctypes.Structure):
     _fields_ = (("whole", c_void_p * 32),)
 
 
@@ -56,11 +56,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_log_set": (None, (c_void_p, c_void_p)),
     "llama_version": (c_char_p, ()),
     "llama_print_system_info": (c_char_p, ()),
-    "llama_model_default_params": (_ModelParams, ()),
+    "llama_model_default_params": (ModelParams, ()),
     "llama_context_default_params": (_ContextParams, ()),
     "llama_model_quantize_default_params": (_QuantizeParams, ()),
     "llama_model_quantize": (c_uint32, (c_char_p, c_char_p, POINTER(_QuantizeParams))),
-    "llama_model_load_from_file": (c_void_p, (c_char_p, _ModelParams)),
+    "llama_model_load_from_file": (c_void_p, (c_char_p, ModelParams)),
     "llama_model_get_vocab": (c_void_p, (c_void_p,)),
     "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
     "llama_init_from_model": (c_void_p, (c_void_p, _ContextParams)),
@@ -83,7 +83,7 @@ def prepare(checkpoint: Path, target: Path, bits: int) -> None:
     if bits == 16:
         out.symlink_to(plain.resolve())
         return
-    library = _library()
+    library = open_library()
     params = library.llama_model_quantize_default_params()
     params.nthread, params.ftype = 2, _FILE_TYPES[bits]
     if library.llama_model_quantize(str(plain).encode(), str(out).encode(), byref(params)):
@@ -91,7 +91,7 @@ def prepare(checkpoint: Path, target: Path, bits: int) -> None:
 
 
 def load(checkpoint: Path, target: Path, bits: int, threads: int) -> Loaded:
-    library = _library()
+    library = open_library()
     model = library.llama_model_load_from_file(
         str(target / f"{_NAMES[bits]}.gguf").encode(), library.llama_model_default_params()
     )
@@ -107,7 +107,7 @@ def _package() -> Path:
     return Path(sys.prefix) / "node_modules" / _PACKAGE
 
 
-def _library() -> Any:
+def open_library() -> Any:
     (folder,) = (_package() / "bins").iterdir()
     ggml = CDLL(str(next(folder.glob("libggml.*so*"))), mode=ctypes.RTLD_GLOBAL)
     library = CDLL(str(next(folder.glob("libllama.*so*"))))
