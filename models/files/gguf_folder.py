@@ -15,13 +15,11 @@ import numpy as np
 from core.errors import ConfigError, UnsupportedModel
 from core.user_cache import user_cache
 from models.files.gguf_configs import config_of
-from models.files.gguf_reader import BYTES, Gguf, field, parts_of
+from models.files.gguf_ends import text_ends
+from models.files.gguf_reader import BYTES, Gguf, parts_of
 
 _ROOT: Final = Path(__file__).parents[2]
 WEIGHTS: Final = "model.gguf"
-_TOKENIZER: Final = "tokenizer.ggml."
-_ENDS: Final = ("eos", "eot", "eom")
-"""What a file calls the ends of a text, of a turn, and of a message that calls tools."""
 _FOLDER_VERSION: Final = 3
 """Grows when the folder's content does, so that a folder of an earlier release is made again."""
 
@@ -65,7 +63,7 @@ def _config(paths: list[Path]) -> dict[str, Any]:
     return {
         **config_of(file),
         "quantization_config": {"quant_method": "gguf", "bytes_each": _bytes_each(file.tensors)},
-        **_text_ends(file.readers[0]),
+        **text_ends(file.readers[0]),
     }
 
 
@@ -78,15 +76,6 @@ def _check(file: Gguf) -> None:
             )
     if "token_embd.weight" not in file.tensors:
         raise UnsupportedModel(f"{file.name} lacks the tensor 'token_embd.weight'")
-
-
-def _text_ends(reader: Any) -> dict[str, Any]:
-    """Return the tokens with which texts begin and end."""
-    ends = [field(reader, f"{_TOKENIZER}{name}_token_id") for name in _ENDS]
-    known: dict[str, Any] = {"eos_token_id": [int(token) for token in ends if token is not None]}
-    if (begin := field(reader, f"{_TOKENIZER}bos_token_id")) is not None:
-        known["bos_token_id"] = begin
-    return known
 
 
 def _bytes_each(tensors: dict[str, Any]) -> float:

@@ -1,6 +1,7 @@
 """Loads a tokenizer from the files that a checkpoint has: tokenizer.json, Mistral's tekken.json, or SentencePiece's model."""
 
 import json
+import logging
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -8,6 +9,9 @@ from typing import Any, Final
 from core.errors import ConfigError
 from models.spec.model_spec import read_json
 
+_log = logging.getLogger(__name__)
+GGUF_SPLIT: Final = "gguf_split"
+"""In tokenizer_config.json of a folder that was made of a GGUF file: how the file calls its split of text, if it does."""
 _TOKENIZER, _TEKKEN, _SENTENCE_PIECE = "tokenizer.json", "tekken.json", "tokenizer.model"
 _TEKKENS_OWN: Final = {
     "bos_token": "<s>",
@@ -24,16 +28,26 @@ _MISTRALS: Final = ("mistral", "mistral3", "voxtral", "ministral", "pixtral")
 def transformers_tokenizer(folder: Path) -> Any:
     """Return transformers' tokenizer. Raises ConfigError."""
     # Seconds, in processes that tokenize alone.
-    from transformers import AutoTokenizer  # noqa: PLC0415
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: PLC0415
 
     # Where mistral-common is installed, transformers would return a class of another kind.
     options: dict[str, Any] = {"mistral_format": False}
-    if not (folder / _TOKENIZER).is_file() and (folder / _TEKKEN).is_file():
+    kind: Any = AutoTokenizer
+    if (split := _json(folder / "tokenizer_config.json").get(GGUF_SPLIT)) is not None:
+        # Its tokenizer.json is complete. The class of the model's type would have a split of its own.
+        kind, options = PreTrainedTokenizerFast, {"fix_mistral_regex": False}
+        if not split:
+            _log.warning(
+                "the GGUF file of %s lacks tokenizer.ggml.pre: text is split by llama.cpp's default, which may give other tokens "
+                "than the model was trained on. Convert the model again with a current llama.cpp",
+                folder,
+            )
+    elif not (folder / _TOKENIZER).is_file() and (folder / _TEKKEN).is_file():
         options |= _TEKKENS_OWN
     elif _splits_words_wrongly(folder):
         options["fix_mistral_regex"] = True
     try:
-        return AutoTokenizer.from_pretrained(str(folder), **options)
+        return kind.from_pretrained(str(folder), **options)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"cannot load the tokenizer in {folder}: {_reason(folder, error)}") from None
 

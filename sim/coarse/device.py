@@ -279,14 +279,19 @@ class Device:
         budget = self._prompt_budget(now, [*prompts, *here])
         waiting = self._in_order(here, now) if here and budget > 0 else ()
         chunks: list[_Chunk] = []
-        begun, may_admit = set(map(id, prompts)), True
+        arriving, may_admit = set(map(id, waiting)), True
+        gone = set[int]()
+        """Prompts that gave way to one of a higher class."""
         for seq in self._by_turn((*prompts, *waiting), now):
             if budget <= 0 or len(self._seqs.decoding) + len(chunks) >= self.info.max_num_seqs:
                 break
-            if id(seq) not in begun and not (may_admit := may_admit and self._seqs.admit(seq, now)):
-                continue
-            budget -= self._take_chunk(seq, budget, chunks)
-        return chunks
+            if id(seq) in arriving:
+                if not (may_admit := may_admit and self._seqs.admit(seq, now)):
+                    continue
+                gone = set(map(id, prompts)).difference(map(id, self._seqs.prompts))
+            if id(seq) not in gone:
+                budget -= self._take_chunk(seq, budget, chunks)
+        return [chunk for chunk in chunks if id(chunk.seq) not in gone]
 
     def _in_order(self, waiting: list[SimulatedSequence], now: float) -> list[SimulatedSequence]:
         """Return those that wait. What has paused and need not be back yet comes last."""

@@ -6,7 +6,7 @@ longer than the library's own serves any release: only the leading fields must b
 import ctypes
 import json
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from ctypes import CDLL, POINTER, byref, c_bool, c_char_p, c_float, c_int, c_int8, c_int32, c_uint32, c_void_p
 from pathlib import Path
@@ -24,7 +24,7 @@ _BATCH = 2048
 """Tokens of one call, as many as llama.cpp has by default."""
 
 
-class _ModelParams(ctypes.Structure):
+class ModelParams(ctypes.Structure):
     _fields_ = (("whole", c_void_p * 32),)
 
 
@@ -56,11 +56,11 @@ _SIGNATURES: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "llama_log_set": (None, (c_void_p, c_void_p)),
     "llama_version": (c_char_p, ()),
     "llama_print_system_info": (c_char_p, ()),
-    "llama_model_default_params": (_ModelParams, ()),
+    "llama_model_default_params": (ModelParams, ()),
     "llama_context_default_params": (_ContextParams, ()),
     "llama_model_quantize_default_params": (_QuantizeParams, ()),
     "llama_model_quantize": (c_uint32, (c_char_p, c_char_p, POINTER(_QuantizeParams))),
-    "llama_model_load_from_file": (c_void_p, (c_char_p, _ModelParams)),
+    "llama_model_load_from_file": (c_void_p, (c_char_p, ModelParams)),
     "llama_model_get_vocab": (c_void_p, (c_void_p,)),
     "llama_vocab_n_tokens": (c_int32, (c_void_p,)),
     "llama_init_from_model": (c_void_p, (c_void_p, _ContextParams)),
@@ -83,7 +83,7 @@ def prepare(checkpoint: Path, target: Path, bits: int) -> None:
     if bits == 16:
         out.symlink_to(plain.resolve())
         return
-    library = _library()
+    library = open_library()
     params = library.llama_model_quantize_default_params()
     params.nthread, params.ftype = 2, _FILE_TYPES[bits]
     if library.llama_model_quantize(str(plain).encode(), str(out).encode(), byref(params)):
@@ -91,7 +91,7 @@ def prepare(checkpoint: Path, target: Path, bits: int) -> None:
 
 
 def load(checkpoint: Path, target: Path, bits: int, threads: int) -> Loaded:
-    library = _library()
+    library = open_library()
     model = library.llama_model_load_from_file(
         str(target / f"{_NAMES[bits]}.gguf").encode(), library.llama_model_default_params()
     )
@@ -107,7 +107,7 @@ def _package() -> Path:
     return Path(sys.prefix) / "node_modules" / _PACKAGE
 
 
-def _library() -> Any:
+def open_library() -> Any:
     (folder,) = (_package() / "bins").iterdir()
     ggml = CDLL(str(next(folder.glob("libggml.*so*"))), mode=ctypes.RTLD_GLOBAL)
     library = CDLL(str(next(folder.glob("libllama.*so*"))))
@@ -130,6 +130,12 @@ class Engine:
             start = now()
             self._prompt(context, 0, prompt)
             return start, now()
+
+    def logits(self, prompt: list[int]) -> np.ndarray:
+        """Return those behind each token, (tokens, vocabulary)."""
+        with self._context(1, len(prompt) + 1) as context:
+            entries = [(token, place, 0) for place, token in enumerate(prompt)]
+            return np.stack(self._computed(context, entries, range(len(prompt))))
 
     def decode(self, prompts: list[list[int]], steps: int) -> list[Stamp]:
         length = len(prompts[0])
@@ -157,6 +163,11 @@ class Engine:
     ) -> list[int]:
         """Each entry is token, position and sequence. Return what follows those that are `wanted`, or all."""
         outputs = range(len(entries)) if wanted is None else wanted
+        return [int(logits.argmax()) for logits in self._computed(context, entries, outputs)]
+
+    def _computed(
+        self, context: int, entries: list[tuple[int, int, int]], outputs: Sequence[int]
+    ) -> list[np.ndarray]:
         batch = self._library.llama_batch_init(len(entries), 0, 1)
         batch.n_tokens = len(entries)
         for at, (token, place, row) in enumerate(entries):
@@ -164,10 +175,10 @@ class Engine:
             batch.seq_id[at][0], batch.logits[at] = row, at in outputs
         if self._library.llama_decode(context, batch):
             raise RuntimeError("llama_decode failed")
-        found: list[int] = []
-        for at in outputs:
-            logits = self._library.llama_get_logits_ith(context, at)
-            found.append(int(np.ctypeslib.as_array(logits, (self._vocabulary,)).argmax()))
+        found = [
+            np.ctypeslib.as_array(self._library.llama_get_logits_ith(context, at), (self._vocabulary,)).copy()
+            for at in outputs
+        ]
         self._library.llama_batch_free(batch)
         return found
 

@@ -1,0 +1,55 @@
+"""Which tokens of a GGUF file begin and end texts.
+
+A file names the end of a text, and seldom that of a turn, or of a message that calls tools. Those are found by their text, as
+llama.cpp finds them."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from models.files.gguf_reader import field
+
+_KEYS: Final = "tokenizer.ggml."
+_TURN_ENDS: Final = (
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>", "<|endoftext|>",
+    "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<turn|>", "<|tool_response>",
+    "<｜end▁of▁sentence｜>", "[e~[", "</s>", "<eos>",
+)  # fmt: skip
+_MESSAGE_END: Final = "<|eom_id|>"
+_ALSO_TAGS: Final = ("</s>", "<eos>")
+"""Texts that some vocabularies have as HTML. They end a text where the file calls them control tokens."""
+_WITHIN_TURNS: Final = (("<|return|>", "<|call|>"), ("<|calls|>", "<|flush|>"))
+"""With both of a pair, `<|end|>` ends one message of several."""
+_CONTROL: Final = 3
+_SENTENCEPIECE: Final = {"bos": 1, "eos": 2}
+"""What llama.cpp takes where a vocabulary of SentencePiece names none."""
+
+
+def text_ends(reader: Any) -> dict[str, Any]:
+    """Return `eos_token_id`, and `bos_token_id` where there is one. `reader` is `gguf.GGUFReader`."""
+    defaults = _SENTENCEPIECE if field(reader, f"{_KEYS}model") == "llama" else {}
+    known = {
+        name: field(reader, f"{_KEYS}{name}_token_id", defaults.get(name))
+        for name in ("bos", "eos", "eot", "eom")
+    }
+    ends = [int(known[name]) for name in ("eos", "eot", "eom") if known[name] is not None]
+    if known["eot"] is None or known["eom"] is None:
+        tokens: Sequence[str] = field(reader, f"{_KEYS}tokens", ())
+        found = ends_by_text(tokens, field(reader, f"{_KEYS}token_type", ()))
+        if known["eot"] is None:
+            ends += [token for token in found if tokens[token] != _MESSAGE_END]
+        if known["eom"] is None:
+            ends += [token for token in found if tokens[token] == _MESSAGE_END]
+    texts: dict[str, Any] = {"eos_token_id": list(dict.fromkeys(ends))}
+    return texts if known["bos"] is None else {**texts, "bos_token_id": int(known["bos"])}
+
+
+def ends_by_text(tokens: Sequence[str], types: Sequence[int]) -> list[int]:
+    """Return the ids of tokens that end a turn, a text or a message by what they are called."""
+    wanted = {*_TURN_ENDS, _MESSAGE_END}
+    found = {text: index for index, text in enumerate(tokens) if text in wanted}
+    for text in _ALSO_TAGS:
+        if text in found and types and types[found[text]] != _CONTROL:
+            del found[text]
+    if any(all(text in found for text in pair) for pair in _WITHIN_TURNS):
+        found.pop("<|end|>", None)
+    return sorted(found.values())
