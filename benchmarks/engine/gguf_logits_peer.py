@@ -1,6 +1,7 @@
-"""llama.cpp's side of `benchmarks.engine.gguf_parity`, in the environment that has its library: `gguf_logits_peer FILE OUT TOKEN...`.
+"""llama.cpp's side of `benchmarks.engine.gguf_parity`, in the environment that has its library.
 
-Writes the logits (tokens, vocabulary) of one prompt, as numpy's file, and prints llama.cpp's version."""
+`gguf_logits_peer FILE OUT TOKEN...` writes the logits (tokens, vocabulary) of one prompt, as numpy's file, and prints llama.cpp's
+version."""
 
 import ctypes
 import sys

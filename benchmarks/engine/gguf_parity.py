@@ -4,7 +4,8 @@
 
 Each architecture gets a tiny random checkpoint, of which a file is made as llama.cpp's converter makes it
 (`tests.models.gguf_converter`). transformers computes the checkpoint, and the two others the file, all in float32, but for
-llama.cpp's KV cache, which has 16 bits. The differences are the largest of 28 x 320 logits, as shares of their standard deviation.
+llama.cpp's KV cache, which has 16 bits. The differences are the largest of 28 x 320 logits, as shares of their standard
+deviation.
 `python -m benchmarks.cpu.install --peers llama_cpp` installs the library.
 
 Prediction: Baton below 0.0001 and llama.cpp below 0.05 for each."""
@@ -21,6 +22,7 @@ import torch
 
 from benchmarks.cpu.install import python_of
 from benchmarks.report import parser, write
+from kernels.cpu.library import native
 from models.files.hub import resolve
 from models.registry import load_model
 from tests.models.checkpoints import CPU, Paged, make
@@ -38,6 +40,7 @@ def main() -> None:
     asked.add_argument("--only", nargs="+", default=[], metavar="NAME", help="architectures to try")
     args = asked.parse_args()
     rows = list[dict[str, Any]]()
+    native()  # The library stays where it is.
     for name in args.only or ([*CASES][:1] if args.smoke else CASES):
         with tempfile.TemporaryDirectory() as folder:
             os.environ["XDG_CACHE_HOME"] = folder
@@ -72,8 +75,9 @@ def _share(got: np.ndarray, want: np.ndarray) -> float:
 
 
 def _reason(said: str) -> str:
-    lines = [line.strip() for line in said.splitlines()]
-    return next((line.rpartition("/")[2] for line in lines if "GGML_ASSERT" in line or "error" in line), lines[-1] if lines else "it crashed")  # fmt: skip
+    lines = [line.strip() for line in said.splitlines()] or ["it crashed"]
+    found = (line.rpartition("/")[2] for line in lines if "GGML_ASSERT" in line or "error" in line)
+    return next(found, lines[-1])
 
 
 if __name__ == "__main__":

@@ -3,10 +3,8 @@
 A file names the end of a text, and seldom that of a turn, or of a message that calls tools. Those are found by their text, as
 llama.cpp finds them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
-
-from models.files.gguf_reader import field
 
 _KEYS: Final = "tokenizer.ggml."
 _TURN_ENDS: Final = (
@@ -24,17 +22,17 @@ _SENTENCEPIECE: Final = {"bos": 1, "eos": 2}
 """What llama.cpp takes where a vocabulary of SentencePiece names none."""
 
 
-def text_ends(reader: Any) -> dict[str, Any]:
-    """Return `eos_token_id`, and `bos_token_id` where there is one. `reader` is `gguf.GGUFReader`."""
-    defaults = _SENTENCEPIECE if field(reader, f"{_KEYS}model") == "llama" else {}
+def text_ends(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `eos_token_id`, and `bos_token_id` where there is one."""
+    defaults = _SENTENCEPIECE if metadata.get(f"{_KEYS}model") == "llama" else {}
     known = {
-        name: field(reader, f"{_KEYS}{name}_token_id", defaults.get(name))
+        name: metadata.get(f"{_KEYS}{name}_token_id", defaults.get(name))
         for name in ("bos", "eos", "eot", "eom")
     }
     ends = [int(known[name]) for name in ("eos", "eot", "eom") if known[name] is not None]
     if known["eot"] is None or known["eom"] is None:
-        tokens: Sequence[str] = field(reader, f"{_KEYS}tokens", ())
-        found = ends_by_text(tokens, field(reader, f"{_KEYS}token_type", ()))
+        tokens: Sequence[str] = metadata.get(f"{_KEYS}tokens", ())
+        found = ends_by_text(tokens, metadata.get(f"{_KEYS}token_type", ()))
         if known["eot"] is None:
             ends += [token for token in found if tokens[token] != _MESSAGE_END]
         if known["eom"] is None:

@@ -63,7 +63,7 @@ def _config(paths: list[Path]) -> dict[str, Any]:
     return {
         **config_of(file),
         "quantization_config": {"quant_method": "gguf", "bytes_each": _bytes_each(file.tensors)},
-        **text_ends(file.readers[0]),
+        **text_ends(file.metadata),
     }
 
 

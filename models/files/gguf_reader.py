@@ -1,12 +1,15 @@
 """Opens GGUF files and reads their metadata. No torch: ingresses do so, too."""
 
+import math
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from core.errors import ConfigError, UnsupportedModel
+from models.files.gguf_metadata import TensorInfo, read_header
 
 IN_16_BITS: Final = (
     "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS",
@@ -26,6 +29,16 @@ ROPE_FACTORS: Final = "rope_freqs.weight"
 _PART: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _LAYER: Final = re.compile(r"blk\.\d+\.")
 _MISSING: Final = object()
+_NUMBERS: Final = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "F64": np.float64,
+    "I8": np.int8,
+    "I16": np.int16,
+    "I32": np.int32,
+    "I64": np.int64,
+}
+"""Types that numpy has, too."""
 
 
 def library() -> Any:
@@ -37,19 +50,17 @@ def library() -> Any:
     return gguf
 
 
-def open_gguf(path: Path) -> Any:
-    """`gguf.GGUFReader`. Raises ConfigError."""
-    reader = library().GGUFReader
-    try:
-        return reader(str(path))
-    except (OSError, ValueError, IndexError) as error:
-        raise ConfigError(f"cannot read {path}: {error} (an incomplete download?)") from None
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor of a file."""
 
-
-def field(reader: Any, key: str, default: Any = None) -> Any:
-    """Return a value of the file's metadata."""
-    found = reader.fields.get(key)
-    return default if found is None else found.contents()
+    name: str
+    shape: tuple[int, ...]
+    """Inputs first."""
+    tensor_type: Any
+    """`gguf.GGMLQuantizationType`"""
+    data: np.ndarray
+    """Rows of numbers, or of the bytes of blocks."""
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -70,17 +81,21 @@ class Gguf:
     def __init__(self, paths: list[Path]) -> None:
         """Raises ConfigError."""
         self.name = paths[0].name
-        self.readers = [open_gguf(path) for path in paths]
-        self.tensors = {tensor.name: tensor for reader in self.readers for tensor in reader.tensors}
-        self.architecture = str(field(self.readers[0], "general.architecture"))
+        headers = [read_header(path) for path in paths]
+        self.metadata = headers[0][0]
+        self.mapped = [np.memmap(path, np.uint8, "r") for path in paths]
+        self.tensors = {
+            info.name: _stored(paths[part], self.mapped[part], info)
+            for part, (_, infos) in enumerate(headers)
+            for info in infos
+        }
+        self.architecture = str(self.metadata.get("general.architecture"))
         self._of_layers = {name[found.end() :] for name in self.tensors if (found := _LAYER.match(name))}
-
-    def field(self, key: str, default: Any = None) -> Any:
-        return field(self.readers[0], key, default)
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return a value of the architecture's."""
-        return self.field(f"{self.architecture}.{key}", default)
+        found = self.metadata.get(f"{self.architecture}.{key}", default)
+        return list(found) if isinstance(found, tuple) else found
 
     def need(self, key: str) -> Any:
         """Raises UnsupportedModel."""
@@ -100,3 +115,25 @@ class Gguf:
             if tensor is None
             else library().dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
         )
+
+
+def _stored(path: Path, mapped: np.ndarray, info: TensorInfo) -> Stored:
+    """Raises ConfigError."""
+    gguf = library()
+    try:
+        kind = gguf.GGMLQuantizationType(info.kind)
+    except ValueError:
+        raise ConfigError(
+            f"tensor {info.name!r} of {path.name} has a type that is not known, {info.kind}"
+        ) from None
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    inputs, *others = info.sizes
+    end = info.offset + inputs * math.prod(others) // numbers * size
+    if end > len(mapped):
+        raise ConfigError(
+            f"cannot read {path}: it ends before its tensor {info.name!r} (an incomplete download?)"
+        )
+    data = mapped[info.offset : end]
+    if kind.name in _NUMBERS:
+        return Stored(info.name, info.sizes, kind, data.view(_NUMBERS[kind.name]).reshape(info.sizes[::-1]))
+    return Stored(info.name, info.sizes, kind, data.reshape(*others[::-1], inputs // numbers * size))

@@ -42,8 +42,8 @@ class GgufFile:
     def give_back(self) -> None:
         """Give the system what this process has of the file in its memory. What was read is copied, and what is read again comes
         again."""
-        for reader in self._file.readers:
-            mapped = reader.data.base
+        for numbers in self._file.mapped:
+            mapped = numbers.base
             if isinstance(mapped, mmap.mmap):
                 mapped.madvise(mmap.MADV_DONTNEED)
 
