@@ -5,6 +5,7 @@ in another place gives other tokens. Baton's tokens of hard texts are compared w
 `python -m benchmarks.cpu.install --peers llama_cpp` installs. Where they differ, llama.cpp approximates what the model's own
 tokenizer.json says: `WHY` says how. Models whose own tokenizer composes characters are compared on composed texts."""
 
+import hashlib
 import json
 import random
 import subprocess
@@ -22,7 +23,7 @@ from tokenizers.trainers import BpeTrainer
 
 from benchmarks.cpu.install import python_of
 from benchmarks.report import parser, write
-from models.files.gguf_splits import SPLITS
+from models.files.gguf_splits import DEFAULT, SPLITS
 from models.files.gguf_tokenizer import write_tokenizer
 from models.text.tokenizer_files import transformers_tokenizer
 
@@ -137,10 +138,17 @@ def their_ids(environments: Path, folder: Path, texts: Sequence[str]) -> tuple[s
     return answer["version"], answer["ids"]
 
 
+def digest(name: str) -> str:
+    """Return what tells one version of a split from another."""
+    split = DEFAULT if name == MISSING else SPLITS[name]
+    return hashlib.sha256(repr(split).encode()).hexdigest()[:12]
+
+
 def compared(name: str, texts: Sequence[str], own: Ids, theirs: Ids, plain: Ids) -> dict[str, Any]:
     """`plain` is what GPT-2's split gives: for how many texts a wrong split would have other tokens."""
     differ = [mine != his for mine, his in zip(own, theirs, strict=True)]
     row: dict[str, Any] = {
+        "split": digest(name),
         "texts": len(texts),
         "differ": sum(differ),
         "differ_in_ascii": sum(each for each, text in zip(differ, texts, strict=True) if text.isascii()),

@@ -9,6 +9,9 @@ from typing import Final
 
 from core.errors import UnsupportedModel
 
+GGUF_SPLIT: Final = "gguf_split"
+"""In tokenizer_config.json of a folder that was made of a GGUF file: what the file calls its split, or nothing."""
+
 Step = tuple[str, str]
 """A kind and its argument. `split`: cut out what a regular expression matches. `digits` and `punctuation`: cut out `each` sign,
 or each `run` of them. `bytes`: spell text as GPT-2's letters of bytes, after GPT-2's `split` or as a `whole`."""

@@ -18,8 +18,7 @@ from core.errors import ConfigError, UnsupportedModel
 from models.files.gguf_ends import ends_by_text
 from models.files.gguf_merges import merges_of_ranks, merges_of_scores
 from models.files.gguf_metadata import read_metadata
-from models.files.gguf_splits import SPLITS, Split, Step, split_of
-from models.text.tokenizer_files import GGUF_SPLIT
+from models.files.gguf_splits import GGUF_SPLIT, SPLITS, Split, Step, split_of
 
 _KEYS: Final = "tokenizer.ggml."
 _TEMPLATE: Final = "tokenizer.chat_template"

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from core.errors import ConfigError
+from models.files.gguf_splits import GGUF_SPLIT
 from models.spec.model_spec import read_json
 
 _log = logging.getLogger(__name__)
-GGUF_SPLIT: Final = "gguf_split"
-"""In tokenizer_config.json of a folder that was made of a GGUF file: how the file calls its split of text, if it does."""
 _TOKENIZER, _TEKKEN, _SENTENCE_PIECE = "tokenizer.json", "tekken.json", "tokenizer.model"
 _TEKKENS_OWN: Final = {
     "bos_token": "<s>",

