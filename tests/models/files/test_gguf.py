@@ -176,9 +176,9 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.delitem(BYTES, "Q5_1")
     with pytest.raises(UnsupportedModel, match=r"has the type Q5_1: F32, F16"):
         resolve(str(path))
-    write_gguf(path, "llama", "F16", architecture="falcon")
+    write_gguf(path, "llama", "F16", architecture="xverse")
     with pytest.raises(
-        UnsupportedModel, match="has the architecture 'falcon': of GGUF llama, mistral3, qwen2"
+        UnsupportedModel, match="has the architecture 'xverse': of GGUF llama, mistral3, qwen2"
     ):
         resolve(str(path))
     path.write_bytes(path.read_bytes()[:1000])
