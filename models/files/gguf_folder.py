@@ -15,7 +15,7 @@ import numpy as np
 
 from core.errors import ConfigError, UnsupportedModel
 from core.user_cache import user_cache
-from models.files.gguf_reader import BYTES, ROPE_FACTORS, field, open_gguf
+from models.files.gguf_reader import BYTES, ROPE_FACTORS, field, kept_bytes, open_gguf
 
 _ROOT: Final = Path(__file__).parents[2]
 WEIGHTS: Final = "model.gguf"
@@ -27,7 +27,7 @@ _ARCHITECTURES: Final = {
 _TOKENIZER: Final = "tokenizer.ggml."
 _ENDS: Final = ("eos", "eot", "eom")
 """What a file calls the ends of a text, of a turn, and of a message that calls tools."""
-_FOLDER_VERSION: Final = 2
+_FOLDER_VERSION: Final = 3
 """Grows when the folder's content does, so that a folder of an earlier release is made again."""
 _LLAMA3: Final = {
     "rope_type": "llama3",
@@ -184,12 +184,13 @@ def llama3_factors(theta: float, head_dim: int, factor: float) -> np.ndarray:
 
 def _bytes_each(tensors: dict[str, Any]) -> float:
     """Return the bytes of a number that a CPU keeps, in the mean of all matrices of the layers."""
-    sizes = [
-        (int(np.prod(tensor.shape)), BYTES[tensor.tensor_type.name])
-        for name, tensor in tensors.items()
-        if name.startswith("blk.") and len(tensor.shape) == 2
-    ]
-    return sum(count * each for count, each in sizes) / max(1, sum(count for count, _ in sizes))
+    return kept_bytes(
+        {
+            name: (tensor.tensor_type.name, int(np.prod(tensor.shape)))
+            for name, tensor in tensors.items()
+            if name.startswith("blk.") and len(tensor.shape) == 2
+        }
+    )
 
 
 def _write_tokenizer(path: Path, folder: Path) -> None:

@@ -1,7 +1,6 @@
 """Tensors of a GGUF file under the names that safetensors checkpoints have, floats or as they are stored."""
 
 import mmap
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -11,14 +10,11 @@ import torch
 from torch import Tensor
 
 from core.errors import UnsupportedModel
-from kernels.packed import Int8Groups, Kind, Weight
-from kernels.packing import from_nibbles
-from models.files.gguf_reader import IN_16_BITS, ROPE_FACTORS, field, library, open_gguf
+from kernels.packed import FourBit, Int8Groups, Kind
+from models.files.gguf_reader import ROPE_FACTORS, field, library, open_gguf
+from models.formats.gguf_blocks import BLOCK_TYPES, BlockType, matrix_of
+from models.formats.stored_matrix import Cut
 
-BLOCK: Final = 32
-"""Neighbouring inputs of Q8_0 and Q4_0 that share a scale."""
-BLOCKS: Final = ("Q8_0", "Q4_0")
-"""Types whose products need not be those of floats."""
 _NAMES: Final = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _LAYER_NAMES: Final = {
     "attn_norm": "input_layernorm",
@@ -94,28 +90,15 @@ class GgufTensor:
         floats = library().dequantize(self._rows(part[0]), self._tensor.tensor_type)
         return torch.from_numpy(np.array(floats[(slice(None), *part[1:])], np.float32))
 
-    def packed(self, rows: Sequence[slice], blocks: Sequence[slice], keeps: frozenset[Kind]) -> Weight | None:
-        """Return these rows and these blocks of 32 columns as they are stored; None where that is not among `keeps`."""
-        if self.type == "Q8_0" and "int8_groups" in keeps:
-            scales, numbers = self._blocks(rows, blocks)
-            values = torch.from_numpy(numbers.view(np.int8).reshape(len(numbers), -1))
-            return Int8Groups(values=values, scales=scales, zeros=None, group=BLOCK)
-        if self.type == "Q4_0" and "four_bit" in keeps:
-            scales, pairs = self._blocks(rows, blocks)
-            nibbles = np.concatenate((pairs & 15, pairs >> 4), -1).reshape(len(pairs), -1)
-            return from_nibbles(torch.from_numpy(nibbles).T, scales.T, BLOCK)
-        return None
+    def block_type(self, keeps: frozenset[Kind]) -> BlockType | None:
+        """Return how the matrix is multiplied as it is stored, if `keeps` allows it."""
+        kind = BLOCK_TYPES.get(self.type)
+        return kind if kind is not None and kind.needs <= keeps else None
 
-    def becomes_16_bits(self) -> bool:
-        return self.type in IN_16_BITS
-
-    def _blocks(self, rows: Sequence[slice], blocks: Sequence[slice]) -> tuple[Tensor, np.ndarray]:
-        """Return scales (N, K / 32) float16, and what follows each in its block: (N, K / 32, bytes)."""
-        own = np.concatenate([self._rows(run) for run in rows])
-        split = own.reshape(len(own), self.get_shape()[1] // BLOCK, -1)
-        split = np.concatenate([split[:, run] for run in blocks], 1)
-        scales = np.ascontiguousarray(split[..., :2]).view(np.float16)[..., 0]
-        return torch.from_numpy(scales.copy()), np.ascontiguousarray(split[..., 2:])
+    def packed(self, kind: BlockType, cut: Cut) -> FourBit | Int8Groups | None:
+        """Return this part, of whole groups, as it is stored; None where that cannot be."""
+        rows, columns = cut
+        return matrix_of(kind, np.concatenate([self._rows(run) for run in rows]), columns)
 
     def _rows(self, run: slice) -> np.ndarray:
         return self._tensor.data[run if self._order is None else self._order[run]]
