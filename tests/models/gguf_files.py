@@ -58,6 +58,7 @@ def write_gguf(
     sizes: dict[str, Any] | None = None,
     architecture: str = "",
     num_tokens: int = NUM_TOKENS,
+    *,
     others: Mapping[str, str] | None = None,
 ) -> None:
     """Every matrix becomes `kind`, or what `others` has for its name in the file, which `gguf.quantize` knows or `raw_blocks` makes up."""
