@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.packed import SYMMETRIC, FourBit, Int8Groups, Kind
 from kernels.packing import from_nibbles
-from models.files.gguf_reader import library
+from models.formats import gguf_codebooks as codebooks
 
 Bytes = np.ndarray
 """of uint8"""
@@ -225,22 +225,34 @@ def _nvfp4(blocks: Bytes) -> _Groups:
     return _Groups(numbers=numbers, scales=np.where(bits == 127, np.float32(0), scales))
 
 
-def _by_floats(
-    name: str, scales_of: Callable[[Bytes], np.ndarray], offset: int = 0
-) -> Callable[[Bytes], _Groups]:
-    """Return how numbers are found of which `gguf` has a table: each is a weight by its group's scale."""
+def _ternary(at: int, numbers: Callable[[Bytes], Bytes]) -> Callable[[Bytes], _Groups]:
+    """Return how -1, 0 and 1 are decoded, where `numbers` returns 0, 1 and 2 and the scale begins at `at`."""
 
     def decode(blocks: Bytes) -> _Groups:
-        scales = scales_of(blocks)
-        kind = library().GGMLQuantizationType[name]
-        floats = library().dequantize(blocks.reshape(len(blocks), -1), kind)
-        own = scales[..., None]
-        numbers = np.rint(floats.reshape(*scales.shape, -1) / np.where(own == 0, np.float32(1), own))
-        return _Groups(
-            numbers=(numbers + np.float32(offset)).astype(np.int8 if not offset else np.uint8), scales=scales
-        )
+        return _Groups(numbers=numbers(blocks) + np.uint8(SYMMETRIC - 1), scales=_half(blocks, at))
 
     return decode
+
+
+def _digits(blocks: Bytes) -> Bytes:
+    """Return the five ternary digits of each byte of TQ1_0, of which the last bytes have four."""
+    parts: list[Bytes] = []
+    for packed, width, count in (
+        (blocks[..., :32], 32, 5),
+        (blocks[..., 32:48], 16, 5),
+        (blocks[..., 48:52], 4, 4),
+    ):
+        lines = packed.reshape(*packed.shape[:-1], -1, 1, width)
+        powers = np.array([3**place for place in range(count)], np.uint8)[:, None]
+        digits = (lines * powers).astype(np.uint16) * 3 >> 8
+        parts.append(digits.astype(np.uint8).reshape(*packed.shape[:-1], -1))
+    return np.concatenate(parts, -1)
+
+
+def _from_table(
+    numbers: Callable[[Bytes], np.ndarray], scales_of: Callable[[Bytes], np.ndarray]
+) -> Callable[[Bytes], _Groups]:
+    return lambda blocks: _Groups(numbers=numbers(blocks), scales=scales_of(blocks))
 
 
 def _odd(steps: np.ndarray) -> np.ndarray:
@@ -255,14 +267,11 @@ def _scales_of_iq1_m(blocks: Bytes) -> np.ndarray:
     return own.view(np.float16).astype(np.float32) / 8 * _odd(steps.reshape(*words.shape[:-1], -1))
 
 
-def _wide(name: str, size: int, group: int, scales_of: Callable[[Bytes], np.ndarray]) -> BlockType:
+def _wide(
+    numbers: Callable[[Bytes], np.ndarray], size: int, group: int, scales_of: Callable[[Bytes], np.ndarray]
+) -> BlockType:
     """A type whose scales are too small for float16."""
-    return BlockType(_by_floats(name, scales_of), size, 256, group, 8, scales=torch.float32)
-
-
-def _ternary(name: str, size: int) -> BlockType:
-    """A type of -1, 0 and 1."""
-    return BlockType(_by_floats(name, lambda blocks: _half(blocks, size - 2), SYMMETRIC), size, 256, 256, 4)
+    return BlockType(_from_table(numbers, scales_of), size, 256, group, 8, scales=torch.float32)
 
 
 BLOCK_TYPES: Final = {
@@ -279,20 +288,26 @@ BLOCK_TYPES: Final = {
     "IQ4_NL": BlockType(_iq4_nl, 18, 32, 32, 8),
     "IQ4_XS": BlockType(_iq4_xs, 136, 256, 32, 8),
     "IQ3_S": _wide(
-        "IQ3_S", 110, 32, lambda blocks: _half(blocks, 0) * _odd(_spread(blocks[..., 106:], 4, 1))
+        codebooks.iq3_s, 110, 32, lambda blocks: _half(blocks, 0) * _odd(_spread(blocks[..., 106:], 4, 1))
     ),
-    "IQ3_XXS": _wide("IQ3_XXS", 98, 32, lambda blocks: _half(blocks, 0) / 4 * _odd(blocks[..., 69::4] >> 4)),
+    "IQ3_XXS": _wide(
+        codebooks.iq3_xxs, 98, 32, lambda blocks: _half(blocks, 0) / 4 * _odd(blocks[..., 69::4] >> 4)
+    ),
     "IQ2_S": _wide(
-        "IQ2_S", 82, 16, lambda blocks: _half(blocks, 0) / 8 * _odd(_spread(blocks[..., 74:], 4, 1))
+        codebooks.iq2_s, 82, 16, lambda blocks: _half(blocks, 0) / 8 * _odd(_spread(blocks[..., 74:], 4, 1))
     ),
     "IQ2_XS": _wide(
-        "IQ2_XS", 74, 16, lambda blocks: _half(blocks, 0) / 8 * _odd(_spread(blocks[..., 66:], 4, 1))
+        codebooks.iq2_xs, 74, 16, lambda blocks: _half(blocks, 0) / 8 * _odd(_spread(blocks[..., 66:], 4, 1))
     ),
-    "IQ2_XXS": _wide("IQ2_XXS", 66, 32, lambda blocks: _half(blocks, 0) / 8 * _odd(blocks[..., 9::8] >> 4)),
-    "IQ1_S": _wide("IQ1_S", 50, 32, lambda blocks: _half(blocks, 0) / 8 * _odd(blocks[..., 35::2] >> 4 & 7)),
-    "IQ1_M": _wide("IQ1_M", 56, 16, _scales_of_iq1_m),
-    "TQ1_0": _ternary("TQ1_0", 54),
-    "TQ2_0": _ternary("TQ2_0", 66),
+    "IQ2_XXS": _wide(
+        codebooks.iq2_xxs, 66, 32, lambda blocks: _half(blocks, 0) / 8 * _odd(blocks[..., 9::8] >> 4)
+    ),
+    "IQ1_S": _wide(
+        codebooks.iq1_s, 50, 32, lambda blocks: _half(blocks, 0) / 8 * _odd(blocks[..., 35::2] >> 4 & 7)
+    ),
+    "IQ1_M": _wide(codebooks.iq1_m, 56, 16, _scales_of_iq1_m),
+    "TQ1_0": BlockType(_ternary(52, _digits), 54, 256, 256, 4),
+    "TQ2_0": BlockType(_ternary(64, lambda blocks: _spread(blocks[..., :64], 2, 32)), 66, 256, 256, 4),
     "MXFP4": BlockType(_mxfp4, 17, 32, 32, 8, scales=torch.bfloat16),
     "NVFP4": BlockType(_nvfp4, 36, 64, 16, 8),
 }
