@@ -4,11 +4,11 @@ All have the shape (N, K) of N outputs and K inputs. S experts have one dimensio
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 Kind = Literal["float8", "int8", "int8_groups", "four_bit", "mxfp4", "nvfp4", "half"]
 """`half` are matrices of bfloat16 or float16, whatever the model computes in; `int8_groups` are `Int8Groups`; `four_bit`, `mxfp4`
@@ -19,6 +19,8 @@ FLOAT8_CAPABILITY = 90
 """Ten times the compute capability from which Triton's kernels have float8."""
 BLOCK, PLANE = 128, 32
 """Each 128 inputs of 4-bit weights are four planes of 32."""
+SYMMETRIC = 8
+"""The zero point of symmetric 4-bit weights, whose nibbles are their numbers and this."""
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """Magnitudes of the OCP Microscaling format's 4-bit numbers, by their three lower bits."""
 
@@ -57,7 +59,7 @@ class Int8Groups:
     scales: Tensor
     """(N, K / group), rounded up: floating point."""
     zeros: Tensor | None
-    """(N, K / group) int16, rounded up: -128..128; None: all are 0."""
+    """(N, K / group), rounded up: int16 of -128..128, or float16; None: all are 0."""
     group: int
     """Inputs that share a scale, a multiple of 4."""
 
@@ -88,6 +90,8 @@ class FourBit:
     """K"""
     factors: Tensor | None = None
     """(N,) float32: what all scales of an output are multiplied with, for those of E4M3."""
+    has_whole_zeros: bool = True
+    """Whether zero points are whole numbers of at most 255. Only CPUs have kernels for others."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -127,30 +131,6 @@ Weight = Tensor | EightBit | Int8Groups | FourBit | Unread
 
 LookUp = Callable[[Tensor], Tensor]
 """numbers of rows (T,) int64 -> those rows of a matrix, (T, K)"""
-
-
-@dataclass(frozen=True, slots=True)
-class TableRows:
-    """A `LookUp` of a matrix as it is."""
-
-    table: Tensor
-    """(N, K)"""
-
-    def __call__(self, numbers: Tensor) -> Tensor:
-        return F.embedding(numbers, self.table)
-
-
-@dataclass(frozen=True, slots=True)
-class ScaledRows:
-    """A `LookUp` of a matrix of eight bits with a scale for each row."""
-
-    matrix: EightBit
-    dtype: torch.dtype
-
-    def __call__(self, numbers: Tensor) -> Tensor:
-        values = self.matrix.values
-        rows = values.view(torch.uint8).index_select(0, numbers).view(values.dtype)
-        return (rows.float() * self.matrix.scales[numbers, None]).to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +204,13 @@ def _from_groups(weight: Int8Groups) -> Tensor:
 
 
 def nibbles_of(weight: FourBit) -> Tensor:
-    """(..., K, N) int32 of 0..15."""
-    words = weight.words.int()
-    planes = torch.stack([(words >> shift) & 15 for shift in (0, 4, 8, 12)], -3)
-    return planes.mT.flatten(-4, -2)[..., : weight.inputs, :]
+    """(..., K, N) uint8 of 0..15; an output's lie side by side."""
+    pairs = weight.words.view(torch.uint8).unflatten(-1, (PLANE, 2)).transpose(-4, -3)
+    planes = torch.empty(*pairs.shape[:-2], 4, PLANE, dtype=torch.uint8, device=pairs.device)
+    for byte in range(2):
+        planes[..., 2 * byte, :] = pairs[..., byte] & 15
+        planes[..., 2 * byte + 1, :] = pairs[..., byte] >> 4
+    return planes.flatten(-3)[..., : weight.inputs].mT
 
 
 def _from_four_bits(weight: FourBit) -> Tensor:
@@ -249,13 +232,65 @@ def _from_four_bits(weight: FourBit) -> Tensor:
 
 def joined(parts: Sequence[Weight], dtype: torch.dtype) -> Weight:
     """Return one matrix with all outputs of matrices with the same inputs. It is in `dtype` where they are stored in different
-    ways or end inside a block of scales."""
+    ways or end inside a block of scales, but for whole numbers in groups: these get the most bits and the smallest groups."""
+    parts = _in_like_groups(parts)
     first = parts[0]
     by_blocks = isinstance(first, EightBit) and first.by_blocks
     inside_block = by_blocks and any(part.shape[-2] % SCALE_BLOCK for part in parts[:-1])
     if inside_block or not _alike(parts):
         return torch.cat([as_float(part, dtype) for part in parts], -2)
     return _each(parts, lambda own, outputs: torch.cat(own, outputs))
+
+
+def _in_like_groups(parts: Sequence[Weight]) -> Sequence[Weight]:
+    """Return matrices of whole numbers in the same layout, which loses nothing; others as they are."""
+    whole = [
+        part
+        for part in parts
+        if isinstance(part, Int8Groups) or (isinstance(part, FourBit) and not part.is_float)
+    ]
+    if len(whole) < len(parts) or _alike(parts):
+        return parts
+    group, dtype = gcd(*(part.group for part in whole)), whole[0].scales.dtype
+    for part in whole[1:]:
+        dtype = torch.promote_types(dtype, part.scales.dtype)
+    four_bit = [part for part in whole if isinstance(part, FourBit)]
+    if len(four_bit) == len(parts):
+        return [_in_smaller_groups(part, group, dtype) for part in four_bit]
+    eight_bit = [_in_int8_groups(part, group, dtype) for part in whole]
+    if all(part.zeros is None for part in eight_bit):
+        return eight_bit
+    empty = [torch.zeros_like(part.scales, dtype=torch.float16) for part in eight_bit]
+    return [
+        replace(part, zeros=zeros if part.zeros is None else part.zeros.half())
+        for part, zeros in zip(eight_bit, empty, strict=True)
+    ]
+
+
+def _in_smaller_groups(weight: FourBit, group: int, dtype: torch.dtype) -> FourBit:
+    scales = weight.scales.to(dtype).repeat_interleave(weight.group // group, -3)
+    return replace(weight, scales=scales[..., : -(-weight.inputs // group), :, :], group=group)
+
+
+def _in_int8_groups(weight: Int8Groups | FourBit, group: int, dtype: torch.dtype) -> Int8Groups:
+    """Return the same weights."""
+    if isinstance(weight, FourBit):
+        scales, zeros = (each.mT for each in weight.scales.unbind(-1))
+        values = nibbles_of(weight).mT.to(torch.int8)
+        if (zeros == SYMMETRIC).all():
+            values, zeros = values - SYMMETRIC, None
+    else:
+        values, scales, zeros = weight.values, weight.scales, weight.zeros
+
+    def spread(each: Tensor) -> Tensor:
+        return each.repeat_interleave(weight.group // group, -1)[..., : -(-weight.shape[-1] // group)]
+
+    return Int8Groups(
+        values=values,
+        scales=spread(scales.to(dtype)),
+        zeros=None if zeros is None else spread(zeros),
+        group=group,
+    )
 
 
 def reordered(weight: Weight, outputs: Tensor, dtype: torch.dtype) -> Weight:
@@ -340,6 +375,7 @@ def _each(parts: Sequence[Weight], combine: Callable[[list[Tensor], int], Tensor
                 group=first.group,
                 inputs=first.inputs,
                 factors=combine(factors, -1) if factors else None,
+                has_whole_zeros=all(p.has_whole_zeros for p in own),
             )
         case Unread():
             own = [part for part in parts if isinstance(part, Unread)]

@@ -1,18 +1,18 @@
 """4-bit weights as AutoAWQ, GPTQ, compressed-tensors, MXFP4 and NVFP4 store them, brought into the layout that kernels read."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.packed import BLOCK, PLANE, FourBit
+from kernels.packed import BLOCK, PLANE, SYMMETRIC, FourBit
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The column that each nibble of an AWQ word holds, from the lowest bits."""
 _IN_ORDER = tuple(range(8))
 NVFP4_GROUP = 16
 """Inputs that share a scale of E4M3."""
-_SIGNED = 8
-"""The zero point of symmetric weights, whose nibbles are their numbers and this."""
 
 
 def from_awq(qweight: Tensor, qzeros: Tensor, scales: Tensor, group: int) -> FourBit:
@@ -31,15 +31,17 @@ def from_gptq(qweight: Tensor, qzeros: Tensor, scales: Tensor, group: int, zero_
 def from_compressed(packed: Tensor, zero_point: Tensor | None, scales: Tensor, group: int) -> FourBit:
     """compressed-tensors: packed (N, K / 8) and zero points (N / 8, K / group) int32, low bits first; scales (N, K / group)."""
     if zero_point is None:
-        zeros = torch.full(scales.T.shape, _SIGNED, dtype=torch.uint8, device=scales.device)
+        zeros = torch.full(scales.T.shape, SYMMETRIC, dtype=torch.uint8, device=scales.device)
     else:
         zeros = _columns(zero_point.T, _IN_ORDER)
     return _four_bit(_columns(packed, _IN_ORDER).T, zeros, scales.T, group)
 
 
-def from_nibbles(nibbles: Tensor, scales: Tensor, group: int) -> FourBit:
-    """Symmetric: nibbles (K, N) uint8, scales (K / group, N)."""
-    return _four_bit(nibbles, torch.full(scales.shape, _SIGNED, dtype=torch.uint8), scales, group)
+def from_nibbles(nibbles: Tensor, scales: Tensor, group: int, zeros: Tensor | None = None) -> FourBit:
+    """Nibbles (K, N) uint8, scales (K / group, N), and as many zero points, which need not be whole; None: symmetric."""
+    if zeros is None:
+        return _four_bit(nibbles, torch.full(scales.shape, SYMMETRIC, dtype=torch.uint8), scales, group)
+    return replace(_four_bit(nibbles, zeros, scales, group), has_whole_zeros=False)
 
 
 def from_mxfp4(blocks: Tensor, exponents: Tensor) -> FourBit:
@@ -87,7 +89,5 @@ def _pack(nibbles: Tensor) -> Tensor:
     planes = (
         F.pad(nibbles, (0, 0, 0, -nibbles.shape[-2] % BLOCK)).unflatten(-2, (-1, BLOCK // PLANE, PLANE)).mT
     )
-    words = planes[..., 0, :, :].to(torch.int16)
-    for index in range(1, BLOCK // PLANE):
-        words |= planes[..., index, :, :].to(torch.int16) << 4 * index
-    return words.contiguous()
+    first, second, third, last = (each.to(torch.uint8) for each in planes.unbind(-3))
+    return torch.stack((first | second << 4, third | last << 4), -1).flatten(-2).view(torch.int16)

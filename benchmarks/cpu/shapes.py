@@ -44,6 +44,10 @@ SHAPES = {
         family="qwen2", layers=24, hidden=896, intermediate=4864, heads=14, kv_heads=2, head_dim=64,
         vocab=151_936, rope_theta=1e6,
     ),
+    "0.5b-k": Shape(
+        family="qwen2", layers=24, hidden=1024, intermediate=4096, heads=16, kv_heads=2, head_dim=64,
+        vocab=151_936, rope_theta=1e6,
+    ),
     "1b": Shape(
         family="llama", layers=16, hidden=2048, intermediate=8192, heads=32, kv_heads=8, head_dim=64,
         vocab=128_256, rope_theta=5e5,
@@ -52,7 +56,7 @@ SHAPES = {
         family="qwen2", layers=2, hidden=64, intermediate=128, heads=2, kv_heads=2, head_dim=32, vocab=8192, rope_theta=1e6
     ),
 }  # fmt: skip
-"""Qwen2.5-0.5B's, Llama-3.2-1B's without its stretched positions, and one for tests."""
+"""Qwen2.5-0.5B's, one as large with sizes of whole K-quants, Llama-3.2-1B's without its stretched positions, one for tests."""
 END = 0
 """The embedded model's end of text."""
 

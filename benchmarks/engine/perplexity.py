@@ -122,7 +122,7 @@ def checkpoint_of(form: Format, folder: Path) -> Path:
     """Return the file or folder that the format is stored in; it is made in `folder`."""
     if form.gguf:
         path = folder / f"{form.gguf}.gguf"
-        write_checkpoint(path, resolve("embedded"), form.gguf, "llama", "Q8_0")
+        write_checkpoint(path, resolve("embedded"), form.gguf, "llama", {"token_embd.weight": "Q8_0"})
         return path
     if form.folder is not None:
         write_quantised("embedded", form.folder, folder / form.folder)

@@ -235,7 +235,7 @@ def given_matrix(weight: LinearWeight, bias: Tensor | None, kept: list[Tensor]) 
         outputs=panels.outputs,
         inputs=panels.inputs,
         group=panels.group,
-        has_zeros=panels.has_zeros,
+        zero_bytes=panels.zero_bytes,
         scales=panels.scales,
         panels=panels.data.data_ptr(),
         bias=_floats(bias, kept),

@@ -20,7 +20,7 @@ def _floats(*names: str) -> list[_Field]:
 
 class GivenMatrix(Structure):
     _fields_ = (
-        *_whole("isa", "format", "outputs", "inputs", "group", "has_zeros", "scales"),
+        *_whole("isa", "format", "outputs", "inputs", "group", "zero_bytes", "scales"),
         *_pointers("panels", "bias"),
     )
 

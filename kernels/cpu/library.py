@@ -20,7 +20,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
     "baton_pack_floats": (None, (c_int, c_int64, c_int64, c_int64, c_int, c_void_p, c_void_p, c_int)),
     "baton_pack_whole": (
         None,
-        (c_int, c_int64, c_int64, c_int64, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int),
+        (c_int, c_int64, c_int64, c_int64, c_int, c_int, c_void_p, c_void_p, c_void_p, c_void_p, c_int),
     ),
     "baton_linear": (
         None,

@@ -42,7 +42,7 @@ _FLOATS: Final = {
 }
 _torch_library = torch.library.Library("baton", "DEF")
 _torch_library.define(
-    "linear(Tensor x, Tensor panels, Tensor? bias, int outputs, int layout, int group, bool has_zeros, int scales, int isa)"
+    "linear(Tensor x, Tensor panels, Tensor? bias, int outputs, int layout, int group, int zero_bytes, int scales, int isa)"
     " -> Tensor"
 )
 
@@ -58,7 +58,8 @@ class Panels:
     layout: Layout
     group: int = 0
     """Inputs that share a scale, with less than 16 bits."""
-    has_zeros: bool = False
+    zero_bytes: int = 0
+    """Of a zero point: 2, or 1 with INT4; 0: there are none."""
     scales: Layout = Layout.FLOAT32
     isa: Isa
 
@@ -68,8 +69,8 @@ class Panels:
 
     @property
     def has_rows(self) -> bool:
-        """Whether `rows` can be called: not with 4 bits."""
-        return self.layout <= Layout.INT8
+        """Whether `rows` can be called."""
+        return self.layout <= Layout.INT4
 
     def rows(self, numbers: Tensor) -> Tensor:
         """(T,) int64 -> those rows of the matrix, (T, K) float32. Raises IndexError for others than it has."""
@@ -77,7 +78,7 @@ class Panels:
             raise ValueError(f"numbers of rows in int64, not {tuple(numbers.shape)} of {numbers.dtype}")
         numbers, count = numbers.contiguous(), numbers.shape[0]
         out = result(count, self.inputs)
-        shape = self.layout, self.outputs, self.inputs, self.group, self.has_zeros, self.scales
+        shape = self.layout, self.outputs, self.inputs, self.group, self.zero_bytes, self.scales
         pointers = self.data.data_ptr(), numbers.data_ptr(), count, out.data_ptr()
         read = loaded().baton_rows(*shape, *pointers, torch.get_num_threads())
         if read < count:
@@ -87,7 +88,7 @@ class Panels:
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """(x (T, K), bias (N,) or None) -> (T, N)."""
         own = None if bias is None else bias.float().contiguous()
-        about = self.outputs, self.layout, self.group, self.has_zeros, self.scales, self.isa
+        about = self.outputs, self.layout, self.group, self.zero_bytes, self.scales, self.isa
         # PyTorch's way to an operator takes as long as a small product: it is gone only where somebody traces.
         multiply = torch.ops.baton.linear.default if torch.compiler.is_compiling() else _linear
         return multiply(x.float().contiguous(), self.data, own, *about).to(x.dtype)
@@ -105,7 +106,7 @@ def packed(matrix: Tensor, layout: Layout, group: int = 0, isa: Isa | None = Non
     matrix = (matrix if matrix.dtype in _FLOATS else matrix.float()).contiguous()
     group = -(-matrix.shape[1] // 4) * 4 if layout == Layout.INT8 else group
     scales = Layout.BFLOAT16 if layout == Layout.STEPS4 else Layout.FLOAT32
-    panels = _panels(matrix.shape, layout, group, False, scales, isa)
+    panels = _panels(matrix.shape, layout, group, 0, scales, isa)
     at, threads = (matrix.data_ptr(), panels.data.data_ptr()), torch.get_num_threads()
     loaded().baton_pack_floats(layout, *matrix.shape, group, _FLOATS[matrix.dtype], *at, threads)
     return panels
@@ -114,8 +115,8 @@ def packed(matrix: Tensor, layout: Layout, group: int = 0, isa: Isa | None = Non
 def packed_int8(
     values: Tensor, scales: Tensor, zeros: Tensor | None = None, group: int = 0, isa: Isa | None = None
 ) -> Panels:
-    """(values - zeros) * scales: values (N, K) int8; scales and zeros, whole numbers, are (N, K / group), rounded up; zeros None:
-    all are 0. `group`, a multiple of 4, is 0 where each output has one scale."""
+    """(values - zeros) * scales: values (N, K) int8; scales and zeros are (N, K / group), rounded up; zeros, which
+    become float16, None: all are 0. `group`, a multiple of 4, is 0 where each output has one scale."""
     _check(values.dtype == torch.int8, "int8 values")
     group = group or -(-values.shape[1] // 4) * 4
     return _packed_whole(values, scales, None if zeros is None else zeros.half(), Layout.INT8, group, isa)
@@ -124,10 +125,10 @@ def packed_int8(
 def packed_int4(
     values: Tensor, scales: Tensor, zeros: Tensor | None, group: int, isa: Isa | None = None
 ) -> Panels:
-    """(values - zeros) * scales: values (N, K) uint8 of 0..15; scales and zeros, uint8, are (N, K / group), rounded up; zeros
-    None: all are 8."""
+    """(values - zeros) * scales: values (N, K) uint8 of 0..15; scales and zeros, uint8 or float16, are (N, K / group), rounded
+    up; zeros None: all are 8."""
     _check(values.dtype == torch.uint8, "nibbles")
-    _check(zeros is None or zeros.dtype == torch.uint8, "zeros of a byte")
+    _check(zeros is None or zeros.dtype in (torch.uint8, torch.float16), "zeros of a byte or of float16")
     return _packed_whole(values, scales, zeros, Layout.INT4, group, isa)
 
 
@@ -138,17 +139,20 @@ def _packed_whole(
     zeros = None if zeros is None else zeros.contiguous()
     _check(scales.dtype in _FLOATS, "scales of float32, bfloat16 or float16")
     kind = _FLOATS[scales.dtype]
-    panels = _panels(values.shape, layout, group, zeros is not None, kind, isa)
+    zero_bytes = 0 if zeros is None else zeros.dtype.itemsize
+    panels = _panels(values.shape, layout, group, zero_bytes, kind, isa)
     groups = len(values), -(-values.shape[1] // group)
     _check(scales.shape == groups, f"a scale for each group, {groups}")
     _check(zeros is None or zeros.shape == groups, f"zeros for each scale, {groups}")
     pointers = [None if part is None else part.data_ptr() for part in (values, scales, zeros, panels.data)]
-    loaded().baton_pack_whole(layout, *values.shape, group, kind, *pointers, torch.get_num_threads())
+    loaded().baton_pack_whole(
+        layout, *values.shape, group, zero_bytes, kind, *pointers, torch.get_num_threads()
+    )
     return panels
 
 
 def _panels(
-    shape: torch.Size, layout: Layout, group: int, has_zeros: bool, scales: Layout, isa: Isa | None
+    shape: torch.Size, layout: Layout, group: int, zero_bytes: int, scales: Layout, isa: Isa | None
 ) -> Panels:
     """Return panels without content."""
     outputs, inputs = shape
@@ -159,20 +163,20 @@ def _panels(
         f"at most {MOST_INPUTS_OF_BYTES} inputs, not {inputs}",
     )
     return Panels(
-        data=large_pages(_packed_bytes(layout, outputs, inputs, group, has_zeros, scales)),
+        data=large_pages(_packed_bytes(layout, outputs, inputs, group, zero_bytes, scales)),
         outputs=outputs,
         inputs=inputs,
         layout=layout,
         group=group,
-        has_zeros=has_zeros,
+        zero_bytes=zero_bytes,
         scales=scales,
         isa=isa if isa is not None else fastest_exact() if layout < Layout.INT8 else fastest_of_bytes(),
     )
 
 
 @cache
-def _packed_bytes(layout: int, outputs: int, inputs: int, group: int, has_zeros: bool, scales: int) -> int:
-    return loaded().baton_packed_bytes(layout, outputs, inputs, group, has_zeros, scales)
+def _packed_bytes(layout: int, outputs: int, inputs: int, group: int, zero_bytes: int, scales: int) -> int:
+    return loaded().baton_packed_bytes(layout, outputs, inputs, group, zero_bytes, scales)
 
 
 def _linear(
@@ -182,7 +186,7 @@ def _linear(
     outputs: int,
     layout: int,
     group: int,
-    has_zeros: bool,
+    zero_bytes: int,
     scales: int,
     isa: int,
 ) -> Tensor:
@@ -192,7 +196,7 @@ def _linear(
             f"baton::linear takes contiguous rows (T, K) of float32, not {tuple(x.shape)} of {x.dtype}"
         )
     rows, inputs = x.shape
-    needed = _packed_bytes(layout, outputs, inputs, group, has_zeros, scales)
+    needed = _packed_bytes(layout, outputs, inputs, group, zero_bytes, scales)
     if panels.dtype != torch.uint8 or not panels.is_contiguous() or panels.numel() != needed:
         raise ValueError(f"baton::linear takes {needed} bytes of panels for such rows, not {panels.numel()}")
     if bias is not None and (
@@ -204,7 +208,7 @@ def _linear(
     out = result(rows, outputs)
     if rows:
         bias_at = None if bias is None else bias.data_ptr()
-        shape = layout, outputs, inputs, group, has_zeros, scales
+        shape = layout, outputs, inputs, group, zero_bytes, scales
         pointers = panels.data_ptr(), x.data_ptr(), rows, bias_at, out.data_ptr()
         loaded().baton_linear(isa, *shape, *pointers, torch.get_num_threads())
     return out
@@ -217,7 +221,7 @@ def _fake_linear(
     outputs: int,
     layout: int,
     group: int,
-    has_zeros: bool,
+    zero_bytes: int,
     scales: int,
     isa: int,
 ) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.cpu.linear import MOST_INPUTS_OF_BYTES, Panels, packed_int4, packed_int8
 from kernels.packed import (
     SCALE_BLOCK,
+    SYMMETRIC,
     EightBit,
     ExpertWeight,
     FourBit,
@@ -22,8 +23,6 @@ from kernels.packed import (
 
 KEPT: frozenset[Kind] = frozenset(("int8", "int8_groups", "four_bit", "half"))
 """`Ops.keeps` where there are native kernels."""
-_SYMMETRIC = 8
-"""The zero point that panels of 4 bits need not have."""
 
 
 def stored_panels(weight: Weight, *, drops_zeros: bool = True) -> Panels | None:
@@ -43,8 +42,9 @@ def stored_panels(weight: Weight, *, drops_zeros: bool = True) -> Panels | None:
             return packed_int8(weight.values, scales, None, SCALE_BLOCK)
         case FourBit() if not weight.is_float:
             scales, zeros = (each.mT for each in weight.scales.unbind(-1))
-            kept = None if drops_zeros and bool((zeros == _SYMMETRIC).all()) else zeros.to(torch.uint8)
-            return packed_int4(nibbles_of(weight).mT.to(torch.uint8), scales, kept, weight.group)
+            drops = drops_zeros and bool((zeros == SYMMETRIC).all())
+            kept = None if drops else zeros.to(torch.uint8 if weight.has_whole_zeros else torch.float16)
+            return packed_int4(nibbles_of(weight).mT, scales, kept, weight.group)
         case _:
             return None
 

@@ -20,8 +20,9 @@ from kernels.ops import (
     KVLayer,
     Ops,
 )
-from kernels.packed import EightBit, LinearWeight, LookUp, Prepacked, ScaledRows, TableRows, Weight, as_float
+from kernels.packed import EightBit, LinearWeight, LookUp, Prepacked, Weight, as_float
 from kernels.rounding import Activations, Rounded, Rounding, as_floats, round_to
+from kernels.table_rows import ScaledRows, TableRows
 from kernels.torch.experts import experts, route
 from kernels.torch.gated_delta import gated_delta
 from kernels.torch.latent_attention import latent_attention

@@ -16,7 +16,7 @@ from core.errors import ConfigError, UnsupportedModel
 from core.user_cache import user_cache
 from models.files.gguf_configs import config_of
 from models.files.gguf_ends import text_ends
-from models.files.gguf_reader import BYTES, Gguf, parts_of
+from models.files.gguf_reader import BYTES, Gguf, kept_bytes, parts_of
 
 _ROOT: Final = Path(__file__).parents[2]
 WEIGHTS: Final = "model.gguf"
@@ -80,12 +80,13 @@ def _check(file: Gguf) -> None:
 
 def _bytes_each(tensors: dict[str, Any]) -> float:
     """Return the bytes of a number that a CPU keeps, in the mean of all matrices of the layers."""
-    sizes = [
-        (int(np.prod(tensor.shape)), BYTES[tensor.tensor_type.name])
-        for name, tensor in tensors.items()
-        if name.startswith("blk.") and len(tensor.shape) > 1
-    ]
-    return sum(count * each for count, each in sizes) / max(1, sum(count for count, _ in sizes))
+    return kept_bytes(
+        {
+            name: (tensor.tensor_type.name, int(np.prod(tensor.shape)))
+            for name, tensor in tensors.items()
+            if name.startswith("blk.") and len(tensor.shape) > 1
+        }
+    )
 
 
 def _write_tokenizer(path: Path, folder: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from core.errors import UnsupportedModel
 from kernels.packed import Kind, Unread, Weight, on_device, tensors_of
-from models.formats.gguf_file import BLOCK, BLOCKS, GgufTensor
+from models.formats.gguf_file import GgufTensor
 from models.formats.matrix_rounder import MatrixRounder
 from models.formats.matrix_ways import find_matrix, parts_of
 from models.formats.packed import divided
@@ -78,8 +78,6 @@ class Checkpoint:
         self._unused = set(self._tensors)
         self._num_floats = 0
         """Matrices that are stored in fewer bits."""
-        self._num_halves = 0
-        """Matrices of a GGUF file that have 16 bits here."""
 
     @property
     def bytes_read(self) -> int:
@@ -163,17 +161,15 @@ class Checkpoint:
         return matrix
 
     def _from_gguf(self, name: str, shape: tuple[int, int]) -> Weight | None:
-        """K-quants and the like get 16 bits on CPUs, which have no kernel for them, where others keep what they have."""
         self._stored(name, shape)
         stored, cut = self._tensors.piece(name), self._shard(name, shape)
-        assert isinstance(stored, GgufTensor)
-        if stored.becomes_16_bits() and "int8_groups" in self.keeps:
-            self._num_halves += 1
-            return self.take(name, shape).half().to(self.dtype)
-        if stored.type not in BLOCKS:
+        if not isinstance(stored, GgufTensor) or (kind := stored.block_type(self.keeps)) is None:
             return None
-        packed = stored.packed(cut[0], divided(name, cut[1], shape[1], BLOCK), self.keeps)
-        if packed is not None:
+        divided(name, cut[1], shape[1], kind.group)
+        packed = stored.packed(kind, cut)
+        if packed is None:
+            self._num_floats += 1
+        else:
             self._unused.discard(name)
             self._tensors.count(name, sum(tensor.nbytes for tensor in tensors_of(packed)))
         return packed
@@ -205,11 +201,6 @@ class Checkpoint:
             _log.info(
                 "%d matrices of few bits are floats here: no kernel reads them as they are stored",
                 self._num_floats,
-            )
-        if self._num_halves:
-            _log.info(
-                "%d matrices of the GGUF file have 16 bits here: no kernel reads them as they are stored",
-                self._num_halves,
             )
         self._tensors.close()
         if left:

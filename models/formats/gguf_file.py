@@ -1,25 +1,21 @@
 """Tensors of a GGUF file under the names that safetensors checkpoints have, floats or as they are stored."""
 
 import mmap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from core.errors import UnsupportedModel
-from kernels.packed import Int8Groups, Kind, Weight
-from kernels.packing import from_nibbles
-from models.files.gguf_reader import IN_16_BITS, Gguf, library
+from kernels.packed import FourBit, Int8Groups, Kind
+from models.files.gguf_reader import Gguf, library
+from models.formats.gguf_blocks import BLOCK_TYPES, BlockType, matrix_of
 from models.formats.gguf_names import EXPERTS, IGNORED, NAMES, Change, column_orders, of_each_kind, row_orders
-
-BLOCK: Final = 32
-"""Neighbouring inputs of Q8_0 and Q4_0 that share a scale."""
-BLOCKS: Final = ("Q8_0", "Q4_0")
-"""Types whose products need not be those of floats."""
+from models.formats.stored_matrix import Cut
 
 
 class GgufFile:
@@ -121,9 +117,6 @@ class MadeTensor:
     def __getitem__(self, part: tuple[slice, ...]) -> Tensor:
         return torch.from_numpy(np.array(self._make()[part], np.float32))
 
-    def becomes_16_bits(self) -> bool:
-        return False
-
 
 class GgufTensor:
     """One tensor, of which indexing reads a part, as float32."""
@@ -155,30 +148,19 @@ class GgufTensor:
             floats = floats[:, self._across]
         return torch.from_numpy(np.array(floats[(slice(None), *part[1:])], np.float32))
 
-    def packed(self, rows: Sequence[slice], blocks: Sequence[slice], keeps: frozenset[Kind]) -> Weight | None:
-        """Return these rows and these blocks of 32 columns as they are stored; None where that is not among `keeps`."""
+    def block_type(self, keeps: frozenset[Kind]) -> BlockType | None:
+        """Return how the matrix is multiplied as it is stored, if `keeps` allows it."""
+        kind = BLOCK_TYPES.get(self.type)
+        return kind if kind is not None and kind.needs <= keeps else None
+
+    def packed(self, kind: BlockType, cut: Cut) -> FourBit | Int8Groups | None:
+        """Return this part, of whole groups, as it is stored; None where that cannot be."""
+        rows, columns = cut
         if self._across is not None:
-            return None
-        if self.type == "Q8_0" and "int8_groups" in keeps:
-            scales, numbers = self._blocks(rows, blocks)
-            values = torch.from_numpy(numbers.view(np.int8).reshape(len(numbers), -1))
-            return Int8Groups(values=values, scales=scales, zeros=None, group=BLOCK)
-        if self.type == "Q4_0" and "four_bit" in keeps:
-            scales, pairs = self._blocks(rows, blocks)
-            nibbles = np.concatenate((pairs & 15, pairs >> 4), -1).reshape(len(pairs), -1)
-            return from_nibbles(torch.from_numpy(nibbles).T, scales.T, BLOCK)
-        return None
-
-    def becomes_16_bits(self) -> bool:
-        return self.type in IN_16_BITS
-
-    def _blocks(self, rows: Sequence[slice], blocks: Sequence[slice]) -> tuple[Tensor, np.ndarray]:
-        """Return scales (N, K / 32) float16, and what follows each in its block: (N, K / 32, bytes)."""
-        own = np.concatenate([self._rows(run) for run in rows])
-        split = own.reshape(len(own), self.get_shape()[1] // BLOCK, -1)
-        split = np.concatenate([split[:, run] for run in blocks], 1)
-        scales = np.ascontiguousarray(split[..., :2]).view(np.float16)[..., 0]
-        return torch.from_numpy(scales.copy()), np.ascontiguousarray(split[..., 2:])
+            columns = _runs(np.concatenate([self._across[run] for run in columns]))
+            if any((run.stop - run.start) % kind.group or run.start % kind.group for run in columns):
+                return None
+        return matrix_of(kind, np.concatenate([self._rows(run) for run in rows]), columns)
 
     def _rows(self, run: slice) -> np.ndarray:
         return self._data[run if self._order is None else self._order[run]]
@@ -186,6 +168,12 @@ class GgufTensor:
     def chosen(self, rows: np.ndarray) -> "GgufTensor":
         """Return a tensor of these rows."""
         return GgufTensor(self._kind, self._data, [len(rows), *self._shape[1:]], rows, self._across)
+
+
+def _runs(places: np.ndarray) -> list[slice]:
+    """Return the runs of neighbours."""
+    ends = np.flatnonzero(np.diff(places) != 1) + 1
+    return [slice(int(run[0]), int(run[-1]) + 1) for run in np.split(places, ends)]
 
 
 def _made_of_others(

@@ -16,14 +16,14 @@ from kernels.cpu.pages import taken_from
 from kernels.cpu.prepacked import in_panels
 from kernels.cpu.weights_file import DamagedFile, Entry, KeptArena, MappedFile, OpenFile, Piece
 from kernels.ops import ExpertWeights, Ops
-from kernels.packed import LinearWeight, LookUp, Prepacked, TableRows, Weight
+from kernels.packed import LinearWeight, LookUp, Prepacked, Weight
+from kernels.table_rows import TableRows
 
 _FIELDS: Final = tuple(field.name for field in fields(Panels) if field.name != "data")
 _KINDS: Final[dict[str, Callable[[int], Any]]] = {
     "layout": Layout,
     "scales": Layout,
     "isa": Isa,
-    "has_zeros": bool,
 }
 """The types of `_FIELDS` that are no plain numbers."""
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kernels.packed import EightBit, FourBit, Weight, as_float, joined, one_of, stacked
-from kernels.packing import from_awq, from_compressed, from_gptq, from_mxfp4, from_nvfp4
+from kernels.packed import EightBit, FourBit, Int8Groups, Weight, as_float, joined, one_of, reordered, stacked
+from kernels.packing import from_awq, from_compressed, from_gptq, from_mxfp4, from_nibbles, from_nvfp4
 
 K, N, GROUP = 256, 24, 64
 
@@ -121,3 +121,51 @@ def test_joined_and_stacked(kind: str) -> None:
         got = as_float(one_of(several, index), torch.float32)
         torch.testing.assert_close(got, as_float(expert, torch.float32))
     assert isinstance(joined([parts[0], torch.zeros(1, 128)], torch.bfloat16), torch.Tensor)
+
+
+def four_bit(size: int, group: int, *, symmetric: bool = False, dtype: torch.dtype = torch.float16) -> Weight:
+    nibbles = torch.randint(0, 16, (160, size), dtype=torch.uint8)
+    scales = torch.rand(-(-160 // group), size).to(dtype)
+    return from_nibbles(nibbles, scales, group, None if symmetric else torch.rand_like(scales) * 15)
+
+
+def int8_groups(size: int, group: int, *, has_zeros: bool) -> Weight:
+    values, scales = (
+        torch.randint(-128, 128, (size, 160), dtype=torch.int8),
+        torch.rand(size, -(-160 // group)).half(),
+    )
+    return Int8Groups(values=values, scales=scales, zeros=scales * 9 if has_zeros else None, group=group)
+
+
+MIXED: dict[str, tuple[list[Weight], type, int, bool]] = {
+    "Q4_K and Q6_K": ([four_bit(8, 32), int8_groups(5, 16, has_zeros=False)], Int8Groups, 16, True),
+    "Q4_K and Q2_K": ([four_bit(8, 32), four_bit(3, 16)], FourBit, 16, True),
+    "Q4_0 and Q4_K": ([four_bit(8, 32, symmetric=True), four_bit(3, 32)], FourBit, 32, True),
+    "Q3_K and Q8_0": (
+        [four_bit(8, 16, symmetric=True), int8_groups(4, 32, has_zeros=False)],
+        Int8Groups,
+        16,
+        False,
+    ),
+    "Q5_K and Q6_K": (
+        [int8_groups(9, 32, has_zeros=True), int8_groups(4, 16, has_zeros=False)],
+        Int8Groups,
+        16,
+        True,
+    ),
+    "scales of two dtypes": ([four_bit(8, 32, dtype=torch.float32), four_bit(3, 32)], FourBit, 32, True),
+}
+"""Matrices, and the layout of all of them: its class, its groups, and whether it has zero points."""
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_matrices_in_different_groups_are_joined_without_loss(name: str) -> None:
+    parts, layout, group, has_zeros = MIXED[name]
+    whole = joined(parts, torch.float32)
+    assert isinstance(whole, FourBit | Int8Groups)
+    assert (type(whole), whole.group) == (layout, group)
+    assert has_zeros == (not whole.has_whole_zeros if isinstance(whole, FourBit) else whole.zeros is not None)
+    want = torch.cat([as_float(part, torch.float32) for part in parts])
+    assert torch.equal(as_float(whole, torch.float32), want)
+    order = torch.randperm(len(want))
+    assert torch.equal(as_float(reordered(whole, order, torch.float32), torch.float32), want[order])

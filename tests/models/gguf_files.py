@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from tests.models.gguf_converter import converted, write_metadata
 
 _SCALES_LAST = {"Q2_K": 4, "Q3_K": 2, "Q6_K": 2}
 """The bytes of scales at the end of a block; others have them first."""
+_LARGE = {"Q6_K": 16, "IQ4_XS": 16}
+"""By how much smaller their scales are, since their numbers and the scales within a block are larger."""
 NUM_TOKENS = 320
 """Bytes and a few merges. `gguf` takes 100 microseconds to read one, and each test reads a file several times."""
 TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
@@ -27,8 +30,10 @@ def write_gguf(
     sizes: dict[str, Any] | None = None,
     architecture: str = "",
     num_tokens: int = NUM_TOKENS,
+    *,
+    others: Mapping[str, str] | None = None,
 ) -> None:
-    """Every matrix becomes `kind`, which `gguf.quantize` knows or `raw_blocks` makes up."""
+    """Every matrix becomes `kind`, or what `others` has for its name in the file, which `gguf.quantize` knows or `raw_blocks` makes up."""
     config = FAMILIES[family](random.Random(0), 0)
     config.hidden_size, config.intermediate_size, config.vocab_size = 256, 512, num_tokens
     config.num_attention_heads, config.num_key_value_heads, config.num_hidden_layers = 4, 2, 2
@@ -42,11 +47,13 @@ def write_gguf(
         setattr(config, name, size)
     folder = path.parent / f"{path.stem}-plain"
     make(folder, config, seed=0)
-    write_checkpoint(path, folder, kind, architecture or family)
+    write_checkpoint(path, folder, kind, architecture or family, others)
 
 
-def write_checkpoint(path: Path, folder: Path, kind: str, architecture: str, embedding: str = "") -> None:
-    """The checkpoint in `folder`, whose matrices become `kind`, and its embedding `embedding`, if it is to be another."""
+def write_checkpoint(
+    path: Path, folder: Path, kind: str, architecture: str, others: Mapping[str, str] | None = None
+) -> None:
+    """The checkpoint in `folder`, whose matrices become `kind`, or what `others` has for their names in the file."""
     config = AutoConfig.from_pretrained(folder)
     writer = gguf.GGUFWriter(str(path), architecture)
     write_metadata(writer, config, architecture)
@@ -56,7 +63,7 @@ def write_checkpoint(path: Path, folder: Path, kind: str, architecture: str, emb
         if numbers.ndim == 1 or not name.endswith(".weight") or numbers.shape[-1] % 32 or kind == "F32":
             writer.add_tensor(name, np.ascontiguousarray(numbers, np.float32))
             continue
-        own = (embedding or kind) if name.startswith("token_embd") else kind
+        own = (others or {}).get(name, kind)
         type_ = gguf.GGMLQuantizationType[own]
         is_raw = "_K" in own or own.startswith("IQ")
         blocks = raw_blocks(numbers.shape, own, rng) if is_raw else gguf.quantize(numbers, type_)
@@ -71,7 +78,8 @@ def raw_blocks(shape: tuple[int, ...], kind: str, rng: np.random.Generator) -> n
     """Any bits at all, with scales of a usual size: `gguf` makes no K- and no I-quants."""
     count, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // count, size), dtype=np.uint8)
-    scales = rng.uniform(1e-4, 2e-4, (*blocks.shape[:-1], 2)).astype(np.float16).view(np.uint8)
+    scales = rng.uniform(1e-4, 2e-4, (*blocks.shape[:-1], 2)) / _LARGE.get(kind, 1)
+    scales = scales.astype(np.float16).view(np.uint8)
     if kind in _SCALES_LAST:
         size = _SCALES_LAST[kind]
         blocks[..., -size:] = scales[..., :size]

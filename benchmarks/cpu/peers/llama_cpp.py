@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks.cpu.peers import Loaded, Stamp, now
 
 _PACKAGE = "@node-llama-cpp/linux-x64"
-_FILE_TYPES = {8: 7, 4: 2}
-"""llama.h's LLAMA_FTYPE_MOSTLY_Q8_0 and _Q4_0."""
-_NAMES = {16: "BF16", 8: "Q8_0", 4: "Q4_0"}
+_FILE_TYPES = {8: 7, 5: 15, 4: 2}
+"""llama.h's LLAMA_FTYPE_MOSTLY_Q8_0, _Q4_K_M (which takes 4.8 bits) and _Q4_0."""
+_NAMES = {16: "BF16", 8: "Q8_0", 5: "Q4_K_M", 4: "Q4_0"}
 _BATCH = 2048
 """Tokens of one call, as many as llama.cpp has by default."""
 

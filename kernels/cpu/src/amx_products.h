@@ -84,7 +84,7 @@ void multiply_bytes(const baton::PanelProduct& work) {
     for (int64_t group = 0, line = 0; group < groups; ++group, line += in_group) {
         const int64_t count = work.lines - line < in_group ? work.lines - line : in_group;
         add_lines<ByteTiles>(work, x + 4 * line, work.numbers + line * LINE_BYTES_OF_PANEL, count, sums, 4 * baton::PANEL, false);
-        if (layout.has_zeros)
+        if (layout.has_zeros())
             add_group<Lines, true>(work, scales, group, sums, totals);
         else
             add_group<Lines, false>(work, scales, group, sums, totals);

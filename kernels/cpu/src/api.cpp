@@ -20,8 +20,8 @@ using baton::Layout;
 
 namespace {
 
-Layout layout_of(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros, int scales) {
-    return {static_cast<Format>(format), outputs, inputs, group, has_zeros != 0, static_cast<Format>(scales)};
+Layout layout_of(int format, int64_t outputs, int64_t inputs, int64_t group, int zero_bytes, int scales) {
+    return {static_cast<Format>(format), outputs, inputs, group, zero_bytes, static_cast<Format>(scales)};
 }
 
 }  // namespace
@@ -32,9 +32,9 @@ BATON_API int baton_has(int isa) { return baton::has_isa(isa); }
 // Tiles: 0 none, 1 emulated, as BATON_EMULATE_TILES asks where the processor has none, 2 the processor's.
 BATON_API int baton_tiles() { return static_cast<int>(baton::kind_of_tiles()); }
 
-BATON_API int64_t baton_packed_bytes(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros,
+BATON_API int64_t baton_packed_bytes(int format, int64_t outputs, int64_t inputs, int64_t group, int zero_bytes,
                                      int scales) {
-    const Layout layout = layout_of(format, outputs, inputs, group, has_zeros, scales);
+    const Layout layout = layout_of(format, outputs, inputs, group, zero_bytes, scales);
     return layout.num_panels() * layout.panel_bytes();
 }
 
@@ -46,25 +46,25 @@ BATON_API void baton_pack_floats(int format, int64_t outputs, int64_t inputs, in
     baton::pack_floats(layout, static_cast<Format>(format_of_numbers), matrix, panels, threads);
 }
 
-// int8 or int4: `format_of_scales` says what `scales` are; zeros may be null.
-BATON_API void baton_pack_whole(int format, int64_t outputs, int64_t inputs, int64_t group, int format_of_scales,
+// int8 or int4: `format_of_scales` says what `scales` are; zeros are null where `zero_bytes` are 0.
+BATON_API void baton_pack_whole(int format, int64_t outputs, int64_t inputs, int64_t group, int zero_bytes, int format_of_scales,
                                 const uint8_t* values, const uint8_t* scales, const uint8_t* zeros, uint8_t* panels,
                                 int threads) {
-    const Layout layout = layout_of(format, outputs, inputs, group, zeros != nullptr, format_of_scales);
+    const Layout layout = layout_of(format, outputs, inputs, group, zero_bytes, format_of_scales);
     baton::pack_whole(layout, values, scales, zeros, panels, threads);
 }
 
 // `unpack_rows` of packing.h
-BATON_API int64_t baton_rows(int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros, int scales,
+BATON_API int64_t baton_rows(int format, int64_t outputs, int64_t inputs, int64_t group, int zero_bytes, int scales,
                              const uint8_t* panels, const int64_t* numbers, int64_t count, float* out, int threads) {
-    const Layout layout = layout_of(format, outputs, inputs, group, has_zeros, scales);
+    const Layout layout = layout_of(format, outputs, inputs, group, zero_bytes, scales);
     return baton::unpack_rows(layout, panels, numbers, count, out, threads);
 }
 
-BATON_API void baton_linear(int isa, int format, int64_t outputs, int64_t inputs, int64_t group, int has_zeros,
+BATON_API void baton_linear(int isa, int format, int64_t outputs, int64_t inputs, int64_t group, int zero_bytes,
                             int scales, const uint8_t* panels, const float* x, int64_t rows, const float* bias,
                             float* out, int threads) {
-    const Layout layout = layout_of(format, outputs, inputs, group, has_zeros, scales);
+    const Layout layout = layout_of(format, outputs, inputs, group, zero_bytes, scales);
     baton::multiply({&kernels_of(isa), baton::dots_of(isa), baton::amx_of(isa), layout, panels, bias}, x, rows, out, threads);
 }
 

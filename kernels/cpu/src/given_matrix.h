@@ -6,14 +6,14 @@
 namespace baton {
 
 struct GivenMatrix {
-    int64_t isa, format, outputs, inputs, group, has_zeros, scales;
+    int64_t isa, format, outputs, inputs, group, zero_bytes, scales;
     const uint8_t* panels;
     const float* bias;  // (outputs,) or null
 };
 
 inline Matrix matrix_of(const GivenMatrix& given, const float* bias) {
-    const Layout layout{static_cast<Format>(given.format), given.outputs,        given.inputs, given.group,
-                        given.has_zeros != 0,              static_cast<Format>(given.scales)};
+    const Layout layout{static_cast<Format>(given.format), given.outputs,    given.inputs, given.group,
+                        given.zero_bytes,                  static_cast<Format>(given.scales)};
     return {&kernels_of(given.isa), dots_of(given.isa), amx_of(given.isa), layout, given.panels, bias};
 }
 

@@ -8,7 +8,7 @@
 //   steps4           spans of inputs one behind the other: 32 scales in bf16, 32 steps for each 32 of the inputs, and then numbers
 //                    as with int4. A number less 8, times its step, is a byte that the scale multiplies.
 // Behind numbers of int8 and int4 there are for each group of inputs 32 scales, as wide as they were given, and then, where the
-// matrix has any, for each group 32 zero points: float16 with int8, which else have 0; bytes with int4, which else have 8.
+// matrix has any, for each group 32 zero points: float16, or with int4 perhaps bytes. Without them int8 has 0, and int4 has 8.
 // K is rounded up to 2 with bf16, 4 with int8, 8 with int4, and 32 with steps4; the last group or span may be shorter.
 #pragma once
 #include <cstdint>
@@ -36,7 +36,7 @@ struct Layout {
     int64_t outputs;
     int64_t inputs;
     int64_t group;  // inputs that share a scale, a multiple of 4 with int8, of 8 with int4, of 32 with steps4
-    bool has_zeros;
+    int64_t zero_bytes;  // of a zero point: 2, or 1 with int4; 0: the matrix has none
     Format scales;  // f32, bf16 or f16
 
     bool is_whole() const { return format >= Format::int8; }
@@ -59,7 +59,7 @@ struct Layout {
 
     int64_t scale_bytes() const { return scales == Format::f32 ? 4 : 2; }
 
-    int64_t zero_bytes() const { return format == Format::int8 ? 2 : 1; }
+    bool has_zeros() const { return zero_bytes > 0; }
 
     int64_t zeros_at() const { return scales_at() + num_groups() * PANEL * scale_bytes(); }
 
@@ -72,7 +72,7 @@ struct Layout {
 
     int64_t panel_bytes() const {
         if (format == Format::steps4) return num_groups() * numbers_at() + padded_inputs() * PANEL / 2;
-        if (is_whole()) return rounded_up(zeros_at() + (has_zeros ? num_groups() * PANEL * zero_bytes() : 0), 64);
+        if (is_whole()) return rounded_up(zeros_at() + num_groups() * PANEL * zero_bytes, 64);
         return padded_inputs() * PANEL * (format == Format::f32 ? 4 : 2);
     }
 
@@ -85,7 +85,7 @@ struct Layout {
     }
 
     // Of the panels that `Kernels::widen_steps` makes of steps4.
-    Layout widened() const { return {Format::int8, outputs, padded_inputs(), group, false, scales}; }
+    Layout widened() const { return {Format::int8, outputs, padded_inputs(), group, 0, scales}; }
 };
 
 }  // namespace baton

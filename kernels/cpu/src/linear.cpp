@@ -25,7 +25,7 @@ constexpr int64_t WIDENED_ROW_BYTES = 256 << 10;  // of a task's rows: with fewe
 // What the panels' numbers are too large by, as far as no zero point says it.
 int32_t offset_of(const Kernels& kernels, const Layout& layout) {
     if (layout.format == Format::int8) return kernels.int8_offset;
-    return layout.has_zeros ? 0 : 8;
+    return layout.has_zeros() ? 0 : 8;
 }
 
 }  // namespace
@@ -67,7 +67,7 @@ Product::Product(const Matrix& matrix, const float* x, int64_t rows, float* out,
     if (!layout.is_whole()) return;
     reserved(memory.scales, rows);
     reserved(memory.starts, rows * row_groups_);
-    if (layout.has_zeros) reserved(memory.sums, rows * row_groups_);
+    if (layout.has_zeros()) reserved(memory.sums, rows * row_groups_);
 }
 
 // Tiles and vectors of rows do not lie across two lines of the cache.
@@ -145,9 +145,9 @@ void Product::lay_out_bytes(int64_t block) const {
     });
     GroupSums work{out, row_groups_, row_group_ / 4, blocks_.size(block), offset_of(kernels, multiplied_),
                    memory_->starts.data() + first * row_groups_,
-                   multiplied_.has_zeros ? memory_->sums.data() + first * row_groups_ : nullptr};
+                   multiplied_.has_zeros() ? memory_->sums.data() + first * row_groups_ : nullptr};
     if (!by_tiles_) return multiplied_.format == Format::steps4 ? kernels.sum_steps(work) : kernels.sum_groups(work);
-    for (int64_t row = 0; row < work.rows; ++row, work.x += row_bytes_ / 4, ++work.starts, work.sums += multiplied_.has_zeros)
+    for (int64_t row = 0; row < work.rows; ++row, work.x += row_bytes_ / 4, ++work.starts, work.sums += multiplied_.has_zeros())
         matrix_.amx->sum_row(work);
 }
 
@@ -239,7 +239,7 @@ PanelProduct Product::block_product(const Tile& tile, int64_t panel, int64_t blo
     work.x = rows + from * input_bytes_ * (by_tiles_ ? 1 : size);
     work.x_scales = is_whole ? memory_->scales.data() + row : nullptr;
     work.x_starts = is_whole ? memory_->starts.data() + row * row_groups_ : nullptr;
-    work.x_sums = multiplied_.has_zeros ? memory_->sums.data() + row * row_groups_ : nullptr;
+    work.x_sums = multiplied_.has_zeros() ? memory_->sums.data() + row * row_groups_ : nullptr;
     work.rows = size;
     work.inputs = inputs;
     work.goes_on = from > 0;

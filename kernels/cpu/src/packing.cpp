@@ -296,16 +296,37 @@ void to_floats(Format numbers, const uint8_t* from, int64_t count, float* to) {
     if (numbers == Format::f16) from_float16(from, count, to);
 }
 
-// (bytes - 128 - zero) * scale, each group's with its own.
-void scale_bytes(const Layout& layout, const uint8_t* panel, int64_t place, const uint8_t* bytes, float* out) {
+// The zero point of a group of int8 or int4.
+float zero_of(const Layout& layout, const uint8_t* panel, int64_t at) {
+    if (!layout.has_zeros()) return layout.format == Format::int8 ? 0.0f : 8.0f;
+    const uint8_t* const zero = panel + layout.zeros_at() + at * layout.zero_bytes;
+    if (layout.zero_bytes == 1) return *zero;
+    float found;
+    from_float16(zero, 1, &found);
+    return found;
+}
+
+// (numbers - zero) * scale, each group's with its own; those of int8 are 128 too large.
+void scale_numbers(const Layout& layout, const uint8_t* panel, int64_t place, const uint8_t* numbers, float* out) {
     const int64_t width = layout.scale_bytes();
+    const float offset = layout.format == Format::int8 ? 128.0f : 0.0f;
     by_groups(layout.group, 0, layout.inputs, [&](int64_t group, int64_t first, int64_t end) {
         const int64_t at = group * PANEL + place;
-        float scale, zero = 0;
+        const float zero = zero_of(layout, panel, at);
+        float scale;
         to_floats(layout.scales, panel + layout.scales_at() + at * width, 1, &scale);
-        if (layout.has_zeros) from_float16(panel + layout.zeros_at() + at * 2, 1, &zero);
-        for (int64_t k = first; k < end; ++k) out[k] = (static_cast<float>(bytes[k]) - 128.0f - zero) * scale;
+        for (int64_t k = first; k < end; ++k) out[k] = (static_cast<float>(numbers[k]) - offset - zero) * scale;
     });
+}
+
+// The other way than `put_halves`: `count` words of 4 bytes become 8 bytes each. Each word lies where its first 4 bytes go.
+void widen_halves(uint8_t* words, int64_t count) {
+    for (int64_t word = count; word-- > 0;)
+        for (int64_t i = 4; i-- > 0;) {
+            const uint8_t both = words[word * 4 + i];
+            words[word * 8 + 4 + i] = both >> 4;
+            words[word * 8 + i] = both & 15;
+        }
 }
 
 // `words` has room for what the row has, rounded up to 4 bytes.
@@ -323,10 +344,13 @@ void unpack_row(const Layout& layout, const uint8_t* panels, int64_t number, uin
             return from_float16(words, inputs, out);
         case Format::int8:
             take<4>(panel, place, (inputs + 3) / 4, words);
-            return scale_bytes(layout, panel, place, words, out);
+            return scale_numbers(layout, panel, place, words, out);
         case Format::int4:
+            take<4>(panel, place, (inputs + 7) / 8, words);
+            widen_halves(words, (inputs + 7) / 8);
+            return scale_numbers(layout, panel, place, words, out);
         case Format::steps4:
-            return;  // no embedding has 4 bits
+            return;  // no embedding has steps
     }
 }
 
@@ -345,12 +369,12 @@ void pack_floats(const Layout& layout, Format numbers, const uint8_t* matrix, ui
 
 void pack_whole(const Layout& layout, const uint8_t* values, const uint8_t* scales, const uint8_t* zeros,
                 uint8_t* panels, int threads) {
-    const int64_t groups = layout.num_groups(), width = layout.scale_bytes(), zero_width = layout.zero_bytes();
+    const int64_t groups = layout.num_groups(), width = layout.scale_bytes(), zero_width = layout.zero_bytes;
     const int offset = layout.format == Format::int8 ? 128 : 0;
     auto begin = [&](const Output& output) {
         const int64_t from = output.number * groups;
         put_column(output.panel + layout.scales_at(), scales + from * width, width, groups, output.place);
-        if (zeros != nullptr)
+        if (layout.has_zeros())
             put_column(output.panel + layout.zeros_at(), zeros + from * zero_width, zero_width, groups, output.place);
     };
     auto pack = [&](const Output& output, int64_t first, int64_t count) {

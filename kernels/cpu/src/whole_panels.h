@@ -29,9 +29,7 @@ struct Lines8 {
         }
     }
 
-    static Floats zeros(const uint8_t* table, int64_t number) {
-        return load(reinterpret_cast<const baton::Float16*>(table) + number);
-    }
+    static constexpr bool HAS_ZEROS_OF_BYTES = false;
 };
 
 template <int ROWS, int VECTORS>
@@ -59,7 +57,7 @@ struct Lines4 {
         add_halves(sums, halves, x + ROWS);
     }
 
-    static Floats zeros(const uint8_t* table, int64_t number) { return load_bytes(table + number); }
+    static constexpr bool HAS_ZEROS_OF_BYTES = true;
 };
 
 // The same in a byte each, as `widen` writes them.
@@ -74,19 +72,28 @@ struct WidenedLines4 {
         add_halves(sums, halves, x);
     }
 
-    static Floats zeros(const uint8_t* table, int64_t number) { return Lines4::zeros(table, number); }
+    static constexpr bool HAS_ZEROS_OF_BYTES = true;
 };
 
 // A panel's scales and zero points.
 struct PanelScales {
     baton::Format format;
+    int64_t zero_bytes;
     const uint8_t *scales, *zeros;
 
     explicit PanelScales(const baton::PanelProduct& work)
         : format(work.layout->scales),
+          zero_bytes(work.layout->zero_bytes),
           scales(work.panel + work.layout->scales_at()),
           zeros(work.panel + work.layout->zeros_at()) {}
 };
+
+// The zero points of LANES outputs, from the `number`-th on.
+template <class Lines>
+inline Floats load_zeros(const PanelScales& panel, int64_t number) {
+    if (Lines::HAS_ZEROS_OF_BYTES && panel.zero_bytes == 1) return load_bytes(panel.zeros + number);
+    return load(reinterpret_cast<const baton::Float16*>(panel.zeros) + number);
+}
 
 // What a group's sums are multiplied with, of LANES outputs from the `number`-th scale on.
 template <class Lines, bool HAS_ZEROS>
@@ -95,7 +102,7 @@ struct GroupScale {
 
     GroupScale(const PanelScales& panel, int64_t number)
         : scale(load_scales(panel.format, panel.scales, number)),
-          offset(HAS_ZEROS ? times(scale, Lines::zeros(panel.zeros, number)) : none()) {}
+          offset(HAS_ZEROS ? times(scale, load_zeros<Lines>(panel, number)) : none()) {}
 
     Floats add(Floats total, Sums sum, float x_sum) const {
         total = fma(to_floats(sum), scale, total);
@@ -118,12 +125,12 @@ struct WholePanels {
     static void multiply(const baton::PanelProduct& work) {
         constexpr int VECTORS = Lines::vectors(ROWS), COLUMNS = VECTORS * LANES;
         for (int first = 0; first < baton::PANEL; first += COLUMNS) {
-            if (work.layout->num_groups() == 1 && !work.layout->has_zeros) {
+            if (work.layout->num_groups() == 1 && !work.layout->has_zeros()) {
                 multiply_group<ROWS, VECTORS>(work, first);
                 continue;
             }
             alignas(64) float totals[ROWS * COLUMNS];
-            if (work.layout->has_zeros)
+            if (work.layout->has_zeros())
                 add_groups<ROWS, VECTORS, true>(work, first, totals);
             else
                 add_groups<ROWS, VECTORS, false>(work, first, totals);

@@ -26,42 +26,42 @@ def at(array: np.ndarray | None) -> c_void_p:
     return c_void_p(None if array is None else array.ctypes.data)
 
 
-def room(layout: int, matrix: np.ndarray, group: int, has_zeros: bool) -> np.ndarray:
+def room(layout: int, matrix: np.ndarray, group: int, zero_bytes: int) -> np.ndarray:
     outputs, inputs = matrix.shape
-    about = c_int64(group), c_int(has_zeros), c_int(SCALES[layout])
+    about = c_int64(group), c_int(zero_bytes), c_int(SCALES[layout])
     shape = c_int(layout), c_int64(outputs), c_int64(inputs), *about
     return np.empty(LIBRARY.baton_packed_bytes(*shape), np.uint8)
 
 
 def product(
-    isa: int, layout: int, group: int, has_zeros: bool, panels: np.ndarray, x: np.ndarray, bias: np.ndarray
+    isa: int, layout: int, group: int, zero_bytes: int, panels: np.ndarray, x: np.ndarray, bias: np.ndarray
 ) -> np.ndarray:
     out = np.empty((len(x), len(bias)), np.float32)
-    about = c_int64(group), c_int(has_zeros), c_int(SCALES[layout])
+    about = c_int64(group), c_int(zero_bytes), c_int(SCALES[layout])
     shape = c_int(layout), c_int64(len(bias)), c_int64(x.shape[1]), *about
     LIBRARY.baton_linear(c_int(isa), *shape, at(panels), at(x), c_int64(len(x)), at(bias), at(out), c_int(2))
     return out
 
 
 def packed(layout: int, matrix: np.ndarray, group: int) -> np.ndarray:
-    panels = room(layout, matrix, group, False)
+    panels = room(layout, matrix, group, 0)
     shape = c_int(layout), c_int64(matrix.shape[0]), c_int64(matrix.shape[1]), c_int64(group)
     LIBRARY.baton_pack_floats(*shape, c_int(NUMBERS[matrix.dtype.type]), at(matrix), at(panels), c_int(2))
     return panels
 
 
-def packed_whole(layout: int, matrix: np.ndarray, group: int) -> np.ndarray:
+def packed_whole(layout: int, matrix: np.ndarray, group: int, zero_bytes: int) -> np.ndarray:
     """With zero points of 7."""
     groups = -(-matrix.shape[1] // group)
     is_int8 = layout == 3
     steps, least, most, number = (40, -128, 127, np.int8) if is_int8 else (3, 0, 15, np.uint8)
     values = (np.rint(matrix * steps) + 7).clip(least, most).astype(number)
     scales = np.full((len(matrix), groups), 1 / steps, np.float32 if is_int8 else np.float16)
-    zeros = np.full((len(matrix), groups), 7, np.float16 if is_int8 else np.uint8)
-    panels = room(layout, matrix, group, True)
+    zeros = np.full((len(matrix), groups), 7, np.float16 if zero_bytes == 2 else np.uint8)
+    panels = room(layout, matrix, group, zero_bytes)
     shape = c_int(layout), c_int64(matrix.shape[0]), c_int64(matrix.shape[1]), c_int64(group)
     given = at(values), at(scales), at(zeros), at(panels)
-    LIBRARY.baton_pack_whole(*shape, c_int(SCALES[layout]), *given, c_int(2))
+    LIBRARY.baton_pack_whole(*shape, c_int(zero_bytes), c_int(SCALES[layout]), *given, c_int(2))
     return panels
 
 
@@ -72,15 +72,18 @@ def check(isa: int, count: int, outputs: int, inputs: int) -> None:
         for shape in ((outputs, inputs), (count, inputs), (outputs,))
     )
     wanted = x.astype(np.float64) @ matrix.T + bias
-    made = [(layout, 32, False, packed(layout, matrix, 32)) for layout in (0, 1, 2, 3, 5)]
+    made = [(layout, 32, 0, packed(layout, matrix, 32)) for layout in (0, 1, 2, 3, 5)]
     bits = (matrix.view(np.uint32) >> 16).astype(np.uint16)
-    made += [(1, 32, False, packed(1, bits, 32)), (2, 32, False, packed(2, matrix.astype(np.float16), 32))]
-    made += [(3, 12, True, packed_whole(3, matrix, 12)), (4, 8, True, packed_whole(4, matrix, 8))]
-    made += [(5, 128, False, packed(5, matrix, 128))]
-    for (layout, group, has_zeros, panels), most in zip(
-        made, (1e-5, 0.01, 0.01, 0.05, 0.3, 0.01, 0.01, 0.1, 0.3, 0.3), strict=True
+    made += [(1, 32, 0, packed(1, bits, 32)), (2, 32, 0, packed(2, matrix.astype(np.float16), 32))]
+    made += [
+        (layout, group, width, packed_whole(layout, matrix, group, width))
+        for layout, group, width in ((3, 12, 2), (4, 8, 1), (4, 16, 2))
+    ]
+    made += [(5, 128, 0, packed(5, matrix, 128))]
+    for (layout, group, zero_bytes, panels), most in zip(
+        made, (1e-5, 0.01, 0.01, 0.05, 0.3, 0.01, 0.01, 0.1, 0.3, 0.3, 0.3), strict=True
     ):
-        got = product(isa, layout, group, has_zeros, panels, x, bias)
+        got = product(isa, layout, group, zero_bytes, panels, x, bias)
         off = np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
         assert off < most, (isa, layout, count, outputs, inputs, off)
 

@@ -93,10 +93,10 @@ def in_groups(group: int, *, has_zeros: bool) -> Callable[[int, int, Isa], Panel
     return made
 
 
-def in_nibbles(group: int, *, has_zeros: bool) -> Callable[[int, int, Isa], Panels]:
+def in_nibbles(group: int, zeros_of: torch.dtype | None) -> Callable[[int, int, Isa], Panels]:
     def made(outputs: int, inputs: int, isa: Isa) -> Panels:
         groups = -(-inputs // group)
-        zeros = integers(0, 17, outputs, groups).byte() if has_zeros else None
+        zeros = None if zeros_of is None else (integers(0, 33, outputs, groups) / 2).to(zeros_of)
         values = integers(0, 16, outputs, inputs).byte()
         return packed_int4(values, random(outputs, groups).bfloat16(), zeros, group, isa)
 
@@ -112,9 +112,10 @@ BYTES: dict[str, Callable[[int, int, Isa], Panels]] = {
     "int8 in groups of 12 with zero points": in_groups(12, has_zeros=True),
     "int8 in groups of 68": in_groups(68, has_zeros=False),
     "int8 in groups of 96": in_groups(96, has_zeros=True),
-    "int4 in groups of 32": in_nibbles(32, has_zeros=False),
-    "int4 in groups of 128 with zero points": in_nibbles(128, has_zeros=True),
-    "int4 with one group": in_nibbles(4096, has_zeros=False),
+    "int4 in groups of 32": in_nibbles(32, None),
+    "int4 in groups of 128 with zero points": in_nibbles(128, torch.uint8),
+    "int4 in groups of 32 with zero points of float16": in_nibbles(32, torch.float16),
+    "int4 with one group": in_nibbles(4096, None),
     "steps in spans of 32": in_steps(32),
     "steps in spans of 256": in_steps(256),
 }

@@ -119,20 +119,34 @@ def test_4_bits_made_of_floats_lose_no_more_than_llama_cpp_s_which_are_larger(is
     assert own.norm() < 1.01 * (torch.from_numpy(dequantize(theirs, kind)) - matrix).norm()
 
 
+def zero_points(low: int, high: int, shape: tuple[int, int], dtype: torch.dtype | None) -> Tensor | None:
+    """Those of float16 are no whole numbers."""
+    if dtype is None:
+        return None
+    whole = integers(low, high, *shape)
+    return (whole + random(*shape)).half() if dtype == torch.float16 else whole.to(dtype)
+
+
 def spread(each: Tensor, group: int, inputs: int) -> Tensor:
     return each.float().repeat_interleave(group, 1)[:, :inputs]
 
 
 @pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("group", [16, 64])
-@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("zero_dtype", [None, torch.uint8, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_4_bits_of_a_checkpoint_are_multiplied_as_they_are_stored(
-    isa: Isa, count: int, outputs: int, inputs: int, group: int, has_zeros: bool, dtype: torch.dtype
+    isa: Isa,
+    count: int,
+    outputs: int,
+    inputs: int,
+    group: int,
+    zero_dtype: torch.dtype | None,
+    dtype: torch.dtype,
 ):
     groups = -(-inputs // group)
     values = integers(0, 16, outputs, inputs).to(torch.uint8)
-    zeros = integers(0, 17, outputs, groups).to(torch.uint8) if has_zeros else None
+    zeros = zero_points(0, 17, (outputs, groups), zero_dtype)
     scales, x, bias = random(outputs, groups).to(dtype), random(count, inputs), random(outputs)
     numbers = values.float() - (8 if zeros is None else spread(zeros, group, inputs))
     got = packed_int4(values, scales, zeros, group, isa).product(x, bias)
@@ -141,14 +155,20 @@ def test_4_bits_of_a_checkpoint_are_multiplied_as_they_are_stored(
 
 @pytest.mark.parametrize(("count", "outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("group", [12, 64])
-@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("zero_dtype", [None, torch.int16, torch.float16])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_8_bits_of_a_checkpoint_are_multiplied_as_they_are_stored(
-    isa: Isa, count: int, outputs: int, inputs: int, group: int, has_zeros: bool, dtype: torch.dtype
+    isa: Isa,
+    count: int,
+    outputs: int,
+    inputs: int,
+    group: int,
+    zero_dtype: torch.dtype | None,
+    dtype: torch.dtype,
 ):
     groups = -(-inputs // group)
     values = integers(-128, 128, outputs, inputs).to(torch.int8)
-    zeros = integers(-128, 129, outputs, groups).to(torch.int16) if has_zeros else None
+    zeros = zero_points(-128, 129, (outputs, groups), zero_dtype)
     scales, x, bias = random(outputs, groups).to(dtype), random(count, inputs), random(outputs)
     numbers = values.float() - (0 if zeros is None else spread(zeros, group, inputs))
     got = packed_int8(values, scales, zeros, group, isa).product(x, bias)
@@ -157,7 +177,7 @@ def test_8_bits_of_a_checkpoint_are_multiplied_as_they_are_stored(
 
 def test_panels_are_no_larger_than_what_they_hold(isa: Isa):
     """4 bits and a scale of 16 for each 128, perhaps with a step of 8 for each 32; 8 bits and a scale for each 32; with zero points one
-    byte and two more for each scale."""
+    or two bytes more for each scale."""
     values, ones = integers(0, 16, 96, 512).to(torch.uint8), torch.ones(96, 4).half()
     zeros, scales = torch.full((96, 4), 7, dtype=torch.uint8), torch.ones(96, 16).half()
     four, eight, numbers = packed_int4, packed_int8, 96 * 512
@@ -167,6 +187,7 @@ def test_panels_are_no_larger_than_what_they_hold(isa: Isa):
         == numbers // 2 + numbers // 32 + 2 * 96 * 4
     )
     assert four(values, ones, zeros, 128, isa).data.nbytes == numbers // 2 + 3 * 96 * 4
+    assert four(values, ones, zeros.half(), 128, isa).data.nbytes == numbers // 2 + 4 * 96 * 4
     assert eight(values.to(torch.int8), scales, None, 32, isa).data.nbytes == numbers + 2 * 96 * 16
     assert eight(values.to(torch.int8), scales, scales, 32, isa).data.nbytes == numbers + 4 * 96 * 16
     assert eight(values.to(torch.int8), torch.ones(96, 1), isa=isa).data.nbytes == numbers + 4 * 96
@@ -219,6 +240,11 @@ MAKE["INT4 with zero points"] = lambda isa: packed_int4(
     integers(0, 17, 200, 5).to(torch.uint8),
     64,
     isa,
+)
+
+
+MAKE["INT4 with zero points of float16"] = lambda isa: packed_int4(
+    integers(0, 16, 200, 300).to(torch.uint8), random(200, 19).half(), random(200, 19).half(), 16, isa
 )
 
 

@@ -1,5 +1,7 @@
 """Panels hold what `kernels/cpu/src/layout.h` says, byte for byte: against the layout written out in PyTorch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +11,7 @@ from kernels.cpu.library import instruction_sets
 from kernels.cpu.linear import Layout, Panels, packed, packed_int4, packed_int8
 from kernels.cpu.stored import stored_panels
 from kernels.packed import Int8Groups, as_float
+from kernels.packing import from_nibbles
 from tests.kernels.cpu.steps import in_steps
 
 pytestmark = pytest.mark.skipif(not instruction_sets(), reason="there are no native kernels here")
@@ -79,17 +82,19 @@ def test_8_bits_lie_as_they_were_stored(shape: tuple[int, int], group: int):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("group", [8, 128, 640])
-def test_4_bits_lie_as_they_were_stored(shape: tuple[int, int], group: int):
+@pytest.mark.parametrize("zero_dtype", [torch.uint8, torch.float16])
+def test_4_bits_lie_as_they_were_stored(shape: tuple[int, int], group: int, zero_dtype: torch.dtype):
     groups = -(-shape[1] // group)
     values = integers(0, 16, *shape).to(torch.uint8)
-    scales, zeros = random(shape[0], groups), integers(0, 17, shape[0], groups).to(torch.uint8)
+    scales, zeros = random(shape[0], groups), integers(0, 17, shape[0], groups).to(zero_dtype)
     found = by_panel(packed_int4(values, scales, zeros, group))
     numbers = halves_laid_out(values)
     at = numbers.shape[1]
     assert torch.equal(found[:, :at], numbers)
     assert torch.equal(found[:, at : at + 128 * groups], laid_out(scales, 1))
     at += 128 * groups
-    assert torch.equal(found[:, at : at + 32 * groups], laid_out(zeros, 1))
+    wanted = laid_out(zeros, 1)
+    assert torch.equal(found[:, at : at + wanted.shape[1]], wanted)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -134,21 +139,40 @@ def test_rows_of_floats_are_read_back_as_they_were_packed(shape: tuple[int, int]
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("group", [12, 64, 640])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize("zero_dtype", [None, torch.int16, torch.float16])
 def test_rows_of_8_bits_are_read_back_as_they_were_stored(
-    shape: tuple[int, int], group: int, dtype: torch.dtype, has_zeros: bool
+    shape: tuple[int, int], group: int, dtype: torch.dtype, zero_dtype: torch.dtype | None
 ):
     values = integers(-128, 128, *shape).to(torch.int8)
     groups = shape[0], -(-shape[1] // group)
-    scales, zeros = random(*groups).to(dtype), integers(-9, 9, *groups).to(torch.int16)
-    stored = Int8Groups(values=values, scales=scales, zeros=zeros if has_zeros else None, group=group)
+    zeros = None if zero_dtype is None else (random(*groups) * 9).to(zero_dtype)
+    stored = Int8Groups(values=values, scales=random(*groups).to(dtype), zeros=zeros, group=group)
     panels = stored_panels(stored)
     assert panels is not None
     numbers = integers(0, shape[0], 9)
     assert torch.equal(panels.rows(numbers), as_float(stored, torch.float32)[numbers])
 
 
-def test_rows_of_4_bits_are_not_read_back():
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("group", [16, 128])
+@pytest.mark.parametrize("zero_dtype", [None, torch.uint8, torch.float16])
+def test_rows_of_4_bits_are_read_back_as_they_were_stored(
+    shape: tuple[int, int], group: int, zero_dtype: torch.dtype | None
+):
+    nibbles = integers(0, 16, shape[1], shape[0]).to(torch.uint8)
+    scales = random(-(-shape[1] // group), shape[0]).half()
+    zeros = (random(*scales.shape).abs() * 2 + 9).to(zero_dtype or torch.uint8)
+    stored = from_nibbles(nibbles, scales, group, None if zero_dtype is None else zeros)
+    if zero_dtype == torch.uint8:
+        stored = replace(stored, has_whole_zeros=True)
+    panels = stored_panels(stored)
+    assert panels is not None
+    assert panels.zero_bytes == (0 if zero_dtype is None else zero_dtype.itemsize)
+    numbers = integers(0, shape[0], 9)
+    assert torch.equal(panels.rows(numbers), as_float(stored, torch.float32)[numbers])
+
+
+def test_rows_of_steps_are_not_read_back():
     panels = packed(random(64, 64), Layout.STEPS4, 32)
     assert not panels.has_rows
     with pytest.raises(ValueError, match="rows"):

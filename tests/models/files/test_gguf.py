@@ -106,10 +106,16 @@ def test_scaled_contexts_are_those_of_the_checkpoint(scaling: dict[str, Any], tm
 
 
 @pytest.mark.skipif(native() is None, reason="there are no native kernels here")
-@pytest.mark.parametrize(("kind", "layout", "bytes_each"), [("Q8_0", Layout.INT8, 1 + 2 / 32), ("Q4_0", Layout.INT4, 0.5 + 2 / 32)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        *((kind, Layout.INT4) for kind in ("Q4_0", "Q4_1", "Q4_K", "Q3_K", "Q2_K", "TQ2_0")),
+        *((kind, Layout.INT8) for kind in ("Q8_0", "Q5_0", "Q5_1", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ2_XS", "MXFP4")),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("tied", [False, True])
 def test_blocks_are_multiplied_as_they_are_stored(
-    kind: str, layout: Layout, bytes_each: float, tied: bool, tmp_path: Path
+    kind: str, layout: Layout, tied: bool, tmp_path: Path
 ) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, "qwen3", kind, {"tie_word_embeddings": tied})
@@ -120,17 +126,33 @@ def test_blocks_are_multiplied_as_they_are_stored(
     made = panels_of(folder, prepacked_ops("half"))
     assert {panels.layout for panels in made} == {layout}
     numbers = sum(-(-panels.outputs // 32) * 32 * panels.inputs for panels in made)
-    assert sum(panels.data.nbytes for panels in made) == pytest.approx(numbers * bytes_each, rel=1e-3)
+    assert sum(panels.data.nbytes for panels in made) == pytest.approx(numbers * BYTES[kind], rel=1e-3)
 
 
 @pytest.mark.turns(3)
-@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q3_K", "IQ4_XS"])
+@pytest.mark.parametrize("kind", ["F16", "Q8_0", "Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "IQ4_XS"])
 def test_small_weights_lose_little(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, "llama", kind)
     folder = resolve(str(path))
     got = logits(load(folder, prepacked_ops("half"))[0])
     assert torch.nn.functional.cosine_similarity(got, transformers_logits(path)).min() > 0.995
+
+
+@pytest.mark.skipif(native() is None, reason="there are no native kernels here")
+def test_a_file_of_several_types_stays_small(tmp_path: Path) -> None:
+    """As llama.cpp's Q4_K_M: queries, keys and values are one matrix, and become 8 bits where values have more than 4."""
+    path = tmp_path / "model.gguf"
+    names = "blk.1.attn_v.weight", "blk.0.ffn_down.weight", "output.weight"
+    write_gguf(path, "llama", "Q4_K", others=dict.fromkeys(names, "Q6_K"))
+    folder, watched = resolve(str(path)), Watched()
+    got = logits(load(folder, watched.ops)[0])
+    assert watched.worst < 3e-6
+    assert torch.nn.functional.cosine_similarity(got, transformers_logits(path)).min() > 0.995
+    made = [(each.layout, each.group, each.zero_bytes) for each in panels_of(folder, prepacked_ops("half"))]
+    four, six = (Layout.INT4, 32, 2), (Layout.INT8, 16, 0)
+    layers = [four, four, four, six], [(Layout.INT8, 16, 2), four, four, four]
+    assert made == [six, four, *layers[0], *layers[1]]  # The head and the embedding come first.
 
 
 def test_tokens_and_templates_are_those_of_the_file(tmp_path: Path) -> None:
