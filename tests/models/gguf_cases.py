@@ -15,6 +15,8 @@ _SIZES: Final = {
     "num_key_value_heads": 2,
     "head_dim": 32,
     "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
     "attention_bias": False,
     "mlp_bias": False,
 }
@@ -34,7 +36,20 @@ _DELTA: Final = {
     "linear_value_head_dim": 32,
 }
 _GEMMA4: Final = {
-    **{name: size for name, size in _SIZES.items() if name != "mlp_bias"},
+    **{
+        name: size
+        for name, size in _SIZES.items()
+        if name
+        in (
+            "vocab_size",
+            "hidden_size",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "head_dim",
+            "intermediate_size",
+            "attention_bias",
+        )
+    },
     **_TIED,
     "num_hidden_layers": 4,
     "layer_types": ["sliding_attention", "full_attention"] * 2,

@@ -47,3 +47,23 @@ def test_a_higher_class_keeps_its_targets_beside_a_flood_which_gets_the_rest() -
         job.num_output, job.rejected, job.first_at, job.last_at = 0, "", float("inf"), float("inf")
     simulate(FLEET, beside, ends_at=2 * DURATION_S)
     assert sum(job.num_output for job in flood) >= 0.8 * sum(job.num_output for job in beside)
+
+
+def of_any_length(slo: Slo, num_input: int, num_output: int, seed: int) -> list[SimulatedRequest]:
+    rng, rows, at = random.Random(seed), list[TraceRow](), 0.0
+    while (at := at + rng.expovariate(20.0)) < DURATION_S / 2:
+        sizes = max(64, int(rng.expovariate(1 / num_input))), max(2, int(rng.expovariate(1 / num_output)))
+        rows.append(TraceRow(arrival_at=at, input_tokens=sizes[0], output_tokens=sizes[1]))
+    made = jobs(Load(rows=rows, duration_s=DURATION_S / 2), slo, FLEET.block_tokens)
+    for job in made:
+        job.request = replace(job.request, id=f"{slo.name} {job.request.id}")
+    return made
+
+
+def test_a_prompt_that_gave_way_in_a_plan_has_no_part_in_it() -> None:
+    """It had one, and the simulation stopped when the step ended."""
+    fleet = replace(FLEET, num_both=1, num_blocks=120, max_batch_tokens=256)
+    everybody = of_any_length(INTERACTIVE, 2000, 200, 180) + of_any_length(BATCH, 300, 100, 181)
+    everybody.sort(key=lambda job: job.request.arrival_at)
+    simulate(fleet, everybody, ends_at=DURATION_S)
+    assert any(job.num_output for job in everybody)
