@@ -59,7 +59,7 @@ class Panels:
     group: int = 0
     """Inputs that share a scale, with less than 16 bits."""
     zero_bytes: int = 0
-    """Of a zero point: 2, or 1 with INT4; 0: there are none."""
+    """Bytes of a zero point: 2, or 1 with INT4; 0 where there are none."""
     scales: Layout = Layout.FLOAT32
     isa: Isa
 

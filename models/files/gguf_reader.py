@@ -55,7 +55,7 @@ def library() -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class FileTensor:
     """A tensor of a file."""
 
     name: str
@@ -121,7 +121,7 @@ class Gguf:
         )
 
 
-def _stored(path: Path, mapped: np.ndarray, info: TensorInfo) -> Stored:
+def _stored(path: Path, mapped: np.ndarray, info: TensorInfo) -> FileTensor:
     """Raises ConfigError."""
     gguf = library()
     try:
@@ -139,8 +139,10 @@ def _stored(path: Path, mapped: np.ndarray, info: TensorInfo) -> Stored:
         )
     data = mapped[info.offset : end]
     if kind.name in _NUMBERS:
-        return Stored(info.name, info.sizes, kind, data.view(_NUMBERS[kind.name]).reshape(info.sizes[::-1]))
-    return Stored(info.name, info.sizes, kind, data.reshape(*others[::-1], inputs // numbers * size))
+        return FileTensor(
+            info.name, info.sizes, kind, data.view(_NUMBERS[kind.name]).reshape(info.sizes[::-1])
+        )
+    return FileTensor(info.name, info.sizes, kind, data.reshape(*others[::-1], inputs // numbers * size))
 
 
 def kept_bytes(types: Mapping[str, tuple[str, int]]) -> float:

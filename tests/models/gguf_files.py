@@ -12,7 +12,8 @@ from transformers import AutoConfig
 
 from models.files.hub import resolve
 from tests.models.checkpoints import FAMILIES, make
-from tests.models.gguf_converter import converted, write_metadata
+from tests.models.gguf_converter import write_metadata
+from tests.models.gguf_tensors import converted
 
 _SCALES_LAST = {"Q2_K": 4, "Q3_K": 2, "Q6_K": 2}
 """The bytes of scales at the end of a block; others have them first."""

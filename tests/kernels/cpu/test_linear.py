@@ -120,7 +120,7 @@ def test_4_bits_made_of_floats_lose_no_more_than_llama_cpp_s_which_are_larger(is
 
 
 def zero_points(low: int, high: int, shape: tuple[int, int], dtype: torch.dtype | None) -> Tensor | None:
-    """Those of float16 are no whole numbers."""
+    """Zero points of float16 are no whole numbers."""
     if dtype is None:
         return None
     whole = integers(low, high, *shape)
