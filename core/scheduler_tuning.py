@@ -40,10 +40,6 @@ class SchedulerTuning:
     """s, 0.1 to 5: the same where the time of steps is not known yet, so that predictions may be far off."""
     enough_outputs: int = 20
     """outputs, 1 to 200: so many must have ended before slots are foreseen to come free."""
-    way_steps: float = 2.5
-    """steps, 0 to 5: from a free slot until a sequence that is sent there computes: report, running and planned step."""
-    most_spare_share: float = 0.125
-    """share, 0 to 0.5: at most this share of all slots counts as about to be free. With more, slots do not matter."""
     chance: float = 1.5
     """times, 0 to 4: a lone sequence gets room for so many times its expected output: four of five are no longer."""
     spare_tokens: int = 16

@@ -48,7 +48,6 @@ RULES: Final = (
     Rule("floor of targets", "", {"reach": 0.0}, "sustained", "no target is tighter than one and a half steps alone"),
     Rule("early prompts", "030", {"early_s": -inf}, "pools", "compute prompts before slots are free"),
     Rule("fair early lines", "030", {"fair_early": False}, "pools", "nobody gets in line for slots before those who must wait"),
-    Rule("slots on the way", "", {"most_spare_share": 0.0}, "pools", "slots that come free while a request is on its way count"),
     Rule("short roam", "035", {"short_roam": False}, "pools", "short prompts go elsewhere where no slot is free"),
     Rule("short stay", "035", {"schedule.local_threshold_tokens": 0}, "pools", "short prompts are computed where they decode"),
     Rule("backlogs hurry", "036", {"backlog_gain": 0.0}, "sustained", "steps get longer while prompts wait behind others"),

@@ -90,10 +90,8 @@ class Member(ReservedFacts):
 
     @property
     def has_slot(self) -> bool:
-        """Return whether a sequence will have a slot once it gets there. Waiting until a slot is seen to be free would leave it
-        empty for steps."""
-        slots = self.max_num_seqs
-        return self.num_seqs < slots + int(slots * self._turnover.spare_share)
+        """Return whether one more sequence finds a slot."""
+        return self.num_seqs < self.max_num_seqs
 
     @property
     def lives_s(self) -> float:

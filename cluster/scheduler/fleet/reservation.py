@@ -61,20 +61,17 @@ class PlacementReservation:
 class Turnover:
     """How soon sequence slots come free."""
 
-    __slots__ = ("mean_output_tokens", "spare_share", "tuning")
+    __slots__ = ("mean_output_tokens", "tuning")
 
     def __init__(self, tuning: SchedulerTuning = DEFAULT_TUNING) -> None:
         self.tuning = tuning
         self.mean_output_tokens = inf
         """As many steps a sequence keeps its slot, on average; infinite until it is known."""
-        self.spare_share = 0.0
-        """The share of all slots that come free while a request is on its way to them."""
 
     def learn(self, mean_output_tokens: float) -> None:
         """Learn how long outputs are on average: a sequence ends after as many steps, so one in as many of a step's sequences
         ends with it."""
         self.mean_output_tokens = max(1.0, mean_output_tokens)
-        self.spare_share = min(self.tuning.most_spare_share, self.tuning.way_steps / self.mean_output_tokens)
 
 
 def growth_blocks(contexts: Contexts, num_seqs: int, block_size: int) -> float:

@@ -1,6 +1,5 @@
 """The global scheduler's decisions: who waits for room, and in which order they get it."""
 
-import pytest
 
 from cluster.scheduler.scheduler_events import Tick
 from core.messages import Finished, PlaceReply
@@ -30,19 +29,6 @@ def test_sequence_slots_are_part_of_the_headroom() -> None:
     world.placed(ask("b", 20))
     assert world.on(ask("c", 20)) == []
     assert len(world.on(Finished("b", 0))) == 1
-
-
-@pytest.mark.parametrize(("num_output", "spare"), [(10, 4), (19, 4), (38, 2), (200, 0)])
-def test_slots_that_will_be_free_in_time_are_reserved_too(num_output: int, spare: int) -> None:
-    """Two of 32 sequences that end after 38 tokens each do so in the two and a half steps that a newcomer is on its way."""
-    world = World(instance("d", max_num_seqs=32))
-    for number in range(1000):
-        world.placed(ask(f"old{number}", 20))
-        world.on(Finished(f"old{number}", 0, num_output, complete=True))
-    for number in range(32 + spare):
-        world.placed(ask(f"new{number}", 20))
-    assert world.on(ask("one more", 20)) == []
-    assert len(world.on(Finished("new0", 0))) == 1
 
 
 def test_a_report_that_shows_room_is_enough() -> None:
