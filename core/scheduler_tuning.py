@@ -40,8 +40,6 @@ class SchedulerTuning:
     """s, 0.1 to 5: the same where the time of steps is not known yet, so that predictions may be far off."""
     enough_outputs: int = 20
     """outputs, 1 to 200: so many must have ended before slots are foreseen to come free."""
-    chance: float = 1.5
-    """times, 0 to 4: a lone sequence gets room for so many times its expected output: four of five are no longer."""
     spare_tokens: int = 16
     """tokens, 0 to 64: so many are left for each sequence that runs before a newcomer gets blocks."""
     fetch_tokens: int = 128
@@ -152,8 +150,6 @@ class SchedulerTuning:
     """The first sequence of a batch costs what each further one does, so sequences spread."""
     counts_prompts: bool = True
     """A step is as long as it is expected to be with the prompts that come beside it."""
-    foresees_contexts: bool = True
-    """Room is kept for what sequences will hold, and not only for what they hold now."""
     learns_running: bool = True
     """Output lengths are learned from outputs that still run, too."""
     learns_links: bool = True

@@ -96,7 +96,6 @@ OWN_AND_OTHER = {
     "prompts beside": ("beside", "crowd"),
     "hopeless give way": ("hopeless", "crowd"),
     "running lengths": ("classes", "quiet"),
-    "later contexts": ("crowd", "classes"),
 }
 """Each rule that only a switch turns off -> the load that has its case, and one that has not."""
 
