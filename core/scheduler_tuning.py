@@ -148,8 +148,6 @@ class SchedulerTuning:
     """A short prompt may be computed elsewhere where its decode instance has no slot."""
     alike: bool = True
     """The first sequence of a batch costs what each further one does, so sequences spread."""
-    counts_prompts: bool = True
-    """A step is as long as it is expected to be with the prompts that come beside it."""
     learns_running: bool = True
     """Output lengths are learned from outputs that still run, too."""
     learns_links: bool = True

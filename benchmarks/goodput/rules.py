@@ -54,7 +54,6 @@ RULES: Final = (
     Rule("gainful steps", "", {"gainful": A_LOT}, "sustained", "steps get no longer than prompts gain by it"),
     Rule("catching up", "", {"catch_up_gain": 0.0}, "sustained", "prompts go on beside sequences that are behind"),
     Rule("spread", "040", {"alike": False}, "bursts", "the first sequence of a batch costs what others do"),
-    Rule("prompts beside", "044", {"counts_prompts": False}, "bursts", "steps are expected with the prompts beside them"),
     Rule("errors", "044", {"sure_errors": 0.0}, "sustained", "predictions count with what they may be off by"),
     Rule("hopeless give way", "052", {"hopeless_give_way": False}, "hopeless", "hopeless prompts have the next lower priority"),
     Rule("easy steps", "055", {"easy_share": 0.0}, "sustained", "a step may always take a tenth of the pace"),

@@ -81,11 +81,6 @@ class Member(ReservedFacts):
         return self.num_seqs < self.max_num_seqs
 
     @property
-    def lives_s(self) -> float:
-        """Return how long a sequence decodes here in the mean; infinite while it is not known how long outputs are."""
-        return self._turnover.mean_output_tokens * self.step_s
-
-    @property
     def steps_to_slot(self) -> float:
         """Return how many steps pass until one more sequence finds a slot, if those here end evenly; infinite while it is not
         known how long outputs are."""

@@ -5,7 +5,6 @@ from math import inf
 from typing import Protocol
 
 from cluster.scheduler.fleet.member import CachedBlocks, Member
-from cluster.scheduler.placement.placement import Placement
 from core.types import STANDARD, Slo
 
 
@@ -102,10 +101,6 @@ class PlacementPolicy(Protocol):
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
         """Return the least time that its prompt takes, without any queue."""
-        ...
-
-    def placed(self, placed: Placement, computes: Member, num_decoding: int, now: float) -> None:
-        """Note that `computes` is to compute its prompt, which is not late, in a fleet in which so many instances decode."""
         ...
 
     def measured(self, member: Member) -> None:

@@ -356,9 +356,6 @@ class Placer:
             decode.reserve(key, decode_reservation(now, placed, late=late))
         if prefill is not None:
             prefill.reserve(key, prefill_reservation(now, placed, decode, late=late))
-        computes = prefill or decode
-        if computes is not None and not late:
-            self._policy.placed(placed, computes, self._roster.num_decoding, now)
         self._counters.placed(place, placed.charged_tokens)
 
     def least_work_s(self, place: PlaceRequest) -> float:
