@@ -112,8 +112,6 @@ class SchedulerTuning:
     """share, 0 to 1: each step makes up for this share of what a higher class's sequence is behind."""
     stretch: float = 1.5
     """times, 1 to 4: lower classes may make steps so many times as long where the next tokens of higher ones are in time."""
-    hurry: float = 2.0
-    """parts, 1 to 10: a prompt whose work is more than one of so many parts of its time gets steps without lower classes."""
     least_share: float = 0.25
     """share, 0.01 to 1: of its pace or time, which nothing is left without, whatever comes of higher classes."""
     unnamed_s: float = 10.0

@@ -30,7 +30,6 @@ class Rule:
 RULES: Final = (
     Rule("levels again", "017", {"seen_above": False}, "classes", "look again as though lower classes were gone", "class"),
     Rule("lower sit out", "017", {"class_share": inf}, "classes", "lower classes leave steps that higher ones need", "class"),
-    Rule("hurried prompts", "017", {"hurry": -inf}, "classes", "a hurried prompt has steps without lower classes", "class"),
     Rule("least share", "017", {"least_share": ALMOST_NONE}, "classes", "what falls behind a quarter of its pace takes part"),
     Rule("ageing", "017", {"schedule.aging_s": 0.0}, "classes", "a line that waits for long ranks higher"),
     Rule("hopeless refused", "024", {"overload_s": -inf, "full_share": inf}, "hopeless", "refuse what none could serve in time"),
