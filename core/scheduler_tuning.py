@@ -18,8 +18,6 @@ class SchedulerTuning:
     """GPU s per s, 0 to 1: the cost of a second in which a link moves KV, since the link is taken from others."""
     ttft_margin: float = 0.9
     """share, 0.5 to 1: predictions are trusted up to this share of the time to the first token."""
-    tpot_margin: float = 0.99
-    """share, 0.5 to 1: batches are filled up to this share of the time per token, and steps then take about as much."""
     reach: float = 1.5
     """steps, 1 to 4: no target counts as tighter than so many steps of a sequence that is alone."""
     delay_weight: float = 0.1
@@ -40,12 +38,6 @@ class SchedulerTuning:
     """s, 0.1 to 5: the same where the time of steps is not known yet, so that predictions may be far off."""
     enough_outputs: int = 20
     """outputs, 1 to 200: so many must have ended before slots are foreseen to come free."""
-    way_steps: float = 2.5
-    """steps, 0 to 5: from a free slot until a sequence that is sent there computes: report, running and planned step."""
-    most_spare_share: float = 0.125
-    """share, 0 to 0.5: at most this share of all slots counts as about to be free. With more, slots do not matter."""
-    chance: float = 1.5
-    """times, 0 to 4: a lone sequence gets room for so many times its expected output: four of five are no longer."""
     spare_tokens: int = 16
     """tokens, 0 to 64: so many are left for each sequence that runs before a newcomer gets blocks."""
     fetch_tokens: int = 128
@@ -118,8 +110,6 @@ class SchedulerTuning:
     """share, 0 to 1: each step makes up for this share of what a higher class's sequence is behind."""
     stretch: float = 1.5
     """times, 1 to 4: lower classes may make steps so many times as long where the next tokens of higher ones are in time."""
-    hurry: float = 2.0
-    """parts, 1 to 10: a prompt whose work is more than one of so many parts of its time gets steps without lower classes."""
     least_share: float = 0.25
     """share, 0.01 to 1: of its pace or time, which nothing is left without, whatever comes of higher classes."""
     unnamed_s: float = 10.0
@@ -154,10 +144,6 @@ class SchedulerTuning:
     """A short prompt may be computed elsewhere where its decode instance has no slot."""
     alike: bool = True
     """The first sequence of a batch costs what each further one does, so sequences spread."""
-    counts_prompts: bool = True
-    """A step is as long as it is expected to be with the prompts that come beside it."""
-    foresees_contexts: bool = True
-    """Room is kept for what sequences will hold, and not only for what they hold now."""
     learns_running: bool = True
     """Output lengths are learned from outputs that still run, too."""
     learns_links: bool = True

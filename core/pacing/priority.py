@@ -9,22 +9,15 @@ from collections.abc import Sequence as Seq
 from math import inf
 
 from core.cost.steps import StepModels
-from core.pacing.lateness import due_at
 from core.pacing.pacing import slack_s
 from core.ports import S, ServedSequence
 from core.scheduler_tuning import SchedulerTuning
 
 
-def taking_part(
-    decoding: Seq[S], prompts: Iterable[S], steps: StepModels, starts_at: float, tuning: SchedulerTuning
-) -> list[S]:
+def taking_part(decoding: Seq[S], steps: StepModels, starts_at: float, tuning: SchedulerTuning) -> list[S]:
     """Return the sequences of `decoding` that the step which begins at `starts_at` should compute, higher priority first.
 
-    `prompts` are those that are being computed or wait. The order within a priority stays as it is."""
-    hurry = tuning.hurry
-    hurried = max(
-        (_priority(seq) for seq in prompts if _is_hurried(seq, steps, starts_at, hurry)), default=-inf
-    )
+    The order within a priority stays as it is."""
     ordered = sorted(decoding, key=_priority, reverse=True)
     model = steps.decode
     taken: list[S] = []
@@ -34,9 +27,7 @@ def taking_part(
             level = _priority(seq)
             limit_s = _limit_s(taken, context, steps, starts_at, tuning)
         length = len(seq.tokens)
-        fits = level >= hurried and (
-            limit_s == inf or model.step_s(len(taken) + 1, context + length, len(taken) + 1) <= limit_s
-        )
+        fits = limit_s == inf or model.step_s(len(taken) + 1, context + length, len(taken) + 1) <= limit_s
         if fits or _is_behind(seq, starts_at, tuning.least_share):
             taken.append(seq)
             context += length
@@ -79,12 +70,6 @@ def _in_time_s(seq: ServedSequence, starts_at: float, tuning: SchedulerTuning) -
         return share_s
     behind_s = starts_at - seq.first_token_at - seq.num_after_first * share_s
     return share_s - tuning.class_catch_up * max(0.0, behind_s)
-
-
-def _is_hurried(seq: ServedSequence, steps: StepModels, starts_at: float, hurry: float) -> bool:
-    """Return whether it needs the device for itself to be in time, or is late already."""
-    work_s = steps.prompt.work_s(seq.num_computed, len(seq.tokens) - seq.num_computed)
-    return seq.num_output > 0 or starts_at + hurry * work_s > due_at(seq.request)
 
 
 def _is_behind(seq: ServedSequence, starts_at: float, least_share: float) -> bool:

@@ -98,8 +98,7 @@ class StepComposer:
         """Return those of `decoding` that this step computes: all, unless a class of higher priority needs the time."""
         if self._table.num_priorities <= 1:
             return decoding
-        prompts = [seq for seq in (*self._table.running, *self._table.waiting) if seq.num_missing > 1]
-        return taking_part(decoding, prompts, steps, starts_at, self._policy.tuning)
+        return taking_part(decoding, steps, starts_at, self._policy.tuning)
 
     def _plan_prompts(
         self, decoding: SeqOf[Sequence], builder: StepBuilder, now: float, steps: StepModels, starts_at: float

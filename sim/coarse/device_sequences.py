@@ -201,8 +201,7 @@ class DeviceSequences:
             return
         self._free_slots(now)
         batch = [*self.decoding.counted(), *self.paused]
-        prompts = (*self.prompts, *self.waiting)
-        taking = taking_part(batch, prompts, self._config.steps, now, self._policy.tuning)
+        taking = taking_part(batch, self._config.steps, now, self._policy.tuning)
         chosen = set(map(id, taking if taking or self.prompts else batch))
         for seq in batch:
             if (id(seq) in chosen) == (seq in self.decoding):

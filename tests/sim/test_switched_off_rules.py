@@ -40,14 +40,12 @@ FLEETS = {
     "pools": POOLS,
     "short": replace(POOLS, num_decode=1),
     "lines": replace(POOLS, num_decode=1),
-    "beside": replace(SMALL, max_num_seqs=64, step=replace(STEP, kv_token_read_s=2e-5)),
     "links": replace(POOLS, link=LinkCost(bytes_per_s=2e8)),
     "host": replace(SMALL, host_blocks=2000, num_blocks=300, max_num_seqs=64),
     "experts": replace(SMALL, step=replace(STEP, experts_read_s=0.02, expert_share=0.1)),
 }
 COUNTS = {
     "crowd": (120, 60.0),
-    "beside": (50, 60.0),
     "quiet": (12, 1.0),
     "pools": (80, 16.0),
     "short": (80, 12.0),
@@ -93,10 +91,8 @@ OWN_AND_OTHER = {
     "fair early lines": ("lines", "pools"),
     "short roam": ("short", "lines"),
     "spread": ("pools", "crowd"),
-    "prompts beside": ("beside", "crowd"),
     "hopeless give way": ("hopeless", "crowd"),
     "running lengths": ("classes", "quiet"),
-    "later contexts": ("crowd", "classes"),
 }
 """Each rule that only a switch turns off -> the load that has its case, and one that has not."""
 

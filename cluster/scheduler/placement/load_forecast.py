@@ -123,9 +123,7 @@ def decode_step_s(
     model: StepModel, member: Member, more_seqs: int = 0, more_context_tokens: float = 0.0
 ) -> float:
     """Return the time of one step of all that decodes or will decode there, and of `more_seqs` more, by that instance's step-time
-    model; 0 while too little is known.
-
-    By the model of steps with prompts it is what the sequences compute in a step that has prompts as well."""
+    model; 0 while too little is known."""
     if model.num_steps < LEARNED_STEPS:
         return 0.0
     num_seqs = member.batch_seqs + more_seqs

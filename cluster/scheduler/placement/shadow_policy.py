@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from cluster.scheduler.fleet.link_model import LinkModel
 from cluster.scheduler.fleet.member import Member
-from cluster.scheduler.placement.placement import Placement
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementPolicy, PlacementQuery
 from cluster.scheduler.placement.slo_policy import SloPolicy
 from core.config.cluster_config import ScheduleConfig
@@ -39,10 +38,6 @@ class ShadowPolicy:
 
     def least_work_s(self, ask: PlacementQuery, members: Sequence[Member]) -> float:
         return self._acting.least_work_s(ask, members)
-
-    def placed(self, placed: Placement, computes: Member, num_decoding: int, now: float) -> None:
-        self._acting.placed(placed, computes, num_decoding, now)
-        self._shadow.placed(placed, computes, num_decoding, now)
 
     def measured(self, member: Member) -> None:
         self._acting.measured(member)

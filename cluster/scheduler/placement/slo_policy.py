@@ -4,8 +4,7 @@ It is the one theory for all fleets, whether instances have roles or not.
 
 A place is a decode instance and what computes the prompt: itself, a prefill instance, or a peer that has the prefix cached. For
 each the time to the first token and the time per token are predicted (`load_forecast`). A place is
-- harmful, if the decode batch would then miss its tightest target, by how long a step is expected to be with the prompts that
-  come beside it (`prompt_load`): it is never taken;
+- harmful, if the decode batch would then miss its tightest target: it is never taken;
 - in time, if both of the request's own targets hold with a margin: of these the cheapest is taken;
 - late otherwise: only if there is no other.
 
@@ -30,9 +29,7 @@ from cluster.scheduler.fleet.link_model import LinkModel, Nearest
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.placement.learned_paces import LearnedPaces
 from cluster.scheduler.placement.load_forecast import LoadForecast, alone_step_s, decode_step_s
-from cluster.scheduler.placement.placement import Placement
 from cluster.scheduler.placement.placement_policy import PlacementChoice, PlacementQuery
-from cluster.scheduler.placement.prompt_load import PromptLoad
 from cluster.scheduler.placement.transfer import transfer_s
 from core.cost.steps import StepModel, errors_of_mean
 from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
@@ -53,14 +50,6 @@ class SloPolicy:
         self._threshold, self._tuning = local_threshold_tokens, tuning
         self._links = links or LinkModel()
         self._paces = LearnedPaces()
-        self._load = PromptLoad()
-
-    def placed(self, placed: Placement, computes: Member, num_decoding: int, now: float) -> None:
-        if not computes.decodes:
-            return
-        place, num_tokens = placed.place, placed.compute_tokens
-        work_s = self._paces.prompt_steps(computes).work_s(place.num_tokens - num_tokens, num_tokens)
-        self._load.placed(work_s, place.slo.ttft_s, computes.lives_s, num_decoding, now)
 
     def measured(self, member: Member) -> None:
         self._paces.measured(member)
@@ -180,22 +169,18 @@ class SloPolicy:
         the fleet, how long a step then takes, how long it may take, instance). The search may stop where an instance takes too
         much.
 
-        A step is as long as it is expected to be with the prompts that come beside (`PromptLoad`), and with what the mean of a
-        short output's steps may be off by."""
+        A step is as long as it is predicted to read, and what the mean of a short output's steps may be off by."""
         tuning, length = self._tuning, ask.expected_tokens
         off = errors_of_mean(ask.short_tokens, tuning.sure_errors)
         context = ask.num_tokens + length / 2
         able: list[tuple[float, float, float, Member]] = []
         for decode in decodes:
             steps, prompt = self._paces.decode_steps(decode), self._paces.prompt_steps(decode)
-            reads_s, alone_s = decode_step_s(steps, decode, 1, ask.num_tokens), alone_step_s(steps, context)
-            step_s = reads_s
-            if tuning.counts_prompts:
-                step_s = self._load.step_s(reads_s, decode_step_s(prompt, decode, 1, ask.num_tokens))
+            step_s, alone_s = decode_step_s(steps, decode, 1, ask.num_tokens), alone_step_s(steps, context)
             step_s += _sitting_out_s(steps, decode, ask.num_tokens)
             step_s *= 1 + off * steps.error
             floor_s = tuning.reach * max(alone_s, alone_step_s(prompt, context))
-            limit_s = max(tuning.tpot_margin * decode.tightest_tpot_s, floor_s)
+            limit_s = max(decode.tightest_tpot_s, floor_s)
             if ask.leaves:
                 limit_s = alone_s + (1 - ask.leaves) * max(0.0, limit_s - alone_s)
             if decode.batch_seqs and step_s > limit_s:

@@ -64,11 +64,12 @@ def test_an_idle_fleet_computes_a_prompt_where_it_decodes() -> None:
 
 @pytest.mark.parametrize(("free_blocks", "route"), [(255, "b>a"), (240, "a")])
 def test_a_prompt_is_computed_for_another_where_there_are_blocks_for_it(free_blocks: int, route: str) -> None:
-    """250, and more for an output. An instance that is full of outputs would let it wait."""
+    """The prompt takes 250. An instance that is full of outputs would let it wait."""
     world = fleet(2)
     told(world, "a", num_running=200, num_decoding=200, context_tokens=200_000)
     told(world, "b", free_blocks=free_blocks)
-    assert world.placed(wants("r", 4000, ttft_s=0.2, tpot_s=0.03)) == route
+    event = wants("r", 4000, ttft_s=0.2, tpot_s=0.03)
+    assert world.placed(replace(event, place=replace(event.place, prefer="a"))) == route
 
 
 def test_sequences_spread_over_instances_also_where_none_decodes_yet() -> None:
@@ -130,18 +131,10 @@ def test_a_batch_fills_up_to_its_target_but_for_what_predictions_are_off(
     decode = replace(STEPS.decode, error=error, unread_s=unread_s, unread_decay=0.01)
     steps, tpot_s = StepModels(decode, replace(STEPS.prompt, token_s=0.0)), 0.014
     member = filled(fleet(1), steps, tpot_s, short_tokens)
-    num_seqs, context, most_s = member.batch_seqs, member.batch_context_tokens, 0.99 * tpot_s
+    num_seqs, context = member.batch_seqs, member.batch_context_tokens
     at_most = 1 + 2 * error / short_tokens**0.5
-    assert at_most * decode.step_s(num_seqs, context, num_seqs) <= most_s
-    assert at_most * decode.step_s(num_seqs + 1, context + 400, num_seqs + 1) > most_s
-
-
-def test_the_more_prompts_take_the_sooner_a_batch_is_full() -> None:
-    sizes = list[int]()
-    for token_s in (0.0, 20e-6, 40e-6):
-        steps = replace(STEPS, prompt=replace(STEPS.prompt, fixed_s=0.004, token_s=token_s))
-        sizes.append(filled(fleet(1), steps, 0.014, 256).batch_seqs)
-    assert sizes[0] > sizes[1] > sizes[2] > 1
+    assert at_most * decode.step_s(num_seqs, context, num_seqs) <= tpot_s
+    assert at_most * decode.step_s(num_seqs + 1, context + 400, num_seqs + 1) > tpot_s
 
 
 def test_a_tight_request_does_not_join_a_batch_that_is_too_slow_for_it() -> None:
@@ -180,7 +173,7 @@ def test_a_short_answer_is_not_moved_where_its_second_token_would_wait_for_a_ste
     assert world.placed(wants("long", 16_000, ttft_s=1.0)) == route
 
 
-@pytest.mark.parametrize(("num_output", "moves"), [(5, False), (300, True)])
+@pytest.mark.parametrize(("num_output", "moves"), [(4, False), (300, True)])
 def test_a_short_answer_is_not_moved_where_a_long_prompt_has_just_begun(num_output: int, moves: bool) -> None:
     """Nothing decodes there, so nothing bounds that step, and no report shows it yet."""
     world = pools()

@@ -110,14 +110,6 @@ def test_a_sequence_of_a_lower_class_never_stands_still_for_good() -> None:
     assert engine.now - began == pytest.approx(LOW.tpot_s / TUNING.least_share, abs=2.0)
 
 
-def test_a_prompt_that_needs_the_time_gets_its_steps_without_lower_classes() -> None:
-    engine = decoding(4)
-    engine.add("easy", HIGH, 1000)
-    assert engine.step() == ["low0", "low1", "low2", "low3", "easy"]
-    engine.add("hurried", replace(HIGH, ttft_s=0.15), 900)
-    assert engine.step()[:2] == ["easy", "hurried"]
-
-
 def test_a_higher_class_takes_a_slot_of_a_lower_one_which_goes_on_later() -> None:
     engine = decoding(2, num_slots=2)
     engine.add("high", HIGH)
