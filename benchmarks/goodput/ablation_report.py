@@ -16,7 +16,7 @@ from benchmarks.goodput.rules import RULES
 
 LEAST_MEAN, LEAST_OWN = 0.3, 1.0
 """Points: a rule that brings less than this in the mean, and in its own case, is to go."""
-LEAST_LOADS = 20
+LEAST_LOADS = 8
 """Fewer loads say nothing of a rule."""
 _DRAWS, _SEED = 2_000, 1
 _INTERVAL = (2.5, 97.5)
