@@ -28,6 +28,7 @@ def deepseek(file: Gguf, config: Config) -> Config:
         "attention_bias": file.has("attn_q_a.bias"),
         "norm_topk_prob": bool(config.get("norm_topk_prob", False)),
         "rope_parameters": _mscaled(file, config["rope_parameters"]),
+        "num_nextn_predict_layers": file.get("nextn_predict_layers", 0),
     }
     groups = _GROUPS.get(config.get("n_routed_experts", 0), (1, 1))
     said |= {
@@ -63,7 +64,6 @@ def glm_dsa(file: Gguf, config: Config) -> Config:
         "index_n_heads": file.need("attention.indexer.head_count"),
         "index_head_dim": file.need("attention.indexer.key_length"),
         "index_topk": file.need("attention.indexer.top_k"),
-        "num_nextn_predict_layers": file.get("nextn_predict_layers", 0),
     }
     if kinds is not None:
         said["indexer_types"] = ["full" if whole else "shared" for whole in kinds][

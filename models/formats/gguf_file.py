@@ -48,11 +48,12 @@ def _views(file: Gguf) -> "dict[str, GgufTensor | MadeTensor]":
     """Return what the file has, by the names here. Raises UnsupportedModel for a tensor that is not known."""
     names = NAMES[file.architecture]
     rows, columns = row_orders(file, names), column_orders(file, names)
+    num_layers = int(file.need("block_count")) - int(file.get("nextn_predict_layers", 0))
     views = dict[str, GgufTensor | MadeTensor]()
     for stored, tensor in file.tensors.items():
         if stored in IGNORED:
             continue
-        if (name := names.of(stored)) is None:
+        if (name := names.of(stored, num_layers)) is None:
             raise UnsupportedModel(f"{file.name} has a tensor {stored!r}, which is not supported")
         order, across = (
             next((order for end, order in orders.items() if name.endswith(end)), None)

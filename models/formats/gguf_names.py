@@ -45,6 +45,12 @@ _NEXT: Final = {
     "nextn.shared_head_head": "shared_head.head",
     "nextn.shared_head_norm": "shared_head.norm",
 }
+_NEXT_APART: Final = {
+    "nextn.eh_proj.weight": "mtp.fc.weight",
+    "nextn.enorm.weight": "mtp.pre_fc_norm_embedding.weight",
+    "nextn.hnorm.weight": "mtp.pre_fc_norm_hidden.weight",
+    "nextn.shared_head_norm.weight": "mtp.norm.weight",
+}
 _SANDWICH: Final = {
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
@@ -118,15 +124,22 @@ class Names:
     """Whether rows of queries and keys are in the order of rotated pairs, as Llama's are"""
     by_turns: bool = False
     """Whether the value heads of gated delta layers are not by their key heads, but first the first one of each, and so on"""
+    next_apart: bool = False
+    """Whether the layers that predict further tokens have names of their own, and are not behind the others"""
 
-    def of(self, name: str) -> str | None:
-        """Return the name here of a tensor of the file; None for one that is not known."""
+    def of(self, name: str, num_layers: int) -> str | None:
+        """Return the name here of a tensor of the file; None for one that is not known. `num_layers`: without those behind them,
+        which predict further tokens."""
         stem, _, what = name.rpartition(".")
         if not name.startswith("blk."):
             return f"{ENDS[stem]}.{what}" if stem in ENDS else None
         _, number, part = name.split(".", 2)
         known = {**_LAYER, **_NEXT, **self.layer}
         prefix = f"model.layers.{number}."
+        if self.next_apart and int(number) >= num_layers:
+            if (found := _NEXT_APART.get(part)) is not None:
+                return found
+            prefix = f"mtp.layers.{int(number) - num_layers}."
         if part in known:
             return prefix + known[part]
         part = part.removesuffix(f".{what}")
@@ -279,9 +292,12 @@ NAMES: Final = {
         },
     ),
     "qwen3next": Names({**_QWEN, **_DELTA}, {"ffn_gate_inp_shexp.weight": _one_row, **_OF_DELTA}),
-    "qwen35": Names(_DELTA, _OF_DELTA, by_turns=True),
+    "qwen35": Names(_DELTA, _OF_DELTA, by_turns=True, next_apart=True),
     "qwen35moe": Names(
-        {**_QWEN, **_DELTA}, {"ffn_gate_inp_shexp.weight": _one_row, **_OF_DELTA}, by_turns=True
+        {**_QWEN, **_DELTA},
+        {"ffn_gate_inp_shexp.weight": _one_row, **_OF_DELTA},
+        by_turns=True,
+        next_apart=True,
     ),
     "lfm2": Names(_LFM2, {"shortconv.conv.weight": _filters}),
     "lfm2moe": Names(_LFM2, {"shortconv.conv.weight": _filters}),
@@ -296,7 +312,7 @@ NAMES: Final = {
         by_pairs=True,
     ),
     "nemotron_h": Names(_NEMOTRON, _OF_SPACE),
-    "nemotron_h_moe": Names(_NEMOTRON, _OF_SPACE),
+    "nemotron_h_moe": Names(_NEMOTRON, _OF_SPACE, next_apart=True),
     "llama4": Names(
         {
             **_moe("feed_forward", "shared_expert", router="router"),

@@ -58,3 +58,11 @@ def test_blocks_stay_as_they_are_stored(name: str, tmp_path: Path) -> None:
 
 def test_every_architecture_is_tried() -> None:
     assert set(ARCHITECTURES) == set(NAMES) == {case.architecture for case in CASES.values()}
+
+
+def test_layers_that_predict_further_tokens_have_the_names_of_their_family() -> None:
+    """Behind the others, or apart as Qwen3.5's: converters write them, and a tensor that nobody knows is refused."""
+    assert NAMES["glm4moe"].of("blk.4.nextn.eh_proj.weight", 4) == "model.layers.4.eh_proj.weight"
+    assert NAMES["qwen35"].of("blk.4.nextn.eh_proj.weight", 4) == "mtp.fc.weight"
+    assert NAMES["qwen35moe"].of("blk.4.attn_q.weight", 4) == "mtp.layers.0.self_attn.q_proj.weight"
+    assert NAMES["qwen35"].of("blk.3.attn_q.weight", 4) == "model.layers.3.self_attn.q_proj.weight"
