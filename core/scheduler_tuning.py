@@ -38,6 +38,8 @@ class SchedulerTuning:
     """s, 0.1 to 5: the same where the time of steps is not known yet, so that predictions may be far off."""
     enough_outputs: int = 20
     """outputs, 1 to 200: so many must have ended before slots are foreseen to come free."""
+    chance: float = 1.5
+    """times, 0 to 4: a lone sequence gets room for so many times its expected output: four of five are no longer."""
     spare_tokens: int = 16
     """tokens, 0 to 64: so many are left for each sequence that runs before a newcomer gets blocks."""
     fetch_tokens: int = 128
@@ -60,8 +62,6 @@ class SchedulerTuning:
     """s, 1 to 120: it leaves nothing once none has come for so long, which is about how long an answer takes."""
     overload_s: float = 5.0
     """s, 0 to 60: the fleet is short of time for so long after a request that could be in time has had to wait."""
-    full_share: float = 0.6
-    """share, 0 to 1: the fleet is short of room above this fullness."""
     num_errors: float = 2.0
     """times, 0 to 5: an estimate counts less so many times its mean error before a prompt is called hopeless."""
     early_s: float = 0.4
@@ -144,6 +144,8 @@ class SchedulerTuning:
     """A short prompt may be computed elsewhere where its decode instance has no slot."""
     alike: bool = True
     """The first sequence of a batch costs what each further one does, so sequences spread."""
+    foresees_contexts: bool = True
+    """Room is kept for what sequences will hold, and not only for what they hold now."""
     learns_running: bool = True
     """Output lengths are learned from outputs that still run, too."""
     learns_links: bool = True

@@ -273,7 +273,7 @@ class GlobalScheduler:
                 wakes = self._residency.wake_for_request(now)
                 return [*wakes, self._admission.sleeping(key, frontend, place, why_not, wake_s)]
         if (estimate := self._placer.hopeless(place)) is not None:
-            if self._admission.refuses_hopeless(place, estimate, now):
+            if self._admission.refuses_hopeless(place, now):
                 return [self._admission.hopeless(key, frontend, place, estimate)]
             if self._tuning.hopeless_give_way:
                 place = replace(place, slo=place.slo.giving_way())

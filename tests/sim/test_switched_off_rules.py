@@ -93,6 +93,7 @@ OWN_AND_OTHER = {
     "spread": ("pools", "crowd"),
     "hopeless give way": ("hopeless", "crowd"),
     "running lengths": ("classes", "quiet"),
+    "later contexts": ("crowd", "classes"),
 }
 """Each rule that only a switch turns off -> the load that has its case, and one that has not."""
 

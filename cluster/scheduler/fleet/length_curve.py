@@ -15,6 +15,9 @@ NUM_BUCKETS: Final = 24 * MARKS_PER_DOUBLING
 _LEAST_EXPECTED: Final = 1e-6
 """What was expected beforehand counts as this part of an output at the least, and so decides where no output has come."""
 
+_LEAST_SHARE: Final = 1e-9
+"""No output is so long that none is taken to be longer."""
+
 
 def bucket_of(num_tokens: int) -> int:
     """Return the bucket that a length of at least 1 is in. Each begins at a `core.output_marks.mark`; the second is
@@ -42,6 +45,13 @@ class LengthCurve:
         if (known := self._quantiles.get(share)) is None:
             known = self._quantiles[share] = self._find(share)
         return known
+
+    def longer_than(self, num_tokens: int) -> float:
+        """Return the share of outputs that are longer. It is never 0, since any output may go on."""
+        bucket = bucket_of(num_tokens)
+        begin, end = mark(bucket), mark(bucket + 1)
+        passed = min(1.0, max(0, num_tokens - begin) / max(1, end - begin))
+        return max(_LEAST_SHARE, self.reach[bucket] * (1 - self.hazards[bucket] * passed))
 
     def _find(self, share: float) -> int:
         longer, bucket = 1 - share, 0

@@ -4,18 +4,27 @@ Invariant: every reservation is counted once, as unsettled (no report can show i
 with no reservations all sums are zero."""
 
 from collections.abc import Mapping, Sequence
-from math import ceil, inf
+from math import floor, inf
 from typing import Final
 
+from cluster.scheduler.fleet.context_forecast import (
+    NO_CONTEXTS,
+    Contexts,
+    added,
+    even,
+    scaled,
+    without,
+)
 from cluster.scheduler.fleet.member_reservations import ReservedFacts
 from cluster.scheduler.fleet.prefix_index import PrefixHolders
-from cluster.scheduler.fleet.reservation import PlacementReservation, ReservationSum, Turnover
+from cluster.scheduler.fleet.reservation import PlacementReservation, ReservationSum, Turnover, growth_blocks
 from core.kv import num_blocks_for
 from core.messages import PlaceRequest
 from core.reports import InstanceStatus, LoadReport, Register
 
 DEFAULT_TOKENS_PER_S: Final = 4000.0
 """The prompt rate (tokens per second) that is assumed of an instance until anything was measured anywhere."""
+_ROUNDING: Final = 1e-6
 
 CachedBlocks = PrefixHolders | Mapping[str, int]
 """How many leading blocks of a prompt are cached where."""
@@ -48,7 +57,10 @@ class Member(ReservedFacts):
         """The number of blocks that nothing uses and that no reservation takes."""
         self.room_blocks = info.num_blocks
         """As many of them as a newcomer may take."""
-        self._exact_free = self._exact_room = info.num_blocks
+        self.now_blocks = info.num_blocks
+        """As many of them as a newcomer can have at once, with those of sequences that may pause."""
+        self._exact_free = self._exact_room = self._exact_now = float(info.num_blocks)
+        self._spare_blocks = 0.0
         self.num_seqs = 0
         """The number of sequences that are or will be here."""
         self._above: dict[int, Member] = {}
@@ -57,8 +69,9 @@ class Member(ReservedFacts):
         """The number of sequences that a step decodes here, or will: no more than there are slots."""
         self.batch_context_tokens = 0.0
         """The sum of their lengths now."""
-        self._num_to_decode = self._context_tokens = 0
-        """How many decode or will decode here, also without a slot, and the sum of their lengths."""
+        self._num_to_decode = 0
+        self._contexts = NO_CONTEXTS
+        """What all hold, and will hold, that decode or will decode here, also without a slot."""
 
     @property
     def queued_tokens(self) -> int:
@@ -89,17 +102,27 @@ class Member(ReservedFacts):
             return 0.0
         return num_before * self._turnover.mean_output_tokens / max(1, self.max_num_seqs)
 
-    def has_blocks(self, num_tokens: int, hashes: Sequence[int], cached: CachedBlocks) -> bool:
-        """Return whether there is room for a prompt of `num_tokens`. What is cached is looked up only where that decides."""
-        if self.blocks_needed(num_tokens, (), 0) <= self.room_blocks:
+    def has_blocks(
+        self, num_tokens: int, contexts: Contexts, hashes: Sequence[int], cached: CachedBlocks
+    ) -> bool:
+        """Return whether there is room for a prompt of `num_tokens`, and for what its sequence will hold. What is cached is
+        looked up only where that decides."""
+        last_has_room = (-num_tokens % self.block_size) / self.block_size
+        growth = growth_blocks(contexts, self._num_to_decode + 1, self.block_size)
+        growth = max(0.0, growth - last_has_room)
+        if self._finds(self.blocks_needed(num_tokens, (), 0), growth):
             return True
         num_cached = cached.get(self.address, 0)
-        return bool(num_cached) and self.blocks_needed(num_tokens, hashes, num_cached) <= self.room_blocks
+        return bool(num_cached) and self._finds(self.blocks_needed(num_tokens, hashes, num_cached), growth)
+
+    def _finds(self, num_blocks: int, growth: float) -> bool:
+        """Return whether there are so many blocks at once, and as many more before long."""
+        return num_blocks + growth <= self.room_blocks and num_blocks <= self.now_blocks
 
     def can_compute(self, place: PlaceRequest, cached: CachedBlocks) -> bool:
         """Return whether there is room for a prompt that is computed here for another instance. One that does not decode has room
         before long; one that does may be full of outputs."""
-        return not self.decodes or self.has_blocks(place.num_tokens, place.block_hashes, cached)
+        return not self.decodes or self.has_blocks(place.num_tokens, NO_CONTEXTS, place.block_hashes, cached)
 
     def output_blocks(self, num_tokens: int, num_output: int) -> int:
         """Return how many blocks more than its prompt a sequence takes with so much output."""
@@ -118,14 +141,14 @@ class Member(ReservedFacts):
         self._add(key, reservation)
         self._refresh()
 
-    def grown(self, key: str, num_blocks: int, context_tokens: int) -> None:
-        """Note how far a reserved sequence has come. Nothing happens where it is not reserved."""
+    def grown(self, key: str, num_blocks: int, contexts: Contexts) -> None:
+        """Note how far a reserved sequence has come, and what it will hold. Nothing happens where it is not reserved."""
         is_settled = key in self._settled
         reservations = self._settled if is_settled else self._unsettled
         total = self._settled_sum if is_settled else self._unsettled_sum
         if (reservation := reservations.get(key)) is not None:
             total.add(reservation, -1)
-            reservation = reservations[key] = reservation.grown(num_blocks, context_tokens)
+            reservation = reservations[key] = reservation.grown(num_blocks, contexts)
             total.add(reservation, 1)
             self._refresh()
 
@@ -187,14 +210,18 @@ class Member(ReservedFacts):
         rest.lowest_level = level
         later = sum(tokens for priority, tokens in self._waiting_by_priority if priority < level)
         later += sum(one.compute_tokens for one in self._unsettled.values() if one.level < level)
-        rest._set_blocks(self._exact_free + lower.num_blocks, self._exact_room + lower.num_blocks)
+        num_left, left = max(0, self._num_to_decode - lower.num_seqs), without(self._contexts, lower.contexts)
+        lower_blocks = lower.num_blocks + self._growth_blocks()
+        lower_blocks -= growth_blocks(left, num_left, self.block_size)
+        rest._set_blocks(
+            self._exact_free + lower_blocks,
+            self._exact_room + lower_blocks,
+            self._exact_now + lower.num_blocks,
+        )
         rest.num_seqs = max(0, self.num_seqs - lower.num_seqs)
         rest._waiting_tokens = max(0, self.queued_tokens - later)
         rest.tightest_tpot_s = tightest_s
-        rest._set_batch(
-            max(0, self._num_to_decode - lower.num_seqs),
-            max(0, self._context_tokens - lower.context_tokens),
-        )
+        rest._set_batch(num_left, left)
         rest._chains, rest.out_links = self._chains, self.out_links
         return rest
 
@@ -228,28 +255,37 @@ class Member(ReservedFacts):
         settled, unsettled = self._settled_sum, self._unsettled_sum
         self.num_seqs = max(self.num_running + self.num_waiting, settled.num_seqs) + unsettled.num_seqs
         num_to_decode = max(self.num_decoding, settled.num_seqs) + unsettled.num_seqs
-        self._set_batch(
-            num_to_decode, max(self.context_tokens, settled.context_tokens) + unsettled.context_tokens
-        )
+        self._set_batch(num_to_decode, added(self._reported_contexts(), unsettled.contexts))
         kept, used = settled.num_blocks, self._used_blocks
-        others = self.all_blocks - unsettled.num_blocks
-        now = self.num_blocks + self._pausable_blocks - unsettled.num_blocks - used
-        spare = ceil(self.num_running * self._spare_share)
-        self._set_blocks(
-            min(others - max(used, kept), now),
-            min(others - max(used + spare, kept), now - spare),
-        )
+        others = self.all_blocks - unsettled.num_blocks - self._growth_blocks() + _ROUNDING
+        spare = self._spare_blocks = self.num_running * self._spare_share
+        now = self.num_blocks + self._pausable_blocks - unsettled.num_blocks - used + _ROUNDING
+        self._set_blocks(others - max(used, kept), others - max(used + spare, kept), now)
 
-    def _set_blocks(self, free: int, room: int) -> None:
-        self._exact_free, self._exact_room = free, room
-        self.free_blocks = max(0, min(self.all_blocks, free))
-        self.room_blocks = max(0, min(self.all_blocks, room))
+    def _reported_contexts(self) -> Contexts:
+        """Return what the sequences hold and will hold that the report shows. Whoever has placed them, they are taken to grow as
+        those do that were reserved here."""
+        known, now = self._settled_sum.contexts, float(self.context_tokens)
+        if known[0] <= 0:
+            return even(now)
+        return scaled(known, max(1.0, now / known[0]))
 
-    def _set_batch(self, num_seqs: int, context_tokens: int) -> None:
+    def _growth_blocks(self) -> float:
+        return growth_blocks(self._contexts, self._num_to_decode, self.block_size)
+
+    def _set_blocks(self, free: float, room: float, now: float) -> None:
+        """Note how much is free. Parts of blocks stay known, so that what lower classes keep is rounded with them, not apart."""
+        self._exact_free, self._exact_room, self._exact_now = free, room, now
+        # A newcomer's last block has room for some of its growth (`has_blocks`), which may be counted again once it is here.
+        self.free_blocks = max(0, min(self.all_blocks, floor(min(free, now))))
+        self.room_blocks = max(0, min(self.all_blocks, floor(room)))
+        self.now_blocks = max(0, min(self.num_blocks, floor(now - self._spare_blocks)))
+
+    def _set_batch(self, num_seqs: int, contexts: Contexts) -> None:
         """Note how many sequences decode or will decode here, and the sum of their lengths. Those without a slot are in no
         step."""
-        self._num_to_decode, self._context_tokens = num_seqs, context_tokens
+        self._num_to_decode, self._contexts = num_seqs, contexts
         self.batch_seqs = min(num_seqs, self.max_num_seqs)
-        self.batch_context_tokens = float(context_tokens)
+        self.batch_context_tokens = contexts[0]
         if num_seqs > self.batch_seqs:
             self.batch_context_tokens *= self.batch_seqs / num_seqs

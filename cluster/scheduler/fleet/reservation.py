@@ -1,8 +1,9 @@
 """What placed requests take of an instance, one by one and added up, and how soon they give it back."""
 
 from dataclasses import dataclass
-from math import inf
+from math import inf, sqrt
 
+from cluster.scheduler.fleet.context_forecast import NO_CONTEXTS, Contexts, added, growth
 from core.scheduler_tuning import DEFAULT_TUNING, SchedulerTuning
 
 
@@ -10,7 +11,7 @@ class PlacementReservation:
     """What one placed request takes of one instance. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
     __slots__ = (
-        "compute_tokens", "context_tokens", "hashes", "late_tokens", "level", "made_at", "num_blocks",
+        "compute_tokens", "contexts", "hashes", "late_tokens", "level", "made_at", "num_blocks",
         "num_seqs", "receiver", "sent_bytes", "tpot_s",
     )  # fmt: skip
 
@@ -22,7 +23,7 @@ class PlacementReservation:
         compute_tokens: int,
         *,
         hashes: tuple[int, ...],
-        context_tokens: int = 0,
+        contexts: Contexts = NO_CONTEXTS,
         tpot_s: float = inf,
         level: int = 0,
         late: bool = False,
@@ -30,16 +31,17 @@ class PlacementReservation:
         sent_bytes: int = 0,
     ) -> None:
         """`hashes` are the full prompt blocks that it will hold here, and `num_blocks` what it takes of the pool as far as it has
-        come. A sequence that decodes here holds `context_tokens` by then. `tpot_s` is its target for the time per output token,
-        and `level` its class's priority. `sent_bytes` of KV will go from here to the instance `receiver`."""
+        come. `contexts` are the tokens that a sequence will hold that decodes here, `tpot_s` its target for the time per output
+        token, and `level` its class's priority. `sent_bytes` of KV will go from here to the instance
+        `receiver`."""
         self.made_at = made_at
         self.num_seqs, self.num_blocks, self.compute_tokens = num_seqs, num_blocks, compute_tokens
-        self.hashes, self.context_tokens = hashes, context_tokens
+        self.hashes, self.contexts = hashes, contexts
         self.tpot_s, self.level = tpot_s, level
         self.late_tokens = compute_tokens if late else 0
         self.receiver, self.sent_bytes = receiver, sent_bytes
 
-    def grown(self, num_blocks: int, context_tokens: int) -> "PlacementReservation":
+    def grown(self, num_blocks: int, contexts: Contexts) -> "PlacementReservation":
         """Return the same of a sequence that has come further."""
         return PlacementReservation(
             self.made_at,
@@ -47,7 +49,7 @@ class PlacementReservation:
             num_blocks,
             self.compute_tokens,
             hashes=self.hashes,
-            context_tokens=context_tokens,
+            contexts=contexts,
             tpot_s=self.tpot_s,
             level=self.level,
             late=bool(self.late_tokens),
@@ -72,17 +74,23 @@ class Turnover:
         self.mean_output_tokens = max(1.0, mean_output_tokens)
 
 
+def growth_blocks(contexts: Contexts, num_seqs: int, block_size: int) -> float:
+    """Return the blocks that so many sequences need until the most is taken, and as chance may have it: the fewer they are, the
+    larger a part of them may go on for longer than usual."""
+    return (growth(contexts) + contexts[6] / sqrt(max(1, num_seqs))) / block_size
+
+
 @dataclass(slots=True)
 class ReservationSum:
     num_seqs: int = 0
     num_blocks: int = 0
     compute_tokens: int = 0
     late_tokens: int = 0
-    context_tokens: int = 0
+    contexts: Contexts = NO_CONTEXTS
 
     def add(self, reservation: PlacementReservation, sign: int) -> None:
         self.num_seqs += sign * reservation.num_seqs
         self.num_blocks += sign * reservation.num_blocks
         self.compute_tokens += sign * reservation.compute_tokens
         self.late_tokens += sign * reservation.late_tokens
-        self.context_tokens += sign * reservation.context_tokens
+        self.contexts = added(self.contexts, reservation.contexts, sign)

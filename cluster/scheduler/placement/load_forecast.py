@@ -104,19 +104,7 @@ def late_if_idle(ask: PlacementQuery, members: Sequence[Member], num_errors: flo
             return None
         if best is None or found.least_s < best.least_s:
             best = found
-    return best and IdleEstimate(best.ttft_s, best.error, fullness(members, ask.slo.priority))
-
-
-def fullness(members: Sequence[Member], level: int) -> float:
-    """Return how full instances that decode are on average, by sequences of that priority and above: what share of their blocks
-    is taken, or of the time that the tightest target leaves for a step, whichever is larger."""
-    found: list[float] = []
-    for member in members:
-        if member.decodes:
-            seen = member.above(level)
-            step_share = decode_step_s(seen.steps.decode, seen) / seen.tightest_tpot_s
-            found.append(max(step_share, 1 - seen.free_blocks / max(1, seen.all_blocks)))
-    return sum(found) / len(found) if found else 0.0
+    return best
 
 
 def decode_step_s(

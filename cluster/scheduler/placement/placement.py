@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from cluster.scheduler.fleet.context_forecast import Contexts
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.output_lengths import RunningOutput
 from cluster.scheduler.fleet.reservation import PlacementReservation
@@ -68,7 +69,9 @@ class Placement:
         return more
 
 
-def decode_reservation(now: float, placed: Placement, *, late: bool = False) -> PlacementReservation:
+def decode_reservation(
+    now: float, placed: Placement, contexts: Contexts, *, late: bool = False
+) -> PlacementReservation:
     """Return what a request takes of its decode instance, which computes the prompt where no other one does."""
     place = placed.place
     return PlacementReservation(
@@ -77,7 +80,7 @@ def decode_reservation(now: float, placed: Placement, *, late: bool = False) -> 
         placed.num_blocks,
         0 if placed.route.prefill else placed.compute_tokens,
         hashes=place.block_hashes,
-        context_tokens=0 if place.ends_with_prompt else place.num_tokens,
+        contexts=contexts,
         tpot_s=place.slo.tpot_s,
         level=place.slo.priority,
         late=late,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Protocol
 
+from cluster.scheduler.fleet.context_forecast import NO_CONTEXTS, Contexts
 from cluster.scheduler.fleet.member import CachedBlocks, Member
 from core.types import STANDARD, Slo
 
@@ -12,7 +13,7 @@ class PlacementQuery:
     """A request as a policy sees it. Never changed (a dataclass takes ten times as long to make, compiled)."""
 
     __slots__ = (
-        "cached_blocks", "due_at", "expected_tokens", "late", "leaves", "missing_tokens", "num_tokens",
+        "cached_blocks", "contexts", "due_at", "expected_tokens", "late", "leaves", "missing_tokens", "num_tokens",
         "short_tokens", "slo", "tpot_s",
     )  # fmt: skip
 
@@ -24,15 +25,17 @@ class PlacementQuery:
         *,
         slo: Slo = STANDARD,
         due_at: float = inf,
+        contexts: Contexts = NO_CONTEXTS,
         expected_tokens: float = 256.0,
         short_tokens: float = 256.0,
         late: bool = False,
         leaves: float = 0.0,
     ) -> None:
         """`missing_tokens` is what the decode instance lacks, where it has said so itself. `due_at` is when the first token is
-        due. `expected_tokens` is the average output, and `short_tokens` a short one. `late` says that it misses its first token,
-        and lets others pass on its instance. It `leaves` others such a share of what an instance can decode."""
-        self.num_tokens, self.missing_tokens = num_tokens, missing_tokens
+        due. `contexts` are the tokens that its sequence will hold, `expected_tokens` is the average output, and `short_tokens` a
+        short one. `late` says that it misses its first token, and lets others pass on its instance. It `leaves` others such a
+        share of what an instance can decode."""
+        self.num_tokens, self.missing_tokens, self.contexts = num_tokens, missing_tokens, contexts
         self.cached_blocks = cached_blocks
         self.slo, self.tpot_s, self.due_at = slo, slo.tpot_s, due_at
         self.expected_tokens, self.short_tokens = expected_tokens, short_tokens

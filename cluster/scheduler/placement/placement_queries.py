@@ -2,6 +2,8 @@
 
 from math import inf
 
+from cluster.scheduler.fleet.context_forecast import NO_CONTEXTS, Contexts, even, forecast
+from cluster.scheduler.fleet.length_curve import LengthCurve
 from cluster.scheduler.fleet.member import CachedBlocks
 from cluster.scheduler.fleet.output_lengths import OutputLengths, RunningOutput
 from cluster.scheduler.placement.placement_policy import PlacementQuery
@@ -26,6 +28,10 @@ class PlacementQueries:
             return None
         return self._lengths.begin(place.tenant, place.slo.name)
 
+    def contexts(self, place: PlaceRequest, num_output: int = 0) -> Contexts:
+        """Return what its sequence holds and will hold once it has come to so much output."""
+        return self._contexts(place, self._lengths.curve(place.tenant, place.slo.name), num_output)
+
     def of(
         self,
         place: PlaceRequest,
@@ -43,8 +49,17 @@ class PlacementQueries:
             missing_tokens,
             slo=place.slo,
             due_at=due_at,
+            contexts=self._contexts(place, curve),
             expected_tokens=min(most, curve.mean),
             short_tokens=min(most, curve.quantile(self._tuning.short_share)),
             late=late,
             leaves=leaves,
         )
+
+    def _contexts(self, place: PlaceRequest, curve: LengthCurve, num_output: int = 0) -> Contexts:
+        """Return what a sequence with outputs of that distribution holds and will hold; nothing where it ends with its prompt."""
+        if place.ends_with_prompt:
+            return NO_CONTEXTS
+        if not self._tuning.foresees_contexts:
+            return even(place.num_tokens + num_output)
+        return forecast(curve, place.num_tokens, num_output, place.max_new_tokens, self._tuning.chance)

@@ -1,6 +1,6 @@
 """From a request that waits to the place it gets: who has headroom, what the policy prefers, and what that reserves.
 
-Invariants: a request is placed only on a decode instance with blocks for its prompt, by the last report and
+Invariants: a request is placed only on a decode instance with blocks for its prompt and expected growth, by the last report and
 everything reserved since; and a prompt only where less than about a second of prompt work is queued. What was reserved to an
 instance is given back by `finish`.
 
@@ -15,6 +15,7 @@ claim at a time. Prompt room is asked before a prompt is counted, so a long prom
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from cluster.scheduler.fleet.context_forecast import Contexts
 from cluster.scheduler.fleet.member import CachedBlocks, Member
 from cluster.scheduler.fleet.member_reservations import NO_LEVEL
 from cluster.scheduler.fleet.roster import Candidates, Roster
@@ -130,7 +131,8 @@ class Placer:
         self, waiter: Waiter, ask: PlacementQuery, usable: Sequence[Member], wanted: str
     ) -> list[Member]:
         """Return the instances that have blocks for it; `wanted` alone where that has them, and a slot."""
-        decodes = [m for m in usable if self._has_blocks(m, waiter, ask.cached_blocks, ask.leaves)]
+        contexts, cached = ask.contexts, ask.cached_blocks
+        decodes = [m for m in usable if self._has_blocks(m, waiter, contexts, cached, ask.leaves)]
         if wanted:
             decodes = [m for m in decodes if m.address == wanted and m.has_slot] or decodes
         return decodes
@@ -191,8 +193,9 @@ class Placer:
         if changed is not None and waiter.blocked_since is not None:
             match = self._roster.match(waiter.place)
             able = changed.answers if waiter.place.ends_with_prompt else changed.decodes
-            seen, leaves = changed.above(waiter.place.slo.priority), self._late_headroom.share(waiter, now)
-            return not able or not self._has_blocks(seen, waiter, match, leaves)
+            seen, contexts = changed.above(waiter.place.slo.priority), self._queries.contexts(waiter.place)
+            leaves = self._late_headroom.share(waiter, now)
+            return not able or not self._has_blocks(seen, waiter, contexts, match, leaves)
         if self._roster.scans or now - waiter.tried_at >= RETRY_S:
             return False
         return waiter.waits_for is None or waiter.waits_for[0].version == waiter.waits_for[1]
@@ -261,7 +264,7 @@ class Placer:
         place = placement.place
         if (decode := self._roster.get(placement.route.decode)) is not None:
             num_blocks = placement.num_blocks + decode.output_blocks(place.num_tokens, num_output)
-            decode.grown(key, num_blocks, place.num_tokens + num_output)
+            decode.grown(key, num_blocks, self._queries.contexts(place, num_output))
 
     def _learn(self, placement: Placement, ended: Finished) -> None:
         output, num_tokens = placement.output, ended.num_output_tokens
@@ -298,7 +301,9 @@ class Placer:
         roster, exclude = self._roster, place.exclude
         return roster.prefills(place, found, decodes, exclude) + roster.holders(place, found, exclude)
 
-    def _has_blocks(self, member: Member, waiter: Waiter, cached: CachedBlocks, leaves: float) -> bool:
+    def _has_blocks(
+        self, member: Member, waiter: Waiter, contexts: Contexts, cached: CachedBlocks, leaves: float
+    ) -> bool:
         """Return whether an instance has blocks for it, beside the share that it leaves, and is not kept for another."""
         address, place = member.address, waiter.place
         is_mine = self._claim.address == address
@@ -306,7 +311,9 @@ class Placer:
             return False
         if self._peers.is_kept(address, is_mine=is_mine):
             return False
-        return leaves_room(member, leaves) and member.has_blocks(place.num_tokens, place.block_hashes, cached)
+        return leaves_room(member, leaves) and member.has_blocks(
+            place.num_tokens, contexts, place.block_hashes, cached
+        )
 
     def _has_prompt_room(self, place: PlaceRequest, ask: PlacementQuery, choice: PlacementChoice) -> bool:
         is_short = choice.prefill is None and ask.uncached(choice.decode) <= self._threshold
@@ -353,7 +360,8 @@ class Placer:
         place = placed.place
         self._placements[key] = placed
         if decode is not None:
-            decode.reserve(key, decode_reservation(now, placed, late=late))
+            contexts = self._queries.contexts(place)
+            decode.reserve(key, decode_reservation(now, placed, contexts, late=late))
         if prefill is not None:
             prefill.reserve(key, prefill_reservation(now, placed, decode, late=late))
         self._counters.placed(place, placed.charged_tokens)

@@ -87,9 +87,9 @@ class Admission:
         )
         return self._reject(key, frontend, place, reason, 0.0)
 
-    def refuses_hopeless(self, place: PlaceRequest, estimate: IdleEstimate, now: float) -> bool:
+    def refuses_hopeless(self, place: PlaceRequest, now: float) -> bool:
         """Return whether a hopeless request is refused now."""
-        return self._hopeless.holds_for(place, estimate, now)
+        return self._hopeless.holds_for(place, now)
 
     def hopeless(self, key: str, frontend: str, place: PlaceRequest, estimate: IdleEstimate) -> Send:
         """Refuse a request that no instance could answer in time."""

@@ -1,10 +1,9 @@
 """Which prompts are hopeless: no instance, not even one with nothing else to do, would give their first token in time.
 
 To compute such a prompt puts nobody in time, and what waits meanwhile may be late for it. So it is refused by name, unless its
-class says that it runs (`Slo.hopeless`), where the fleet lacks the time or the room: where something has to wait that could still
-be in time, or instances are rather full, so that one more long context makes all that runs there take longer. An estimate counts
-less twice its own error; and where steps are not known yet, or cannot be foreseen, nothing is hopeless. One that is taken gives
-way to the others of its class: it is served with the next lower priority, in the queue and wherever it runs."""
+class says that it runs (`Slo.hopeless`), where the fleet lacks the time: something has to wait that could still be in time. An
+estimate counts less twice its own error. Where steps are not known yet, or cannot be foreseen, nothing is hopeless. One that is
+taken gives way to the others of its class: it is served with the next lower priority, in the queue and wherever it runs."""
 
 from math import inf
 
@@ -15,11 +14,11 @@ from core.scheduler_tuning import SchedulerTuning
 class IdleEstimate:
     """When an idle instance would give a prompt's first token. Never changed."""
 
-    __slots__ = ("error", "fullness", "ttft_s")
+    __slots__ = ("error", "ttft_s")
 
-    def __init__(self, ttft_s: float, error: float, fullness: float = 0.0) -> None:
-        """`error` is what `ttft_s` may be off by, as a share of it. `fullness` says how busy instances are."""
-        self.ttft_s, self.error, self.fullness = ttft_s, error, fullness
+    def __init__(self, ttft_s: float, error: float) -> None:
+        """`error` is what `ttft_s` may be off by, as a share of it."""
+        self.ttft_s, self.error = ttft_s, error
 
     @property
     def least_s(self) -> float:
@@ -37,10 +36,6 @@ class HopelessRule:
         if some_wait_in_time:
             self._short_of_time_at = now
 
-    def holds_for(self, place: PlaceRequest, estimate: IdleEstimate, now: float) -> bool:
+    def holds_for(self, place: PlaceRequest, now: float) -> bool:
         """Return whether the request, which is hopeless, is refused now."""
-        if place.slo.hopeless != "refuse":
-            return False
-        tuning = self._tuning
-        is_full = estimate.fullness > tuning.full_share
-        return is_full or now - self._short_of_time_at <= tuning.overload_s
+        return place.slo.hopeless == "refuse" and now - self._short_of_time_at <= self._tuning.overload_s

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from cluster.scheduler.fleet.context_forecast import even
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.reservation import PlacementReservation
 from cluster.scheduler.scaling.autoscaler import Autoscaler
@@ -119,7 +120,7 @@ def test_prompts_count_by_time_and_decoding_by_the_target() -> None:
     decode.report(report("d", steps=steps), 0.0)
     for number in range(4):
         decode.reserve(
-            f"r{number}", PlacementReservation(10.0, 1, 1, 0, hashes=(), context_tokens=100, tpot_s=0.0625)
+            f"r{number}", PlacementReservation(10.0, 1, 1, 0, hashes=(), contexts=even(100.0), tpot_s=0.0625)
         )
     prompts, decoding = meter.loads([prefill, decode], 0, targets, 15.0)
     assert prompts.instances[0].use == pytest.approx(10_000 / 4000 / 5)

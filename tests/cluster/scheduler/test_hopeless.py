@@ -133,34 +133,6 @@ def test_nothing_is_refused_once_nobody_has_waited_for_a_while() -> None:
     assert world.on(chat("long again", 3000)) == []
 
 
-@pytest.mark.parametrize(
-    ("changes", "refused"),
-    [
-        ({"free_blocks": 550}, False),
-        ({"free_blocks": 350}, True),
-        ({"num_decoding": 4, "num_running": 4}, False),
-        ({"num_decoding": 8, "num_running": 8}, True),
-    ],
-)
-def test_it_is_refused_where_instances_are_rather_full(changes: dict[str, Any], refused: bool) -> None:
-    """Blocks are taken, or the time of a step: each sequence takes 10 ms of the 100 that the target leaves."""
-    steps = replace(STEPS, decode=replace(STEPS.decode, fixed_s=0.0, seq_s=0.01))
-    world = World(instance("d", "pd"))
-    told(world, "d", steps=steps)
-    world.placed(chat("short", 16))
-    told(world, "d", steps=steps, received=("short#0",), **changes)
-    assert isinstance(world.on(chat("long", 3000))[0].message, Rejected) is refused
-
-
-def test_what_gives_way_itself_makes_an_instance_full_for_no_other_like_it() -> None:
-    world = World(instance("d", "pd"))
-    told(world, "d")
-    giving_way = CHAT.giving_way()
-    assert served_by(world, chat("long", 12_000)) == giving_way
-    told(world, "d", received=("long#0",), free_blocks=240)
-    assert served_by(world, chat("longer", 3000)) == giving_way
-
-
 @pytest.mark.parametrize(("error", "refused"), [(0.16, True), (0.18, False), (0.6, False)])
 def test_an_estimate_counts_less_twice_its_error(error: float, refused: bool) -> None:
     world = busy(steps=replace(STEPS, prompt=replace(STEPS.prompt, error=error)))

@@ -6,6 +6,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cluster.scheduler.fleet.context_forecast import NO_CONTEXTS
 from cluster.scheduler.fleet.member import Member
 from cluster.scheduler.fleet.reservation import PlacementReservation
 from core.kv import num_blocks_for
@@ -48,11 +49,11 @@ def test_a_recurrent_state_takes_its_blocks_from_each_sequence() -> None:
     member = Member(replace(instance("d"), num_blocks=100, state_blocks=30))
     assert member.capacity_tokens == 70 * 16
     assert member.blocks_needed(17, (), 0) == 32
-    assert member.has_blocks(70 * 16, (), {})
-    assert not member.has_blocks(70 * 16 + 1, (), {})
+    assert member.has_blocks(70 * 16, NO_CONTEXTS, (), {})
+    assert not member.has_blocks(70 * 16 + 1, NO_CONTEXTS, (), {})
     member.reserve("r", PlacementReservation(0.0, 1, member.blocks_needed(17, (), 0), 17, hashes=()))
-    assert not member.has_blocks(39 * 16, (), {}), "38 blocks are left beside its state"
-    assert member.has_blocks(38 * 16, (), {})
+    assert not member.has_blocks(39 * 16, NO_CONTEXTS, (), {}), "38 blocks are left beside its state"
+    assert member.has_blocks(38 * 16, NO_CONTEXTS, (), {})
 
 
 def test_what_a_report_showed_ends_with_the_last_request_that_it_showed() -> None:

@@ -15,6 +15,13 @@ def test_a_request_waits_for_blocks_and_is_placed_when_they_are_free() -> None:
     assert (action.message.request_id, action.message.attempt) == ("b", 0)
 
 
+def test_blocks_for_the_output_are_part_of_the_headroom() -> None:
+    world = World(instance("d", num_blocks=58))
+    world.placed(ask("a", 400, 16))
+    assert world.on(ask("b", 400, 200)) == []
+    assert len(world.on(ask("c", 400, 100))) == 1
+
+
 def test_sequence_slots_are_part_of_the_headroom() -> None:
     world = World(instance("d", max_num_seqs=2))
     world.placed(ask("a", 20))
@@ -43,12 +50,12 @@ def test_a_report_supersedes_old_reservations_but_not_fresh_ones() -> None:
     assert member.free_blocks == 50
 
 
-def test_a_sequence_counts_as_far_as_it_has_grown_where_its_report_lags() -> None:
+def test_room_for_growth_is_kept_until_the_sequence_has_grown() -> None:
     world = World(instance("d", num_blocks=100))
     world.placed(ask("a", 800, 160))
     world.on(report("d", free_blocks=50), after_s=1.0)
     (member,) = world.scheduler.members
-    assert member.free_blocks == 50
+    assert member.free_blocks == 40
     world.on(report("d", free_blocks=41, grown=(("a#0", 160),)))
     assert member.free_blocks == 40
 
@@ -169,6 +176,20 @@ def test_a_claim_keeps_one_instance_only_and_ends_with_its_claimant() -> None:
     assert world.on(ask("e", 640, 0)) == []
     (action,) = world.on(Finished("big", 0))
     assert route_of(action) == "d1"
+
+
+def test_room_is_kept_for_outputs_as_long_as_they_have_been() -> None:
+    def placed_beside(usual_tokens: int) -> int:
+        world = World(instance("d", num_blocks=200, max_num_seqs=64))
+        for i in range(30):
+            world.placed(ask(f"past{i}", 16, 3000))
+            world.on(Finished(f"past{i}", 0, usual_tokens, complete=True))
+        for i in range(40):
+            world.on(ask(f"r{i}", 160, 1600))
+        return world.scheduler.num_placed
+
+    assert placed_beside(30) >= 14
+    assert placed_beside(1600) == 1
 
 
 def test_a_flood_of_one_tenant_does_not_hold_another_up() -> None:

@@ -64,12 +64,11 @@ def test_an_idle_fleet_computes_a_prompt_where_it_decodes() -> None:
 
 @pytest.mark.parametrize(("free_blocks", "route"), [(255, "b>a"), (240, "a")])
 def test_a_prompt_is_computed_for_another_where_there_are_blocks_for_it(free_blocks: int, route: str) -> None:
-    """The prompt takes 250. An instance that is full of outputs would let it wait."""
+    """250, and more for an output. An instance that is full of outputs would let it wait."""
     world = fleet(2)
     told(world, "a", num_running=200, num_decoding=200, context_tokens=200_000)
     told(world, "b", free_blocks=free_blocks)
-    event = wants("r", 4000, ttft_s=0.2, tpot_s=0.03)
-    assert world.placed(replace(event, place=replace(event.place, prefer="a"))) == route
+    assert world.placed(wants("r", 4000, ttft_s=0.2, tpot_s=0.03)) == route
 
 
 def test_sequences_spread_over_instances_also_where_none_decodes_yet() -> None:
