@@ -65,6 +65,12 @@ def glm_dsa(file: Gguf, config: Config) -> Config:
         "index_head_dim": file.need("attention.indexer.key_length"),
         "index_topk": file.need("attention.indexer.top_k"),
     }
+    for key, name in (
+        ("index_topk_freq", "top_k_frequency"),
+        ("index_skip_topk_offset", "skip_top_k_offset"),
+    ):
+        if (found := file.get(f"attention.indexer.{name}")) is not None:
+            said[key] = found
     if kinds is not None:
         said["indexer_types"] = ["full" if whole else "shared" for whole in kinds][
             : config["num_hidden_layers"]

@@ -1,5 +1,6 @@
 """How a GGUF file's queries and keys are rotated, in the words of `rope_parameters`."""
 
+import math
 from typing import Any, Final
 
 import numpy as np
@@ -17,11 +18,7 @@ _LLAMA3: Final = {
 """What Llama 3.1 and 3.2 say alike; their `factor` is the largest of the file's factors."""
 _NEVER: Final = 1e29
 """What divides the frequencies of pairs that are not rotated, and more."""
-_YARN: Final = {
-    "attention_factor": "attn_factor",
-    "beta_fast": "yarn_beta_fast",
-    "beta_slow": "yarn_beta_slow",
-}
+_YARN: Final = {"beta_fast": "yarn_beta_fast", "beta_slow": "yarn_beta_slow"}
 
 
 def rope_of(file: Gguf, head_dim: int) -> Config:
@@ -39,13 +36,17 @@ def with_rope(config: Config, scaled: Config) -> Config:
 def _scaling(file: Gguf, rotated: int) -> Config:
     kind = file.get("rope.scaling.type", "none")
     if kind in ("linear", "yarn"):
-        scaled = {"rope_type": kind, "factor": file.need("rope.scaling.factor")}
+        scaled: Config = {"rope_type": kind, "factor": file.need("rope.scaling.factor")}
         said = {
             "original_max_position_embeddings": "original_context_length",
             **(_YARN if kind == "yarn" else {}),
         }
         found = {key: file.get(f"rope.scaling.{name}") for key, name in said.items()}
-        return scaled | {key: value for key, value in found.items() if value is not None}
+        scaled |= {key: value for key, value in found.items() if value is not None}
+        if kind == "yarn" and (more := file.get("rope.scaling.attn_factor")) is not None:
+            # llama.cpp's comes on top of YaRN's own.
+            scaled["attention_factor"] = more * (1 + 0.1 * math.log(scaled["factor"]))
+        return scaled
     if kind not in ("none", "longrope"):
         raise UnsupportedModel(
             f"{file.name} has rope scaling {kind!r}, which is not supported (linear, yarn and longrope are)"
