@@ -26,7 +26,6 @@ from core.errors import ConfigError, UnsupportedModel
 from models.files.gguf_ends import text_ends
 from models.files.gguf_merges import merges_of_ranks
 from models.files.gguf_metadata import read_metadata
-from models.files.gguf_reader import open_gguf
 from models.files.gguf_splits import SPLITS
 from models.files.gguf_tokenizer import write_tokenizer
 from models.text.tokenizer import Tokenizer as OwnTokenizer
@@ -295,7 +294,7 @@ def test_ends_that_a_file_does_not_name_are_found_by_their_text(
 ) -> None:
     every = dict.fromkeys(range(len(tokens)), CONTROL) | types
     path = write_file(tmp_path / "m.gguf", tokens, [], "qwen2", types=every, **values)
-    assert text_ends(open_gguf(path)) == {"eos_token_id": ends}
+    assert text_ends(read_metadata(path)) == {"eos_token_id": ends}
 
 
 def test_metadata_are_those_that_gguf_reads(learned: Any, tmp_path: Path) -> None:
