@@ -18,6 +18,8 @@ class SchedulerTuning:
     """GPU s per s, 0 to 1: the cost of a second in which a link moves KV, since the link is taken from others."""
     ttft_margin: float = 0.9
     """share, 0.5 to 1: predictions are trusted up to this share of the time to the first token."""
+    tpot_margin: float = 0.99
+    """share, 0.5 to 1: batches are filled up to this share of the time per token, and steps then take about as much."""
     reach: float = 1.5
     """steps, 1 to 4: no target counts as tighter than so many steps of a sequence that is alone."""
     delay_weight: float = 0.1

@@ -59,6 +59,7 @@ RULES: Final = (
     Rule("experts read", "060", {"sim.knows_experts": False}, "experts", "a step reads the experts that its tokens use"),
     Rule("later contexts", "064", {"foresees_contexts": False}, "sustained", "room is kept for what sequences will hold"),
     Rule("chance of length", "064", {"chance": 0.0}, "sustained", "and for outputs that get longer than expected"),
+    Rule("margin of steps", "064", {"tpot_margin": 1.0}, "sustained", "batches are filled to 0.99 of the target"),
     Rule("spare blocks", "030", {"spare_tokens": 0}, "sustained", "newcomers leave each running sequence a block"),
     Rule("lent blocks", "066", {"overcommit_share": 0.0, "pauses_s": inf, "counts_s": inf}, "host", "who is ahead lends blocks"),
     Rule("late leave half", "067", {"late_share": 0.0}, "overload", "late requests leave half of an instance"),

@@ -180,7 +180,7 @@ class SloPolicy:
             step_s += _sitting_out_s(steps, decode, ask.num_tokens)
             step_s *= 1 + off * steps.error
             floor_s = tuning.reach * max(alone_s, alone_step_s(prompt, context))
-            limit_s = max(decode.tightest_tpot_s, floor_s)
+            limit_s = max(tuning.tpot_margin * decode.tightest_tpot_s, floor_s)
             if ask.leaves:
                 limit_s = alone_s + (1 - ask.leaves) * max(0.0, limit_s - alone_s)
             if decode.batch_seqs and step_s > limit_s:

@@ -72,7 +72,7 @@ def test_a_name_stands_for_a_rule_a_constant_or_one_variant_of_it() -> None:
 
 def test_variants_stay_within_the_ranges_of_their_constants() -> None:
     assert len(RULES) + len(constants()) < len(variants()) <= 1 + len(RULES) + 2 * len(constants())
-    assert variants()["double ttft_margin"] == {"ttft_margin": 1.0}
+    assert variants()["double tpot_margin"] == {"tpot_margin": 1.0}
 
 
 def test_the_full_law_decides_as_it_does_without_any_tuning(traces: Path) -> None:
