@@ -273,6 +273,9 @@ FIGURES: dict[str, list[Figures]] = {
         ]
     ],
     "draws.json": [lambda d, _: [d["results"][way]["ratio"] for way in ("temperature", "top-p")]],
+    "gguf_parity.json": [
+        lambda d, _: [max(row[by] or 0.0 for row in d["rows"]) for by in ("baton", "llama_cpp")]
+    ],
     "perplexity.json": [_losses],
     "transformers_backend.json": [
         lambda d, _: [d["time_over_transformers"]["decode 1"][way] for way in ("backend", "backend, auto")]
