@@ -13,7 +13,7 @@ from core.errors import UnsupportedModel
 from models.files import gguf_dense as dense
 from models.files import gguf_latent as latent
 from models.files import gguf_recurrent as recurrent
-from models.files.gguf_reader import Gguf
+from models.files.gguf_reader import Gguf, most
 from models.files.gguf_ropes import rope_of
 
 Config = dict[str, Any]
@@ -81,23 +81,20 @@ def config_of(file: Gguf) -> Config:
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "dtype": "float16",
         **known.means,
-        **{key: _one(value) for key, value in said.items()},
+        **{key: most(value) for key, value in said.items()},
     }
     config.setdefault("head_dim", config["hidden_size"] // config["num_attention_heads"])
     config["rope_parameters"] = rope_of(file, config["head_dim"])
     return config | known.also(file, config)
 
 
-def _one(value: Any) -> Any:
-    """Return the value of the layers that have one, where the file has one for each layer."""
-    return max(value) if isinstance(value, list) else value
-
-
+_LOCAL_EXPERTS: Final = {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"}
+_QWEN_EXPERTS: Final = {**_EXPERTS, "num_experts": "expert_count"}
 _QWEN_SHARED: Final = {
-    **_EXPERTS,
-    "num_experts": "expert_count",
+    **_QWEN_EXPERTS,
     "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
 }
+_QWEN3_MOE: Final = Architecture("Qwen3MoeForCausalLM", _QWEN_EXPERTS, {"norm_topk_prob": True}, dense.biases)
 ARCHITECTURES: Final = {
     "llama": Architecture("LlamaForCausalLM", also=dense.llama),
     "mistral3": Architecture("Ministral3ForCausalLM", also=dense.ministral3),
@@ -109,16 +106,12 @@ ARCHITECTURES: Final = {
         lambda file, _: {"qkv_bias": file.has("attn_q.bias")},
     ),
     "qwen3": Architecture("Qwen3ForCausalLM", also=dense.biases),
-    "qwen3moe": Architecture(
-        "Qwen3MoeForCausalLM", {**_EXPERTS, "num_experts": "expert_count"}, {"norm_topk_prob": True}, dense.biases
-    ),
+    "qwen3moe": _QWEN3_MOE,
     "gemma2": Architecture("Gemma2ForCausalLM", {**_WINDOW, **_CAPS}, also=dense.gemma2),
     "gemma3": Architecture("Gemma3ForCausalLM", {**_WINDOW, **_CAPS}, also=dense.gemma3),
     "qwen2vl": Architecture("Qwen2ForCausalLM"),
     "qwen3vl": Architecture("Qwen3ForCausalLM", also=dense.biases),
-    "qwen3vlmoe": Architecture(
-        "Qwen3MoeForCausalLM", {**_EXPERTS, "num_experts": "expert_count"}, {"norm_topk_prob": True}, dense.biases
-    ),
+    "qwen3vlmoe": _QWEN3_MOE,
     "phi3": Architecture("Phi3ForCausalLM", _WINDOW, also=dense.phi3),
     "granite": Architecture("GraniteForCausalLM", _GRANITE, also=dense.biases),
     "granitemoe": Architecture("GraniteMoeForCausalLM", _GRANITE, also=dense.granite_moe),
@@ -134,8 +127,10 @@ ARCHITECTURES: Final = {
             "moe_k": "expert_used_count",
             "moe_intermediate_size": "expert_feed_forward_length",
             "moe_layer_interval": "interleave_moe_layer_step",
+            "moe_layer_start_index": "leading_dense_block_count",
+            "moe_num_shared_experts": "expert_shared_count",
         },
-        also=dense.ernie_experts,
+        {"moe_layer_interval": 1, "moe_layer_start_index": 0, "moe_layer_end_index": -1, "moe_num_shared_experts": 0},
     ),
     "command-r": Architecture(
         "CohereForCausalLM",
@@ -156,16 +151,8 @@ ARCHITECTURES: Final = {
         also=dense.biases,
     ),
     "dots1": Architecture("Dots1ForCausalLM", _DEEPSEEK, {"sliding_window": None}, dense.biases),
-    "minimax-m2": Architecture(
-        "MiniMaxM2ForCausalLM",
-        {"num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
-        also=dense.minimax,
-    ),
-    "gpt-oss": Architecture(
-        "GptOssForCausalLM",
-        {**_WINDOW, "num_local_experts": "expert_count", "num_experts_per_tok": "expert_used_count"},
-        also=dense.gpt_oss,
-    ),
+    "minimax-m2": Architecture("MiniMaxM2ForCausalLM", _LOCAL_EXPERTS, also=dense.minimax),
+    "gpt-oss": Architecture("GptOssForCausalLM", {**_WINDOW, **_LOCAL_EXPERTS}, also=dense.gpt_oss),
     "deepseek2": Architecture("DeepseekV2ForCausalLM", _DEEPSEEK, also=latent.deepseek),
     "glm-dsa": Architecture("GlmMoeDsaForCausalLM", _DEEPSEEK, also=latent.glm_dsa),
     "mistral4": Architecture("Mistral4ForCausalLM", _DEEPSEEK, also=latent.mistral4),
@@ -193,11 +180,7 @@ ARCHITECTURES: Final = {
     ),
     "llama4": Architecture(
         "Llama4ForCausalLM",
-        {
-            "num_local_experts": "expert_count",
-            "num_experts_per_tok": "expert_used_count",
-            "interleave_moe_layer_step": "interleave_moe_layer_step",
-        },
+        {**_LOCAL_EXPERTS, "interleave_moe_layer_step": "interleave_moe_layer_step"},
         also=dense.llama4,
     ),
     "gemma4": Architecture(

@@ -3,7 +3,6 @@
 from typing import Any
 
 from models.files.gguf_reader import Gguf
-from models.files.gguf_ropes import with_rope
 
 Config = dict[str, Any]
 
@@ -94,21 +93,13 @@ def phi3(file: Gguf, config: Config) -> Config:
     }
     if (attention := file.get("rope.scaling.attn_factor")) is not None:
         scaled["attention_factor"] = attention
-    return said | with_rope(config, scaled)
+    return said | {"rope_parameters": {**config["rope_parameters"], **scaled}}
 
 
 def exaone4(file: Gguf, config: Config) -> Config:
     if config.get("sliding_window"):
         return layer_types(file, config)
     return {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
-
-
-def ernie_experts(file: Gguf, config: Config) -> Config:
-    first = file.get("leading_dense_block_count", 0)
-    shared = file.get("expert_shared_count", 0)
-    return {"moe_layer_start_index": first, "moe_num_shared_experts": shared, "moe_layer_end_index": -1} | (
-        {} if config.get("moe_layer_interval") else {"moe_layer_interval": 1}
-    )
 
 
 def minimax(file: Gguf, config: Config) -> Config:

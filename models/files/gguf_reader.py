@@ -121,6 +121,11 @@ class Gguf:
         )
 
 
+def most(value: Any) -> Any:
+    """Return the value of the layers that have one, where the file has one for each layer."""
+    return max(value) if isinstance(value, list) else value
+
+
 def _stored(path: Path, mapped: np.ndarray, info: TensorInfo) -> FileTensor:
     """Raises ConfigError."""
     gguf = library()

@@ -28,11 +28,6 @@ def rope_of(file: Gguf, head_dim: int) -> Config:
     return parameters if rotated >= head_dim else {**parameters, "partial_rotary_factor": rotated / head_dim}
 
 
-def with_rope(config: Config, scaled: Config) -> Config:
-    """Return `rope_parameters` with another scaling."""
-    return {"rope_parameters": {**config["rope_parameters"], **scaled}}
-
-
 def _scaling(file: Gguf, rotated: int) -> Config:
     kind = file.get("rope.scaling.type", "none")
     if kind in ("linear", "yarn"):

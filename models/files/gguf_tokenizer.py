@@ -15,17 +15,14 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from core.errors import ConfigError, UnsupportedModel
-from models.files.gguf_ends import ends_by_text
+from models.files.gguf_ends import CONTROL, KEYS, SENTENCEPIECE, ends_by_text
 from models.files.gguf_merges import merges_of_ranks, merges_of_scores
 from models.files.gguf_metadata import read_metadata
 from models.files.gguf_splits import GGUF_SPLIT, SPLITS, Split, Step, split_of
 
-_KEYS: Final = "tokenizer.ggml."
 _TEMPLATE: Final = "tokenizer.chat_template"
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_NORMAL, _UNKNOWN, _USER_DEFINED, _UNUSED = 1, 2, 4, 5
 _NAMED: Final = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-_SENTENCEPIECE: Final = {"bos": 1, "eos": 2, "unk": 0}
-"""What llama.cpp takes where a vocabulary of SentencePiece names none."""
 _REFUSED: Final = {
     "bert": "WordPiece of BERT",
     "t5": "Unigram of T5",
@@ -49,7 +46,7 @@ class _File:
     metadata: Mapping[str, Any]
 
     def get(self, key: str, default: Any = None) -> Any:
-        return self.metadata.get(f"{_KEYS}{key}", default)
+        return self.metadata.get(f"{KEYS}{key}", default)
 
     @property
     def tokens(self) -> list[str]:
@@ -99,7 +96,7 @@ def _wrapped(file: _File) -> PreTrainedTokenizerFast:
         _of_pieces(file) if split is None else _of_text(file) if split.is_text else _of_bytes(file, split)
     )
     backend.add_tokens(_added(file))
-    defaults = _SENTENCEPIECE if split is None else {}
+    defaults = SENTENCEPIECE if split is None else {}
     ids = {name: file.get(f"{key}_token_id", defaults.get(name)) for name, key in _NAMED.items()}
     named = {f"{name}_token": file.tokens[at] for name, at in ids.items() if at is not None and at < size}
     adds_bos = split is None or split.adds_bos
@@ -200,7 +197,7 @@ def _added(file: _File) -> list[AddedToken]:
     strips_after = file.metadata.get("general.architecture") == "phi3" and not file.is_bytes
     added: list[AddedToken] = []
     for index, (text, kind) in enumerate(zip(file.tokens, file.types, strict=False)):
-        is_special = kind in (_CONTROL, _UNKNOWN) or index in ends
+        is_special = kind in (CONTROL, _UNKNOWN) or index in ends
         if is_special or kind == _USER_DEFINED:
             strips = strips_after and text not in _PHI3_KEEPS
             added.append(

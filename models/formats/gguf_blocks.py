@@ -111,8 +111,8 @@ def _half(blocks: Bytes, at: int) -> np.ndarray:
 
 
 def _spread(packed: Bytes, bits: int, width: int) -> Bytes:
-    """Return numbers of so many bits. Each `width` bytes have as many neighbours in their lowest bits, the next ones above them,
-    and so on."""
+    """Return the numbers of `bits` bits. The lowest bits of `width` bytes hold the first `width` numbers, the bits above them the
+    next ones."""
     lines = np.ascontiguousarray(packed).reshape(*packed.shape[:-1], -1, width)
     made = np.empty((*lines.shape[:-1], 8 // bits, width), np.uint8)
     for place in range(8 // bits):

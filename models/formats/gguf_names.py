@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from models.files.gguf_reader import Gguf
+from models.files.gguf_reader import Gguf, most
 
 Change = Callable[[np.ndarray], np.ndarray]
 ENDS: Final = {
@@ -362,7 +362,8 @@ def _value_dim(file: Gguf) -> int:
 
 
 def _values_by_turns(file: Gguf, before: int, size: int) -> np.ndarray:
-    """Return where each number is of value heads of this size, behind so many others."""
+    """Return in which place of the file each number of the value heads is. A head has `size` numbers, and `before` others come
+    first."""
     keys, heads = int(file.need("ssm.group_count")), int(file.need("ssm.time_step_rank"))
     values = np.arange(heads * size).reshape(heads // keys, keys, size).swapaxes(0, 1).ravel()
     return np.concatenate((np.arange(before), before + values))
@@ -373,11 +374,6 @@ def of_each_kind(file: Gguf) -> dict[str, np.ndarray]:
     keys, heads = int(file.need("ssm.group_count")), int(file.need("ssm.time_step_rank"))
     rows = np.arange(2 * heads).reshape(keys, 2, -1)
     return {"in_proj_b": rows[:, 0].ravel(), "in_proj_a": rows[:, 1].ravel()}
-
-
-def most(value: int | list[int]) -> int:
-    """Return the value of the layers that have one, where the file has one for each layer."""
-    return max(value) if isinstance(value, list) else value
 
 
 def _by_pairs(heads: int, head_dim: int) -> np.ndarray:

@@ -25,7 +25,7 @@ HALVES = {
 
 
 def with_halves(name: str, blocks: np.ndarray, halves: np.ndarray) -> np.ndarray:
-    """(N, blocks, bytes) with these numbers (N, blocks, 2) in place of the scales."""
+    """Blocks (N, blocks, bytes) whose float16 scales and minima are `halves` (N, blocks, 2)."""
     made = blocks.copy()
     for number, at in enumerate(HALVES.get(name, ())):
         made[..., at : at + 2] = halves[..., number : number + 1].astype(np.float16).view(np.uint8)
