@@ -33,6 +33,7 @@ from benchmarks.soak.soak_picture import draw
 from benchmarks.soak.soak_requests import ADAPTER, MODEL, Asked, requests
 from benchmarks.soak.soak_watch import Growth, Traces, Watch, growth
 from models.files.hub import resolve
+from tests.chaos.databases import new_database
 from tests.chaos.world import World
 from tests.forked import FORKED, PRELOADED
 from tests.models.peft_adapters import make_adapter
@@ -72,7 +73,7 @@ def make_model(folder: Path) -> None:
     make_adapter(folder / "lora", AutoModelForCausalLM.from_pretrained(folder).float().eval(), 1)
 
 
-def overrides(folder: Path, disk: Path, transport: str) -> dict[str, Any]:
+def overrides(folder: Path, disk: Path, store: str, transport: str) -> dict[str, Any]:
     model = folder / "model"
     return {
         "model.path": str(model),
@@ -90,7 +91,7 @@ def overrides(folder: Path, disk: Path, transport: str) -> dict[str, Any]:
         "mail.peer_timeout_s": 2.0,
         "schedule.local_threshold_tokens": 16,
         "serve.schedulers": 2,
-        "serve.store": f"sqlite:///{disk / 'store.db'}",
+        "serve.store": store,
         "serve.batch_dir_bytes": 8 * _MIB,
         "serve.response_store_bytes": 64 << 10,
         "transfer.transport": transport,
@@ -278,14 +279,17 @@ def report(ended: Ended) -> dict[str, Any]:
 
 async def soak(args: argparse.Namespace, folder: Path) -> Ended:
     traces = Traces()
-    with SmallDisk(folder / "disk", _DISK_BYTES) as disk:
+    with (
+        SmallDisk(folder / "disk", _DISK_BYTES) as disk,
+        new_database(disk.folder, postgres=args.postgres) as database,
+    ):
         await asyncio.to_thread(make_model, folder / "model")
         rng = random.Random(args.seed)
-        wanted = overrides(folder, disk.folder, args.transport)
+        wanted = overrides(folder, disk.folder, database.url, args.transport)
         own = {"decode1": {"decode.pp": 2}}
         held = ""
         async with World(folder / "world", wanted, apart=False, roles=ROLES, own=own) as world:
-            run = Soak(world, Faults(world, rng, disk), Tally(), args.clients, args.every, rng)
+            run = Soak(world, Faults(world, rng, disk, database), Tally(), args.clients, args.every, rng)
             await run.learn()
             began = time.monotonic()
             columns = TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()
@@ -313,6 +317,9 @@ def main() -> None:
     options.add_argument(
         "--transport", default="tcp", choices=["auto", "shm", "tcp"], help="faults of KV need tcp"
     )
+    options.add_argument(
+        "--postgres", action="store_true", help="keep batches and answers there, not in SQLite"
+    )
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--keep", type=Path, metavar="FILE", help="write the processes' log there")
     args = options.parse_args()
@@ -325,13 +332,12 @@ def main() -> None:
         finally:
             if args.keep and (log := Path(name) / "world" / "log").exists():
                 shutil.copy(log, args.keep)
-    content = report(ended)
+    content = report(ended) | {"database": "PostgreSQL" if args.postgres else "SQLite"}
     print(json.dumps(content, indent=1))
-    write(
-        args.json,
-        f"benchmarks.soak.soak --minutes {args.minutes:g} --seed {args.seed} --transport {args.transport}",
-        content,
+    command = (
+        f"benchmarks.soak.soak --minutes {args.minutes:g} --seed {args.seed} --transport {args.transport}"
     )
+    write(args.json, command + " --postgres" * args.postgres, content)
     if args.json:
         ended.draw(args.json.with_suffix(".svg"))
     # A busy machine refuses requests, and seconds show no growth: neither is a mistake that a smoke run looks for.

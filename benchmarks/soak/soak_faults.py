@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 
 from tests.chaos.cases import KINDS, MESSAGES
+from tests.chaos.databases import Database
 from tests.chaos.world import Process, World
 from tests.processes import command
 
@@ -54,8 +55,8 @@ class Happened:
 
 
 class Faults:
-    def __init__(self, world: World, rng: random.Random, disk: "SmallDisk") -> None:
-        self._world, self._rng, self._disk = world, rng, disk
+    def __init__(self, world: World, rng: random.Random, disk: "SmallDisk", database: Database) -> None:
+        self._world, self._rng, self._disk, self._database = world, rng, disk, database
         self.happened: list[Happened] = []
         self.left_out: dict[str, str] = {}
         """Faults that this machine does not allow, with the reason."""
@@ -70,6 +71,8 @@ class Faults:
             **{f"clock of {name}": self._step_clock for name in (*_MORTALS, *SURVIVORS)},
             **{f"descriptors of {name}": self._use_up_descriptors for name in SURVIVORS},
             "full disk": self._fill_disk,
+            "database gone": self._lose_database,
+            "database hung": self._lose_database,
             **{f"memory of {name}": self._press for name in ("prefill0", "ingress0")},
         }
         if disk.refusal:
@@ -158,6 +161,11 @@ class Faults:
 
     async def _fill_disk(self, _: str) -> None:
         with self._disk.full():
+            await asyncio.sleep(_HOLD_S)
+
+    async def _lose_database(self, name: str) -> None:
+        database = self._database
+        async with database.gone() if name.endswith("gone") else database.hung():
             await asyncio.sleep(_HOLD_S)
 
     async def _press(self, name: str) -> None:

@@ -11,15 +11,12 @@ responses and has a batch meanwhile."""
 import asyncio
 import json
 import random
-import signal
-import sqlite3
 import sys
 import tempfile
 import time
 import uuid
 from bisect import bisect_left
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -31,12 +28,12 @@ from benchmarks.report import parser, write
 from cluster.scheduler.limit_keeper import SETTLE_S
 from cluster.store.sql_store import SqlStore
 from cluster.store.usage_port import DAY_S, UsageCounts, UsageQuery
+from tests.chaos.databases import Database, new_database
 from tests.chaos.lost_ingresses import BREAKS, CHATS, PAUSE_S, RETRIABLE, overrides
 from tests.chaos.stored_records import StoredRecords
 from tests.chaos.world import World
 from tests.forked import FORKED, PRELOADED
 from tests.patience import PATIENCE_S
-from tests.postgres import Postgres, running_postgres
 
 ROLES = ("decode", "ingress", "ingress", "ingress", "ingress")
 MINUTE_S = 60.0
@@ -154,28 +151,13 @@ def _plain(counts: UsageCounts | None) -> list[int]:
     return [0] * 3 if counts is None else [counts.num_requests, counts.prompt_tokens, counts.output_tokens]
 
 
-@asynccontextmanager
-async def gone(url: str, server: Postgres | None) -> AsyncGenerator[None]:
-    """Nobody reaches the database meanwhile: PostgreSQL has crashed, and SQLite's file is locked."""
-    if server is not None:
-        await asyncio.to_thread(server.stop, signal.SIGQUIT)
-        yield
-        await asyncio.to_thread(server.start)
-        return
-    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), timeout=PATIENCE_S)) as file:
-        file.isolation_level = None
-        file.execute("BEGIN EXCLUSIVE")
-        yield
-        file.execute("ROLLBACK")
-
-
-async def kill_both(world: World, url: str, server: Postgres | None, at_s: float, for_s: float) -> list[str]:
+async def kill_both(world: World, database: Database, at_s: float, for_s: float) -> list[str]:
     """Kill an ingress and the scheduler that leads, and start others in their place later. Returns which. Until then the database
     is gone, too."""
     await asyncio.sleep(at_s)
     schedulers = [node for node in world.nodes.values() if node.role == "scheduler"]
     names = [min(schedulers, key=lambda node: node.address).name, "ingress1"]
-    async with gone(url, server):
+    async with database.gone():
         await asyncio.gather(*map(world.kill, names))
         await asyncio.sleep(for_s)
     for name in names:
@@ -185,7 +167,7 @@ async def kill_both(world: World, url: str, server: Postgres | None, at_s: float
 
 async def run(
     folder: Path,
-    server: Postgres | None,
+    database: Database,
     *,
     requests: int,
     tokens: int,
@@ -195,10 +177,9 @@ async def run(
 ) -> dict[str, Any]:
     """`requests` and `tokens` per minute are allowed. The clients of each tenant pause so long between two answers."""
     tenants_of = {"requests": (requests, False), "tokens": (tokens, True)}
-    url = f"sqlite:///{folder}/store.db" if server is None else server.new_database()
     values = overrides() | {
         "serve.schedulers": 2,
-        "serve.store": url,
+        "serve.store": database.url,
         "serve.usage_dir": str(folder / "uses"),
         "engine.max_num_seqs": 64,
     }
@@ -214,14 +195,14 @@ async def run(
         began_at = time.monotonic()
         over_at = began_at + seconds
         async with asyncio.TaskGroup() as group:
-            killed = group.create_task(kill_both(world, url, server, kill_at_s, seconds / 10))
+            killed = group.create_task(kill_both(world, database, kill_at_s, seconds / 10))
             group.create_task(records.store_until(over_at, pauses_s[0]))
             for tenant, pause_s in zip(tenants, pauses_s, strict=True):
                 for seed in range(NUM_CLIENTS):
                     group.create_task(tenant.ask_until(over_at, pause_s, seed))
         stored = await records.told()
         await world.settled()
-        store = SqlStore(lambda: url, PATIENCE_S)
+        store = SqlStore(lambda: database.url, PATIENCE_S)
         ledger = await ledger_of(store, tenants)
         await asyncio.to_thread(store.close)
     found = {tenant.name: _told(tenant, ledger, began_at, over_at) for tenant in tenants}
@@ -249,12 +230,14 @@ def main() -> None:
     args = options.parse_args()
     FORKED.set_forkserver_preload([*PRELOADED, "tests.chaos.ingress_node"])
     seconds = 8.0 if args.smoke else args.seconds
-    with tempfile.TemporaryDirectory(prefix="baton-limits-") as name, ExitStack() as stack:
-        server = stack.enter_context(running_postgres()) if args.postgres else None
+    with (
+        tempfile.TemporaryDirectory(prefix="baton-limits-") as name,
+        new_database(Path(name), postgres=args.postgres) as database,
+    ):
         found = asyncio.run(
             run(
                 Path(name),
-                server,
+                database,
                 requests=60,
                 tokens=1000,
                 seconds=seconds,
@@ -262,8 +245,12 @@ def main() -> None:
                 pauses_s=(0.4, 0.4),
             )
         )
-    database = "PostgreSQL" if args.postgres else "SQLite"
-    content = {"seconds": seconds, "ingresses": ROLES.count("ingress"), "database": database, **found}
+    content = {
+        "seconds": seconds,
+        "ingresses": ROLES.count("ingress"),
+        "database": database.url.partition(":")[0],
+        **found,
+    }
     write(args.json, "tests.chaos.lost_limits --json FILE", content)
     sys.stdout.write(json.dumps(content) + "\n")
 
