@@ -3,7 +3,7 @@
 `python -m benchmarks.goodput ablate` reads them. `off` names fields of `SchedulerTuning`, of `ScheduleConfig` behind `schedule.`,
 and of `CoarseConfig` behind `sim.`. A rule's own case is a kind of load (`benchmarks.goodput.ablation_loads`), and of it a group
 of requests: `all`, those of the highest `class`, or those of the `light` half of the tenants. What the coarse simulation does
-not have is not here: instances that learn their steps (ADR 043), and pools that grow and shrink."""
+not have is not here: instances that learn their steps (ADR 096), and pools that grow and shrink."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
